@@ -25,6 +25,27 @@ class Member(msgspec.Struct, frozen=True, order=True):
     session: Name
 
 
+class Learner(msgspec.Struct, frozen=True, order=True):
+    """A newcomer: planned for, but without a vote, a slice to own or a turn to lead until enough of its contributions
+    were merged."""
+
+    member: Member
+    merged: Count
+    """Its contributions that were merged."""
+    missed: Count = 0
+    """Rounds in a row without one."""
+
+
+class Absence(msgspec.Struct, frozen=True, order=True):
+    """A member without a contribution in the last rounds."""
+
+    member: Member
+    rounds: Count
+    """Such rounds in a row, of which each had another leader than the one before."""
+    leader: Member
+    """The leader of the last of them."""
+
+
 class Head(msgspec.Struct, frozen=True):
     """One committed state of a run."""
 
@@ -40,6 +61,16 @@ class Head(msgspec.Struct, frozen=True):
     """The run's position in the learning-rate schedule."""
     tokens: Count
     """Tokens that all contributors together have trained on so far."""
+    boot: Count = 0
+    """The second part of the term: two starts of one number by two processes of the coordinator are two terms."""
+    witness: Member | None = None
+    """The coordinator as a voter without weights (see `swarm.protocol.agreement.electorate`)."""
+    learners: Annotated[tuple[Learner, ...], msgspec.Meta(max_length=MEMBERS_MAX)] = ()
+    absent: Annotated[tuple[Absence, ...], msgspec.Meta(max_length=MEMBERS_MAX)] = ()
+    invites: Annotated[tuple[tuple[Name, Name], ...], msgspec.Meta(max_length=MEMBERS_MAX)] = ()
+    """(serial of the invite, peer) of members and learners that came with one."""
+    attempt: Count = -1
+    """The attempt whose roster led here; -1 for the first head of a term."""
 
     @property
     def hash(self) -> bytes:

@@ -21,7 +21,7 @@ from peer.bounds import MEMBERS_MAX, SLICES_MAX, Count, Hash, Loss, Number, Seco
 from peer.errors import ProtocolViolation
 from peer.identity import Signed, open_body
 from swarm.protocol.head import Head, Member
-from swarm.protocol.ledger import Range, Ranges, contains, count, head_of, overlaps, union
+from swarm.protocol.ledger import Ledger, Range, Ranges, contains, count, head_of, overlaps, union
 from swarm.protocol.round_schedule import RoundSchedule, with_surplus
 
 EQUAL_WITHIN: Final = 3.0  # links whose speeds differ by a smaller factor share equally: measurements are noisy
@@ -201,11 +201,17 @@ def share_slices(slices: int, bandwidths: Sequence[float]) -> tuple[int, ...]:
 def open_contribution(signed: Signed, plan: WorkPlan, slices: int, head: Head, schedule: RoundSchedule) -> Contribution:
     """Check a contribution against its plan. Raise `ProtocolViolation` if it is forged, foreign or claims too much."""
     body = open_body(signed, CONTRIBUTION_KIND, Contribution)
+    if body.member.peer != signed.signer:
+        raise ProtocolViolation("a contribution is signed by another peer than it names")
+    check_contribution(body, plan, slices, head, schedule)
+    return body
+
+
+def check_contribution(body: Contribution, plan: WorkPlan, slices: int, head: Head, schedule: RoundSchedule) -> None:
+    """Raise `ProtocolViolation` if a contribution is for another plan or claims more than the plan allows."""
     assignment = plan.of(body.member)
     if body.plan != plan.hash or body.head != plan.head or assignment is None:
         raise ProtocolViolation("a contribution belongs to another plan")
-    if body.member.peer != signed.signer:
-        raise ProtocolViolation("a contribution is signed by another peer than it names")
     if schedule.pipeline:
         _check_counted(body, assignment, head, schedule)
     elif body.counted:
@@ -215,7 +221,6 @@ def open_contribution(signed: Signed, plan: WorkPlan, slices: int, head: Head, s
     expected = slices if body.steps else 0
     if len(body.hashes) != expected or len(body.sqnorms) != expected or any(len(h) != 32 for h in body.hashes):
         raise ProtocolViolation("a contribution has the wrong number of slices")
-    return body
 
 
 def _check_counted(body: Contribution, assignment: Assignment, head: Head, schedule: RoundSchedule) -> None:
@@ -266,6 +271,27 @@ def next_head(
 
     `merged` are the contributions that passed the gate, no two of which share samples. The contributors of `everyone`
     are the new members."""
+    return Head(
+        run_id=head.run_id,
+        term=head.term,
+        round=head.round + 1,
+        previous=head.hash,
+        state_hash=state_hash,
+        members=tuple(body.member for body in everyone),
+        ledger=next_ledger(head, plan, merged, everyone, schedule),
+        inner_step=head.inner_step + schedule.advance(head, max((body.steps for body in merged), default=0)),
+        tokens=head.tokens + schedule.seq_len * sum(body.samples for body in merged),
+    )
+
+
+def next_ledger(
+    head: Head,
+    plan: WorkPlan,
+    merged: Sequence[Contribution],
+    everyone: Sequence[Contribution],
+    schedule: RoundSchedule,
+) -> Ledger:
+    """Return the ledger after a commit of the contributions `merged`; those of `everyone` keep their promises."""
     consumed = []
     for body in merged:
         assignment = plan.of(body.member)
@@ -279,17 +305,7 @@ def next_head(
         # Later stages are assigned no samples, so one member could count scattered samples without limit. Keep only the
         # ranges near the median position; samples left far behind do not come again.
         ledger = ledger.narrowed(median_low(reached), RETURNED_MAX)
-    return Head(
-        run_id=head.run_id,
-        term=head.term,
-        round=head.round + 1,
-        previous=head.hash,
-        state_hash=state_hash,
-        members=tuple(body.member for body in everyone),
-        ledger=ledger,
-        inner_step=head.inner_step + schedule.advance(head, max((body.steps for body in merged), default=0)),
-        tokens=head.tokens + schedule.seq_len * sum(body.samples for body in merged),
-    )
+    return ledger
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder(order="deterministic")

@@ -1,0 +1,139 @@
+"""What a node of the agreement wants done: the outputs of `AgreementNode.step`, to be carried out in order.
+
+A node writes before it speaks: while a `Persist` is under way, all later actions but timers and further `Persist`s wait
+inside the node for its `Persisted`. So a crash between any two actions loses nothing that another peer was told.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from peer.identity import Signed
+from swarm.protocol.agreement.messages import ChainLink, Contradiction, Message, Support
+from swarm.protocol.head import Head
+
+
+class Send(msgspec.Struct, frozen=True):
+    """Send a message to a peer, at most once. The node repeats what matters."""
+
+    peer: str
+    message: Message
+
+
+class SetTimer(msgspec.Struct, frozen=True):
+    """Fire the timer `id` at time `at` (seconds, as `now`). It replaces a timer of the same id."""
+
+    id: str
+    at: float
+
+
+class CancelTimer(msgspec.Struct, frozen=True):
+    """Forget the timer `id`."""
+
+    id: str
+
+
+class Persist(msgspec.Struct, frozen=True):
+    """Put `record` under `key` on disk, in place of the record there; then tell `Persisted(id)`. Ids count up, and
+    records must reach the disk in that order."""
+
+    id: int
+    key: str
+    record: bytes
+    state: bytes = b""
+    """If not empty: before `Persisted`, the disk must also hold the encoded results that lead to the state with this
+    hash, from which a new process rebuilds it. It serves them to those that `Build`, since their owners may be gone."""
+
+
+class Train(msgspec.Struct, frozen=True):
+    """Work under this plan (a signed `WorkPlan`), then tell `Submitted`. A newer plan replaces an older one."""
+
+    plan: Signed
+    finish_early: bool = False
+    """Stop after the present step and submit what there is."""
+
+
+class StopTraining(msgspec.Struct, frozen=True):
+    """Drop the plan and what was computed under it."""
+
+    reason: str
+
+
+class MergeSlices(msgspec.Struct, frozen=True):
+    """Take part in an exchange: send this peer's slices to their owners, merge those of `indexes` when they are
+    complete, and tell `SliceResult` for each. It replaces an earlier exchange."""
+
+    key: bytes
+    """The hash of the signed roster: the name of the exchange."""
+    plan: Signed
+    roster: Signed
+    owners: tuple[str, ...]
+    """The owner (peer id) of each slice."""
+    weights: tuple[float, ...]
+    """The weight of each contribution of the roster, in its order; 0 for one that is not merged."""
+    indexes: tuple[int, ...]
+    """Slices to merge here; empty for a peer that owns none."""
+
+
+class Build(msgspec.Struct, frozen=True):
+    """Build the next state from the merged slices with these hashes, from their owners or any peer that has them;
+    then tell `Built`. The committed state stays as it is."""
+
+    key: bytes
+    plan: Signed
+    roster: Signed
+    weights: tuple[float, ...]
+    results: tuple[bytes, ...]
+    """The hash of each slice's encoded result."""
+    holders: tuple[str, ...]
+    """Peers that may have the slices: the owners, then voters that have them on disk, then contributors."""
+
+
+class Fetch(msgspec.Struct, frozen=True):
+    """Fetch the state with this hash, which a certified head names, and tell `StateFetched`. It replaces an earlier
+    `Fetch` of another state. The committed state stays as it is."""
+
+    state_hash: bytes
+    head: Head
+    holders: tuple[str, ...]
+
+
+class CommitHead(msgspec.Struct, frozen=True):
+    """Make the state of this head the committed one: weights change here and nowhere else. The head's certificate is on
+    disk. `StateFetched`, `Built` or `Started` has told before that the state is here; a coordinator has no weights."""
+
+    head: Head
+    certificate: ChainLink
+    support: Support | None
+    """What was merged, where this node has built the state; None where it was fetched."""
+
+
+class Tell(msgspec.Struct, frozen=True):
+    """Tell people and logs of something: an event of `peer.events` by name."""
+
+    event: str
+    fields: dict[str, str | int | float | bool | tuple[str, ...]]
+
+
+class Accuse(msgspec.Struct, frozen=True):
+    """A peer has broken the protocol. With `proof` every peer can check it."""
+
+    peer: str
+    reason: str
+    proof: Contradiction | None = None
+
+
+Action = (
+    Send
+    | SetTimer
+    | CancelTimer
+    | Persist
+    | Train
+    | StopTraining
+    | MergeSlices
+    | Build
+    | Fetch
+    | CommitHead
+    | Tell
+    | Accuse
+)

@@ -1,0 +1,255 @@
+"""The heads that this node knows, and the way from one to the next: fetch first, then leave.
+
+A head counts only along an unbroken chain of certificates from the head where this node stands, or from one that the
+coordinator signed (a bound start of term, an endorsement). Numbers, reports and the words of other peers never count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import msgspec
+
+from peer.decoding import MALFORMED
+from peer.identity import Signed
+from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement.actions import Fetch
+from swarm.protocol.agreement.context import AgreementContext
+from swarm.protocol.agreement.output import encode
+from swarm.protocol.agreement.records import LINK_KEY, LINKS_KEPT, LinkRecord
+from swarm.protocol.head import Head, Member
+
+HOLDERS_MAX: Final = 64
+
+
+def position_of(head: Head) -> say.Position:
+    """Return by what heads of one run compare."""
+    return (head.term, head.boot, head.round)
+
+
+class Chain:
+    """Where this node stands, what led there, and what it has been shown beyond."""
+
+    def __init__(self, context: AgreementContext) -> None:
+        self._context = context
+        self.head: Head = context.config.genesis
+        self.hash: bytes = self.head.hash
+        self.holds: set[bytes] = set()
+        """Hashes of the states that are here."""
+        self.kept = b""
+        """The hash of the state that this node has voted for."""
+        self._links: dict[bytes, say.ChainLink] = {}  # those that led here, by hash of their head, oldest first
+        self._number = 0
+        self._ahead: dict[bytes, say.ChainLink] = {}  # certified heads beyond this one, each after the one before
+        self._goal = b""  # the last of these
+        self._fetching = b""
+        self._failed = b""  # the state that no peer has brought lately
+        self._fetch_again_at = 0.0
+        self._fetches = 0
+
+    # -- start ---------------------------------------------------------------------------------------------------------
+
+    def load(self, records: dict[str, bytes], states: Iterable[bytes]) -> None:
+        """Take over what the disk holds."""
+        found: list[LinkRecord] = []
+        for key in sorted(records):
+            if key.startswith(LINK_KEY):
+                try:
+                    found.append(msgspec.msgpack.decode(records[key], type=LinkRecord))
+                except MALFORMED:  # a torn record never counted; without it the chain begins later
+                    continue
+        found.sort(key=lambda record: record.number)
+        while found and not found[-1].stands:  # a crash while it went there: it never stood there
+            found.pop()
+        for record in found:
+            self._links[record.link.head.hash] = record.link
+        if found:
+            self._number = found[-1].number + 1
+            self.head, self.hash = found[-1].link.head, found[-1].link.head.hash
+        self.holds = set(states)
+
+    # -- states --------------------------------------------------------------------------------------------------------
+
+    @property
+    def has_state(self) -> bool:
+        """Whether the state of this node's head is here. A coordinator needs none."""
+        return self._context.config.is_coordinator or self.head.state_hash in self.holds
+
+    def hold(self, state_hash: bytes) -> None:
+        """Note that a state is here. Besides the committed one and that of this node's vote there is room for one
+        more."""
+        self.drop_candidates()
+        self.holds.add(state_hash)
+
+    def drop_candidates(self) -> None:
+        """Note that the room for another state is used again."""
+        self.holds &= {self.head.state_hash, self.kept}
+
+    def fetched(self, state_hash: bytes, ok: bool) -> None:
+        """Note the end of a `Fetch`."""
+        if ok:
+            self.hold(state_hash)
+        if state_hash == self._fetching:
+            self._fetching = b""
+            self._fetches = 0 if ok else self._fetches + 1 if state_hash == self._failed else 1
+            self._failed = b"" if ok else state_hash
+            self._fetch_again_at = self._context.now + self._context.config.poll_s * min(self._fetches, 8)
+
+    # -- what others show ----------------------------------------------------------------------------------------------
+
+    @property
+    def known(self) -> tuple[bytes, ...]:
+        """Hashes of heads from which others may continue the chain, for `AskChainMessage`."""
+        return tuple(dict.fromkeys(name for name in (self._goal, self.hash) if name))
+
+    def is_past(self, head_hash: bytes) -> bool:
+        """Return whether this node once stood there."""
+        return head_hash != self.hash and (head_hash in self._links or head_hash == self._context.config.genesis.hash)
+
+    def link(self, head_hash: bytes) -> say.ChainLink | None:
+        """Return the link of a head that led here, or leads on from here."""
+        return self._links.get(head_hash) or self._ahead.get(head_hash)
+
+    def ancestors(self) -> list[Head]:
+        """Return the heads that led here, this one first, as far as they are kept."""
+        found, name = [self.head], self.head.previous
+        while name in self._links:
+            found.append(self._links[name].head)
+            name = self._links[name].head.previous
+        if name == self._context.config.genesis.hash and found[-1].round:
+            found.append(self._context.config.genesis)
+        return found
+
+    def after(self, known: Sequence[bytes]) -> tuple[say.ChainLink, ...]:
+        """Return the links that follow the latest of these heads, oldest first; else those from the last one that
+        counts by itself. Long chains come in pages: the asker asks again."""
+        chain = list(self._links.items())
+        first = next((i + 1 for i in range(len(chain) - 1, -1, -1) if chain[i][0] in known), None)
+        if first is None:
+            first = max((i for i, (_, link) in enumerate(chain) if link.start or link.endorsement), default=0)
+        return tuple(link for _, link in chain[first : first + say.LINKS_MAX])
+
+    def learn(self, links: Iterable[say.ChainLink]) -> None:
+        """Take certified heads into account. Raises `ProtocolViolation` at the first one that is none; those before
+        count."""
+        for link in links:
+            name = link.head.hash
+            if name in self._links or name in self._ahead or name == self.hash:
+                if link.endorsement is not None and name in self._links:
+                    self._endorse(name, link)
+                continue
+            if position_of(link.head) <= position_of(self.head) or link.head.run_id != self.head.run_id:
+                continue
+            if not self._counts(link):
+                return
+            if len(self._ahead) >= LINKS_KEPT:
+                del self._ahead[next(iter(self._ahead))]
+            self._ahead[name] = link
+            goal = self._ahead.get(self._goal)
+            if goal is None or position_of(link.head) > position_of(goal.head):
+                self._goal = name
+
+    def _counts(self, link: say.ChainLink) -> bool:
+        """Return whether this node can tell that the head counts; raise `ProtocolViolation` if it does not."""
+        evidence = self._context.evidence
+        if link.start is not None:
+            evidence.bound(link)
+            return True
+        if link.endorsement is not None and evidence.endorsed(link.endorsement) == link.head.hash:
+            return True
+        before = self.head if link.head.previous == self.hash else None
+        if before is None and (known := self._ahead.get(link.head.previous)) is not None:
+            before = known.head
+        if before is None:
+            return self._is_vouched_for(link)
+        evidence.certificate(link, before, link.head.previous)
+        return True
+
+    def _is_vouched_for(self, link: say.ChainLink) -> bool:
+        """Return whether the coordinator itself has completed this certificate: it has checked all that was before."""
+        if self._context.config.mode != "required":
+            return False
+        for signed in link.votes:
+            if signed.signer == self._context.config.coordinator:
+                vote = self._context.evidence.vote(signed)
+                return (vote.head, vote.value) == (link.head.previous, link.head.hash)
+        return False
+
+    def endorse(self, head_hash: bytes, signed: Signed) -> None:
+        """Note the coordinator's endorsement of a head that led here, so that newcomers may begin there."""
+        link = self._links.get(head_hash)
+        if link is not None:
+            self._endorse(head_hash, msgspec.structs.replace(link, endorsement=signed))
+
+    def _endorse(self, name: bytes, link: say.ChainLink) -> None:
+        mine = self._links[name]
+        signed = link.endorsement
+        if mine.endorsement is None and signed is not None and self._context.evidence.endorsed(signed) == name:
+            self._links[name] = msgspec.structs.replace(mine, endorsement=signed)
+
+    # -- moving on -----------------------------------------------------------------------------------------------------
+
+    def next_stop(self) -> list[say.ChainLink] | None:
+        """Return the path to the highest certified head whose state is here; None if there is none.
+
+        While the highest one's state is missing, ask for it, and stay."""
+        goal = self._ahead.get(self._goal)
+        if goal is None:
+            return None
+        path = self._path(self._goal)
+        while path:
+            if self._context.config.is_coordinator or path[-1].head.state_hash in self.holds:
+                return path
+            path.pop()
+        self._fetch(goal.head)
+        return None
+
+    def _path(self, name: bytes) -> list[say.ChainLink]:
+        path: list[say.ChainLink] = []
+        while name in self._ahead:
+            path.append(self._ahead[name])
+            name = self._ahead[name].head.previous
+        return path[::-1]
+
+    def fetch_mine(self) -> None:
+        """Ask for the state of this node's own head, if it is gone."""
+        if not self.has_state:
+            self._fetch(self.head)
+
+    def _fetch(self, head: Head) -> None:
+        again = head.state_hash == self._failed  # the group may have gone on meanwhile: a newer state is not waited for
+        if self._fetching or (again and self._context.now < self._fetch_again_at):
+            return
+        self._fetching = head.state_hash
+        config = self._context.config
+        peers = [member.peer for member in (*head.members, *self.head.members)]
+        peers += [learner.member.peer for learner in head.learners]
+        holders = [peer for peer in dict.fromkeys(peers) if peer != config.peer]
+        self._context.out.add(Fetch(head.state_hash, head, tuple(holders[:HOLDERS_MAX])))
+
+    def adopt(self, path: Sequence[say.ChainLink]) -> None:
+        """Stand at the last head of the path. The whole path goes to disk first; weights change only then."""
+        for link in path:
+            name = link.head.hash
+            last = link is path[-1]
+            state = b"" if self._context.config.is_coordinator or not last else link.head.state_hash
+            record = encode(LinkRecord(self._number, link, last))
+            self._context.out.persist(f"{LINK_KEY}{self._number % LINKS_KEPT}", record, state)
+            self._number += 1
+            self._links[name] = link
+            while len(self._links) > LINKS_KEPT:
+                del self._links[next(iter(self._links))]
+        self.head, self.hash = path[-1].head, path[-1].head.hash
+        done = position_of(self.head)
+        self._ahead = {n: link for n, link in self._ahead.items() if position_of(link.head) > done}
+        if self._goal not in self._ahead:
+            self._goal = max(self._ahead, key=lambda n: position_of(self._ahead[n].head), default=b"")
+        self.kept = b""
+        self.drop_candidates()
+        if self._fetching == self.head.state_hash:
+            self._fetching = b""
+
+    def is_voter(self, member: Member) -> bool:
+        """Return whether that member votes on the next head."""
+        return member in self._context.electorate.voters(self.head)

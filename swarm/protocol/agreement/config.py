@@ -1,0 +1,64 @@
+"""What a node of the agreement is told once: its group, its part in it, and how long to wait."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from peer.bounds import MEMBERS_MAX
+from peer.identity import Signed
+from swarm.protocol.head import Head
+
+Mode = Literal["witness", "required", "open"]
+"""Which votes make a certificate.
+
+- `witness`: a majority of the members, of which an even number has the coordinator as one more voter. A liar among
+them can
+  make two histories.
+- `required`: a majority of the members, and the coordinator.
+- `open`: floor((n + f) / 2) + 1 of n >= 3 f + 1 members, in two phases (echo, vote); f of them may lie."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgreementConfig:
+    """One node's group and part. Times are in seconds; none carries safety."""
+
+    genesis: Head
+    """The head of round 0, without members; its run id is the group's."""
+    peer: str
+    """This node's peer id."""
+    coordinator: str
+    """The coordinator's peer id."""
+    invite: str = ""
+    """The serial of the invite that this peer came with."""
+    credential: Signed | None = None
+    """What admits this peer, if a credential does."""
+    mode: Mode = "witness"
+    faults: int = 0
+    """The number f of liars that an open run tolerates."""
+    rounds: int = 0
+    """The run is complete after this many; 0: it has no end."""
+    min_peers: int = 1
+    """The group begins once this many peers wait for it."""
+    max_peers: int = MEMBERS_MAX
+    """Members and learners of a head at most."""
+    poll_s: float = 1.0
+    """Between two status messages, and before a message is repeated."""
+    attempt_s: float = 3.0
+    """A leader's time to begin; it grows by half with each leader given up, to `attempt_max_s` or two rounds."""
+    attempt_max_s: float = 6.0
+    grace_s: float = 0.5
+    """A leader waits this long for promises beyond a quorum, and for slow members after they were asked to finish."""
+    ask_s: float = 2.0
+    """The coordinator waits this long for answers before it starts a term."""
+    lost_s: float = 30.0
+    """No quorum has answered the coordinator for this long: it is lost. At most three rounds, if rounds are shorter."""
+    start_s: float = 10.0
+    """A start that is not bound after this long is told to a person."""
+    undo_s: float = 600.0
+    """Nothing was committed, or no peer has brought the last state, for this long: a required coordinator starts a
+    term. Doubled while that does not help."""
+
+    @property
+    def is_coordinator(self) -> bool:
+        return self.peer == self.coordinator

@@ -1,0 +1,53 @@
+"""What the parts of one node share: who it is, the rules, the clock of the present step and the way out."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from blake3 import blake3
+
+from peer.errors import ProtocolViolation
+from swarm.protocol.agreement.config import AgreementConfig
+from swarm.protocol.agreement.output import Output
+from swarm.protocol.agreement.rules.electorate import Electorate
+from swarm.protocol.agreement.rules.evidence import Evidence
+from swarm.protocol.agreement.signing import Signer
+from swarm.protocol.agreement.work import Work
+from swarm.protocol.head import Member
+
+KNOWN_MAX: Final = 4096
+
+
+class AgreementContext:
+    """One node's surroundings. `now` is the time of the present step."""
+
+    def __init__(self, config: AgreementConfig, signer: Signer, work: Work) -> None:
+        self.config, self.signer, self.work = config, signer, work
+        self.electorate = Electorate(config.mode, config.faults)
+        self.evidence = Evidence(signer, self.electorate, config)
+        self.out = Output(config.peer)
+        self.now = 0.0
+        self.me = Member(config.peer, "")
+        """This node as a voter. The session is its incarnation; the coordinator's is its boot id, or fixed if
+        required."""
+        self.seed = b""
+        self.mute = False
+        """A coordinator whose disk was put back from a backup: it votes and starts nothing before a person's
+        regroup."""
+        self.down: set[str] = set()
+        """Peers that the failure detector suspects."""
+        self.known: dict[str, None] = {}
+        """Peers of the run that were seen, in order, besides those in the head."""
+
+    def know(self, peer: str) -> None:
+        """Remember that this peer is one of the run."""
+        if peer != self.config.peer and (peer in self.known or len(self.known) < KNOWN_MAX):
+            self.known[peer] = None
+
+    def pick(self, *purpose: bytes) -> int:
+        """Return a number that no other peer can guess, the same for the same purpose."""
+        return int.from_bytes(blake3(b"".join((self.seed, *purpose))).digest()[:6], "big")
+
+    def blame(self, peer: str, error: ProtocolViolation) -> None:
+        """Accuse a peer that alone can have sent what is wrong."""
+        self.out.accuse(peer, str(error))

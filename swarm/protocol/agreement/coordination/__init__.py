@@ -1,0 +1,1 @@
+"""The coordinator: it begins the group, vouches for heads, and starts new terms."""

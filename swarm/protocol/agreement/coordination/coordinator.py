@@ -1,0 +1,256 @@
+"""The coordinator's common part: it begins the group, follows its heads, vouches for them to newcomers and watches
+its voters.
+
+`witness_mode` and `required_mode` say when it starts a new term.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+from blake3 import blake3
+
+from peer.errors import ProtocolViolation
+from peer.identity import Signed
+from swarm.protocol.agreement import events
+from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement.applicants import Applicants
+from swarm.protocol.agreement.chain import Chain, position_of
+from swarm.protocol.agreement.context import AgreementContext
+from swarm.protocol.agreement.rules import evidence
+from swarm.protocol.head import Head, Member
+
+TIMER: Final = "ask"
+ENDORSED_EVERY: Final = 16  # rounds
+RESTORED_JUMP: Final = 1000  # terms, past all that the lost disk may have started
+HEARD_MAX: Final = 4096
+
+
+@dataclass
+class Inquiry:
+    """One question to all peers where they stand."""
+
+    nonce: str
+    until: float
+    term: int
+    by_person: bool
+    seal: bool
+    without: frozenset[str] = frozenset()
+    undo: bool = False
+    told: dict[Member, say.ToldMessage] = field(default_factory=dict)
+
+
+class Coordinator(ABC):
+    """What both modes share."""
+
+    def __init__(self, context: AgreementContext, chain: Chain, applicants: Applicants) -> None:
+        self.context, self.chain, self.applicants = context, chain, applicants
+        self.boot = 0
+        self.began_at = 0.0
+        self.committed_at = 0.0
+        self.round_s = 0.0
+        self.inquiry: Inquiry | None = None
+        self._heard: dict[Member, float] = {}
+        self._positions: dict[Member, say.Position] = {}
+        self._inquiries = 0
+        self._told_lost = b""
+
+    # -- start ---------------------------------------------------------------------------------------------------------
+
+    def load(self, event: events.Started) -> None:
+        """Take over what the disk holds, and this process's boot id."""
+        self.boot = int.from_bytes(blake3(event.session.encode()).digest()[:5], "big")
+        self.began_at = self.committed_at = self.context.now
+        self.context.mute = event.restored
+        if event.restored:
+            self.context.out.tell("coordinator_restored")
+
+    # -- what it hears -------------------------------------------------------------------------------------------------
+
+    def status(self, message: say.StatusMessage) -> None:
+        """Note that a peer answers."""
+        if message.voter in self._heard or len(self._heard) < HEARD_MAX:
+            self._heard[message.voter] = self.context.now
+            self._positions[message.voter] = message.position
+
+    def is_held(self, voters: Collection[Member]) -> bool:
+        """Return whether one of these says that it stands at this node's head, or beyond."""
+        return any(self._positions.get(voter, (0, 0, 0)) >= position_of(self.chain.head) for voter in voters)
+
+    def heard_within(self, seconds: float) -> set[Member]:
+        """Return the voters heard within that time."""
+        return {member for member, at in self._heard.items() if self.context.now - at <= seconds}
+
+    def told(self, peer: str, message: say.ToldMessage) -> None:
+        """Take the answer to the present question; the node asks for the sender's chain where it is higher."""
+        if message.voter.peer != peer:
+            raise ProtocolViolation("an answer to the coordinator names another peer than its sender")
+        self._heard[message.voter] = self.context.now
+        inquiry = self.inquiry
+        if inquiry is not None and message.nonce == inquiry.nonce and len(inquiry.told) < HEARD_MAX:
+            for member in [m for m in inquiry.told if m.peer == peer]:
+                del inquiry.told[member]  # a peer is one voter, in its latest incarnation
+            inquiry.told[message.voter] = message
+
+    def shown(self, links: tuple[say.ChainLink, ...]) -> None:  # noqa: B027 - a witness's votes are of one process
+        """Look at heads that another peer shows, before the chain learns them."""
+
+    def committed(self) -> None:
+        """Note that this node stands at a new head. Of every few, vouch for it to those that were not there."""
+        now = self.context.now
+        self.round_s, self.committed_at = now - self.committed_at, now
+        head = self.chain.head
+        if head.round % ENDORSED_EVERY == 0 and not self.context.mute:
+            body = say.EndorsementBody(self.chain.hash)
+            signed = self.context.signer.sign(evidence.ENDORSEMENT, body)
+            self.chain.endorse(self.chain.hash, signed)
+            for member in head.members:
+                self.context.out.send(member.peer, say.EndorsementMessage(signed))
+
+    @property
+    def patient_s(self) -> float:
+        """Seconds without answers after which voters count as lost: three rounds, or the configured time if that is
+        less."""
+        config = self.context.config
+        return min(config.lost_s, max(3.0 * self.round_s, 4.0 * config.poll_s))
+
+    # -- asking --------------------------------------------------------------------------------------------------------
+
+    def peers(self) -> list[str]:
+        """Return all that may know something: members and learners, those before, and those heard or seen."""
+        found: dict[str, None] = {}
+        for head in self.chain.ancestors()[:8]:
+            for member in (*head.members, *(learner.member for learner in head.learners)):
+                found[member.peer] = None
+        for member in self._heard:
+            found[member.peer] = None
+        found.update(self.context.known)
+        found.pop(self.context.config.peer, None)
+        return list(found)
+
+    def inquire(self, term: int, seal: bool, person: events.Asked | None) -> None:
+        """Ask all peers where they stand; `decide` follows."""
+        config = self.context.config
+        self._inquiries += 1
+        self.inquiry = Inquiry(
+            nonce=f"{self.boot:x}.{self._inquiries}",
+            until=self.context.now + config.ask_s,
+            term=term,
+            by_person=person is not None,
+            seal=seal,
+            without=frozenset(person.without) if person is not None else frozenset(),
+            undo=person is not None and person.undo,
+        )
+        self.context.out.timer(TIMER, self.inquiry.until)
+        ask = say.AskMessage(self.inquiry.nonce, term, self.chain.hash, seal)
+        for peer in self.peers():
+            self.context.out.send(peer, ask)
+        if seal:  # the witness is a voter as well
+            self.context.out.send(config.peer, ask)
+
+    def time(self) -> None:
+        """End the present question when its time is over."""
+        inquiry = self.inquiry
+        if inquiry is not None and self.context.now >= inquiry.until:
+            self.inquiry = None
+            inquiry.told = {m: told for m, told in inquiry.told.items() if m.peer not in inquiry.without}
+            if self.chain.head.members:
+                self.decide(inquiry)
+                return
+            # There is nothing to go on from: the group begins by itself, once enough peers wait for it.
+            if len(self.state_holders(inquiry, self.chain.head.state_hash)) >= self._members_least:
+                self.context.mute = False  # so many stand at the beginning, too
+            self.context.out.tell("regroup_failed", round=0, reason="the group has not begun")
+
+    @abstractmethod
+    def poll(self) -> None:
+        """Begin the group, and watch whether it can go on."""
+
+    @abstractmethod
+    def ask(self, person: events.Asked) -> None:
+        """Start a new term because a person says so, if that is needed."""
+
+    @abstractmethod
+    def decide(self, inquiry: Inquiry) -> None:
+        """Draw the conclusion from the answers."""
+
+    # -- starts --------------------------------------------------------------------------------------------------------
+
+    def first_members(self) -> tuple[Member, ...]:
+        """Return the members with which the group may begin now; empty while too few wait."""
+        if self.chain.head.members or self.context.mute:
+            return ()
+        waiting = tuple(self.applicants.first())[: self.context.config.max_peers]
+        return waiting if len(waiting) >= self._members_least else ()
+
+    @property
+    def _members_least(self) -> int:
+        """With how many members the group may begin."""
+        return max(self.context.config.min_peers, self.context.electorate.members_min)
+
+    def start_of(
+        self, base: Head, base_hash: bytes, term: int, members: Iterable[Member], undoes: Collection[bytes] = ()
+    ) -> tuple[Head, Signed]:
+        """Return the first head of a term over the state of `base`, and its signed start."""
+        chosen = tuple(sorted(members))
+        held = [(serial, peer) for serial, peer in base.invites if peer in {member.peer for member in chosen}]
+        if not base.members:  # as `first_members`
+            first = self.applicants.first()
+            held = [(first[member], member.peer) for member in chosen if first.get(member)]
+        head = msgspec.structs.replace(
+            self.context.work.fast_forward(base),
+            term=term,
+            boot=self.boot,
+            previous=base_hash,
+            members=chosen,
+            witness=self.context.me,
+            learners=(),
+            absent=(),
+            invites=tuple(sorted(held)),
+            attempt=-1,
+        )
+        body = say.StartBody(head, tuple(undoes)[: say.LINKS_MAX])
+        self.context.out.tell("regrouped", term=term, round=head.round, members=len(chosen), undone=len(undoes))
+        return head, self.context.signer.sign(evidence.START, body)
+
+    def state_holders(self, inquiry: Inquiry, state_hash: bytes) -> set[Member]:
+        """Return those that answered and hold that state. The coordinator is never a member."""
+        holders = {member for member, told in inquiry.told.items() if state_hash in told.holds}
+        link = self.chain.link(self.chain.hash)
+        if link is not None and state_hash == link.head.state_hash:  # it may have been committed since they answered
+            holders |= {self.context.evidence.vote(signed).voter for signed in link.votes} & set(inquiry.told)
+        return {member for member in holders if member.peer != self.context.config.peer}
+
+    def last_held(self, inquiry: Inquiry) -> tuple[Head, list[bytes]] | None:
+        """Return the highest head of this node's chain whose state a peer that answered holds, and the hashes of the
+        heads above it, which a start from there takes back."""
+        above: list[bytes] = []
+        for head in self.chain.ancestors():
+            if self.state_holders(inquiry, head.state_hash):
+                return head, above
+            above.append(head.hash)
+        return None
+
+    def tell_lost(self, reason: str) -> None:
+        """Tell a person, once for each head, that the group cannot go on."""
+        if self._told_lost != self.chain.hash:
+            self._told_lost = self.chain.hash
+            head = self.chain.head
+            away = [m.peer for m in head.members if m not in self.heard_within(self.patient_s)]
+            self.context.out.tell("quorum_lost", round=head.round, reason=reason, away=tuple(away))
+
+    @property
+    def highest_term(self) -> int:
+        """The highest term that this node has seen; the next start has a higher one."""
+        return max(position_of(self.chain.head)[0], 0)
+
+
+def returned(holders: set[Member], members: set[Member]) -> set[Member]:
+    """Return those holders of the state that are new incarnations of members: they came back without their disk's
+    votes, so they could not vote here, but they can in a new term."""
+    peers = {member.peer for member in members} - {member.peer for member in holders & members}
+    return {member for member in holders if member.peer in peers}

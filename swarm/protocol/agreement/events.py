@@ -1,0 +1,136 @@
+"""What happens to a node of the agreement: the inputs of `AgreementNode.step`. All are values; none has a method that
+does I/O.
+
+The driver makes them: from calls of other peers, timers, threads that merge and build, files, and a person's commands.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from peer.identity import Signed
+from swarm.protocol.agreement.messages import Message
+from swarm.protocol.ledger import Ranges
+
+
+class Started(msgspec.Struct, frozen=True):
+    """The process has started. The first event of every node, once."""
+
+    records: dict[str, bytes]
+    """What `Persist` has put on disk, by key; empty on a new disk."""
+    states: tuple[bytes, ...]
+    """Hashes of the states that the disk holds or can rebuild: the genesis state, a committed or an accepted one."""
+    session: str
+    """A fresh random name of this process (64 bits). It becomes the incarnation of a peer whose disk has no votes, and
+    it is the boot id of a coordinator."""
+    seed: bytes
+    """32 random bytes. All that the node must choose unpredictably follows from them."""
+    restored: bool = False
+    """The coordinator's disk was put back from a backup, as a person says (`peer coordinate --restored`)."""
+
+
+class Received(msgspec.Struct, frozen=True):
+    """A message has come from `peer`, whose id the connection has proved."""
+
+    peer: str
+    message: Message
+
+
+class TimerFired(msgspec.Struct, frozen=True):
+    """A timer that `SetTimer` has set is due. One that fires late, early or twice does no harm."""
+
+    id: str
+
+
+class Persisted(msgspec.Struct, frozen=True):
+    """The record of the `Persist` with that id, and all before it, are on disk: file and directory are synced."""
+
+    id: int
+
+
+class Submitted(msgspec.Struct, frozen=True):
+    """This peer's own work under a plan is done: a signed `swarm.protocol.plan.Contribution`."""
+
+    contribution: Signed
+    dry: bool = False
+    """No work can come any more in this round, so an empty merge is acceptable to this peer."""
+    speed: float = 0.0
+    """Measured inner steps a second; 0 while unknown."""
+
+
+class Gathered(msgspec.Struct, frozen=True):
+    """The method says that the members together have done the round's work (a pipeline's batch is counted)."""
+
+    head: bytes
+    claims: dict[str, Ranges]
+    """The samples that each peer, by id, says it has counted."""
+
+
+class SliceResult(msgspec.Struct, frozen=True):
+    """This peer, as owner, has merged slice `index` of the exchange `key`; `hash` names the encoded result."""
+
+    key: bytes
+    index: int
+    hash: bytes
+
+
+class Built(msgspec.Struct, frozen=True):
+    """The answer to `Build`: the next state is here and has this hash; None if the slices could not be had."""
+
+    key: bytes
+    state_hash: bytes | None
+
+
+class StateFetched(msgspec.Struct, frozen=True):
+    """The answer to `Fetch`: whether the state with this hash is here, verified."""
+
+    state_hash: bytes
+    ok: bool
+
+
+class Lacking(msgspec.Struct, frozen=True):
+    """What the exchange `key` still waits for at this peer. The driver tells it once the exchange takes too long."""
+
+    key: bytes
+    contributors: tuple[str, ...]
+    """Peers whose slices this peer, as an owner, lacks."""
+    owners: tuple[str, ...]
+    """Owners whose results this peer lacks."""
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """A person's command to the coordinator: `peer regroup`."""
+
+    without: tuple[str, ...] = ()
+    """Peers that must not be members of the new term (`--without PEER`)."""
+    undo: bool = False
+    """Whether the person accepts that certified rounds are taken back whose state no peer can bring."""
+
+
+class PeerDown(msgspec.Struct, frozen=True):
+    """The failure detector suspects that peer. It may be wrong: only waiting gets shorter."""
+
+    peer: str
+
+
+class PeerUp(msgspec.Struct, frozen=True):
+    """A peer answers (again); also how a node gets to know peers of its run that are in no head."""
+
+    peer: str
+
+
+Event = (
+    Started
+    | Received
+    | TimerFired
+    | Persisted
+    | Submitted
+    | Gathered
+    | SliceResult
+    | Built
+    | StateFetched
+    | Lacking
+    | Asked
+    | PeerDown
+    | PeerUp
+)

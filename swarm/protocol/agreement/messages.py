@@ -1,0 +1,364 @@
+"""The messages of the agreement, and the bodies that are signed inside them.
+
+A body is signed for its kind and names the head that it follows (`head`, a hash that covers the run and the group), so
+no body counts for another run, head or purpose. An *attempt* is a ballot of Paxos; a head is its value.
+
+Receivers are idempotent: any message may be lost, late, doubled or out of order.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import msgspec
+
+from peer.bounds import MEMBERS_MAX, SLICES_MAX, Count, Hash, Name, Names, Rate
+from peer.identity import Signed
+from swarm.protocol.head import Head, Member
+
+LINKS_MAX: Final = 64  # in one message
+SIGNED_MAX: Final = MEMBERS_MAX
+
+SignedBodies = Annotated[tuple[Signed, ...], msgspec.Meta(max_length=SIGNED_MAX)]
+Position = tuple[Count, Count, Count]
+"""(term, boot, round) of a head: the higher one supersedes the lower one."""
+
+# -- signed bodies -----------------------------------------------------------------------------------------------------
+
+
+class ProposalBody(msgspec.Struct, frozen=True):
+    """The one value of an attempt, signed by its leader. Two different ones are a proof against it."""
+
+    head: Hash
+    attempt: Count
+    value: Hash
+    """The hash of the proposed head."""
+
+
+class Contradiction(msgspec.Struct, frozen=True):
+    """A transferable proof: two bodies of one signer and kind that differ where only one may be."""
+
+    kind: Name
+    first: Signed
+    second: Signed
+
+
+class RosterBody(msgspec.Struct, frozen=True):
+    """What an attempt merges, signed by its leader: owners, members, learners and ledger of the next head follow from
+    it. Two different ones of one attempt are a proof against the leader."""
+
+    head: Hash
+    attempt: Count
+    plan: Hash
+    contributions: SignedBodies
+    """Signed `Contribution`s, in order of member."""
+    joins: SignedBodies = ()
+    """The signed `JoinBody` of each contributor that is neither member nor learner."""
+    proofs: Annotated[tuple[Contradiction, ...], msgspec.Meta(max_length=MEMBERS_MAX)] = ()
+    """Proofs against members or learners, which the next head leaves out."""
+    witness: Signed | None = None
+    """A `WitnessBody`, if the coordinator has another identity as witness than the head names."""
+
+
+class ResultsBody(msgspec.Struct, frozen=True):
+    """The results of one owner, signed by it: the hash of each slice that it owns, in order of index. Two different
+    ones of one exchange are a proof against it."""
+
+    head: Hash
+    attempt: Count
+    key: Hash
+    """The exchange: the hash of the signed roster."""
+    hashes: Annotated[tuple[Hash, ...], msgspec.Meta(max_length=SLICES_MAX)]
+
+
+class Support(msgspec.Struct, frozen=True):
+    """What a value was made from. Every voter derives the value from it, and builds the state from it."""
+
+    plan: Signed
+    roster: Signed
+    results: SignedBodies
+    """A `ResultsBody` of each owner, in order of first slice."""
+
+
+class AcceptedValue(msgspec.Struct, frozen=True):
+    """The latest value that a voter has voted for, with the evidence that its attempt had that value."""
+
+    attempt: Count
+    value: Head
+    evidence: SignedBodies
+    """The leader's signed `ProposalBody`; in open runs the `EchoBody`s of a quorum."""
+
+
+class PromiseBody(msgspec.Struct, frozen=True):
+    """A voter's promise to take part in no attempt below this one."""
+
+    head: Hash
+    attempt: Count
+    voter: Member
+    accepted: AcceptedValue | None = None
+
+
+class EchoBody(msgspec.Struct, frozen=True):
+    """First vote of open runs: the one value of an attempt that this voter has seen and checked."""
+
+    head: Hash
+    attempt: Count
+    value: Hash
+    voter: Member
+
+
+class VoteBody(msgspec.Struct, frozen=True):
+    """A vote for the head with hash `value`. A quorum of one attempt's votes for one value is its certificate."""
+
+    head: Hash
+    attempt: Count
+    value: Hash
+    voter: Member
+
+
+class StartBody(msgspec.Struct, frozen=True):
+    """The first head of a term, signed by the coordinator. A term has one start."""
+
+    head: Head
+    undoes: Annotated[tuple[Hash, ...], msgspec.Meta(max_length=LINKS_MAX)] = ()
+    """Certified heads that this start takes back, because no peer could bring their state."""
+
+
+class AckBody(msgspec.Struct, frozen=True):
+    """A voter of a start holds its state and votes in no lower term any more. A quorum of these binds the start."""
+
+    head: Hash
+    voter: Member
+
+
+class EndorsementBody(msgspec.Struct, frozen=True):
+    """The coordinator has checked the chain up to the head with this hash, so that newcomers need no longer chain."""
+
+    head: Hash
+
+
+class JoinBody(msgspec.Struct, frozen=True):
+    """A peer's own request to be taken in: it holds the state of the head with hash `head`."""
+
+    head: Hash
+    member: Member
+    invite: Name = ""
+    """The serial of the invite it came with: one invite has one vote. Empty for the run's own peers."""
+    credential: Signed | None = None
+    """What admits the peer, checked by the run's rules (`work.Work.admits`)."""
+
+
+class WitnessBody(msgspec.Struct, frozen=True):
+    """The coordinator's present identity as a witness. It is new with each process, since promises are not on its
+    disk."""
+
+    run_id: Name
+    witness: Member
+
+
+class ChainLink(msgspec.Struct, frozen=True):
+    """A head with what makes it count. Exactly one of the three is given."""
+
+    head: Head
+    votes: SignedBodies = ()
+    """`VoteBody`s of a quorum of the head before it."""
+    start: Signed | None = None
+    """The coordinator's `StartBody`; `acks` bind it where the coordinator is not a required voter."""
+    acks: SignedBodies = ()
+    endorsement: Signed | None = None
+    """The coordinator's `EndorsementBody`."""
+
+
+# -- messages ----------------------------------------------------------------------------------------------------------
+
+
+class PrepareMessage(msgspec.Struct, frozen=True, tag="prepare"):
+    """Phase 1a: the leader of `attempt` asks for promises."""
+
+    head: Hash
+    attempt: Count
+    position: Position
+    """The position of `head`."""
+
+
+class PromiseMessage(msgspec.Struct, frozen=True, tag="promise"):
+    """Phase 1b: a signed `PromiseBody`, and what the leader needs to go on. Newcomers answer too; theirs does not
+    count."""
+
+    promise: Signed
+    support: Support | None = None
+    """Of the accepted value."""
+    speed: Rate = 0.0
+    """Measured inner steps a second; 0 while unknown."""
+    plan: Signed | None = None
+    """The plan that the sender works under."""
+    contribution: Signed | None = None
+    """Its contribution under that plan, if it is ready."""
+    join: Signed | None = None
+    """Its `JoinBody`, if it is neither member nor learner."""
+    lacks: tuple[Names, Names] | None = None
+    """As `events.Lacking`, of the last exchange."""
+
+
+class PlanMessage(msgspec.Struct, frozen=True, tag="plan"):
+    """Work under this plan: a signed `WorkPlan` of this or an earlier attempt."""
+
+    head: Hash
+    attempt: Count
+    plan: Signed
+    finish_early: bool = False
+
+
+class SubmitMessage(msgspec.Struct, frozen=True, tag="submit"):
+    """A contribution to the plan, signed."""
+
+    head: Hash
+    contribution: Signed
+    join: Signed | None = None
+
+
+class RosterMessage(msgspec.Struct, frozen=True, tag="roster"):
+    """Begin the exchange of this signed `RosterBody`."""
+
+    head: Hash
+    attempt: Count
+    plan: Signed
+    roster: Signed
+
+
+class ResultsMessage(msgspec.Struct, frozen=True, tag="results"):
+    """An owner's signed `ResultsBody`."""
+
+    head: Hash
+    results: Signed
+
+
+class ProposalMessage(msgspec.Struct, frozen=True, tag="proposal"):
+    """Phase 2a: the signed `ProposalBody`, its value, the promises that justify it and what the value was made from."""
+
+    proposal: Signed
+    value: Head
+    promises: SignedBodies
+    support: Support
+
+
+class EchoMessage(msgspec.Struct, frozen=True, tag="echo"):
+    """A signed `EchoBody`."""
+
+    echo: Signed
+
+
+class VoteMessage(msgspec.Struct, frozen=True, tag="vote"):
+    """Phase 2b: a signed `VoteBody`."""
+
+    vote: Signed
+
+
+class StatusMessage(msgspec.Struct, frozen=True, tag="status"):
+    """Where the sender stands: all of the idle traffic. The rest is asked for only where it is higher."""
+
+    position: Position
+    head: Hash
+    voter: Member
+    answer: bool = False
+    """An answer is not answered."""
+    attempt: Count = 0
+    """The attempt whose leader the sender waits for: those that wait for a lower one in vain follow."""
+
+
+class AskChainMessage(msgspec.Struct, frozen=True, tag="ask_chain"):
+    """Send me the chain of heads after the last of these that you know."""
+
+    known: Annotated[tuple[Hash, ...], msgspec.Meta(max_length=LINKS_MAX)]
+
+
+class ChainMessage(msgspec.Struct, frozen=True, tag="chain"):
+    """Consecutive heads, oldest first. The first one follows a head that the receiver knows, or counts by itself."""
+
+    links: Annotated[tuple[ChainLink, ...], msgspec.Meta(max_length=LINKS_MAX)]
+
+
+class JoinMessage(msgspec.Struct, frozen=True, tag="join"):
+    """A signed `JoinBody`."""
+
+    join: Signed
+
+
+class WitnessMessage(msgspec.Struct, frozen=True, tag="witness"):
+    """A signed `WitnessBody`."""
+
+    witness: Signed
+
+
+class EndorsementMessage(msgspec.Struct, frozen=True, tag="endorsement"):
+    """A signed `EndorsementBody`."""
+
+    endorsement: Signed
+
+
+class AskMessage(msgspec.Struct, frozen=True, tag="ask"):
+    """The coordinator asks where a peer stands before it starts a term. With `seal` the answer is a promise, too: the
+    peer takes part in no attempt below the one that it reports."""
+
+    nonce: Name
+    term: Count
+    head: Hash
+    """The coordinator's head."""
+    seal: bool
+
+
+class ToldMessage(msgspec.Struct, frozen=True, tag="told"):
+    """The answer to `AskMessage`. The sender's chain follows in a `ChainMessage` where it is longer."""
+
+    nonce: Name
+    voter: Member
+    position: Position
+    head: Hash
+    previous: Hash
+    promised: Count
+    holds: Annotated[tuple[Hash, ...], msgspec.Meta(max_length=LINKS_MAX)]
+    """Hashes of the states that the sender holds."""
+    accepted: AcceptedValue | None = None
+    support: Support | None = None
+
+
+class StartMessage(msgspec.Struct, frozen=True, tag="start"):
+    """A signed `StartBody`."""
+
+    start: Signed
+
+
+class AckMessage(msgspec.Struct, frozen=True, tag="ack"):
+    """A signed `AckBody`."""
+
+    ack: Signed
+
+
+class ProofMessage(msgspec.Struct, frozen=True, tag="proof"):
+    """A peer has contradicted itself: its signer is put out of the group."""
+
+    proof: Contradiction
+
+
+Message = (
+    PrepareMessage
+    | PromiseMessage
+    | PlanMessage
+    | SubmitMessage
+    | RosterMessage
+    | ResultsMessage
+    | ProposalMessage
+    | EchoMessage
+    | VoteMessage
+    | StatusMessage
+    | AskChainMessage
+    | ChainMessage
+    | JoinMessage
+    | WitnessMessage
+    | EndorsementMessage
+    | AskMessage
+    | ToldMessage
+    | StartMessage
+    | AckMessage
+    | ProofMessage
+)

@@ -1,0 +1,327 @@
+"""One peer's part in the agreement of one group: events in, actions out."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from peer.errors import ProtocolViolation, RoundDiscarded
+from swarm.protocol.agreement import events
+from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement.actions import Action, CommitHead
+from swarm.protocol.agreement.applicants import Applicants
+from swarm.protocol.agreement.chain import Chain, position_of
+from swarm.protocol.agreement.config import AgreementConfig
+from swarm.protocol.agreement.context import AgreementContext
+from swarm.protocol.agreement.coordination.coordinator import TIMER as ASK_TIMER
+from swarm.protocol.agreement.coordination.coordinator import Coordinator
+from swarm.protocol.agreement.coordination.required_mode import RequiredCoordinator
+from swarm.protocol.agreement.coordination.witness_mode import WitnessCoordinator
+from swarm.protocol.agreement.early import EarlyMessages
+from swarm.protocol.agreement.records import BALLOT_KEY, IDENTITY_KEY, is_damaged
+from swarm.protocol.agreement.round import leader, turns
+from swarm.protocol.agreement.round.height import Height
+from swarm.protocol.agreement.round.instance import Instance
+from swarm.protocol.agreement.rules import evidence
+from swarm.protocol.agreement.rules.electorate import leader_of
+from swarm.protocol.agreement.signing import Signer
+from swarm.protocol.agreement.starts import Starts
+from swarm.protocol.agreement.status import Idle
+from swarm.protocol.agreement.work import Work
+from swarm.protocol.head import Head, Member
+
+POLL_TIMER: Final = "poll"
+WITNESS_SESSION: Final = "coordinator"
+"""The coordinator's incarnation where it is a required voter: one for ever, since its votes are its commits."""
+
+
+class AgreementNode:
+    """A member, a newcomer or the coordinator of one group, by its config.
+
+    The driver feeds it events one by one and carries out the actions in order; the first event is `Started`. All
+    parts below belong to this node alone; those in `Height` live until it leaves its head."""
+
+    def __init__(self, config: AgreementConfig, signer: Signer, work: Work) -> None:
+        self._config = config
+        self._context = AgreementContext(config, signer, work)
+        self._chain = Chain(self._context)
+        self._applicants = Applicants(self._context, self._chain)
+        self._starts = Starts(self._context, self._chain)
+        self._idle = Idle(self._context, self._chain)
+        self._early = EarlyMessages()
+        self._coordinator: Coordinator | None = None
+        if config.is_coordinator:
+            kind = RequiredCoordinator if config.mode == "required" else WitnessCoordinator
+            self._coordinator = kind(self._context, self._chain, self._applicants)
+        self._entered_at = 0.0
+        self._completed = False
+        self._started = False
+        self._height = self._enter(None)
+
+    # -- what the driver and tests may look at -------------------------------------------------------------------------
+
+    @property
+    def me(self) -> Member:
+        """This node as a voter."""
+        return self._context.me
+
+    @property
+    def head(self) -> Head:
+        """Where this node stands. Its `CommitHead` may still wait for the disk."""
+        return self._chain.head
+
+    @property
+    def phase(self) -> str:
+        """What this node does, for people."""
+        if self._coordinator is not None:
+            return "coordinating"
+        if not self._chain.is_voter(self._context.me):
+            return "joining"
+        return "leading" if self._height.leader.phase is not None else "training"
+
+    def step(self, now: float, event: events.Event) -> list[Action]:
+        """Take one event at time `now` (seconds of any clock that does not go back). Total and deterministic: it
+        never raises because of an event, and the same events give the same actions."""
+        self._context.now = max(now, self._context.now)
+        if not self._started:
+            if isinstance(event, events.Started):
+                self._begin(event)
+                self._settle()
+            return self._context.out.take()
+        self._guarded(event)
+        self._settle()
+        return self._context.out.take()
+
+    def _guarded(self, event: events.Event) -> None:
+        """Take an event; what is wrong with it is its sender's fault."""
+        try:
+            self._take(event)
+        except (ProtocolViolation, RoundDiscarded) as error:
+            sender = event.peer if isinstance(event, events.Received) else self._config.peer
+            if sender != self._config.peer and isinstance(error, ProtocolViolation):
+                self._context.blame(sender, error)
+            else:
+                self._context.out.tell("refused", reason=str(error))
+
+    def _settle(self) -> None:
+        """Move on along the certified chain, and take this node's messages to itself, until nothing is left to do."""
+        while True:
+            path = self._chain.next_stop()
+            if path is not None:
+                self._move(path)
+                continue
+            next_one = self._context.out.mine()
+            if next_one is None:
+                return
+            self._guarded(events.Received(*next_one))
+
+    # -- start ---------------------------------------------------------------------------------------------------------
+
+    def _begin(self, event: events.Started) -> None:
+        context, config = self._context, self._config
+        self._started = True
+        context.seed = event.seed
+        session = event.session
+        if not config.is_coordinator:
+            stored = event.records.get(IDENTITY_KEY, b"").decode("ascii", "replace")
+            if stored and not is_damaged(event.records):
+                session = stored
+            else:  # votes of this peer may be missing from this disk, so it is another voter than before
+                context.out.persist(IDENTITY_KEY, session.encode())
+        elif config.mode == "required":
+            session = WITNESS_SESSION
+        context.me = Member(config.peer, session)
+        self._chain.load(event.records, event.states)
+        self._starts.load(event.records)
+        if self._coordinator is not None:
+            self._coordinator.load(event)
+            self._declare_witness()
+        self._height = self._enter(event.records.get(BALLOT_KEY))
+        context.out.timer(POLL_TIMER, context.now + config.poll_s)
+        self._height.begin()
+        self._idle.poll(context.me, self._height.attempt)
+
+    def _enter(self, record: bytes | None) -> Height:
+        """Return the parts for the round after the present head."""
+        instance = Instance.load(self._chain.head, self._chain.hash, record)
+        round_s = self._context.now - self._entered_at if self._started else 0.0
+        self._entered_at = self._context.now
+        return Height(self._context, self._chain, self._applicants, instance, round_s)
+
+    def _declare_witness(self) -> None:
+        if self._config.mode == "witness":
+            body = say.WitnessBody(self._config.genesis.run_id, self._context.me)
+            self._applicants.witness = self._context.signer.sign(evidence.WITNESS, body)
+
+    # -- events --------------------------------------------------------------------------------------------------------
+
+    def _take(self, event: events.Event) -> None:
+        context, height = self._context, self._height
+        match event:
+            case events.Received():
+                self._receive(event.peer, event.message)
+            case events.TimerFired():
+                self._time(event.id)
+            case events.Persisted():
+                context.out.persisted(event.id)
+            case events.Submitted():
+                height.submitted(event)
+            case events.Gathered():
+                if event.head == self._chain.hash:
+                    height.leader.gathered(event)
+            case events.SliceResult():
+                height.merged(event)
+            case events.Built():
+                height.built(event)
+            case events.StateFetched():
+                self._chain.fetched(event.state_hash, event.ok)
+                self._starts.fetched(event.state_hash)
+                self._starts.repeat(height.instance, height.participant)
+            case events.Lacking():
+                height.lacking(event)
+            case events.Asked():
+                if self._coordinator is not None:
+                    self._coordinator.ask(event)
+            case events.PeerDown():
+                context.down.add(event.peer)
+                height.peer_down()
+            case events.PeerUp():
+                context.down.discard(event.peer)
+                context.know(event.peer)
+            case events.Started():
+                pass
+
+    def _time(self, id: str) -> None:
+        if not self._context.out.is_due(id, self._context.now):
+            return
+        if id == POLL_TIMER:
+            self._context.out.timer(POLL_TIMER, self._context.now + self._config.poll_s)
+            self._poll()
+        elif id == turns.TIMER:
+            self._height.turn()
+        elif id == leader.TIMER:
+            self._height.leader.time()
+        elif id == ASK_TIMER and self._coordinator is not None:
+            self._coordinator.time()
+
+    def _poll(self) -> None:
+        """Do what is done again and again: tell where this node stands, repeat what may be lost, ask to join, watch."""
+        self._chain.fetch_mine()
+        self._height.repeat()
+        self._starts.repeat(self._height.instance, self._height.participant)
+        self._idle.poll(self._context.me, self._height.attempt)
+        self._request_join()
+        if self._coordinator is not None:
+            self._coordinator.poll()
+            if self._applicants.witness is not None and self._chain.head.witness != self._context.me:
+                for member in self._chain.head.members:
+                    self._context.out.send(member.peer, say.WitnessMessage(self._applicants.witness))
+
+    def _request_join(self) -> None:
+        """Ask the members to be taken in, if this node is in no group."""
+        request = self._applicants.request()
+        if request is not None:
+            voters = [member.peer for member in self._chain.head.members]
+            for peer in dict.fromkeys([*voters, self._config.coordinator]):
+                self._context.out.send(peer, say.JoinMessage(request))
+
+    # -- messages ------------------------------------------------------------------------------------------------------
+
+    def _receive(self, peer: str, message: say.Message) -> None:
+        self._context.know(peer)
+        match message:
+            case say.StatusMessage():
+                if message.voter.peer != peer:
+                    raise ProtocolViolation("a status names another peer than its sender")
+                if self._coordinator is not None:
+                    self._coordinator.status(message)
+                self._idle.status(peer, message, self._context.me)
+                if message.head == self._chain.hash:
+                    self._height.heard(message)
+            case say.AskChainMessage():
+                self._idle.ask_chain(peer, message)
+            case say.ChainMessage():
+                if self._coordinator is not None:
+                    self._coordinator.shown(message.links)
+                self._idle.chain(peer, message)
+            case say.JoinMessage():
+                self._applicants.add(peer, message.join)
+            case say.WitnessMessage():
+                self._context.evidence.witness(message.witness)
+                self._applicants.witness = message.witness
+            case say.EndorsementMessage():
+                self._chain.endorse(self._context.evidence.endorsed(message.endorsement), message.endorsement)
+            case say.ProofMessage():
+                self._applicants.take_proof(message.proof)
+            case say.AskMessage():
+                self._starts.ask(peer, message, self._height.instance, self._height.participant)
+                self._height.sealed()
+            case say.ToldMessage():
+                if self._coordinator is not None:
+                    self._coordinator.told(peer, message)
+                    if message.position > position_of(self._chain.head):
+                        self._idle.ask(peer)
+            case say.StartMessage():
+                if self._config.mode != "required":
+                    self._starts.start(message, self._height.instance, self._height.participant)
+            case say.AckMessage():
+                self._starts.ack(message)
+            case _:
+                self._route(peer, message)
+
+    def _route(self, peer: str, message: say.Message) -> None:
+        """Hand a message to the round that it names. One of another round shows who of both is behind."""
+        name = evidence.head_named(message, self._context.signer)
+        if name == self._chain.hash:
+            self._height.receive(peer, message)
+        elif self._chain.is_past(name):
+            self._idle.tell(peer, self._context.me)
+        else:
+            self._early.keep(name, peer, message)
+            self._idle.ask(peer)
+
+    # -- heads ---------------------------------------------------------------------------------------------------------
+
+    def _move(self, path: list[say.ChainLink]) -> None:
+        """Leave this head for a certified one whose state is here."""
+        context, before = self._context, self._height
+        link = path[-1]
+        proposed = next((p for p in before.instance.proposed.values() if p.value == link.head), None)
+        support = proposed.support if proposed is not None else None
+        if before.instance.accepted is not None and before.instance.accepted.value == link.head:
+            support = before.instance.support
+        self._chain.adopt(path)
+        context.out.add(CommitHead(link.head, link, support))
+        self._applicants.settle(link.head, before.leader.planned)
+        context.out.cancel_timer(leader.TIMER)
+        self._height = self._enter(None)
+        if self._coordinator is not None:
+            self._coordinator.committed()
+        self._spread(link, before)
+        if self._config.rounds and link.head.round >= self._config.rounds and not self._completed:
+            self._completed = True
+            context.out.tell("run_completed", round=link.head.round)
+        self._height.begin()
+        self._request_join()
+        for peer, message in self._early.take(self._chain.hash):
+            context.out.requeue(peer, message)
+
+    def _spread(self, link: say.ChainLink, before: Height) -> None:
+        """Show a new head to those that may not see its votes: the leader of its attempt does it, and the coordinator
+        for what it has completed or started itself."""
+        head, old, me = link.head, before.instance, self._config.peer
+        told = {*head.members, *(learner.member for learner in head.learners)}
+        if self._coordinator is not None:
+            started = link.start is not None
+            if not started and self._config.mode != "required":
+                return
+            peers = {member.peer for member in (*told, *old.head.members)}
+            if started:
+                peers |= set(self._coordinator.peers())
+        elif link.votes and head.previous == old.hash and leader_of(old.head, old.hash, head.attempt).peer == me:
+            voted = {m for m, cast in old.votes.items() if any(value == self._chain.hash for value, _ in cast.values())}
+            peers = {member.peer for member in {*told, *old.head.members, *before.leader.planned} - voted}
+            peers |= {self._config.coordinator, *self._applicants.asking()}
+        else:
+            return
+        for peer in sorted(peers - {me}):
+            self._context.out.send(peer, say.ChainMessage((link,)))

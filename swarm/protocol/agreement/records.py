@@ -1,0 +1,65 @@
+"""What a node keeps on disk, by key. Each record replaces the one under its key."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from peer.bounds import Count, Hash
+from peer.decoding import MALFORMED
+from peer.identity import Signed
+from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement.rules.acceptor import Ballot
+
+IDENTITY_KEY: Final = "identity"  # a voter's incarnation, as text
+BALLOT_KEY: Final = "ballot"
+FENCE_KEY: Final = "fence"
+COORDINATOR_KEY: Final = "coordinator"
+LINK_KEY: Final = "link/"
+LINKS_KEPT: Final = 256  # heads that a node can prove to others, in memory and on disk
+
+
+class LinkRecord(msgspec.Struct, frozen=True):
+    """One link on disk. The records of a ring: number n lies under key n % LINKS_KEPT."""
+
+    number: Count
+    link: say.ChainLink
+    stands: bool
+    """Whether this node stood at this head; else it only led there."""
+
+
+class BallotRecord(msgspec.Struct, frozen=True):
+    """A voter's promises and votes on disk."""
+
+    head: Hash
+    ballot: Ballot
+    accepted: say.AcceptedValue | None
+    support: say.Support | None
+
+
+class FenceRecord(msgspec.Struct, frozen=True):
+    """On disk: the lowest term whose start this voter may follow, and the one start that it acknowledged."""
+
+    term: Count
+    acked: Hash = b""
+
+
+class CoordinatorRecord(msgspec.Struct, frozen=True):
+    """On disk: the highest term used, even in vain, and the start that is not bound yet."""
+
+    term: Count
+    start: Signed | None = None
+
+
+def is_damaged(records: dict[str, bytes]) -> bool:
+    """Return whether a record cannot be read: then promises and votes may have been lost with it."""
+    types = {BALLOT_KEY: BallotRecord, FENCE_KEY: FenceRecord}
+    for key, record in records.items():
+        type_ = LinkRecord if key.startswith(LINK_KEY) else types.get(key)
+        try:
+            if type_ is not None:
+                msgspec.msgpack.decode(record, type=type_)
+        except MALFORMED:
+            return True
+    return False

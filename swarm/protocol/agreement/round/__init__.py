@@ -1,0 +1,1 @@
+"""One node at one head: the parts that live until it leaves it."""

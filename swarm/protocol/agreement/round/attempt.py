@@ -1,0 +1,42 @@
+"""What the leader of an attempt has collected."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from peer.identity import Signed
+from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement.round.instance import Exchange
+from swarm.protocol.head import Member
+from swarm.protocol.plan import Contribution, WorkPlan
+
+
+class Phase(Enum):
+    """What the leader waits for."""
+
+    PREPARE = "promises"
+    COLLECT = "contributions"
+    EXCHANGE = "the built state"
+    PROPOSE = "votes"
+
+
+@dataclass
+class Attempt:
+    """One attempt of this node."""
+
+    number: int
+    phase: Phase = Phase.PREPARE
+    asked: tuple[str, ...] = ()
+    promises: dict[Member, say.PromiseMessage] = field(default_factory=dict)
+    accepted: dict[Member, say.AcceptedValue | None] = field(default_factory=dict)
+    joins: dict[Member, Signed] = field(default_factory=dict)
+    plan: WorkPlan | None = None
+    signed_plan: Signed | None = None
+    contributions: dict[Member, tuple[Signed, Contribution]] = field(default_factory=dict)
+    took_s: dict[Member, float] = field(default_factory=dict)
+    end_at: float = 0.0
+    finishing_early: bool = False
+    signed_roster: Signed | None = None
+    exchange: Exchange | None = None
+    proposal: say.ProposalMessage | None = None

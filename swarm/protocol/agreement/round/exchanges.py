@@ -1,0 +1,177 @@
+"""The bookkeeping of exchanges: rosters, the owners' signed results, and the states built from them. Bytes stay
+outside."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from peer.errors import ProtocolViolation
+from peer.identity import Signed
+from swarm.protocol.agreement import events
+from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement.actions import Build, MergeSlices
+from swarm.protocol.agreement.applicants import Applicants
+from swarm.protocol.agreement.chain import Chain
+from swarm.protocol.agreement.context import AgreementContext
+from swarm.protocol.agreement.round.instance import Exchange, Instance, name_build
+from swarm.protocol.agreement.round.turns import Turns
+from swarm.protocol.agreement.rules import evidence
+from swarm.protocol.agreement.rules.electorate import leader_of
+from swarm.protocol.agreement.rules.succession import OpenedRoster, Succession
+from swarm.protocol.head import Member
+
+EARLY_RESULTS_MAX: Final = 64  # results that came before their roster
+
+
+class Exchanges:
+    """The exchanges of one node for the round after one head."""
+
+    def __init__(
+        self,
+        context: AgreementContext,
+        chain: Chain,
+        instance: Instance,
+        turns: Turns,
+        applicants: Applicants,
+    ) -> None:
+        self._context, self._chain, self._instance = context, chain, instance
+        self._turns, self._applicants = turns, applicants
+        self._succession = Succession(context)
+        self._early: dict[str, Signed] = {}  # results, by signer
+
+    @property
+    def accepts_empty(self) -> bool:
+        """Whether this node agrees to an empty merge: no work can come, or it has none itself."""
+        return self._instance.dry or self._context.config.is_coordinator
+
+    def begin(self, peer: str, order: say.RosterMessage) -> None:
+        """Take part in the exchange of an attempt's roster."""
+        instance = self._instance
+        if order.attempt < instance.ballot.promised:
+            return
+        known = instance.rosters.get(order.attempt)
+        if known is not None and known.body == order.roster.body:
+            return
+        opened = self._succession.roster(order.plan, order.roster, instance.head, instance.hash, self.accepts_empty)
+        if opened.attempt != order.attempt:
+            raise ProtocolViolation("a roster is for another attempt than its message")
+        if known is not None:
+            self._applicants.convict(evidence.ROSTER, known, order.roster)
+            return
+        self.open(opened)
+
+    def open(self, opened: OpenedRoster) -> Exchange:
+        """Begin an exchange, or return the one that is under way."""
+        instance, context = self._instance, self._context
+        if opened.key in instance.exchanges:
+            return instance.exchanges[opened.key]
+        leader = leader_of(instance.head, instance.hash, opened.attempt)
+        self._turns.extend(
+            leader, opened.attempt, "roster", context.work.exchange_s(instance.head) + self._turns.turn_s
+        )
+        exchange = Exchange(opened)
+        instance.remember(exchange)
+        instance.set_roster(opened.attempt, opened.signed)
+        instance.lacks = None
+        if not context.config.is_coordinator:
+            owners = tuple(member.peer for member in opened.owners)
+            mine = opened.parts.get(context.me, ())
+            context.out.add(MergeSlices(opened.key, opened.signed_plan, opened.signed, owners, opened.weights, mine))
+        for signed in list(self._early.values()):
+            try:
+                self.results(say.ResultsMessage(instance.hash, signed), late=True)
+            except ProtocolViolation as error:  # the fault of its signer, not of the peer that sent the roster
+                context.blame(signed.signer, error)
+        self._early.clear()
+        return exchange
+
+    def merged(self, event: events.SliceResult) -> None:
+        """Take the hash of a slice that this node has merged; once all of its slices are, sign and send them."""
+        exchange = self._instance.exchanges.get(event.key)
+        if exchange is None or exchange.my_results is not None:
+            return
+        mine = exchange.opened.parts.get(self._context.me, ())
+        if event.index in mine:
+            exchange.merged[event.index] = event.hash
+        if len(exchange.merged) == len(mine) > 0:
+            hashes = tuple(exchange.merged[index] for index in mine)
+            body = say.ResultsBody(self._instance.hash, exchange.opened.attempt, event.key, hashes)
+            exchange.my_results = self._context.signer.sign(evidence.RESULTS, body)
+            self.repeat()
+
+    def repeat(self) -> None:
+        """Send this node's results of the latest attempt to all that need them."""
+        attempt = self._instance.ballot.promised
+        for exchange in list(self._instance.exchanges.values()):
+            if exchange.my_results is None or exchange.opened.attempt < attempt or attempt in self._instance.proposed:
+                continue
+            message = say.ResultsMessage(self._instance.hash, exchange.my_results)
+            present = {body.member for body in exchange.opened.contributions}
+            for member in sorted({*self._instance.head.members, *present}):
+                self._context.out.send(member.peer, message)
+
+    def results(self, message: say.ResultsMessage, late: bool = False) -> None:
+        """Take an owner's signed results, in any order with the roster."""
+        instance, signed = self._instance, message.results
+        body = self._context.signer.open(signed, evidence.RESULTS, say.ResultsBody)
+        exchange = instance.exchanges.get(body.key)
+        if exchange is None:
+            inside = {member.peer for member in instance.head.members}
+            if not late and signed.signer in inside and len(self._early) < EARLY_RESULTS_MAX:
+                self._early[signed.signer] = signed
+            return
+        owner, body = self._succession.results(signed, exchange.opened, instance.hash)
+        self.note_results(exchange, {owner: (signed, body)})
+        self.build(exchange)
+
+    def note_results(self, exchange: Exchange, results: dict[Member, tuple[Signed, say.ResultsBody]]) -> None:
+        """Take checked results. An owner with two faces is a liar that all can convict."""
+        for owner, (signed, body) in sorted(results.items()):
+            known = exchange.results.setdefault(owner, (signed, body))
+            if known[1] != body:
+                self._applicants.convict(evidence.RESULTS, known[0], signed)
+
+    def build(self, exchange: Exchange) -> None:
+        """Build the next state, once the results of all owners are known."""
+        hashes = exchange.hashes
+        if hashes is None or self._context.config.is_coordinator:
+            return
+        opened, name = exchange.opened, name_build(exchange.opened.key, hashes)
+        if name in exchange.building or not self._chain.has_state:
+            return
+        exchange.building[name] = None
+        self._chain.drop_candidates()
+        owners = [member.peer for member in opened.parts]
+        others = [body.member.peer for body in opened.contributions]
+        named = dict.fromkeys([*owners, *sorted(exchange.voters), *others])
+        holders = tuple(peer for peer in named if peer != self._context.config.peer)
+        self._context.out.add(Build(name, opened.signed_plan, opened.signed, opened.weights, hashes, holders))
+
+    def rebuild(self, exchange: Exchange) -> None:
+        """Build a state again whose place another one has taken meanwhile."""
+        hashes = exchange.hashes
+        if hashes is not None and exchange.building.get(name_build(exchange.opened.key, hashes)) is not None:
+            del exchange.building[name_build(exchange.opened.key, hashes)]
+        self.build(exchange)
+
+    def built(self, event: events.Built) -> Exchange | None:
+        """Take a built state. Return its exchange; None if it was not asked for or could not be built."""
+        for exchange in self._instance.exchanges.values():
+            if event.key in exchange.building and exchange.building[event.key] is None:
+                if event.state_hash is None:
+                    del exchange.building[event.key]
+                    return None
+                exchange.building[event.key] = event.state_hash
+                self._chain.hold(event.state_hash)
+                return exchange
+        return None
+
+    def state_of(self, exchange: Exchange) -> bytes | None:
+        """Return the hash of the state that the exchange's results lead to, if it was built here."""
+        hashes = exchange.hashes
+        return None if hashes is None else exchange.building.get(name_build(exchange.opened.key, hashes))
+
+    def lacking(self, event: events.Lacking) -> None:
+        """Note what the present exchange waits for; the next leader is told."""
+        if event.key in self._instance.exchanges:
+            self._instance.lacks = (event.contributors, event.owners)

@@ -1,0 +1,128 @@
+"""One node at one head: the parts that live until it leaves the head, and which message goes to which."""
+
+from __future__ import annotations
+
+from swarm.protocol.agreement import events
+from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement.applicants import Applicants
+from swarm.protocol.agreement.chain import Chain
+from swarm.protocol.agreement.context import AgreementContext
+from swarm.protocol.agreement.round.exchanges import Exchanges
+from swarm.protocol.agreement.round.instance import Instance
+from swarm.protocol.agreement.round.leader import AttemptLeader
+from swarm.protocol.agreement.round.participant import Participant
+from swarm.protocol.agreement.round.turns import Turns
+from swarm.protocol.agreement.round.voting import Voter
+
+
+class Height:
+    """The round after one head at one node."""
+
+    def __init__(
+        self, context: AgreementContext, chain: Chain, applicants: Applicants, instance: Instance, round_s: float
+    ) -> None:
+        self._context, self._chain = context, chain
+        self.instance = instance
+        self._turns = Turns(context, instance, round_s)
+        self.participant = Participant(context, chain, instance, self._turns, applicants)
+        self._exchanges = Exchanges(context, chain, instance, self._turns, applicants)
+        self._voter = Voter(context, chain, instance, self._turns, applicants, self.participant, self._exchanges)
+        self.leader = AttemptLeader(context, chain, instance, self._turns, applicants, self._exchanges)
+        if instance.accepted is not None:
+            chain.kept = instance.accepted.value.state_hash
+
+    @property
+    def _leads(self) -> bool:
+        """Whether this node may lead attempts here."""
+        rounds = self._context.config.rounds
+        complete = rounds and self.instance.head.round >= rounds
+        return not complete and not self._turns.is_fenced and self.instance.head.has(self._context.me)
+
+    def begin(self) -> None:
+        """Wait for the first leader, or lead."""
+        if self.instance.head.members and self._turns.begin() and self._leads:
+            self.leader.begin()
+
+    def turn(self) -> None:
+        """Let the next leader try, if the present one's time is over."""
+        if not self.instance.head.members or not self._turns.is_over():
+            return
+        leads = self._turns.expire()
+        self.participant.promise_pending()
+        if leads and self._leads:
+            self.leader.begin()
+
+    @property
+    def attempt(self) -> int:
+        """The attempt for which this node waits."""
+        return self._turns.latest
+
+    def heard(self, message: say.StatusMessage) -> None:
+        """Follow a voter to the later attempt for which it waits, if the present leader makes no progress."""
+        if self.instance.head.members and self._turns.heard(message.voter, message.attempt):
+            self._go_on()
+
+    def sealed(self) -> None:
+        """Go on after a seal, which has ended the attempt under way."""
+        if self.instance.head.members and not self._context.config.is_coordinator and self._turns.catch_up():
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Answer leaders that had to wait, or lead, now that this node waits for another attempt."""
+        self.participant.promise_pending()
+        if self._turns.leader == self._context.me and self._leads:
+            self.leader.begin()
+
+    def receive(self, peer: str, message: say.Message) -> None:
+        """Take a message about the round after this head."""
+        match message:
+            case say.PrepareMessage():
+                self.participant.prepare(peer, message)
+            case say.PromiseMessage():
+                self.leader.promise(peer, message)
+            case say.PlanMessage():
+                self.participant.work(peer, message)
+            case say.SubmitMessage():
+                self.leader.submit(peer, message)
+            case say.RosterMessage():
+                self._exchanges.begin(peer, message)
+            case say.ResultsMessage():
+                self._exchanges.results(message)
+            case say.ProposalMessage():
+                self._voter.propose(message)
+            case say.EchoMessage():
+                self._voter.echo(message)
+            case say.VoteMessage():
+                self._voter.vote(message)
+            case _:
+                pass
+
+    def submitted(self, event: events.Submitted) -> None:
+        self.participant.submitted(event)
+
+    def merged(self, event: events.SliceResult) -> None:
+        self._exchanges.merged(event)
+
+    def lacking(self, event: events.Lacking) -> None:
+        self._exchanges.lacking(event)
+
+    def built(self, event: events.Built) -> None:
+        """Propose or vote for what was built."""
+        exchange = self._exchanges.built(event)
+        if exchange is not None:
+            self.leader.built(exchange)
+            for attempt in sorted(self.instance.proposed):
+                self._voter.consider(attempt)
+
+    def peer_down(self) -> None:
+        """Do not wait for a peer that is down."""
+        self.leader.collect()
+        self.turn()
+
+    def repeat(self) -> None:
+        """Send again what may have been lost."""
+        if self.instance.head.members:
+            self.leader.repeat()
+            self.participant.repeat()
+            self._exchanges.repeat()
+            self._voter.repeat()

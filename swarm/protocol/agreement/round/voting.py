@@ -1,0 +1,229 @@
+"""A voter's second half of an attempt: check the proposal, echo (open runs), vote, and count the votes of all.
+
+A voter derives the value from the roster itself and votes only once its own state hashes to it. A witness has no
+weights: it checks all but the state, and votes last, when its vote completes the certificate.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from peer.errors import ProtocolViolation
+from peer.identity import Signed
+from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement.applicants import Applicants
+from swarm.protocol.agreement.chain import Chain
+from swarm.protocol.agreement.context import AgreementContext
+from swarm.protocol.agreement.round.exchanges import Exchanges
+from swarm.protocol.agreement.round.instance import Cast, Instance, Proposed, record_once
+from swarm.protocol.agreement.round.participant import Participant
+from swarm.protocol.agreement.round.turns import Turns
+from swarm.protocol.agreement.rules import evidence
+from swarm.protocol.agreement.rules.electorate import leader_of
+from swarm.protocol.agreement.rules.succession import Succession
+from swarm.protocol.head import Head
+
+
+class Voter:
+    """Proposals, echoes and votes of one node for the round after one head."""
+
+    def __init__(
+        self,
+        context: AgreementContext,
+        chain: Chain,
+        instance: Instance,
+        turns: Turns,
+        applicants: Applicants,
+        participant: Participant,
+        exchanges: Exchanges,
+    ) -> None:
+        self._context, self._chain, self._instance = context, chain, instance
+        self._turns, self._applicants = turns, applicants
+        self._participant, self._exchanges = participant, exchanges
+        self._succession = Succession(context)
+
+    # -- proposals -----------------------------------------------------------------------------------------------------
+
+    def propose(self, message: say.ProposalMessage) -> None:
+        """Check the proposal of an attempt, from any peer, and vote for it if this node can."""
+        instance, context = self._instance, self._context
+        body = context.evidence.proposal(message.proposal, instance.head, instance.hash)
+        if body.value != message.value.hash:
+            raise ProtocolViolation("a proposal comes with another value than it names")
+        known = instance.proposed.get(body.attempt)
+        if known is not None:
+            if known.hash != body.value:
+                self._applicants.convict(evidence.PROPOSAL, known.signed, message.proposal)
+            self.consider(body.attempt)
+            return
+        if body.attempt < instance.ballot.promised:
+            return
+        self._check(body.attempt, message)
+        leader = leader_of(instance.head, instance.hash, body.attempt)
+        self._turns.extend(leader, body.attempt, "proposal", context.work.exchange_s(instance.head))
+        self.consider(body.attempt)
+
+    def _check(self, attempt: int, message: say.ProposalMessage) -> None:
+        """Raise unless the value is forced by the promises, or free and made from this attempt's roster. Remember
+        it."""
+        instance, context = self._instance, self._context
+        justified = context.evidence.justified(message.promises, instance.head, instance.hash, attempt)
+        forced = justified.accepted
+        opened, results = self._succession.support(
+            message.support, instance.head, instance.hash, self._exchanges.accepts_empty
+        )
+        value = message.value
+        if forced is not None and forced.value.hash != value.hash:
+            raise ProtocolViolation("a proposal has another value than the promises force")
+        if forced is None and opened.attempt != attempt:
+            raise ProtocolViolation("a proposal was made from the roster of another attempt")
+        if value != msgspec.structs.replace(opened.next, state_hash=value.state_hash) or len(value.state_hash) != 32:
+            raise ProtocolViolation("a proposal's members, learners or ledger do not follow from its roster")
+        exchange = self._exchanges.open(opened)
+        self._exchanges.note_results(exchange, results)
+        exchange.voters.update(voter.peer for voter in justified.voters if self._chain.is_voter(voter))
+        exchange.results.update(results)  # what is voted on is built from what the proposal names
+        instance.set_proposed(attempt, Proposed(message.proposal, value, value.hash, message.support, exchange))
+
+    def consider(self, attempt: int) -> None:
+        """Echo or vote for the value of an attempt, if this node may and its own state hashes to it."""
+        instance, proposed = self._instance, self._instance.proposed.get(attempt)
+        if proposed is None or not self._participant.votes or attempt < instance.ballot.promised:
+            return
+        if self._context.config.is_coordinator:
+            self._witness(attempt, proposed)
+            return
+        if proposed.value.state_hash not in self._chain.holds:
+            built = self._exchanges.state_of(proposed.exchange)
+            if built is not None and built != proposed.value.state_hash:
+                self._context.out.tell("state_differs", round=proposed.value.round, attempt=attempt)
+            else:
+                votes = self._instance.alike(self._instance.votes, attempt, proposed.hash)
+                proposed.exchange.voters.update(voter.peer for voter in votes)
+                self._exchanges.rebuild(proposed.exchange)
+            return
+        if self._context.electorate.mode == "open":
+            self._echo(attempt, proposed)
+        else:
+            self._vote(attempt, proposed, (proposed.signed,))
+
+    def _witness(self, attempt: int, proposed: Proposed) -> None:
+        """Vote last, without weights: only where the vote completes the certificate."""
+        votes = self._instance.alike(self._instance.votes, attempt, proposed.hash)
+        if not self._context.mute and self._context.electorate.completes(self._instance.head, set(votes)):
+            self._vote(attempt, proposed, (proposed.signed,))
+
+    # -- votes ---------------------------------------------------------------------------------------------------------
+
+    def _echo(self, attempt: int, proposed: Proposed) -> None:
+        instance = self._instance
+        ballot = instance.ballot.echo(attempt, proposed.hash)
+        if ballot is None:
+            return
+        self._participant.set_ballot(ballot)
+        body = say.EchoBody(instance.hash, attempt, proposed.hash, self._context.me)
+        message = say.EchoMessage(self._context.signer.sign(evidence.ECHO, body))
+        for member in instance.head.members:
+            self._context.out.send(member.peer, message)
+
+    def _vote(self, attempt: int, proposed: Proposed, proof: tuple[Signed, ...]) -> None:
+        """Vote, once what was voted for is on disk with the state that it names."""
+        instance = self._instance
+        ballot = instance.ballot.vote(attempt, proposed.hash)
+        if ballot is None:
+            return
+        if ballot != instance.ballot:
+            instance.accepted = say.AcceptedValue(attempt, proposed.value, proof)
+            instance.support = proposed.support
+            self._chain.kept = proposed.value.state_hash
+            if self._is_required:
+                self._decide(attempt, proposed)
+                return
+            self._participant.set_ballot(ballot)
+        self._send_vote(attempt, proposed.value, proposed.hash)
+
+    def _send_vote(self, attempt: int, value: Head, value_hash: bytes) -> None:
+        message = say.VoteMessage(self._sign_vote(attempt, value_hash))
+        voters = self._context.electorate.voters(self._instance.head)
+        for peer in sorted({member.peer for member in (*voters, *value.members)}):
+            self._context.out.send(peer, message)
+
+    def _sign_vote(self, attempt: int, value_hash: bytes) -> Signed:
+        body = say.VoteBody(self._instance.hash, attempt, value_hash, self._context.me)
+        return self._context.signer.sign(evidence.VOTE, body)
+
+    @property
+    def _is_required(self) -> bool:
+        return self._context.config.is_coordinator and self._context.electorate.mode == "required"
+
+    def _decide(self, attempt: int, proposed: Proposed) -> None:
+        """Complete the certificate as the required voter. The node commits it to disk before any other peer hears of
+        the vote, so it votes once after each head, and knows all that was ever committed."""
+        votes = self._instance.alike(self._instance.votes, attempt, proposed.hash)
+        votes[self._context.me] = self._sign_vote(attempt, proposed.hash)
+        self._chain.learn([say.ChainLink(proposed.value, votes=tuple(votes[voter] for voter in sorted(votes)))])
+
+    def echo(self, message: say.EchoMessage) -> None:
+        """Count an echo; vote on those of a quorum."""
+        body = self._context.evidence.echo(message.echo)
+        if not self._note(self._instance.echoes, body, message.echo, evidence.ECHO):
+            return
+        self._vote_echoed(body.attempt)
+
+    def _vote_echoed(self, attempt: int) -> None:
+        instance, proposed = self._instance, self._instance.proposed.get(attempt)
+        if proposed is None or not self._participant.votes or attempt < instance.ballot.promised:
+            return
+        echoes = instance.alike(instance.echoes, attempt, proposed.hash)
+        if self._context.electorate.enough(instance.head, set(echoes)):
+            if proposed.value.state_hash in self._chain.holds:
+                self._vote(attempt, proposed, tuple(echoes.values()))
+            else:
+                self._exchanges.rebuild(proposed.exchange)
+
+    def vote(self, message: say.VoteMessage) -> None:
+        """Count a vote; with those of a quorum the value is certified."""
+        body = self._context.evidence.vote(message.vote)
+        if not self._note(self._instance.votes, body, message.vote, evidence.VOTE):
+            return
+        if self._context.config.is_coordinator:
+            self.consider(body.attempt)
+        self._count(body.attempt, body.value)
+
+    def _note(
+        self,
+        cast: Cast,
+        body: say.VoteBody | say.EchoBody,
+        signed: Signed,
+        kind: str,
+    ) -> bool:
+        """Record a vote or echo of a voter. Return whether it counts."""
+        if not self._chain.is_voter(body.voter):
+            return False
+        other = record_once(cast.setdefault(body.voter, {}), body.attempt, body.value, signed)
+        if other is not None:
+            self._applicants.convict(kind, other, signed)
+        return other is None
+
+    def _count(self, attempt: int, value: bytes) -> None:
+        instance = self._instance
+        votes = instance.alike(instance.votes, attempt, value)
+        if not self._context.electorate.enough(instance.head, set(votes)):
+            return
+        head = next((p.value for p in instance.proposed.values() if p.hash == value), None)
+        if head is None and instance.accepted is not None and instance.accepted.value.hash == value:
+            head = instance.accepted.value
+        if head is not None:  # else the chain of a peer that has committed it comes soon
+            self._chain.learn([say.ChainLink(head, votes=tuple(votes.values()))])
+
+    def repeat(self) -> None:
+        """Send again what may have been lost: this node's latest echo and vote, while the attempt is not given up."""
+        instance = self._instance
+        attempt = instance.ballot.promised
+        self.consider(attempt)
+        if self._context.electorate.mode == "open":
+            self._vote_echoed(attempt)
+        if instance.accepted is not None and instance.accepted.attempt == attempt == instance.ballot.voted_attempt:
+            value = instance.accepted.value
+            if not self._is_required:
+                self._send_vote(attempt, value, value.hash)

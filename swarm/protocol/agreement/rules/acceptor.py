@@ -1,0 +1,72 @@
+"""Single-decree Paxos for the round after one head: at most one value is chosen, in every schedule.
+
+An *attempt* is a ballot with one leader and one value. A voter promises, then votes for the attempt's value; the
+leader of a later attempt collects the promises of a quorum and must propose the value of the highest attempt that
+they report (Lamport, "Paxos Made Simple", 2001). In open runs a voter echoes first, and what it accepted counts only
+with the echoes of a quorum, so that a leader with two faces has at most one value accepted.
+
+The functions are pure and know no message: `tests/simulation/test_exhaustive.py` drives these through all schedules
+of small groups. The node persists an `Acceptor` before it sends what came of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, Protocol, TypeVar
+
+import msgspec
+
+from peer.bounds import Count, Hash
+
+NEVER: Final = (1 << 53) - 1  # promised by a voter that has acknowledged the start of a higher term
+
+
+class HasAttempt(Protocol):
+    """Something accepted in an attempt."""
+
+    @property
+    def attempt(self) -> int: ...
+
+
+Value = TypeVar("Value", bound=HasAttempt)
+
+
+class Ballot(msgspec.Struct, frozen=True):
+    """One voter's promise and votes for the round after one head. Attempts count from 0; -1: none; the promise `NEVER`
+    refuses all."""
+
+    promised: Count = -1
+    voted_attempt: Count = -1
+    """The attempt of the latest vote."""
+    voted: Hash = b""
+    """Its value."""
+    echoed_attempt: Count = -1
+    echoed: Hash = b""
+
+    def promise(self, attempt: int) -> Ballot | None:
+        """Promise to take part in no attempt below this one; None if a later one was promised or this one voted in."""
+        if attempt < self.promised or attempt <= self.voted_attempt or attempt >= NEVER:
+            return None
+        return msgspec.structs.replace(self, promised=attempt)
+
+    def echo(self, attempt: int, value: bytes) -> Ballot | None:
+        """Echo the value of an attempt: one an attempt, none below the promise. None if that is refused."""
+        if attempt < self.promised or attempt < self.echoed_attempt or attempt >= NEVER:
+            return None
+        if attempt == self.echoed_attempt and value != self.echoed:
+            return None
+        return msgspec.structs.replace(self, promised=attempt, echoed_attempt=attempt, echoed=value)
+
+    def vote(self, attempt: int, value: bytes) -> Ballot | None:
+        """Vote for the value of an attempt: one an attempt, none below the promise. None if that is refused."""
+        if attempt < self.promised or attempt < self.voted_attempt or attempt >= NEVER:
+            return None
+        if attempt == self.voted_attempt and value != self.voted:
+            return None
+        return msgspec.structs.replace(self, promised=attempt, voted_attempt=attempt, voted=value)
+
+
+def forced_value(accepted: Iterable[Value | None]) -> Value | None:
+    """Return what a leader must propose, given what the promises of a quorum report as accepted (with evidence): the
+    value of the highest attempt. None: it may propose a value of its own."""
+    return max((value for value in accepted if value is not None), key=lambda value: value.attempt, default=None)

@@ -1,0 +1,238 @@
+"""What signed bodies prove: promises, accepted values, votes, certificates, contradictions. Raises
+`ProtocolViolation`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+from peer.errors import ProtocolViolation
+from peer.identity import Signed
+from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement.config import AgreementConfig
+from swarm.protocol.agreement.rules.acceptor import forced_value
+from swarm.protocol.agreement.rules.electorate import Electorate, leader_of
+from swarm.protocol.agreement.signing import Signer
+from swarm.protocol.head import Head, Member
+from swarm.protocol.plan import PLAN_KIND, WorkPlan
+
+PROPOSAL: Final = "agreement.proposal"
+ROSTER: Final = "agreement.roster"
+RESULTS: Final = "agreement.results"
+PROMISE: Final = "agreement.promise"
+ECHO: Final = "agreement.echo"
+VOTE: Final = "agreement.vote"
+START: Final = "agreement.start"
+ACK: Final = "agreement.ack"
+ENDORSEMENT: Final = "agreement.endorsement"
+JOIN: Final = "agreement.join"
+WITNESS: Final = "agreement.witness"
+
+ONE_AN_ATTEMPT: Final[dict[str, type[msgspec.Struct]]] = {
+    PROPOSAL: say.ProposalBody,
+    ROSTER: say.RosterBody,
+    RESULTS: say.ResultsBody,
+    ECHO: say.EchoBody,
+    VOTE: say.VoteBody,
+    PLAN_KIND: WorkPlan,
+}
+"""Bodies of which one signer may make one for a (head, attempt)."""
+
+
+class Evidence:
+    """Opens and judges signed bodies. Stateless."""
+
+    def __init__(self, signer: Signer, electorate: Electorate, config: AgreementConfig) -> None:
+        self._signer, self._electorate, self._config = signer, electorate, config
+
+    def promise(self, signed: Signed) -> say.PromiseBody:
+        """Open a promise that its voter has signed."""
+        body = self._signer.open(signed, PROMISE, say.PromiseBody)
+        self._require_voter(signed, body.voter, "promise")
+        return body
+
+    def echo(self, signed: Signed) -> say.EchoBody:
+        """Open an echo that its voter has signed."""
+        body = self._signer.open(signed, ECHO, say.EchoBody)
+        self._require_voter(signed, body.voter, "echo")
+        return body
+
+    def vote(self, signed: Signed) -> say.VoteBody:
+        """Open a vote that its voter has signed."""
+        body = self._signer.open(signed, VOTE, say.VoteBody)
+        self._require_voter(signed, body.voter, "vote")
+        return body
+
+    def ack(self, signed: Signed) -> say.AckBody:
+        """Open the acknowledgement of a start that its voter has signed."""
+        body = self._signer.open(signed, ACK, say.AckBody)
+        self._require_voter(signed, body.voter, "ack")
+        return body
+
+    def join(self, signed: Signed) -> say.JoinBody:
+        """Open a join request that the peer itself has signed."""
+        body = self._signer.open(signed, JOIN, say.JoinBody)
+        self._require_voter(signed, body.member, "join request")
+        return body
+
+    def start(self, signed: Signed) -> say.StartBody:
+        """Open a start of term of this group that the coordinator has signed."""
+        body = self._signer.open(signed, START, say.StartBody)
+        self._require_coordinator(signed, "start")
+        if body.head.run_id != self._config.genesis.run_id or not body.head.members:
+            raise ProtocolViolation("a start of term belongs to another group or has no members")
+        return body
+
+    def witness(self, signed: Signed) -> Member:
+        """Return the identity that the coordinator declares as its present one."""
+        body = self._signer.open(signed, WITNESS, say.WitnessBody)
+        self._require_coordinator(signed, "witness")
+        if body.run_id != self._config.genesis.run_id or body.witness.peer != self._config.coordinator:
+            raise ProtocolViolation("a witness is not the coordinator of this group")
+        return body.witness
+
+    def endorsed(self, signed: Signed) -> bytes:
+        """Return the hash of the head that the coordinator endorses."""
+        body = self._signer.open(signed, ENDORSEMENT, say.EndorsementBody)
+        self._require_coordinator(signed, "endorsement")
+        return body.head
+
+    def proposal(self, signed: Signed, head: Head, head_hash: bytes) -> say.ProposalBody:
+        """Open the proposal of an attempt after `head`, signed by its leader."""
+        body = self._signer.open(signed, PROPOSAL, say.ProposalBody)
+        if body.head != head_hash or not is_leader(head, head_hash, body.attempt, signed.signer):
+            raise ProtocolViolation("a proposal is signed by another peer than the attempt's leader")
+        return body
+
+    def counts(self, accepted: say.AcceptedValue, head: Head, head_hash: bytes, below: int) -> bool:
+        """Return whether what a promise reports as accepted is proved: its attempt, below `below`, had that value.
+
+        Without this one voter could make up an attempt that all later leaders had to respect (F10)."""
+        value = accepted.value.hash
+        if not 0 <= accepted.attempt < below or accepted.value.previous != head_hash:
+            return False
+        try:
+            if self._electorate.mode != "open":
+                bodies = [self.proposal(signed, head, head_hash) for signed in accepted.evidence[:1]]
+                return any(body.attempt == accepted.attempt and body.value == value for body in bodies)
+            echoes = [self.echo(signed) for signed in accepted.evidence]
+        except ProtocolViolation:
+            return False
+        alike = {e.voter for e in echoes if (e.head, e.attempt, e.value) == (head_hash, accepted.attempt, value)}
+        return self._electorate.enough(head, alike)
+
+    def justified(self, promises: Iterable[Signed], head: Head, head_hash: bytes, attempt: int) -> ForcedBy:
+        """Check the promises behind a proposal: those of a quorum, for this attempt. Return the value they force.
+
+        The voters do this themselves instead of trusting the leader."""
+        accepted: dict[Member, say.AcceptedValue | None] = {}
+        for signed in promises:
+            body = self.promise(signed)
+            if (body.head, body.attempt) != (head_hash, attempt):
+                raise ProtocolViolation("a proposal rests on promises of another attempt")
+            if body.accepted is not None and not self.counts(body.accepted, head, head_hash, attempt):
+                raise ProtocolViolation("a proposal rests on an accepted value without evidence")
+            accepted[body.voter] = body.accepted
+        if not self._electorate.enough(head, accepted):
+            raise ProtocolViolation("a proposal rests on the promises of too few voters")
+        forced = forced_value(accepted.values())
+        value = forced.value.hash if forced is not None else b""
+        voters = {voter for voter, said in accepted.items() if said is not None and said.value.hash == value}
+        return ForcedBy(forced, tuple(sorted(voters)))
+
+    def certificate(self, link: say.ChainLink, before: Head, before_hash: bytes) -> None:
+        """Raise unless the link's votes are those of a quorum of the head before it, in one attempt."""
+        head, value = link.head, link.head.hash
+        if head.previous != before_hash or (head.term, head.boot) != (before.term, before.boot):
+            raise ProtocolViolation("a chain of heads is broken")
+        if head.run_id != before.run_id or head.round != before.round + 1:
+            raise ProtocolViolation("a chain of heads skips a round")
+        cast = [self.vote(signed) for signed in link.votes]
+        if any((vote.head, vote.value) != (before_hash, value) for vote in cast):
+            raise ProtocolViolation("a certificate has votes for another head")
+        if len({vote.attempt for vote in cast}) != 1:
+            raise ProtocolViolation("a certificate mixes the votes of several attempts")
+        if not self._electorate.enough(before, {vote.voter for vote in cast}):
+            raise ProtocolViolation("a certificate has too few votes")
+
+    def bound(self, link: say.ChainLink) -> say.StartBody:
+        """Check the first head of a term: signed, and acknowledged by a quorum of its own voters where the
+        coordinator's signature alone does not bind. Return the start."""
+        assert link.start is not None
+        body, name = self.start(link.start), link.head.hash
+        if body.head != link.head:
+            raise ProtocolViolation("a start of term is for another head")
+        if self._electorate.mode == "required":
+            return body
+        acks = [self.ack(signed) for signed in link.acks]
+        voters = {ack.voter for ack in acks if ack.head == name}
+        if not self._electorate.enough(link.head, voters) or not voters.intersection(link.head.members):
+            raise ProtocolViolation("a start of term is not acknowledged by a quorum of its members")
+        return body
+
+    def culprit(self, proof: say.Contradiction) -> str:
+        """Return the peer that a contradiction proves guilty, or raise `ProtocolViolation` if it proves nothing."""
+        type_ = ONE_AN_ATTEMPT.get(proof.kind)
+        if type_ is None or proof.first.signer != proof.second.signer or proof.first.body == proof.second.body:
+            raise ProtocolViolation("a contradiction is not one of two bodies by one peer")
+        first = self._signer.open(proof.first, proof.kind, type_)
+        second = self._signer.open(proof.second, proof.kind, type_)
+        if first == second or _slot(first) != _slot(second):
+            raise ProtocolViolation("a contradiction is not one: both bodies may stand")
+        return proof.first.signer
+
+    def _require_voter(self, signed: Signed, voter: Member, what: str) -> None:
+        if signed.signer != voter.peer:
+            raise ProtocolViolation(f"a {what} is signed by another peer than it names")
+
+    def _require_coordinator(self, signed: Signed, what: str) -> None:
+        if signed.signer != self._config.coordinator:
+            raise ProtocolViolation(f"a {what} is not signed by the coordinator")
+
+
+class ForcedBy(msgspec.Struct, frozen=True):
+    """What checked promises leave to a proposal: `accepted`, or any value if None."""
+
+    accepted: say.AcceptedValue | None
+    voters: tuple[Member, ...] = ()
+    """Those that report it: they have on disk what it is built from."""
+
+
+def is_leader(head: Head, head_hash: bytes, attempt: int, peer: str) -> bool:
+    """Return whether that peer leads that attempt."""
+    return bool(head.members) and attempt >= 0 and leader_of(head, head_hash, attempt).peer == peer
+
+
+def _slot(body: msgspec.Struct) -> tuple[object, ...]:
+    """Return what only one body of a signer may have: the ballot, for a voter its incarnation, for an owner the
+    exchange."""
+    kind = type(body).__name__
+    return (
+        kind,
+        getattr(body, "head", None),
+        getattr(body, "attempt", None),
+        getattr(body, "voter", None),
+        getattr(body, "key", None),
+    )
+
+
+def head_named(message: say.Message, signer: Signer) -> bytes:
+    """Return the hash of the head whose round a message is about. Raises `ProtocolViolation` if a signature is
+    wrong."""
+    match message:
+        case say.PrepareMessage() | say.PlanMessage() | say.SubmitMessage() | say.RosterMessage():
+            return message.head
+        case say.ResultsMessage():
+            return message.head
+        case say.PromiseMessage():
+            return signer.open(message.promise, PROMISE, say.PromiseBody).head
+        case say.ProposalMessage():
+            return signer.open(message.proposal, PROPOSAL, say.ProposalBody).head
+        case say.EchoMessage():
+            return signer.open(message.echo, ECHO, say.EchoBody).head
+        case say.VoteMessage():
+            return signer.open(message.vote, VOTE, say.VoteBody).head
+        case _:
+            return b""

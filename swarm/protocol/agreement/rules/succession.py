@@ -1,0 +1,255 @@
+"""The next head as a function of the roster: members, learners, absences, owners and ledger. Every voter derives it.
+
+So a leader chooses no electorate. It can leave out a contribution; an old member is dropped only after two rounds
+without one under two different leaders, or on a proof that all can check.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+from blake3 import blake3
+
+from peer.errors import ProtocolViolation, RoundDiscarded
+from peer.identity import Signed
+from swarm.protocol.agreement.context import AgreementContext
+from swarm.protocol.agreement.messages import JoinBody, ResultsBody, RosterBody, Support
+from swarm.protocol.agreement.rules.electorate import leader_of, owners_of, room_for_newcomers
+from swarm.protocol.agreement.rules.evidence import RESULTS, ROSTER, is_leader
+from swarm.protocol.head import Absence, Head, Learner, Member
+from swarm.protocol.plan import CONTRIBUTION_KIND, PLAN_KIND, Contribution, WorkPlan
+
+MERGED_MIN: Final = 2  # contributions of a learner before it becomes a member
+ABSENCES_MAX: Final = 2  # rounds without a contribution, under as many leaders, before a member is dropped
+MISSED_MAX: Final = 8  # rounds in a row without a contribution before a learner is dropped
+
+
+@dataclass(frozen=True)
+class OpenedRoster:
+    """A checked roster and all that follows from it."""
+
+    key: bytes
+    """The hash of the signed roster: the name of its exchange."""
+    attempt: int
+    signed_plan: Signed
+    signed: Signed
+    plan: WorkPlan
+    contributions: tuple[Contribution, ...]
+    weights: tuple[float, ...]
+    owners: tuple[Member, ...]
+    """The owner of each slice."""
+    next: Head
+    """The next head, without its state hash."""
+    parts: dict[Member, tuple[int, ...]] = field(default_factory=dict)
+    """The slices of each owner, in order of the first slice."""
+
+    def hashes(self, results: Mapping[Member, ResultsBody]) -> tuple[bytes, ...] | None:
+        """Return the hash of each slice's result; None if an owner's are missing."""
+        found: dict[int, bytes] = {}
+        for owner, indexes in self.parts.items():
+            if owner not in results:
+                return None
+            found.update(zip(indexes, results[owner].hashes, strict=True))
+        return tuple(found[index] for index in range(len(self.owners)))
+
+
+class Succession:
+    """Opens plans, rosters and results of one node's group."""
+
+    def __init__(self, context: AgreementContext) -> None:
+        self._context = context
+
+    def plan(self, signed: Signed, head: Head, head_hash: bytes, until: int) -> WorkPlan:
+        """Open the plan of an attempt up to `until`, signed by the attempt's leader."""
+        plan = self._context.signer.open(signed, PLAN_KIND, WorkPlan)
+        if plan.attempt > until or not is_leader(head, head_hash, plan.attempt, signed.signer):
+            raise ProtocolViolation("a plan is signed by another peer than the leader of its attempt")
+        if plan.head != head_hash:
+            raise ProtocolViolation("a plan is for another head")
+        self._context.work.check_plan(plan, head)
+        return plan
+
+    def contribution(self, signed: Signed, plan: WorkPlan, head: Head) -> Contribution:
+        """Open a contribution to a plan, signed by its contributor."""
+        body = self._context.signer.open(signed, CONTRIBUTION_KIND, Contribution)
+        if body.member.peer != signed.signer or plan.of(body.member) is None or body.plan != plan.hash:
+            raise ProtocolViolation("a contribution belongs to another peer or plan")
+        self._context.work.check_contribution(body, plan, head)
+        return body
+
+    def join(self, signed: Signed, head: Head, head_hash: bytes) -> JoinBody:
+        """Open a join request for this head or the one before it, by a peer that the run's gate admits."""
+        body = self._context.evidence.join(signed)
+        if body.head not in (head_hash, head.previous) or body.member.peer == self._context.config.coordinator:
+            raise ProtocolViolation("a join request is for another head")
+        if not self._context.work.admits(body, signed.signer):
+            raise RoundDiscarded("a join request is of a peer that the run does not admit")
+        return body
+
+    def roster(self, signed_plan: Signed, signed: Signed, head: Head, head_hash: bytes, dry: bool) -> OpenedRoster:
+        """Check a roster with its plan; derive what follows. `dry`: this peer accepts an empty merge."""
+        context = self._context
+        roster = context.signer.open(signed, ROSTER, RosterBody)
+        if roster.head != head_hash or not is_leader(head, head_hash, roster.attempt, signed.signer):
+            raise ProtocolViolation("a roster is signed by another peer than the leader of its attempt")
+        plan = self.plan(signed_plan, head, head_hash, roster.attempt)
+        if plan.hash != roster.plan:
+            raise ProtocolViolation("a roster is for another plan")
+        bodies = [self.contribution(contribution, plan, head) for contribution in roster.contributions]
+        present = [body.member for body in bodies]
+        if present != sorted(present) or len({member.peer for member in present}) != len(present):
+            raise ProtocolViolation("a roster is out of order or names a peer twice")
+        joins = {body.member: body for body in (self.join(join, head, head_hash) for join in roster.joins)}
+        inside = {*head.members, *(learner.member for learner in head.learners), *joins}
+        if any(member not in inside for member in present):
+            raise ProtocolViolation("a roster names a peer that has not asked to join")
+        owning = [member for member in present if head.has(member)]
+        if not owning:
+            raise ProtocolViolation("a roster has no contribution of a member")
+        settlement = context.work.settle(head, plan, bodies, dry)
+        if settlement is None:
+            raise RoundDiscarded("a roster has nothing that may be merged")
+        witness = head.witness if roster.witness is None else context.evidence.witness(roster.witness)
+        culprits = {context.evidence.culprit(proof) for proof in roster.proofs}
+        merged = {body.member for body, w in zip(bodies, settlement.weights, strict=True) if w > 0}
+        owners = owners_of(head_hash, owning, context.work.slices(head))
+        electorate = _Electors(context, head, culprits)
+        electorate.count(set(present), merged, joins, leader_of(head, head_hash, roster.attempt))
+        following = msgspec.structs.replace(
+            head,
+            round=head.round + 1,
+            previous=head_hash,
+            state_hash=b"",
+            members=tuple(sorted(electorate.members)),
+            ledger=settlement.ledger,
+            inner_step=settlement.inner_step,
+            tokens=settlement.tokens,
+            witness=witness,
+            learners=tuple(sorted(electorate.learners.values())),
+            absent=tuple(sorted(electorate.absent)),
+            invites=electorate.invites(),
+            attempt=roster.attempt,
+        )
+        parts: dict[Member, list[int]] = {}
+        for index, owner in enumerate(owners):
+            parts.setdefault(owner, []).append(index)
+        return OpenedRoster(
+            key=blake3(signed.body).digest(),
+            attempt=roster.attempt,
+            signed_plan=signed_plan,
+            signed=signed,
+            plan=plan,
+            contributions=tuple(bodies),
+            weights=settlement.weights,
+            owners=owners,
+            next=following,
+            parts={owner: tuple(indexes) for owner, indexes in parts.items()},
+        )
+
+    def results(self, signed: Signed, opened: OpenedRoster, head_hash: bytes) -> tuple[Member, ResultsBody]:
+        """Open an owner's results of that exchange."""
+        body = self._context.signer.open(signed, RESULTS, ResultsBody)
+        owner = next((member for member in opened.parts if member.peer == signed.signer), None)
+        if owner is None or (body.head, body.attempt, body.key) != (head_hash, opened.attempt, opened.key):
+            raise ProtocolViolation("results are of another exchange or by no owner")
+        if len(body.hashes) != len(opened.parts[owner]) or any(len(name) != 32 for name in body.hashes):
+            raise ProtocolViolation("results name another number of slices than the owner has")
+        return owner, body
+
+    def support(
+        self, support: Support, head: Head, head_hash: bytes, dry: bool
+    ) -> tuple[OpenedRoster, dict[Member, tuple[Signed, ResultsBody]]]:
+        """Check what a value was made from: the roster, and the results of every owner."""
+        opened = self.roster(support.plan, support.roster, head, head_hash, dry)
+        results: dict[Member, tuple[Signed, ResultsBody]] = {}
+        for signed in support.results:
+            owner, body = self.results(signed, opened, head_hash)
+            results[owner] = (signed, body)
+        if set(results) != set(opened.parts):
+            raise ProtocolViolation("a value comes without the results of all owners")
+        return opened, results
+
+
+class _Electors:
+    """The members, learners and absences of the next head, in the making."""
+
+    def __init__(self, context: AgreementContext, head: Head, culprits: set[str]) -> None:
+        self._head, self._culprits = head, culprits
+        self._members_min = context.electorate.members_min
+        self._most = context.config.max_peers
+        self.members: set[Member] = set(head.members)
+        self.learners: dict[str, Learner] = {entry.member.peer: entry for entry in head.learners}
+        self.absent: list[Absence] = []
+        self._invites: dict[str, str] = {peer: serial for serial, peer in head.invites}
+
+    def count(
+        self, present: set[Member], merged: set[Member], joins: Mapping[Member, JoinBody], leader: Member
+    ) -> None:
+        """Apply one round."""
+        self._drop(present, leader)
+        self._learn(present, merged)
+        self._promote()
+        self._take_in(present, merged, joins)
+
+    def invites(self) -> tuple[tuple[str, str], ...]:
+        """Return (serial, peer) of those that are in the next head."""
+        inside = {member.peer for member in self.members} | set(self.learners)
+        return tuple(sorted((serial, peer) for peer, serial in self._invites.items() if peer in inside))
+
+    def _drop(self, present: set[Member], leader: Member) -> None:
+        """Drop proved liars and members absent too often, but never below what the quorum arithmetic needs."""
+        for member in sorted(self.members):
+            if member.peer in self._culprits and len(self.members) > self._members_min:
+                self.members.discard(member)
+        before = {entry.member: entry for entry in self._head.absent}
+        for member in sorted(self.members):
+            if member in present:
+                continue
+            entry = before.get(member, Absence(member, 0, Member("", "")))
+            rounds = min(entry.rounds + (entry.leader != leader), ABSENCES_MAX)
+            if rounds >= ABSENCES_MAX and len(self.members) > self._members_min:
+                self.members.discard(member)
+            else:
+                self.absent.append(Absence(member, rounds, leader))
+
+    def _learn(self, present: set[Member], merged: set[Member]) -> None:
+        for peer, entry in sorted(self.learners.items()):
+            here = entry.member in present
+            counted = entry.merged + (entry.member in merged)
+            self.learners[peer] = Learner(entry.member, counted, 0 if here else entry.missed + 1)
+            if peer in self._culprits or entry.missed + 1 > MISSED_MAX:
+                del self.learners[peer]
+
+    def _promote(self) -> None:
+        """Make learners members, a minority a round. A peer's new incarnation takes the place of its old one."""
+        room = room_for_newcomers(len(self._head.members))
+        for peer, entry in sorted(self.learners.items()):
+            if entry.merged >= MERGED_MIN and room > 0:
+                room -= 1
+                self.members = {member for member in self.members if member.peer != peer}
+                self.absent = [absence for absence in self.absent if absence.member.peer != peer]
+                self.members.add(entry.member)
+                del self.learners[peer]
+
+    def _take_in(self, present: set[Member], merged: set[Member], joins: Mapping[Member, JoinBody]) -> None:
+        room = room_for_newcomers(len(self._head.members))
+        used = {serial for serial in self._invites.values() if serial}
+        for member, join in sorted(joins.items()):
+            fits = len(self.members) + len(self.learners) < self._most or member.peer in self.learners
+            if member not in present or member in self.members or member.peer in self._culprits:
+                continue
+            known = self.learners.get(member.peer)
+            if known is not None and known.member == member:
+                continue
+            if join.invite and join.invite in used and self._invites.get(member.peer) != join.invite:
+                continue  # one invite has one vote, whatever keys come with it
+            if room <= 0 or not fits:
+                continue
+            room -= 1
+            if join.invite:
+                used.add(join.invite)
+                self._invites[member.peer] = join.invite
+            self.learners[member.peer] = Learner(member, int(member in merged))

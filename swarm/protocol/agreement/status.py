@@ -1,0 +1,78 @@
+"""Idle traffic: each node tells a few others its position, and asks for the chain of those that are higher.
+
+A status is some hundred bytes, so the traffic of one member does not grow with the group.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement.chain import Chain, position_of
+from swarm.protocol.agreement.context import AgreementContext
+from swarm.protocol.head import Member
+
+TOLD_MAX: Final = 8  # peers at each poll, besides the coordinator
+ASKED_MAX: Final = 4096
+
+
+class Idle:
+    """Status messages and the transfer of chains."""
+
+    def __init__(self, context: AgreementContext, chain: Chain) -> None:
+        self._context, self._chain = context, chain
+        self._polls = 0
+        self._asked: dict[str, float] = {}
+
+    def poll(self, me: Member, attempt: int) -> None:
+        """Tell the coordinator and the next few peers in turn where this node stands, and for which attempt it
+        waits."""
+        config, head = self._context.config, self._chain.head
+        members = [m.peer for m in (*head.members, *(learner.member for learner in head.learners))]
+        if me not in head.members or len(members) < 2:
+            members += list(self._context.known)
+        others = [peer for peer in dict.fromkeys(members) if peer not in (config.peer, config.coordinator)]
+        told = [config.coordinator] if not config.is_coordinator else []
+        if others:
+            start = (self._polls * TOLD_MAX + self._context.pick(b"poll")) % len(others)
+            told += [others[(start + i) % len(others)] for i in range(min(TOLD_MAX, len(others)))]
+        self._polls += 1
+        for peer in told:
+            self._context.out.send(peer, say.StatusMessage(position_of(head), self._chain.hash, me, False, attempt))
+
+    def tell(self, peer: str, me: Member) -> None:
+        """Tell a peer that is behind where this node stands."""
+        if peer != self._context.config.peer:
+            mine = position_of(self._chain.head)
+            self._context.out.send(peer, say.StatusMessage(mine, self._chain.hash, me, answer=True))
+
+    def status(self, peer: str, message: say.StatusMessage, me: Member) -> None:
+        """Ask a peer that is higher for its chain; tell one that is lower."""
+        mine = position_of(self._chain.head)
+        if message.position > mine:
+            self.ask(peer)
+        elif message.position < mine and not message.answer:
+            self.tell(peer, me)
+
+    def ask(self, peer: str) -> None:
+        """Ask a peer for what it can prove beyond this node's head, at most once in half a poll."""
+        now = self._context.now
+        if peer == self._context.config.peer or now - self._asked.get(peer, -1e9) < self._context.config.poll_s / 2:
+            return
+        if len(self._asked) >= ASKED_MAX:
+            self._asked.clear()
+        self._asked[peer] = now
+        self._context.out.send(peer, say.AskChainMessage(self._chain.known))
+
+    def ask_chain(self, peer: str, message: say.AskChainMessage) -> None:
+        """Send the links after the last head that the peer knows."""
+        links = self._chain.after(message.known)
+        if links:
+            self._context.out.send(peer, say.ChainMessage(links))
+
+    def chain(self, peer: str, message: say.ChainMessage) -> None:
+        """Learn from a chain; ask for the next page of a long one."""
+        known = self._chain.known
+        self._chain.learn(message.links)
+        if len(message.links) == say.LINKS_MAX and self._chain.known != known:
+            self._context.out.send(peer, say.AskChainMessage(self._chain.known))

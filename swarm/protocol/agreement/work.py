@@ -1,0 +1,69 @@
+"""What the training method decides about a round: pure functions of the head that all voters compute alike.
+
+The agreement asks these questions and knows nothing else of samples, steps and norms. `scheduled_work.ScheduledWork`
+answers them for the real methods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from swarm.protocol.agreement.messages import JoinBody
+from swarm.protocol.head import Head, Member
+from swarm.protocol.ledger import Ledger
+from swarm.protocol.plan import Contribution, WorkPlan
+
+
+@dataclass(frozen=True)
+class Settlement:
+    """What a roster's contributions lead to."""
+
+    weights: tuple[float, ...]
+    """The weight of each contribution, in order; 0 for one that is not merged."""
+    ledger: Ledger
+    inner_step: int
+    tokens: int
+
+
+class Work(Protocol):
+    """The rules of one method and run. Implementations are pure; those that raise, raise `ProtocolViolation`."""
+
+    def slices(self, head: Head) -> int:
+        """Return the number of slices of an update in the round after `head`."""
+
+    def plan(self, head: Head, attempt: int, speeds: Mapping[Member, float], reset: Collection[Member]) -> WorkPlan:
+        """Assign the round's work. `speeds`: measured inner steps a second, 0 if unknown; members in `reset` must
+        forget what they have counted."""
+
+    def divides_batch(self) -> bool:
+        """Return whether members divide a fixed batch, so that one that does not come leaves a hole in it."""
+
+    def check_plan(self, plan: WorkPlan, head: Head) -> None:
+        """Raise `ProtocolViolation` if the plan does not follow from the head."""
+
+    def check_contribution(self, body: Contribution, plan: WorkPlan, head: Head) -> None:
+        """Raise `ProtocolViolation` if the contribution claims what its plan does not allow."""
+
+    def settle(self, head: Head, plan: WorkPlan, contributions: Sequence[Contribution], dry: bool) -> Settlement | None:
+        """Return what the contributions lead to; None if they cannot be merged (no usable one, an incomplete batch).
+
+        `dry`: no work can come in this round, so that an empty merge is acceptable."""
+
+    def reset(self, head: Head, plan: WorkPlan, contributions: Sequence[Contribution]) -> Collection[Member]:
+        """Return the members that must forget what they have counted, after `settle` has returned None."""
+
+    def late_s(self, plan: WorkPlan, took_s: Sequence[float]) -> float | None:
+        """Return after how many seconds slow members are asked to submit what they have, if those that have submitted
+        took `took_s`; None: not yet known."""
+
+    def exchange_s(self, head: Head) -> float:
+        """Return the seconds that an exchange may take."""
+
+    def fast_forward(self, head: Head) -> Head:
+        """Return the head from which the coordinator begins a new term after `head`: the same state, brought to the
+        position of a pipeline's other stages. Only the coordinator asks, which follows all stages."""
+
+    def admits(self, join: JoinBody, signer: str) -> bool:
+        """Return whether the run's gate admits the peer that signed this request."""

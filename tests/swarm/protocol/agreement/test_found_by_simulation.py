@@ -1,0 +1,286 @@
+"""Faults that the simulator has found, each as the shortest directed schedule that shows it."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import msgspec
+import pytest
+
+from swarm.protocol.agreement import actions, events
+from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement.output import encode
+from swarm.protocol.agreement.records import BallotRecord
+from swarm.protocol.agreement.rules import evidence
+from swarm.protocol.agreement.rules.acceptor import NEVER, Ballot
+from swarm.protocol.agreement.rules.electorate import attempt_of, leader_of
+from swarm.protocol.head import Member
+from swarm.protocol.plan import CONTRIBUTION_KIND
+from tests.swarm.protocol.agreement.group import COORDINATOR, GENESIS, GroupOfNodes, contribution_body
+
+
+@pytest.mark.parametrize("mode", ["witness", "required"])
+def test_a_regroup_before_the_group_has_begun_begins_nothing(mode: str) -> None:
+    """The coordinator sealed and answered itself, and made itself the only member of a group without weights."""
+    group = GroupOfNodes("ABC", mode=mode)
+    group.isolate(COORDINATOR)
+    group.run(1.0)
+    group.event(COORDINATOR, events.Asked())
+    group.run(5.0)
+    assert group.head(COORDINATOR) == GENESIS and group.told(COORDINATOR, "regroup_failed")
+    group.heal()
+    group.run_to(2)
+    assert {member.peer for member in group.head("A").members} == set("ABC")
+
+
+def test_only_the_latest_incarnation_that_answers_is_in_a_new_term() -> None:
+    """Both incarnations of a peer became members, and the dead one counted towards the quorum."""
+    group = GroupOfNodes("ABC")
+    group.run_to(2)
+    old = group.member("C")
+    group.crash("A")
+    group.crash("B")
+    group.event(COORDINATOR, events.Asked())
+    group.run(0.5)  # the old C has answered
+    group.crash("C")
+    coordinator = group.machines[COORDINATOR].node._coordinator
+    assert coordinator is not None and coordinator.inquiry is not None and old in coordinator.inquiry.told
+    reborn = msgspec.structs.replace(coordinator.inquiry.told[old], voter=Member("C", "reborn"))
+    group.event(COORDINATOR, events.Received("C", reborn))
+    group.run(5.0)
+    starts = [
+        msgspec.msgpack.decode(body, type=say.StartBody).head
+        for signer, kind, body in sorted(group.table.signed)
+        if kind == evidence.START
+    ]
+    latest = max(starts, key=lambda head: head.term)
+    assert latest.term == 2 and latest.members == (Member("C", "reborn"),)
+
+
+def test_a_bad_contribution_in_a_promise_is_held_against_its_sender() -> None:
+    """The leader reads all promises when the last one comes; that one's sender was accused, and the attempt hung."""
+    group = GroupOfNodes("ABCD", mode="open", faults=1)
+    group.run_to(1)
+    head = group.head("A")
+    first, second = (leader_of(head, head.hash, attempt) for attempt in (0, 1))
+    liar, last = sorted(set(head.members) - {first, second})
+
+    def bad(source: str, message: say.Message) -> say.Message:
+        if source != liar.peer or not isinstance(message, say.PromiseMessage) or message.plan is None:
+            return message
+        body = contribution_body(liar, message.plan)
+        greedy = msgspec.structs.replace(body, steps=body.steps * 1000, samples=body.samples * 1000)
+        return msgspec.structs.replace(message, contribution=group.sign(liar.peer, CONTRIBUTION_KIND, greedy))
+
+    group.change = bad
+    group.run_until_sent(say.PlanMessage)
+    group.run(0.1)  # all have the plan of the first leader, which now dies
+    group.crash(first.peer)
+    for peer in (second.peer, liar.peer, last.peer):
+        group.event(peer, events.PeerDown(first.peer))
+    group.run_to(2, [second.peer, last.peer])  # type: ignore[arg-type]
+    assert {accused for _, accused, _ in group.accusations()} == {liar.peer}
+
+
+def test_a_leader_without_any_peer_that_may_work_gives_its_attempt_up() -> None:
+    """All that promised are proved liars: there is no plan to make."""
+    group = GroupOfNodes("AB")
+    group.run_to(1)
+    node = group.machines["A"].node
+    head = group.head("A")
+    for peer in "AB":
+        bodies = [say.VoteBody(head.hash, 7, bytes([i]) * 32, group.member(peer)) for i in range(2)]
+        proof = say.Contradiction(evidence.VOTE, *(group.sign(peer, evidence.VOTE, body) for body in bodies))
+        for machine in group.machines.values():
+            if machine.peer != COORDINATOR:
+                machine.node._applicants.take_proof(proof)
+    group.run(20.0)
+    failed = [told["reason"] for peer in "AB" for told in group.told(peer, "attempt_failed")]
+    assert "no peer that may work has promised" in failed and set(node._applicants.proofs) == {"A", "B"}
+
+
+def scatter(group: GroupOfNodes, attempts: dict[str, int]) -> None:
+    """Let each of these peers restart with a promise to an attempt of its own: each waits for another leader."""
+    for peer in attempts:
+        group.crash(peer)
+    for peer, attempt in sorted(attempts.items()):
+        head = group.head(peer)
+        mine = attempt_of(head, head.hash, group.member(peer), attempt)
+        record = BallotRecord(head.hash, Ballot(promised=mine), None, None)
+        group.machines[peer].records["ballot"] = encode(record)
+        group.start(peer)
+
+
+@pytest.mark.parametrize(
+    ("attempts", "config"),
+    [
+        ({"B": 22, "D": 13, "E": 22}, {"min_peers": 5}),
+        ({"A": 24, "B": 7, "D": 19}, {"min_peers": 4, "mode": "open", "faults": 1}),
+    ],
+)
+def test_leaders_that_promised_themselves_do_not_duel(attempts: dict[str, int], config: dict[str, Any]) -> None:
+    """Each had promised a later attempt than the leaders for which the others waited, and none was told: no commit
+    for a minute with all up."""
+    peers = "ABCDE"[: config["min_peers"]]
+    group = GroupOfNodes(peers, **config)
+    group.run_to(1)
+    scatter(group, attempts)
+    before, began = group.round("A"), group.now
+    group.run(60.0, lambda: all(group.round(peer) > before for peer in peers))
+    assert group.now - began < 10.0
+    group.check()
+
+
+def test_a_peer_that_waits_for_ever_later_attempts_stops_no_group() -> None:
+    """A voter's word moves the others once in as many turns as there are members, and no leader that makes progress."""
+    quiet, busy = GroupOfNodes("ABCD", mode="open", faults=1), GroupOfNodes("ABCD", mode="open", faults=1)
+    for group in (quiet, busy):
+        group.run_to(1)
+    counter = itertools.count(1000)
+
+    def restless(source: str, message: say.Message) -> say.Message:
+        if source == "D" and isinstance(message, say.StatusMessage):
+            return msgspec.structs.replace(message, attempt=next(counter) * 4)
+        return message
+
+    busy.change = restless
+    quiet.run(30.0)
+    busy.run(30.0)
+    assert busy.round("A") >= 0.6 * quiet.round("A")
+
+
+def test_a_value_is_built_from_what_its_voters_have_on_disk() -> None:
+    """The owners of its slices are gone; a voter that restarted holds it, and was never asked."""
+    group = GroupOfNodes("ABC")
+    group.run_to(1)
+    leader, voter, third, message = group.lose_leader_after_votes()
+    group.crash(third)
+    group.start(third)  # a new process has no slices
+    head = group.head(voter)
+    later = attempt_of(head, head.hash, group.member(third), 10)
+    reported = group.machines[voter].node._height.instance.accepted
+    promises = tuple(
+        group.sign(peer, evidence.PROMISE, say.PromiseBody(head.hash, later, group.member(peer), accepted))
+        for peer, accepted in ((voter, reported), (third, None))
+    )
+    outsider = Member("Z", "Z0")
+    proof = group.sign("Z", evidence.PROMISE, say.PromiseBody(head.hash, later, outsider, reported))
+    signed = group.sign(third, evidence.PROPOSAL, say.ProposalBody(head.hash, later, message.value.hash))
+    proposal = say.ProposalMessage(signed, message.value, (*promises, proof), message.support)
+    found = group.give(third, proposal, third)
+    (build,) = [action for action in found if isinstance(action, actions.Build)]
+    assert voter in build.holders and leader in build.holders and "Z" not in build.holders
+
+
+def test_one_invite_is_one_member_from_the_first_head_on() -> None:
+    """Two keys of one invite began the group, and their invite was not noted, so that a third one came in later."""
+    group = GroupOfNodes("ABC", min_peers=3)
+    for name in "XY":
+        group._config["invite"] = "of liars"
+        group.start(name)
+    group.run_to(1, "ABC")
+    peers = {member.peer for member in group.head("A").members}
+    assert len(peers & set("XY")) == 1
+    assert group.head("A").invites == tuple(("of liars", peer) for peer in sorted(peers & set("XY")))
+
+
+def test_a_fenced_voter_leads_and_votes_no_more() -> None:
+    """It led the attempt after the last number there is, and its own promise to that one took its fence down."""
+    group = GroupOfNodes("ABC")
+    group.run_to(2)
+    head, node = group.head("A"), group.machines["A"].node
+    start = msgspec.structs.replace(
+        head, term=9, boot=1, previous=head.hash, members=(group.member("A"), group.member("B")), attempt=-1
+    )
+    signed = group.sign(COORDINATOR, evidence.START, say.StartBody(start))
+    group.lost = lambda source, target, message: target == "B" and isinstance(message, say.StartMessage)
+    group.event("A", events.Received(COORDINATOR, say.StartMessage(signed)))
+    assert node._height.instance.ballot.promised == NEVER
+    group.isolate("A")
+    group.run(60.0)
+    assert node.head == head and node._height.instance.ballot.promised == NEVER
+    assert not any(
+        source == "A" and isinstance(m, say.PrepareMessage) and m.attempt > 1 << 40 for source, _, m in group.sent
+    )
+    for step in (Ballot.promise, lambda b, a: b.vote(a, b"v"), lambda b, a: b.echo(a, b"v")):
+        assert all(step(Ballot(promised=promised), NEVER) is None for promised in (0, NEVER))
+
+
+def test_a_seal_costs_one_attempt_and_no_turn() -> None:
+    """Each voter went on waiting for the leader whose attempt the seal had ended: a person's regroup of a group that
+    was only slow cost eleven seconds."""
+    group = GroupOfNodes("ABC", train_s=2.0)
+    group.run_to(2)
+    group.run_until_sent(say.PlanMessage)
+    group.run(0.5)
+    before, began = group.round("A"), group.now
+    group.event(COORDINATOR, events.Asked())
+    group.run(30.0, lambda: all(group.round(peer) > before for peer in "ABC"))
+    assert group.now - began < 5.0
+    group.run(5.0)
+    assert group.told(COORDINATOR, "regroup_withdrawn") and group.head("A").term == 1
+
+
+def test_a_state_that_is_gone_is_not_waited_for_once_there_is_a_newer_one() -> None:
+    """A peer that was behind asked for a state, in vain, while the group went on; it then backed off for seconds."""
+    group = GroupOfNodes("ABC")
+    group.run_to(1)
+    group.isolate("C")
+    group.run_to(2, "AB")
+    group.serves = False
+    group.heal()
+    group.run(0.9, lambda: bool(group.machines["C"].node._chain._fetching))
+    group.run_to(3, "AB")
+    node = group.machines["C"].node
+    group.run(10.0, lambda: node._chain._failed != b"")
+    failed = node._chain._failed
+    link = group.machines["A"].node._chain.link(group.head("A").hash)
+    assert link is not None and link.head.state_hash != failed
+    assert node._chain._fetching in (b"", link.head.state_hash)
+    found = group.give("C", say.ChainMessage((link,)), "A")
+    assert node._chain._fetching == link.head.state_hash or any(isinstance(a, actions.Fetch) for a in found)
+
+
+def test_leader_and_voters_choose_alike_between_two_values_of_one_attempt() -> None:
+    """A liar that led an attempt had shown two values. The leader took the first one that it heard of, the voters the
+    one of the first voter, and the leader was accused."""
+    group = GroupOfNodes("ABC", mode="required")
+    group.run_to(1)
+    group.lost = lambda source, target, message: isinstance(message, say.ProposalMessage)
+    liar, _, message = group.run_until_sent(say.ProposalMessage)
+    group.run(0.3)
+    leader, other = sorted(set("ABC") - {liar})
+    head, node = group.head(leader), group.machines[leader].node
+    height = node._height
+    height.leader.begin()
+    attempt = height.leader._attempt
+    assert attempt is not None
+    values = [message.value, msgspec.structs.replace(message.value, state_hash=bytes(32))]
+    body = msgspec.msgpack.decode(message.proposal.body, type=say.ProposalBody)
+    heard = [(other, values[0]), (liar, values[1]), (COORDINATOR, None), (leader, None)]
+    for peer, value in sorted(
+        heard, key=lambda entry: entry[0] != max(other, liar)
+    ):  # the last voter in order comes first
+        accepted = None
+        if value is not None:
+            proposal = msgspec.structs.replace(body, value=value.hash)
+            accepted = say.AcceptedValue(body.attempt, value, (group.sign(liar, evidence.PROPOSAL, proposal),))
+        promise = say.PromiseBody(head.hash, attempt.number, group.member(peer), accepted)
+        signed = group.sign(peer, evidence.PROMISE, promise)
+        height.leader.promise(peer, say.PromiseMessage(signed, support=message.support if accepted else None))
+    assert attempt.proposal is not None
+    forced = node._context.evidence.justified(attempt.proposal.promises, head, head.hash, attempt.number).accepted
+    assert forced is not None and forced.value == attempt.proposal.value
+
+
+def test_a_required_coordinator_does_not_regroup_a_group_that_goes_on() -> None:
+    """A person who regroups again and again kept newcomers out for ever: a new term begins without learners."""
+    group = GroupOfNodes("ABC", mode="required")
+    group.run_to(2)
+    group.event(COORDINATOR, events.Asked())
+    group.run(5.0)
+    assert group.told(COORDINATOR, "regroup_withdrawn") and group.head("A").term == 1
+    group.event(COORDINATOR, events.Asked(without=("C",)))
+    group.run_to(group.round("A") + 2, "AB")
+    assert group.head("A").term == 2 and {member.peer for member in group.head("A").members} == set("AB")
