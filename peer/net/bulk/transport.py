@@ -30,7 +30,7 @@ from peer.net.bulk.link import BulkConnection, Serve
 from peer.net.bulk.tls import Certificate, TlsSocket, client_context
 from peer.net.libp2p_fixes.shares import Handshakes, Slots, address_group
 from peer.net.libp2p_fixes.sockets import set_keepalive
-from peer.net.libp2p_fixes.turns import Turns, accept_in_turn
+from peer.net.libp2p_fixes.turns import IdleTurns, accept_in_turn
 from peer.net.method import Call, Method
 from peer.net.rate_limit import Meter
 from peer.net.rpc_server import RpcServer
@@ -93,7 +93,7 @@ class BulkTransport:
         meter: Meter,
         remote_ips: Callable[[str], Iterable[str]],
         admissions: Admissions,
-        turns: Turns,
+        turns: IdleTurns,
     ) -> None:
         self._nursery = nursery
         self._ask = ask

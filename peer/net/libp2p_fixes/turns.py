@@ -30,7 +30,7 @@ STARVED_S: Final = 0.05
 _Queues = OrderedDict[str, deque[trio.Event]]  # by network, the next one first
 
 
-class Turns:
+class IdleTurns:
     """The turns of all peers at one host that are not trusted. They are given while `run` runs."""
 
     def __init__(self, admissions: Admissions) -> None:
@@ -94,7 +94,7 @@ class Turns:
 class TurnedConnection(RawConnection):
     """An inbound connection. What arrives on it waits for its turn."""
 
-    def __init__(self, stream: Any, turns: Turns, group: str) -> None:
+    def __init__(self, stream: Any, turns: IdleTurns, group: str) -> None:
         super().__init__(stream, False)
         self._turns = turns
         self._group = group
@@ -118,7 +118,7 @@ async def _until_idle() -> None:
         idle = not waiting.cancelled_caught
 
 
-def accept_in_turn(listener: trio.SocketListener, turns: Turns) -> None:
+def accept_in_turn(listener: trio.SocketListener, turns: IdleTurns) -> None:
     """Let each socket that a listener accepts wait for its turn. Meanwhile the kernel keeps the next ones."""
     stock = listener.accept
 
@@ -141,13 +141,13 @@ def _group_of(stream: trio.SocketStream) -> str:
         return ""
 
 
-def turns_of(swarm: Any) -> Turns:
+def turns_of(swarm: Any) -> IdleTurns:
     """Return the turns at a swarm."""
     found = swarm.__dict__.get("_turns")
-    return found if isinstance(found, Turns) else give_turns(swarm, Admissions())
+    return found if isinstance(found, IdleTurns) else give_turns(swarm, Admissions())
 
 
-def give_turns(swarm: Any, admissions: Admissions) -> Turns:
+def give_turns(swarm: Any, admissions: Admissions) -> IdleTurns:
     """Give the swarm's strangers new turns. `admissions` knows who is none."""
-    swarm._turns = given = Turns(admissions)
+    swarm._turns = given = IdleTurns(admissions)
     return given

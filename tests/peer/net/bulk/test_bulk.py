@@ -16,7 +16,7 @@ from peer.net.bulk.link import BulkConnection
 from peer.net.bulk.tls import Certificate, TlsSocket, client_context
 from peer.net.bulk.transport import OFFER, BulkTransport, Offer, OfferRequest
 from peer.net.host import Host, HostConfig, open_host
-from peer.net.libp2p_fixes.turns import Turns
+from peer.net.libp2p_fixes.turns import IdleTurns
 from peer.net.limits import NetLimits
 from peer.net.method import Call, Method
 from peer.net.rate_limit import Meter, TokenBucket
@@ -234,7 +234,7 @@ async def test_an_impostor_on_the_port_gets_no_token_and_no_payload() -> None:
         nursery.start_soon(trio.serve_listeners, impostor, listeners)
         meter = Meter(TokenBucket(None), TokenBucket(None))
         server = RpcServer(NetLimits(), meter, EventLog(), admissions := Admissions())
-        transport = BulkTransport(nursery, ask, server, meter, lambda peer: (), admissions, Turns(admissions))
+        transport = BulkTransport(nursery, ask, server, meter, lambda peer: (), admissions, IdleTurns(admissions))
         assert await transport.channel("peer", "127.0.0.1") is None
         assert not received
         nursery.cancel_scope.cancel()

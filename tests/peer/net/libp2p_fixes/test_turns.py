@@ -12,7 +12,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from peer.net.admissions import Admissions
 from peer.net.libp2p_fixes import turns as module
-from peer.net.libp2p_fixes.turns import Turns
+from peer.net.libp2p_fixes.turns import IdleTurns
 
 
 def guarded() -> Admissions:
@@ -25,8 +25,8 @@ def guarded() -> Admissions:
 
 
 @asynccontextmanager
-async def given(admissions: Admissions | None = None) -> AsyncIterator[tuple[Turns, trio.Nursery]]:
-    turns = Turns(guarded() if admissions is None else admissions)
+async def given(admissions: Admissions | None = None) -> AsyncIterator[tuple[IdleTurns, trio.Nursery]]:
+    turns = IdleTurns(guarded() if admissions is None else admissions)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(turns.run)
         await wait_all_tasks_blocked()
@@ -34,7 +34,7 @@ async def given(admissions: Admissions | None = None) -> AsyncIterator[tuple[Tur
         nursery.cancel_scope.cancel()
 
 
-async def take(turns: Turns, group: str, peer: str | None, taken: list[str]) -> None:
+async def take(turns: IdleTurns, group: str, peer: str | None, taken: list[str]) -> None:
     await turns.take(group, peer)
     taken.append(f"{peer}@{group}")
 
@@ -75,18 +75,18 @@ async def test_turns_go_round_between_classes_and_networks() -> None:
 
 
 async def test_trusted_peers_wait_for_no_turn() -> None:
-    turns = Turns(guarded())
+    turns = IdleTurns(guarded())
     turns._running = True  # but no turn is ever given
     with trio.fail_after(1):
         await turns.take("a", "member")
-        await Turns(Admissions()).take("a", None)
+        await IdleTurns(Admissions()).take("a", None)
     with trio.move_on_after(0.01) as waited:
         await turns.take("a", "client")
     assert waited.cancelled_caught
 
 
 async def test_who_gives_up_its_turn_leaves_no_trace() -> None:
-    turns = Turns(guarded())
+    turns = IdleTurns(guarded())
     turns._running = True
     with trio.move_on_after(0):
         await turns.take("a")
@@ -109,7 +109,7 @@ async def test_a_busy_loop_does_not_put_strangers_off_for_good(monkeypatch: pyte
 
 async def test_no_peer_waits_once_turns_are_given_no_more() -> None:
     taken: list[str] = []
-    turns = Turns(guarded())
+    turns = IdleTurns(guarded())
     async with trio.open_nursery() as nursery:
         with trio.CancelScope() as scope:
             scope.cancel()
