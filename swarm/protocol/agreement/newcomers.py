@@ -18,6 +18,7 @@ JOINS_MAX: Final = 1024
 JOIN_LASTS_S: Final = 10.0
 BACK_OFF_S: Final = 5.0  # doubled with every further round missed
 BACK_OFF_MAX_S: Final = 600.0
+SHOWN_MAX: Final = 16
 PROOFS_MAX: Final = 64
 
 
@@ -28,6 +29,7 @@ class Newcomers:
         self._context, self._chain = context, chain
         self._succession = Succession(context)
         self._joins: dict[Member, tuple[Signed, float, bytes]] = {}  # (request, until, head)
+        self._asking: dict[str, float] = {}  # until when
         self._missed: dict[str, tuple[int, float]] = {}  # (rounds missed in a row, earliest time)
         self._mine: tuple[bytes, Signed] | None = None  # (head, request)
         self.proofs: dict[str, say.Contradiction] = {}
@@ -57,13 +59,24 @@ class Newcomers:
         body = self._context.evidence.join(signed)
         if body.member.peer != peer:
             raise ProtocolViolation("a join request came from another peer than it names")
+        if len(self._asking) < JOINS_MAX or peer in self._asking:
+            self._asking[peer] = self._context.now + JOIN_LASTS_S
         if body.head not in (self._chain.hash, self._chain.head.previous):
-            return  # it is behind; the status messages tell it
+            links = self._chain.after((body.head,)) if self._chain.is_past(body.head) else ()
+            if links:  # it is behind
+                self._context.out.send(peer, say.ChainMessage(links))
+            return
         self._succession.join(signed, self._chain.head, self._chain.hash)
         if len(self._joins) >= JOINS_MAX:
             self._expire()
         if len(self._joins) < JOINS_MAX or body.member in self._joins:
             self._joins[body.member] = (signed, self._context.now + JOIN_LASTS_S, body.head)
+
+    def asking(self) -> list[str]:
+        """Return some of the peers that have asked to join lately, at whatever head: they are shown each commit at
+        once."""
+        self._asking = {peer: until for peer, until in self._asking.items() if until > self._context.now}
+        return list(self._asking)[:SHOWN_MAX]
 
     def joins(self, head: Head) -> dict[Member, Signed]:
         """Return the requests of newcomers that the next round may take in: as many as it has room for, and some more

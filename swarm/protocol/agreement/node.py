@@ -209,16 +209,20 @@ class AgreementNode:
         self._height.repeat()
         self._starts.repeat(self._height.instance, self._height.participant)
         self._idle.poll(self._context.me)
-        request = self._newcomers.request()
-        if request is not None:
-            voters = [member.peer for member in self._chain.head.members]
-            for peer in dict.fromkeys([*voters, self._config.coordinator]):
-                self._context.out.send(peer, say.JoinMessage(request))
+        self._request_join()
         if self._coordinator is not None:
             self._coordinator.poll()
             if self._newcomers.witness is not None and self._chain.head.witness != self._context.me:
                 for member in self._chain.head.members:
                     self._context.out.send(member.peer, say.WitnessMessage(self._newcomers.witness))
+
+    def _request_join(self) -> None:
+        """Ask the members to be taken in, if this node is in no group."""
+        request = self._newcomers.request()
+        if request is not None:
+            voters = [member.peer for member in self._chain.head.members]
+            for peer in dict.fromkeys([*voters, self._config.coordinator]):
+                self._context.out.send(peer, say.JoinMessage(request))
 
     # -- messages ------------------------------------------------------------------------------------------------------
 
@@ -292,6 +296,7 @@ class AgreementNode:
             self._completed = True
             context.out.tell("run_completed", round=link.head.round)
         self._height.begin()
+        self._request_join()
         for peer, message in self._early.take(self._chain.hash):
             context.out.requeue(peer, message)
 
@@ -310,7 +315,7 @@ class AgreementNode:
         elif link.votes and head.previous == old.hash and leader_of(old.head, old.hash, head.attempt).peer == me:
             voted = {m for m, cast in old.votes.items() if any(value == self._chain.hash for value, _ in cast.values())}
             peers = {member.peer for member in {*told, *old.head.members, *before.leader.planned} - voted}
-            peers.add(self._config.coordinator)
+            peers |= {self._config.coordinator, *self._newcomers.asking()}
         else:
             return
         for peer in sorted(peers - {me}):

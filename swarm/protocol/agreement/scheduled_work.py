@@ -48,6 +48,9 @@ class ScheduledWork:
     def plan(self, head: Head, attempt: int, speeds: Mapping[Member, float], reset: Collection[Member]) -> WorkPlan:
         return make_plan(head, attempt, speeds, self.schedule, reset)
 
+    def divides_batch(self) -> bool:
+        return self.schedule.shared
+
     def check_plan(self, plan: WorkPlan, head: Head) -> None:
         check_plan(plan, head, self.schedule)
 

@@ -37,6 +37,9 @@ class Work(Protocol):
         """Assign the round's work. `speeds`: measured inner steps a second, 0 if unknown; members in `reset` must
         forget what they have counted."""
 
+    def divides_batch(self) -> bool:
+        """Return whether members divide a fixed batch, so that one that does not come leaves a hole in it."""
+
     def check_plan(self, plan: WorkPlan, head: Head) -> None:
         """Raise `ProtocolViolation` if the plan does not follow from the head."""
 

@@ -220,3 +220,10 @@ class Coordinator(ABC):
     def highest_term(self) -> int:
         """The highest term that this node has seen; the next start has a higher one."""
         return max(position_of(self.chain.head)[0], 0)
+
+
+def returned(holders: set[Member], members: set[Member]) -> set[Member]:
+    """Return those holders of the state that are new incarnations of members: they came back without their disk's
+    votes, so they could not vote here, but they can in a new term."""
+    peers = {member.peer for member in members} - {member.peer for member in holders & members}
+    return {member for member in holders if member.peer in peers}

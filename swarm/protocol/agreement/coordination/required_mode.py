@@ -12,7 +12,7 @@ from swarm.protocol.agreement import events
 from swarm.protocol.agreement import messages as say
 from swarm.protocol.agreement.chain import Chain, position_of
 from swarm.protocol.agreement.context import AgreementContext
-from swarm.protocol.agreement.coordination.coordinator import RESTORED_JUMP, Coordinator, Inquiry
+from swarm.protocol.agreement.coordination.coordinator import RESTORED_JUMP, Coordinator, Inquiry, returned
 from swarm.protocol.agreement.newcomers import Newcomers
 from swarm.protocol.head import Head, Member
 
@@ -94,7 +94,8 @@ class RequiredCoordinator(Coordinator):
             return
         self._unheld_since = None
         holders = self.state_holders(inquiry, base.state_hash)
-        members = {member for member in holders if member in self._last_electorate(base)} or holders
+        electorate = self._last_electorate(base)
+        members = (holders & electorate) | returned(holders, electorate) or holders
         self._start(base, base.hash, inquiry.term, members, undoes)
 
     def _may_undo(self, inquiry: Inquiry) -> bool:

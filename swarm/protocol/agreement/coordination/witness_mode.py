@@ -14,7 +14,7 @@ from swarm.protocol.agreement import events
 from swarm.protocol.agreement import messages as say
 from swarm.protocol.agreement.chain import Chain, position_of
 from swarm.protocol.agreement.context import AgreementContext
-from swarm.protocol.agreement.coordination.coordinator import RESTORED_JUMP, Coordinator, Inquiry
+from swarm.protocol.agreement.coordination.coordinator import RESTORED_JUMP, Coordinator, Inquiry, returned
 from swarm.protocol.agreement.newcomers import Newcomers
 from swarm.protocol.agreement.output import encode
 from swarm.protocol.agreement.records import COORDINATOR_KEY, CoordinatorRecord
@@ -126,8 +126,9 @@ class WitnessCoordinator(Coordinator):
 
     def _begin_from(self, base: Head, inquiry: Inquiry, undoes: list[bytes]) -> None:
         inside = {*base.members, *self.chain.head.members}
-        members = {member for member in inquiry.told if member in inside}
         holders = self.state_holders(inquiry, base.state_hash)
+        members = {member for member in inquiry.told if member in inside}
+        members |= returned(holders, inside)
         if not members & holders:
             members |= set(sorted(holders)[:1])
         if len(members) < self.context.electorate.members_min:

@@ -91,8 +91,7 @@ class AttemptLeader:
                 if peer not in heard:
                     context.out.send(peer, prepare)
         if attempt.phase is Phase.COLLECT and attempt.signed_plan is not None:
-            submitted = {member.peer for member in attempt.contributions}
-            self._send_plan(attempt, sorted(heard - submitted))
+            self._send_plan(attempt)
         elif attempt.phase is Phase.EXCHANGE:
             self._send_roster(attempt)
         elif attempt.phase is Phase.PROPOSE and attempt.proposal is not None:
@@ -127,7 +126,10 @@ class AttemptLeader:
             attempt.accepted[body.voter] = body.accepted
         if not self._context.electorate.enough(instance.head, attempt.accepted):
             return
-        waiting = set(attempt.asked) - {m.peer for m in attempt.promises} - self._context.down
+        waited_for = {voter.peer for voter in self._context.electorate.voters(instance.head)}
+        if self._context.work.divides_batch():  # a newcomer must be known to come before it gets a part
+            waited_for = set(attempt.asked)
+        waiting = waited_for - {m.peer for m in attempt.promises} - self._context.down
         if not waiting:
             self._decide_value(attempt)
         elif not attempt.end_at:
@@ -145,8 +147,8 @@ class AttemptLeader:
         return True
 
     def _late_promise(self, attempt: Attempt, peer: str, voter: Member, message: say.PromiseMessage) -> None:
-        """Take in the ready contribution of a member whose promise has come late; it may vote in any case."""
-        if self._chain.is_voter(voter):
+        """Take in the ready contribution of a peer whose promise has come late; a member may vote in any case."""
+        if self._chain.is_voter(voter) or self._may_join(voter, message, attempt):
             attempt.promises.setdefault(voter, message)
         if message.contribution is not None and attempt.phase is Phase.COLLECT:
             self.submit(peer, say.SubmitMessage(self._instance.hash, message.contribution, message.join))
@@ -182,10 +184,7 @@ class AttemptLeader:
         if adopted is not None:
             attempt.signed_plan, attempt.plan = adopted
         else:
-            workers = [member for member in attempt.promises if member.peer != context.config.coordinator]
-            culprits = self._newcomers.proofs
-            speeds = {m: attempt.promises[m].speed for m in sorted(workers) if m.peer not in culprits}
-            plan = context.work.plan(head, attempt.number, speeds, sorted(self._reset))
+            plan = context.work.plan(head, attempt.number, self._speeds(attempt), sorted(self._reset))
             attempt.plan, attempt.signed_plan = plan, context.signer.sign(PLAN_KIND, plan)
         attempt.end_at = context.now + attempt.plan.deadline_s
         context.out.timer(TIMER, attempt.end_at)
@@ -193,7 +192,17 @@ class AttemptLeader:
             if message.plan == attempt.signed_plan and message.contribution is not None:
                 self.submit(member.peer, say.SubmitMessage(self._instance.hash, message.contribution, message.join))
         if attempt is self._attempt and attempt.phase is Phase.COLLECT:
-            self._send_plan(attempt, sorted(member.peer for member in attempt.promises))
+            self._send_plan(attempt)
+
+    def _speeds(self, attempt: Attempt) -> dict[Member, float]:
+        """Return the speed of each peer to plan for: those that promised, and newcomers that may be a moment late
+        with the last commit. A newcomer that does not come costs no time: it is not waited for."""
+        learners = [learner.member for learner in self._instance.head.learners]
+        late = [] if self._context.work.divides_batch() else [*learners, *attempt.joins]
+        speeds = {member: message.speed for member, message in attempt.promises.items()}
+        speeds = dict.fromkeys(late, 0.0) | speeds
+        culprits = {*self._newcomers.proofs, self._context.config.coordinator}
+        return {member: speeds[member] for member in sorted(speeds) if member.peer not in culprits}
 
     def _adoptable(self, attempt: Attempt) -> tuple[Signed, WorkPlan] | None:
         """Return the latest plan that a majority of the head's members can still complete, so that a dead leader
@@ -221,8 +230,11 @@ class AttemptLeader:
         tie_breaker = self._context.pick(b"exclude", self._instance.hash, attempt.number.to_bytes(8, "big"))
         self._excluded = choose_excluded(waits, tie_breaker) - {self._context.config.peer}
 
-    def _send_plan(self, attempt: Attempt, peers: list[str]) -> None:
-        assert attempt.signed_plan is not None
+    def _send_plan(self, attempt: Attempt) -> None:
+        """Send the plan to all that have not submitted yet."""
+        assert attempt.signed_plan is not None and attempt.plan is not None
+        planned = {assignment.member for assignment in attempt.plan.assignments}
+        peers = sorted(member.peer for member in {*attempt.promises, *planned} - set(attempt.contributions))
         order = say.PlanMessage(self._instance.hash, attempt.number, attempt.signed_plan, attempt.finishing_early)
         for peer in peers:
             if peer != self._context.config.coordinator:
@@ -279,8 +291,7 @@ class AttemptLeader:
         attempt.finishing_early = True
         attempt.end_at = min(attempt.end_at, self._context.now + self._context.config.grace_s)
         self._context.out.timer(TIMER, attempt.end_at)
-        submitted = {member.peer for member in attempt.contributions}
-        self._send_plan(attempt, sorted({m.peer for m in attempt.promises} - submitted))
+        self._send_plan(attempt)
 
     # -- exchange ------------------------------------------------------------------------------------------------------
 

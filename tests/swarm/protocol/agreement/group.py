@@ -19,14 +19,17 @@ from swarm.protocol.agreement import messages as say
 from swarm.protocol.agreement.config import AgreementConfig
 from swarm.protocol.agreement.node import AgreementNode
 from swarm.protocol.agreement.output import encode
+from swarm.protocol.agreement.rules import evidence
 from swarm.protocol.agreement.scheduled_work import ScheduledWork
-from swarm.protocol.head import Head, genesis
+from swarm.protocol.head import Head, Member, genesis
 from swarm.protocol.plan import CONTRIBUTION_KIND, Contribution, WorkPlan
 from swarm.protocol.round_schedule import RoundSchedule
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 GENESIS = genesis("run", blake3(b"genesis").digest())
-SCHEDULE = RoundSchedule(DilocoConfig(steps=4), InnerConfig(lr=1e-2, batch_size=2, total_steps=1000), seq_len=8, compute_s_max=30.0)
+SCHEDULE = RoundSchedule(
+    DilocoConfig(steps=4), InnerConfig(lr=1e-2, batch_size=2, total_steps=1000), seq_len=8, compute_s_max=30.0
+)
 WORK = ScheduledWork(SCHEDULE, slices_of=lambda head: 4, exchange_s_of=lambda head: 4.0)
 COORDINATOR = "W"
 
@@ -62,6 +65,23 @@ def next_state(state: bytes, results: tuple[bytes, ...]) -> bytes:
     return blake3(b"next" + state + b"".join(results)).digest()
 
 
+def contribution_body(member: Member, signed: Signed) -> Contribution:
+    """Return what a member contributes to a signed plan that names it: all that it was assigned."""
+    plan = msgspec.msgpack.decode(signed.body, type=WorkPlan)
+    mine = plan.of(member)
+    assert mine is not None
+    return Contribution(
+        head=plan.head,
+        plan=plan.hash,
+        member=member,
+        steps=mine.steps,
+        samples=mine.steps * SCHEDULE.unit,
+        loss=1.0,
+        hashes=tuple(blake3(f"{member}{i}".encode() + signed.body).digest() for i in range(4)),
+        sqnorms=(1.0,) * 4,
+    )
+
+
 @dataclass
 class Machine:
     """One peer's machine: disk, states, and what its driver is doing."""
@@ -76,6 +96,7 @@ class Machine:
     timers: dict[str, float] = field(default_factory=dict)
     has: set[bytes] = field(default_factory=set)
     up: bool = True
+    disk_free_at: float = 0.0
     life: int = 0
 
 
@@ -89,6 +110,8 @@ class GroupOfNodes:
         self.machines: dict[str, Machine] = {}
         self.lost: Callable[[str, str, say.Message], bool] = lambda source, target, message: False
         self.merge: Callable[[str, bytes, int], bytes] = lambda peer, key, index: blake3(key + bytes([index])).digest()
+        self.write_s = 0.001
+        self.serves = True  # whether any state can be fetched
         self.sent: list[tuple[str, str, say.Message]] = []
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
@@ -97,7 +120,7 @@ class GroupOfNodes:
         for peer in [COORDINATOR, *peers]:
             self.start(peer)
 
-    # -- machines --------------------------------------------------------------------------------------------------------
+    # -- machines ------------------------------------------------------------------------------------------------------
 
     def start(self, peer: str, wiped: bool = False, **started: Any) -> Machine:
         """Start the process of a peer, on its disk."""
@@ -150,7 +173,7 @@ class GroupOfNodes:
         if not until():
             self.now = end
 
-    # -- actions ---------------------------------------------------------------------------------------------------------
+    # -- actions -------------------------------------------------------------------------------------------------------
 
     def _do(self, machine: Machine, action: actions.Action) -> None:
         peer = machine.peer
@@ -163,13 +186,12 @@ class GroupOfNodes:
                 machine.timers[id] = at
                 self.later(max(0.0, at - self.now) + 1e-6, peer, events.TimerFired(id))
             case actions.Persist(id, key, record, state):
-                machine.records[key] = record
-                if state:
-                    assert state in machine.has, f"{peer} writes of a state that it has not"
-                    machine.stored_states.add(state)
-                self.later(0.001, peer, events.Persisted(id))
-            case actions.Train(plan):
-                self.later(self.train_s, peer, events.Submitted(self.contribution(machine, plan)))
+                assert not state or state in machine.has, f"{peer} writes of a state that it has not"
+                self._write(machine, id, key, record, state)
+            case actions.Train(plan, finish_early):
+                self.later(
+                    0.05 if finish_early else self.train_s, peer, events.Submitted(self.contribution(machine, plan))
+                )
             case actions.MergeSlices(key=key, indexes=indexes):
                 for index in indexes:
                     self.later(0.05, peer, events.SliceResult(key, index, self.merge(peer, key, index)))
@@ -178,7 +200,7 @@ class GroupOfNodes:
                 machine.has.add(state)
                 self.later(0.05, peer, events.Built(key, state))
             case actions.Fetch(state_hash=state_hash, holders=holders):
-                here = any(state_hash in self.machines[h].has for h in holders if h in self.machines)
+                here = self.serves and any(self._serves(holder, peer, state_hash) for holder in holders)
                 if here:
                     machine.has.add(state_hash)
                 self.later(0.3, peer, events.StateFetched(state_hash, here))
@@ -193,24 +215,54 @@ class GroupOfNodes:
             case _:
                 pass
 
+    def _write(self, machine: Machine, id: int, key: str, record: bytes, state: bytes) -> None:
+        """Write in order; a crash before the end loses the record and what comes after it."""
+        life = machine.life
+        machine.disk_free_at = max(machine.disk_free_at, self.now) + self.write_s
+
+        def written() -> None:
+            if machine.up and self.machines[machine.peer] is machine and machine.life == life:
+                machine.records[key] = record
+                machine.stored_states |= {state} if state else set()
+                self.event(machine.peer, events.Persisted(id))
+
+        self.at(machine.disk_free_at, written)
+
+    def _serves(self, holder: str, peer: str, state_hash: bytes) -> bool:
+        machine = self.machines.get(holder)
+        reached = not self.lost(holder, peer, say.AskChainMessage(()))
+        return machine is not None and machine.up and reached and state_hash in machine.has
+
     def contribution(self, machine: Machine, signed: Signed) -> Signed:
-        plan = msgspec.msgpack.decode(signed.body, type=WorkPlan)
-        mine = plan.of(machine.node.me)
-        assert mine is not None
-        names = tuple(blake3(machine.peer.encode() + signed.body + bytes([i])).digest() for i in range(4))
-        body = Contribution(
-            head=plan.head,
-            plan=plan.hash,
-            member=machine.node.me,
-            steps=mine.steps,
-            samples=mine.steps * SCHEDULE.unit,
-            loss=1.0,
-            hashes=names,
-            sqnorms=(1.0,) * 4,
-        )
+        body = contribution_body(machine.node.me, signed)
         return self.table.of(machine.peer).sign(CONTRIBUTION_KIND, body)
 
-    # -- what tests look at ----------------------------------------------------------------------------------------------
+    def run_to(self, round: int, peers: str = "", seconds: float = 120.0) -> None:
+        """Run until these peers (all but the coordinator) have committed that round, and check the history."""
+        wanted = peers or [peer for peer in self.machines if peer != COORDINATOR]
+        self.run(seconds, lambda: all(self.round(peer) >= round for peer in wanted))
+        assert all(self.round(peer) >= round for peer in wanted), {peer: self.round(peer) for peer in self.machines}
+        self.run(0.003)  # what was written is now on disk
+        self.check()
+
+    def run_until_sent(self, kind: type[Any], seconds: float = 60.0) -> tuple[str, str, Any]:
+        """Run until a message of that kind is sent; return (source, target, message)."""
+        first = len(self.sent)
+        self.run(seconds, lambda: any(isinstance(message, kind) for _, _, message in self.sent[first:]))
+        return next(entry for entry in self.sent[first:] if isinstance(entry[2], kind))
+
+    def give(self, target: str, message: say.Message, source: str) -> list[actions.Action]:
+        """Give a node a message now; return its actions without carrying them out."""
+        return self.machines[target].node.step(self.now, events.Received(source, message))
+
+    def isolate(self, *peers: str) -> None:
+        """Lose all messages between these peers and the others."""
+        self.lost = lambda source, target, message: (source in peers) != (target in peers)
+
+    def heal(self) -> None:
+        self.lost = lambda source, target, message: False
+
+    # -- what tests look at --------------------------------------------------------------------------------------------
 
     def head(self, peer: str) -> Head:
         return self.machines[peer].node.head
@@ -223,6 +275,16 @@ class GroupOfNodes:
 
     def accusations(self) -> list[tuple[str, str, str]]:
         return [(m.peer, a.peer, a.reason) for m in self.machines.values() for a in m.accused]
+
+    def member(self, peer: str) -> Member:
+        return self.machines[peer].node.me
+
+    def sign(self, peer: str, kind: str, body: msgspec.Struct) -> Signed:
+        return self.table.of(peer).sign(kind, body)
+
+    def vote(self, peer: str, head: Head, attempt: int, value: Head) -> Signed:
+        """Return a vote of that peer, which may be a liar's."""
+        return self.sign(peer, evidence.VOTE, say.VoteBody(head.hash, attempt, value.hash, self.member(peer)))
 
     def check(self) -> None:
         """Raise unless all that was committed is one history for each start, and no honest peer was accused."""

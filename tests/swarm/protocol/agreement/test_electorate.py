@@ -1,0 +1,250 @@
+"""Members, learners, owners and ledger follow from the roster, whoever leads (F7, F8, F9, F14)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+
+import msgspec
+import pytest
+
+from peer.errors import ProtocolViolation, RoundDiscarded
+from peer.identity import Signed
+from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement.rules import evidence
+from swarm.protocol.agreement.rules.electorate import (
+    Electorate,
+    attempt_of,
+    leader_of,
+    owners_of,
+    room_for_newcomers,
+)
+from swarm.protocol.agreement.rules.succession import MISSED_MAX, OpenedRoster, Succession
+from swarm.protocol.head import Absence, Head, Learner, Member
+from swarm.protocol.ledger import count
+from swarm.protocol.plan import PLAN_KIND
+from tests.swarm.protocol.agreement.group import GENESIS, WORK, GroupOfNodes, contribution_body
+
+
+def members(names: str) -> tuple[Member, ...]:
+    return tuple(Member(name, f"{name}0") for name in names)
+
+
+def head_of(names: str, **changes: object) -> Head:
+    """Return a head of these members."""
+    fields = {"members": members(names), "term": 1, "witness": Member("W", "W0")} | changes
+    return msgspec.structs.replace(GENESIS, **fields)
+
+
+class Scene:
+    """Rosters of a head, made by whichever member leads the attempt."""
+
+    def __init__(self, head: Head, **config: object) -> None:
+        self.group = GroupOfNodes("A", **config)
+        self.head, self.name = head, head.hash
+        self.succession = Succession(self.group.machines["A"].node._context)
+
+    def roster(
+        self, present: str, leader: str = "", joins: str = "", asked: tuple[Signed, ...] = (), turned: bool = False
+    ) -> OpenedRoster:
+        """Open the roster of these contributors; `joins` are those of them that ask to join, or `asked` their requests.
+        `turned`: the contributions stand in reverse order."""
+        attempt = attempt_of(self.head, self.name, Member(leader, f"{leader}0"), 0) if leader else 0
+        signer = leader_of(self.head, self.name, attempt).peer
+        plan = WORK.plan(self.head, attempt, dict.fromkeys(members(present), 0.0), ())
+        signed_plan = self.group.sign(signer, PLAN_KIND, plan)
+        contributions = [
+            self.group.sign(member.peer, "contribution", contribution_body(member, signed_plan))
+            for member in members(present)
+        ]
+        body = say.RosterBody(
+            head=self.name,
+            attempt=attempt,
+            plan=plan.hash,
+            contributions=tuple(contributions[:: -1 if turned else 1]),
+            joins=asked or tuple(self.join(member) for member in members(joins)),
+        )
+        signed = self.group.sign(signer, evidence.ROSTER, body)
+        return self.succession.roster(signed_plan, signed, self.head, self.name, False)
+
+    def join(self, member: Member, head: bytes | None = None, invite: str = "") -> Signed:
+        body = say.JoinBody(self.name if head is None else head, member, invite)
+        return self.group.sign(member.peer, evidence.JOIN, body)
+
+    def after(self, present: str, **more: str) -> Head:
+        return self.roster(present, **more).next
+
+
+def test_a_newcomer_needs_its_own_signed_request() -> None:
+    """F7 (i): a leader cannot name peers that did not ask."""
+    scene = Scene(head_of("ABC"))
+    with pytest.raises(ProtocolViolation, match="not asked to join"):
+        scene.roster("ABCX")
+    with pytest.raises(ProtocolViolation):
+        scene.roster("ABCX", joins="Y")
+    forged = scene.group.sign("A", evidence.JOIN, say.JoinBody(scene.name, Member("X", "X0")))
+    with pytest.raises(ProtocolViolation, match="another peer than it names"):
+        scene.succession.join(forged, scene.head, scene.name)
+    stale = scene.join(Member("X", "X0"), head=bytes(32))
+    with pytest.raises(ProtocolViolation, match="another head"):
+        scene.succession.join(stale, scene.head, scene.name)
+    previous = scene.join(Member("X", "X0"), head=scene.head.previous)
+    assert scene.succession.join(previous, scene.head, scene.name).member.peer == "X"
+
+
+def test_a_newcomer_learns_for_two_merged_contributions() -> None:
+    """F7 (iii): no vote, no slice, no lead before."""
+    scene = Scene(head_of("ABC"))
+    opened = scene.roster("ABCX", joins="X")
+    assert opened.next.members == members("ABC")
+    assert opened.next.learners == (Learner(Member("X", "X0"), 1),)
+    assert "X" not in {owner.peer for owner in opened.owners}
+    following = Scene(msgspec.structs.replace(opened.next, state_hash=bytes(32))).after("ABCX")
+    assert following.members == members("ABCX") and following.learners == ()
+
+
+def test_a_learner_keeps_its_count_for_some_missed_rounds() -> None:
+    learner = Learner(Member("X", "X0"), 1, 2)
+    kept = Scene(head_of("ABC", learners=(learner,))).after("ABC")
+    assert kept.learners == (Learner(Member("X", "X0"), 1, 3),)
+    tired = msgspec.structs.replace(learner, missed=MISSED_MAX)
+    assert Scene(head_of("ABC", learners=(tired,))).after("ABC").learners == ()
+
+
+@pytest.mark.parametrize(("old", "room"), [("A", 1), ("AB", 1), ("ABC", 1), ("ABCDE", 2), ("ABCDEFG", 3)])
+def test_newcomers_are_a_minority_of_each_round(old: str, room: int) -> None:
+    """F7 (ii), S1: five members never become 63 in one round; a lone one still admits."""
+    assert room_for_newcomers(len(old)) == room
+    after = Scene(head_of(old)).after(old + "TUVXYZ", joins="TUVXYZ")
+    assert len(after.learners) == room and after.members == members(old)
+    ready = tuple(Learner(member, 1) for member in members("TUVXYZ"))
+    after = Scene(head_of(old, learners=ready)).after(old + "TUVXYZ")
+    assert len(after.members) == len(old) + room
+
+
+def test_a_group_never_grows_beyond_max_peers() -> None:
+    after = Scene(head_of("ABCDE"), max_peers=6, min_peers=1).after("ABCDEXY", joins="XY")
+    assert len(after.members) + len(after.learners) == 6
+
+
+def test_a_member_is_dropped_after_two_absences_under_two_leaders() -> None:
+    """F7 (iv): one leader alone cannot put an honest member out, however often it leads."""
+    head = head_of("ABC")
+    once = Scene(head).after("AB", leader="A")
+    assert once.members == members("ABC") and once.absent == (Absence(Member("C", "C0"), 1, Member("A", "A0")),)
+    once = msgspec.structs.replace(once, state_hash=bytes(32))
+    assert Scene(once).after("AB", leader="A").members == members("ABC")
+    assert Scene(once).after("AB", leader="B").members == members("AB")
+    assert Scene(once).after("ABC", leader="B").absent == ()
+
+
+def test_an_open_group_keeps_three_f_plus_one() -> None:
+    absent = (Absence(Member("D", "D0"), 1, Member("A", "A0")),)
+    scene = Scene(head_of("ABCD", absent=absent), mode="open", faults=1)
+    assert scene.after("ABC", leader="B").members == members("ABCD")
+    absent = (Absence(Member("E", "E0"), 1, Member("A", "A0")),)
+    scene = Scene(head_of("ABCDE", absent=absent), mode="open", faults=1)
+    assert scene.after("ABCD", leader="B").members == members("ABCD")
+
+
+def test_one_invite_has_one_vote() -> None:
+    """F8: whatever keys come with it."""
+    scene = Scene(head_of("ABCDE"))
+    requests = {name: scene.join(Member(name, f"{name}0"), invite="serial-1") for name in "XY"}
+    opened = scene.roster("ABCDEXY", asked=tuple(requests.values()))
+    assert [learner.member.peer for learner in opened.next.learners] == ["X"]
+    assert opened.next.invites == (("serial-1", "X"),)
+    held = head_of("ABCDE", invites=(("serial-1", "A"),))
+    scene = Scene(held)
+    requests = {"X": scene.join(Member("X", "X0"), invite="serial-1")}
+    assert scene.roster("ABCDEX", asked=tuple(requests.values())).next.learners == ()
+
+
+def test_a_new_incarnation_takes_the_place_of_the_old_one() -> None:
+    """A peer has one vote: after two merged contributions the restarted one replaces the one that lost its disk."""
+    reborn = Member("A", "A1")
+    head = head_of("ABC", learners=(Learner(reborn, 2),))
+    after = Scene(head).after("BC", leader="B")
+    assert reborn in after.members and Member("A", "A0") not in after.members and len(after.members) == 3
+
+
+def test_owners_follow_from_the_head_and_shares_are_equal() -> None:
+    """F9: a leader gives itself nothing; no member has more than its share, and none can choose its slices."""
+    contributors = members("ABCDE")
+    for name in (bytes([i]) * 32 for i in range(20)):
+        owners = owners_of(name, contributors, 13)
+        assert max(Counter(owners).values()) <= 3 and set(owners) == set(contributors)
+    firsts = {owners_of(bytes([i]) * 32, contributors, 13)[0] for i in range(50)}
+    assert firsts == set(contributors)
+
+
+def test_issued_samples_are_merged_or_free() -> None:
+    """What is planned and not merged returns; nothing is counted twice."""
+    scene = Scene(head_of("ABC"))
+    ledger = scene.after("ABC").ledger
+    assert ledger.cursor == 24 and ledger.returned == ()
+    plan = WORK.plan(scene.head, 0, dict.fromkeys(members("ABC"), 0.0), ())
+    settled = WORK.settle(scene.head, plan, [], True)
+    assert settled is None, "an empty merge needs all that were planned"
+    signed = scene.group.sign("A", PLAN_KIND, plan)
+    bodies = [contribution_body(member, signed) for member in members("AB")]
+    settled = WORK.settle(scene.head, plan, bodies, False)
+    assert settled is not None
+    merged = sum(body.samples for body in bodies)
+    assert settled.ledger.cursor == merged + count(settled.ledger.returned)
+
+
+def test_a_roster_of_no_member_or_nothing_is_no_value() -> None:
+    scene = Scene(head_of("ABC", learners=(Learner(Member("X", "X0"), 1),)))
+    with pytest.raises(ProtocolViolation, match="no contribution of a member"):
+        scene.roster("X")
+    with pytest.raises(ProtocolViolation, match="out of order"):
+        scene.roster("AB", turned=True)
+
+
+def test_a_peer_that_the_gate_refuses_is_not_held_against_the_leader() -> None:
+    scene = Scene(head_of("ABC"))
+    context = scene.group.machines["A"].node._context
+    context.work = dataclasses.replace(WORK, admits_of=lambda join, signer: False)
+    with pytest.raises(RoundDiscarded):
+        scene.roster("ABCX", joins="X")
+
+
+def test_quorums() -> None:
+    def enough(mode: str, names: str, votes: str, faults: int = 0) -> bool:
+        electorate = Electorate(mode, faults)  # type: ignore[arg-type]
+        witness = "W" if mode == "required" or (mode == "witness" and len(names) % 2 == 0) else None
+        return electorate.is_quorum(names, witness, set(votes))
+
+    assert enough("witness", "AB", "AW") and not enough("witness", "AB", "A") and not enough("witness", "ABC", "AW")
+    assert enough("witness", "ABCD", "ABW") and not enough("witness", "ABCD", "AB")
+    assert enough("required", "ABC", "ABW") and not enough("required", "ABC", "ABC")
+    assert not enough("required", "AB", "AW") and not enough("required", "", "W")
+    assert enough("open", "ABCD", "ABC", 1) and not enough("open", "ABCDE", "ABC", 1)
+    assert Electorate("open", 2).members_min == 7
+
+
+def test_the_witness_votes_last() -> None:
+    """It completes a certificate, and never stands in for a vote that brings weights before that."""
+    electorate, head = Electorate("witness"), head_of("ABCD")
+    a, b, c, _ = members("ABCD")
+    witness = Member("W", "W0")
+    assert not electorate.completes(head, {a}) and electorate.completes(head, {a, b})
+    assert not electorate.completes(head, {a, b, c}) and electorate.completes(head, {a, b, witness})
+    assert not electorate.completes(head_of("ABC"), {a})
+
+
+def test_newcomers_that_do_not_come_cost_no_time() -> None:
+    """F14: a group with no-shows commits as many rounds as one without."""
+    quiet = GroupOfNodes("ABC")
+    quiet.run(30.0)
+    busy = GroupOfNodes("ABC")
+    for name in "XYZ":
+        busy.start(name)
+    busy.lost = lambda source, target, message: (
+        source in "XYZ" and not isinstance(message, say.JoinMessage | say.StatusMessage | say.AskChainMessage)
+    )
+    busy.run(30.0)
+    busy.check()
+    assert busy.round("A") >= 0.6 * quiet.round("A")
+    assert busy.head("A").members == quiet.head("A").members

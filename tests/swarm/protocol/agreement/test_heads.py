@@ -1,0 +1,123 @@
+"""Heads count by certificate, never by words; a node fetches first and then leaves (F1, F4, F5b, F15)."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from swarm.protocol.agreement import actions
+from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement.chain import position_of
+from swarm.protocol.agreement.output import encode
+from swarm.protocol.agreement.rules import evidence
+from tests.swarm.protocol.agreement.group import COORDINATOR, GroupOfNodes
+
+
+def sends(found: list[actions.Action], kind: type) -> list[actions.Send]:
+    return [action for action in found if isinstance(action, actions.Send) and isinstance(action.message, kind)]
+
+
+@pytest.mark.parametrize("liars", ["", "B", "BC"])
+def test_a_head_that_others_only_speak_of_is_not_followed(liars: str) -> None:
+    """F1: two of three liars sign votes for a head of their own, but one of them is no member of the head before."""
+    group = GroupOfNodes("ABCD", min_peers=3)
+    group.run_to(1, "ABC")
+    head = group.head("A")
+    false = msgspec.structs.replace(
+        head, round=head.round + 1, previous=head.hash, members=(group.member("B"),), state_hash=bytes(32)
+    )
+    votes = [group.vote(liar, head, 0, false) for liar in [*liars[:1], "D"][: len(liars)]]
+    found = group.give("A", say.ChainMessage((say.ChainLink(false, votes=tuple(votes)),)), "B")
+    assert group.head("A") == head
+    assert any(isinstance(action, actions.Accuse) and action.peer == "B" for action in found)
+    assert not any(isinstance(action, actions.Fetch | actions.CommitHead) for action in found)
+
+
+def test_a_chain_with_a_gap_or_a_forged_endorsement_does_not_count() -> None:
+    group = GroupOfNodes("ABC")
+    group.run_to(2)
+    head = group.head("A")
+    later = msgspec.structs.replace(head, round=head.round + 5, previous=bytes(32))
+    votes = tuple(group.vote(peer, head, 0, later) for peer in "BC")
+    group.give("A", say.ChainMessage((say.ChainLink(later, votes=votes),)), "B")
+    forged = group.sign("B", evidence.ENDORSEMENT, say.EndorsementBody(later.hash))
+    group.give("A", say.ChainMessage((say.ChainLink(later, endorsement=forged),)), "B")
+    assert group.head("A") == head
+
+
+def test_votes_of_two_attempts_are_no_certificate() -> None:
+    group = GroupOfNodes("ABC")
+    group.run_to(1)
+    head = group.head("A")
+    value = msgspec.structs.replace(head, round=head.round + 1, previous=head.hash)
+    votes = (group.vote("B", head, 0, value), group.vote("C", head, 1, value))
+    found = group.give("A", say.ChainMessage((say.ChainLink(value, votes=votes),)), "B")
+    assert group.head("A") == head and any(isinstance(action, actions.Accuse) for action in found)
+
+
+def test_a_member_that_missed_rounds_fetches_first_and_then_leaves() -> None:
+    """F5b, F4: it stands at its old head, with that head's weights, until the new state is here."""
+    group = GroupOfNodes("ABC")
+    group.run_to(1)
+    group.isolate("C")
+    group.run_to(4, "AB")
+    behind = group.head("C")
+    group.serves = False
+    group.heal()
+    group.run(3.0)
+    assert group.head("C") == behind
+    group.serves = True
+    group.run(20.0)
+    assert group.round("C") > 4
+    group.check()
+
+
+def test_an_empty_position_moves_no_node() -> None:
+    """F1: numbers are no reason; they only lead to a question."""
+    group = GroupOfNodes("ABC")
+    group.run_to(1)
+    head = group.head("A")
+    term, boot, round = position_of(head)
+    status = say.StatusMessage((term, boot, round + 1000), bytes(32), group.member("B"))
+    found = group.give("A", status, "B")
+    assert [send.peer for send in sends(found, say.AskChainMessage)] == ["B"]
+    assert group.head("A") == head
+
+
+def test_a_status_is_small_and_a_poll_tells_few_peers() -> None:
+    """F15: idle traffic of one member does not grow with the group."""
+    names = [f"{i:03d}" for i in range(40)]
+    group = GroupOfNodes("AB")
+    group.run_to(1)
+    big = GroupOfNodes(names, train_s=5.0)  # type: ignore[arg-type]
+    big.run_to(1)
+    for found in (group, big):
+        found.sent.clear()
+        found.run(1.0)
+        told = [message for source, _, message in found.sent if source == found.head("W").members[0].peer]
+        idle = [message for message in told if isinstance(message, say.StatusMessage) and not message.answer]
+        assert len(idle) <= 9 * 2 and all(len(encode(message)) < 200 for message in idle)
+
+
+def test_a_newcomer_is_shown_the_chain_from_the_start_of_term_or_an_endorsement() -> None:
+    group = GroupOfNodes("ABC", train_s=0.5)
+    group.run_to(40)
+    group.sent.clear()
+    group.start("D")
+    group.run(30.0)
+    assert group.head("D").has(group.member("D"))
+    pages = [message for _, target, message in group.sent if target == "D" and isinstance(message, say.ChainMessage)]
+    assert pages[0].links[0].endorsement is not None and len(pages[0].links) < 40
+    group.check()
+
+
+def test_where_the_coordinator_is_required_its_vote_vouches_for_all_before() -> None:
+    group = GroupOfNodes("ABC", mode="required")
+    group.run_to(3)
+    link = group.machines["A"].node._chain.link(group.head("A").hash)
+    assert link is not None and COORDINATOR in {vote.signer for vote in link.votes}
+    alone = GroupOfNodes("ABC", mode="required")
+    alone.table.signed = group.table.signed
+    alone.run(0.5)  # before its own first commit
+    alone.give("A", say.ChainMessage((link,)), "B")
+    assert alone.machines["A"].node._chain.known[0] == link.head.hash

@@ -1,0 +1,362 @@
+"""New terms: seal, start, acknowledgement; what the coordinator believes, and what its disk forgets (F3 to F6, F16)."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from swarm.protocol.agreement import actions, events
+from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement.rules import evidence
+from swarm.protocol.agreement.rules.acceptor import NEVER
+from tests.swarm.protocol.agreement.group import COORDINATOR, GENESIS, GroupOfNodes
+
+
+def test_the_first_term_begins_once_enough_peers_wait() -> None:
+    group = GroupOfNodes("ABC", min_peers=3)
+    group.crash("C")
+    group.run(10.0)
+    assert group.head("A") == GENESIS
+    group.start("C")
+    group.run_to(1)
+    assert {member.peer for member in group.head("A").members} == set("ABC")
+    assert group.head("A").term == 1 and group.head("A").boot > 0
+
+
+@pytest.mark.parametrize("peers", ["ABC", "ABCD"])
+def test_a_group_goes_on_without_its_coordinator(peers: str) -> None:
+    """F3: where it is a witness, its absence ends nothing and starts nothing."""
+    group = GroupOfNodes(peers)
+    group.run_to(2)
+    group.isolate(COORDINATOR)
+    group.run_to(8, peers)
+    assert group.head("A").term == 1 and set(group.head("A").members) >= {group.member(peer) for peer in peers}
+    group.heal()
+    group.run(10.0)
+    assert group.round(COORDINATOR) >= 8 and group.head("A").term == 1
+    group.check()
+
+
+def test_a_lost_quorum_is_told_and_waits_for_a_person() -> None:
+    group = GroupOfNodes("ABC")
+    group.run_to(2)
+    group.crash("B")
+    group.crash("C")
+    group.run(60.0)
+    stopped = group.head("A")
+    assert stopped.term == 1
+    (told,) = group.told(COORDINATOR, "quorum_lost")
+    assert told["away"] == ("B", "C")
+    group.event(COORDINATOR, events.Asked())
+    group.run_to(stopped.round + 2, "A")
+    assert group.head("A").term == 2 and group.head("A").members == (group.member("A"),)
+    for peer in "BC":
+        group.start(peer)
+    group.run(40.0)
+    assert {member.peer for member in group.head("A").members} == set("ABC"), "they learn, and are members again"
+    group.check()
+
+
+def test_a_regroup_is_withdrawn_where_a_quorum_answers() -> None:
+    """F4: sealing a live group costs an attempt, no term; it goes on even if the coordinator then dies."""
+    group = GroupOfNodes("ABC")
+    group.run_to(2)
+    group.event(COORDINATOR, events.Asked())
+    group.run(2.5)
+    assert group.told(COORDINATOR, "regroup_withdrawn")
+    group.crash(COORDINATOR)
+    group.run_to(group.round("A") + 3, "ABC")
+    assert group.head("A").term == 1
+
+
+def test_a_start_that_is_not_acknowledged_is_followed_by_no_member() -> None:
+    """F4: a signature alone moves nobody."""
+    group = GroupOfNodes("ABC")
+    group.run_to(2)
+    head = group.head("A")
+    start = msgspec.structs.replace(
+        head, term=9, boot=1, previous=head.hash, members=(group.member("B"), group.member("C")), attempt=-1
+    )
+    signed = group.sign(COORDINATOR, evidence.START, say.StartBody(start))
+    group.give("A", say.StartMessage(signed), COORDINATOR)
+    group.give("A", say.ChainMessage((say.ChainLink(start, start=signed),)), COORDINATOR)
+    alone = group.sign("C", evidence.ACK, say.AckBody(start.hash, group.member("C")))
+    group.give("A", say.ChainMessage((say.ChainLink(start, start=signed, acks=(alone,)),)), COORDINATOR)
+    assert group.head("A") == head
+    group.run_to(4)
+    assert group.head("A").term == 1
+
+
+def test_a_start_whose_state_no_peer_brings_is_not_acknowledged() -> None:
+    """F4: fetch first. The member stays where it is, and its promises hold."""
+    group = GroupOfNodes("ABC")
+    group.run_to(2)
+    head = group.head("A")
+    start = msgspec.structs.replace(
+        head, term=9, boot=1, previous=head.hash, state_hash=bytes(32), members=(group.member("A"),), attempt=-1
+    )
+    signed = group.sign(COORDINATOR, evidence.START, say.StartBody(start))
+    found = group.give("A", say.StartMessage(signed), COORDINATOR)
+    assert any(isinstance(action, actions.Fetch) for action in found)
+    assert not any(isinstance(action, actions.Persist) for action in found)
+    assert group.machines["A"].node._height.instance.ballot.promised < NEVER
+    group.run_to(4)
+
+
+def test_an_acknowledgement_is_a_promise_for_good() -> None:
+    """F3: a voter of the new term votes in the old one no more, and takes no second start of that term."""
+    group = GroupOfNodes("ABC")
+    group.run_to(2)
+    head, node = group.head("A"), group.machines["A"].node
+    members = tuple(group.member(peer) for peer in "AB")
+    for boot, acked in ((1, True), (1, False)):
+        start = msgspec.structs.replace(
+            head, term=9, boot=boot, previous=head.hash, members=members if acked else members[:1], attempt=-1
+        )
+        signed = group.sign(COORDINATOR, evidence.START, say.StartBody(start))
+        found = group.give("A", say.StartMessage(signed), COORDINATOR)
+        assert any(isinstance(action, actions.Persist) for action in found) == acked
+        assert node._height.instance.ballot.promised == NEVER
+
+
+def test_a_regroup_starts_from_what_may_have_been_chosen() -> None:
+    """F5: A and B voted, A committed and is gone; the coordinator never heard. B's vote is not forgotten."""
+    group = GroupOfNodes("ABC")
+    group.run_to(1)
+    head = group.head("A")
+    group.lost = lambda source, target, message: (
+        COORDINATOR in (source, target)
+        or (target == "C" and isinstance(message, say.ProposalMessage | say.VoteMessage | say.ChainMessage))
+    )
+    group.run(30.0, lambda: group.round("A") == 2 or group.round("B") == 2)
+    first = "A" if group.round("A") == 2 else "B"
+    other = "B" if first == "A" else "A"
+    chosen = group.head(first)
+    group.crash(first)
+    for peer in "BC" if other == "B" else "AC":
+        assert group.head(peer) == head, "it has not committed"
+    group.isolate(first)
+    group.event(COORDINATOR, events.Asked(without=("C",)))
+    group.run(10.0)
+    assert chosen.hash in {h.previous for h in group.machines[other].committed} | {
+        h.hash for h in group.machines[other].committed
+    }
+    group.check()
+
+
+def test_the_coordinator_believes_no_single_member() -> None:
+    """F6: a liar alone answers, with a head and an accepted value of its own. The start is from what was certified."""
+    group = GroupOfNodes("ABC")
+    group.run_to(3)
+    group.run(0.1)
+    head = group.head(COORDINATOR)
+    for peer in "AB":
+        group.crash(peer)
+    evil = msgspec.structs.replace(head, round=head.round + 1, previous=head.hash, members=(group.member("C"),))
+    group.event(COORDINATOR, events.Asked())
+    group.crash("C")
+    inquiry = group.machines[COORDINATOR].node._coordinator.inquiry
+    assert inquiry is not None
+    for accepted in (None, say.AcceptedValue(0, evil, ())):
+        told = say.ToldMessage(
+            nonce=inquiry.nonce,
+            voter=group.member("C"),
+            position=(evil.term, evil.boot, evil.round),
+            head=evil.hash if accepted is None else head.hash,
+            previous=head.hash,
+            promised=5,
+            holds=tuple(sorted({evil.state_hash, head.state_hash})),
+            accepted=accepted,
+        )
+        group.event(COORDINATOR, events.Received("C", told))
+    link = say.ChainLink(evil, votes=(group.vote("C", head, 0, evil),))
+    group.event(COORDINATOR, events.Received("C", say.ChainMessage((link,))))
+    assert group.head(COORDINATOR) == head
+    group.run(5.0)
+    started = [
+        msgspec.msgpack.decode(body, type=say.StartBody).head
+        for signer, kind, body in sorted(group.table.signed)
+        if kind == evidence.START
+    ]
+    latest = max(started, key=lambda h: h.term)
+    assert latest.term == 2 and latest.previous == head.hash and latest.round == head.round
+
+
+def test_rounds_whose_state_no_peer_brings_are_undone_only_by_a_person_who_says_so() -> None:
+    group = GroupOfNodes("AB")
+    group.run_to(2)
+    group.isolate("B")
+    group.run_to(4, "A")  # with the witness
+    behind = group.head("B")
+    group.crash("A")
+    group.heal()
+    group.run(20.0)
+    group.event(COORDINATOR, events.Asked())
+    group.run(10.0)
+    assert group.told(COORDINATOR, "regroup_undoes") and group.head("B").term == 1
+    group.event(COORDINATOR, events.Asked(undo=True))
+    group.run_to(behind.round + 1, "B")
+    assert group.head("B").term == 3, "the first question has used up a term"
+    start = max(
+        (
+            msgspec.msgpack.decode(body, type=say.StartBody)
+            for _, kind, body in sorted(group.table.signed)
+            if kind == evidence.START
+        ),
+        key=lambda body: body.head.term,
+    )
+    assert set(start.undoes) == {head.hash for head in group.machines["A"].committed if head.round > behind.round}
+
+
+def test_the_peer_that_answers_but_does_not_work_is_put_out_by_a_person() -> None:
+    group = GroupOfNodes("ABC")
+    group.run_to(2)
+    group.crash("C")
+    group.lost = lambda source, target, message: (
+        "B" in (source, target) and not isinstance(message, say.StatusMessage | say.AskMessage | say.ToldMessage)
+    )
+    group.run(20.0)
+    stuck = group.round("A")
+    group.event(COORDINATOR, events.Asked())
+    group.run(10.0)
+    assert group.told(COORDINATOR, "regroup_withdrawn")
+    group.event(COORDINATOR, events.Asked(without=("B",)))
+    group.run_to(stuck + 2, "A")
+    assert group.head("A").members == (group.member("A"),)
+
+
+# -- the coordinator's disk --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["witness", "required"])
+def test_a_coordinator_restored_from_a_backup_waits_for_a_person(mode: str) -> None:
+    """F16: it votes and starts nothing before, and its term is past all that the lost disk may have started."""
+    group = GroupOfNodes("ABC", mode=mode)
+    group.run_to(1)
+    backup = dict(group.machines[COORDINATOR].records)
+    group.run_to(3)
+    group.crash(COORDINATOR)
+    group.machines[COORDINATOR].records = backup
+    group.crash("C")
+    before = len([1 for signer, kind, _ in group.table.signed if signer == COORDINATOR])
+    group.start(COORDINATOR, restored=True)
+    group.crash("B")
+    group.run(100.0)
+    kinds = {kind for signer, kind, _ in group.table.signed if signer == COORDINATOR}
+    assert before and kinds and group.head("A").term == 1
+    group.event(COORDINATOR, events.Asked(undo=True))
+    group.run(30.0)
+    assert group.head("A").term >= 1001 and group.round("A") > 3
+    group.check()
+
+
+def test_terms_of_two_processes_differ() -> None:
+    """F16: two starts of one number are two terms, in one order for all."""
+    group = GroupOfNodes("AB")
+    group.run_to(1)
+    first = group.head("A")
+    group.crash(COORDINATOR)
+    group.start(COORDINATOR)
+    coordinator = group.machines[COORDINATOR].node._coordinator
+    assert coordinator is not None and coordinator.boot != first.boot
+    again, _ = coordinator.start_of(GENESIS, GENESIS.hash, first.term, first.members)
+    assert again.term == first.term and again.boot != first.boot and again.hash != first.hash
+
+
+def test_the_witness_has_a_new_identity_in_each_process() -> None:
+    """Its promises are not on its disk, so its old identity votes no more; the next commit names the new one."""
+    group = GroupOfNodes("AB")
+    group.run_to(1)
+    old = group.head("A").witness
+    group.crash(COORDINATOR)
+    group.start(COORDINATOR)
+    group.run_to(group.round("A") + 3)
+    assert group.head("A").witness == group.member(COORDINATOR) != old
+
+
+# -- a required coordinator --------------------------------------------------------------------------------------------
+
+
+def test_a_required_coordinator_regroups_by_itself() -> None:
+    """B4, B5: from the last head that it certified, with those that hold its state."""
+    group = GroupOfNodes("ABC", mode="required")
+    group.run_to(2)
+    group.crash("B")
+    group.crash("C")
+    group.run(60.0)
+    assert group.head("A").term >= 2 and group.round("A") > 2
+    group.check()
+
+
+def test_nothing_is_committed_without_a_required_coordinator() -> None:
+    group = GroupOfNodes("ABC", mode="required")
+    group.run_to(2)
+    group.isolate(COORDINATOR)
+    rounds = {peer: group.round(peer) for peer in "ABC"}
+    group.run(30.0)
+    assert all(group.round(peer) <= rounds[peer] + 1 for peer in "ABC")
+    group.heal()
+    group.run_to(max(rounds.values()) + 3)
+
+
+def test_a_required_coordinator_has_written_before_any_other_peer_hears_of_its_vote() -> None:
+    """B2: it stands at the new head, on disk, and only then lets its vote out."""
+    group = GroupOfNodes("ABC", mode="required")
+    group.run_to(1)
+    node = group.machines[COORDINATOR].node
+    group.lost = lambda source, target, message: target == COORDINATOR and isinstance(message, say.VoteMessage)
+    group.run(4.0, lambda: bool(node._height.instance.proposed))
+    head = group.head(COORDINATOR)
+    ((attempt, proposed),) = node._height.instance.proposed.items()
+    found: list[actions.Action] = []
+    for peer in "AB":
+        vote = say.VoteMessage(group.vote(peer, head, attempt, proposed.value))
+        found = group.give(COORDINATOR, vote, peer)
+    assert node.head == proposed.value
+    assert [type(action) for action in found if not isinstance(action, actions.SetTimer)] == [actions.Persist]
+    (record,) = [action for action in found if isinstance(action, actions.Persist)]
+    out = node.step(group.now, events.Persisted(record.id))
+    assert any(isinstance(action, actions.Send) and isinstance(action.message, say.ChainMessage) for action in out)
+
+
+def test_a_restarted_required_coordinator_asks_before_it_starts_a_term() -> None:
+    """B7: put back from a backup unnoticed, it hears of what its disk forgot from n - k + 1 members, or starts
+    nothing."""
+    group = GroupOfNodes("ABC", mode="required")
+    group.run_to(1)
+    backup = dict(group.machines[COORDINATOR].records)
+    group.run_to(4)
+    group.crash(COORDINATOR)
+    group.machines[COORDINATOR].records = backup
+    for peer in "AB":
+        group.crash(peer)
+    group.start(COORDINATOR)
+    group.run(120.0)
+    assert group.head("C").term == 1, "one of three answers: it may not be the newest"
+    for peer in "AB":
+        group.start(peer)
+    group.run_to(6)
+    assert group.head("A").term == 1
+    group.check()
+
+
+def test_a_required_coordinator_goes_back_only_after_a_long_time() -> None:
+    """B6: the members of its last head lost their disks; after `undo_s` it starts from the newest head that a peer
+    holds."""
+    group = GroupOfNodes("ABC", mode="required", undo_s=30.0)
+    group.run_to(2)
+    group.isolate("C")
+    group.run_to(4, "AB")
+    behind = group.round("C")
+    for peer in "AB":
+        group.crash(peer)
+    group.machines["A"].has.clear()
+    group.machines["B"].has.clear()
+    for peer in "AB":
+        group.start(peer, wiped=True)
+    group.heal()
+    group.run(20.0)
+    assert group.head("C").term == 1
+    group.run(200.0)
+    assert group.head("C").term >= 2 and group.round("C") > behind
+    group.check()
