@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 ROUNDS: Final = 2
 PERSON_S: Final = 8.0  # a person looks this often
+NOTICED: Final = 3  # looks in a row at which nothing has moved, after which a person acts without having been told
+CALLS: Final = {"quorum_lost", "coordinator_restored", "start_not_bound"}
 
 
 class Liveness:
@@ -29,6 +31,9 @@ class Liveness:
         self._reached = False
         self._told: set[str] = set()
         self._vain = 0
+        self._seen = (0, 0, 0)
+        self._stood = 0
+        self._untold = False
 
     def begin(self) -> None:
         """Count from here."""
@@ -42,8 +47,15 @@ class Liveness:
         """Be the person: regroup where the coordinator asks for it."""
         world, coordinator = self._world, self._world.machines[COORDINATOR]
         world.at(world.now + PERSON_S, None, self._look)
-        if not coordinator.up or not self._told & {"quorum_lost", "coordinator_restored", "start_not_bound"}:
+        if not coordinator.up or coordinator.node is None:
             return
+        top = max((position(head) for head in self._heads()), default=(0, 0, 0))
+        stands, self._seen = top == self._seen, top
+        if not self._told & CALLS:
+            self._stood += stands
+            if self._stood < NOTICED:
+                return
+            self._untold = True
         self._vain += 1
         undo = "regroup_undoes" in self._told
         without = tuple(sorted(world.setup.lying)) if self._vain > 2 else ()
@@ -83,6 +95,8 @@ class Liveness:
         """Raise if the group stands still although the rules promise that it goes on."""
         from tests.simulation.invariants import Broken
 
+        if self._untold and self._is_promised():
+            raise Broken("13 told", "the group stood still and no person was told")
         if self._reached or not self._is_promised():
             return
         places = [f"{m.peer}:{position(m.node.head)}" for m in self._honest() if m.node is not None]
