@@ -19,16 +19,21 @@ class Image:
     records: dict[str, bytes] = field(default_factory=dict)
     committed: tuple[bytes, ...] = ()
     voted: bytes = b""
+    link: bytes = b""
+    """The last record of a link."""
 
     def copy(self) -> Image:
-        return Image(dict(self.records), self.committed, self.voted)
+        return Image(dict(self.records), self.committed, self.voted, self.link)
 
     def write(self, action: Persist) -> None:
         """Put a record, and the state that must come with it."""
         self.records[action.key] = action.record
         if action.key == BALLOT_KEY:
             self.voted = action.state
-        elif action.state and action.key.startswith(LINK_KEY):
+        elif action.key.startswith(LINK_KEY):
+            self.link = action.record
+            if not action.state:
+                return
             self.committed = (*(s for s in self.committed if s != action.state), action.state)[-STATES_KEPT:]
 
     def holds(self, state: bytes) -> bool:

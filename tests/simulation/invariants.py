@@ -10,7 +10,7 @@ import msgspec
 
 from swarm.protocol.agreement import actions
 from swarm.protocol.agreement import messages as say
-from swarm.protocol.agreement.records import BALLOT_KEY, FENCE_KEY, BallotRecord, FenceRecord
+from swarm.protocol.agreement.records import BALLOT_KEY, FENCE_KEY, BallotRecord, FenceRecord, LinkRecord
 from swarm.protocol.head import Head, Member
 from tests.simulation import electorate
 from tests.simulation.electorate import Position, is_quorum, position
@@ -73,6 +73,8 @@ class Invariants:
         body = self._world.signatures.open(message.echo, "agreement.echo", say.EchoBody)
         if self._cast_once(machine, body, "echo"):
             ballot = self._ballot(machine, body.head)
+            if self._has_left(machine, body.head):
+                return
             if ballot is None or (ballot.ballot.echoed_attempt, ballot.ballot.echoed) != (body.attempt, body.value):
                 raise Broken("6 votes", f"{machine.peer} echoes before that is on disk")
 
@@ -106,6 +108,8 @@ class Invariants:
         self._require_unfenced(machine, body.voter, body.head)
         if not machine.is_coordinator:
             ballot = self._ballot(machine, body.head)
+            if self._has_left(machine, body.head):
+                return
             if ballot is None or ballot.ballot.promised < body.attempt:
                 raise Broken("6 votes", f"{machine.peer} promises before that is on disk")
 
@@ -155,6 +159,8 @@ class Invariants:
 
     def _require_on_disk(self, machine: Machine, body: say.VoteBody) -> None:
         """Invariant 7: what was voted for, and the state that it names, survive this voter's process."""
+        if self._has_left(machine, body.head):
+            return
         ballot = self._ballot(machine, body.head)
         accepted = ballot.accepted if ballot is not None else None
         if accepted is None or (accepted.attempt, accepted.value.hash) != (body.attempt, body.value):
@@ -162,6 +168,14 @@ class Invariants:
         self.values.setdefault(body.value, accepted.value)
         if not machine.disk.synced.holds(accepted.value.state_hash):
             raise Broken("7 durability", f"{machine.peer} votes for a state that its disk cannot bring back")
+
+    def _has_left(self, machine: Machine, head_hash: bytes) -> bool:
+        """Return whether the disk says that this node stands beyond that head: what it said there is settled."""
+        head, link = self.heads.get(head_hash), machine.disk.synced.link
+        if head is None or not link:
+            return False
+        record = self._decoded(link, LinkRecord)
+        return isinstance(record, LinkRecord) and position(record.link.head) > position(head)
 
     def _ballot(self, machine: Machine, head_hash: bytes) -> BallotRecord | None:
         record = machine.disk.synced.records.get(BALLOT_KEY)
@@ -191,6 +205,9 @@ class Invariants:
             return
         self.values[name] = head
         self._undone.update(body.undoes)
+        peers = [member.peer for member in head.members]
+        if len(set(peers)) != len(peers) or "W" in peers:
+            raise Broken("10 electorate", f"the start of term {head.term} has the members {peers}")
         base = self.values.get(head.previous)
         if base is None:
             raise Broken("2 lineage", f"the start of term {head.term} follows no head")
@@ -244,10 +261,8 @@ class Invariants:
         if self._highest.get(machine.peer, (-1, 0, 0)) >= position(head) and not machine.restored:
             raise Broken("4 monotone", f"{machine.peer} goes back to {position(head)}")
         self._highest[machine.peer] = position(head)
-        record = max(
-            (r for key, r in machine.disk.synced.records.items() if key.startswith("link/")), key=len, default=None
-        )
-        if record is None:
+        record = self._decoded(machine.disk.synced.link, LinkRecord) if machine.disk.synced.link else None
+        if not isinstance(record, LinkRecord) or position(record.link.head) < position(head):
             raise Broken("7 durability", f"{machine.peer} commits before that is on disk")
         if name not in self.heads:
             self._first(machine, head, name, link)

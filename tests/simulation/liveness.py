@@ -50,7 +50,7 @@ class Liveness:
         if not coordinator.up or coordinator.node is None:
             return
         top = max((position(head) for head in self._heads()), default=(0, 0, 0))
-        stands, self._seen = top == self._seen, top
+        stands, self._seen = top == self._seen and top[0] > 0, top
         if not self._told & CALLS:
             self._stood += stands
             if self._stood < NOTICED:
@@ -108,6 +108,8 @@ class Liveness:
         if not honest:
             return False
         top = max(world.invariants.heads.values(), key=position)
+        if not top.members and len(honest) < setup.members:
+            return False  # the group waits for as many peers as it may begin with
         alive = {m.node.me for m in honest if m.node is not None}
         if setup.mode == "open":
             return bool(top.members) and electorate.is_quorum(setup, top, alive)
