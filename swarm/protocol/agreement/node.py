@@ -8,6 +8,7 @@ from peer.errors import ProtocolViolation, RoundDiscarded
 from swarm.protocol.agreement import events
 from swarm.protocol.agreement import messages as say
 from swarm.protocol.agreement.actions import Action, CommitHead
+from swarm.protocol.agreement.applicants import Applicants
 from swarm.protocol.agreement.chain import Chain, position_of
 from swarm.protocol.agreement.config import AgreementConfig
 from swarm.protocol.agreement.context import AgreementContext
@@ -16,7 +17,6 @@ from swarm.protocol.agreement.coordination.coordinator import Coordinator
 from swarm.protocol.agreement.coordination.required_mode import RequiredCoordinator
 from swarm.protocol.agreement.coordination.witness_mode import WitnessCoordinator
 from swarm.protocol.agreement.early import EarlyMessages
-from swarm.protocol.agreement.newcomers import Newcomers
 from swarm.protocol.agreement.records import BALLOT_KEY, IDENTITY_KEY, is_damaged
 from swarm.protocol.agreement.round import leader, turns
 from swarm.protocol.agreement.round.height import Height
@@ -44,14 +44,14 @@ class AgreementNode:
         self._config = config
         self._context = AgreementContext(config, signer, work)
         self._chain = Chain(self._context)
-        self._newcomers = Newcomers(self._context, self._chain)
+        self._applicants = Applicants(self._context, self._chain)
         self._starts = Starts(self._context, self._chain)
         self._idle = Idle(self._context, self._chain)
         self._early = EarlyMessages()
         self._coordinator: Coordinator | None = None
         if config.is_coordinator:
             kind = RequiredCoordinator if config.mode == "required" else WitnessCoordinator
-            self._coordinator = kind(self._context, self._chain, self._newcomers)
+            self._coordinator = kind(self._context, self._chain, self._applicants)
         self._entered_at = 0.0
         self._completed = False
         self._started = False
@@ -145,12 +145,12 @@ class AgreementNode:
         instance = Instance.load(self._chain.head, self._chain.hash, record)
         round_s = self._context.now - self._entered_at if self._started else 0.0
         self._entered_at = self._context.now
-        return Height(self._context, self._chain, self._newcomers, instance, round_s)
+        return Height(self._context, self._chain, self._applicants, instance, round_s)
 
     def _declare_witness(self) -> None:
         if self._config.mode == "witness":
             body = say.WitnessBody(self._config.genesis.run_id, self._context.me)
-            self._newcomers.witness = self._context.signer.sign(evidence.WITNESS, body)
+            self._applicants.witness = self._context.signer.sign(evidence.WITNESS, body)
 
     # -- events --------------------------------------------------------------------------------------------------------
 
@@ -212,13 +212,13 @@ class AgreementNode:
         self._request_join()
         if self._coordinator is not None:
             self._coordinator.poll()
-            if self._newcomers.witness is not None and self._chain.head.witness != self._context.me:
+            if self._applicants.witness is not None and self._chain.head.witness != self._context.me:
                 for member in self._chain.head.members:
-                    self._context.out.send(member.peer, say.WitnessMessage(self._newcomers.witness))
+                    self._context.out.send(member.peer, say.WitnessMessage(self._applicants.witness))
 
     def _request_join(self) -> None:
         """Ask the members to be taken in, if this node is in no group."""
-        request = self._newcomers.request()
+        request = self._applicants.request()
         if request is not None:
             voters = [member.peer for member in self._chain.head.members]
             for peer in dict.fromkeys([*voters, self._config.coordinator]):
@@ -240,14 +240,14 @@ class AgreementNode:
             case say.ChainMessage():
                 self._idle.chain(peer, message)
             case say.JoinMessage():
-                self._newcomers.add(peer, message.join)
+                self._applicants.add(peer, message.join)
             case say.WitnessMessage():
                 self._context.evidence.witness(message.witness)
-                self._newcomers.witness = message.witness
+                self._applicants.witness = message.witness
             case say.EndorsementMessage():
                 self._chain.endorse(self._context.evidence.endorsed(message.endorsement), message.endorsement)
             case say.ProofMessage():
-                self._newcomers.take_proof(message.proof)
+                self._applicants.take_proof(message.proof)
             case say.AskMessage():
                 self._starts.ask(peer, message, self._height.instance, self._height.participant)
             case say.ToldMessage():
@@ -286,7 +286,7 @@ class AgreementNode:
             support = before.instance.support
         self._chain.adopt(path)
         context.out.add(CommitHead(link.head, link, support))
-        self._newcomers.settle(link.head, before.leader.planned)
+        self._applicants.settle(link.head, before.leader.planned)
         context.out.cancel_timer(leader.TIMER)
         self._height = self._enter(None)
         if self._coordinator is not None:
@@ -315,7 +315,7 @@ class AgreementNode:
         elif link.votes and head.previous == old.hash and leader_of(old.head, old.hash, head.attempt).peer == me:
             voted = {m for m, cast in old.votes.items() if any(value == self._chain.hash for value, _ in cast.values())}
             peers = {member.peer for member in {*told, *old.head.members, *before.leader.planned} - voted}
-            peers |= {self._config.coordinator, *self._newcomers.asking()}
+            peers |= {self._config.coordinator, *self._applicants.asking()}
         else:
             return
         for peer in sorted(peers - {me}):

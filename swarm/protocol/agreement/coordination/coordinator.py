@@ -18,9 +18,9 @@ from peer.errors import ProtocolViolation
 from peer.identity import Signed
 from swarm.protocol.agreement import events
 from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement.applicants import Applicants
 from swarm.protocol.agreement.chain import Chain, position_of
 from swarm.protocol.agreement.context import AgreementContext
-from swarm.protocol.agreement.newcomers import Newcomers
 from swarm.protocol.agreement.rules import evidence
 from swarm.protocol.head import Head, Member
 
@@ -47,8 +47,8 @@ class Inquiry:
 class Coordinator(ABC):
     """What both modes share."""
 
-    def __init__(self, context: AgreementContext, chain: Chain, newcomers: Newcomers) -> None:
-        self.context, self.chain, self.newcomers = context, chain, newcomers
+    def __init__(self, context: AgreementContext, chain: Chain, applicants: Applicants) -> None:
+        self.context, self.chain, self.applicants = context, chain, applicants
         self.boot = 0
         self.began_at = 0.0
         self.committed_at = 0.0
@@ -168,7 +168,7 @@ class Coordinator(ABC):
         config = self.context.config
         if self.chain.head.members or self.context.mute:
             return ()
-        waiting = sorted(self.newcomers.waiting())[: config.max_peers]
+        waiting = sorted(self.applicants.waiting())[: config.max_peers]
         least = max(config.min_peers, self.context.electorate.members_min)
         return tuple(waiting) if len({member.peer for member in waiting}) >= least else ()
 

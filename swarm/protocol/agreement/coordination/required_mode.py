@@ -10,10 +10,10 @@ from typing import Final
 
 from swarm.protocol.agreement import events
 from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement.applicants import Applicants
 from swarm.protocol.agreement.chain import Chain, position_of
 from swarm.protocol.agreement.context import AgreementContext
 from swarm.protocol.agreement.coordination.coordinator import RESTORED_JUMP, Coordinator, Inquiry, returned
-from swarm.protocol.agreement.newcomers import Newcomers
 from swarm.protocol.head import Head, Member
 
 DOUBLINGS_MAX: Final = 10
@@ -22,8 +22,8 @@ DOUBLINGS_MAX: Final = 10
 class RequiredCoordinator(Coordinator):
     """Mode B."""
 
-    def __init__(self, context: AgreementContext, chain: Chain, newcomers: Newcomers) -> None:
-        super().__init__(context, chain, newcomers)
+    def __init__(self, context: AgreementContext, chain: Chain, applicants: Applicants) -> None:
+        super().__init__(context, chain, applicants)
         self._ready = False
         self._fresh: set[Member] = set()  # members that have answered since this process began
         self._starts_in_vain = 0

@@ -12,10 +12,10 @@ from peer.decoding import MALFORMED
 from peer.errors import ProtocolViolation, RoundDiscarded
 from swarm.protocol.agreement import events
 from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement.applicants import Applicants
 from swarm.protocol.agreement.chain import Chain, position_of
 from swarm.protocol.agreement.context import AgreementContext
 from swarm.protocol.agreement.coordination.coordinator import RESTORED_JUMP, Coordinator, Inquiry, returned
-from swarm.protocol.agreement.newcomers import Newcomers
 from swarm.protocol.agreement.output import encode
 from swarm.protocol.agreement.records import COORDINATOR_KEY, CoordinatorRecord
 from swarm.protocol.agreement.rules.acceptor import NEVER, forced_value
@@ -26,8 +26,8 @@ from swarm.protocol.head import Head, Member
 class WitnessCoordinator(Coordinator):
     """Mode A, and the coordinator of open runs (which has no vote)."""
 
-    def __init__(self, context: AgreementContext, chain: Chain, newcomers: Newcomers) -> None:
-        super().__init__(context, chain, newcomers)
+    def __init__(self, context: AgreementContext, chain: Chain, applicants: Applicants) -> None:
+        super().__init__(context, chain, applicants)
         self._record = CoordinatorRecord(0)
         self._started_at = 0.0
         self._told_open = False

@@ -10,9 +10,9 @@ from peer.identity import Signed
 from swarm.protocol.agreement import events
 from swarm.protocol.agreement import messages as say
 from swarm.protocol.agreement.actions import Build, MergeSlices
+from swarm.protocol.agreement.applicants import Applicants
 from swarm.protocol.agreement.chain import Chain
 from swarm.protocol.agreement.context import AgreementContext
-from swarm.protocol.agreement.newcomers import Newcomers
 from swarm.protocol.agreement.round.instance import Exchange, Instance, name_build
 from swarm.protocol.agreement.round.turns import Turns
 from swarm.protocol.agreement.rules import evidence
@@ -32,10 +32,10 @@ class Exchanges:
         chain: Chain,
         instance: Instance,
         turns: Turns,
-        newcomers: Newcomers,
+        applicants: Applicants,
     ) -> None:
         self._context, self._chain, self._instance = context, chain, instance
-        self._turns, self._newcomers = turns, newcomers
+        self._turns, self._applicants = turns, applicants
         self._succession = Succession(context)
         self._early: dict[str, Signed] = {}  # results, by signer
 
@@ -56,7 +56,7 @@ class Exchanges:
         if opened.attempt != order.attempt:
             raise ProtocolViolation("a roster is for another attempt than its message")
         if known is not None:
-            self._newcomers.convict(evidence.ROSTER, known, order.roster)
+            self._applicants.convict(evidence.ROSTER, known, order.roster)
             return
         leader = leader_of(instance.head, instance.hash, order.attempt)
         self._turns.extend(leader, order.attempt, "roster", context.work.exchange_s(instance.head) + self._turns.turn_s)
@@ -123,7 +123,7 @@ class Exchanges:
         for owner, (signed, body) in sorted(results.items()):
             known = exchange.results.setdefault(owner, (signed, body))
             if known[1] != body:
-                self._newcomers.convict(evidence.RESULTS, known[0], signed)
+                self._applicants.convict(evidence.RESULTS, known[0], signed)
 
     def build(self, exchange: Exchange) -> None:
         """Build the next state, once the results of all owners are known."""

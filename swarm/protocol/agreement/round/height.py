@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from swarm.protocol.agreement import events
 from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement.applicants import Applicants
 from swarm.protocol.agreement.chain import Chain
 from swarm.protocol.agreement.context import AgreementContext
-from swarm.protocol.agreement.newcomers import Newcomers
 from swarm.protocol.agreement.round.exchanges import Exchanges
 from swarm.protocol.agreement.round.instance import Instance
 from swarm.protocol.agreement.round.leader import AttemptLeader
@@ -19,15 +19,15 @@ class Height:
     """The round after one head at one node."""
 
     def __init__(
-        self, context: AgreementContext, chain: Chain, newcomers: Newcomers, instance: Instance, round_s: float
+        self, context: AgreementContext, chain: Chain, applicants: Applicants, instance: Instance, round_s: float
     ) -> None:
         self._context, self._chain = context, chain
         self.instance = instance
         self._turns = Turns(context, instance, round_s)
-        self.participant = Participant(context, chain, instance, self._turns, newcomers)
-        self._exchanges = Exchanges(context, chain, instance, self._turns, newcomers)
-        self._voter = Voter(context, chain, instance, self._turns, newcomers, self.participant, self._exchanges)
-        self.leader = AttemptLeader(context, chain, instance, self._turns, newcomers, self._exchanges)
+        self.participant = Participant(context, chain, instance, self._turns, applicants)
+        self._exchanges = Exchanges(context, chain, instance, self._turns, applicants)
+        self._voter = Voter(context, chain, instance, self._turns, applicants, self.participant, self._exchanges)
+        self.leader = AttemptLeader(context, chain, instance, self._turns, applicants, self._exchanges)
         if instance.accepted is not None:
             chain.kept = instance.accepted.value.state_hash
 

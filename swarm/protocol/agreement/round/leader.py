@@ -14,9 +14,9 @@ from peer.errors import ProtocolViolation, RoundDiscarded
 from peer.identity import Signed
 from swarm.protocol.agreement import events
 from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement.applicants import Applicants
 from swarm.protocol.agreement.chain import Chain, position_of
 from swarm.protocol.agreement.context import AgreementContext
-from swarm.protocol.agreement.newcomers import Newcomers
 from swarm.protocol.agreement.round.attempt import Attempt, Phase
 from swarm.protocol.agreement.round.exchanges import Exchanges
 from swarm.protocol.agreement.round.instance import Exchange, Instance
@@ -41,11 +41,11 @@ class AttemptLeader:
         chain: Chain,
         instance: Instance,
         turns: Turns,
-        newcomers: Newcomers,
+        applicants: Applicants,
         exchanges: Exchanges,
     ) -> None:
         self._context, self._chain, self._instance = context, chain, instance
-        self._turns, self._newcomers, self._exchanges = turns, newcomers, exchanges
+        self._turns, self._applicants, self._exchanges = turns, applicants, exchanges
         self._succession = Succession(context)
         self._attempt: Attempt | None = None
         self._tries = 0
@@ -72,7 +72,7 @@ class AttemptLeader:
     def _begin(self) -> None:
         head, context = self._instance.head, self._context
         attempt = self._attempt = Attempt(self._turns.next_attempt())
-        attempt.joins = self._newcomers.joins(head)
+        attempt.joins = self._applicants.joins(head)
         learners = [learner.member for learner in head.learners]
         asked = (*context.electorate.voters(head), *learners, *attempt.joins)
         attempt.asked = tuple(dict.fromkeys(member.peer for member in asked))
@@ -199,10 +199,11 @@ class AttemptLeader:
         with the last commit. A newcomer that does not come costs no time: it is not waited for."""
         learners = [learner.member for learner in self._instance.head.learners]
         late = [] if self._context.work.divides_batch() else [*learners, *attempt.joins]
-        speeds = {member: message.speed for member, message in attempt.promises.items()}
-        speeds = dict.fromkeys(late, 0.0) | speeds
-        culprits = {*self._newcomers.proofs, self._context.config.coordinator}
-        return {member: speeds[member] for member in sorted(speeds) if member.peer not in culprits}
+        chosen = {member.peer: member for member in (*late, *sorted(attempt.promises))}  # one incarnation of each peer
+        for peer in (*self._applicants.proofs, self._context.config.coordinator):
+            chosen.pop(peer, None)
+        promised = attempt.promises
+        return {m: promised[m].speed if m in promised else 0.0 for m in sorted(chosen.values())}
 
     def _adoptable(self, attempt: Attempt) -> tuple[Signed, WorkPlan] | None:
         """Return the latest plan that a majority of the head's members can still complete, so that a dead leader
@@ -305,7 +306,7 @@ class AttemptLeader:
             return
         newcomers = [m for m in members if m in attempt.joins and not head.has(m)]
         named = head.witness
-        witness = self._newcomers.witness
+        witness = self._applicants.witness
         if witness is not None and context.evidence.witness(witness) == named:
             witness = None
         roster = say.RosterBody(
@@ -314,7 +315,7 @@ class AttemptLeader:
             plan=attempt.plan.hash,
             contributions=tuple(attempt.contributions[member][0] for member in members),
             joins=tuple(attempt.joins[member] for member in newcomers),
-            proofs=self._newcomers.proofs_against(head),
+            proofs=self._applicants.proofs_against(head),
             witness=witness,
         )
         signed = context.signer.sign(evidence.ROSTER, roster)

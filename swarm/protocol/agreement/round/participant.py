@@ -8,9 +8,9 @@ from peer.errors import ProtocolViolation
 from swarm.protocol.agreement import events
 from swarm.protocol.agreement import messages as say
 from swarm.protocol.agreement.actions import StopTraining, Train
+from swarm.protocol.agreement.applicants import Applicants
 from swarm.protocol.agreement.chain import Chain
 from swarm.protocol.agreement.context import AgreementContext
-from swarm.protocol.agreement.newcomers import Newcomers
 from swarm.protocol.agreement.output import encode
 from swarm.protocol.agreement.records import BALLOT_KEY
 from swarm.protocol.agreement.round.instance import Instance
@@ -34,10 +34,10 @@ class Participant:
         chain: Chain,
         instance: Instance,
         turns: Turns,
-        newcomers: Newcomers,
+        applicants: Applicants,
     ) -> None:
         self._context, self._chain, self._instance = context, chain, instance
-        self._turns, self._newcomers = turns, newcomers
+        self._turns, self._applicants = turns, applicants
         self._succession = Succession(context)
         self._pending: dict[str, say.PrepareMessage] = {}  # by leader: their turn has not come
 
@@ -88,10 +88,10 @@ class Participant:
         return say.PromiseMessage(
             promise=context.signer.sign(evidence.PROMISE, body),
             support=instance.support if instance.accepted is not None else None,
-            speed=self._newcomers.speed,
+            speed=self._applicants.speed,
             plan=instance.signed_plan,
             contribution=instance.contribution,
-            join=self._newcomers.request(),
+            join=self._applicants.request(),
             lacks=instance.lacks,
         )
 
@@ -110,7 +110,7 @@ class Participant:
         mine = instance.signed_plan
         if mine is not None and instance.plan is not None and instance.plan.hash != plan.hash:
             if plan.attempt == instance.plan.attempt:
-                self._newcomers.convict(PLAN_KIND, mine, order.plan)
+                self._applicants.convict(PLAN_KIND, mine, order.plan)
                 return
             if plan.attempt < instance.plan.attempt:
                 return
@@ -130,7 +130,7 @@ class Participant:
     def submitted(self, event: events.Submitted) -> None:
         """Take this node's own contribution."""
         instance = self._instance
-        self._newcomers.speed = event.speed or self._newcomers.speed
+        self._applicants.speed = event.speed or self._applicants.speed
         if instance.plan is None or instance.contribution is not None:
             return
         body = self._context.signer.open(event.contribution, "contribution", Contribution)
@@ -143,7 +143,7 @@ class Participant:
         instance = self._instance
         if instance.contribution is not None and instance.head.members:
             leader = leader_of(instance.head, instance.hash, max(instance.ballot.promised, 0))
-            message = say.SubmitMessage(instance.hash, instance.contribution, self._newcomers.request())
+            message = say.SubmitMessage(instance.hash, instance.contribution, self._applicants.request())
             self._context.out.send(leader.peer, message)
 
     def repeat(self) -> None:

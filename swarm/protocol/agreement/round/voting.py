@@ -11,9 +11,9 @@ import msgspec
 from peer.errors import ProtocolViolation
 from peer.identity import Signed
 from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement.applicants import Applicants
 from swarm.protocol.agreement.chain import Chain
 from swarm.protocol.agreement.context import AgreementContext
-from swarm.protocol.agreement.newcomers import Newcomers
 from swarm.protocol.agreement.round.exchanges import Exchanges
 from swarm.protocol.agreement.round.instance import Cast, Instance, Proposed, record_once
 from swarm.protocol.agreement.round.participant import Participant
@@ -33,19 +33,19 @@ class Voter:
         chain: Chain,
         instance: Instance,
         turns: Turns,
-        newcomers: Newcomers,
+        applicants: Applicants,
         participant: Participant,
         exchanges: Exchanges,
     ) -> None:
         self._context, self._chain, self._instance = context, chain, instance
-        self._turns, self._newcomers = turns, newcomers
+        self._turns, self._applicants = turns, applicants
         self._participant, self._exchanges = participant, exchanges
         self._succession = Succession(context)
 
     # -- proposals -----------------------------------------------------------------------------------------------------
 
     def propose(self, message: say.ProposalMessage) -> None:
-        """Check the proposal of an attempt, whoever has passed it on, and vote for it if this node can."""
+        """Check the proposal of an attempt, from any peer, and vote for it if this node can."""
         instance, context = self._instance, self._context
         body = context.evidence.proposal(message.proposal, instance.head, instance.hash)
         if body.value != message.value.hash:
@@ -53,7 +53,7 @@ class Voter:
         known = instance.proposed.get(body.attempt)
         if known is not None:
             if known.hash != body.value:
-                self._newcomers.convict(evidence.PROPOSAL, known.signed, message.proposal)
+                self._applicants.convict(evidence.PROPOSAL, known.signed, message.proposal)
             self.consider(body.attempt)
             return
         if body.attempt < instance.ballot.promised:
@@ -198,7 +198,7 @@ class Voter:
             return False
         other = record_once(cast.setdefault(body.voter, {}), body.attempt, body.value, signed)
         if other is not None:
-            self._newcomers.convict(kind, other, signed)
+            self._applicants.convict(kind, other, signed)
         return other is None
 
     def _count(self, attempt: int, value: bytes) -> None:

@@ -56,7 +56,7 @@ def test_two_values_of_one_attempt_get_one_vote_and_are_a_proof() -> None:
     assert len(slots) == len(set(slots))
     accused = [a for a in group.machines[other].accused if a.peer == leader]
     assert accused and accused[0].proof is not None
-    assert all(leader in m.node._newcomers.proofs for p, m in group.machines.items() if p in "ABC")
+    assert all(leader in m.node._applicants.proofs for p, m in group.machines.items() if p in "ABC")
 
 
 def test_a_convicted_liar_is_out_of_the_next_head() -> None:

@@ -22,7 +22,7 @@ SHOWN_MAX: Final = 16
 PROOFS_MAX: Final = 64
 
 
-class Newcomers:
+class Applicants:
     """Join requests, with a back-off for peers that were planned for and missed the commit twice or more."""
 
     def __init__(self, context: AgreementContext, chain: Chain) -> None:
@@ -67,9 +67,10 @@ class Newcomers:
                 self._context.out.send(peer, say.ChainMessage(links))
             return
         self._succession.join(signed, self._chain.head, self._chain.hash)
+        self._joins = {member: entry for member, entry in self._joins.items() if member.peer != peer}
         if len(self._joins) >= JOINS_MAX:
             self._expire()
-        if len(self._joins) < JOINS_MAX or body.member in self._joins:
+        if len(self._joins) < JOINS_MAX:
             self._joins[body.member] = (signed, self._context.now + JOIN_LASTS_S, body.head)
 
     def asking(self) -> list[str]:
@@ -84,11 +85,11 @@ class Newcomers:
         self._expire()
         room = self._context.config.max_peers - len(head.members) - len(head.learners)
         most = min(2 * room_for_newcomers(len(head.members)), max(room, 0))
-        learning = {learner.member.peer for learner in head.learners}
+        learning = {learner.member for learner in head.learners}
         found: dict[Member, Signed] = {}
         for member, (signed, _, _) in self._joins.items():
             ready = self._context.now >= self._missed.get(member.peer, (0, 0.0))[1]
-            if ready and not head.has(member) and member.peer not in learning and member.peer not in self.proofs:
+            if ready and not head.has(member) and member not in learning and member.peer not in self.proofs:
                 found[member] = signed
         return dict(list(found.items())[:most])
 
