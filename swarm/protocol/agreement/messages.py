@@ -182,7 +182,7 @@ class PrepareMessage(msgspec.Struct, frozen=True, tag="prepare"):
 
 
 class PromiseMessage(msgspec.Struct, frozen=True, tag="promise"):
-    """Phase 1b: a signed `PromiseBody`, and what the leader needs to go on. Applicants answer too; theirs does not
+    """Phase 1b: a signed `PromiseBody`, and what the leader needs to go on. Newcomers answer too; theirs does not
     count."""
 
     promise: Signed

@@ -58,7 +58,10 @@ class TableSigner:
     def open(self, signed: Signed, kind: str, type_: type[Body]) -> Body:
         if (signed.signer, kind, signed.body) not in self._table.signed:
             raise ProtocolViolation("a signature is wrong")
-        return msgspec.msgpack.decode(signed.body, type=type_)
+        try:
+            return msgspec.msgpack.decode(signed.body, type=type_)
+        except msgspec.ValidationError as error:
+            raise ProtocolViolation("a body is malformed") from error
 
 
 def next_state(state: bytes, results: tuple[bytes, ...]) -> bytes:
