@@ -4,7 +4,7 @@ fetching."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 from blake3 import blake3
@@ -25,6 +25,14 @@ SPARK_S = 1e-6
 RETRY_S = 0.4
 
 
+class LastBuild(NamedTuple):
+    """What this machine has last built from: the action, the state before it, and the owner of each slice."""
+
+    action: actions.Build
+    base: bytes
+    owners: tuple[str, ...]
+
+
 class Machine:
     """A machine and the process on it. `life` counts its processes."""
 
@@ -40,6 +48,9 @@ class Machine:
         self.dies_as = "kept"
         self.restored = False
         """Whether its disk was ever put back from a backup."""
+        self.last_build: LastBuild | None = None
+        self.extra_states: set[bytes] = set()
+        """States that a liar serves."""
         self.blank()
 
     @property
@@ -60,6 +71,7 @@ class Machine:
         self.slices: set[bytes] = set()
         self.plan: tuple[Signed, float, bool] | None = None  # (signed plan, since, whether it was submitted)
         self.exchange = b""
+        self.owners: tuple[str, ...] = ()
         self.fetching = b""
         self.suspects: set[str] = set()
 
@@ -191,7 +203,7 @@ class Machine:
         self.step(events.Submitted(contribution, speed=SCHEDULE.steps(GENESIS) / self.train_s))
 
     def _merge_slices(self, action: actions.MergeSlices) -> None:
-        self.exchange = action.key
+        self.exchange, self.owners = action.key, action.owners
         self.later(0.02 + 0.05 * self.world.random.random(), self._merge, action, 0)
         self.later(2.0, self._lacking, action)
 
@@ -227,6 +239,7 @@ class Machine:
 
     def _build(self, action: actions.Build) -> None:
         self.candidate = b""
+        self.last_build = LastBuild(action, self.committed, self.owners)
         self.later(0.02 + 0.06 * self.world.random.random(), self._try_to_build, action, self.committed, 0)
 
     def _try_to_build(self, action: actions.Build, base: bytes, tries: int) -> None:
@@ -250,7 +263,7 @@ class Machine:
         """Whether this machine has that state, or can rebuild it."""
         if self.is_coordinator:
             return False
-        return state in (self.committed, self.candidate, GENESIS.state_hash) or self.disk.holds(state)
+        return state in (self.committed, self.candidate, GENESIS.state_hash) or self.disk.holds(state) or state in self.extra_states
 
     def _fetch(self, action: actions.Fetch) -> None:
         self.fetching = action.state_hash
