@@ -76,7 +76,11 @@ class Exchanges:
             mine = opened.parts.get(context.me, ())
             context.out.add(MergeSlices(opened.key, opened.signed_plan, opened.signed, owners, opened.weights, mine))
         for signed in list(self._early.values()):
-            self.results(say.ResultsMessage(instance.hash, signed), late=True)
+            try:
+                self.results(say.ResultsMessage(instance.hash, signed), late=True)
+            except ProtocolViolation as error:  # the fault of its signer, not of the peer that sent the roster
+                context.blame(signed.signer, error)
+        self._early.clear()
         return exchange
 
     def merged(self, event: events.SliceResult) -> None:
