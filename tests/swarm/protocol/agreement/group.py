@@ -21,6 +21,7 @@ from swarm.protocol.agreement.node import AgreementNode
 from swarm.protocol.agreement.output import encode
 from swarm.protocol.agreement.rules import evidence
 from swarm.protocol.agreement.scheduled_work import ScheduledWork
+from swarm.protocol.agreement.work import Work
 from swarm.protocol.head import Head, Member, genesis
 from swarm.protocol.plan import CONTRIBUTION_KIND, Contribution, WorkPlan
 from swarm.protocol.round_schedule import RoundSchedule
@@ -106,10 +107,10 @@ class Machine:
 class GroupOfNodes:
     """Nodes, their network, disks and clocks. `lost(source, target, message)` says which messages are lost."""
 
-    def __init__(self, peers: str = "ABC", train_s: float = 1.0, **config: Any) -> None:
+    def __init__(self, peers: str = "ABC", train_s: float = 1.0, work: Work = WORK, **config: Any) -> None:
         self.now = 0.0
         self.table = SignatureTable()
-        self.train_s = train_s
+        self.train_s, self.work = train_s, work
         self.machines: dict[str, Machine] = {}
         self.lost: Callable[[str, str, say.Message], bool] = lambda source, target, message: False
         self.merge: Callable[[str, bytes, int], bytes] = lambda peer, key, index: blake3(key + bytes([index])).digest()
@@ -128,7 +129,7 @@ class GroupOfNodes:
     def start(self, peer: str, wiped: bool = False, **started: Any) -> Machine:
         """Start the process of a peer, on its disk."""
         config = AgreementConfig(peer=peer, **self._config)
-        node = AgreementNode(config, self.table.of(peer), WORK)
+        node = AgreementNode(config, self.table.of(peer), self.work)
         old = self.machines.get(peer)
         machine = Machine(peer, node)
         if old is not None and not wiped:
@@ -264,6 +265,24 @@ class GroupOfNodes:
 
     def heal(self) -> None:
         self.lost = lambda source, target, message: False
+
+    def lose_leader_after_votes(self) -> tuple[str, str, str, say.ProposalMessage]:
+        """Of A, B and C, run until a leader and one member have voted while no vote is heard, and crash the leader.
+        Return it, the voter, the third member and the proposal, whose value is chosen although no peer knows it."""
+        self.lost = lambda source, target, message: isinstance(message, say.VoteMessage | say.ChainMessage)
+        leader, _, message = self.run_until_sent(say.ProposalMessage)
+        voter, third = sorted(set("ABC") - {leader})
+        self.lost = lambda source, target, message: (
+            isinstance(message, say.VoteMessage | say.ChainMessage)
+            or (isinstance(message, say.ProposalMessage) and (target != voter or source != leader))
+        )
+        node = self.machines[voter].node
+        before = node.head
+        self.run(5.0, lambda: node._height.instance.accepted is not None)
+        self.run(0.01)
+        assert node._height.instance.accepted is not None and node.head == before
+        self.crash(leader)
+        return leader, voter, third, message
 
     # -- what tests look at --------------------------------------------------------------------------------------------
 

@@ -167,7 +167,7 @@ def test_what_may_have_been_chosen_is_finished_by_the_next_leader() -> None:
     same."""
     group = GroupOfNodes("ABC")
     group.run_to(1)
-    leader, voter, third, message = one_vote_and_a_lost_leader(group)
+    leader, voter, third, message = group.lose_leader_after_votes()
     group.heal()
     group.run_to(3, voter + third)
     chosen = {head.hash for head in group.machines[third].committed if head.round == 2}
@@ -178,7 +178,7 @@ def test_a_proposal_of_another_value_than_the_promises_force_gets_no_vote() -> N
     """Phase 1, checked by the voters: the next leader is a liar and proposes a value of its own."""
     group = GroupOfNodes("ABC")
     group.run_to(1)
-    _, voter, third, message = one_vote_and_a_lost_leader(group)
+    _, voter, third, message = group.lose_leader_after_votes()
     head = group.head(voter)
     later = attempt_of(head, head.hash, group.member(third), 10)
     accepted = group.machines[voter].node._height.instance.accepted
@@ -192,24 +192,6 @@ def test_a_proposal_of_another_value_than_the_promises_force_gets_no_vote() -> N
         found = group.give(voter, say.ProposalMessage(signed, value, promises, message.support), third)
         accused = [a.reason for a in found if isinstance(a, actions.Accuse)]
         assert any("promises force" in reason for reason in accused) == refused
-
-
-def one_vote_and_a_lost_leader(group: GroupOfNodes) -> tuple[str, str, str, say.ProposalMessage]:
-    """Run until a leader and one member have voted, with no vote heard, and crash the leader; return it, the voter,
-    the third member and the proposal."""
-    group.lost = lambda source, target, message: isinstance(message, say.VoteMessage | say.ChainMessage)
-    leader, message = proposal_of(group)
-    voter, third = sorted(set("ABC") - {leader})
-    group.lost = lambda source, target, message: (
-        isinstance(message, say.VoteMessage | say.ChainMessage)
-        or (isinstance(message, say.ProposalMessage) and (target == third or source != leader))
-    )
-    node = group.machines[voter].node
-    group.run(5.0, lambda: node._height.instance.accepted is not None)
-    group.run(0.01)
-    assert node._height.instance.accepted is not None and group.round(voter) == 1
-    group.crash(leader)
-    return leader, voter, third, message
 
 
 def test_no_attempt_is_led_twice() -> None:

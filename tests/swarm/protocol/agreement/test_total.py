@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from typing import Any
 
 import msgspec
 import pytest
 
+from optim.config import AllReduceConfig, DilocoConfig, OuterConfig, PerStepConfig, StreamingConfig
+from peer.config import InnerConfig
 from peer.identity import Signed
 from swarm.protocol.agreement import events
 from swarm.protocol.agreement import messages as say
@@ -17,7 +20,9 @@ from swarm.protocol.agreement.output import encode
 from swarm.protocol.agreement.records import LINK_KEY
 from swarm.protocol.agreement.rules import evidence
 from swarm.protocol.head import Member
-from tests.swarm.protocol.agreement.group import GroupOfNodes, TableSigner
+from swarm.protocol.ledger import count, without
+from swarm.protocol.round_schedule import RoundSchedule
+from tests.swarm.protocol.agreement.group import WORK, GroupOfNodes, TableSigner
 
 BODIES: dict[str, type[msgspec.Struct]] = {
     **evidence.ONE_AN_ATTEMPT,
@@ -103,6 +108,30 @@ def test_the_same_events_give_the_same_actions() -> None:
         group.run(20.0)
     assert [encode(message) for _, _, message in first.sent] == [encode(message) for _, _, message in second.sent]
     assert first.head("A") == second.head("A") and first.round("A") > 3
+
+
+@pytest.mark.parametrize(
+    "outer",
+    [
+        DilocoConfig(steps=4),
+        StreamingConfig(steps=8, fragments=2),
+        AllReduceConfig(batch=24),
+        PerStepConfig(),
+    ],
+)
+def test_every_method_runs_on_the_core(outer: OuterConfig) -> None:
+    """Work in shares, work promised ahead in the ledger, one step a round: plans and ledgers follow from the method."""
+    schedule = RoundSchedule(outer, InnerConfig(lr=1e-2, batch_size=2, total_steps=1000), seq_len=8, compute_s_max=30.0)
+    group = GroupOfNodes("ABC", work=dataclasses.replace(WORK, schedule=schedule))
+    group.run_to(3)
+    group.start("D")
+    group.crash("B")
+    group.run_to(9, "ACD")
+    assert group.head("D").has(group.member("D")) and not group.accusations()
+    ledger = group.head("A").ledger
+    assert bool(ledger.promised) == schedule.overlaps
+    merged = sum(last - first for first, last in without([(0, ledger.cursor)], ledger.returned))
+    assert group.head("A").tokens == 8 * (merged - sum(count(ranges) for _, ranges in ledger.promised))
 
 
 def test_events_before_the_start_and_events_of_the_past_do_nothing() -> None:
