@@ -83,10 +83,13 @@ def _unearned(setup: Setup, signatures: Signatures, before: Head, head: Head) ->
     merged = {learner.member: learner.merged for learner in before.learners}
     if len(new - old) > room or any(merged.get(member, 0) < 1 for member in new - old):
         return f"{sorted(new - old)} came in unearned"
+    leader = before.members[(int.from_bytes(before.hash[:8], "big") + head.attempt) % len(before.members)]
     missing = {absence.member: absence.leader for absence in before.absent}
     replaced = {member.peer for member in new - old}
     for member in sorted(old - new):
         convicted = member.peer in setup.lying
+        if missing.get(member) == leader and member.peer not in replaced and not convicted:
+            return f"{member} was dropped by one leader"
         if member not in missing and not convicted and member.peer not in replaced:
             return f"{member} was dropped at its first absence"
     learning = {learner.member for learner in head.learners}
@@ -98,7 +101,7 @@ def _unearned(setup: Setup, signatures: Signatures, before: Head, head: Head) ->
             return f"{member} has not asked to join"
     if len(new) + len(learning) > max(setup.members + 4, len(old) + len(merged)):
         return "there are more than max_peers"
-    serials = [serial for serial, _ in head.invites if serial]
+    serials = [serial for m in new | learning if (serial := setup.invite_of(m.peer))]
     if len(serials) != len(set(serials)):
         return "one invite has two votes"
     if setup.mode == "open" and len(new) < 3 * setup.faults + 1:

@@ -25,6 +25,11 @@ SPARK_S = 1e-6
 RETRY_S = 0.4
 
 
+def session_of(peer: str, life: int) -> str:
+    """Return the name of a peer's process."""
+    return f"{peer}.{life}"
+
+
 class LastBuild(NamedTuple):
     """What this machine has last built from: the action, the state before it, and the owner of each slice."""
 
@@ -88,8 +93,8 @@ class Machine:
             self.committed = image.committed[-1]
         states = {GENESIS.state_hash, *image.committed, *([image.voted] if image.voted else [])}
         self.node = AgreementNode(self.config, self.signer, WORK)
-        name = f"{self.peer}.{self.life}"
-        seed = blake3(f"{world.seed}{name}".encode()).digest()
+        name = session_of(self.peer, self.life)
+        seed = blake3(f"{world.seed}{self.peer}{self.life}".encode()).digest()
         self.step(events.Started(dict(image.records), tuple(sorted(states)), name, seed, restored=declared))
         world.started(self)
 

@@ -54,6 +54,12 @@ class Setup:
         first = len(self.peers) - self.liars
         return frozenset((*self.peers[first:], *self.joining[self.joiners :]))
 
+    def invite_of(self, peer: str) -> str:
+        """Return the serial of a joiner's invite. Lying joiners share one."""
+        if peer not in self.joining:
+            return ""
+        return "invite of liars" if peer in self.lying else f"invite {peer}"
+
 
 def _all() -> list[Setup]:
     found = [Setup(f"witness{n}", n) for n in (2, 3, 4, 5, 7)]

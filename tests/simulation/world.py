@@ -65,7 +65,7 @@ class World:
             genesis=GENESIS,
             peer=peer,
             coordinator=COORDINATOR,
-            invite="" if peer in setup.peers or peer == COORDINATOR else f"invite {peer}",
+            invite=setup.invite_of(peer),
             mode=setup.mode,
             faults=setup.faults,
             min_peers=setup.members,
