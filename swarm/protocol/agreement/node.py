@@ -238,6 +238,8 @@ class AgreementNode:
             case say.AskChainMessage():
                 self._idle.ask_chain(peer, message)
             case say.ChainMessage():
+                if self._coordinator is not None:
+                    self._coordinator.shown(message.links)
                 self._idle.chain(peer, message)
             case say.JoinMessage():
                 self._applicants.add(peer, message.join)

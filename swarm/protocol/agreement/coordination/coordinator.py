@@ -88,6 +88,9 @@ class Coordinator(ABC):
         if inquiry is not None and message.nonce == inquiry.nonce and len(inquiry.told) < HEARD_MAX:
             inquiry.told[message.voter] = message
 
+    def shown(self, links: tuple[say.ChainLink, ...]) -> None:  # noqa: B027 - a witness's votes are of one process
+        """Look at heads that another peer shows, before the chain learns them."""
+
     def committed(self) -> None:
         """Note that this node stands at a new head. Of every few, vouch for it to those that were not there."""
         now = self.context.now

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from peer.errors import ProtocolViolation
 from swarm.protocol.agreement import events
 from swarm.protocol.agreement import messages as say
 from swarm.protocol.agreement.applicants import Applicants
@@ -40,6 +41,8 @@ class RequiredCoordinator(Coordinator):
         if not self.chain.head.members or self.context.mute or self.inquiry is not None:
             return
         if not self._is_ready():
+            if self._is_lost():
+                self.tell_lost("too few members have answered since this process began: only a person can go on")
             self.inquire(self.highest_term + 1, seal=False, person=None)
         elif self._is_lost():
             self.tell_lost("too few members answer, or nothing was committed for long")
@@ -49,6 +52,33 @@ class RequiredCoordinator(Coordinator):
         super().told(peer, message)
         if message.nonce.startswith(f"{self.boot:x}.") and message.position <= position_of(self.chain.head):
             self._fresh.add(message.voter)
+
+    def shown(self, links: tuple[say.ChainLink, ...]) -> None:
+        """Stop, and call a person, at a vote or start of this node's own that its disk does not know: it is not the
+        newest disk.
+
+        One that leads on from this node's head is simply learned."""
+        oldest = position_of(self.chain.ancestors()[-1])
+        here = position_of(self.chain.head)
+        for link in links:
+            name, at = link.head.hash, position_of(link.head)
+            signed = [s for s in (*link.votes, *filter(None, [link.start])) if s.signer == self.context.config.peer]
+            unknown = name != self.chain.hash and not self.chain.is_past(name)
+            if signed and unknown and oldest < at <= here and not self.context.mute:
+                self._check_mine(link)
+                self.context.mute = True
+                self.context.out.tell("coordinator_restored", round=link.head.round, term=link.head.term)
+
+    def _check_mine(self, link: say.ChainLink) -> None:
+        """Raise `ProtocolViolation` unless this node has really signed that head."""
+        if link.start is not None:
+            if self.context.evidence.start(link.start).head != link.head:
+                raise ProtocolViolation("a start of term is for another head")
+            return
+        mine = [s for s in link.votes if s.signer == self.context.config.peer]
+        votes = [self.context.evidence.vote(signed) for signed in mine]
+        if any((vote.head, vote.value) != (link.head.previous, link.head.hash) for vote in votes):
+            raise ProtocolViolation("a certificate has votes for another head")
 
     def committed(self) -> None:
         super().committed()

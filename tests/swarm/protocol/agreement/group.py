@@ -114,6 +114,7 @@ class GroupOfNodes:
         self.machines: dict[str, Machine] = {}
         self.lost: Callable[[str, str, say.Message], bool] = lambda source, target, message: False
         self.merge: Callable[[str, bytes, int], bytes] = lambda peer, key, index: blake3(key + bytes([index])).digest()
+        self.build: Callable[[str, bytes], tuple[float, bytes]] = lambda peer, state: (0.05, state)
         self.write_s = 0.001
         self.serves = True  # whether any state can be fetched
         self.sent: list[tuple[str, str, say.Message]] = []
@@ -201,8 +202,9 @@ class GroupOfNodes:
                     self.later(0.05, peer, events.SliceResult(key, index, self.merge(peer, key, index)))
             case actions.Build(key=key, results=results):
                 state = next_state(machine.node.head.state_hash, results)
+                seconds, state = self.build(peer, state)
                 machine.has.add(state)
-                self.later(0.05, peer, events.Built(key, state))
+                self.later(seconds, peer, events.Built(key, state))
             case actions.Fetch(state_hash=state_hash, holders=holders):
                 here = self.serves and any(self._serves(holder, peer, state_hash) for holder in holders)
                 if here:
@@ -269,13 +271,17 @@ class GroupOfNodes:
     def lose_leader_after_votes(self) -> tuple[str, str, str, say.ProposalMessage]:
         """Of A, B and C, run until a leader and one member have voted while no vote is heard, and crash the leader.
         Return it, the voter, the third member and the proposal, whose value is chosen although no peer knows it."""
-        self.lost = lambda source, target, message: isinstance(message, say.VoteMessage | say.ChainMessage)
-        leader, _, message = self.run_until_sent(say.ProposalMessage)
-        voter, third = sorted(set("ABC") - {leader})
-        self.lost = lambda source, target, message: (
-            isinstance(message, say.VoteMessage | say.ChainMessage)
-            or (isinstance(message, say.ProposalMessage) and (target != voter or source != leader))
-        )
+        first: list[tuple[str, str]] = []  # the one leader and member between whom a proposal passes
+
+        def lost(source: str, target: str, message: say.Message) -> bool:
+            if isinstance(message, say.ProposalMessage):
+                first.extend([(source, target)] if not first else [])
+                return (source, target) != first[0]
+            return isinstance(message, say.VoteMessage | say.ChainMessage)
+
+        self.lost = lost
+        leader, voter, message = self.run_until_sent(say.ProposalMessage)
+        (third,) = set("ABC") - {leader, voter}
         node = self.machines[voter].node
         before = node.head
         self.run(5.0, lambda: node._height.instance.accepted is not None)

@@ -117,6 +117,39 @@ def test_a_proposal_needs_the_promises_of_a_quorum_and_its_forced_value() -> Non
     assert votes_in(group, victim) == {vote for vote in votes_in(group, victim) if vote[0] != message.value.previous}
 
 
+@pytest.mark.parametrize("seconds", [2.0, 0.05])
+def test_a_voter_votes_only_for_what_its_own_state_hashes_to(seconds: float) -> None:
+    """While it has not built the state, or if its machine computes another one, it does not vote (and says so)."""
+    group = GroupOfNodes("ABC")
+    group.run_to(1)
+    head = group.head("A")
+    victim = next(peer for peer in "ABC" if peer != leader_of(head, head.hash, 0).peer)
+    other = blake3(b"another build of torch").digest()
+    group.build = lambda peer, state: (seconds, other if seconds < 1 else state) if peer == victim else (0.05, state)
+    group.run_to(2, [peer for peer in "ABC" if peer != victim])  # type: ignore[arg-type]
+    group.run(0.2)
+    assert not any(voted == head.hash for voted, _, _ in votes_in(group, victim))
+    assert bool(group.told(victim, "state_differs")) == (seconds < 1)
+    group.run_to(3)  # it fetches what the others have certified
+
+
+def test_a_proposal_may_not_rest_on_made_up_accepted_values() -> None:
+    """F10, checked by the voters: a liar that leads cites an accepted value that no leader has ever signed."""
+    group = GroupOfNodes("ABC")
+    group.run_to(1)
+    _, voter, third, message = group.lose_leader_after_votes()
+    head = group.head(voter)
+    later = attempt_of(head, head.hash, group.member(third), 10)
+    made_up = say.AcceptedValue(later - 1, message.value, ())
+    promises = tuple(
+        group.sign(peer, evidence.PROMISE, say.PromiseBody(head.hash, later, group.member(peer), reported))
+        for peer, reported in ((voter, None), (third, made_up))
+    )
+    signed = group.sign(third, evidence.PROPOSAL, say.ProposalBody(head.hash, later, message.value.hash))
+    found = group.give(voter, say.ProposalMessage(signed, message.value, promises, message.support), third)
+    assert any(isinstance(a, actions.Accuse) and "without evidence" in a.reason for a in found)
+
+
 @pytest.mark.parametrize("mode", ["witness", "required"])
 def test_an_accepted_value_that_a_voter_made_up_does_not_count(mode: str) -> None:
     """F10: without the leader's signature for that attempt, or with the liar's own, it is void."""

@@ -332,6 +332,22 @@ def test_a_restarted_required_coordinator_asks_before_it_starts_a_term() -> None
     group.check()
 
 
+def test_a_restarted_required_coordinator_whose_members_lost_their_disks_calls_a_person() -> None:
+    """B7: no member of its head is left to tell whether its disk is the newest."""
+    group = GroupOfNodes("AB", mode="required")
+    group.run_to(2)
+    for peer in ("A", "B", COORDINATOR):
+        group.crash(peer)
+    for peer in "AB":
+        group.start(peer, wiped=True)
+    group.start(COORDINATOR)
+    group.run(60.0)
+    assert group.told(COORDINATOR, "quorum_lost") and group.head(COORDINATOR).term == 1
+    group.event(COORDINATOR, events.Asked(undo=True))
+    group.run(30.0)
+    assert group.head("A").term == 2 and group.round("A") > 0, "both hold the first state, and begin again from there"
+
+
 def test_a_required_coordinator_goes_back_only_after_a_long_time() -> None:
     """B6: the members of its last head lost their disks; after `undo_s` it starts from the newest head that a peer
     holds."""
@@ -352,3 +368,25 @@ def test_a_required_coordinator_goes_back_only_after_a_long_time() -> None:
     group.run(200.0)
     assert group.head("C").term >= 2 and group.round("C") > behind
     group.check()
+
+
+def test_a_required_coordinator_stops_at_its_own_signature_that_it_does_not_know() -> None:
+    """B9: its disk is an old copy. It neither votes nor starts anything until a person regroups."""
+    group = GroupOfNodes("ABC", mode="required")
+    group.run_to(3)
+    group.run(0.1)
+    before, head = group.machines[COORDINATOR].committed[-2:]
+    other = msgspec.structs.replace(head, state_hash=bytes(32))
+    forged = tuple(group.vote(peer, before, 0, other) for peer in "AB")
+    group.event(COORDINATOR, events.Received("A", say.ChainMessage((say.ChainLink(other, votes=forged),))))
+    assert not group.told(COORDINATOR, "coordinator_restored")
+    votes = (*forged, group.vote(COORDINATOR, before, 0, other))
+    group.event(COORDINATOR, events.Received("A", say.ChainMessage((say.ChainLink(other, votes=votes),))))
+    group.run(0.1)
+    assert group.told(COORDINATOR, "coordinator_restored")
+    stopped = group.round("A")
+    group.run(20.0)
+    assert group.round("A") <= stopped + 1
+    group.event(COORDINATOR, events.Asked())
+    group.run_to(stopped + 3)
+    assert group.head("A").term > 1000
