@@ -22,7 +22,9 @@ def position(head: Head) -> Position:
 
 def voters(setup: Setup, head: Head) -> tuple[Member, ...]:
     """Return who votes on what follows a head."""
-    if head.witness is not None and (setup.mode == "required" or (setup.mode == "witness" and len(head.members) % 2 == 0)):
+    if head.witness is not None and (
+        setup.mode == "required" or (setup.mode == "witness" and len(head.members) % 2 == 0)
+    ):
         return (*head.members, head.witness)
     return head.members
 

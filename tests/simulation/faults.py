@@ -136,7 +136,9 @@ def apply(world: World, fault: Fault) -> None:
 
 def _cut(world: World, side: tuple[str, ...], one_way: bool, seconds: float) -> None:
     inside, names = set(side), sorted(world.machines)
-    pairs = tuple((a, b) for a in names for b in names if (a in inside) != (b in inside) and (not one_way or a in inside))
+    pairs = tuple(
+        (a, b) for a in names for b in names if (a in inside) != (b in inside) and (not one_way or a in inside)
+    )
     world.network.add_cut(pairs)
     until = min(world.now + seconds, world.heals_at)
     world.at(until, None, world.network.end_cut, pairs)

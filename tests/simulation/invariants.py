@@ -116,7 +116,9 @@ class Invariants:
     def _require_unfenced(self, machine: Machine, voter: Member, head_hash: bytes) -> None:
         head = self.heads.get(head_hash)
         if head is not None and head.term < self._acked.get(voter, -1) and not machine.restored:
-            raise Broken("3 one commit a round", f"{voter} takes part in term {head.term}, below a start it acknowledged")
+            raise Broken(
+                "3 one commit a round", f"{voter} takes part in term {head.term}, below a start it acknowledged"
+            )
 
     def _ack(self, machine: Machine, message: say.AckMessage) -> None:
         body = self._world.signatures.open(message.ack, "agreement.ack", say.AckBody)

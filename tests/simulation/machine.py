@@ -228,7 +228,9 @@ class Machine:
 
     def _missing(self, action: actions.MergeSlices) -> list[str]:
         wanted = contributors(action.roster, action.weights) if action.indexes else []
-        return [peer for peer, plan in wanted if not self._reaches(peer) or plan not in self.world.machines[peer].updates]
+        return [
+            peer for peer, plan in wanted if not self._reaches(peer) or plan not in self.world.machines[peer].updates
+        ]
 
     def _lacking(self, action: actions.MergeSlices) -> None:
         if self.exchange != action.key:
@@ -268,7 +270,11 @@ class Machine:
         """Whether this machine has that state, or can rebuild it."""
         if self.is_coordinator:
             return False
-        return state in (self.committed, self.candidate, GENESIS.state_hash) or self.disk.holds(state) or state in self.extra_states
+        return (
+            state in (self.committed, self.candidate, GENESIS.state_hash)
+            or self.disk.holds(state)
+            or state in self.extra_states
+        )
 
     def _fetch(self, action: actions.Fetch) -> None:
         self.fetching = action.state_hash

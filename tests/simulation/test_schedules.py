@@ -48,7 +48,9 @@ def test_a_failing_schedule_shrinks_to_what_it_needs(monkeypatch: pytest.MonkeyP
         raise Broken("test", "it crashed")
 
     monkeypatch.setattr(World, "crash", crash)
-    seed = next(seed for seed in range(50) if len(World(SETUPS["witness3"], seed).faults) > 8 and replay("witness3", seed)[0])
+    seed = next(
+        seed for seed in range(50) if len(World(SETUPS["witness3"], seed).faults) > 8 and replay("witness3", seed)[0]
+    )
     found = shrink("witness3", seed)
     assert found is not None and found.what == "test: it crashed"
     assert len(World(SETUPS["witness3"], seed).faults) - len(found.without) == 1

@@ -206,7 +206,9 @@ class World:
 
     def committed(self, machine: Machine, action: actions.CommitHead) -> None:
         head = action.head
-        self.note(machine.peer, f"commits term {head.term} round {head.round} {names(head.hash)} after {names(head.previous)}")
+        self.note(
+            machine.peer, f"commits term {head.term} round {head.round} {names(head.hash)} after {names(head.previous)}"
+        )
         if machine.is_honest:
             self.invariants.committed(machine, action)
 
