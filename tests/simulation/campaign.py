@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,7 @@ from tests.simulation.world import TAGS, World
 
 BATCH: Final = 50  # schedules that a worker takes at once
 FOUND_MAX: Final = 20
+CPU_MAX_S: Final = 10.0  # for one schedule, which usually takes 0.03
 
 
 @dataclass(frozen=True)
@@ -59,16 +61,25 @@ class Tally:
         )
 
 
+def _too_long(number: int, frame: object) -> None:
+    raise TimeoutError(f"a schedule takes more than {CPU_MAX_S:.0f} s of processor time: a step may never end")
+
+
 def run_one(name: str, seed: int) -> Tally:
     """Run one schedule. What the core raises counts as found, too: it must raise nothing."""
     tally = Tally(schedules=1)
     world = World(SETUPS[name], seed)
+    before = signal.signal(signal.SIGVTALRM, _too_long)
+    signal.setitimer(signal.ITIMER_VIRTUAL, CPU_MAX_S)
     try:
         world.run()
     except Broken as error:
         tally.found.append(Found(name, seed, str(error)))
     except Exception as error:  # noqa: BLE001  whatever it is, it is a finding
         tally.found.append(Found(name, seed, f"0 total: {type(error).__name__}: {error}"))
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
+        signal.signal(signal.SIGVTALRM, before)
     tally.heads, tally.steps, tally.covered = len(world.invariants.heads), world.steps, world.covered
     return tally
 

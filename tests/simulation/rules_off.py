@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 from msgspec.structs import replace
 
-from swarm.protocol.agreement import node, output, starts
+from swarm.protocol.agreement import output, scheduled_work, starts
 from swarm.protocol.agreement.chain import Chain
 from swarm.protocol.agreement.coordination import coordinator, required_mode, witness_mode
 from swarm.protocol.agreement.messages import ChainLink
@@ -19,12 +19,14 @@ from swarm.protocol.agreement.rules.acceptor import Ballot
 from swarm.protocol.agreement.rules.evidence import Evidence, ForcedBy
 from swarm.protocol.head import Member
 from tests.simulation import machine
+from tests.simulation.setups import COORDINATOR
 
 Patches = Callable[[], list[Any]]
 MEMBERS: Final = ("witness3", "witness4", "witness5", "witness7", "witness2")
 REQUIRED: Final = ("required2", "required3", "required4", "required5")
 OPEN_LIARS: Final = ("open4-liar", "open5-liar", "open7-liars")
 LIARS: Final = (*OPEN_LIARS, "required3-liar", "required4-liar")
+RESTORED: Final = ("witness4-restored", "required3-restored")
 JOINS: Final = ("witness1-joins", "witness2-joins", "witness3-joins", "witness3-storm", "witness3-lying-joiner")
 
 
@@ -141,7 +143,25 @@ def _two_f_plus_one(original: Any, self: Any, members: int) -> int:
     return 2 * self.faults + 1 if self.mode == "open" else int(original(self, members))
 
 
-from swarm.protocol.agreement import scheduled_work  # noqa: E402
+def _always_ready(self: Any) -> bool:
+    return True
+
+
+def _all_that_told(self: Any, inquiry: Any, state: bytes) -> set[Member]:
+    return set(inquiry.told)
+
+
+def _nothing_chosen(*args: Any) -> None:
+    return None
+
+
+def _same_witness(peer: str, life: int) -> str:
+    return f"{peer}.{0 if peer == COORDINATOR else life}"
+
+
+def _never_led() -> list[Any]:
+    return [patch.object(turns.Turns, "led", property(lambda self: -1, _nothing), create=True)]
+
 
 _next_ledger = scheduled_work.next_ledger
 _THREE = ("witness3", "witness5", "witness7", "witness4")
@@ -179,7 +199,9 @@ RULES: Final = (
     Rule("only the attempt's leader leads it", LIARS, _set(evidence, "is_leader", lambda *a: True)),
     Rule("votes only for the own state's hash", _THREE, _set(voting.Voter, "consider", _vote_blindly)),
     Rule("fetch first, then leave", _THREE, _set(Chain, "next_stop", _follow_at_once)),
-    Rule("open runs echo before they vote", OPEN_LIARS, _set(voting.Voter, "_echo", _echo_is_vote), exhaustive="no echo"),
+    Rule(
+        "open runs echo before they vote", OPEN_LIARS, _set(voting.Voter, "_echo", _echo_is_vote), exhaustive="no echo"
+    ),
     Rule(
         "open quorum floor((n + f) / 2) + 1",
         OPEN_LIARS,
@@ -187,18 +209,36 @@ RULES: Final = (
         exhaustive="2f + 1 of 5",
     ),
     Rule("a start binds with a quorum's acks", MEMBERS, _after(starts.Starts, "_bind", _bind_at_once)),
-    Rule("a voter acknowledges a start whose state it holds", MEMBERS, _after(starts.Starts, "_acknowledge", _acknowledge_blindly)),
+    Rule(
+        "a voter acknowledges a start whose state it holds",
+        MEMBERS,
+        _after(starts.Starts, "_acknowledge", _acknowledge_blindly),
+    ),
     Rule("seal and ack are promises", MEMBERS, _set(starts, "NEVER", -1)),
-    Rule("a start goes on from what may be chosen", MEMBERS, _set(witness_mode.WitnessCoordinator, "_chosen", lambda *a: None)),
+    Rule(
+        "a start goes on from what may be chosen",
+        MEMBERS,
+        _set(witness_mode.WitnessCoordinator, "_chosen", _nothing_chosen),
+    ),
     Rule(
         "the witness votes last",
         ("witness2", "witness4"),
         _set(electorate.Electorate, "completes", lambda self, head, voters: self.witness(head) is not None),
     ),
-    Rule("required: the coordinator's vote is needed", REQUIRED, _after(electorate.Electorate, "is_quorum", _no_witness)),
+    Rule(
+        "required: the coordinator's vote is needed", REQUIRED, _after(electorate.Electorate, "is_quorum", _no_witness)
+    ),
     Rule("required: on its disk, then its vote", REQUIRED, _after(voting.Voter, "_decide", _vote_before_disk)),
-    Rule("required: starts after n - k + 1 answers", REQUIRED, _set(required_mode.RequiredCoordinator, "_is_ready", lambda self: True)),
-    Rule("required: members of a start hold its state", REQUIRED, _set(coordinator.Coordinator, "state_holders", lambda self, inquiry, state: set(inquiry.told))),
+    Rule(
+        "required: starts after n - k + 1 answers",
+        REQUIRED,
+        _set(required_mode.RequiredCoordinator, "_is_ready", _always_ready),
+    ),
+    Rule(
+        "required: members of a start hold its state",
+        REQUIRED,
+        _set(coordinator.Coordinator, "state_holders", _all_that_told),
+    ),
     Rule("a learner votes after two merged contributions", JOINS, _set(succession, "MERGED_MIN", 0)),
     Rule("a member is dropped after two absences", MEMBERS, _set(succession, "ABSENCES_MAX", 1)),
     Rule("the absences are under two leaders", MEMBERS, _after(succession._Electors, "_drop", _one_leader_is_enough)),
@@ -208,13 +248,23 @@ RULES: Final = (
         lambda: [patch.object(electorate.Electorate, "members_min", 1)],
     ),
     Rule("newcomers are a minority", JOINS, _set(succession, "room_for_newcomers", lambda members: 99)),
-    Rule("a group of one or two takes in newcomers", JOINS[:2], _set(succession, "room_for_newcomers", lambda n: (n - 1) // 2)),
+    Rule(
+        "a group of one or two takes in newcomers",
+        JOINS[:2],
+        _set(succession, "room_for_newcomers", lambda n: (n - 1) // 2),
+    ),
     Rule("one invite has one vote", JOINS[3:], _after(succession._Electors, "_take_in", _forget_serials)),
     Rule("what was not merged is free again", _THREE, _set(scheduled_work, "next_ledger", _keep_what_failed)),
     Rule("contributions claim what was assigned", LIARS, _set(scheduled_work, "check_contribution", _nothing)),
-    Rule("no attempt is led twice", MEMBERS, lambda: [patch.object(turns.Turns, "led", property(lambda self: -1, _nothing), create=True)]),
+    Rule("no attempt is led twice", MEMBERS, _never_led),
     Rule("turns grow", MEMBERS, _set(turns, "GROWTH", 1.0)),
-    Rule("a term has a boot id", ("witness4-restored", "required3-restored"), _after(coordinator.Coordinator, "load", _boot_zero)),
-    Rule("a restored coordinator waits for a person", ("witness4-restored", "required3-restored"), _after(coordinator.Coordinator, "load", _believe_person)),
-    Rule("a witness is another voter after a restart", ("witness2", "witness4"), _set(machine, "session_of", lambda peer, life: f"{peer}.{0 if peer == 'W' else life}")),
-)  # fmt: skip
+    Rule("a term has a boot id", RESTORED, _after(coordinator.Coordinator, "load", _boot_zero)),
+    Rule(
+        "a restored coordinator waits for a person", RESTORED, _after(coordinator.Coordinator, "load", _believe_person)
+    ),
+    Rule(
+        "a witness is another voter after a restart",
+        ("witness2", "witness4"),
+        _set(machine, "session_of", _same_witness),
+    ),
+)
