@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 SLOWED = (
-    "vote", "vote", "proposal", "promise", "prepare", "ack", "start", "told", "ask", "chain", "results", "echo", "roster",
-    "plan", "submit", "join", "status",
+    "vote", "vote", "proposal", "promise", "prepare", "ack", "start", "told", "ask", "chain", "results", "echo",
+    "roster", "plan", "submit", "join", "status",
 )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ fetching."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import msgspec
 from blake3 import blake3
@@ -306,7 +306,7 @@ class Machine:
     def _accuse(self, action: actions.Accuse) -> None:
         self.world.accused(self, action)
 
-    _ACTIONS: dict[type[msgspec.Struct], Callable[..., None]] = {
+    _ACTIONS: ClassVar[dict[type[msgspec.Struct], Callable[..., None]]] = {
         actions.CancelTimer: _cancel_timer,
         actions.Persist: _persist,
         actions.Train: _train,
