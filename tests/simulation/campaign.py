@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -65,21 +66,29 @@ def _too_long(number: int, frame: object) -> None:
     raise TimeoutError(f"a schedule takes more than {CPU_MAX_S:.0f} s of processor time: a step may never end")
 
 
+@contextmanager
+def processor_time_limit() -> Iterator[None]:
+    """Raise TimeoutError in what takes too much processor time: a step of the core that never ends is a finding."""
+    before = signal.signal(signal.SIGVTALRM, _too_long)
+    signal.setitimer(signal.ITIMER_VIRTUAL, CPU_MAX_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
+        signal.signal(signal.SIGVTALRM, before)
+
+
 def run_one(name: str, seed: int) -> Tally:
     """Run one schedule. What the core raises counts as found, too: it must raise nothing."""
     tally = Tally(schedules=1)
     world = World(SETUPS[name], seed)
-    before = signal.signal(signal.SIGVTALRM, _too_long)
-    signal.setitimer(signal.ITIMER_VIRTUAL, CPU_MAX_S)
     try:
-        world.run()
+        with processor_time_limit():
+            world.run()
     except Broken as error:
         tally.found.append(Found(name, seed, str(error)))
     except Exception as error:  # noqa: BLE001  whatever it is, it is a finding
         tally.found.append(Found(name, seed, f"0 total: {type(error).__name__}: {error}"))
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
-        signal.signal(signal.SIGVTALRM, before)
     tally.heads, tally.steps, tally.covered = len(world.invariants.heads), world.steps, world.covered
     return tally
 

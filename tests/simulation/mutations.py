@@ -5,19 +5,24 @@ of each rule what notices it: random schedules, its directed schedule, or the ex
 
 from __future__ import annotations
 
+import importlib
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from tests.simulation.campaign import run_one
+from tests.simulation.campaign import processor_time_limit, run_one
 from tests.simulation.rules_off import RULES, Rule
 from tests.simulation.setups import SETUPS
+from tests.simulation.test_exhaustive import FORK
 
+DIRECTED: Final = Path(__file__).parents[1] / "swarm" / "protocol" / "agreement"
+SLOW: Final = {"test_total"}
 SEARCHED_S: Final = 120.0  # for one rule, at most
 
 
@@ -32,7 +37,7 @@ class Row:
     found_after: int | None
     """After how many schedules the first one broke that holds with the rule."""
     broke: str
-    directed: str
+    directed: tuple[str, ...]
     exhaustive: str
 
 
@@ -43,6 +48,57 @@ def switched_off(rule: Rule) -> Iterator[None]:
         for patch in rule.patches():
             stack.enter_context(patch)
         yield
+
+
+def directed(rule: Rule) -> tuple[str, ...]:
+    """Return the directed schedules that fail without the rule, and pass with it."""
+    found = []
+    for name, test in _that_pass():
+        with switched_off(rule):
+            if test():
+                found.append(name)
+    return tuple(found)
+
+
+def exhaustive(rule: Rule) -> str:
+    """Return the exhaustive search that forks without the rule."""
+    return rule.exhaustive if rule.exhaustive and FORK[rule.exhaustive].run()[1] else ""
+
+
+@lru_cache(maxsize=1)
+def _that_pass() -> list[tuple[str, Callable[[], bool]]]:
+    return [(name, test) for name, test in _directed_tests() if not test()]
+
+
+def _directed_tests() -> Iterator[tuple[str, Callable[[], bool]]]:
+    """Return each test of the core that needs no fixture, as a function that says whether it fails."""
+    for path in sorted(DIRECTED.glob("test_*.py")):
+        module = importlib.import_module(f"tests.swarm.protocol.agreement.{path.stem}")
+        for name, test in vars(module).items():
+            if name.startswith("test_") and callable(test) and path.stem not in SLOW:
+                cases = _cases(test)
+                yield name, partial(_fails, test, cases)
+
+
+def _cases(test: Any) -> list[dict[str, Any]]:
+    """Return the arguments of each case of a parametrized test."""
+    cases: list[dict[str, Any]] = [{}]
+    for mark in getattr(test, "pytestmark", ()):
+        if mark.name == "parametrize":
+            names = [n.strip() for n in mark.args[0].split(",")] if isinstance(mark.args[0], str) else mark.args[0]
+            rows = [value if len(names) > 1 else (value,) for value in mark.args[1]]
+            cases = [case | dict(zip(names, row, strict=True)) for case in cases for row in rows]
+    return cases
+
+
+def _fails(test: Callable[..., None], cases: list[dict[str, Any]]) -> bool:
+    for case in cases:
+        with processor_time_limit():
+            try:
+                test(**case)
+            except Exception:  # noqa: BLE001  however it fails, it notices
+                return True
+    return False
 
 
 def search(rule: Rule, schedules: int, first_seed: int = 0, seconds: float = SEARCHED_S) -> Row:
@@ -56,15 +112,19 @@ def search(rule: Rule, schedules: int, first_seed: int = 0, seconds: float = SEA
             kind = found[0].what.partition(":")[0]
             usual = run_one(name, seed).found
             if not usual or usual[0].what.partition(":")[0] != kind:
-                return Row(rule.name, rule.setups, index + 1, index + 1, kind, rule.directed, rule.exhaustive)
+                return Row(rule.name, rule.setups, index + 1, index + 1, kind, directed(rule), exhaustive(rule))
         if time.monotonic() - began > seconds:
             break
-    return Row(rule.name, rule.setups, index + 1, None, "", rule.directed, rule.exhaustive)
+    return Row(rule.name, rule.setups, index + 1, None, "", directed(rule), exhaustive(rule))
 
 
 def _search(job: tuple[str, int]) -> Row:
     name, schedules = job
     return search(next(rule for rule in RULES if rule.name == name), schedules)
+
+
+def _short(found: tuple[str, ...]) -> str:
+    return f"`{found[0]}`" + (f" and {len(found) - 1} more" if len(found) > 1 else "") if found else ""
 
 
 def write_table(folder: Path, schedules: int, workers: int) -> int:
@@ -78,6 +138,6 @@ def write_table(folder: Path, schedules: int, workers: int) -> int:
     lines = ["| rule switched off | random: first found of | breaks | directed | exhaustive |", "|---|---|---|---|---|"]
     for row in rows:
         random = f"{row.found_after} of {row.schedules}" if row.found_after else f"not in {row.schedules}"
-        lines.append(f"| {row.rule} | {random} | {row.broke} | {row.directed} | {row.exhaustive} |")
+        lines.append(f"| {row.rule} | {random} | {row.broke} | {_short(row.directed)} | {row.exhaustive} |")
     (folder / "mutations.md").write_text("\n".join(lines) + "\n")
     return int(any(not (row.found_after or row.directed or row.exhaustive) for row in rows))

@@ -37,10 +37,8 @@ class Rule:
     name: str
     setups: tuple[str, ...]
     patches: Patches
-    directed: str = ""
-    """The directed schedule that notices it."""
     exhaustive: str = ""
-    """The exhaustive search that notices it."""
+    """The exhaustive search (a key of `test_exhaustive.FORK`) that forks without it."""
 
 
 def _set(target: object, name: str, value: object) -> Patches:
@@ -167,7 +165,12 @@ _next_ledger = scheduled_work.next_ledger
 _THREE = ("witness3", "witness5", "witness7", "witness4")
 
 RULES: Final = (
-    Rule("promises and votes reach the disk", _THREE, _set(participant.Participant, "set_ballot", _set_ballot)),
+    Rule(
+        "promises and votes reach the disk",
+        _THREE,
+        _set(participant.Participant, "set_ballot", _set_ballot),
+        exhaustive="n=3, votes forgotten",
+    ),
     Rule("nothing is said before the disk has it", _THREE, _set(output.Output, "add", _release_at_once)),
     Rule("a lost disk makes another voter", _THREE, _set(machine, "session_of", lambda peer, life: f"{peer}.0")),
     Rule("no promise below a promise", _THREE, _set(Ballot, "promise", _promise_always)),
@@ -176,7 +179,7 @@ RULES: Final = (
         "a later leader proposes what may be chosen",
         _THREE,
         lambda: [patch.object(where, "forced_value", lambda accepted: None) for where in (leader, evidence)],
-        exhaustive="no forced value",
+        exhaustive="n=3, nothing is forced",
     ),
     Rule(
         "of several accepted values the one of the highest attempt",
@@ -189,7 +192,7 @@ RULES: Final = (
             )
             for where in (leader, evidence)
         ],
-        exhaustive="lowest accepted",
+        exhaustive="n=3, the lowest instead of the highest",
     ),
     Rule("voters check the promises behind a proposal", LIARS, _set(Evidence, "justified", lambda *a: ForcedBy(None))),
     Rule("what was accepted counts with evidence only", LIARS, _set(Evidence, "counts", lambda *a: True)),
@@ -200,13 +203,16 @@ RULES: Final = (
     Rule("votes only for the own state's hash", _THREE, _set(voting.Voter, "consider", _vote_blindly)),
     Rule("fetch first, then leave", _THREE, _set(Chain, "next_stop", _follow_at_once)),
     Rule(
-        "open runs echo before they vote", OPEN_LIARS, _set(voting.Voter, "_echo", _echo_is_vote), exhaustive="no echo"
+        "open runs echo before they vote",
+        OPEN_LIARS,
+        _set(voting.Voter, "_echo", _echo_is_vote),
+        exhaustive="n=4, open, no echo",
     ),
     Rule(
         "open quorum floor((n + f) / 2) + 1",
         OPEN_LIARS,
         _after(electorate.Electorate, "members_needed", _two_f_plus_one),
-        exhaustive="2f + 1 of 5",
+        exhaustive="n=5, open, 2f+1 votes",
     ),
     Rule("a start binds with a quorum's acks", MEMBERS, _after(starts.Starts, "_bind", _bind_at_once)),
     Rule(
