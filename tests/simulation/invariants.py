@@ -75,7 +75,9 @@ class Invariants:
             ballot = self._ballot(machine, body.head)
             if self._has_left(machine, body.head):
                 return
-            if ballot is None or (ballot.ballot.echoed_attempt, ballot.ballot.echoed) != (body.attempt, body.value):
+            later = ballot is not None and ballot.ballot.echoed_attempt > body.attempt
+            echoed = ballot is not None and (ballot.ballot.echoed_attempt, ballot.ballot.echoed)
+            if not later and echoed != (body.attempt, body.value):
                 raise Broken("6 votes", f"{machine.peer} echoes before that is on disk")
 
     def _cast_once(self, machine: Machine, body: say.VoteBody | say.EchoBody, kind: str) -> bool:
@@ -165,6 +167,8 @@ class Invariants:
             return
         ballot = self._ballot(machine, body.head)
         accepted = ballot.accepted if ballot is not None else None
+        if accepted is not None and accepted.attempt > body.attempt:
+            return  # a later vote has reached the disk meanwhile, and counts instead
         if accepted is None or (accepted.attempt, accepted.value.hash) != (body.attempt, body.value):
             raise Broken("7 durability", f"{machine.peer} votes before that is on disk")
         self.values.setdefault(body.value, accepted.value)
