@@ -86,6 +86,8 @@ class Coordinator(ABC):
         self._heard[message.voter] = self.context.now
         inquiry = self.inquiry
         if inquiry is not None and message.nonce == inquiry.nonce and len(inquiry.told) < HEARD_MAX:
+            for member in [m for m in inquiry.told if m.peer == peer]:
+                del inquiry.told[member]  # a peer is one voter, in its latest incarnation
             inquiry.told[message.voter] = message
 
     def shown(self, links: tuple[say.ChainLink, ...]) -> None:  # noqa: B027 - a witness's votes are of one process
@@ -150,6 +152,9 @@ class Coordinator(ABC):
         if inquiry is not None and self.context.now >= inquiry.until:
             self.inquiry = None
             inquiry.told = {m: told for m, told in inquiry.told.items() if m.peer not in inquiry.without}
+            if not self.chain.head.members:  # it begins by itself, once enough peers wait for it
+                self.context.out.tell("regroup_failed", round=0, reason="the group has not begun")
+                return
             self.decide(inquiry)
 
     @abstractmethod
@@ -198,8 +203,9 @@ class Coordinator(ABC):
         return head, self.context.signer.sign(evidence.START, body)
 
     def state_holders(self, inquiry: Inquiry, state_hash: bytes) -> set[Member]:
-        """Return those that say they hold that state."""
-        return {member for member, told in inquiry.told.items() if state_hash in told.holds}
+        """Return those that say they hold that state. The coordinator is never a member."""
+        mine = self.context.config.peer
+        return {m for m, told in inquiry.told.items() if state_hash in told.holds and m.peer != mine}
 
     def last_held(self, inquiry: Inquiry) -> tuple[Head, list[bytes]] | None:
         """Return the highest head of this node's chain whose state a peer that answered holds, and the hashes of the

@@ -184,13 +184,20 @@ class AttemptLeader:
         if adopted is not None:
             attempt.signed_plan, attempt.plan = adopted
         else:
-            plan = context.work.plan(head, attempt.number, self._speeds(attempt), sorted(self._reset))
+            speeds = self._speeds(attempt)
+            if not speeds:
+                self._fail("no peer that may work has promised", again=False)
+                return
+            plan = context.work.plan(head, attempt.number, speeds, sorted(self._reset))
             attempt.plan, attempt.signed_plan = plan, context.signer.sign(PLAN_KIND, plan)
         attempt.end_at = context.now + attempt.plan.deadline_s
         context.out.timer(TIMER, attempt.end_at)
         for member, message in sorted(attempt.promises.items()):
             if message.plan == attempt.signed_plan and message.contribution is not None:
-                self.submit(member.peer, say.SubmitMessage(self._instance.hash, message.contribution, message.join))
+                try:
+                    self.submit(member.peer, say.SubmitMessage(self._instance.hash, message.contribution, message.join))
+                except ProtocolViolation as error:  # not the fault of the peer whose promise came last
+                    context.blame(member.peer, error)
         if attempt is self._attempt and attempt.phase is Phase.COLLECT:
             self._send_plan(attempt)
 

@@ -113,6 +113,7 @@ class GroupOfNodes:
         self.train_s, self.work = train_s, work
         self.machines: dict[str, Machine] = {}
         self.lost: Callable[[str, str, say.Message], bool] = lambda source, target, message: False
+        self.change: Callable[[str, say.Message], say.Message] = lambda source, message: message
         self.merge: Callable[[str, bytes, int], bytes] = lambda peer, key, index: blake3(key + bytes([index])).digest()
         self.build: Callable[[str, bytes], tuple[float, bytes]] = lambda peer, state: (0.05, state)
         self.write_s = 0.001
@@ -184,6 +185,7 @@ class GroupOfNodes:
         peer = machine.peer
         match action:
             case actions.Send(target, message):
+                message = self.change(peer, message)
                 self.sent.append((peer, target, message))
                 if target in self.machines and not self.lost(peer, target, message):
                     self.later(0.01, target, events.Received(peer, message))
