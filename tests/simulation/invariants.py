@@ -227,9 +227,9 @@ class Invariants:
             return
         if coordinator.restored:
             return
-        standing = self._world.machines["W"].node
-        if standing is not None and standing.head.hash != name:
-            self._require_kept(standing.head, head, name)
+        present = self._world.machines["W"].node
+        if present is not None and present.head.hash != name:
+            self._require_kept(present.head, head, name)
         nonce = next(reversed(self._told), None)
         for told in self._told[nonce].values() if nonce is not None else ():
             known_head = self.heads.get(told.head)
