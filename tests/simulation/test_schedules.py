@@ -7,6 +7,8 @@ from blake3 import blake3
 
 from tests.simulation.campaign import run_campaign
 from tests.simulation.invariants import Broken
+from tests.simulation.mutations import search
+from tests.simulation.rules_off import RULES
 from tests.simulation.setups import SETUPS
 from tests.simulation.shrink import kept, replay, shrink
 from tests.simulation.tensors import GENESIS
@@ -27,6 +29,25 @@ def test_random_schedules_hold(setup: str) -> None:
 def test_kept_seeds_hold(name: str, setup: str, seed: int, without: tuple[int, ...]) -> None:
     """These broke an invariant once."""
     assert replay(setup, seed, without)[0] == ""
+
+
+NOTICED = (
+    "nothing is said before the disk has it",
+    "votes only for the own state's hash",
+    "fetch first, then leave",
+    "required: the coordinator's vote is needed",
+    "a member is dropped after two absences",
+    "open runs keep 3f + 1 members",
+    "newcomers are a minority",
+    "what was not merged is free again",
+)
+
+
+@pytest.mark.parametrize("name", NOTICED)
+def test_a_missing_rule_is_noticed(name: str) -> None:
+    """Those that a few schedules notice; `python -m tests.simulation --mutations` looks for all."""
+    rule = next(rule for rule in RULES if rule.name == name)
+    assert search(rule, 40).found_after is not None
 
 
 @pytest.mark.parametrize("setup", ["witness4", "required3", "open4-joins"])
