@@ -41,8 +41,8 @@ class Persist(msgspec.Struct, frozen=True):
     key: str
     record: bytes
     state: bytes = b""
-    """If not empty: before `Persisted`, the disk must also hold the state with this hash, or the encoded results that
-    lead to it."""
+    """If not empty: before `Persisted`, the disk must also hold the encoded results that lead to the state with this
+    hash, from which a new process rebuilds it. It serves them to those that `Build`, since their owners may be gone."""
 
 
 class Train(msgspec.Struct, frozen=True):
@@ -86,7 +86,7 @@ class Build(msgspec.Struct, frozen=True):
     results: tuple[bytes, ...]
     """The hash of each slice's encoded result."""
     holders: tuple[str, ...]
-    """Peers that may have the slices, the owners first."""
+    """Peers that may have the slices: the owners, then voters that have them on disk, then contributors."""
 
 
 class Fetch(msgspec.Struct, frozen=True):

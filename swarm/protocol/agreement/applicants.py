@@ -98,6 +98,15 @@ class Applicants:
         self._expire()
         return {member: signed for member, (signed, _, _) in self._joins.items()}
 
+    def first(self) -> dict[Member, str]:
+        """Return those with whom the group may begin, with their invites: one member an invite."""
+        found: dict[Member, str] = {}
+        for member, signed in sorted(self.waiting().items()):
+            serial = self._context.evidence.join(signed).invite
+            if not serial or serial not in found.values():
+                found[member] = serial
+        return found
+
     def settle(self, head: Head, planned: tuple[Member, ...]) -> None:
         """Note the commit of a round for which these were planned."""
         inside = {*head.members, *(learner.member for learner in head.learners)}

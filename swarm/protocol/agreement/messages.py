@@ -262,6 +262,8 @@ class StatusMessage(msgspec.Struct, frozen=True, tag="status"):
     voter: Member
     answer: bool = False
     """An answer is not answered."""
+    attempt: Count = 0
+    """The attempt whose leader the sender waits for: those that wait for a lower one in vain follow."""
 
 
 class AskChainMessage(msgspec.Struct, frozen=True, tag="ask_chain"):

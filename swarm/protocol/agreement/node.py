@@ -138,7 +138,7 @@ class AgreementNode:
         self._height = self._enter(event.records.get(BALLOT_KEY))
         context.out.timer(POLL_TIMER, context.now + config.poll_s)
         self._height.begin()
-        self._idle.poll(context.me)
+        self._idle.poll(context.me, self._height.attempt)
 
     def _enter(self, record: bytes | None) -> Height:
         """Return the parts for the round after the present head."""
@@ -208,7 +208,7 @@ class AgreementNode:
         self._chain.fetch_mine()
         self._height.repeat()
         self._starts.repeat(self._height.instance, self._height.participant)
-        self._idle.poll(self._context.me)
+        self._idle.poll(self._context.me, self._height.attempt)
         self._request_join()
         if self._coordinator is not None:
             self._coordinator.poll()
@@ -235,6 +235,8 @@ class AgreementNode:
                 if self._coordinator is not None:
                     self._coordinator.status(message)
                 self._idle.status(peer, message, self._context.me)
+                if message.head == self._chain.hash:
+                    self._height.heard(message)
             case say.AskChainMessage():
                 self._idle.ask_chain(peer, message)
             case say.ChainMessage():

@@ -24,8 +24,9 @@ class Idle:
         self._polls = 0
         self._asked: dict[str, float] = {}
 
-    def poll(self, me: Member) -> None:
-        """Tell the coordinator and the next few peers in turn where this node stands."""
+    def poll(self, me: Member, attempt: int) -> None:
+        """Tell the coordinator and the next few peers in turn where this node stands, and for which attempt it
+        waits."""
         config, head = self._context.config, self._chain.head
         members = [m.peer for m in (*head.members, *(learner.member for learner in head.learners))]
         if me not in head.members or len(members) < 2:
@@ -37,15 +38,13 @@ class Idle:
             told += [others[(start + i) % len(others)] for i in range(min(TOLD_MAX, len(others)))]
         self._polls += 1
         for peer in told:
-            self._context.out.send(peer, self._status(me, answer=False))
-
-    def _status(self, me: Member, answer: bool) -> say.StatusMessage:
-        return say.StatusMessage(position_of(self._chain.head), self._chain.hash, me, answer)
+            self._context.out.send(peer, say.StatusMessage(position_of(head), self._chain.hash, me, False, attempt))
 
     def tell(self, peer: str, me: Member) -> None:
         """Tell a peer that is behind where this node stands."""
         if peer != self._context.config.peer:
-            self._context.out.send(peer, self._status(me, answer=True))
+            mine = position_of(self._chain.head)
+            self._context.out.send(peer, say.StatusMessage(mine, self._chain.hash, me, answer=True))
 
     def status(self, peer: str, message: say.StatusMessage, me: Member) -> None:
         """Ask a peer that is higher for its chain; tell one that is lower."""

@@ -152,10 +152,13 @@ class Coordinator(ABC):
         if inquiry is not None and self.context.now >= inquiry.until:
             self.inquiry = None
             inquiry.told = {m: told for m, told in inquiry.told.items() if m.peer not in inquiry.without}
-            if not self.chain.head.members:  # it begins by itself, once enough peers wait for it
-                self.context.out.tell("regroup_failed", round=0, reason="the group has not begun")
+            if self.chain.head.members:
+                self.decide(inquiry)
                 return
-            self.decide(inquiry)
+            # There is nothing to go on from: the group begins by itself, once enough peers wait for it.
+            if len(self.state_holders(inquiry, self.chain.head.state_hash)) >= self._members_least:
+                self.context.mute = False  # so many stand at the beginning, too
+            self.context.out.tell("regroup_failed", round=0, reason="the group has not begun")
 
     @abstractmethod
     def poll(self) -> None:
@@ -173,19 +176,25 @@ class Coordinator(ABC):
 
     def first_members(self) -> tuple[Member, ...]:
         """Return the members with which the group may begin now; empty while too few wait."""
-        config = self.context.config
         if self.chain.head.members or self.context.mute:
             return ()
-        waiting = sorted(self.applicants.waiting())[: config.max_peers]
-        least = max(config.min_peers, self.context.electorate.members_min)
-        return tuple(waiting) if len({member.peer for member in waiting}) >= least else ()
+        waiting = tuple(self.applicants.first())[: self.context.config.max_peers]
+        return waiting if len(waiting) >= self._members_least else ()
+
+    @property
+    def _members_least(self) -> int:
+        """With how many members the group may begin."""
+        return max(self.context.config.min_peers, self.context.electorate.members_min)
 
     def start_of(
         self, base: Head, base_hash: bytes, term: int, members: Iterable[Member], undoes: Collection[bytes] = ()
     ) -> tuple[Head, Signed]:
         """Return the first head of a term over the state of `base`, and its signed start."""
         chosen = tuple(sorted(members))
-        inside = {member.peer for member in chosen}
+        held = [(serial, peer) for serial, peer in base.invites if peer in {member.peer for member in chosen}]
+        if not base.members:  # as `first_members`
+            first = self.applicants.first()
+            held = [(first[member], member.peer) for member in chosen if first.get(member)]
         head = msgspec.structs.replace(
             base,
             term=term,
@@ -195,7 +204,7 @@ class Coordinator(ABC):
             witness=self.context.me,
             learners=(),
             absent=(),
-            invites=tuple(entry for entry in base.invites if entry[1] in inside),
+            invites=tuple(sorted(held)),
             attempt=-1,
         )
         body = say.StartBody(head, tuple(undoes)[: say.LINKS_MAX])

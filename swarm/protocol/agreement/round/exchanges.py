@@ -46,7 +46,7 @@ class Exchanges:
 
     def begin(self, peer: str, order: say.RosterMessage) -> None:
         """Take part in the exchange of an attempt's roster."""
-        instance, context = self._instance, self._context
+        instance = self._instance
         if order.attempt < instance.ballot.promised:
             return
         known = instance.rosters.get(order.attempt)
@@ -58,8 +58,6 @@ class Exchanges:
         if known is not None:
             self._applicants.convict(evidence.ROSTER, known, order.roster)
             return
-        leader = leader_of(instance.head, instance.hash, order.attempt)
-        self._turns.extend(leader, order.attempt, "roster", context.work.exchange_s(instance.head) + self._turns.turn_s)
         self.open(opened)
 
     def open(self, opened: OpenedRoster) -> Exchange:
@@ -67,6 +65,10 @@ class Exchanges:
         instance, context = self._instance, self._context
         if opened.key in instance.exchanges:
             return instance.exchanges[opened.key]
+        leader = leader_of(instance.head, instance.hash, opened.attempt)
+        self._turns.extend(
+            leader, opened.attempt, "roster", context.work.exchange_s(instance.head) + self._turns.turn_s
+        )
         exchange = Exchange(opened)
         instance.remember(exchange)
         instance.set_roster(opened.attempt, opened.signed)
@@ -141,7 +143,8 @@ class Exchanges:
         self._chain.drop_candidates()
         owners = [member.peer for member in opened.parts]
         others = [body.member.peer for body in opened.contributions]
-        holders = tuple(peer for peer in dict.fromkeys([*owners, *others]) if peer != self._context.config.peer)
+        named = dict.fromkeys([*owners, *sorted(exchange.voters), *others])
+        holders = tuple(peer for peer in named if peer != self._context.config.peer)
         self._context.out.add(Build(name, opened.signed_plan, opened.signed, opened.weights, hashes, holders))
 
     def rebuild(self, exchange: Exchange) -> None:

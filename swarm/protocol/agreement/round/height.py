@@ -36,7 +36,7 @@ class Height:
         """Whether this node may lead attempts here."""
         rounds = self._context.config.rounds
         complete = rounds and self.instance.head.round >= rounds
-        return not complete and self.instance.head.has(self._context.me)
+        return not complete and not self._turns.is_fenced and self.instance.head.has(self._context.me)
 
     def begin(self) -> None:
         """Wait for the first leader, or lead."""
@@ -51,6 +51,18 @@ class Height:
         self.participant.promise_pending()
         if leads and self._leads:
             self.leader.begin()
+
+    @property
+    def attempt(self) -> int:
+        """The attempt for which this node waits."""
+        return self._turns.latest
+
+    def heard(self, message: say.StatusMessage) -> None:
+        """Follow a voter to the later attempt for which it waits, if the present leader makes no progress."""
+        if self.instance.head.members and self._turns.heard(message.voter, message.attempt):
+            self.participant.promise_pending()
+            if self._turns.leader == self._context.me and self._leads:
+                self.leader.begin()
 
     def receive(self, peer: str, message: say.Message) -> None:
         """Take a message about the round after this head."""

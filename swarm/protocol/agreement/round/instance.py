@@ -35,6 +35,8 @@ class Exchange:
     merged: dict[int, bytes] = field(default_factory=dict)
     """Hashes of the slices that this node has merged as an owner."""
     my_results: Signed | None = None
+    voters: set[str] = field(default_factory=set)
+    """Peers that have voted for what this leads to."""
     building: dict[bytes, bytes | None] = field(default_factory=dict)
     """State hashes by what was built (see `name_build`); None while it is being built."""
 

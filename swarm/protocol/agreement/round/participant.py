@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from peer.errors import ProtocolViolation
 from swarm.protocol.agreement import events
 from swarm.protocol.agreement import messages as say
@@ -14,15 +12,13 @@ from swarm.protocol.agreement.context import AgreementContext
 from swarm.protocol.agreement.output import encode
 from swarm.protocol.agreement.records import BALLOT_KEY
 from swarm.protocol.agreement.round.instance import Instance
-from swarm.protocol.agreement.round.turns import Turns
+from swarm.protocol.agreement.round.turns import ATTEMPTS_AHEAD_MAX, Turns
 from swarm.protocol.agreement.rules import evidence
 from swarm.protocol.agreement.rules.acceptor import Ballot
 from swarm.protocol.agreement.rules.electorate import leader_of
 from swarm.protocol.agreement.rules.evidence import is_leader
 from swarm.protocol.agreement.rules.succession import Succession
 from swarm.protocol.plan import PLAN_KIND, Contribution
-
-ATTEMPTS_AHEAD_MAX: Final = 1 << 20  # that a leader may skip, so that numbers do not run out
 
 
 class Participant:
@@ -66,7 +62,7 @@ class Participant:
         if ask.attempt > max(instance.ballot.promised, 0) + ATTEMPTS_AHEAD_MAX:
             raise ProtocolViolation("a leader skipped an absurd number of attempts")
         leader = leader_of(instance.head, instance.hash, ask.attempt)
-        if not self._turns.is_due(leader):
+        if not self._turns.is_due(leader) and not self._turns.heard(leader, ask.attempt):
             self._pending[peer] = ask
             return
         self._pending.pop(peer, None)

@@ -2,16 +2,22 @@
 
 Attempts go round the members. A leader's turn lasts while it makes progress; each step of its attempt extends the
 turn once, a bounded number of times. A leader given up waits until all others were tried, so no leader can hold the
-group for ever. Turns grow, so that a turn shorter than a round does not make leaders duel for ever. Only progress
-depends on any of this.
+group for ever. Turns grow, so that a turn shorter than a round does not make leaders duel for ever.
+
+Peers that were cut off or restarted wait for different attempts. So each tells the others for which one it waits, and
+all go to the highest one whose voters they hear of, unless their leader makes progress. A liar can use that once in as
+many turns as there are members. Only progress depends on any of this.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
+from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement.chain import position_of
 from swarm.protocol.agreement.context import AgreementContext
 from swarm.protocol.agreement.round.instance import Instance
+from swarm.protocol.agreement.rules.acceptor import NEVER
 from swarm.protocol.agreement.rules.electorate import attempt_of, leader_of
 from swarm.protocol.head import Member
 
@@ -19,6 +25,7 @@ TIMER: Final = "turn"
 STEPS_PER_LEADER: Final = 8  # extensions of one leader's turns: two attempts of four steps
 GROWTH: Final = 1.5
 GROWN_MAX: Final = 32
+ATTEMPTS_AHEAD_MAX: Final = 1 << 20  # that a leader may skip, so that numbers do not run out
 
 
 class Turns:
@@ -28,7 +35,7 @@ class Turns:
         """`round_s`: how long the last round took, 0 if unknown."""
         self._context, self._instance = context, instance
         self._turn_max_s = max(context.config.attempt_max_s, 2.0 * round_s)
-        self.awaited = max(0, instance.ballot.promised)
+        self.awaited = self._promised
         """The attempt whose leader this node waits for."""
         self.led = -1
         """The last attempt that this node has led. It belongs to the head, so no attempt is led twice."""
@@ -36,6 +43,8 @@ class Turns:
         self._until = context.now
         self._given_up: set[Member] = set()
         self._extended: dict[Member, set[tuple[int, str]]] = {}
+        self._heard: dict[Member, int] = {}  # the attempt for which each voter waits
+        self._followed: dict[Member, int] = {}  # how often this node has followed each voter
 
     @property
     def leader(self) -> Member:
@@ -60,14 +69,75 @@ class Turns:
         """Give up the present leader and wait for the next one. Return whether that is this node."""
         self._given_up.add(self.leader)
         self._expired += 1
-        self.awaited = max(self.awaited, self._instance.ballot.promised) + 1
+        self.awaited = max(self.awaited, self._promised) + 1
         self._skip_down()
+        for voter in sorted(self._heard, key=lambda member: (-self._heard[member], member)):
+            if self._follow(voter):
+                break
         live = {m for m in self._instance.head.members if m.peer not in self._context.down}
         if live <= self._given_up:
             self._given_up.clear()
             self._extended.clear()
         self._wait(self.turn_s)
+        self._announce()
         return self.leader == self._context.me
+
+    @property
+    def latest(self) -> int:
+        """The attempt that this node waits for or has promised; 0 if it takes part in none of this term any more."""
+        return 0 if self.is_fenced else max(self.awaited, self._promised)
+
+    @property
+    def is_fenced(self) -> bool:
+        """Whether this node has acknowledged the start of a higher term: it leads and votes here no more."""
+        return self._instance.ballot.promised >= NEVER
+
+    @property
+    def _promised(self) -> int:
+        return 0 if self.is_fenced else max(0, self._instance.ballot.promised)
+
+    def heard(self, voter: Member, attempt: int) -> bool:
+        """Note for which attempt a voter waits. Return whether this node now waits for it as well: its own leader
+        makes no progress, or is the one that has gone on."""
+        head = self._instance.head
+        if self._context.config.is_coordinator or not (head.has(voter) or voter == head.witness):
+            return False
+        self._heard[voter] = attempt
+        if (self._progresses() and voter != self.leader) or not self._follow(voter):
+            return False
+        self._wait(self.turn_s)
+        self._announce()
+        return True
+
+    def _progresses(self) -> bool:
+        """Return whether the present attempt has got anywhere here; at its leader, beyond its own promise."""
+        steps = {step for attempt, step in self._extended.get(self.leader, ()) if attempt == self.awaited}
+        return bool(steps - {"promise"} if self.leader == self._context.me else steps)
+
+    def _follow(self, voter: Member) -> bool:
+        """Wait for the attempt that a voter waits for, if it is a later one and no leader given up leads it."""
+        attempt, head = self._heard[voter], self._instance.head
+        if self.is_fenced:
+            return False
+        followed = self._followed.get(voter, 0)
+        if not self.latest < attempt <= self.latest + ATTEMPTS_AHEAD_MAX:
+            return False
+        if leader_of(head, self._instance.hash, attempt) in self._given_up:
+            return False
+        if followed > self._expired // len(head.members):
+            return False
+        self._followed[voter] = followed + 1
+        self.awaited = attempt
+        self._skip_down()
+        return True
+
+    def _announce(self) -> None:
+        """Tell the voters for which attempt this node waits."""
+        head, me = self._instance.head, self._context.me
+        status = say.StatusMessage(position_of(head), self._instance.hash, me, answer=True, attempt=self.latest)
+        for member in head.members:
+            if member != me:
+                self._context.out.send(member.peer, status)
 
     def is_due(self, leader: Member) -> bool:
         """Return whether this node may promise to that leader now: its turn it is, or no other leader is making
@@ -80,6 +150,7 @@ class Turns:
         """Wait for the leader of an attempt that this node has promised."""
         if attempt > self.awaited:
             self.awaited = attempt
+            self._announce()
         self.extend(leader, attempt, "promise", self.turn_s)
 
     def extend(self, leader: Member, attempt: int, step: str, seconds: float) -> None:

@@ -67,7 +67,8 @@ class Voter:
         """Raise unless the value is forced by the promises, or free and made from this attempt's roster. Remember
         it."""
         instance, context = self._instance, self._context
-        forced = context.evidence.justified(message.promises, instance.head, instance.hash, attempt).accepted
+        justified = context.evidence.justified(message.promises, instance.head, instance.hash, attempt)
+        forced = justified.accepted
         opened, results = self._succession.support(
             message.support, instance.head, instance.hash, self._exchanges.accepts_empty
         )
@@ -80,6 +81,7 @@ class Voter:
             raise ProtocolViolation("a proposal's members, learners or ledger do not follow from its roster")
         exchange = self._exchanges.open(opened)
         self._exchanges.note_results(exchange, results)
+        exchange.voters.update(voter.peer for voter in justified.voters if self._chain.is_voter(voter))
         exchange.results.update(results)  # what is voted on is built from what the proposal names
         instance.set_proposed(attempt, Proposed(message.proposal, value, value.hash, message.support, exchange))
 
@@ -96,6 +98,8 @@ class Voter:
             if built is not None and built != proposed.value.state_hash:
                 self._context.out.tell("state_differs", round=proposed.value.round, attempt=attempt)
             else:
+                votes = self._instance.alike(self._instance.votes, attempt, proposed.hash)
+                proposed.exchange.voters.update(voter.peer for voter in votes)
                 self._exchanges.rebuild(proposed.exchange)
             return
         if self._context.electorate.mode == "open":

@@ -32,7 +32,8 @@ Value = TypeVar("Value", bound=HasAttempt)
 
 
 class Ballot(msgspec.Struct, frozen=True):
-    """One voter's promise and votes for the round after one head. Attempts count from 0; -1: none."""
+    """One voter's promise and votes for the round after one head. Attempts count from 0; -1: none; the promise `NEVER`
+    refuses all."""
 
     promised: Count = -1
     voted_attempt: Count = -1
@@ -44,13 +45,13 @@ class Ballot(msgspec.Struct, frozen=True):
 
     def promise(self, attempt: int) -> Ballot | None:
         """Promise to take part in no attempt below this one; None if a later one was promised or this one voted in."""
-        if attempt < self.promised or attempt <= self.voted_attempt:
+        if attempt < self.promised or attempt <= self.voted_attempt or attempt >= NEVER:
             return None
         return msgspec.structs.replace(self, promised=attempt)
 
     def echo(self, attempt: int, value: bytes) -> Ballot | None:
         """Echo the value of an attempt: one an attempt, none below the promise. None if that is refused."""
-        if attempt < self.promised or attempt < self.echoed_attempt:
+        if attempt < self.promised or attempt < self.echoed_attempt or attempt >= NEVER:
             return None
         if attempt == self.echoed_attempt and value != self.echoed:
             return None
@@ -58,7 +59,7 @@ class Ballot(msgspec.Struct, frozen=True):
 
     def vote(self, attempt: int, value: bytes) -> Ballot | None:
         """Vote for the value of an attempt: one an attempt, none below the promise. None if that is refused."""
-        if attempt < self.promised or attempt < self.voted_attempt:
+        if attempt < self.promised or attempt < self.voted_attempt or attempt >= NEVER:
             return None
         if attempt == self.voted_attempt and value != self.voted:
             return None

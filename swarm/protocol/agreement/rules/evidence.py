@@ -137,7 +137,10 @@ class Evidence:
             accepted[body.voter] = body.accepted
         if not self._electorate.enough(head, accepted):
             raise ProtocolViolation("a proposal rests on the promises of too few voters")
-        return ForcedBy(forced_value(accepted.values()))
+        forced = forced_value(accepted.values())
+        value = forced.value.hash if forced is not None else b""
+        voters = {voter for voter, said in accepted.items() if said is not None and said.value.hash == value}
+        return ForcedBy(forced, tuple(sorted(voters)))
 
     def certificate(self, link: say.ChainLink, before: Head, before_hash: bytes) -> None:
         """Raise unless the link's votes are those of a quorum of the head before it, in one attempt."""
@@ -193,6 +196,8 @@ class ForcedBy(msgspec.Struct, frozen=True):
     """What checked promises leave to a proposal: `accepted`, or any value if None."""
 
     accepted: say.AcceptedValue | None
+    voters: tuple[Member, ...] = ()
+    """Those that report it: they have on disk what it is built from."""
 
 
 def is_leader(head: Head, head_hash: bytes, attempt: int, peer: str) -> bool:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+from typing import Any
+
 import msgspec
 import pytest
 
-from swarm.protocol.agreement import events
+from swarm.protocol.agreement import actions, events
 from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement.output import encode
+from swarm.protocol.agreement.records import BallotRecord
 from swarm.protocol.agreement.rules import evidence
-from swarm.protocol.agreement.rules.electorate import leader_of
+from swarm.protocol.agreement.rules.acceptor import NEVER, Ballot
+from swarm.protocol.agreement.rules.electorate import attempt_of, leader_of
 from swarm.protocol.head import Member
 from swarm.protocol.plan import CONTRIBUTION_KIND
 from tests.swarm.protocol.agreement.group import COORDINATOR, GENESIS, GroupOfNodes, contribution_body
@@ -58,7 +64,7 @@ def test_a_bad_contribution_in_a_promise_is_held_against_its_sender() -> None:
     group.run_to(1)
     head = group.head("A")
     first, second = (leader_of(head, head.hash, attempt) for attempt in (0, 1))
-    liar, last = sorted({m for m in head.members} - {first, second})
+    liar, last = sorted(set(head.members) - {first, second})
 
     def bad(source: str, message: say.Message) -> say.Message:
         if source != liar.peer or not isinstance(message, say.PromiseMessage) or message.plan is None:
@@ -92,3 +98,110 @@ def test_a_leader_without_any_peer_that_may_work_gives_its_attempt_up() -> None:
     group.run(20.0)
     failed = [told["reason"] for peer in "AB" for told in group.told(peer, "attempt_failed")]
     assert "no peer that may work has promised" in failed and set(node._applicants.proofs) == {"A", "B"}
+
+
+def scatter(group: GroupOfNodes, attempts: dict[str, int]) -> None:
+    """Let each of these peers restart with a promise to an attempt of its own: each waits for another leader."""
+    for peer in attempts:
+        group.crash(peer)
+    for peer, attempt in sorted(attempts.items()):
+        head = group.head(peer)
+        mine = attempt_of(head, head.hash, group.member(peer), attempt)
+        record = BallotRecord(head.hash, Ballot(promised=mine), None, None)
+        group.machines[peer].records["ballot"] = encode(record)
+        group.start(peer)
+
+
+@pytest.mark.parametrize(
+    ("attempts", "config"),
+    [
+        ({"B": 22, "D": 13, "E": 22}, {"min_peers": 5}),
+        ({"A": 24, "B": 7, "D": 19}, {"min_peers": 4, "mode": "open", "faults": 1}),
+    ],
+)
+def test_leaders_that_promised_themselves_do_not_duel(attempts: dict[str, int], config: dict[str, Any]) -> None:
+    """Each had promised a later attempt than the leaders for which the others waited, and none was told: no commit
+    for a minute with all up."""
+    peers = "ABCDE"[: config["min_peers"]]
+    group = GroupOfNodes(peers, **config)
+    group.run_to(1)
+    scatter(group, attempts)
+    before, began = group.round("A"), group.now
+    group.run(60.0, lambda: all(group.round(peer) > before for peer in peers))
+    assert group.now - began < 10.0
+    group.check()
+
+
+def test_a_peer_that_waits_for_ever_later_attempts_stops_no_group() -> None:
+    """A voter's word moves the others once in as many turns as there are members, and no leader that makes progress."""
+    quiet, busy = GroupOfNodes("ABCD", mode="open", faults=1), GroupOfNodes("ABCD", mode="open", faults=1)
+    for group in (quiet, busy):
+        group.run_to(1)
+    counter = itertools.count(1000)
+
+    def restless(source: str, message: say.Message) -> say.Message:
+        if source == "D" and isinstance(message, say.StatusMessage):
+            return msgspec.structs.replace(message, attempt=next(counter) * 4)
+        return message
+
+    busy.change = restless
+    quiet.run(30.0)
+    busy.run(30.0)
+    assert busy.round("A") >= 0.6 * quiet.round("A")
+
+
+def test_a_value_is_built_from_what_its_voters_have_on_disk() -> None:
+    """The owners of its slices are gone; a voter that restarted holds it, and was never asked."""
+    group = GroupOfNodes("ABC")
+    group.run_to(1)
+    leader, voter, third, message = group.lose_leader_after_votes()
+    group.crash(third)
+    group.start(third)  # a new process has no slices
+    head = group.head(voter)
+    later = attempt_of(head, head.hash, group.member(third), 10)
+    reported = group.machines[voter].node._height.instance.accepted
+    promises = tuple(
+        group.sign(peer, evidence.PROMISE, say.PromiseBody(head.hash, later, group.member(peer), accepted))
+        for peer, accepted in ((voter, reported), (third, None))
+    )
+    outsider = Member("Z", "Z0")
+    proof = group.sign("Z", evidence.PROMISE, say.PromiseBody(head.hash, later, outsider, reported))
+    signed = group.sign(third, evidence.PROPOSAL, say.ProposalBody(head.hash, later, message.value.hash))
+    proposal = say.ProposalMessage(signed, message.value, (*promises, proof), message.support)
+    found = group.give(third, proposal, third)
+    (build,) = [action for action in found if isinstance(action, actions.Build)]
+    assert voter in build.holders and leader in build.holders and "Z" not in build.holders
+
+
+def test_one_invite_is_one_member_from_the_first_head_on() -> None:
+    """Two keys of one invite began the group, and their invite was not noted, so that a third one came in later."""
+    group = GroupOfNodes("ABC", min_peers=3)
+    for name in "XY":
+        group._config["invite"] = "of liars"
+        group.start(name)
+    group.run_to(1, "ABC")
+    peers = {member.peer for member in group.head("A").members}
+    assert len(peers & set("XY")) == 1
+    assert group.head("A").invites == tuple(("of liars", peer) for peer in sorted(peers & set("XY")))
+
+
+def test_a_fenced_voter_leads_and_votes_no_more() -> None:
+    """It led the attempt after the last number there is, and its own promise to that one took its fence down."""
+    group = GroupOfNodes("ABC")
+    group.run_to(2)
+    head, node = group.head("A"), group.machines["A"].node
+    start = msgspec.structs.replace(
+        head, term=9, boot=1, previous=head.hash, members=(group.member("A"), group.member("B")), attempt=-1
+    )
+    signed = group.sign(COORDINATOR, evidence.START, say.StartBody(start))
+    group.lost = lambda source, target, message: target == "B" and isinstance(message, say.StartMessage)
+    group.event("A", events.Received(COORDINATOR, say.StartMessage(signed)))
+    assert node._height.instance.ballot.promised == NEVER
+    group.isolate("A")
+    group.run(60.0)
+    assert node.head == head and node._height.instance.ballot.promised == NEVER
+    assert not any(
+        source == "A" and isinstance(m, say.PrepareMessage) and m.attempt > 1 << 40 for source, _, m in group.sent
+    )
+    for step in (Ballot.promise, lambda b, a: b.vote(a, b"v"), lambda b, a: b.echo(a, b"v")):
+        assert all(step(Ballot(promised=promised), NEVER) is None for promised in (0, NEVER))
