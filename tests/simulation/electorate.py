@@ -86,11 +86,13 @@ def _unearned(setup: Setup, signatures: Signatures, before: Head, head: Head) ->
     if len(new - old) > room or any(merged.get(member, 0) < 1 for member in new - old):
         return f"{sorted(new - old)} came in unearned"
     leader = before.members[(int.from_bytes(before.hash[:8], "big") + head.attempt) % len(before.members)]
-    missing = {absence.member: absence.leader for absence in before.absent}
+    missing = {absence.member: absence for absence in before.absent}
     replaced = {member.peer for member in new - old}
     for member in sorted(old - new):
         convicted = member.peer in setup.lying
-        if missing.get(member) == leader and member.peer not in replaced and not convicted:
+        entry = missing.get(member)
+        once = entry is not None and entry.rounds < 2 and entry.leader == leader
+        if once and member.peer not in replaced and not convicted:
             return f"{member} was dropped by one leader"
         if member not in missing and not convicted and member.peer not in replaced:
             return f"{member} was dropped at its first absence"
