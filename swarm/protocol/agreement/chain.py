@@ -44,6 +44,7 @@ class Chain:
         self._ahead: dict[bytes, say.ChainLink] = {}  # certified heads beyond this one, each after the one before
         self._goal = b""  # the last of these
         self._fetching = b""
+        self._failed = b""  # the state that no peer has brought lately
         self._fetch_again_at = 0.0
         self._fetches = 0
 
@@ -91,7 +92,8 @@ class Chain:
             self.hold(state_hash)
         if state_hash == self._fetching:
             self._fetching = b""
-            self._fetches = 0 if ok else self._fetches + 1
+            self._fetches = 0 if ok else self._fetches + 1 if state_hash == self._failed else 1
+            self._failed = b"" if ok else state_hash
             self._fetch_again_at = self._context.now + self._context.config.poll_s * min(self._fetches, 8)
 
     # -- what others show ----------------------------------------------------------------------------------------------
@@ -216,7 +218,8 @@ class Chain:
             self._fetch(self.head)
 
     def _fetch(self, head: Head) -> None:
-        if self._fetching or self._context.now < self._fetch_again_at:
+        again = head.state_hash == self._failed  # the group may have gone on meanwhile: a newer state is not waited for
+        if self._fetching or (again and self._context.now < self._fetch_again_at):
             return
         self._fetching = head.state_hash
         config = self._context.config

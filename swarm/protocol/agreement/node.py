@@ -254,6 +254,7 @@ class AgreementNode:
                 self._applicants.take_proof(message.proof)
             case say.AskMessage():
                 self._starts.ask(peer, message, self._height.instance, self._height.participant)
+                self._height.sealed()
             case say.ToldMessage():
                 if self._coordinator is not None:
                     self._coordinator.told(peer, message)

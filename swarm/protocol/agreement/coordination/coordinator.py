@@ -212,9 +212,12 @@ class Coordinator(ABC):
         return head, self.context.signer.sign(evidence.START, body)
 
     def state_holders(self, inquiry: Inquiry, state_hash: bytes) -> set[Member]:
-        """Return those that say they hold that state. The coordinator is never a member."""
-        mine = self.context.config.peer
-        return {m for m, told in inquiry.told.items() if state_hash in told.holds and m.peer != mine}
+        """Return those that answered and hold that state. The coordinator is never a member."""
+        holders = {member for member, told in inquiry.told.items() if state_hash in told.holds}
+        link = self.chain.link(self.chain.hash)
+        if link is not None and state_hash == link.head.state_hash:  # it may have been committed since they answered
+            holders |= {self.context.evidence.vote(signed).voter for signed in link.votes} & set(inquiry.told)
+        return {member for member in holders if member.peer != self.context.config.peer}
 
     def last_held(self, inquiry: Inquiry) -> tuple[Head, list[bytes]] | None:
         """Return the highest head of this node's chain whose state a peer that answered holds, and the hashes of the

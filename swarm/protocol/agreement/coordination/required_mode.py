@@ -116,6 +116,9 @@ class RequiredCoordinator(Coordinator):
         """Start from the last head that this node certified, with those members that hold its state."""
         if not inquiry.by_person and (not self._is_ready() or not self._is_lost()):
             return
+        if inquiry.by_person and not inquiry.without and self._goes_on:
+            self.context.out.tell("regroup_withdrawn", round=self.chain.head.round, answered=len(inquiry.told))
+            return
         held = self.last_held(inquiry)
         if held is None:
             return
@@ -127,6 +130,12 @@ class RequiredCoordinator(Coordinator):
         electorate = self._last_electorate(base)
         members = (holders & electorate) | returned(holders, electorate) or holders
         self._start(base, base.hash, inquiry.term, members, undoes)
+
+    @property
+    def _goes_on(self) -> bool:
+        """Whether this process has seen a commit within three rounds: a new term would only drop learners."""
+        lately = self.committed_at > self.began_at and self.context.now - self.committed_at < self.patient_s
+        return lately and not self._starts_in_vain and self._ready and not self.context.mute
 
     def _may_undo(self, inquiry: Inquiry) -> bool:
         """Return whether certified heads may be taken back whose state no peer has brought: after a long time, or by

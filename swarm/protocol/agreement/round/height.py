@@ -60,9 +60,18 @@ class Height:
     def heard(self, message: say.StatusMessage) -> None:
         """Follow a voter to the later attempt for which it waits, if the present leader makes no progress."""
         if self.instance.head.members and self._turns.heard(message.voter, message.attempt):
-            self.participant.promise_pending()
-            if self._turns.leader == self._context.me and self._leads:
-                self.leader.begin()
+            self._go_on()
+
+    def sealed(self) -> None:
+        """Go on after a seal, which has ended the attempt under way."""
+        if self.instance.head.members and not self._context.config.is_coordinator and self._turns.catch_up():
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Answer leaders that had to wait, or lead, now that this node waits for another attempt."""
+        self.participant.promise_pending()
+        if self._turns.leader == self._context.me and self._leads:
+            self.leader.begin()
 
     def receive(self, peer: str, message: say.Message) -> None:
         """Take a message about the round after this head."""

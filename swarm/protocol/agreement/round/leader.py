@@ -155,7 +155,7 @@ class AttemptLeader:
 
     def _decide_value(self, attempt: Attempt) -> None:
         """Propose what may have been chosen in an earlier attempt; else plan."""
-        forced = forced_value(attempt.accepted.values())
+        forced = forced_value(attempt.accepted[voter] for voter in sorted(attempt.accepted))  # as the voters check it
         if forced is None:
             self._plan(attempt)
             return

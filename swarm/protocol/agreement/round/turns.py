@@ -109,8 +109,21 @@ class Turns:
         self._announce()
         return True
 
+    def catch_up(self) -> bool:
+        """Wait for the leader of the attempt that this node has promised, if it waits for one below: a seal has ended
+        that. Return whether that changes anything."""
+        if self.awaited >= self._promised:
+            return False
+        self.awaited = self._promised
+        self._skip_down()
+        self._wait(self.turn_s)
+        self._announce()
+        return True
+
     def _progresses(self) -> bool:
         """Return whether the present attempt has got anywhere here; at its leader, beyond its own promise."""
+        if self.awaited < self._promised:
+            return False
         steps = {step for attempt, step in self._extended.get(self.leader, ()) if attempt == self.awaited}
         return bool(steps - {"promise"} if self.leader == self._context.me else steps)
 

@@ -205,3 +205,82 @@ def test_a_fenced_voter_leads_and_votes_no_more() -> None:
     )
     for step in (Ballot.promise, lambda b, a: b.vote(a, b"v"), lambda b, a: b.echo(a, b"v")):
         assert all(step(Ballot(promised=promised), NEVER) is None for promised in (0, NEVER))
+
+
+def test_a_seal_costs_one_attempt_and_no_turn() -> None:
+    """Each voter went on waiting for the leader whose attempt the seal had ended: a person's regroup of a group that
+    was only slow cost eleven seconds."""
+    group = GroupOfNodes("ABC", train_s=2.0)
+    group.run_to(2)
+    group.run_until_sent(say.PlanMessage)
+    group.run(0.5)
+    before, began = group.round("A"), group.now
+    group.event(COORDINATOR, events.Asked())
+    group.run(30.0, lambda: all(group.round(peer) > before for peer in "ABC"))
+    assert group.now - began < 5.0
+    group.run(5.0)
+    assert group.told(COORDINATOR, "regroup_withdrawn") and group.head("A").term == 1
+
+
+def test_a_state_that_is_gone_is_not_waited_for_once_there_is_a_newer_one() -> None:
+    """A peer that was behind asked for a state, in vain, while the group went on; it then backed off for seconds."""
+    group = GroupOfNodes("ABC")
+    group.run_to(1)
+    group.isolate("C")
+    group.run_to(2, "AB")
+    group.serves = False
+    group.heal()
+    group.run(0.9, lambda: bool(group.machines["C"].node._chain._fetching))
+    group.run_to(3, "AB")
+    node = group.machines["C"].node
+    group.run(10.0, lambda: node._chain._failed != b"")
+    failed = node._chain._failed
+    link = group.machines["A"].node._chain.link(group.head("A").hash)
+    assert link is not None and link.head.state_hash != failed
+    assert node._chain._fetching in (b"", link.head.state_hash)
+    found = group.give("C", say.ChainMessage((link,)), "A")
+    assert node._chain._fetching == link.head.state_hash or any(isinstance(a, actions.Fetch) for a in found)
+
+
+def test_leader_and_voters_choose_alike_between_two_values_of_one_attempt() -> None:
+    """A liar that led an attempt had shown two values. The leader took the first one that it heard of, the voters the
+    one of the first voter, and the leader was accused."""
+    group = GroupOfNodes("ABC", mode="required")
+    group.run_to(1)
+    group.lost = lambda source, target, message: isinstance(message, say.ProposalMessage)
+    liar, _, message = group.run_until_sent(say.ProposalMessage)
+    group.run(0.3)
+    leader, other = sorted(set("ABC") - {liar})
+    head, node = group.head(leader), group.machines[leader].node
+    height = node._height
+    height.leader.begin()
+    attempt = height.leader._attempt
+    assert attempt is not None
+    values = [message.value, msgspec.structs.replace(message.value, state_hash=bytes(32))]
+    body = msgspec.msgpack.decode(message.proposal.body, type=say.ProposalBody)
+    heard = [(other, values[0]), (liar, values[1]), (COORDINATOR, None), (leader, None)]
+    for peer, value in sorted(
+        heard, key=lambda entry: entry[0] != max(other, liar)
+    ):  # the last voter in order comes first
+        accepted = None
+        if value is not None:
+            proposal = msgspec.structs.replace(body, value=value.hash)
+            accepted = say.AcceptedValue(body.attempt, value, (group.sign(liar, evidence.PROPOSAL, proposal),))
+        promise = say.PromiseBody(head.hash, attempt.number, group.member(peer), accepted)
+        signed = group.sign(peer, evidence.PROMISE, promise)
+        height.leader.promise(peer, say.PromiseMessage(signed, support=message.support if accepted else None))
+    assert attempt.proposal is not None
+    forced = node._context.evidence.justified(attempt.proposal.promises, head, head.hash, attempt.number).accepted
+    assert forced is not None and forced.value == attempt.proposal.value
+
+
+def test_a_required_coordinator_does_not_regroup_a_group_that_goes_on() -> None:
+    """A person who regroups again and again kept newcomers out for ever: a new term begins without learners."""
+    group = GroupOfNodes("ABC", mode="required")
+    group.run_to(2)
+    group.event(COORDINATOR, events.Asked())
+    group.run(5.0)
+    assert group.told(COORDINATOR, "regroup_withdrawn") and group.head("A").term == 1
+    group.event(COORDINATOR, events.Asked(without=("C",)))
+    group.run_to(group.round("A") + 2, "AB")
+    assert group.head("A").term == 2 and {member.peer for member in group.head("A").members} == set("AB")
