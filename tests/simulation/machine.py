@@ -92,6 +92,7 @@ class Machine:
         if image.committed:
             self.committed = image.committed[-1]
         states = {GENESIS.state_hash, *image.committed, *([image.voted] if image.voted else [])}
+        self.slices.update(world.tensors.results.get(image.voted, ()))  # `Persist` asks that a new process serves them
         self.node = AgreementNode(self.config, self.signer, WORK)
         name = session_of(self.peer, self.life)
         seed = blake3(f"{world.seed}{self.peer}{self.life}".encode()).digest()

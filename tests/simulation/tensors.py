@@ -43,6 +43,8 @@ class Tensors:
         self.states: dict[bytes, State] = {GENESIS.state_hash: State()}
         self.forged: set[bytes] = set()
         """Names of results that are no merge of what was submitted."""
+        self.results: dict[bytes, tuple[bytes, ...]] = {}
+        """Names of the results that lead to each state."""
         self._merged: dict[tuple[bytes, bytes, tuple[float, ...]], tuple[tuple[Range, ...], bool]] = {}
 
     def merge(self, key: bytes, index: int) -> bytes:
@@ -58,6 +60,7 @@ class Tensors:
             before = self.states[base]
             samples, doubled = self._samples(plan, roster, weights)
             whole = union((*before.samples, *samples))
+            self.results[name] = results
             self.states[name] = State(
                 whole,
                 before.doubled or doubled or count(whole) != count(before.samples) + count(samples),
