@@ -18,7 +18,7 @@ from tests.simulation.setups import SETUPS
 from tests.simulation.world import TAGS, World
 
 BATCH: Final = 50  # schedules that a worker takes at once
-FOUND_MAX: Final = 20
+FOUND_MAX: Final = 100
 CPU_MAX_S: Final = 10.0  # for one schedule, which usually takes 0.03
 
 
