@@ -10,7 +10,7 @@ export PYTHONUNBUFFERED = 1
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.stamp
 
-.PHONY: setup quickstart test test-fast durations soak lint bench clean
+.PHONY: setup quickstart test test-fast simulate durations soak lint bench clean
 ifneq ($(TORCH),)
 .PHONY: $(STAMP) # asked for another torch: install it, whatever is there
 endif
@@ -37,6 +37,10 @@ test: $(STAMP)
 test-fast: $(STAMP)
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m "not process and not soak"
 
+# The agreement's core under 5,000 random schedules, with seeds of the day; `--shrink` tells what broke as a timeline.
+simulate: $(STAMP)
+	$(BIN)/python -m tests.simulation --schedules 5000 --workers 2
+
 # Measures what each test file takes; the longest run first (tests/durations.json).
 durations: $(STAMP)
 	TEST_DURATIONS=1 $(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder --durations 20
@@ -44,6 +48,7 @@ durations: $(STAMP)
 soak: $(STAMP)
 	$(BIN)/python -m pytest -m "hypothesis and not soak" --hypothesis-profile explore
 	$(BIN)/python -m pytest -m soak -s
+	$(BIN)/python -m tests.simulation --schedules 100000 --workers 2
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -6,6 +6,7 @@ costs a turn.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final
 
 import msgspec
@@ -91,7 +92,7 @@ class AttemptLeader:
                 if peer not in heard:
                     context.out.send(peer, prepare)
         if attempt.phase is Phase.COLLECT and attempt.signed_plan is not None:
-            self._send_plan(attempt)
+            self._send_plan(attempt, done=attempt.contributions)
         elif attempt.phase is Phase.EXCHANGE:
             self._send_roster(attempt)
         elif attempt.phase is Phase.PROPOSE and attempt.proposal is not None:
@@ -199,7 +200,8 @@ class AttemptLeader:
                 except ProtocolViolation as error:  # not the fault of the peer whose promise came last
                     context.blame(member.peer, error)
         if attempt is self._attempt and attempt.phase is Phase.COLLECT:
-            self._send_plan(attempt)
+            # Also to this node and others that have submitted already: with a plan they give the leader its time.
+            self._send_plan(attempt, done=())
 
     def _speeds(self, attempt: Attempt) -> dict[Member, float]:
         """Return the speed of each peer to plan for: those that promised, and newcomers that may be a moment late
@@ -238,11 +240,11 @@ class AttemptLeader:
         tie_breaker = self._context.pick(b"exclude", self._instance.hash, attempt.number.to_bytes(8, "big"))
         self._excluded = choose_excluded(waits, tie_breaker) - {self._context.config.peer}
 
-    def _send_plan(self, attempt: Attempt) -> None:
-        """Send the plan to all that have not submitted yet."""
+    def _send_plan(self, attempt: Attempt, done: Collection[Member]) -> None:
+        """Send the plan to all but those."""
         assert attempt.signed_plan is not None and attempt.plan is not None
         planned = {assignment.member for assignment in attempt.plan.assignments}
-        peers = sorted(member.peer for member in {*attempt.promises, *planned} - set(attempt.contributions))
+        peers = sorted(member.peer for member in {*attempt.promises, *planned} - set(done))
         order = say.PlanMessage(self._instance.hash, attempt.number, attempt.signed_plan, attempt.finishing_early)
         for peer in peers:
             if peer != self._context.config.coordinator:
@@ -299,7 +301,7 @@ class AttemptLeader:
         attempt.finishing_early = True
         attempt.end_at = min(attempt.end_at, self._context.now + self._context.config.grace_s)
         self._context.out.timer(TIMER, attempt.end_at)
-        self._send_plan(attempt)
+        self._send_plan(attempt, done=attempt.contributions)
 
     # -- exchange ------------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,124 @@
+"""Many schedules over all kinds of groups: seeds, workers, coverage, and what was found."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Final
+
+from swarm.protocol.agreement import messages as say
+from tests.simulation.invariants import Broken
+from tests.simulation.liars import LIES
+from tests.simulation.setups import SETUPS
+from tests.simulation.world import TAGS, World
+
+BATCH: Final = 50  # schedules that a worker takes at once
+FOUND_MAX: Final = 100
+CPU_MAX_S: Final = 10.0  # for one schedule, which usually takes 0.03
+
+
+@dataclass(frozen=True)
+class Found:
+    """A schedule in which something does not hold."""
+
+    setup: str
+    seed: int
+    what: str
+
+
+@dataclass
+class Tally:
+    """What a number of schedules came to."""
+
+    schedules: int = 0
+    heads: int = 0
+    steps: int = 0
+    found: list[Found] = field(default_factory=list)
+    covered: Counter[str] = field(default_factory=Counter)
+
+    def add(self, other: Tally) -> None:
+        self.schedules += other.schedules
+        self.heads += other.heads
+        self.steps += other.steps
+        self.found += other.found
+        self.covered.update(other.covered)
+
+    @property
+    def coverage(self) -> str:
+        """Say how much of what can happen has happened."""
+        messages = sorted(set(TAGS.values()))
+        missed = [tag for tag in messages if not self.covered[tag]]
+        kinds = {kind for kind in self.covered if kind.startswith(("fault ", "crash "))}
+        lies = [lie for lie in LIES if self.covered[f"lie {lie}"]]
+        told = f", not {', '.join(missed)}" if missed else ""
+        return (
+            f"{len(messages) - len(missed)} of {len(say.Message.__args__)} message types{told};"
+            f" {len(kinds)} kinds of faults; {len(lies)} of {len(LIES)} lies"
+        )
+
+
+def _too_long(number: int, frame: object) -> None:
+    raise TimeoutError(f"a schedule takes more than {CPU_MAX_S:.0f} s of processor time: a step may never end")
+
+
+@contextmanager
+def processor_time_limit() -> Iterator[None]:
+    """Raise TimeoutError in what takes too much processor time: a step of the core that never ends is a finding."""
+    before = signal.signal(signal.SIGVTALRM, _too_long)
+    signal.setitimer(signal.ITIMER_VIRTUAL, CPU_MAX_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
+        signal.signal(signal.SIGVTALRM, before)
+
+
+def run_one(name: str, seed: int) -> Tally:
+    """Run one schedule. What the core raises counts as found, too: it must raise nothing."""
+    tally = Tally(schedules=1)
+    world = World(SETUPS[name], seed)
+    try:
+        with processor_time_limit():
+            world.run()
+    except Broken as error:
+        tally.found.append(Found(name, seed, str(error)))
+    except Exception as error:  # noqa: BLE001  whatever it is, it is a finding
+        tally.found.append(Found(name, seed, f"0 total: {type(error).__name__}: {error}"))
+    tally.heads, tally.steps, tally.covered = len(world.invariants.heads), world.steps, world.covered
+    return tally
+
+
+def run_batch(jobs: Sequence[tuple[str, int]]) -> Tally:
+    """Run some schedules in this process."""
+    tally = Tally()
+    for name, seed in jobs:
+        tally.add(run_one(name, seed))
+    return tally
+
+
+def jobs_of(schedules: int, first_seed: int, names: Sequence[str] = ()) -> Iterator[tuple[str, int]]:
+    """Return (setup, seed) of each schedule, evenly over the setups."""
+    chosen = names or tuple(SETUPS)
+    for index in range(schedules):
+        yield chosen[index % len(chosen)], first_seed + index // len(chosen)
+
+
+def run_campaign(schedules: int, first_seed: int, workers: int, names: Sequence[str] = ()) -> tuple[Tally, float]:
+    """Run schedules on some processes. Return what they came to, and the seconds it took."""
+    jobs = list(jobs_of(schedules, first_seed, names))
+    batches = [jobs[at : at + BATCH] for at in range(0, len(jobs), BATCH)]
+    began, total = time.monotonic(), Tally()
+    if workers <= 1:
+        for batch in batches:
+            total.add(run_batch(batch))
+    else:
+        with ProcessPoolExecutor(workers) as pool:
+            for done in as_completed([pool.submit(run_batch, batch) for batch in batches]):
+                total.add(done.result())
+    total.found.sort(key=lambda found: (found.setup, found.seed))
+    return total, time.monotonic() - began

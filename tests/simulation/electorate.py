@@ -1,0 +1,121 @@
+"""Quorums, certificates, electorates and ledgers as the specification says, written again without the core."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from swarm.protocol.agreement import messages as say
+from swarm.protocol.head import Head, Member
+from swarm.protocol.ledger import Ledger, Range, union, without
+from tests.simulation.setups import COORDINATOR, Setup
+from tests.simulation.signatures import Signatures
+
+if TYPE_CHECKING:
+    from tests.simulation.invariants import Invariants
+
+Position = tuple[int, int, int]
+
+
+def position(head: Head) -> Position:
+    return (head.term, head.boot, head.round)
+
+
+def voters(setup: Setup, head: Head) -> tuple[Member, ...]:
+    """Return who votes on what follows a head."""
+    if head.witness is not None and (
+        setup.mode == "required" or (setup.mode == "witness" and len(head.members) % 2 == 0)
+    ):
+        return (*head.members, head.witness)
+    return head.members
+
+
+def is_quorum(setup: Setup, head: Head, cast: set[Member]) -> bool:
+    """Return whether these voters are enough to decide what follows a head."""
+    members = len(head.members)
+    mine = len(cast.intersection(head.members))
+    if setup.mode == "open":
+        return mine >= (members + setup.faults) // 2 + 1
+    if setup.mode == "required":
+        return mine >= members // 2 + 1 and head.witness in cast
+    everybody = voters(setup, head)
+    return len(cast.intersection(everybody)) >= len(everybody) // 2 + 1
+
+
+def require_certificate(invariants: Invariants, setup: Setup, signatures: Signatures, link: say.ChainLink) -> None:
+    """Raise unless real signatures of a quorum stand behind a head that an honest peer committed (4, 11)."""
+    from tests.simulation.invariants import Broken
+
+    head, name = link.head, link.head.hash
+    if link.start is not None:
+        acks = [signatures.open(signed, "agreement.ack", say.AckBody) for signed in link.acks]
+        cast = {ack.voter for ack in acks if ack.head == name and _own(link.acks, ack.voter)}
+        bound = setup.mode == "required" or (is_quorum(setup, head, cast) and not cast.isdisjoint(head.members))
+        if link.start.signer != COORDINATOR or not bound:
+            raise Broken("2 lineage", f"the start of term {head.term} is not bound")
+        return
+    before = invariants.heads.get(head.previous)
+    if before is None:
+        raise Broken("2 lineage", f"round {head.round} follows a head that no honest peer has committed")
+    votes = [(signatures.open(signed, "agreement.vote", say.VoteBody), signed) for signed in link.votes]
+    right = {
+        vote.voter: vote.attempt
+        for vote, signed in votes
+        if (vote.head, vote.value) == (head.previous, name) and vote.voter.peer == signed.signer
+    }
+    if len(set(right.values())) != 1 or not is_quorum(setup, before, set(right)):
+        raise Broken("11 not by hearsay", f"round {head.round} of term {head.term} has no certificate")
+
+
+def _own(signed: tuple[say.Signed, ...], voter: Member) -> bool:
+    return any(one.signer == voter.peer for one in signed)
+
+
+def require_earned(setup: Setup, signatures: Signatures, before: Head, head: Head) -> None:
+    """Raise unless the next electorate follows from what its peers did (10)."""
+    problem = _unearned(setup, signatures, before, head)
+    if problem:
+        from tests.simulation.invariants import Broken
+
+        raise Broken("10 electorate", f"round {head.round} of term {head.term}: {problem}")
+
+
+def _unearned(setup: Setup, signatures: Signatures, before: Head, head: Head) -> str:
+    room = max(1, (len(before.members) - 1) // 2)
+    old, new = set(before.members), set(head.members)
+    merged = {learner.member: learner.merged for learner in before.learners}
+    if len(new - old) > room or any(merged.get(member, 0) < 1 for member in new - old):
+        return f"{sorted(new - old)} came in unearned"
+    leader = before.members[(int.from_bytes(before.hash[:8], "big") + head.attempt) % len(before.members)]
+    missing = {absence.member: absence for absence in before.absent}
+    replaced = {member.peer for member in new - old}
+    for member in sorted(old - new):
+        convicted = member.peer in setup.lying
+        entry = missing.get(member)
+        once = entry is not None and entry.rounds < 2 and entry.leader == leader
+        if once and member.peer not in replaced and not convicted:
+            return f"{member} was dropped by one leader"
+        if member not in missing and not convicted and member.peer not in replaced:
+            return f"{member} was dropped at its first absence"
+    learning = {learner.member for learner in head.learners}
+    fresh = learning - set(merged)
+    if len(fresh) > room:
+        return f"{len(fresh)} newcomers came in at once"
+    for member in sorted(fresh):
+        if not any(signer == member.peer and kind == "agreement.join" for signer, kind, _ in signatures.signed):
+            return f"{member} has not asked to join"
+    if len(new) + len(learning) > max(setup.members + 4, len(old) + len(merged)):
+        return "there are more than max_peers"
+    serials = [serial for m in new | learning if (serial := setup.invite_of(m.peer))]
+    if len(serials) != len(set(serials)):
+        return "one invite has two votes"
+    if setup.mode == "open" and len(new) < 3 * setup.faults + 1:
+        return "fewer than 3f + 1 members"
+    if len({member.peer for member in new}) != len(new):
+        return "one peer has two votes"
+    return ""
+
+
+def trained(ledger: Ledger) -> tuple[Range, ...]:
+    """Return the samples that a ledger says are merged."""
+    promised = [r for _, ranges in ledger.promised for r in ranges]
+    return union(without([(0, ledger.cursor)], [*ledger.returned, *promised]))

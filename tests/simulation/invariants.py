@@ -1,0 +1,325 @@
+"""What must hold in every schedule, checked as it goes. The numbers are those of the specification.
+
+Nothing here asks the core: quorums, ledgers and electorates are judged by rules of their own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from swarm.protocol.agreement import actions
+from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement.records import BALLOT_KEY, FENCE_KEY, BallotRecord, FenceRecord, LinkRecord
+from swarm.protocol.head import Head, Member
+from tests.simulation import electorate
+from tests.simulation.electorate import Position, is_quorum, position
+from tests.simulation.tensors import GENESIS
+
+if TYPE_CHECKING:
+    from tests.simulation.machine import Machine
+    from tests.simulation.world import World
+
+SENDS_PER_S: Final = 60  # and peer of the run: at most, at one node
+
+
+class Broken(AssertionError):
+    """An invariant that does not hold."""
+
+    def __init__(self, invariant: str, what: str) -> None:
+        super().__init__(f"{invariant}: {what}")
+        self.invariant = invariant
+
+
+class Invariants:
+    """All that is remembered of one schedule to judge the next event."""
+
+    def __init__(self, world: World) -> None:
+        self._world, self._setup = world, world.setup
+        self.heads: dict[bytes, Head] = {GENESIS.hash: GENESIS}
+        """Heads at which an honest node has stood."""
+        self.values: dict[bytes, Head] = {GENESIS.hash: GENESIS}
+        """These, and all that honest leaders have proposed and the coordinator has started."""
+        self._after: dict[bytes, bytes] = {}
+        self._at: dict[Position, bytes] = {}
+        self._starts: dict[tuple[int, int], bytes] = {}
+        self._undone: set[bytes] = set()
+        self._highest: dict[str, Position] = {}
+        self._votes: dict[tuple[Member, bytes, int, str], bytes] = {}
+        self._promised: dict[tuple[Member, bytes], int] = {}
+        self._last_vote: dict[tuple[Member, bytes], tuple[int, bytes]] = {}
+        self._acked: dict[Member, int] = {}
+        self._told: dict[str, dict[str, say.ToldMessage]] = {}
+        self._records: dict[bytes, msgspec.Struct] = {}
+        self._sends: dict[str, int] = {}
+
+    # -- what nodes say ------------------------------------------------------------------------------------------------
+
+    def sent(self, machine: Machine, target: str, message: say.Message) -> None:
+        """Judge a message of an honest node."""
+        self._sends[machine.peer] = self._sends.get(machine.peer, 0) + 1
+        judge = self._JUDGES.get(type(message))
+        if judge is not None:
+            judge(self, machine, message)
+
+    def _vote(self, machine: Machine, message: say.VoteMessage) -> None:
+        body = self._world.signatures.open(message.vote, "agreement.vote", say.VoteBody)
+        if self._cast_once(machine, body, "vote"):
+            if not machine.is_coordinator:
+                self._require_on_disk(machine, body)
+            self._last_vote[body.voter, body.head] = (body.attempt, body.value)
+
+    def _echo(self, machine: Machine, message: say.EchoMessage) -> None:
+        body = self._world.signatures.open(message.echo, "agreement.echo", say.EchoBody)
+        if self._cast_once(machine, body, "echo"):
+            ballot = self._ballot(machine, body.head)
+            if self._has_left(machine, body.head):
+                return
+            later = ballot is not None and ballot.ballot.echoed_attempt > body.attempt
+            echoed = ballot is not None and (ballot.ballot.echoed_attempt, ballot.ballot.echoed)
+            if not later and echoed != (body.attempt, body.value):
+                raise Broken("6 votes", f"{machine.peer} echoes before that is on disk")
+
+    def _cast_once(self, machine: Machine, body: say.VoteBody | say.EchoBody, kind: str) -> bool:
+        """Return whether the vote is new; it must not contradict an earlier one, a promise or an acknowledgement."""
+        key = (body.voter, body.head, body.attempt, kind)
+        known = self._votes.setdefault(key, body.value)
+        if known != body.value and not machine.restored:
+            raise Broken("6 votes", f"{body.voter} casts two {kind}s in attempt {body.attempt}")
+        if known is not body.value:
+            return False
+        if body.attempt < self._promised.get((body.voter, body.head), -1) and not machine.restored:
+            raise Broken("6 votes", f"{body.voter} casts a {kind} below its promise")
+        self._require_unfenced(machine, body.voter, body.head)
+        return True
+
+    def _promise(self, machine: Machine, message: say.PromiseMessage) -> None:
+        body = self._world.signatures.open(message.promise, "agreement.promise", say.PromiseBody)
+        key = (body.voter, body.head)
+        if self._promised.get(key, -1) >= body.attempt:
+            return
+        self._promised[key] = body.attempt
+        head = self.heads.get(body.head)
+        if machine.restored or head is None or body.voter not in electorate.voters(self._setup, head):
+            return
+        voted = self._last_vote.get(key)
+        accepted = body.accepted
+        reported = (accepted.attempt, accepted.value.hash) if accepted is not None else None
+        if voted is not None and (reported is None or reported[0] < voted[0]):
+            raise Broken("6 votes", f"{body.voter} promises attempt {body.attempt} and hides its vote in {voted[0]}")
+        self._require_unfenced(machine, body.voter, body.head)
+        if not machine.is_coordinator:
+            ballot = self._ballot(machine, body.head)
+            if self._has_left(machine, body.head):
+                return
+            if ballot is None or ballot.ballot.promised < body.attempt:
+                raise Broken("6 votes", f"{machine.peer} promises before that is on disk")
+
+    def _require_unfenced(self, machine: Machine, voter: Member, head_hash: bytes) -> None:
+        head = self.heads.get(head_hash)
+        if head is not None and head.term < self._acked.get(voter, -1) and not machine.restored:
+            raise Broken(
+                "3 one commit a round", f"{voter} takes part in term {head.term}, below a start it acknowledged"
+            )
+
+    def _ack(self, machine: Machine, message: say.AckMessage) -> None:
+        body = self._world.signatures.open(message.ack, "agreement.ack", say.AckBody)
+        start = self.values.get(body.head)
+        if start is None:
+            return
+        self._acked[body.voter] = max(self._acked.get(body.voter, -1), start.term)
+        if machine.is_coordinator:
+            return
+        if not machine.has(start.state_hash):
+            raise Broken("5 weights", f"{machine.peer} acknowledges a start whose state it has not")
+        record = machine.disk.synced.records.get(FENCE_KEY)
+        fence = self._decoded(record, FenceRecord) if record is not None else None
+        if not isinstance(fence, FenceRecord) or fence.term < start.term:
+            raise Broken("6 votes", f"{machine.peer} acknowledges a start before that is on disk")
+
+    def _proposal(self, machine: Machine, message: say.ProposalMessage) -> None:
+        self.values.setdefault(message.value.hash, message.value)
+
+    def _start(self, machine: Machine, message: say.StartMessage) -> None:
+        body = self._world.signatures.open(message.start, "agreement.start", say.StartBody)
+        self._signed_start(body)
+
+    def _chain(self, machine: Machine, message: say.ChainMessage) -> None:
+        for link in message.links:
+            if link.start is not None:
+                self._signed_start(self._world.signatures.open(link.start, "agreement.start", say.StartBody))
+
+    _JUDGES = {  # noqa: RUF012
+        say.VoteMessage: _vote,
+        say.EchoMessage: _echo,
+        say.PromiseMessage: _promise,
+        say.AckMessage: _ack,
+        say.ProposalMessage: _proposal,
+        say.StartMessage: _start,
+        say.ChainMessage: _chain,
+    }
+
+    # -- disks ---------------------------------------------------------------------------------------------------------
+
+    def _require_on_disk(self, machine: Machine, body: say.VoteBody) -> None:
+        """Invariant 7: what was voted for, and the state that it names, survive this voter's process."""
+        if self._has_left(machine, body.head):
+            return
+        ballot = self._ballot(machine, body.head)
+        accepted = ballot.accepted if ballot is not None else None
+        if accepted is not None and accepted.attempt > body.attempt:
+            return  # a later vote has reached the disk meanwhile, and counts instead
+        if accepted is None or (accepted.attempt, accepted.value.hash) != (body.attempt, body.value):
+            raise Broken("7 durability", f"{machine.peer} votes before that is on disk")
+        self.values.setdefault(body.value, accepted.value)
+        if not machine.disk.synced.holds(accepted.value.state_hash):
+            raise Broken("7 durability", f"{machine.peer} votes for a state that its disk cannot bring back")
+
+    def _has_left(self, machine: Machine, head_hash: bytes) -> bool:
+        """Return whether the disk says that this node stands beyond that head: what it said there is settled."""
+        head, link = self.heads.get(head_hash), machine.disk.synced.link
+        if head is None or not link:
+            return False
+        record = self._decoded(link, LinkRecord)
+        return isinstance(record, LinkRecord) and position(record.link.head) > position(head)
+
+    def _ballot(self, machine: Machine, head_hash: bytes) -> BallotRecord | None:
+        record = machine.disk.synced.records.get(BALLOT_KEY)
+        if record is None:
+            return None
+        found = self._decoded(record, BallotRecord)
+        return found if isinstance(found, BallotRecord) and found.head == head_hash else None
+
+    def _decoded(self, record: bytes, type_: type[msgspec.Struct]) -> msgspec.Struct:
+        if record not in self._records:
+            self._records[record] = msgspec.msgpack.decode(record, type=type_)
+        return self._records[record]
+
+    # -- starts --------------------------------------------------------------------------------------------------------
+
+    def coordinator_received(self, source: str, message: say.Message) -> None:
+        """Note what peers that answered the coordinator stand at and have voted for."""
+        if isinstance(message, say.ToldMessage) and source not in self._setup.lying:
+            self._told.setdefault(message.nonce, {})[source] = message
+
+    def _signed_start(self, body: say.StartBody) -> None:
+        head, name = body.head, body.head.hash
+        known = self._starts.setdefault((head.term, head.boot), name)
+        if known != name:
+            raise Broken("2 lineage", f"two starts of term {head.term}")
+        if name in self.values:
+            return
+        self.values[name] = head
+        self._undone.update(body.undoes)
+        peers = [member.peer for member in head.members]
+        if len(set(peers)) != len(peers) or "W" in peers:
+            raise Broken("10 electorate", f"the start of term {head.term} has the members {peers}")
+        base = self.values.get(head.previous)
+        if base is None:
+            raise Broken("2 lineage", f"the start of term {head.term} follows no head")
+        if (base.state_hash, base.ledger, base.round) != (head.state_hash, head.ledger, head.round):
+            raise Broken("2 lineage", f"the start of term {head.term} changes the state of its base")
+        coordinator = self._world.machines["W"]
+        if self._setup.mode == "required":
+            if not coordinator.restored:
+                for other in self.heads.values():
+                    self._require_kept(other, head, name)
+            return
+        if coordinator.restored:
+            return
+        present = self._world.machines["W"].node
+        if present is not None and present.head.hash != name:
+            self._require_kept(present.head, head, name)
+        nonce = next(reversed(self._told), None)
+        for told in self._told[nonce].values() if nonce is not None else ():
+            known_head = self.heads.get(told.head)
+            if known_head is not None:
+                self._require_kept(known_head, head, name)
+            if told.accepted is not None and told.accepted.value.hash in self.heads:
+                self._require_kept(told.accepted.value, head, name)
+
+    def _require_kept(self, committed: Head, start: Head, name: bytes) -> None:
+        """Raise if a start takes back a commit silently."""
+        if (committed.term, committed.boot) >= (start.term, start.boot) or committed.attempt < 0:
+            return
+        if committed.hash not in self._undone and not self._descends(name, committed.hash):
+            raise Broken(
+                "3 one commit a round",
+                f"the start of term {start.term} silently undoes round {committed.round} of term {committed.term}",
+            )
+
+    def _descends(self, name: bytes, ancestor: bytes) -> bool:
+        while name in self.values:
+            if name == ancestor:
+                return True
+            name = self.values[name].previous
+        return False
+
+    # -- commits -------------------------------------------------------------------------------------------------------
+
+    def committed(self, machine: Machine, action: actions.CommitHead) -> None:
+        """Judge the commit of an honest node."""
+        head, name, link = action.head, action.head.hash, action.certificate
+        if link.head != head:
+            raise Broken("4 monotone", f"{machine.peer} commits a head with the certificate of another one")
+        if not machine.is_coordinator and not machine.has(head.state_hash):
+            raise Broken("5 weights", f"{machine.peer} stands at round {head.round} without its state")
+        if self._highest.get(machine.peer, (-1, 0, 0)) >= position(head) and not machine.restored:
+            raise Broken("4 monotone", f"{machine.peer} goes back to {position(head)}")
+        self._highest[machine.peer] = position(head)
+        record = self._decoded(machine.disk.synced.link, LinkRecord) if machine.disk.synced.link else None
+        if not isinstance(record, LinkRecord) or position(record.link.head) < position(head):
+            raise Broken("7 durability", f"{machine.peer} commits before that is on disk")
+        if name not in self.heads:
+            self._first(machine, head, name, link)
+
+    def _first(self, machine: Machine, head: Head, name: bytes, link: say.ChainLink) -> None:
+        self.heads[name] = self.values[name] = head
+        electorate.require_certificate(self, self._setup, self._world.signatures, link)
+        content = self._world.tensors.states.get(head.state_hash)
+        if content is None or content.doubled or content.samples != electorate.trained(head.ledger):
+            raise Broken("9 counted once", f"the ledger of round {head.round} is not what its state contains")
+        if head.attempt < 0:
+            self._started(machine, head, name, link)
+            return
+        before = self.heads.get(head.previous)
+        if before is None:
+            raise Broken("2 lineage", f"round {head.round} follows a head that no honest peer has committed")
+        other = self._after.setdefault(head.previous, name)
+        if other != name or self._at.setdefault(position(head), name) != name:
+            raise Broken("1 agreement", f"two commits of round {head.round} in term {head.term}")
+        electorate.require_earned(self._setup, self._world.signatures, before, head)
+        if self._setup.mode == "required" and not self._world.machines["W"].restored:
+            for start in self._starts.values():
+                self._require_kept(head, self.values[start], start)
+
+    def _started(self, machine: Machine, head: Head, name: bytes, link: say.ChainLink) -> None:
+        if link.start is None:
+            raise Broken("2 lineage", f"term {head.term} begins without the coordinator")
+        self._signed_start(self._world.signatures.open(link.start, "agreement.start", say.StartBody))
+        self._starts[head.term, head.boot] = name
+        if head.previous not in self.values:
+            raise Broken("2 lineage", f"the start of term {head.term} follows no head")
+
+    # -- the rest ------------------------------------------------------------------------------------------------------
+
+    def accused(self, machine: Machine, action: actions.Accuse) -> None:
+        """Judge an accusation by an honest node."""
+        culprit = self._world.machines.get(action.peer)
+        if culprit is None or (culprit.is_honest and not culprit.restored):
+            raise Broken("12 honest is never struck", f"{machine.peer} accuses {action.peer}: {action.reason}")
+
+    def wiped(self, machine: Machine) -> None:
+        """A machine has another disk: it may begin again."""
+        self._highest.pop(machine.peer, None)
+
+    def at_end(self) -> None:
+        """Judge how much was sent."""
+        world = self._world
+        most = (20.0 + world.now) * SENDS_PER_S * len(world.machines)
+        for peer, count in self._sends.items():
+            if count > most:
+                raise Broken("14 bounds", f"{peer} sent {count} messages in {world.now:.0f} s")
+
+    def is_quorum(self, head: Head, voters: set[Member]) -> bool:
+        return is_quorum(self._setup, head, voters)

@@ -1,0 +1,374 @@
+"""Peers that lie: each runs a node of the real core and bends what it says, with its own key only.
+
+The strategies are those of the audit (S1 to S8, R1 to R13 are its reproductions) and of the model."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING, Final
+
+from msgspec.structs import replace
+
+from peer.identity import Signed
+from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement.rules import evidence
+from swarm.protocol.head import Head, Member
+from swarm.protocol.plan import Contribution
+from tests.simulation.mutator import Mutator
+from tests.simulation.setups import COORDINATOR
+
+if TYPE_CHECKING:
+    from tests.simulation.machine import Machine
+    from tests.simulation.world import World
+
+
+class Liar:
+    """A peer that says what its node says; the strategies change one thing each."""
+
+    def __init__(self, world: World, machine: Machine, random: Random) -> None:
+        self.world, self.machine, self.random = world, machine, random
+        self.peer, self.sign = machine.peer, machine.signer.sign
+
+    def send(self, target: str, message: say.Message) -> None:
+        """Send what the node wants to send, or something else."""
+        self.world.transmit(self.peer, target, message)
+
+    def hears(self, source: str, message: say.Message) -> bool:
+        """Look at what comes in; return whether the node may see it."""
+        return True
+
+    def contribution(self, body: Contribution) -> Contribution:
+        return body
+
+    def result(self, honest: bytes) -> bytes:
+        return honest
+
+    # -- helpers -------------------------------------------------------------------------------------------------------
+
+    @property
+    def others(self) -> list[str]:
+        return [peer for peer in self.world.machines if peer != self.peer]
+
+    @property
+    def head(self) -> Head:
+        assert self.machine.node is not None
+        return self.machine.node.head
+
+    @property
+    def me(self) -> Member:
+        assert self.machine.node is not None
+        return self.machine.node.me
+
+    def all_get(self, message: say.Message) -> None:
+        for peer in self.others:
+            self.world.transmit(self.peer, peer, message)
+
+    def made_up_head(self, ahead: int = 1) -> Head:
+        """Return a head that would give this peer everything."""
+        head = self.head
+        return replace(
+            head, round=head.round + ahead, previous=head.hash, state_hash=b"\xee" * 32, members=(self.me,), attempt=0
+        )
+
+    def forge(self, seed: bytes) -> bytes:
+        """Return the name of a made-up result, whose bytes this peer serves."""
+        name = (b"\xff" + self.peer.encode() + seed + bytes(32))[:32]
+        self.world.tensors.forged.add(name)
+        self.machine.slices.add(name)
+        return name
+
+    def vote_for(self, head_hash: bytes, attempt: int, value: bytes) -> None:
+        """Echo and vote, whatever was voted before."""
+        echo = say.EchoBody(head_hash, attempt, value, self.me)
+        vote = say.VoteBody(head_hash, attempt, value, self.me)
+        self.all_get(say.EchoMessage(self.sign(evidence.ECHO, echo)))
+        self.all_get(say.VoteMessage(self.sign(evidence.VOTE, vote)))
+
+
+class TwoFacedOwner(Liar):
+    """Signs another result for each member (R13)."""
+
+    def send(self, target: str, message: say.Message) -> None:
+        if isinstance(message, say.ResultsMessage) and message.results.signer == self.peer:
+            body = self.world.signatures.open(message.results, evidence.RESULTS, say.ResultsBody)
+            if self.random.random() < 0.5:
+                forged = tuple(self.forge(target.encode() + bytes([i]) + name) for i, name in enumerate(body.hashes))
+                message = replace(message, results=self.sign(evidence.RESULTS, replace(body, hashes=forged)))
+        super().send(target, message)
+
+
+class TwoFacedLeader(Liar):
+    """Proposes two values in one attempt, each to a half, and votes for both (F2, S3)."""
+
+    def send(self, target: str, message: say.Message) -> None:
+        if isinstance(message, say.ProposalMessage) and message.proposal.signer == self.peer:
+            other = self._other(message)
+            if other is not None:
+                body = self.world.signatures.open(other.proposal, evidence.PROPOSAL, say.ProposalBody)
+                self.vote_for(body.head, body.attempt, message.value.hash)
+                self.vote_for(body.head, body.attempt, other.value.hash)
+                if sorted(self.others).index(target) % 2:
+                    message = other
+        super().send(target, message)
+
+    def _other(self, message: say.ProposalMessage) -> say.ProposalMessage | None:
+        build = self.machine.last_build
+        mine = [i for i, signed in enumerate(message.support.results) if signed.signer == self.peer]
+        if build is None or build.action.roster != message.support.roster or not mine:
+            return None
+        action, base, owners = build
+        names = {i: self.forge(bytes([i]) + action.key) for i, owner in enumerate(owners) if owner == self.peer}
+        results = tuple(names.get(i, name) for i, name in enumerate(action.results))
+        state = self.world.tensors.build(base, action.plan, action.roster, action.weights, results)
+        self.machine.extra_states.add(state)
+        body = self.world.signatures.open(message.support.results[mine[0]], evidence.RESULTS, say.ResultsBody)
+        signed = self.sign(evidence.RESULTS, replace(body, hashes=tuple(names.values())))
+        all_results = list(message.support.results)
+        all_results[mine[0]] = signed
+        value = replace(message.value, state_hash=state)
+        proposal = self.world.signatures.open(message.proposal, evidence.PROPOSAL, say.ProposalBody)
+        return replace(
+            message,
+            proposal=self.sign(evidence.PROPOSAL, replace(proposal, value=value.hash)),
+            value=value,
+            support=replace(message.support, results=tuple(all_results)),
+        )
+
+
+class TwoRosters(Liar):
+    """Gives each half another roster in one attempt."""
+
+    def send(self, target: str, message: say.Message) -> None:
+        if isinstance(message, say.RosterMessage) and sorted(self.others).index(target) % 2:
+            body = self.world.signatures.open(message.roster, evidence.ROSTER, say.RosterBody)
+            if len(body.contributions) > 1:
+                other = replace(body, contributions=body.contributions[:-1])
+                message = replace(message, roster=self.sign(evidence.ROSTER, other))
+        super().send(target, message)
+
+
+class Forgetful(Liar):
+    """Hides what it has accepted from later leaders."""
+
+    def send(self, target: str, message: say.Message) -> None:
+        if isinstance(message, say.PromiseMessage):
+            body = self.world.signatures.open(message.promise, evidence.PROMISE, say.PromiseBody)
+            message = replace(message, promise=self.sign(evidence.PROMISE, replace(body, accepted=None)), support=None)
+        elif isinstance(message, say.ToldMessage):
+            message = replace(message, accepted=None, support=None)
+        super().send(target, message)
+
+
+class VotesForAll(Forgetful):
+    """Votes for every value of every attempt at once, without building it, and hides it later."""
+
+    def hears(self, source: str, message: say.Message) -> bool:
+        if isinstance(message, say.ProposalMessage) and self.machine.node is not None:
+            body = self.world.signatures.opened.get((source, evidence.PROPOSAL, message.proposal.body))
+            if isinstance(body, say.ProposalBody):
+                self.vote_for(body.head, body.attempt, message.value.hash)
+        return True
+
+
+class MadeUpAccepted(Liar):
+    """Says in its promises that it has accepted what never was proposed (F10)."""
+
+    def send(self, target: str, message: say.Message) -> None:
+        if isinstance(message, say.PromiseMessage):
+            body = self.world.signatures.open(message.promise, evidence.PROMISE, say.PromiseBody)
+            if body.attempt > 0:
+                value = self.made_up_head()
+                claim = say.ProposalBody(body.head, body.attempt - 1, value.hash)
+                accepted = say.AcceptedValue(body.attempt - 1, value, (self.sign(evidence.PROPOSAL, claim),))
+                message = replace(message, promise=self.sign(evidence.PROMISE, replace(body, accepted=accepted)))
+        super().send(target, message)
+
+
+class MadeUpHeads(Liar):
+    """Shows heads that nobody but itself has voted for, and says that it stands far ahead (R1, S8; F1, F6)."""
+
+    def send(self, target: str, message: say.Message) -> None:
+        if isinstance(message, say.StatusMessage) and self.random.random() < 0.5:
+            value = self.made_up_head(self.random.choice((1, 50)))
+            vote = self.sign(evidence.VOTE, say.VoteBody(value.previous, 0, value.hash, self.me))
+            super().send(target, say.ChainMessage((say.ChainLink(value, votes=(vote,)),)))
+            message = replace(message, position=(value.term, value.boot, value.round), head=value.hash)
+        elif isinstance(message, say.ToldMessage):
+            value = self.made_up_head(50)
+            message = replace(message, position=(value.term, value.boot, value.round), head=value.hash)
+        super().send(target, message)
+
+
+class PackedElectorate(Liar):
+    """Leads once, and fills the next electorate with itself (S1; F7)."""
+
+    def send(self, target: str, message: say.Message) -> None:
+        if isinstance(message, say.ProposalMessage) and message.proposal.signer == self.peer:
+            packed = tuple(sorted({self.me, *(Member(f"{self.peer}{i}", "x") for i in range(6))}))
+            value = replace(message.value, members=packed)
+            body = self.world.signatures.open(message.proposal, evidence.PROPOSAL, say.ProposalBody)
+            message = replace(
+                message, value=value, proposal=self.sign(evidence.PROPOSAL, replace(body, value=value.hash))
+            )
+        super().send(target, message)
+
+
+class Silent(Liar):
+    """Answers polls and little else."""
+
+    def hears(self, source: str, message: say.Message) -> bool:
+        return isinstance(message, say.StatusMessage | say.AskMessage) or self.random.random() < 0.3
+
+
+class NoShow(Liar):
+    """Is planned for and submits nothing (R10)."""
+
+    def send(self, target: str, message: say.Message) -> None:
+        if isinstance(message, say.PromiseMessage):
+            message = replace(message, contribution=None)
+        if not isinstance(message, say.SubmitMessage):
+            super().send(target, message)
+
+
+class Replayer(Liar):
+    """Sends again what others once sent."""
+
+    def __init__(self, world: World, machine: Machine, random: Random) -> None:
+        super().__init__(world, machine, random)
+        self._kept: list[say.Message] = []
+
+    def hears(self, source: str, message: say.Message) -> bool:
+        if len(self._kept) < 100 and not isinstance(message, say.StatusMessage | say.ToldMessage):
+            self._kept.append(message)
+        if self._kept and self.random.random() < 0.3:
+            self.world.transmit(self.peer, self.random.choice(self.others), self.random.choice(self._kept))
+        return True
+
+
+class JoinFlood(Liar):
+    """Asks to join under many sessions (R7; F8)."""
+
+    def send(self, target: str, message: say.Message) -> None:
+        if isinstance(message, say.StatusMessage):
+            for index in range(4):
+                body = say.JoinBody(self.head.hash, Member(self.peer, f"flood {index}"), self.machine.config.invite)
+                super().send(target, say.JoinMessage(self.sign(evidence.JOIN, body)))
+        super().send(target, message)
+
+
+class FalseCoordinator(Liar):
+    """Starts terms, endorses heads, names witnesses and asks, as if it were the coordinator."""
+
+    def send(self, target: str, message: say.Message) -> None:
+        if isinstance(message, say.StatusMessage):
+            head = replace(self.made_up_head(0), term=self.head.term + 1, attempt=-1)
+            start = self.sign(evidence.START, say.StartBody(head))
+            ack = self.sign(evidence.ACK, say.AckBody(head.hash, self.me))
+            false = (
+                say.StartMessage(start),
+                say.ChainMessage((say.ChainLink(head, start=start, acks=(ack,)),)),
+                say.EndorsementMessage(self.sign(evidence.ENDORSEMENT, say.EndorsementBody(head.hash))),
+                say.WitnessMessage(self.sign(evidence.WITNESS, say.WitnessBody(head.run_id, Member(COORDINATOR, "x")))),
+                say.AskMessage("x", head.term, head.hash, True),
+            )
+            super().send(target, self.random.choice(false))
+        super().send(target, message)
+
+
+class FalseAccuser(Liar):
+    """Shows pairs of an honest peer's bodies that contradict nothing, and says that it lacks everybody's slices."""
+
+    def __init__(self, world: World, machine: Machine, random: Random) -> None:
+        super().__init__(world, machine, random)
+        self._seen: dict[tuple[str, str], Signed] = {}
+
+    def hears(self, source: str, message: say.Message) -> bool:
+        found = {
+            say.VoteMessage: (evidence.VOTE, "vote"),
+            say.ResultsMessage: (evidence.RESULTS, "results"),
+            say.ProposalMessage: (evidence.PROPOSAL, "proposal"),
+            say.PlanMessage: ("plan", "plan"),
+            say.RosterMessage: (evidence.ROSTER, "roster"),
+        }.get(type(message))
+        if found is not None:
+            signed: Signed = getattr(message, found[1])
+            other = self._seen.setdefault((signed.signer, found[0]), signed)
+            if other != signed:
+                self.all_get(say.ProofMessage(say.Contradiction(found[0], other, signed)))
+        return True
+
+    def send(self, target: str, message: say.Message) -> None:
+        if isinstance(message, say.PromiseMessage):
+            everybody = tuple(self.others)
+            message = replace(message, lacks=(everybody, everybody))
+        super().send(target, message)
+
+
+class Greedy(Liar):
+    """Claims more work than it was assigned (S2, R5; F12, F13)."""
+
+    def contribution(self, body: Contribution) -> Contribution:
+        factor = self.random.choice((0, 2, 1000))
+        return replace(body, steps=body.steps * factor, samples=body.samples * factor, sqnorms=(1e12,) * 4)
+
+
+class Hasty(Liar):
+    """Prepares attempts far ahead, and those of others."""
+
+    def send(self, target: str, message: say.Message) -> None:
+        if isinstance(message, say.PrepareMessage | say.StatusMessage):
+            head = self.head
+            attempt = self.random.choice((1, 7, 1000, 1 << 30))
+            position = (head.term, head.boot, head.round)
+            super().send(target, say.PrepareMessage(head.hash, attempt, position))
+        super().send(target, message)
+
+
+class Mutating(Liar):
+    """Changes any field of any message."""
+
+    def __init__(self, world: World, machine: Machine, random: Random) -> None:
+        super().__init__(world, machine, random)
+        self._mutator = Mutator(random, machine.signer)
+
+    def hears(self, source: str, message: say.Message) -> bool:
+        self._mutator.see(message)
+        return True
+
+    def send(self, target: str, message: say.Message) -> None:
+        self._mutator.see(message)
+        if self.random.random() < 0.35:
+            message = self._mutator.mutate(message)
+        super().send(target, message)
+
+
+class TwoVotes(Liar):
+    """Votes and echoes a second value in each attempt that it votes in."""
+
+    def send(self, target: str, message: say.Message) -> None:
+        if isinstance(message, say.VoteMessage):
+            body = self.world.signatures.open(message.vote, evidence.VOTE, say.VoteBody)
+            if self.random.random() < 0.5:
+                self.vote_for(body.head, body.attempt, self.made_up_head().hash)
+        super().send(target, message)
+
+
+LIES: Final[dict[str, type[Liar]]] = {
+    kind.__name__: kind
+    for kind in (
+        TwoFacedOwner, TwoFacedLeader, TwoRosters, TwoVotes, Forgetful, VotesForAll, MadeUpAccepted, MadeUpHeads,
+        PackedElectorate, Silent, NoShow, Replayer, JoinFlood, FalseCoordinator, FalseAccuser, Greedy, Hasty, Mutating,
+    )
+}  # fmt: skip
+EQUIVOCATING: Final = {"TwoFacedLeader", "TwoVotes", "Forgetful", "VotesForAll", "Mutating"}
+"""Lies that a group with `coordinator = "witness"` does not tolerate: a majority of it may make two histories."""
+
+
+def draw(world: World, machine: Machine, random: Random) -> Liar:
+    """Choose a peer's strategy."""
+    setup = world.setup
+    lies = setup.lies or tuple(lie for lie in LIES if setup.mode != "witness" or lie not in EQUIVOCATING)
+    name = random.choice(lies)
+    world.covered[f"lie {name}"] += 1
+    world.note(machine.peer, f"lies as {name}")
+    return LIES[name](world, machine, random)

@@ -1,0 +1,127 @@
+"""Invariant 13: where the rules promise it, all honest peers go on together soon after the last fault."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from swarm.protocol.agreement import events
+from swarm.protocol.agreement.rules.acceptor import NEVER
+from swarm.protocol.head import Head
+from tests.simulation import electorate
+from tests.simulation.electorate import position
+from tests.simulation.setups import COORDINATOR
+
+if TYPE_CHECKING:
+    from tests.simulation.machine import Machine
+    from tests.simulation.world import World
+
+ROUNDS: Final = 2
+PERSON_S: Final = 8.0  # a person looks this often
+NOTICED: Final = 3  # looks in a row at which nothing has moved, after which a person acts without having been told
+CALLS: Final = {"quorum_lost", "coordinator_restored", "start_not_bound"}
+
+
+class Liveness:
+    """Whether the group goes on, and the person who ends a lost quorum."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._from: int | None = None
+        self._checked_at = 0.0
+        self._reached = False
+        self._told: set[str] = set()
+        self._vain = 0
+        self._seen = (0, 0, 0)
+        self._stood = 0
+        self._untold = False
+
+    def begin(self) -> None:
+        """Count from here."""
+        self._from = max((head.round for head in self._heads()), default=0)
+        self._world.at(self._world.now + PERSON_S, None, self._look)
+
+    def told(self, event: str) -> None:
+        self._told.add(event)
+
+    def _look(self) -> None:
+        """Be the person: regroup where the coordinator asks for it."""
+        world, coordinator = self._world, self._world.machines[COORDINATOR]
+        world.at(world.now + PERSON_S, None, self._look)
+        if not coordinator.up or coordinator.node is None:
+            return
+        top = max((position(head) for head in self._heads()), default=(0, 0, 0))
+        stands, self._seen = top == self._seen and top[0] > 0, top
+        if not self._told & CALLS:
+            self._stood += stands
+            if self._stood < NOTICED:
+                return
+            self._untold = True
+        self._vain += 1
+        undo = "regroup_undoes" in self._told
+        without = tuple(sorted(world.setup.lying)) if self._vain > 2 else ()
+        self._told -= {"regroup_undoes"}
+        world.covered["person regroups"] += 1
+        world.note("person", f"peer regroup undo={undo} without={without}")
+        coordinator.step(events.Asked(without=without, undo=undo))
+
+    def _honest(self) -> list[Machine]:
+        machines = self._world.machines.values()
+        return [m for m in machines if m.up and m.is_honest and not m.is_coordinator and m.node is not None]
+
+    def _heads(self) -> list[Head]:
+        return [machine.node.head for machine in self._honest() if machine.node is not None]
+
+    def is_reached(self) -> bool:
+        """Return whether all honest live peers stand together, two rounds on. Looks twice a second."""
+        world = self._world
+        if world.now - self._checked_at < 0.5:
+            return False
+        self._checked_at = world.now
+        heads = self._heads()
+        if self._from is None or not heads or world.now < world.heals_at + 3.5:
+            return False
+        rounds = [head.round for head in heads]
+        together = max(rounds) - min(rounds) <= 1 and len({(head.term, head.boot) for head in heads}) == 1
+        self._reached = together and min(rounds) >= self._from + ROUNDS and self._have_joined(heads)
+        return self._reached
+
+    def _have_joined(self, heads: list[Head]) -> bool:
+        if not self._world.setup.must_join:
+            return True
+        top = max(heads, key=position)
+        return all(m.node is None or m.node.me in top.members for m in self._honest())
+
+    def check(self) -> None:
+        """Raise if the group stands still although the rules promise that it goes on."""
+        from tests.simulation.invariants import Broken
+
+        if self._untold and not self._world.liars and self._is_promised():
+            raise Broken("13 told", "the group stood still and no person was told")
+        if self._reached or not self._is_promised():
+            return
+        places = [f"{m.peer}:{position(m.node.head)}" for m in self._honest() if m.node is not None]
+        raise Broken("13 liveness", f"{self._world.setup.calm_s:.0f} s after the last fault: {' '.join(places)}")
+
+    def _is_promised(self) -> bool:
+        world, setup = self._world, self._world.setup
+        honest = self._honest()
+        if not honest:
+            return False
+        top = max(world.invariants.heads.values(), key=position)
+        if not top.members and len(honest) < setup.members:
+            return False  # the group waits for as many peers as it may begin with
+        alive = {m.node.me for m in honest if m.node is not None}
+        if setup.mode == "open":
+            return bool(top.members) and electorate.is_quorum(setup, top, alive)
+        coordinator = world.machines[COORDINATOR]
+        if coordinator.up and coordinator.node is not None:
+            return setup.mode == "required" or len(honest) > 0
+        if setup.mode == "required":
+            return False
+        unfenced = {
+            m.node.me
+            for m in honest
+            if m.node is not None and not (m.node.head == top and m.node._height.instance.ballot.promised == NEVER)
+        }
+        holders = any(m.has(top.state_hash) for m in honest)
+        return bool(top.members) and electorate.is_quorum(setup, top, unfenced) and holders

@@ -1,0 +1,321 @@
+"""One peer's machine: a node of the real core, its disk, its clock, and the driver's work: training, merging, building,
+fetching."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import msgspec
+from blake3 import blake3
+
+from peer.identity import Signed
+from swarm.protocol.agreement import actions, events
+from swarm.protocol.agreement.config import AgreementConfig
+from swarm.protocol.agreement.node import AgreementNode
+from swarm.protocol.plan import CONTRIBUTION_KIND, Contribution, WorkPlan
+from tests.simulation.disk import Disk
+from tests.simulation.setups import COORDINATOR
+from tests.simulation.tensors import GENESIS, SCHEDULE, SLICES, WORK, contributors
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+SPARK_S = 1e-6
+RETRY_S = 0.4
+
+
+def session_of(peer: str, life: int) -> str:
+    """Return the name of a peer's process."""
+    return f"{peer}.{life}"
+
+
+class LastBuild(NamedTuple):
+    """What this machine has last built from: the action, the state before it, and the owner of each slice."""
+
+    action: actions.Build
+    base: bytes
+    owners: tuple[str, ...]
+
+
+class Machine:
+    """A machine and the process on it. `life` counts its processes."""
+
+    def __init__(self, world: World, peer: str, config: AgreementConfig) -> None:
+        self.world, self.peer, self.config = world, peer, config
+        self.signer = world.signatures.of(peer)
+        self.disk = Disk()
+        self.up, self.life, self.frozen_until = False, 0, 0.0
+        self.rate, self.offset = 1.0, 0.0
+        self.train_s, self.sync_s, self.fetch_s = 0.5, 0.005, 0.1
+        self.lives_left: int | None = None
+        """If not None: the process dies after so many more actions."""
+        self.dies_as = "kept"
+        self.restored = False
+        """Whether its disk was ever put back from a backup."""
+        self.last_build: LastBuild | None = None
+        self.extra_states: set[bytes] = set()
+        """States that a liar serves."""
+        self.blank()
+
+    @property
+    def is_coordinator(self) -> bool:
+        return self.peer == COORDINATOR
+
+    @property
+    def is_honest(self) -> bool:
+        return self.peer not in self.world.setup.lying
+
+    def blank(self) -> None:
+        """Forget what a process forgets."""
+        self.node: AgreementNode | None = None
+        self.timers: dict[str, float] = {}
+        self.committed = GENESIS.state_hash
+        self.candidate = b""
+        self.updates: set[bytes] = set()  # hashes of plans under which an update was made
+        self.slices: set[bytes] = set()
+        self.plan: tuple[Signed, float, bool] | None = None  # (signed plan, since, whether it was submitted)
+        self.exchange = b""
+        self.owners: tuple[str, ...] = ()
+        self.fetching = b""
+        self.suspects: set[str] = set()
+
+    # -- process -------------------------------------------------------------------------------------------------------
+
+    def start(self, declared: bool = False) -> None:
+        """Start the process on what the disk holds."""
+        world = self.world
+        self.life += 1
+        self.blank()
+        self.up, self.frozen_until, self.lives_left = True, 0.0, None
+        image = self.disk.synced
+        if image.committed:
+            self.committed = image.committed[-1]
+        states = {GENESIS.state_hash, *image.committed, *([image.voted] if image.voted else [])}
+        self.slices.update(world.tensors.results.get(image.voted, ()))  # `Persist` asks that a new process serves them
+        self.node = AgreementNode(self.config, self.signer, WORK)
+        name = session_of(self.peer, self.life)
+        seed = blake3(f"{world.seed}{self.peer}{self.life}".encode()).digest()
+        self.step(events.Started(dict(image.records), tuple(sorted(states)), name, seed, restored=declared))
+        world.started(self)
+
+    def stop(self, kind: str) -> None:
+        """End the process, and do to the disk what this kind of crash does."""
+        self.up = False
+        self.life += 1
+        self.disk.crash(kind, self.world.random)
+        self.node = None
+
+    def local_time(self) -> float:
+        return self.offset + self.rate * self.world.now
+
+    def jump(self, seconds: float) -> None:
+        """Let the clock jump forward: timers are due earlier."""
+        self.offset += seconds
+        for id, at in self.timers.items():
+            self._arm(id, at)
+
+    def later(self, seconds: float, act: Callable[..., None], *args: Any) -> None:
+        """Do this after that time, if this process still lives then."""
+        self.world.at(self.world.now + seconds, self, act, *args)
+
+    # -- events and actions --------------------------------------------------------------------------------------------
+
+    def step(self, event: events.Event) -> None:
+        """Give the node an event and carry out its actions in order; the process may die between any two."""
+        if not self.up or self.node is None:
+            return
+        life, world = self.life, self.world
+        world.steps += 1
+        todo = self.node.step(self.local_time(), event)
+        if world.tracing:
+            world.trace(self, event, todo)
+        for action in todo:
+            if self.lives_left is not None:
+                self.lives_left -= 1
+                if self.lives_left < 0:
+                    world.crash(self, self.dies_as)
+                    return
+            self._do(action)
+            if self.life != life:
+                return
+
+    def _do(self, action: actions.Action) -> None:
+        kind = type(action)
+        if kind is actions.Send:
+            self.world.send(self, action.peer, action.message)
+        elif kind is actions.SetTimer:
+            self.timers[action.id] = action.at
+            self._arm(action.id, action.at)
+        else:
+            self._ACTIONS[kind](self, action)
+
+    def _arm(self, id: str, at: float) -> None:
+        self.later(max(0.0, (at - self.local_time()) / self.rate) + SPARK_S, self._ring, id, at)
+
+    def _ring(self, id: str, at: float) -> None:
+        if self.timers.get(id) == at:
+            del self.timers[id]
+            self.step(events.TimerFired(id))
+
+    def _cancel_timer(self, action: actions.CancelTimer) -> None:
+        self.timers.pop(action.id, None)
+
+    def _persist(self, action: actions.Persist) -> None:
+        if action.state and not self.has(action.state):
+            self.world.broken("weights", f"{self.peer} writes of a state that it has not ({action.key})")
+        self.disk.write(action)
+        self.later(self.sync_s * (0.5 + self.world.random.random()), self._sync, action.id)
+
+    def _sync(self, id: int) -> None:
+        if self.disk.sync(id):
+            self.step(events.Persisted(id))
+
+    # -- work ----------------------------------------------------------------------------------------------------------
+
+    def _train(self, action: actions.Train) -> None:
+        if self.plan is not None and self.plan[0] == action.plan:
+            if action.finish_early and not self.plan[2]:
+                self.later(0.1, self._submit, action.plan)
+            return
+        self.plan = (action.plan, self.world.now, False)
+        self.later(self.train_s * (0.8 + 0.4 * self.world.random.random()), self._submit, action.plan)
+
+    def _stop_training(self, action: actions.StopTraining) -> None:
+        self.plan = None
+
+    def _submit(self, signed: Signed) -> None:
+        if self.plan is None or self.plan[0] != signed or self.plan[2] or self.node is None:
+            return
+        began = self.plan[1]
+        self.plan = (signed, began, True)
+        plan = self.signer.open(signed, "plan", WorkPlan)
+        mine = plan.of(self.node.me)
+        if mine is None:
+            return
+        steps = max(1, min(mine.steps, round(mine.steps * (self.world.now - began) / (0.8 * self.train_s))))
+        self.updates.add(plan.hash)
+        body = Contribution(
+            head=plan.head,
+            plan=plan.hash,
+            member=self.node.me,
+            steps=steps,
+            samples=steps * SCHEDULE.unit,
+            loss=1.0,
+            hashes=tuple(blake3(self.peer.encode() + signed.body + bytes([i])).digest() for i in range(SLICES)),
+            sqnorms=(1.0,) * SLICES,
+        )
+        contribution = self.signer.sign(CONTRIBUTION_KIND, self.world.contribution(self, body))
+        self.step(events.Submitted(contribution, speed=SCHEDULE.steps(GENESIS) / self.train_s))
+
+    def _merge_slices(self, action: actions.MergeSlices) -> None:
+        self.exchange, self.owners = action.key, action.owners
+        self.later(0.02 + 0.05 * self.world.random.random(), self._merge, action, 0)
+        self.later(2.0, self._lacking, action)
+
+    def _merge(self, action: actions.MergeSlices, tries: int) -> None:
+        if self.exchange != action.key or not action.indexes:
+            return
+        if self._missing(action):
+            self.later(RETRY_S, self._merge, action, tries + 1)
+            return
+        for index in action.indexes:
+            name = self.world.result(self, action.key, index)
+            self.slices.add(name)
+            life = self.life
+            self.step(events.SliceResult(action.key, index, name))
+            if self.life != life:
+                return
+
+    def _missing(self, action: actions.MergeSlices) -> list[str]:
+        wanted = contributors(action.roster, action.weights) if action.indexes else []
+        return [
+            peer for peer, plan in wanted if not self._reaches(peer) or plan not in self.world.machines[peer].updates
+        ]
+
+    def _lacking(self, action: actions.MergeSlices) -> None:
+        if self.exchange != action.key:
+            return
+        owners = tuple(sorted({owner for owner in action.owners if not self._reaches(owner)}))
+        missing = tuple(sorted(self._missing(action)))
+        if owners or missing:
+            self.step(events.Lacking(action.key, missing, owners))
+
+    def _reaches(self, peer: str) -> bool:
+        """Whether bytes come from that peer now."""
+        return peer == self.peer or (peer in self.world.machines and self.world.reaches(peer, self.peer))
+
+    def _build(self, action: actions.Build) -> None:
+        self.candidate = b""
+        self.last_build = LastBuild(action, self.committed, self.owners)
+        self.later(0.02 + 0.06 * self.world.random.random(), self._try_to_build, action, self.committed, 0)
+
+    def _try_to_build(self, action: actions.Build, base: bytes, tries: int) -> None:
+        if self.committed != base:
+            return
+        machines = self.world.machines
+        holders = [machines[p].slices for p in (self.peer, *action.holders) if p in machines and self._reaches(p)]
+        if any(not any(name in held for held in holders) for name in action.results):
+            if tries < 8:
+                self.later(RETRY_S, self._try_to_build, action, base, tries + 1)
+            else:
+                self.step(events.Built(action.key, None))
+            return
+        self.slices.update(action.results)
+        self.candidate = self.world.tensors.build(base, action.plan, action.roster, action.weights, action.results)
+        self.step(events.Built(action.key, self.candidate))
+
+    # -- states --------------------------------------------------------------------------------------------------------
+
+    def has(self, state: bytes) -> bool:
+        """Whether this machine has that state, or can rebuild it."""
+        if self.is_coordinator:
+            return False
+        return (
+            state in (self.committed, self.candidate, GENESIS.state_hash)
+            or self.disk.holds(state)
+            or state in self.extra_states
+        )
+
+    def _fetch(self, action: actions.Fetch) -> None:
+        self.fetching = action.state_hash
+        self.later(self.fetch_s * (0.5 + self.world.random.expovariate(1.0)), self._try_to_fetch, action, 0)
+
+    def _try_to_fetch(self, action: actions.Fetch, tries: int) -> None:
+        state = action.state_hash
+        if self.fetching != state:
+            return
+        here = self.has(state)
+        if not here:
+            here = any(self._reaches(p) and self.world.machines[p].has(state) for p in action.holders)
+        if not here and tries < 4:
+            self.later(RETRY_S, self._try_to_fetch, action, tries + 1)
+            return
+        self.fetching = b""
+        if here and not self.has(state):
+            self.candidate = state
+        self.step(events.StateFetched(state, here))
+
+    def _commit_head(self, action: actions.CommitHead) -> None:
+        self.world.committed(self, action)
+        self.committed = action.head.state_hash
+        self.plan = None
+
+    def _tell(self, action: actions.Tell) -> None:
+        self.world.told(self, action)
+
+    def _accuse(self, action: actions.Accuse) -> None:
+        self.world.accused(self, action)
+
+    _ACTIONS: ClassVar[dict[type[msgspec.Struct], Callable[..., None]]] = {
+        actions.CancelTimer: _cancel_timer,
+        actions.Persist: _persist,
+        actions.Train: _train,
+        actions.StopTraining: _stop_training,
+        actions.MergeSlices: _merge_slices,
+        actions.Build: _build,
+        actions.Fetch: _fetch,
+        actions.CommitHead: _commit_head,
+        actions.Tell: _tell,
+        actions.Accuse: _accuse,
+    }

@@ -1,0 +1,276 @@
+"""The rules of the specification and how the core is made to break each: patches of its functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+from unittest.mock import patch
+
+from msgspec.structs import replace
+
+from swarm.protocol.agreement import output, scheduled_work, starts
+from swarm.protocol.agreement.chain import Chain
+from swarm.protocol.agreement.coordination import coordinator, required_mode, witness_mode
+from swarm.protocol.agreement.messages import ChainLink
+from swarm.protocol.agreement.round import leader, participant, turns, voting
+from swarm.protocol.agreement.rules import electorate, evidence, succession
+from swarm.protocol.agreement.rules.acceptor import Ballot
+from swarm.protocol.agreement.rules.evidence import Evidence, ForcedBy
+from swarm.protocol.head import Member
+from tests.simulation import machine
+from tests.simulation.setups import COORDINATOR
+
+Patches = Callable[[], list[Any]]
+MEMBERS: Final = ("witness3", "witness4", "witness5", "witness7", "witness2")
+REQUIRED: Final = ("required2", "required3", "required4", "required5")
+OPEN_LIARS: Final = ("open4-liar", "open5-liar", "open7-liars")
+LIARS: Final = (*OPEN_LIARS, "required3-liar", "required4-liar")
+RESTORED: Final = ("witness4-restored", "required3-restored")
+JOINS: Final = ("witness1-joins", "witness2-joins", "witness3-joins", "witness3-storm", "witness3-lying-joiner")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One rule: where its absence may be noticed, and what switches it off."""
+
+    name: str
+    setups: tuple[str, ...]
+    patches: Patches
+    exhaustive: str = ""
+    """The exhaustive search (a key of `test_exhaustive.FORK`) that forks without it."""
+
+
+def _set(target: object, name: str, value: object) -> Patches:
+    return lambda: [patch.object(target, name, value)]
+
+
+def _after(target: Any, name: str, act: Callable[..., Any]) -> Patches:
+    """Call `act(original, self, *args)` in place of a method."""
+    original = getattr(target, name)
+    return lambda: [patch.object(target, name, lambda self, *args, **more: act(original, self, *args, **more))]
+
+
+def _nothing(*args: object, **more: object) -> None:
+    return None
+
+
+def _set_ballot(self: Any, ballot: Ballot) -> None:
+    self._instance.ballot = ballot
+
+
+def _vote_blindly(self: Any, attempt: int) -> None:
+    proposed = self._instance.proposed.get(attempt)
+    if proposed is not None and self._participant.votes and attempt >= self._instance.ballot.promised:
+        if self._context.config.is_coordinator:
+            self._witness(attempt, proposed)
+        elif self._context.electorate.mode == "open":
+            self._echo(attempt, proposed)
+        else:
+            self._vote(attempt, proposed, (proposed.signed,))
+
+
+def _follow_at_once(self: Any) -> list[ChainLink] | None:
+    return self._path(self._goal) or None if self._goal in self._ahead else None
+
+
+def _bind_at_once(original: Any, self: Any, name: bytes) -> None:
+    signed, body = self._open[name]
+    acks = tuple(self._acks.get(name, {}).values())
+    self._chain.learn([ChainLink(body.head, start=signed, acks=acks)])
+
+
+def _acknowledge_blindly(original: Any, self: Any, name: bytes, *args: Any) -> None:
+    state, held = self._open[name][1].head.state_hash, set(self._chain.holds)
+    self._chain.holds.add(state)
+    original(self, name, *args)
+    self._chain.holds = held
+
+
+def _vote_before_disk(original: Any, self: Any, attempt: int, proposed: Any) -> None:
+    self._send_vote(attempt, proposed.value, proposed.hash)
+    original(self, attempt, proposed)
+
+
+def _no_witness(original: Any, self: Any, members: Any, witness: Any, voters: Any) -> bool:
+    if self.mode == "required":
+        return sum(member in voters for member in members) >= len(members) // 2 + 1 and bool(members)
+    return bool(original(self, members, witness, voters))
+
+
+def _one_leader_is_enough(original: Any, self: Any, present: Any, leader_: Any) -> None:
+    nobody = Member("", "")
+    self._head = replace(self._head, absent=tuple(replace(entry, leader=nobody) for entry in self._head.absent))
+    original(self, present, leader_)
+
+
+def _forget_serials(original: Any, self: Any, present: Any, merged: Any, joins: Any) -> None:
+    original(self, present, merged, {member: replace(join, invite="") for member, join in joins.items()})
+
+
+def _keep_what_failed(*args: Any, **more: Any) -> Any:
+    return replace(_next_ledger(*args, **more), returned=())
+
+
+def _release_at_once(self: Any, action: Any) -> None:
+    self._release(action)
+
+
+def _promise_always(self: Ballot, attempt: int) -> Ballot:
+    return replace(self, promised=max(attempt, 0))
+
+
+def _vote_always(self: Ballot, attempt: int, value: bytes) -> Ballot:
+    return replace(self, promised=attempt, voted_attempt=attempt, voted=value)
+
+
+def _echo_is_vote(self: Any, attempt: int, proposed: Any) -> None:
+    self._vote(attempt, proposed, (proposed.signed,))
+
+
+def _believe_person(original: Any, self: Any, event: Any) -> None:
+    original(self, replace(event, restored=False))
+
+
+def _boot_zero(original: Any, self: Any, event: Any) -> None:
+    original(self, event)
+    self.boot = 0
+
+
+def _two_f_plus_one(original: Any, self: Any, members: int) -> int:
+    return 2 * self.faults + 1 if self.mode == "open" else int(original(self, members))
+
+
+def _always_ready(self: Any) -> bool:
+    return True
+
+
+def _all_that_told(self: Any, inquiry: Any, state: bytes) -> set[Member]:
+    return set(inquiry.told)
+
+
+def _nothing_chosen(*args: Any) -> None:
+    return None
+
+
+def _same_witness(peer: str, life: int) -> str:
+    return f"{peer}.{0 if peer == COORDINATOR else life}"
+
+
+def _never_led() -> list[Any]:
+    return [patch.object(turns.Turns, "led", property(lambda self: -1, _nothing), create=True)]
+
+
+_next_ledger = scheduled_work.next_ledger
+_THREE = ("witness3", "witness5", "witness7", "witness4")
+
+RULES: Final = (
+    Rule(
+        "promises and votes reach the disk",
+        _THREE,
+        _set(participant.Participant, "set_ballot", _set_ballot),
+        exhaustive="n=3, votes forgotten",
+    ),
+    Rule("nothing is said before the disk has it", _THREE, _set(output.Output, "add", _release_at_once)),
+    Rule("a lost disk makes another voter", _THREE, _set(machine, "session_of", lambda peer, life: f"{peer}.0")),
+    Rule("no promise below a promise", _THREE, _set(Ballot, "promise", _promise_always)),
+    Rule("no vote below a promise, one an attempt", LIARS, _set(Ballot, "vote", _vote_always)),
+    Rule(
+        "a later leader proposes what may be chosen",
+        _THREE,
+        lambda: [patch.object(where, "forced_value", lambda accepted: None) for where in (leader, evidence)],
+        exhaustive="n=3, nothing is forced",
+    ),
+    Rule(
+        "of several accepted values the one of the highest attempt",
+        ("witness5", "witness7", "witness3"),
+        lambda: [
+            patch.object(
+                where,
+                "forced_value",
+                lambda accepted: min((a for a in accepted if a), key=lambda a: a.attempt, default=None),
+            )
+            for where in (leader, evidence)
+        ],
+        exhaustive="n=3, the lowest instead of the highest",
+    ),
+    Rule("voters check the promises behind a proposal", LIARS, _set(Evidence, "justified", lambda *a: ForcedBy(None))),
+    Rule("what was accepted counts with evidence only", LIARS, _set(Evidence, "counts", lambda *a: True)),
+    Rule("heads count by certificate", LIARS, _set(Evidence, "certificate", _nothing)),
+    Rule("voters are who signed", LIARS, _set(Evidence, "_require_voter", _nothing)),
+    Rule("the coordinator signs starts and endorsements", LIARS, _set(Evidence, "_require_coordinator", _nothing)),
+    Rule("only the attempt's leader leads it", LIARS, _set(evidence, "is_leader", lambda *a: True)),
+    Rule("votes only for the own state's hash", _THREE, _set(voting.Voter, "consider", _vote_blindly)),
+    Rule("fetch first, then leave", _THREE, _set(Chain, "next_stop", _follow_at_once)),
+    Rule(
+        "open runs echo before they vote",
+        OPEN_LIARS,
+        _set(voting.Voter, "_echo", _echo_is_vote),
+        exhaustive="n=4, open, no echo",
+    ),
+    Rule(
+        "open quorum floor((n + f) / 2) + 1",
+        OPEN_LIARS,
+        _after(electorate.Electorate, "members_needed", _two_f_plus_one),
+        exhaustive="n=5, open, 2f+1 votes",
+    ),
+    Rule("a start binds with a quorum's acks", MEMBERS, _after(starts.Starts, "_bind", _bind_at_once)),
+    Rule(
+        "a voter acknowledges a start whose state it holds",
+        MEMBERS,
+        _after(starts.Starts, "_acknowledge", _acknowledge_blindly),
+    ),
+    Rule("seal and ack are promises", MEMBERS, _set(starts, "NEVER", -1)),
+    Rule(
+        "a start goes on from what may be chosen",
+        MEMBERS,
+        _set(witness_mode.WitnessCoordinator, "_chosen", _nothing_chosen),
+    ),
+    Rule(
+        "the witness votes last",
+        ("witness2", "witness4"),
+        _set(electorate.Electorate, "completes", lambda self, head, voters: self.witness(head) is not None),
+    ),
+    Rule(
+        "required: the coordinator's vote is needed", REQUIRED, _after(electorate.Electorate, "is_quorum", _no_witness)
+    ),
+    Rule("required: on its disk, then its vote", REQUIRED, _after(voting.Voter, "_decide", _vote_before_disk)),
+    Rule(
+        "required: starts after n - k + 1 answers",
+        REQUIRED,
+        _set(required_mode.RequiredCoordinator, "_is_ready", _always_ready),
+    ),
+    Rule(
+        "required: members of a start hold its state",
+        REQUIRED,
+        _set(coordinator.Coordinator, "state_holders", _all_that_told),
+    ),
+    Rule("a learner votes after two merged contributions", JOINS, _set(succession, "MERGED_MIN", 0)),
+    Rule("a member is dropped after two absences", MEMBERS, _set(succession, "ABSENCES_MAX", 1)),
+    Rule("the absences are under two leaders", MEMBERS, _after(succession._Electors, "_drop", _one_leader_is_enough)),
+    Rule(
+        "open runs keep 3f + 1 members",
+        ("open4", "open7", "open4-joins"),
+        lambda: [patch.object(electorate.Electorate, "members_min", 1)],
+    ),
+    Rule("newcomers are a minority", JOINS, _set(succession, "room_for_newcomers", lambda members: 99)),
+    Rule(
+        "a group of one or two takes in newcomers",
+        JOINS[:2],
+        _set(succession, "room_for_newcomers", lambda n: (n - 1) // 2),
+    ),
+    Rule("one invite has one vote", JOINS[3:], _after(succession._Electors, "_take_in", _forget_serials)),
+    Rule("what was not merged is free again", _THREE, _set(scheduled_work, "next_ledger", _keep_what_failed)),
+    Rule("contributions claim what was assigned", LIARS, _set(scheduled_work, "check_contribution", _nothing)),
+    Rule("no attempt is led twice", MEMBERS, _never_led),
+    Rule("turns grow", MEMBERS, _set(turns, "GROWTH", 1.0)),
+    Rule("a term has a boot id", RESTORED, _after(coordinator.Coordinator, "load", _boot_zero)),
+    Rule(
+        "a restored coordinator waits for a person", RESTORED, _after(coordinator.Coordinator, "load", _believe_person)
+    ),
+    Rule(
+        "a witness is another voter after a restart",
+        ("witness2", "witness4"),
+        _set(machine, "session_of", _same_witness),
+    ),
+)

@@ -1,0 +1,83 @@
+"""The kinds of groups that are simulated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from swarm.protocol.agreement.config import Mode
+
+COORDINATOR: Final = "W"
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One kind of group."""
+
+    name: str
+    members: int
+    mode: Mode = "witness"
+    faults: int = 0
+    """The liars that an open run tolerates."""
+    joiners: int = 0
+    liars: int = 0
+    """Members that lie."""
+    lies: tuple[str, ...] = ()
+    """The strategies that they choose from; empty: all that this mode tolerates."""
+    lying_joiners: int = 0
+    must_join: bool = False
+    """Whether honest joiners must be members in the end."""
+    coordinator_dies: bool = False
+    """For good, once the other faults are over."""
+    restores: str = ""
+    """What happens to the coordinator's disk: it is put back from a backup, `declared` or `undeclared`."""
+    member_restores: bool = False
+    """Outside the promise: a member's disk is put back from a backup."""
+    wipes: bool = True
+    """Whether members may lose their disks."""
+    faults_s: float = 12.0
+    """For how long there are faults."""
+    calm_s: float = 60.0
+    """Within this time after the last fault all honest peers must have gone on."""
+
+    @property
+    def peers(self) -> tuple[str, ...]:
+        return tuple(chr(ord("A") + index) for index in range(self.members))
+
+    @property
+    def joining(self) -> tuple[str, ...]:
+        return tuple(chr(ord("a") + index) for index in range(self.joiners + self.lying_joiners))
+
+    @property
+    def lying(self) -> frozenset[str]:
+        """Which peers lie: the last ones."""
+        first = len(self.peers) - self.liars
+        return frozenset((*self.peers[first:], *self.joining[self.joiners :]))
+
+    def invite_of(self, peer: str) -> str:
+        """Return the serial of a joiner's invite. Lying joiners share one."""
+        if peer not in self.joining:
+            return ""
+        return "invite of liars" if peer in self.lying else f"invite {peer}"
+
+
+def _all() -> list[Setup]:
+    found = [Setup(f"witness{n}", n) for n in (2, 3, 4, 5, 7)]
+    found += [Setup(f"witness{n}-joins", n, joiners=2, must_join=True) for n in (1, 2, 3)]
+    found += [Setup(f"witness{n}-alone", n, coordinator_dies=True) for n in (3, 4, 5)]
+    found += [Setup("witness4-restored", 4, restores="declared"), Setup("witness3-storm", 3, joiners=5)]
+    found += [Setup(f"witness{n}-liar", n, liars=1) for n in (3, 4, 5)]
+    found += [Setup("witness3-lying-joiner", 3, joiners=1, lying_joiners=2)]
+    found += [Setup(f"required{n}", n, mode="required") for n in (2, 3, 4, 5)]
+    found += [Setup("required2-joins", 2, mode="required", joiners=2, must_join=True)]
+    found += [Setup("required3-restored", 3, mode="required", restores="declared")]
+    found += [Setup(f"required{n}-liar", n, mode="required", liars=1) for n in (3, 4)]
+    open4 = Setup("open4", 4, mode="open", faults=1, wipes=False)
+    found += [open4, replace(open4, name="open5", members=5), replace(open4, name="open7", members=7, faults=2)]
+    found += [replace(open4, name="open4-liar", liars=1), replace(open4, name="open5-liar", members=5, liars=1)]
+    found += [replace(open4, name="open7-liars", members=7, faults=2, liars=2)]
+    found += [replace(open4, name="open4-joins", joiners=2, lying_joiners=1)]
+    return found
+
+
+SETUPS: Final = {setup.name: setup for setup in _all()}

@@ -1,0 +1,53 @@
+"""Signatures by a table of all bodies that were ever signed: as unforgeable as Ed25519, and a thousand times faster."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+
+from peer.decoding import MALFORMED
+from peer.errors import ProtocolViolation
+from peer.identity import Signed
+from swarm.protocol.agreement.output import encode
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+
+
+class Signatures:
+    """The table of one world. Only `TableSigner.sign` adds to it, always under its own peer's id."""
+
+    def __init__(self) -> None:
+        self.signed: set[tuple[str, str, bytes]] = set()
+        self.opened: dict[tuple[str, str, bytes], msgspec.Struct] = {}
+
+    def of(self, peer: str) -> TableSigner:
+        return TableSigner(self, peer)
+
+    def open(self, signed: Signed, kind: str, type_: type[Body]) -> Body:
+        """Check the signature and decode the body, as a receiver would: a liar may have signed what is no such body."""
+        entry = (signed.signer, kind, signed.body)
+        known = self.opened.get(entry)
+        if known is not None:
+            return known  # type: ignore[return-value]
+        if entry not in self.signed:
+            raise ProtocolViolation("a signature is wrong")
+        try:
+            body = msgspec.msgpack.decode(signed.body, type=type_)
+        except MALFORMED as error:
+            raise ProtocolViolation("a signed body is malformed") from error
+        self.opened[entry] = body
+        return body
+
+
+class TableSigner:
+    """Signs for one peer."""
+
+    def __init__(self, table: Signatures, peer: str) -> None:
+        self._table, self.peer = table, peer
+        self.open = table.open
+
+    def sign(self, kind: str, body: msgspec.Struct) -> Signed:
+        encoded = encode(body)
+        self._table.signed.add((self.peer, kind, encoded))
+        return Signed(encoded, self.peer, b"")

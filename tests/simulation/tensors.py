@@ -1,0 +1,92 @@
+"""Weights as names: a state is the set of samples that were merged into it, an update those that it was made from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+from blake3 import blake3
+
+from optim.config import DilocoConfig
+from peer.config import InnerConfig
+from peer.identity import Signed
+from swarm.protocol.agreement.messages import RosterBody
+from swarm.protocol.agreement.scheduled_work import ScheduledWork
+from swarm.protocol.head import genesis
+from swarm.protocol.ledger import Range, count, head_of, union
+from swarm.protocol.plan import Contribution, WorkPlan
+from swarm.protocol.round_schedule import RoundSchedule
+
+SLICES = 4
+GENESIS = genesis("run", blake3(b"genesis").digest())
+SCHEDULE = RoundSchedule(
+    DilocoConfig(steps=4), InnerConfig(lr=1e-2, batch_size=2, total_steps=1000), seq_len=8, compute_s_max=10.0
+)
+WORK = ScheduledWork(SCHEDULE, slices_of=lambda head: SLICES, exchange_s_of=lambda head: 4.0)
+
+
+@dataclass(frozen=True)
+class State:
+    """What has been merged into one state since the beginning."""
+
+    samples: tuple[Range, ...] = ()
+    doubled: bool = False
+    """Whether some sample is in it twice."""
+    forged: bool = False
+    """Whether an owner's result was made up."""
+
+
+class Tensors:
+    """All states and updates of one world, by name."""
+
+    def __init__(self) -> None:
+        self.states: dict[bytes, State] = {GENESIS.state_hash: State()}
+        self.forged: set[bytes] = set()
+        """Names of results that are no merge of what was submitted."""
+        self.results: dict[bytes, tuple[bytes, ...]] = {}
+        """Names of the results that lead to each state."""
+        self._merged: dict[tuple[bytes, bytes, tuple[float, ...]], tuple[tuple[Range, ...], bool]] = {}
+
+    def merge(self, key: bytes, index: int) -> bytes:
+        """Return the name of an honest owner's result."""
+        return blake3(key + bytes([index])).digest()
+
+    def build(
+        self, base: bytes, plan: Signed, roster: Signed, weights: tuple[float, ...], results: tuple[bytes, ...]
+    ) -> bytes:
+        """Return the name of the state that follows from these results, and note what is in it."""
+        name = blake3(base + b"".join(results)).digest()
+        if name not in self.states:
+            before = self.states[base]
+            samples, doubled = self._samples(plan, roster, weights)
+            whole = union((*before.samples, *samples))
+            self.results[name] = results
+            self.states[name] = State(
+                whole,
+                before.doubled or doubled or count(whole) != count(before.samples) + count(samples),
+                before.forged or not self.forged.isdisjoint(results),
+            )
+        return name
+
+    def _samples(self, plan: Signed, roster: Signed, weights: tuple[float, ...]) -> tuple[tuple[Range, ...], bool]:
+        """Return the samples of all merged contributions, and whether two have the same one."""
+        named = (plan.body, roster.body, weights)
+        if named not in self._merged:
+            opened = msgspec.msgpack.decode(plan.body, type=WorkPlan)
+            found: list[Range] = []
+            signed = msgspec.msgpack.decode(roster.body, type=RosterBody).contributions
+            for contribution, weight in zip(signed, weights, strict=True):
+                body = msgspec.msgpack.decode(contribution.body, type=Contribution)
+                mine = opened.of(body.member)
+                if weight > 0 and mine is not None:
+                    found.extend(head_of(mine.ranges, body.samples))
+            whole = union(found)
+            self._merged[named] = (whole, count(whole) != count(found))
+        return self._merged[named]
+
+
+def contributors(roster: Signed, weights: tuple[float, ...]) -> list[tuple[str, bytes]]:
+    """Return (peer, plan) of each contribution that is merged."""
+    signed = msgspec.msgpack.decode(roster.body, type=RosterBody).contributions
+    bodies = [msgspec.msgpack.decode(contribution.body, type=Contribution) for contribution in signed]
+    return [(body.member.peer, body.plan) for body, weight in zip(bodies, weights, strict=True) if weight > 0]

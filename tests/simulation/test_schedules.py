@@ -1,0 +1,87 @@
+"""The real core under random schedules of all kinds of groups, a determinism check, and the kept seeds."""
+
+from __future__ import annotations
+
+import pytest
+from blake3 import blake3
+
+from tests.simulation.campaign import run_campaign
+from tests.simulation.invariants import Broken
+from tests.simulation.mutations import search
+from tests.simulation.rules_off import RULES
+from tests.simulation.setups import SETUPS
+from tests.simulation.shrink import kept, replay, shrink
+from tests.simulation.tensors import GENESIS
+from tests.simulation.world import World
+
+SCHEDULES = 10  # of each kind of group
+FIRST_SEED = 0
+
+
+@pytest.mark.parametrize("setup", SETUPS)
+def test_random_schedules_hold(setup: str) -> None:
+    tally, _ = run_campaign(SCHEDULES, FIRST_SEED, 1, (setup,))
+    assert not tally.found
+    assert tally.heads > 2 * SCHEDULES, "the group committed next to nothing: the schedules show nothing"
+
+
+@pytest.mark.parametrize(("name", "setup", "seed", "without"), kept())
+def test_kept_seeds_hold(name: str, setup: str, seed: int, without: tuple[int, ...]) -> None:
+    """These broke an invariant once."""
+    assert replay(setup, seed, without)[0] == ""
+
+
+NOTICED = (
+    "nothing is said before the disk has it",
+    "votes only for the own state's hash",
+    "fetch first, then leave",
+    "required: the coordinator's vote is needed",
+    "a member is dropped after two absences",
+    "open runs keep 3f + 1 members",
+    "newcomers are a minority",
+    "what was not merged is free again",
+)
+
+
+@pytest.mark.parametrize("name", NOTICED)
+def test_a_missing_rule_is_noticed(name: str) -> None:
+    """Those that a few schedules notice; `python -m tests.simulation --mutations` looks for all."""
+    rule = next(rule for rule in RULES if rule.name == name)
+    assert search(rule, 40).found_after is not None
+
+
+@pytest.mark.parametrize("setup", ["witness4", "required3", "open4-joins"])
+def test_the_same_seed_gives_the_same_trace(setup: str) -> None:
+    assert _trace(setup, 3) == _trace(setup, 3)
+    assert _trace(setup, 3) != _trace(setup, 4)
+
+
+def _trace(setup: str, seed: int) -> str:
+    world = World(SETUPS[setup], seed, tracing=True)
+    world.run()
+    return blake3("\n".join(world.timeline).encode()).hexdigest()
+
+
+def test_a_failing_schedule_shrinks_to_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Break an invariant by hand wherever the coordinator crashes: all other faults must go."""
+
+    def crash(self: World, *args: object) -> None:
+        raise Broken("test", "it crashed")
+
+    monkeypatch.setattr(World, "crash", crash)
+    seed = next(
+        seed for seed in range(50) if len(World(SETUPS["witness3"], seed).faults) > 8 and replay("witness3", seed)[0]
+    )
+    found = shrink("witness3", seed)
+    assert found is not None and found.what == "test: it crashed"
+    assert len(World(SETUPS["witness3"], seed).faults) - len(found.without) == 1
+
+
+def test_quiet_groups_commit_round_after_round() -> None:
+    """Without faults there is a commit in each round, nobody is suspected for long, and nothing is lost."""
+    world = World(SETUPS["witness3"], 1, without=range(1000))
+    world.run()
+    rounds = sorted(head.round for head in world.invariants.heads.values() if head.attempt >= 0)
+    assert rounds == list(range(1, len(rounds) + 1)) and len(rounds) > 5
+    assert {head.attempt for head in world.invariants.heads.values()} <= {-1, 0}
+    assert GENESIS.hash in world.invariants.heads

@@ -1,0 +1,255 @@
+"""One schedule: nodes of the real core under one seeded scheduler and virtual time."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Callable, Collection
+from random import Random
+from typing import Any
+
+from peer.identity import Signed
+from swarm.protocol.agreement import actions, events
+from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement.config import AgreementConfig
+from swarm.protocol.plan import Contribution
+from tests.simulation import faults, liars
+from tests.simulation.invariants import Broken, Invariants
+from tests.simulation.liveness import Liveness
+from tests.simulation.machine import Machine
+from tests.simulation.net import Network
+from tests.simulation.setups import COORDINATOR, Setup
+from tests.simulation.signatures import Signatures
+from tests.simulation.tensors import GENESIS, Tensors
+
+TAGS = {kind: str(kind.__struct_config__.tag) for kind in say.Message.__args__}
+
+
+class World:
+    """All machines, the network between them, and what must always hold.
+
+    `without`: numbers of faults (in the order of `faults.draw`) that do not happen, to shrink a failing schedule."""
+
+    def __init__(self, setup: Setup, seed: int, without: Collection[int] = (), tracing: bool = False) -> None:
+        self.setup, self.seed = setup, seed
+        self.random = Random(f"{setup.name} {seed}")
+        self.now, self.heals_at = 0.0, setup.faults_s
+        self.steps = self.sends = 0
+        self.covered: Counter[str] = Counter()
+        self.timeline: list[str] = []
+        self.tracing = tracing
+        self.signatures, self.tensors = Signatures(), Tensors()
+        self.network = Network(Random(f"net {setup.name} {seed}"), self.heals_at)
+        self.invariants, self.liveness = Invariants(self), Liveness(self)
+        self._queue: list[tuple[float, int, Machine | None, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._count = 0
+        self.machines: dict[str, Machine] = {}
+        self.liars: dict[str, liars.Liar] = {}
+        for peer in (COORDINATOR, *setup.peers, *setup.joining):
+            self.machines[peer] = machine = Machine(self, peer, self._config(peer))
+            machine.train_s = self.random.choice((0.3, 0.5, 1.0))
+            if peer in setup.lying:
+                self.liars[peer] = liars.draw(self, machine, self.random)
+        self.faults = faults.draw(setup, self.random)
+        self.kept = [fault for index, fault in enumerate(self.faults) if index not in without]
+        for fault in self.kept:
+            self.at(fault.at, None, self._fault, fault)
+        for peer in (COORDINATOR, *setup.peers):
+            self.at(self.random.random(), None, self.restart, peer)
+        if setup.coordinator_dies:
+            self.at(self.heals_at, None, self._end_coordinator)
+
+    def _config(self, peer: str) -> AgreementConfig:
+        setup = self.setup
+        return AgreementConfig(
+            genesis=GENESIS,
+            peer=peer,
+            coordinator=COORDINATOR,
+            invite=setup.invite_of(peer),
+            mode=setup.mode,
+            faults=setup.faults,
+            min_peers=setup.members,
+            max_peers=setup.members + 4,
+            attempt_s=1.5,
+            lost_s=4.0,
+            start_s=10.0,
+            undo_s=12.0,
+        )
+
+    # -- scheduler -----------------------------------------------------------------------------------------------------
+
+    def at(self, time: float, machine: Machine | None, act: Callable[..., None], *args: Any) -> None:
+        """Do this then, if the machine's present process still lives."""
+        self._count += 1
+        life = machine.life if machine is not None else 0
+        heapq.heappush(self._queue, (time, self._count, machine, life, act, args))
+
+    def run(self) -> World:
+        """Run the schedule to its end. Raises `Broken`."""
+        end, queue = self.heals_at + self.setup.calm_s, self._queue
+        self.at(self.heals_at, None, self._heal)
+        while queue:
+            time, _, machine, life, act, args = heapq.heappop(queue)
+            if time > end:
+                break
+            self.now = time
+            if machine is not None:
+                if machine.life != life:
+                    continue
+                if machine.frozen_until > time:
+                    self.at(machine.frozen_until + 1e-4, machine, act, *args)
+                    continue
+            act(*args)
+            if time > self.heals_at and self.liveness.is_reached():
+                break
+        self.invariants.at_end()
+        self.liveness.check()
+        return self
+
+    def _heal(self) -> None:
+        self.network.cut.clear()
+        self.note("healed", "")
+        self.liveness.begin()
+
+    def _fault(self, fault: faults.Fault) -> None:
+        self.covered[f"fault {fault.kind}"] += 1
+        self.note("FAULT", f"{fault.kind} {fault.args}")
+        faults.apply(self, fault)
+
+    # -- machines ------------------------------------------------------------------------------------------------------
+
+    def restart(self, peer: str, declared: bool = False) -> None:
+        """Start the process of a peer, if it does not run."""
+        machine = self.machines[peer]
+        if not machine.up:
+            self.note(peer, "starts, restored" if declared else "starts")
+            machine.start(declared)
+
+    def crash(self, machine: Machine, kind: str) -> None:
+        """End the process of a machine; after a while the others suspect it."""
+        if not machine.up:
+            return
+        self.covered[f"crash {kind}"] += 1
+        self.note(machine.peer, f"CRASHES, disk {kind}")
+        machine.stop(kind)
+        if kind == "wiped":
+            self.invariants.wiped(machine)
+        for other in sorted(self.machines):
+            self.at(self.now + self.random.uniform(0.3, 3.0), None, self.suspect, other, machine.peer)
+
+    def _end_coordinator(self) -> None:
+        machine = self.machines[COORDINATOR]
+        self.crash(machine, "kept")
+        machine.start = lambda declared=False: None  # type: ignore[method-assign]
+
+    def started(self, machine: Machine) -> None:
+        """Introduce a machine to the others: each finds the records of the rest."""
+        for other in sorted(self.machines):
+            if other != machine.peer and self.machines[other].up:
+                self.at(self.now + self.random.random() * 0.3, machine, machine.step, events.PeerUp(other))
+
+    def suspect(self, by: str, suspected: str, truly: bool = True) -> None:
+        """Let one peer's failure detector suspect another (`truly`: only if bytes of it do not come now)."""
+        observer = self.machines[by]
+        if by == suspected or not observer.up or suspected in observer.suspects:
+            return
+        if truly and self.reaches(suspected, by):
+            return
+        observer.suspects.add(suspected)
+        observer.step(events.PeerDown(suspected))
+
+    def reaches(self, source: str, target: str) -> bool:
+        """Whether bytes come from one peer to the other now."""
+        machine = self.machines[source]
+        return machine.up and machine.frozen_until <= self.now and not self.network.is_cut(source, target)
+
+    # -- what machines do ----------------------------------------------------------------------------------------------
+
+    def send(self, machine: Machine, target: str, message: say.Message) -> None:
+        """Send a message of a node; a liar says something else."""
+        liar = self.liars.get(machine.peer)
+        if liar is not None:
+            liar.send(target, message)
+            return
+        self.invariants.sent(machine, target, message)
+        self.transmit(machine.peer, target, message)
+
+    def transmit(self, source: str, target: str, message: say.Message) -> None:
+        """Bring a message to its target, or not."""
+        self.sends += 1
+        receiver = self.machines.get(target)
+        if receiver is None or self.network.is_cut(source, target):
+            return
+        for delay in self.network.delays(source, target, TAGS[type(message)], self.now):
+            self._count += 1
+            # Not bound to the present process: messages outlive a restart of the receiver.
+            heapq.heappush(
+                self._queue, (self.now + delay, self._count, None, 0, self._receive, (receiver, source, message))
+            )
+
+    def _receive(self, machine: Machine, source: str, message: say.Message) -> None:
+        if not machine.up:
+            return
+        if machine.frozen_until > self.now:
+            self.at(machine.frozen_until + 1e-4, machine, self._receive, machine, source, message)
+            return
+        self.covered[TAGS[type(message)]] += 1
+        liar = self.liars.get(machine.peer)
+        if liar is not None and not liar.hears(source, message):
+            return
+        if source in machine.suspects:
+            machine.suspects.discard(source)
+            machine.step(events.PeerUp(source))
+        if machine.is_coordinator:
+            self.invariants.coordinator_received(source, message)
+        machine.step(events.Received(source, message))
+
+    def committed(self, machine: Machine, action: actions.CommitHead) -> None:
+        head = action.head
+        self.note(
+            machine.peer, f"commits term {head.term} round {head.round} {names(head.hash)} after {names(head.previous)}"
+        )
+        if machine.is_honest:
+            self.invariants.committed(machine, action)
+
+    def told(self, machine: Machine, action: actions.Tell) -> None:
+        self.covered[f"tell {action.event}"] += 1
+        self.note(machine.peer, f"tells {action.event} {action.fields}")
+        if machine.is_coordinator:
+            self.liveness.told(action.event)
+
+    def accused(self, machine: Machine, action: actions.Accuse) -> None:
+        self.covered["accuse"] += 1
+        self.note(machine.peer, f"accuses {action.peer}: {action.reason}")
+        if machine.is_honest:
+            self.invariants.accused(machine, action)
+
+    def contribution(self, machine: Machine, body: Contribution) -> Contribution:
+        """Return what a peer says it has computed."""
+        liar = self.liars.get(machine.peer)
+        return liar.contribution(body) if liar is not None else body
+
+    def result(self, machine: Machine, key: bytes, index: int) -> bytes:
+        """Return the name of an owner's result."""
+        honest = self.tensors.merge(key, index)
+        liar = self.liars.get(machine.peer)
+        return liar.result(honest) if liar is not None else honest
+
+    # -- what happened -------------------------------------------------------------------------------------------------
+
+    def note(self, who: str, what: str) -> None:
+        """Write a line of the timeline."""
+        self.timeline.append(f"{self.now:7.2f} {who:>5} {what}")
+
+    def trace(self, machine: Machine, event: events.Event, todo: list[actions.Action]) -> None:
+        """Write all that a node took and did."""
+        self.timeline.append(f"{self.now!r} {machine.peer} {event!r} -> {todo!r}")
+
+    def broken(self, invariant: str, what: str) -> None:
+        """Say that an invariant does not hold."""
+        raise Broken(invariant, what)
+
+
+def names(value: bytes | Signed) -> str:
+    """Return a short name of a hash."""
+    return value.hex()[:6] if isinstance(value, bytes) else value.signer
