@@ -22,13 +22,14 @@ import psutil
 from tests.support.ports import free_port
 from tests.support.protocol_methods import REPOSITORY
 
+Clock = Literal["wall_s", "cpu_s"]
 FLOODS: Final = ("handshakes", "streams", "headers", "records", "pushes", "log_lines", "half_open")
-FLOOR_S: Final = 0.010  # a p99 below this is quick, whatever it was before
+FLOORS_S: Final[dict[Clock, float]] = {"wall_s": 0.01, "cpu_s": 0.05}
+"""A p99 below this is quick, whatever it was before. On a busy machine the caller reads the processor time late."""
 GROWTH_MAX: Final = 64 << 20
 FILES_MAX: Final = 10  # more than before
 TRIES: Final = 3  # what else runs on this machine may spoil one
 BACK_S: Final = 20.0
-Clock = Literal["wall_s", "cpu_s"]
 RUN_TOML: Final = """
 [run]
 name = "flooded"
@@ -169,6 +170,6 @@ def check_flood(scene: Scene, flood: str, quiet_s: float, flood_s: float, clock:
         assert scene.until(lambda: scene.victim.num_fds() <= files + FILES_MAX), "files stay open"
         tried.append((quiet, beside))
         print(f"{flood}: p99 {1e3 * quiet:.0f} ms, beside it {1e3 * beside:.0f} ms, {grown / 1e6:+.0f} MB")  # noqa: T201
-        if beside <= max(2 * quiet, FLOOR_S):
+        if beside <= max(2 * quiet, FLOORS_S[clock]):
             return
     raise AssertionError(f"p99 beside {flood}, in ms: {[(round(1e3 * a), round(1e3 * b)) for a, b in tried]}")

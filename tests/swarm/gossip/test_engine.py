@@ -281,7 +281,7 @@ async def test_a_proposal_ends_the_wait_for_the_first_peers(tmp_path: Path) -> N
         early, other, _ = peers
         early.others = lambda: {other.host.peer_id: PeerView(0)}  # type: ignore[method-assign]
         await run(*peers)
-    assert early.seen("gossip_met")
+    assert early.engine.replica.round > 0
 
 
 async def test_a_peer_stopped_in_a_step_has_a_whole_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

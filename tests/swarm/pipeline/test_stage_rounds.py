@@ -63,7 +63,7 @@ async def test_lost_worker_costs_no_commit(tmp_path: Path) -> None:
             scene.check(rounds)
 
 
-@pytest.mark.parametrize("gone", [False, True], ids=["stays", "is-gone"])
+@pytest.mark.parametrize("gone", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["stays", "is-gone"])
 async def test_stage_ahead_of_its_last_round_finishes(
     tmp_path: Path, gone: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,7 +151,7 @@ async def test_synchronous_batches_equal_one_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("stage", [0, 1])
+@pytest.mark.parametrize("stage", [pytest.param(0, marks=pytest.mark.soak), 1])
 async def test_synchronous_batches_survive_a_lost_worker(tmp_path: Path, stage: int) -> None:
     setting = Setting(2, AllReduceConfig(batch=BATCH), STEPS)
     async with scene_of(tmp_path, setting, [2, 2]) as scene:
