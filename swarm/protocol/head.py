@@ -64,7 +64,7 @@ class Head(msgspec.Struct, frozen=True):
     boot: Count = 0
     """The second part of the term: two starts of one number by two processes of the coordinator are two terms."""
     witness: Member | None = None
-    """The coordinator as a voter without weights (see `swarm.protocol.agreement.electorate`)."""
+    """The coordinator as a voter without weights (see `swarm.protocol.agreement.rules.electorate`)."""
     learners: Annotated[tuple[Learner, ...], msgspec.Meta(max_length=MEMBERS_MAX)] = ()
     absent: Annotated[tuple[Absence, ...], msgspec.Meta(max_length=MEMBERS_MAX)] = ()
     invites: Annotated[tuple[tuple[Name, Name], ...], msgspec.Meta(max_length=MEMBERS_MAX)] = ()
