@@ -125,7 +125,7 @@ class Liveness:
         if not honest:
             return False
         top = max(world.invariants.heads.values(), key=position)
-        if not top.members and len(honest) < setup.members:
+        if len(honest) < setup.members and not self._has_begun():
             return False  # the group waits for as many peers as it may begin with
         alive = {m.node.me for m in honest if m.node is not None}
         if setup.mode == "open":
@@ -138,6 +138,11 @@ class Liveness:
         staying = {m.node.me for m in honest if m.node is not None and not self._has_left(m)}
         holders = any(m.has(top.state_hash) for m in honest)
         return bool(top.members) and electorate.is_quorum(setup, top, staying) and holders
+
+    def _has_begun(self) -> bool:
+        """Return whether any live peer knows that the group has begun; else that is lost with a disk."""
+        nodes = [m.node for m in self._world.machines.values() if m.up and m.is_honest]
+        return any(node is not None and node.head.members for node in nodes)
 
     def _has_left(self, machine: Machine) -> bool:
         """Return whether a peer waits for the coordinator to end what it began: the start of a higher term."""

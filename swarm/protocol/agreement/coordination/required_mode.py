@@ -121,6 +121,8 @@ class RequiredCoordinator(Coordinator):
             return
         held = self.last_held(inquiry)
         if held is None:
+            reason = "no peer that answers holds a state of the run"
+            self.context.out.tell("regroup_failed", round=self.chain.head.round, reason=reason)
             return
         base, undoes = held
         if undoes and not self._may_undo(inquiry):
