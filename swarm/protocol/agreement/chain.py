@@ -258,7 +258,8 @@ class Chain:
         config = self._context.config
         peers = [member.peer for member in (*head.members, *self.head.members)]
         peers += [learner.member.peer for learner in head.learners]
-        holders = [peer for peer in dict.fromkeys(peers) if peer != config.peer]
+        peers += list(self._context.known)  # newcomers that wait for the next round hold it, too
+        holders = [peer for peer in dict.fromkeys(peers) if peer not in (config.peer, config.coordinator)]
         self._context.out.add(Fetch(head.state_hash, head, tuple(holders[:HOLDERS_MAX])))
 
     def adopt(self, path: Sequence[say.ChainLink]) -> None:
