@@ -71,10 +71,9 @@ def test_a_member_that_promises_to_a_later_leader_leads_no_attempt_of_its_own() 
     group.crash(dead.peer)
     prepare = say.PrepareMessage(head.hash, 2, position_of(head))
     waits = group.machines[mine.peer].node._height._turns
-    waits._followed[later] = 9  # it follows that leader no more before the turn is over
+    waits._given_up.update((mine, later))  # until all were tried
     group.event(mine.peer, events.Received(later.peer, prepare))
     assert waits.awaited == 0
-    waits._followed.clear()
     first = len(group.sent)
     group.event(mine.peer, events.PeerDown(dead.peer))
     group.run(0.5)
