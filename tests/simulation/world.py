@@ -22,6 +22,7 @@ from tests.simulation.setups import COORDINATOR, Setup
 from tests.simulation.signatures import Signatures
 from tests.simulation.tensors import GENESIS, Tensors
 
+FOUND_S = 0.5  # after which a peer that has started is found by the others
 TAGS = {kind: str(kind.__struct_config__.tag) for kind in say.Message.__args__}
 
 
@@ -144,10 +145,17 @@ class World:
         machine.start = lambda declared=False: None  # type: ignore[method-assign]
 
     def started(self, machine: Machine) -> None:
-        """Introduce a machine to the others: each finds the records of the rest."""
+        """Introduce a machine and the others to each other: each finds the records of the rest."""
         for other in sorted(self.machines):
             if other != machine.peer and self.machines[other].up:
                 self.at(self.now + self.random.random() * 0.3, machine, machine.step, events.PeerUp(other))
+                self.at(self.now + FOUND_S, self.machines[other], self._find, self.machines[other], machine)
+
+    def _find(self, machine: Machine, other: Machine) -> None:
+        """Let a peer that looks for others find one that has started."""
+        if self.reaches(other.peer, machine.peer):
+            machine.suspects.discard(other.peer)
+            machine.step(events.PeerUp(other.peer))
 
     def suspect(self, by: str, suspected: str, truly: bool = True) -> None:
         """Let one peer's failure detector suspect another (`truly`: only if bytes of it do not come now)."""
