@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from swarm.protocol.agreement import events
-from swarm.protocol.agreement.rules.acceptor import NEVER
 from swarm.protocol.head import Head
 from tests.simulation import electorate
 from tests.simulation.electorate import position
@@ -18,6 +17,10 @@ if TYPE_CHECKING:
 ROUNDS: Final = 2
 PERSON_S: Final = 8.0  # a person looks this often
 NOTICED: Final = 3  # looks in a row at which nothing has moved, after which a person acts without having been told
+JOIN_ROUNDS: Final = 8  # of one term, after which those that have asked are members
+FETCHES_PER_ROUND: Final = 2.5  # a peer that can fetch so many states in a round comes in for sure
+GIVES_TIME: Final = {"regroup_withdrawn", "regrouped"}
+"""The group goes on by itself, or in a new term: a person waits for a few looks, until called again."""
 CALLS: Final = {"quorum_lost", "coordinator_restored", "start_not_bound"}
 
 
@@ -28,11 +31,11 @@ class Liveness:
         self._world = world
         self._from: int | None = None
         self._checked_at = 0.0
-        self._reached = False
+        self._reached = self._goes_on = False
         self._told: set[str] = set()
         self._vain = 0
         self._seen = (0, 0, 0)
-        self._stood = 0
+        self._stood = self._looks_off = 0
         self._untold = False
 
     def begin(self) -> None:
@@ -42,12 +45,21 @@ class Liveness:
 
     def told(self, event: str) -> None:
         self._told.add(event)
+        if event == "regrouped":
+            self._told -= CALLS  # if the new term does not go on either, the coordinator must call again
+        if event in GIVES_TIME:
+            self._looks_off = NOTICED
+        elif event in CALLS:
+            self._looks_off = 0
 
     def _look(self) -> None:
         """Be the person: regroup where the coordinator asks for it."""
         world, coordinator = self._world, self._world.machines[COORDINATOR]
         world.at(world.now + PERSON_S, None, self._look)
         if not coordinator.up or coordinator.node is None:
+            return
+        if self._looks_off > 0:
+            self._looks_off -= 1
             return
         top = max((position(head) for head in self._heads()), default=(0, 0, 0))
         stands, self._seen = top == self._seen and top[0] > 0, top
@@ -77,19 +89,45 @@ class Liveness:
         if world.now - self._checked_at < 0.5:
             return False
         self._checked_at = world.now
-        heads = self._heads()
-        if self._from is None or not heads or world.now < world.heals_at + 3.5:
+        if self._from is None or not self._heads() or world.now < world.heals_at + 3.5:
+            return False
+        expected = self._expected()
+        heads = [m.node.head for m in expected if m.node is not None]
+        if not heads:
             return False
         rounds = [head.round for head in heads]
         together = max(rounds) - min(rounds) <= 1 and len({(head.term, head.boot) for head in heads}) == 1
-        self._reached = together and min(rounds) >= self._from + ROUNDS and self._have_joined(heads)
+        self._goes_on = together and min(rounds) >= self._from + ROUNDS
+        self._reached = self._goes_on and self._have_joined(expected)
         return self._reached
 
-    def _have_joined(self, heads: list[Head]) -> bool:
+    def _may_still_join(self) -> bool:
+        """Return whether newcomers of a group that goes on have had too few rounds of this term to become members: a
+        slow member's rounds take long."""
+        heads = self._world.invariants.heads.values()
+        top = max(heads, key=position)
+        began = [head.round for head in heads if (head.term, head.boot) == (top.term, top.boot)]
+        return self._goes_on and top.round - min(began) < JOIN_ROUNDS
+
+    def _expected(self) -> list[Machine]:
+        """Return the honest peers that must stand together. Not those that wait for a dead coordinator, nor peers
+        outside the group that take longer to fetch a state and to write it than the group takes for a round: no round
+        waits for them."""
+        coordinator, top = self._world.machines[COORDINATOR], max(self._heads(), key=position)
+        round_s = (self._world.now - self._world.heals_at) / max(1, top.round - (self._from or 0))
+        return [
+            m
+            for m in self._honest()
+            if m.node is not None
+            and (coordinator.up or not self._has_left(m))
+            and (m.node.me in top.members or FETCHES_PER_ROUND * (m.fetch_s + m.sync_s) < round_s)
+        ]
+
+    def _have_joined(self, expected: list[Machine]) -> bool:
         if not self._world.setup.must_join:
             return True
-        top = max(heads, key=position)
-        return all(m.node is None or m.node.me in top.members for m in self._honest())
+        top = max((m.node.head for m in expected if m.node is not None), key=position)
+        return all(m.node is None or m.node.me in top.members for m in expected)
 
     def check(self) -> None:
         """Raise if the group stands still although the rules promise that it goes on."""
@@ -97,7 +135,7 @@ class Liveness:
 
         if self._untold and not self._world.liars and self._is_promised():
             raise Broken("13 told", "the group stood still and no person was told")
-        if self._reached or not self._is_promised():
+        if self._reached or self._may_still_join() or not self._is_promised():
             return
         places = [f"{m.peer}:{position(m.node.head)}" for m in self._honest() if m.node is not None]
         raise Broken("13 liveness", f"{self._world.setup.calm_s:.0f} s after the last fault: {' '.join(places)}")
@@ -108,7 +146,7 @@ class Liveness:
         if not honest:
             return False
         top = max(world.invariants.heads.values(), key=position)
-        if not top.members and len(honest) < setup.members:
+        if len(honest) < setup.members and not self._has_begun():
             return False  # the group waits for as many peers as it may begin with
         alive = {m.node.me for m in honest if m.node is not None}
         if setup.mode == "open":
@@ -118,10 +156,15 @@ class Liveness:
             return setup.mode == "required" or len(honest) > 0
         if setup.mode == "required":
             return False
-        unfenced = {
-            m.node.me
-            for m in honest
-            if m.node is not None and not (m.node.head == top and m.node._height.instance.ballot.promised == NEVER)
-        }
+        staying = {m.node.me for m in honest if m.node is not None and not self._has_left(m)}
         holders = any(m.has(top.state_hash) for m in honest)
-        return bool(top.members) and electorate.is_quorum(setup, top, unfenced) and holders
+        return bool(top.members) and electorate.is_quorum(setup, top, staying) and holders
+
+    def _has_begun(self) -> bool:
+        """Return whether any live peer knows that the group has begun; else that is lost with a disk."""
+        nodes = [m.node for m in self._world.machines.values() if m.up and m.is_honest]
+        return any(node is not None and node.head.members for node in nodes)
+
+    def _has_left(self, machine: Machine) -> bool:
+        """Return whether a peer waits for the coordinator to end what it began: the start of a higher term."""
+        return machine.node is not None and machine.node.head.term < machine.node._context.left

@@ -9,7 +9,7 @@ from swarm.protocol.agreement import events
 from swarm.protocol.agreement import messages as say
 from swarm.protocol.agreement.actions import Action, CommitHead
 from swarm.protocol.agreement.applicants import Applicants
-from swarm.protocol.agreement.chain import Chain, position_of
+from swarm.protocol.agreement.chain import Chain
 from swarm.protocol.agreement.config import AgreementConfig
 from swarm.protocol.agreement.context import AgreementContext
 from swarm.protocol.agreement.coordination.coordinator import TIMER as ASK_TIMER
@@ -18,7 +18,8 @@ from swarm.protocol.agreement.coordination.required_mode import RequiredCoordina
 from swarm.protocol.agreement.coordination.witness_mode import WitnessCoordinator
 from swarm.protocol.agreement.early import EarlyMessages
 from swarm.protocol.agreement.records import BALLOT_KEY, IDENTITY_KEY, is_damaged
-from swarm.protocol.agreement.round import leader, turns
+from swarm.protocol.agreement.round import turns
+from swarm.protocol.agreement.round.attempt import TIMER as STEP_TIMER
 from swarm.protocol.agreement.round.height import Height
 from swarm.protocol.agreement.round.instance import Instance
 from swarm.protocol.agreement.rules import evidence
@@ -77,6 +78,11 @@ class AgreementNode:
         if not self._chain.is_voter(self._context.me):
             return "joining"
         return "leading" if self._height.leader.phase is not None else "training"
+
+    @property
+    def doubted(self) -> frozenset[str]:
+        """Peers that have claimed samples falsely in this round: the driver asks them no more (`events.Gathered`)."""
+        return self._height.leader.doubted
 
     def step(self, now: float, event: events.Event) -> list[Action]:
         """Take one event at time `now` (seconds of any clock that does not go back). Total and deterministic: it
@@ -143,6 +149,8 @@ class AgreementNode:
     def _enter(self, record: bytes | None) -> Height:
         """Return the parts for the round after the present head."""
         instance = Instance.load(self._chain.head, self._chain.hash, record)
+        if self._chain.head.term < self._context.left:
+            instance.leave()
         round_s = self._context.now - self._entered_at if self._started else 0.0
         self._entered_at = self._context.now
         return Height(self._context, self._chain, self._applicants, instance, round_s)
@@ -198,7 +206,7 @@ class AgreementNode:
             self._poll()
         elif id == turns.TIMER:
             self._height.turn()
-        elif id == leader.TIMER:
+        elif id == STEP_TIMER:
             self._height.leader.time()
         elif id == ASK_TIMER and self._coordinator is not None:
             self._coordinator.time()
@@ -257,10 +265,15 @@ class AgreementNode:
                 self._height.sealed()
             case say.ToldMessage():
                 if self._coordinator is not None:
-                    self._coordinator.told(peer, message)
-                    if message.position > position_of(self._chain.head):
+                    self._coordinator.shown(message.links)
+                    self._chain.learn(message.links)
+                    if message.position > self._chain.highest:  # it counts once its sender has shown that
                         self._idle.ask(peer)
+                    else:
+                        self._coordinator.told(peer, message)
             case say.StartMessage():
+                if self._coordinator is not None and peer == self._config.peer:
+                    self._coordinator.show_start(message)  # now, and not after the fence has been written
                 if self._config.mode != "required":
                     self._starts.start(message, self._height.instance, self._height.participant)
             case say.AckMessage():
@@ -292,7 +305,7 @@ class AgreementNode:
         self._chain.adopt(path)
         context.out.add(CommitHead(link.head, link, support))
         self._applicants.settle(link.head, before.leader.planned)
-        context.out.cancel_timer(leader.TIMER)
+        context.out.cancel_timer(STEP_TIMER)
         self._height = self._enter(None)
         if self._coordinator is not None:
             self._coordinator.committed()

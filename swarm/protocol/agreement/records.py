@@ -16,6 +16,7 @@ IDENTITY_KEY: Final = "identity"  # a voter's incarnation, as text
 BALLOT_KEY: Final = "ballot"
 FENCE_KEY: Final = "fence"
 COORDINATOR_KEY: Final = "coordinator"
+RESTORED_KEY: Final = "restored"  # of a coordinator that waits for a person: not empty
 LINK_KEY: Final = "link/"
 LINKS_KEPT: Final = 256  # heads that a node can prove to others, in memory and on disk
 
@@ -39,10 +40,12 @@ class BallotRecord(msgspec.Struct, frozen=True):
 
 
 class FenceRecord(msgspec.Struct, frozen=True):
-    """On disk: the lowest term whose start this voter may follow, and the one start that it acknowledged."""
+    """On disk: the lowest term whose start this voter may acknowledge, and the one start that it has acknowledged."""
 
     term: Count
     acked: Hash = b""
+    left: Count = 0
+    """The term of the last start that it has acknowledged: it takes part in no lower one any more."""
 
 
 class CoordinatorRecord(msgspec.Struct, frozen=True):

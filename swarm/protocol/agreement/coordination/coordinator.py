@@ -21,6 +21,7 @@ from swarm.protocol.agreement import messages as say
 from swarm.protocol.agreement.applicants import Applicants
 from swarm.protocol.agreement.chain import Chain, position_of
 from swarm.protocol.agreement.context import AgreementContext
+from swarm.protocol.agreement.records import RESTORED_KEY
 from swarm.protocol.agreement.rules import evidence
 from swarm.protocol.head import Head, Member
 
@@ -65,9 +66,17 @@ class Coordinator(ABC):
         """Take over what the disk holds, and this process's boot id."""
         self.boot = int.from_bytes(blake3(event.session.encode()).digest()[:5], "big")
         self.began_at = self.committed_at = self.context.now
-        self.context.mute = event.restored
+        self.context.mute = bool(event.records.get(RESTORED_KEY))
         if event.restored:
+            self.set_mute(True)
+        if self.context.mute:
             self.context.out.tell("coordinator_restored")
+
+    def set_mute(self, mute: bool) -> None:
+        """Wait for a person, or go on because of one. A restart in between changes nothing."""
+        if mute != self.context.mute:
+            self.context.mute = mute
+            self.context.out.persist(RESTORED_KEY, b"1" if mute else b"")
 
     # -- what it hears -------------------------------------------------------------------------------------------------
 
@@ -86,7 +95,7 @@ class Coordinator(ABC):
         return {member for member, at in self._heard.items() if self.context.now - at <= seconds}
 
     def told(self, peer: str, message: say.ToldMessage) -> None:
-        """Take the answer to the present question; the node asks for the sender's chain where it is higher."""
+        """Take an answer to the present question, by a peer that stands no higher than what this node knows."""
         if message.voter.peer != peer:
             raise ProtocolViolation("an answer to the coordinator names another peer than its sender")
         self._heard[message.voter] = self.context.now
@@ -161,10 +170,16 @@ class Coordinator(ABC):
             if self.chain.head.members:
                 self.decide(inquiry)
                 return
-            # There is nothing to go on from: the group begins by itself, once enough peers wait for it.
-            if len(self.state_holders(inquiry, self.chain.head.state_hash)) >= self._members_least:
-                self.context.mute = False  # so many stand at the beginning, too
-            self.context.out.tell("regroup_failed", round=0, reason="the group has not begun")
+            if self._may_begin(len(self.state_holders(inquiry, self.chain.head.state_hash))):
+                self.set_mute(False)  # so many stand at the beginning, too
+            self.not_begun()
+
+    def not_begun(self) -> None:
+        """Tell a person that there is nothing to go on from: the group begins once enough peers wait."""
+        self.context.out.tell("regroup_failed", round=0, reason="the group has not begun")
+
+    def show_start(self, message: say.StartMessage) -> None:  # noqa: B027 - a required one commits it first
+        """Show a start of this node's own to its members, now that it is on disk, if it still is the right one."""
 
     @abstractmethod
     def poll(self) -> None:
@@ -185,12 +200,13 @@ class Coordinator(ABC):
         if self.chain.head.members or self.context.mute:
             return ()
         waiting = tuple(self.applicants.first())[: self.context.config.max_peers]
-        return waiting if len(waiting) >= self._members_least else ()
+        return waiting if self._may_begin(len(waiting)) else ()
 
-    @property
-    def _members_least(self) -> int:
-        """With how many members the group may begin."""
-        return max(self.context.config.min_peers, self.context.electorate.members_min)
+    def _may_begin(self, waiting: int) -> bool:
+        """Return whether the group may begin with so many members."""
+        said = self.context.work.may_begin(waiting) if waiting else False
+        enough = waiting >= self.context.config.min_peers if said is None else said
+        return enough and waiting >= self.context.electorate.members_min
 
     def start_of(
         self, base: Head, base_hash: bytes, term: int, members: Iterable[Member], undoes: Collection[bytes] = ()

@@ -39,8 +39,8 @@ class Participant:
 
     @property
     def votes(self) -> bool:
-        """Whether this node is a voter here."""
-        return self._chain.is_voter(self._context.me)
+        """Whether this node is a voter here, and has not left this term."""
+        return self._chain.is_voter(self._context.me) and self._instance.head.term >= self._context.left
 
     def set_ballot(self, ballot: Ballot) -> None:
         """Change the promise or vote; what is sent from now on waits until it is on disk."""
@@ -101,7 +101,8 @@ class Participant:
         if order.attempt < instance.ballot.promised:
             return
         plan = self._succession.plan(order.plan, instance.head, instance.hash, order.attempt)
-        seconds = plan.deadline_s + context.work.exchange_s(instance.head) + self._turns.turn_s
+        seconds = plan.deadline_s + context.config.finish_s  # until the roster
+        seconds += context.work.exchange_s(instance.head) + self._turns.turn_s
         self._turns.extend(leader_of(instance.head, instance.hash, order.attempt), order.attempt, "plan", seconds)
         mine = instance.signed_plan
         if mine is not None and instance.plan is not None and instance.plan.hash != plan.hash:
