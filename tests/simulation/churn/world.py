@@ -1,0 +1,199 @@
+"""Hours of one group whose machines fail and are repaired at random times, on an ordinary network."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Final
+
+from swarm.protocol.agreement import actions
+from swarm.protocol.agreement.config import AgreementConfig, Mode
+from swarm.protocol.agreement.scheduled_work import ScheduledWork
+from tests.simulation.churn.person import Person
+from tests.simulation.electorate import position
+from tests.simulation.machine import Machine
+from tests.simulation.setups import COORDINATOR, Setup
+from tests.simulation.tensors import GENESIS, SCHEDULE, SLICES
+from tests.simulation.world import World
+
+ROUND_S: Final = 10.0
+TRAIN_S: Final = 9.6  # a round of a quiet group then takes ROUND_S
+TRAIN_SPREAD: Final = 0.005
+COMPUTE_MAX_S: Final = 60.0  # after which any round's training ends
+FIRST_S: Final = 30.0  # without failures, for the group to begin
+NO_FAULTS: Final = range(1000)  # of those that a short schedule draws
+HEADS_KEPT: Final = 600  # twice as many as a node keeps, and more than are committed while any machine is away
+NOTES_KEPT: Final = 2000
+
+WORK: Final = ScheduledWork(
+    replace(SCHEDULE, compute_s_max=COMPUTE_MAX_S), slices_of=lambda head: SLICES, exchange_s_of=lambda head: 4.0
+)
+
+
+@dataclass(frozen=True)
+class Churn:
+    """How machines fail and what people do. Times are in seconds; those between events are exponential."""
+
+    members: int
+    mode: Mode
+    coordinator_down: float
+    """The share of the time in which the coordinator is away."""
+    disks_lost: float
+    """The share of the members' repairs that bring another disk. The coordinator keeps its disk."""
+    person_s: float = 7200.0
+    """A person acts so long after being told that the group cannot go on."""
+    undo_s: float = 100.0
+    """`AgreementConfig.undo_s`."""
+    fails_s: float = 600.0
+    """Mean time of a member between a repair and the next failure."""
+    repair_s: float = 120.0
+    """Mean time of any repair."""
+
+    def up_s(self, peer: str) -> float:
+        """Return the mean time between a repair of this peer and its next failure."""
+        if peer != COORDINATOR:
+            return self.fails_s
+        return self.repair_s * (1 - self.coordinator_down) / self.coordinator_down if self.coordinator_down else math.inf
+
+
+@dataclass(frozen=True)
+class Availability:
+    """What one schedule of churn came to."""
+
+    seconds: float
+    rounds: int
+    """Committed rounds in the history that leads to the last head: those that were taken back are not in it."""
+    undone: int
+    """Committed rounds that are not in it."""
+    starts: int
+    """Terms that the coordinator has started after the first one."""
+    undoing: int
+    """Those of them that took certified rounds back."""
+    calls: int
+    """`peer regroup` by the person."""
+    untold: int
+    """Standstills of which nobody was told."""
+    longest_s: float
+    """The longest time without a commit."""
+
+    @property
+    def progress(self) -> float:
+        """The share of the time that made progress: rounds that stay, times the length of a round without faults."""
+        return self.rounds * ROUND_S / self.seconds
+
+
+class ChurnWorld(World):
+    """A world whose failures come from `Churn`. The same seed gives both modes the same failures."""
+
+    def __init__(self, churn: Churn, seed: int) -> None:
+        self.churn = churn
+        name = f"{churn.mode}{churn.members}-churn"
+        super().__init__(Setup(name, churn.members, churn.mode, faults_s=0.0), seed, without=NO_FAULTS)
+        self.work = WORK
+        self.person = Person(self, churn.person_s)
+        self.told_of: Counter[str] = Counter()
+        self.committed_rounds = self.starts = self.undoing = 0
+        self.top = GENESIS
+        self.went_on_at = self.longest_s = 0.0
+        self._up_since: dict[str, float] = {}
+        self._failures = {peer: Random(f"churn {seed} {peer}") for peer in self.machines}
+        for peer, machine in self.machines.items():
+            machine.train_s, machine.train_spread = TRAIN_S, TRAIN_SPREAD
+            self._fail_later(peer, FIRST_S)
+
+    def _config(self, peer: str) -> AgreementConfig:
+        """Return the times of real use: the defaults."""
+        return AgreementConfig(
+            genesis=GENESIS,
+            peer=peer,
+            coordinator=COORDINATOR,
+            mode=self.setup.mode,
+            min_peers=self.setup.members,
+            max_peers=self.setup.members + 4,
+            undo_s=self.churn.undo_s,
+        )
+
+    def _is_over(self) -> bool:
+        return False
+
+    # -- failures ------------------------------------------------------------------------------------------------------
+
+    def _fail_later(self, peer: str, after_s: float = 0.0) -> None:
+        up_s = self.churn.up_s(peer)
+        if up_s < math.inf:
+            self.at(self.now + after_s + self._failures[peer].expovariate(1 / up_s), None, self._fail, peer)
+
+    def _fail(self, peer: str) -> None:
+        random = self._failures[peer]
+        lost = random.random() < self.churn.disks_lost and peer != COORDINATOR
+        self.crash(self.machines[peer], "wiped" if lost else random.choice(("kept", "unsynced", "prefix")))
+        self.at(self.now + random.expovariate(1 / self.churn.repair_s), None, self._repair, peer)
+
+    def _repair(self, peer: str) -> None:
+        self.restart(peer)
+        self._fail_later(peer)
+
+    def restart(self, peer: str, declared: bool = False) -> None:
+        super().restart(peer, declared)
+        self._up_since[peer] = self.now
+
+    def up_since(self, peer: str) -> float:
+        """Return when the process of a peer began; infinity if it does not run."""
+        return self._up_since.get(peer, math.inf) if self.machines[peer].up else math.inf
+
+    # -- what happens --------------------------------------------------------------------------------------------------
+
+    def committed(self, machine: Machine, action: actions.CommitHead) -> None:
+        head = action.head
+        is_new = head.hash not in self.invariants.heads
+        super().committed(machine, action)
+        if position(head) > position(self.top):
+            self.top = head
+        if is_new and head.attempt >= 0:
+            self.committed_rounds += 1
+            self.longest_s = max(self.longest_s, self.now - self.went_on_at)
+            self.went_on_at = self.now
+            self.person.went_on()
+            if len(self.invariants.heads) > 2 * HEADS_KEPT:
+                self._forget()
+
+    def told(self, machine: Machine, action: actions.Tell) -> None:
+        super().told(machine, action)
+        self.told_of[action.event] += 1
+        if machine.is_coordinator:
+            self.person.told(action.event)
+        if action.event == "regrouped" and self.top.members:
+            self.starts += 1
+            self.undoing += bool(action.fields["undone"])
+
+    def _forget(self) -> None:
+        self.invariants.forget(HEADS_KEPT)
+        self.signatures.forget()
+        machines = self.machines.values()
+        held = {state for m in machines for state in (m.committed, m.candidate, m.disk.synced.voted)}
+        self.tensors.forget(held | {state for m in machines for state in m.disk.synced.committed}, 2 * HEADS_KEPT)
+
+    def note(self, who: str, what: str) -> None:
+        super().note(who, what)
+        if len(self.timeline) > 2 * NOTES_KEPT:
+            del self.timeline[:-NOTES_KEPT]
+
+    # -- the whole -----------------------------------------------------------------------------------------------------
+
+    def measure(self, seconds: float) -> Availability:
+        """Run the schedule for so long and return what it came to. Raises `Broken`."""
+        self.advance(seconds)
+        self.now = seconds
+        self.invariants.at_end()
+        return Availability(
+            seconds=seconds,
+            rounds=self.top.round,
+            undone=self.committed_rounds - self.top.round,
+            starts=self.starts,
+            undoing=self.undoing,
+            calls=self.person.tries,
+            untold=self.person.untold,
+            longest_s=max(self.longest_s, seconds - self.went_on_at),
+        )
