@@ -95,10 +95,8 @@ class World:
     def advance(self, until: float) -> None:
         """Do all that is due until that time, or until nothing more is of interest."""
         queue = self._queue
-        while queue:
+        while queue and queue[0][0] <= until:
             time, _, machine, life, act, args = heapq.heappop(queue)
-            if time > until:
-                return
             self.now = time
             if machine is not None:
                 if machine.life != life:
