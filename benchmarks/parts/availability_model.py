@@ -1,8 +1,8 @@
 """What the executable model of the agreement's design said of availability, before there was code.
 
-Its source is the design's reference `agreement_model.md`, part 2, section 3: a simulation in steps of one round, without
-messages, of 3 seeds x 500,000 s a cell, with a spread of 1 point where disks are kept, and up to 5 in `witness` mode
-with 2 or 3 members where 20 % are lost. It counts a round that is committed and later taken back.
+Its source is the design's reference `agreement_model.md`, part 2, section 3: a simulation in steps of one round,
+without messages, of 3 seeds x 500,000 s a cell, with a spread of 1 point where disks are kept, and up to 5 in `witness`
+mode with 2 or 3 members where 20 % are lost. It counts a round that is committed and later taken back.
 """
 
 from __future__ import annotations

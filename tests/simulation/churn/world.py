@@ -55,7 +55,8 @@ class Churn:
         """Return the mean time between a repair of this peer and its next failure."""
         if peer != COORDINATOR:
             return self.fails_s
-        return self.repair_s * (1 - self.coordinator_down) / self.coordinator_down if self.coordinator_down else math.inf
+        down = self.coordinator_down
+        return self.repair_s * (1 - down) / down if down else math.inf
 
 
 @dataclass(frozen=True)
