@@ -263,8 +263,8 @@ def availability(figures: Figures) -> str:
     hours = sum(cell["seconds"] for cell in cells) / 3600
     untold = sum(cell["untold"] for cell in cells)
     return (
-        f"The real core in virtual time; in {hours:,.0f} h of groups no safety invariant broke, and {untold} standstills"
-        " were told to nobody. Members fail after 600 s and are repaired after 120 s, as W (the coordinator) is; times"
+        f"The real core in virtual time: in {hours:,.0f} h of groups no safety invariant broke, and nobody was told of"
+        f" {untold} standstills. Members fail after 600 s and are repaired after 120 s, as W (the coordinator) is; times"
         f" are exponential. Percent of the time: committed rounds x {figures['round_s']:g} s, ± the standard error over"
         f" windows of {figures['window_s']:,.0f} s. Those that stay were not taken back by the end. In `witness` mode a"
         " person acts 2 h or 10 min after being told, with `--undo` where asked for; in `required` mode `undo_s` is"
