@@ -6,7 +6,8 @@ The real core (`swarm/protocol/agreement`) in the simulator of `tests/simulation
 invariants checked at every step. Members fail after 600 s and are repaired after 120 s, the coordinator is away 10, 1
 or 0.1 % of the time (repaired after 120 s too), all exponential; 0 or 20 % of the members' repairs bring another disk.
 A person acts 2 h (or 10 min) after the coordinator has told that the group cannot go on: `peer regroup` every 30 s
-until a round is committed, with `--undo` where it was asked for. `undo_s` is 100 s and all other times are the defaults
+until a round is committed, with `--undo` where it was asked for; after ten minutes of that the run is lost and another
+one begins. `undo_s` is 100 s and all other times are the defaults
 (`poll_s` 1 s, a lost quorum after three rounds). Training takes 9.6 s, so a round without faults takes 9.9 to 10.1 s.
 
 Progress is committed rounds x 10 s / time, as the model counts. A second figure tells what stays: rounds in the history
@@ -31,7 +32,8 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.common.options import RESULTS, add_json, write_results  # noqa: E402
 from benchmarks.parts import availability_cells as table  # noqa: E402
-from tests.simulation.churn.world import WINDOW_S, Availability, Churn, ChurnWorld  # noqa: E402
+from tests.simulation.churn.measure import WINDOW_S, Availability, LongSchedule  # noqa: E402
+from tests.simulation.churn.world import Churn  # noqa: E402
 from tests.simulation.invariants import Broken  # noqa: E402
 
 MEMBERS = (2, 3, 4, 5, 8)
@@ -41,12 +43,12 @@ TIMELINE = 40  # lines shown of a schedule that breaks an invariant
 def measure(key: table.Key, seed: int, seconds: float) -> Availability:
     """Run one schedule. Raises `Broken` after telling how it came to that."""
     mode, members, down, lost, person_s = key
-    world = ChurnWorld(Churn(members, mode, down, lost, person_s), seed)  # type: ignore[arg-type]
+    schedule = LongSchedule(Churn(members, mode, down, lost, person_s), seed)  # type: ignore[arg-type]
     try:
-        return world.measure(seconds)
+        return schedule.measure(seconds)
     except Broken:
-        print("\n".join(world.timeline[-TIMELINE:]))
-        print(f"BROKEN: {key}, seed {seed}, {seconds:.0f} s, at {world.now:.1f} s")
+        print("\n".join(schedule.world.timeline[-TIMELINE:]))
+        print(f"BROKEN: {key}, seed {schedule.world.seed}, {seconds:.0f} s, at {schedule.world.now:.1f} s")
         raise
 
 
@@ -57,7 +59,7 @@ def add(cell: table.Cell, found: Availability) -> None:
     cell["windows"] += len(found.committed)
     cell["committed"] += sum(found.committed)
     cell["squares"] += sum(count * count for count in found.committed)
-    for name in ("kept", "starts", "undoing", "calls", "untold"):
+    for name in ("kept", "starts", "undoing", "calls", "untold", "lost_runs"):
         cell[name] += getattr(found, name)
     cell["longest_s"] = round(max(cell["longest_s"], found.longest_s), 1)
 

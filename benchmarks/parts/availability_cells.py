@@ -35,7 +35,7 @@ def key_of(cell: Cell) -> Key:
 
 def empty(key: Key) -> Cell:
     """Return a cell without a schedule."""
-    sums = ("seconds", "windows", "committed", "squares", "kept", "starts", "undoing", "calls", "untold")
+    sums = ("seconds", "windows", "committed", "squares", "kept", "starts", "undoing", "calls", "untold", "lost_runs")
     return {
         **dict(zip(("mode", "members", "down", "lost", "person_s"), key, strict=True)),
         "seeds": 0,
@@ -80,6 +80,7 @@ HEAD: Final = (
     "model 10 / 30 s",
     "starts a day (undoing)",
     "model",
+    "runs lost a day",
 )
 
 
@@ -111,6 +112,7 @@ def _line(row: Modelled, witness: Cell | None, soon: Cell | None, required: Cell
         f"{row.required:.1f} / {row.required_30:.1f}",
         f"{a_day(required, 'starts'):.0f} ({a_day(required, 'undoing'):.1f})" if required else "",
         f"{row.starts:.0f} ({row.undoing:.1f})",
+        " / ".join(f"{a_day(cell, 'lost_runs'):.1f}" for cell in (witness, soon, required) if cell),
     ]
 
 

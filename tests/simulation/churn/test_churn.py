@@ -6,13 +6,14 @@ import pytest
 
 from swarm.protocol.agreement.config import Mode
 from tests.simulation.churn import world
-from tests.simulation.churn.world import Availability, Churn, ChurnWorld
+from tests.simulation.churn.measure import Availability, LongSchedule
+from tests.simulation.churn.world import Churn
 
 MODES: tuple[Mode, ...] = ("witness", "required")
 
 
 def _measured(churn: Churn, seed: int, seconds: float) -> Availability:
-    return ChurnWorld(churn, seed).measure(seconds)
+    return LongSchedule(churn, seed).measure(seconds)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -33,10 +34,16 @@ def test_a_person_ends_what_the_coordinator_calls_for() -> None:
     assert found.calls and found.starts and sum(found.committed) > 100
 
 
+def test_a_run_that_no_disk_can_bring_back_is_given_up() -> None:
+    churn = Churn(1, "witness", coordinator_down=0.0, disks_lost=1.0, person_s=60.0, fails_s=2900.0)
+    found = _measured(churn, 1, 12_000.0)
+    assert found.lost_runs and found.kept < sum(found.committed)
+
+
 def test_what_is_forgotten_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     churn = Churn(2, "required", coordinator_down=0.01, disks_lost=0.0)
     whole = _measured(churn, 1, 2000.0)
     monkeypatch.setattr(world, "HEADS_KEPT", 60)
-    small = ChurnWorld(churn, 1)
+    small = LongSchedule(churn, 1)
     assert small.measure(2000.0) == whole
-    assert len(small.invariants.heads) < sum(whole.committed)
+    assert len(small.world.invariants.heads) < sum(whole.committed)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Final
@@ -25,7 +24,6 @@ FIRST_S: Final = 30.0  # without failures, for the group to begin
 NO_FAULTS: Final = range(1000)  # of those that a short schedule draws
 HEADS_KEPT: Final = 600  # twice as many as a node keeps, and more than are committed while any machine is away
 NOTES_KEPT: Final = 2000
-WINDOW_S: Final = 10_000.0  # of which each counts by itself, to know how much they differ
 
 WORK: Final = ScheduledWork(
     replace(SCHEDULE, compute_s_max=COMPUTE_MAX_S), slices_of=lambda head: SLICES, exchange_s_of=lambda head: 4.0
@@ -59,27 +57,6 @@ class Churn:
         return self.repair_s * (1 - down) / down if down else math.inf
 
 
-@dataclass(frozen=True)
-class Availability:
-    """What one schedule of churn came to."""
-
-    seconds: float
-    committed: tuple[int, ...]
-    """Rounds committed in each window of `WINDOW_S`, and in what is left of the last one."""
-    kept: int
-    """Of all these, the rounds in the history that leads to the last head: what was taken back is not in it."""
-    starts: int
-    """Terms that the coordinator has started after the first one."""
-    undoing: int
-    """Those of them that took certified rounds back."""
-    calls: int
-    """`peer regroup`, by the person."""
-    untold: int
-    """Standstills of which nobody was told."""
-    longest_s: float
-    """The longest time without a commit."""
-
-
 class ChurnWorld(World):
     """A world whose failures come from `Churn`. The same seed gives both modes the same failures."""
 
@@ -89,10 +66,11 @@ class ChurnWorld(World):
         super().__init__(Setup(name, churn.members, churn.mode, faults_s=0.0), seed, without=NO_FAULTS)
         self.work = WORK
         self.person = Person(self, churn.person_s)
-        self.told_of: Counter[str] = Counter()
-        self.committed_rounds = self.starts = self.undoing = 0
+        self.committed_at: list[float] = []
+        """When each round was committed first."""
+        self.starts = self.undoing = 0
+        """Terms that the coordinator has started after the first one, and those that took certified rounds back."""
         self.top = GENESIS
-        self.went_on_at = self.longest_s = 0.0
         self._up_since: dict[str, float] = {}
         self._failures = {peer: Random(f"churn of {churn.members}, {seed}: {peer}") for peer in self.machines}
         for peer, machine in self.machines.items():
@@ -112,7 +90,7 @@ class ChurnWorld(World):
         )
 
     def _is_over(self) -> bool:
-        return False
+        return self.person.has_given_up
 
     # -- failures ------------------------------------------------------------------------------------------------------
 
@@ -148,16 +126,13 @@ class ChurnWorld(World):
         if position(head) > position(self.top):
             self.top = head
         if is_new and head.attempt >= 0:
-            self.committed_rounds += 1
-            self.longest_s = max(self.longest_s, self.now - self.went_on_at)
-            self.went_on_at = self.now
+            self.committed_at.append(self.now)
             self.person.went_on()
             if len(self.invariants.heads) > 2 * HEADS_KEPT:
                 self._forget()
 
     def told(self, machine: Machine, action: actions.Tell) -> None:
         super().told(machine, action)
-        self.told_of[action.event] += 1
         if machine.is_coordinator:
             self.person.told(action.event)
         if action.event == "regrouped" and self.top.members:
@@ -175,25 +150,3 @@ class ChurnWorld(World):
         super().note(who, what)
         if len(self.timeline) > 2 * NOTES_KEPT:
             del self.timeline[:-NOTES_KEPT]
-
-    # -- the whole -----------------------------------------------------------------------------------------------------
-
-    def measure(self, seconds: float) -> Availability:
-        """Run the schedule for so long and return what it came to. Raises `Broken`."""
-        committed: list[int] = []
-        while self.now < seconds:
-            until = min(self.now + WINDOW_S, seconds)
-            self.advance(until)
-            self.now = until
-            committed.append(self.committed_rounds - sum(committed))
-        self.invariants.at_end()
-        return Availability(
-            seconds=seconds,
-            committed=tuple(committed),
-            kept=self.top.round,
-            starts=self.starts,
-            undoing=self.undoing,
-            calls=self.person.tries,
-            untold=self.person.untold,
-            longest_s=max(self.longest_s, seconds - self.went_on_at),
-        )
