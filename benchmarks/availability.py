@@ -110,6 +110,7 @@ def main() -> int:
             found = done.get((seed, key[:-1]))
             if key[-1] != table.SOON_S or found is None or found.longest_s > table.SOON_S:
                 found = measure(key, seed, options.seconds)  # else nobody could act sooner: it is the same schedule
+            gc.collect()  # a world is full of cycles
             done[seed, key[:-1]] = found
             add(cell, found)
         except Broken as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
@@ -46,29 +47,30 @@ class LongSchedule:
 
     def measure(self, seconds: float) -> Availability:
         """Run the schedule for so long and return what it came to. Raises `Broken`."""
-        worlds, commits = [self.world], [0.0]
-        began = 0.0
+        began, commits, sums = 0.0, [0.0], Counter[str]()
         while True:
             world = self.world
             world.advance(seconds - began)
-            commits += [began + at for at in world.committed_at]
             world.invariants.at_end()
+            commits += [began + at for at in world.committed_at]
+            sums.update(starts=world.starts, undoing=world.undoing)
+            sums.update(calls=world.person.tries, untold=world.person.untold)
             if not world.person.has_given_up:
                 break
+            sums["lost_runs"] += 1
             began += world.now
-            self.world = ChurnWorld(self._churn, self._seed + RUNS_MAX * len(worlds))
-            worlds.append(self.world)
+            self.world = ChurnWorld(self._churn, self._seed + RUNS_MAX * sums["lost_runs"])
         windows = [0] * -int(-seconds // WINDOW_S)
         for at in commits[1:]:
             windows[min(int(at // WINDOW_S), len(windows) - 1)] += 1
         return Availability(
             seconds=seconds,
             committed=tuple(windows),
-            kept=worlds[-1].top.round,
-            starts=sum(world.starts for world in worlds),
-            undoing=sum(world.undoing for world in worlds),
-            calls=sum(world.person.tries for world in worlds),
-            untold=sum(world.person.untold for world in worlds),
-            lost_runs=len(worlds) - 1,
+            kept=self.world.top.round,
+            starts=sums["starts"],
+            undoing=sums["undoing"],
+            calls=sums["calls"],
+            untold=sums["untold"],
+            lost_runs=sums["lost_runs"],
             longest_s=max(after - before for before, after in pairwise([*commits, seconds])),
         )
