@@ -198,8 +198,10 @@ class Chain:
         return True
 
     def _is_vouched_for(self, link: say.ChainLink) -> bool:
-        """Return whether the coordinator itself has completed this certificate: it has checked all that was before."""
-        if self._context.config.mode != "required":
+        """Return whether the coordinator itself has completed this certificate: it has checked all that was before.
+
+        The coordinator asks for what was before: it may have to go back to that."""
+        if self._context.config.mode != "required" or self._context.config.is_coordinator:
             return False
         for signed in link.votes:
             if signed.signer == self._context.config.coordinator:
@@ -256,7 +258,8 @@ class Chain:
         config = self._context.config
         peers = [member.peer for member in (*head.members, *self.head.members)]
         peers += [learner.member.peer for learner in head.learners]
-        holders = [peer for peer in dict.fromkeys(peers) if peer != config.peer]
+        peers += list(self._context.known)  # newcomers that wait for the next round hold it, too
+        holders = [peer for peer in dict.fromkeys(peers) if peer not in (config.peer, config.coordinator)]
         self._context.out.add(Fetch(head.state_hash, head, tuple(holders[:HOLDERS_MAX])))
 
     def adopt(self, path: Sequence[say.ChainLink]) -> None:

@@ -65,9 +65,10 @@ class Turns:
         """Return whether the present leader's time is over, or it is down."""
         return self._context.now >= self._until or self.leader.peer in self._context.down
 
-    def expire(self) -> bool:
-        """Give up the present leader and wait for the next one. Return whether that is this node."""
-        self._given_up.add(self.leader)
+    def expire(self) -> None:
+        """Give up the present leader and wait for the next one."""
+        if self.leader.peer not in self._context.down:  # else it is skipped while it is down, and may come back
+            self._given_up.add(self.leader)
         self._expired += 1
         self.awaited = max(self.awaited, self._promised) + 1
         self._skip_down()
@@ -80,7 +81,6 @@ class Turns:
             self._extended.clear()
         self._wait(self.turn_s)
         self._announce()
-        return self.leader == self._context.me
 
     @property
     def latest(self) -> int:
@@ -137,7 +137,7 @@ class Turns:
             return False
         if leader_of(head, self._instance.hash, attempt) in self._given_up:
             return False
-        if followed > self._expired // len(head.members):
+        if followed > self._expired:
             return False
         self._followed[voter] = followed + 1
         self.awaited = attempt

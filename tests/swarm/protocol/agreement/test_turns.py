@@ -1,0 +1,82 @@
+"""Whose turn it is: leaders that come back, voters that wait for different leaders, slow networks."""
+
+from __future__ import annotations
+
+from swarm.protocol.agreement import events
+from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement.chain import position_of
+from swarm.protocol.agreement.rules.electorate import attempt_of, leader_of
+from tests.swarm.protocol.agreement.group import GroupOfNodes
+
+
+def test_turns_grow_to_the_time_that_a_slow_network_takes() -> None:
+    """A leader's call takes longer than a turn. With turns of one length each leader would be given up before the
+    others hear of it, for ever."""
+    group = GroupOfNodes("ABC", attempt_s=1.0, attempt_max_s=8.0, grace_s=3.0)
+    group.run_to(1)
+    group.delay_s = 1.3
+    head = group.head("A")
+    group.crash(leader_of(head, head.hash, 0).peer)
+    alive = "".join(peer for peer in "ABC" if group.machines[peer].up)
+    group.run(120.0, lambda: all(group.round(peer) > head.round + 1 for peer in alive))
+    assert all(group.round(peer) > head.round + 1 for peer in alive)
+
+
+def test_a_leader_that_was_down_is_waited_for_again() -> None:
+    """Of five members two are gone for good. One that restarted had been given up while it was down, and was passed
+    over until all others had had a turn."""
+    group = GroupOfNodes("ABCDE")
+    group.run_to(1)
+    head = group.head("A")
+    first = leader_of(head, head.hash, 0)
+    others = sorted(set("ABCDE") - {first.peer})
+    group.crash(first.peer)
+    for peer in others:
+        group.event(peer, events.PeerDown(first.peer))
+        assert group.machines[peer].node._height._turns.leader != first
+    group.start(first.peer)
+    for peer in others:
+        group.event(peer, events.PeerUp(first.peer))
+        assert first not in group.machines[peer].node._height._turns._given_up
+
+
+def test_a_voters_word_moves_another_one_once_a_turn() -> None:
+    """It moved another one once in as many turns as there are members: where two of five were gone, the other three
+    waited for different leaders while their turns grew. A liar gains no more by it than a turn a turn, since a leader
+    given up is not followed before the others were tried."""
+    group = GroupOfNodes("ABCDE")
+    group.run_to(1)
+    head = group.head("A")
+    dead = leader_of(head, head.hash, 0)
+    group.crash(dead.peer)
+    me, voter = [member for member in head.members if member != dead][:2]
+    waits = group.machines[me.peer].node._height._turns
+    moved = []
+    for _turn in range(3):
+        for _ in range(2):
+            later = attempt_of(head, head.hash, voter, waits.latest + 1)
+            waits._given_up.discard(voter)
+            moved.append(waits.heard(voter, later))
+        waits.expire()
+    assert moved == [True, False] * 3
+
+
+def test_a_member_that_promises_to_a_later_leader_leads_no_attempt_of_its_own() -> None:
+    """When its turn came it first answered a leader that had to wait, and then took the promise back by leading."""
+    group = GroupOfNodes("ABC")
+    group.run_to(1)
+    head = group.head("A")
+    dead, mine, later = (leader_of(head, head.hash, attempt) for attempt in range(3))
+    group.lost = lambda source, target, message: True
+    group.crash(dead.peer)
+    prepare = say.PrepareMessage(head.hash, 2, position_of(head))
+    waits = group.machines[mine.peer].node._height._turns
+    waits._given_up.update((mine, later))  # until all were tried
+    group.event(mine.peer, events.Received(later.peer, prepare))
+    assert waits.awaited == 0
+    first = len(group.sent)
+    group.event(mine.peer, events.PeerDown(dead.peer))
+    group.run(0.5)
+    said = [message for source, _, message in group.sent[first:] if source == mine.peer]
+    assert any(isinstance(message, say.PromiseMessage) for message in said)
+    assert not any(isinstance(message, say.PrepareMessage) for message in said) and waits.awaited == 2
