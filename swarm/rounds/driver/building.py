@@ -1,0 +1,204 @@
+"""The next outer state of one replica: built from results, rebuilt where another build took its place, committed.
+
+The outer state has room for one next state. A state counts as held while the encoded results that lead to it are here:
+building it again takes one pass over the weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Final
+
+import trio
+
+from peer.errors import BarnraiseError, ProtocolViolation
+from swarm.protocol.head import Head
+from swarm.rounds.context import RoundContext
+from swarm.rounds.driver.merge_order import MergeOrder
+from swarm.rounds.driver.result_log import LoggedResult
+from swarm.rounds.driver.slice_exchange import THREADS, SliceExchange
+from swarm.state.fetch import Fetched
+
+BUILT_MAX: Final = 4  # the accepted state and a candidate, and what a restart has found
+
+
+class StateBuilder:
+    """Builds and commits the states of one replica."""
+
+    def __init__(self, context: RoundContext) -> None:
+        self._context, self._state = context, context.state
+        self._built: dict[bytes, LoggedResult] = {}
+        self._fetched: Fetched | None = None
+        self._lock = trio.Lock()
+        self._scope = trio.CancelScope()
+        self._builders = trio.CapacityLimiter(THREADS)
+        self._ahead: _Ahead | None = None
+
+    @property
+    def holds(self) -> list[bytes]:
+        """Hashes of the states that are here or can be built."""
+        fetched = [self._fetched.tree.root] if self._fetched is not None else []
+        return [self._state.tree.root, *self._built, *fetched]
+
+    def result_of(self, state_hash: bytes) -> LoggedResult | None:
+        """Return the encoded results that lead to a state from the committed one."""
+        return self._built.get(state_hash)
+
+    def fetched(self, state_hash: bytes) -> Fetched | None:
+        """Return the state with that hash, if it was fetched whole."""
+        return self._fetched if self._fetched is not None and self._fetched.tree.root == state_hash else None
+
+    def offer(self, result: LoggedResult) -> None:
+        """Take results that lead to a state from the committed one, read from disk."""
+        self._built[result.leads_to] = result
+
+    def offer_fetched(self, fetched: Fetched) -> None:
+        """Take a state that was fetched whole; it waits until it is committed."""
+        self._fetched = fetched
+
+    async def advance(self, result: LoggedResult) -> None:
+        """Make the state that results on disk lead to the committed one. Raises `ProtocolViolation` if it is another
+        one, so that the disk is damaged."""
+        if await self._rebuild(result) != result.leads_to:
+            raise ProtocolViolation("results on disk lead to another state than they name")
+        self._state.commit(result.leads_to)
+
+    # -- building ------------------------------------------------------------------------------------------------------
+
+    async def build_ahead(self, exchange: SliceExchange) -> None:
+        """Build what the owners' results lead to while they arrive, before it is known which of them count."""
+        async with self._buffers():
+            ahead = await self._begin(exchange.order)
+            order = exchange.order
+            async with trio.open_nursery() as nursery:
+                for index in order.indices:
+                    nursery.start_soon(self._apply_first, ahead, exchange, index)
+
+    async def _begin(self, order: MergeOrder) -> _Ahead:
+        await trio.to_thread.run_sync(self._state.begin, order.round_info, order.coding)
+        self._ahead = _Ahead(order)
+        return self._ahead
+
+    async def _apply_first(self, ahead: _Ahead, exchange: SliceExchange, index: int) -> None:
+        name, data = await exchange.any_result(index)
+        try:
+            await trio.to_thread.run_sync(self._apply, exchange.order, index, data, limiter=self._builders)
+        except ProtocolViolation as error:
+            self._context.events.emit("peer_penalized", peer=exchange.owners[index], reason=str(error))
+            return
+        ahead.applied[index] = name
+
+    async def build(self, exchange: SliceExchange, results: Sequence[bytes], holders: Sequence[str]) -> bytes | None:
+        """Build the state that the results with these hashes lead to; return its hash, or None if they cannot be had
+        or do not decode."""
+        order = exchange.order
+        state_hash: bytes | None = None
+        async with self._buffers(exchange):  # ends early if another builder wants the room
+            ahead = self._ahead
+            if ahead is None or ahead.order.key != order.key:
+                ahead = await self._begin(order)
+            parts: dict[int, memoryview] = {}
+            failed: list[str] = []
+
+            async def one(index: int) -> None:
+                try:
+                    parts[index] = await exchange.result(index, results[index], holders)
+                    if ahead.applied.get(index) != results[index]:
+                        await trio.to_thread.run_sync(self._apply, order, index, parts[index], limiter=self._builders)
+                        ahead.applied[index] = results[index]
+                except BarnraiseError as error:
+                    failed.append(str(error))
+
+            async with trio.open_nursery() as nursery:
+                for index in order.indices:
+                    nursery.start_soon(one, index)
+            if failed:
+                self._ahead = None
+                self._context.events.emit("build_failed", round=order.round_info.round, reason=failed[0])
+            else:
+                state_hash = await self._hash(order)
+                self._remember(LoggedResult(order.before, state_hash, [parts[index] for index in order.indices]))
+        return state_hash
+
+    async def follow(self, before: Head, results: Mapping[int, memoryview], leads_to: bytes) -> bool:
+        """Build the state after `before` from another peer's results; return whether it has that hash."""
+        result = LoggedResult(before, leads_to, [results[index] for index in sorted(results)])
+        async with self._buffers():
+            if await self._rebuild(result) == leads_to:
+                self._remember(result)
+                return True
+        return False
+
+    async def _rebuild(self, result: LoggedResult) -> bytes:
+        """Build a state again from its results. Raises `ProtocolViolation` if they do not decode."""
+        state, round_info = self._state, self._context.schedule.round_info(result.before)
+        self._ahead = None
+        coding = await trio.to_thread.run_sync(state.strategy.coding, round_info, state.tensors)
+        await trio.to_thread.run_sync(state.begin, round_info, coding)
+        if not result.parts:
+            return await trio.to_thread.run_sync(state.hash_unchanged)
+        if len(result.parts) != coding.count:
+            raise ProtocolViolation("results have another number of slices than the round")
+        for index, part in enumerate(result.parts):
+            await trio.to_thread.run_sync(state.build, index, part)
+        return await trio.to_thread.run_sync(state.hash_next)
+
+    async def _hash(self, order: MergeOrder) -> bytes:
+        state = self._state
+        return await trio.to_thread.run_sync(state.hash_next if order.indices else state.hash_unchanged)
+
+    def _apply(self, order: MergeOrder, index: int, data: memoryview) -> None:
+        order.coding.check_result(index, data, order.sent(index))
+        self._state.build(index, data)
+
+    def _remember(self, result: LoggedResult) -> None:
+        self._built[result.leads_to] = result
+        while len(self._built) > BUILT_MAX:
+            del self._built[next(iter(self._built))]
+
+    # -- commit --------------------------------------------------------------------------------------------------------
+
+    async def commit(self, head: Head) -> LoggedResult | None:
+        """Make the state of `head` the committed one. Return the results that led to it, if it was built here.
+
+        Raises RuntimeError if the state is not here, which the agreement excludes."""
+        self._scope.cancel()
+        async with self._lock:
+            result = self._built.get(head.state_hash)
+            if head.state_hash != self._state.tree.root:
+                await self._make_current(head, result)
+            self._built, self._fetched, self._ahead = {}, None, None
+            return result
+
+    async def _make_current(self, head: Head, result: LoggedResult | None) -> None:
+        fetched = self.fetched(head.state_hash)
+        if self._state.next_hash == head.state_hash:
+            self._state.commit(head.state_hash)
+        elif fetched is not None:
+            await trio.to_thread.run_sync(self._state.replace, fetched.tensors, fetched.tree)
+        elif result is not None and await self._rebuild(result) == head.state_hash:
+            self._state.commit(head.state_hash)
+        else:
+            raise RuntimeError("the agreement has committed a state that is not here")
+
+    @asynccontextmanager
+    async def _buffers(self, exchange: SliceExchange | None = None) -> AsyncIterator[None]:
+        """Have the room for the next state alone; whoever had it before is cancelled, and keeps what it has applied if
+        that was of the same exchange."""
+        same = exchange is not None and self._ahead is not None and self._ahead.order.key == exchange.order.key
+        self._scope.cancel()
+        async with self._lock:
+            if not same:
+                self._ahead = None
+            self._scope = trio.CancelScope()
+            with self._scope:
+                yield
+
+
+class _Ahead:
+    """The slices of the next state that were applied, by the hash of their result."""
+
+    def __init__(self, order: MergeOrder) -> None:
+        self.order = order
+        self.applied: dict[int, bytes] = {}

@@ -1,0 +1,230 @@
+"""A node of the agreement with a clock, a network and a disk: events in, actions out. It has no rule of its own.
+
+calls, timers, files, threads --events--> AgreementNode.step --actions--> sends, timers, records
+                                                                      `--> the actor: trainer and weights
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Final, Protocol
+
+import trio
+
+from peer.errors import BarnraiseError, ProtocolViolation
+from peer.net.host import Host
+from swarm.protocol.agreement import actions, events
+from swarm.protocol.agreement.config import AgreementConfig
+from swarm.protocol.agreement.messages import Message
+from swarm.protocol.agreement.node import AgreementNode
+from swarm.protocol.agreement.work import Work
+from swarm.protocol.head import Head, Member
+from swarm.protocol.timeouts import AdaptiveTimeouts
+from swarm.rounds.driver.outbox import Outbox
+from swarm.rounds.driver.records import RecordFiles
+from swarm.rounds.driver.signer import KeySigner
+from swarm.rounds.driver.timers import Timers
+from swarm.rounds.round_state import Notifier
+
+LOOK_S: Final = 0.25  # between two looks at the failure detector
+KNOWN_S: Final = 2.0  # between two looks at who publishes that it takes part
+RETRY_S: Final = 1.0  # after the disk has refused a record
+
+
+class Actor(Protocol):
+    """Carries out what needs a trainer or weights. Actions come in order, one at a time."""
+
+    async def perform(self, action: actions.Action) -> None:
+        """Carry out an action other than sends, timers, records and words, or begin to."""
+
+    async def save(self, state_hash: bytes) -> None:
+        """Put on disk what leads to the state with that hash. Raises ResourceError."""
+
+
+class GroupDriver:
+    """One peer's node in one group. `begin` before anything else, then `run` until cancelled."""
+
+    def __init__(
+        self,
+        host: Host,
+        config: AgreementConfig,
+        work: Work,
+        records: RecordFiles,
+        timeouts: AdaptiveTimeouts,
+        known_peers: Callable[[], Iterable[str]],
+        *,
+        restored: bool = False,
+    ) -> None:
+        """`known_peers`: those that publish that they belong to the group. `restored`: as `events.Started`."""
+        self.config = config
+        self.completed = trio.Event()
+        """Set once the run's last round is committed."""
+        self.changed = Notifier()
+        """Notified after each event."""
+        self._host, self._records, self._known_peers, self._restored = host, records, known_peers, restored
+        self._node = AgreementNode(config, KeySigner(host.identity), work)
+        self._outbox = Outbox(host.rpc, config.genesis.run_id, lambda: timeouts.answer_s, host.events)
+        self._timers = Timers(lambda id: self.feed(events.TimerFired(id)))
+        self._inbox: deque[events.Event] = deque()
+        self._stepping = False
+        self._to_do: deque[actions.Action] = deque()
+        self._to_write: deque[actions.Persist] = deque()
+        self._work_came, self._write_came = trio.Event(), trio.Event()
+        self._accused: dict[str, str] = {}
+
+    # -- what others may look at ---------------------------------------------------------------------------------------
+
+    @property
+    def group(self) -> str:
+        return self.config.genesis.run_id
+
+    @property
+    def head(self) -> Head:
+        """Where the node stands; its weights may be a moment behind."""
+        return self._node.head
+
+    @property
+    def me(self) -> Member:
+        return self._node.me
+
+    @property
+    def phase(self) -> str:
+        return "finished" if self.completed.is_set() else self._node.phase
+
+    # -- events --------------------------------------------------------------------------------------------------------
+
+    def begin(self, states: Iterable[bytes]) -> None:
+        """Start the node from its records; `states` are the hashes of those that the disk holds."""
+        records = self._records.read()
+        self.feed(events.Started(records, tuple(states), secrets.token_hex(8), secrets.token_bytes(32), self._restored))
+
+    def feed(self, event: events.Event) -> None:
+        """Take an event. Its actions are carried out soon."""
+        self._inbox.append(event)
+        if self._stepping:
+            return
+        self._stepping = True
+        try:
+            while self._inbox:
+                for action in self._node.step(trio.current_time(), self._inbox.popleft()):
+                    self._sort(action)
+        finally:
+            self._stepping = False
+        self.changed.notify()
+
+    def receive(self, peer: str, message: Message) -> None:
+        """Take a message. Raises `ProtocolViolation` if it accuses its sender, which is then struck."""
+        self._accused.pop(peer, None)
+        self.feed(events.Received(peer, message))
+        reason = self._accused.pop(peer, None)
+        if reason is not None:
+            raise ProtocolViolation(reason)
+
+    def _sort(self, action: actions.Action) -> None:
+        match action:
+            case actions.SetTimer():
+                self._timers.set(action.id, action.at)
+            case actions.CancelTimer():
+                self._timers.cancel(action.id)
+            case actions.Persist():
+                self._to_write.append(action)
+                self._write_came.set()
+            case actions.Accuse():
+                self._accused[action.peer] = action.reason
+                self._to_do.append(action)
+                self._work_came.set()
+            case _:
+                self._to_do.append(action)
+                self._work_came.set()
+
+    # -- actions -------------------------------------------------------------------------------------------------------
+
+    async def run(self, actor: Actor) -> None:
+        """Carry out actions and watch the other peers, until cancelled."""
+        async with trio.open_nursery() as tasks:
+            tasks.start_soon(self._timers.run)
+            tasks.start_soon(self._write_all, actor)
+            tasks.start_soon(self._do_all, actor, tasks)
+            tasks.start_soon(self._watch)
+            tasks.start_soon(self._meet)
+
+    async def _do_all(self, actor: Actor, tasks: trio.Nursery) -> None:
+        while True:
+            while self._to_do:
+                await self._do(self._to_do.popleft(), actor, tasks)
+            self._work_came = trio.Event()
+            await self._work_came.wait()
+
+    async def _do(self, action: actions.Action, actor: Actor, tasks: trio.Nursery) -> None:
+        match action:
+            case actions.Send():
+                self._outbox.send(action.peer, action.message, tasks)
+            case actions.Tell():
+                fields = {name: list(v) if isinstance(v, tuple) else v for name, v in action.fields.items()}
+                self._host.events.emit(action.event, **fields)
+                if action.event == "run_completed":
+                    self.completed.set()
+                    self.changed.notify()
+            case actions.Accuse():
+                proved = action.proof is not None
+                self._host.events.emit("peer_penalized", peer=action.peer, reason=action.reason, proved=proved)
+            case actions.CommitHead():
+                await actor.perform(action)
+                self._follow(action.head)
+            case _:
+                await actor.perform(action)
+
+    def _follow(self, head: Head) -> None:
+        """Watch the peers of a head."""
+        peers = [member.peer for member in head.members]
+        self._host.admissions.trust("head", peers)
+        learners = [learner.member.peer for learner in head.learners]
+        self._host.watch((peer for peer in (*peers, *learners) if peer != self._host.peer_id), cause=self.group)
+        self.changed.notify()
+
+    async def _write_all(self, actor: Actor) -> None:
+        """Write records in order, those that wait together at once; each state before its record."""
+        while True:
+            while self._to_write:
+                batch = list(self._to_write)
+                try:
+                    for persist in batch:
+                        if persist.state:
+                            await actor.save(persist.state)
+                    records = {persist.key: persist.record for persist in batch}
+                    await trio.to_thread.run_sync(self._records.write, records)
+                except BarnraiseError as error:  # nothing is promised meanwhile
+                    self._host.events.emit("records_unsaved", reason=str(error))
+                    await trio.sleep(RETRY_S)
+                    continue
+                for _ in batch:
+                    self._to_write.popleft()
+                self.feed(events.Persisted(batch[-1].id))
+            self._write_came = trio.Event()
+            await self._write_came.wait()
+
+    # -- other peers ---------------------------------------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        """Tell the node whom the failure detector suspects."""
+        down: frozenset[str] = frozenset()
+        while True:
+            suspects = self._host.suspects
+            for peer in sorted(suspects - down):
+                self.feed(events.PeerDown(peer))
+            for peer in sorted(down - suspects):
+                self.feed(events.PeerUp(peer))
+            down = suspects
+            await trio.sleep(LOOK_S)
+
+    async def _meet(self) -> None:
+        """Tell the node of peers of the run that are in no head."""
+        known: set[str] = set()
+        while True:
+            here = set(self._known_peers()) - {self._host.peer_id}
+            for peer in sorted(here - known):
+                self.feed(events.PeerUp(peer))
+            known = here
+            await trio.sleep(KNOWN_S if known else LOOK_S)

@@ -1,0 +1,60 @@
+"""The calls between the peers of a group: messages of the agreement, and slices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from peer.errors import RoundDiscarded, RoundError
+from peer.net.method import Call
+from peer.net.rpc import Buffer, Rpc
+from swarm.protocol.messages import CONTRIBUTION, FETCH_RESULT, RESULT, Done, SliceOf
+from swarm.rounds.driver.group_driver import GroupDriver
+from swarm.rounds.driver.messages import AGREE, Letter
+from swarm.rounds.driver.replica_actor import ReplicaActor
+
+
+def serve_agreement(rpc: Rpc, drivers: Callable[[], Mapping[str, GroupDriver]]) -> None:
+    """Hand messages to the nodes of the groups that they name."""
+
+    async def on_message(call: Call[Letter]) -> Done:
+        driver = drivers().get(call.body.group)
+        if driver is None:  # no violation: peers move between groups
+            raise RoundError("this peer is in another group: look it up again")
+        driver.receive(call.peer, call.body.message)
+        return Done()
+
+    rpc.register(AGREE, on_message)
+
+
+class SliceHandlers:
+    """Takes and serves the slices of one replica's exchanges."""
+
+    def __init__(self, rpc: Rpc, actor: ReplicaActor) -> None:
+        self._actor = actor
+        rpc.register(CONTRIBUTION, self._on_contribution, self._expect_contribution)
+        rpc.register(RESULT, self._on_result, self._expect_result)
+        rpc.register(FETCH_RESULT, self._on_fetch)
+
+    async def _expect_contribution(self, peer: str, asked: SliceOf, size_bytes: int) -> None:
+        exchange = await self._actor.exchange_named(asked.key, peer)
+        exchange.expect_contribution(asked.index, peer, size_bytes)
+
+    async def _expect_result(self, peer: str, asked: SliceOf, size_bytes: int) -> None:
+        exchange = await self._actor.exchange_named(asked.key, peer)
+        exchange.expect_result(asked.index, peer, size_bytes)
+
+    async def _on_contribution(self, call: Call[SliceOf]) -> Done:
+        exchange = await self._actor.exchange_named(call.body.key, call.peer)
+        exchange.take_contribution(call.body.index, call.peer, call.payload)
+        return Done()
+
+    async def _on_result(self, call: Call[SliceOf]) -> Done:
+        exchange = await self._actor.exchange_named(call.body.key, call.peer)
+        await exchange.take_result(call.body.index, call.payload)
+        return Done()
+
+    async def _on_fetch(self, call: Call[SliceOf]) -> tuple[Done, Buffer]:
+        exchange = self._actor.exchanges.get(call.body.key)
+        if exchange is None or call.body.index not in exchange.results:
+            raise RoundDiscarded("this peer does not have that result")
+        return Done(), exchange.results[call.body.index][1]

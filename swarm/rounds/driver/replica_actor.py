@@ -1,0 +1,220 @@
+"""What a replica does for its node: train, merge, build, fetch and commit."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Final, Protocol
+
+import trio
+from blake3 import blake3
+
+from optim.strategies.interface import Coding
+from peer.errors import RoundDiscarded
+from peer.identity import open_body
+from swarm.protocol.agreement import actions, events
+from swarm.protocol.agreement.messages import RosterBody
+from swarm.protocol.agreement.rules.evidence import ROSTER
+from swarm.protocol.head import Head
+from swarm.protocol.plan import PLAN_KIND, Contribution, WorkPlan
+from swarm.rounds.context import RoundContext
+from swarm.rounds.driver.building import StateBuilder
+from swarm.rounds.driver.catch_up import CatchUp
+from swarm.rounds.driver.merge_order import MergeOrder
+from swarm.rounds.driver.result_log import LoggedResult, ResultLog, path_between
+from swarm.rounds.driver.slice_exchange import Received, SliceExchange
+from swarm.rounds.driver.training import Training
+from swarm.rounds.round_state import Notifier
+
+EXCHANGES_MAX: Final = 4  # the latest, whose results other peers may fetch
+LINGER_S: Final = 20.0  # after a commit, to serve slower peers the slices that they lack
+
+
+class CommitListener(Protocol):
+    """Hears of commits, and says which peers may have a state (`swarm.training.replica`)."""
+
+    async def committed(self, head: Head, merged: Sequence[Contribution] | None, results: list[memoryview]) -> None:
+        """Take note that `head` is committed: `merged` are the contributions in it and `results` the encoded merged
+        slices that led to its state, None and empty where the state was fetched."""
+
+    def donors(self, head: Head) -> Iterable[str]:
+        """Return peers that say they stand at that head."""
+
+
+class ReplicaActor:
+    """The actor of one replica. `run` must be running before actions come."""
+
+    def __init__(
+        self,
+        context: RoundContext,
+        head: Head,
+        coding: Coding,
+        listener: CommitListener,
+        log: ResultLog,
+        part_file: Path,
+        feed: Callable[[events.Event], None],
+    ) -> None:
+        """`head`: where the replica stands; `coding`: of the round after it."""
+        self.head, self.coding = head, coding
+        self.context = context
+        self.builder = StateBuilder(context)
+        self.training = Training(context, feed)
+        self.catch_up = CatchUp(context, self.builder, part_file, listener.donors, feed)
+        self.began = Notifier()
+        """Notified when an exchange begins."""
+        self._committed = Notifier()
+        self.exchanges: OrderedDict[bytes, SliceExchange] = OrderedDict()
+        self._listener, self._log, self._feed = listener, log, feed
+        self._received: Received = {}
+        self._delivered: set[tuple[int, str]] = set()
+        self._round: trio.CancelScope = trio.CancelScope()
+        self._tasks: trio.Nursery | None = None
+
+    async def run(self) -> None:
+        """Have the tasks of this replica, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            self._tasks = nursery
+            await trio.sleep_forever()
+
+    @property
+    def tasks(self) -> trio.Nursery:
+        assert self._tasks is not None
+        return self._tasks
+
+    async def perform(self, action: actions.Action) -> None:
+        """Carry out an action, or begin to."""
+        match action:
+            case actions.Train():
+                plan = open_body(action.plan, PLAN_KIND, WorkPlan)
+                self.training.begin(plan, self.head, self.coding, action.finish_early, self.tasks)
+            case actions.StopTraining():
+                self.training.stop(action.reason)
+                self._received, self._delivered = {}, set()
+            case actions.MergeSlices():
+                self._merge(action)
+            case actions.Build():
+                self.tasks.start_soon(self._build, action, self.head)
+            case actions.Fetch():
+                self.tasks.start_soon(self.catch_up.fetch, action, self.head, self._moved)
+            case actions.CommitHead():
+                await self._commit(action)
+            case _:
+                raise TypeError(f"no replica can carry out {type(action).__name__}")
+
+    async def _moved(self, state_hash: bytes, timeout_s: float) -> Head:
+        await self._committed.until(lambda: self.head.state_hash == state_hash, timeout_s)
+        return self.head
+
+    # -- exchange ------------------------------------------------------------------------------------------------------
+
+    def _order(self, action: actions.MergeSlices | actions.Build) -> MergeOrder:
+        round_info = self.context.schedule.round_info(self.head)
+        return MergeOrder.of(action.roster, action.weights, self.head, round_info, self.coding)
+
+    def _merge(self, action: actions.MergeSlices) -> None:
+        for exchange in self.exchanges.values():
+            exchange.scope.cancel()
+        order = self._order(action)
+        exchange = self._exchange(order, action.owners, action.indexes)
+        self.context.events.emit("phase_entered", round=order.round_info.round, phase="exchange")
+        self.tasks.start_soon(exchange.run)
+        self.tasks.start_soon(self.builder.build_ahead, exchange)
+
+    def _exchange(self, order: MergeOrder, owners: Sequence[str], indexes: Sequence[int]) -> SliceExchange:
+        mine = self.training.update.slices if self.training.update is not None else ()
+        voters = [member.peer for member in self.head.members]
+        timeout_s = self.context.timeouts.exchange_s(self.payload_bytes())
+        exchange = SliceExchange(
+            self.context, order, owners, indexes, mine, self._received, self._delivered, voters, timeout_s, self._feed
+        )
+        self.exchanges[order.key] = exchange
+        while len(self.exchanges) > EXCHANGES_MAX:
+            self.exchanges.popitem(last=False)[1].scope.cancel()
+        self.began.notify()
+        return exchange
+
+    async def _build(self, action: actions.Build, head: Head) -> None:
+        key = blake3(action.roster.body).digest()
+        exchange = self.exchanges.get(key) or self._exchange(self._order(action), (), ())
+        began = trio.current_time()
+        state_hash = await self.builder.build(exchange, action.results, action.holders)
+        if head is not self.head:
+            return
+        if state_hash is not None:
+            self.context.timeouts.note_exchange(trio.current_time() - began)
+            self.context.events.emit("phase_entered", round=head.round + 1, phase="vote")
+        self._feed(events.Built(action.key, state_hash))
+
+    def payload_bytes(self) -> int:
+        """Estimate what this peer sends in one exchange: its update, and as much again as an owner."""
+        members = max(1, len(self.head.members))
+        slices = range(self.coding.count)
+        return sum(self.coding.message_bytes(i) + self.coding.result_bytes(i, members) for i in slices)
+
+    async def exchange_named(self, key: bytes, sender: str) -> SliceExchange:
+        """Return an exchange; wait for its roster if a slice was faster. Raises `RoundDiscarded`."""
+        plan = self.training.plan
+        known = key in self.exchanges or any(m.peer == sender for m in self.head.members)
+        if not known and (plan is None or all(a.member.peer != sender for a in plan.assignments)):
+            raise RoundDiscarded("the sender of a slice has no part in this round")  # hold no memory for other peers
+        await self.began.until(lambda: key in self.exchanges, self.context.timeouts.answer_s)
+        if key not in self.exchanges:
+            raise RoundDiscarded("that attempt is over or has not begun here")
+        return self.exchanges[key]
+
+    # -- commit --------------------------------------------------------------------------------------------------------
+
+    async def _commit(self, action: actions.CommitHead) -> None:
+        head, before = action.head, self.head
+        result = await self.builder.commit(head)
+        bodies = self._bodies(action) if action.support is not None else None
+        self.head = head
+        self.training.settle(self._is_merged(before, head, bodies))
+        for exchange in self.exchanges.values():
+            exchange.scope.deadline = min(exchange.scope.deadline, trio.current_time() + LINGER_S)
+        self._received, self._delivered = {}, set()
+        state, schedule = self.context.state, self.context.schedule
+        parts = list(result.parts) if result is not None and bodies is not None else []
+        self.coding = await trio.to_thread.run_sync(state.strategy.coding, schedule.round_info(head), state.tensors)
+        await self._listener.committed(head, bodies, parts)
+        self._committed.notify()
+
+    def _bodies(self, action: actions.CommitHead) -> list[Contribution]:
+        """Return the contributions that a commit has merged."""
+        assert action.support is not None
+        key = blake3(action.support.roster.body).digest()
+        if key in self.exchanges:
+            return self.exchanges[key].order.merged
+        roster = open_body(action.support.roster, ROSTER, RosterBody)
+        weights, round_info = [1.0] * len(roster.contributions), self.context.schedule.round_info(self.head)
+        return MergeOrder.of(action.support.roster, weights, self.head, round_info, self.coding).merged
+
+    def _is_merged(self, before: Head, head: Head, bodies: Sequence[Contribution] | None) -> bool:
+        """Return whether this peer's update is in the commit. Where that cannot be known it counts as merged, so that
+        no sample enters the weights twice."""
+        me = self.context.me
+        if bodies is not None:
+            return any(body.member == me for body in bodies)
+        if head.previous != before.hash:
+            return True
+        return all(absence.member != me for absence in head.absent)
+
+    async def save(self, state_hash: bytes) -> None:
+        """Put on disk the results that lead to that state. A state that was fetched whole is saved with the next
+        checkpoint: those that certified it have it on disk. Raises ResourceError."""
+        result = self.builder.result_of(state_hash)
+        if result is not None and not await trio.to_thread.run_sync(self._log.has, state_hash):
+            await trio.to_thread.run_sync(self._log.write, result)
+
+    async def restore(self, results: Mapping[bytes, LoggedResult], head: Head) -> None:
+        """After a start, bring the state to that of the node's head, as far as results on disk lead there, and offer
+        those of states that come next."""
+        for result in path_between(results, self.context.state.tree.root, head.state_hash):
+            await self.builder.advance(result)
+        self.head = head
+        for result in results.values():
+            if result.before.state_hash == self.context.state.tree.root == head.state_hash:
+                self.builder.offer(result)
+        state, round_info = self.context.state, self.context.schedule.round_info(head)
+        self.coding = await trio.to_thread.run_sync(state.strategy.coding, round_info, state.tensors)

@@ -1,0 +1,84 @@
+"""One replica in its group: the node, its trainer and its weights, connected."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import trio
+
+from peer.net.host import Host
+from swarm.protocol.agreement.config import AgreementConfig
+from swarm.protocol.agreement.work import Work
+from swarm.protocol.head import Head, Member
+from swarm.protocol.round_schedule import RoundSchedule
+from swarm.protocol.timeouts import AdaptiveTimeouts
+from swarm.rounds.context import RoundContext
+from swarm.rounds.driver.group_driver import GroupDriver
+from swarm.rounds.driver.handlers import SliceHandlers, serve_agreement
+from swarm.rounds.driver.records import RecordFiles
+from swarm.rounds.driver.replica_actor import CommitListener, ReplicaActor
+from swarm.rounds.driver.result_log import ResultLog, reachable
+from swarm.rounds.trainer import Trainer
+from swarm.state.outer_state import OuterState
+from swarm.state.snapshots import SnapshotStore
+
+
+@dataclass(frozen=True)
+class ReplicaParts:
+    """What a replica is made of. `folder` holds its records, results and partial fetches."""
+
+    host: Host
+    state: OuterState
+    snapshots: SnapshotStore
+    trainer: Trainer
+    schedule: RoundSchedule
+    timeouts: AdaptiveTimeouts
+    folder: Path
+
+
+class ReplicaDriver:
+    """Takes part in a group's agreement with weights and a trainer."""
+
+    def __init__(
+        self, parts: ReplicaParts, config: AgreementConfig, work: Work, known_peers: Callable[[], Iterable[str]]
+    ) -> None:
+        self._parts = parts
+        self.log = ResultLog(parts.folder / "results")
+        records = RecordFiles(parts.folder / "agreement")
+        self.group = GroupDriver(parts.host, config, work, records, parts.timeouts, known_peers)
+        self.actor: ReplicaActor | None = None
+
+    @property
+    def head(self) -> Head:
+        """The head whose weights are here."""
+        return self.actor.head if self.actor is not None else self.group.head
+
+    @property
+    def me(self) -> Member:
+        return self.group.me
+
+    async def begin(self, listener: CommitListener) -> None:
+        """Start from what the disk holds."""
+        parts, group = self._parts, self.group
+        results = await trio.to_thread.run_sync(self.log.load)
+        group.begin(reachable(results, parts.state.tree.root))
+        context = RoundContext(
+            group.me, parts.host, parts.state, parts.snapshots, parts.trainer, parts.schedule, parts.timeouts
+        )
+        round_info = parts.schedule.round_info(group.head)
+        coding = await trio.to_thread.run_sync(parts.state.strategy.coding, round_info, parts.state.tensors)
+        part_file = parts.folder / "state.part"
+        self.actor = ReplicaActor(context, group.head, coding, listener, self.log, part_file, group.feed)
+        await self.actor.restore(results, group.head)
+        SliceHandlers(parts.host.rpc, self.actor)
+        serve_agreement(parts.host.rpc, lambda: {group.group: group})
+
+    async def run(self) -> None:
+        """Take part until cancelled."""
+        assert self.actor is not None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.actor.run)
+            await trio.lowlevel.checkpoint()
+            nursery.start_soon(self.group.run, self.actor)
