@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 import trio
 
-from optim.algorithms.outer_step import DilocoOuter
 from swarm.protocol.plan import Assignment
 from tests.swarm.support.driven_group import open_driven_group
 
