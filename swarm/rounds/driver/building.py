@@ -159,8 +159,8 @@ class StateBuilder:
 
     # -- commit --------------------------------------------------------------------------------------------------------
 
-    async def commit(self, head: Head) -> LoggedResult | None:
-        """Make the state of `head` the committed one. Return the results that led to it, if it was built here.
+    async def commit(self, head: Head) -> None:
+        """Make the state of `head` the committed one.
 
         Raises RuntimeError if the state is not here, which the agreement excludes."""
         self._scope.cancel()
@@ -169,7 +169,6 @@ class StateBuilder:
             if head.state_hash != self._state.tree.root:
                 await self._make_current(head, result)
             self._built, self._fetched, self._ahead = {}, None, None
-            return result
 
     async def _make_current(self, head: Head, result: LoggedResult | None) -> None:
         fetched = self.fetched(head.state_hash)

@@ -48,22 +48,22 @@ class CatchUp:
         self.download_bytes_s = 0.0
         """Measured; 0 while unknown."""
 
-    async def fetch(self, action: Fetch, mine: Head, moved: Moved) -> None:
-        """Bring the state here and tell the node. `mine`: where this replica stands."""
+    async def fetch(self, action: Fetch, mine: Head, moved: Moved) -> bool:
+        """Bring the state here; return whether it is. `mine`: where this replica stands."""
         began, ok, replayed = trio.current_time(), False, False
         try:
             if action.state_hash in self._builder.holds:
-                ok = True
-            else:
-                near = mine.round >= 0 and action.head.round - mine.round <= ROUNDS_MAX
-                replayed = near and await self._replay(action, mine, moved)
-                ok = replayed or await self._whole(action)
+                return True
+            has_state = mine.state_hash == self._context.state.tree.root
+            near = has_state and 0 < action.head.round - mine.round <= ROUNDS_MAX
+            replayed = near and await self._replay(action, mine, moved)
+            ok = replayed or await self._whole(action)
         except BarnraiseError as error:
             self._context.events.emit("catch_up_failed", round=action.head.round, reason=str(error))
         if ok:
             took = round(trio.current_time() - began, 3)
             self._context.events.emit("state_fetched", round=action.head.round, replayed=replayed, seconds=took)
-        self._feed(events.StateFetched(action.state_hash, ok))
+        return ok
 
     # -- results -------------------------------------------------------------------------------------------------------
 

@@ -63,7 +63,10 @@ class ReplicaActor:
         self.catch_up = CatchUp(context, self.builder, part_file, listener.donors, feed)
         self.began = Notifier()
         """Notified when an exchange begins."""
-        self._committed = Notifier()
+        self.committed = Notifier()
+        """Notified once a head's weights are here."""
+        self.fetching = 0
+        """States on their way here."""
         self.exchanges: OrderedDict[bytes, SliceExchange] = OrderedDict()
         self._listener, self._log, self._feed = listener, log, feed
         self._received: Received = {}
@@ -96,14 +99,25 @@ class ReplicaActor:
             case actions.Build():
                 self.tasks.start_soon(self._build, action, self.head)
             case actions.Fetch():
-                self.tasks.start_soon(self.catch_up.fetch, action, self.head, self._moved)
+                self.tasks.start_soon(self._fetch, action)
             case actions.CommitHead():
                 await self._commit(action)
             case _:
                 raise TypeError(f"no replica can carry out {type(action).__name__}")
 
+    async def _fetch(self, action: actions.Fetch) -> None:
+        self.fetching += 1
+        try:
+            ok = await self.catch_up.fetch(action, self.head, self._moved)
+        finally:
+            self.fetching -= 1
+        state = self.context.state
+        if ok and action.state_hash == self.head.state_hash != state.tree.root:  # of the head where the node stands
+            await self._stand_at(self.head, None, [])
+        self._feed(events.StateFetched(action.state_hash, ok))
+
     async def _moved(self, state_hash: bytes, timeout_s: float) -> Head:
-        await self._committed.until(lambda: self.head.state_hash == state_hash, timeout_s)
+        await self.committed.until(lambda: self.head.state_hash == state_hash, timeout_s)
         return self.head
 
     # -- exchange ------------------------------------------------------------------------------------------------------
@@ -167,18 +181,26 @@ class ReplicaActor:
 
     async def _commit(self, action: actions.CommitHead) -> None:
         head, before = action.head, self.head
-        result = await self.builder.commit(head)
         bodies = self._bodies(action) if action.support is not None else None
-        self.head = head
+        result = self.builder.result_of(head.state_hash) if bodies is not None else None
         self.training.settle(self._is_merged(before, head, bodies))
         for exchange in self.exchanges.values():
             exchange.scope.deadline = min(exchange.scope.deadline, trio.current_time() + LINGER_S)
         self._received, self._delivered = {}, set()
-        state, schedule = self.context.state, self.context.schedule
-        parts = list(result.parts) if result is not None and bodies is not None else []
-        self.coding = await trio.to_thread.run_sync(state.strategy.coding, schedule.round_info(head), state.tensors)
+        await self._stand_at(head, bodies, list(result.parts) if result is not None else [])
+
+    async def _stand_at(self, head: Head, bodies: Sequence[Contribution] | None, parts: list[memoryview]) -> None:
+        """Make the state of that head the committed one, and tell."""
+        await self.builder.commit(head)
+        self.head = head
+        await self._recode()
         await self._listener.committed(head, bodies, parts)
-        self._committed.notify()
+        self.committed.notify()
+
+    async def _recode(self) -> None:
+        """Find out how the updates of the next round are coded. This takes a while if it depends on the state."""
+        state, round_info = self.context.state, self.context.schedule.round_info(self.head)
+        self.coding = await trio.to_thread.run_sync(state.strategy.coding, round_info, state.tensors)
 
     def _bodies(self, action: actions.CommitHead) -> list[Contribution]:
         """Return the contributions that a commit has merged."""
@@ -216,5 +238,4 @@ class ReplicaActor:
         for result in results.values():
             if result.before.state_hash == self.context.state.tree.root == head.state_hash:
                 self.builder.offer(result)
-        state, round_info = self.context.state, self.context.schedule.round_info(head)
-        self.coding = await trio.to_thread.run_sync(state.strategy.coding, round_info, state.tensors)
+        await self._recode()

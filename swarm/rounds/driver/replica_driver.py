@@ -59,6 +59,24 @@ class ReplicaDriver:
     def me(self) -> Member:
         return self.group.me
 
+    @property
+    def phase(self) -> str:
+        """What this replica does, for people."""
+        return "catching up" if self.actor is not None and self.actor.fetching else self.group.phase
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether this peer is a member of the group or a learner, or the present plan takes it in."""
+        head, plan = self.head, self.actor.training.plan if self.actor is not None else None
+        learns = any(learner.member == self.me for learner in head.learners)
+        return head.has(self.me) or learns or (plan is not None and plan.of(self.me) is not None)
+
+    async def until_round(self, number: int) -> None:
+        """Wait until the weights of that round, or a later one, are here."""
+        assert self.actor is not None
+        while self.actor.head.round < number or self.actor.head.state_hash != self._parts.state.tree.root:
+            await self.actor.committed.wait(1.0)
+
     async def begin(self, listener: CommitListener) -> None:
         """Start from what the disk holds."""
         parts, group = self._parts, self.group
