@@ -55,12 +55,15 @@ class LocalCheckpoint:
         state, head = await trio.to_thread.run_sync(_initial, store, manifest, stage, strategy)
         return cls(context, home, layout, store, state, head)
 
-    async def save(self, head: Head) -> None:
-        """Write a checkpoint, unless this head is on disk already or the state has begun to change to another."""
+    async def save(self, head: Head) -> bool:
+        """Write a checkpoint, unless this head is on disk already or the state has begun to change to another. Return
+        whether it was written."""
         if head == self._saved or head.round < 0 or head.state_hash != self.state.tree.root:
-            return
+            return False
         if await self.store.save(max(head.round, 0), msgspec.msgpack.encode(head), self.state.named(), self.layout):
             self._saved = head
+            return True
+        return False
 
     def save_regroup(self, regroup: Signed | None) -> None:
         """Write the authority's signature of the head's term. That of the last checkpoint's term stays beside it, as

@@ -93,7 +93,7 @@ class StageSelection:
     @property
     def is_behind(self) -> bool:
         """Whether this peer has a replica that has yet to reach the run's last round."""
-        return self._replica is not None and self._replica.engine.head.round < self._manifest.run.rounds
+        return self._replica is not None and self._replica.head.round < self._manifest.run.rounds
 
     # -- told by the lifecycle ---------------------------------------------------------------------------------------
 
@@ -226,7 +226,7 @@ class StageSelection:
         """Whether another member of this group is at work in `stage` and answers. Records alone prove nothing: any peer
         may publish that it is."""
         assert self._replica is not None
-        head, me = self._replica.engine.head, self._host.peer_id
+        head, me = self._replica.head, self._host.peer_id
         others = [member.peer for member in head.members if member.peer != me]
         answers = await ask_head_reports(self._host.rpc, others, group=head.run_id, most=len(others))
         mates = {peer for peer, report in answers if report.member.peer == peer and head.has(report.member)}
@@ -292,7 +292,7 @@ class StageSelection:
         if self._was_served or self._replica is None:
             return self._was_served
         rounds = [record.round for record in self.membership.others().values() if record.role == "stage"]
-        behind = self._replica.engine.head.round < max(rounds, default=0)
+        behind = self._replica.head.round < max(rounds, default=0)
         return behind and trio.current_time() - self._opened_at > RESTORE_AGAIN_S
 
     # -- what others read --------------------------------------------------------------------------------------------
@@ -305,7 +305,7 @@ class StageSelection:
                 self._host.events.emit("move_finished", target=place.stage, seconds=round(now - place.since, 3))
         record = member_record(
             self._host,
-            replica.engine.head if replica else self._no_state,
+            replica.head if replica else self._no_state,
             session=replica.session if replica else "",
             name=self._context.config.name,
             role=self._role,
@@ -352,7 +352,7 @@ class StageSelection:
             return MEASURING
         if self._missing and not self._is_arriving:
             return f"waiting for stage {self._missing[0]}"
-        return self._replica.engine.phase
+        return self._replica.phase
 
     @property
     def _no_state(self) -> Head:

@@ -29,6 +29,7 @@ class StateBuilder:
     def __init__(self, context: RoundContext) -> None:
         self._context, self._state = context, context.state
         self._built: dict[bytes, LoggedResult] = {}
+        self._orders: dict[bytes, MergeOrder] = {}
         self._fetched: Fetched | None = None
         self._lock = trio.Lock()
         self._scope = trio.CancelScope()
@@ -44,6 +45,10 @@ class StateBuilder:
     def result_of(self, state_hash: bytes) -> LoggedResult | None:
         """Return the encoded results that lead to a state from the committed one."""
         return self._built.get(state_hash)
+
+    def order_of(self, state_hash: bytes) -> MergeOrder | None:
+        """Return what was merged on the way to a state that was built here."""
+        return self._orders.get(state_hash)
 
     def fetched(self, state_hash: bytes) -> Fetched | None:
         """Return the state with that hash, if it was fetched whole."""
@@ -69,8 +74,10 @@ class StateBuilder:
     async def build_ahead(self, exchange: SliceExchange) -> None:
         """Build what the owners' results lead to while they arrive, before it is known which of them count."""
         async with self._buffers():
-            ahead = await self._begin(exchange.order)
             order = exchange.order
+            if order.before.state_hash != self._state.tree.root:
+                return  # the round was over before the room was free
+            ahead = await self._begin(order)
             async with trio.open_nursery() as nursery:
                 for index in order.indices:
                     nursery.start_soon(self._apply_first, ahead, exchange, index)
@@ -95,6 +102,8 @@ class StateBuilder:
         order = exchange.order
         state_hash: bytes | None = None
         async with self._buffers(exchange):  # ends early if another builder wants the room
+            if order.before.state_hash != self._state.tree.root:
+                return None
             ahead = self._ahead
             if ahead is None or ahead.order.key != order.key:
                 ahead = await self._begin(order)
@@ -119,6 +128,7 @@ class StateBuilder:
             else:
                 state_hash = await self._hash(order)
                 self._remember(LoggedResult(order.before, state_hash, [parts[index] for index in order.indices]))
+                self._orders[state_hash] = order
         return state_hash
 
     async def follow(self, before: Head, results: Mapping[int, memoryview], leads_to: bytes) -> bool:
@@ -155,7 +165,9 @@ class StateBuilder:
     def _remember(self, result: LoggedResult) -> None:
         self._built[result.leads_to] = result
         while len(self._built) > BUILT_MAX:
-            del self._built[next(iter(self._built))]
+            oldest = next(iter(self._built))
+            del self._built[oldest]
+            self._orders.pop(oldest, None)
 
     # -- commit --------------------------------------------------------------------------------------------------------
 
@@ -168,7 +180,7 @@ class StateBuilder:
             result = self._built.get(head.state_hash)
             if head.state_hash != self._state.tree.root:
                 await self._make_current(head, result)
-            self._built, self._fetched, self._ahead = {}, None, None
+            self._built, self._orders, self._fetched, self._ahead = {}, {}, None, None
 
     async def _make_current(self, head: Head, result: LoggedResult | None) -> None:
         fetched = self.fetched(head.state_hash)

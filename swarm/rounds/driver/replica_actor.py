@@ -14,8 +14,6 @@ from optim.strategies.interface import Coding
 from peer.errors import RoundDiscarded
 from peer.identity import open_body
 from swarm.protocol.agreement import actions, events
-from swarm.protocol.agreement.messages import RosterBody
-from swarm.protocol.agreement.rules.evidence import ROSTER
 from swarm.protocol.head import Head
 from swarm.protocol.plan import PLAN_KIND, Contribution, WorkPlan
 from swarm.rounds.context import RoundContext
@@ -181,7 +179,7 @@ class ReplicaActor:
 
     async def _commit(self, action: actions.CommitHead) -> None:
         head, before = action.head, self.head
-        bodies = self._bodies(action) if action.support is not None else None
+        bodies = self._bodies(action)
         result = self.builder.result_of(head.state_hash) if bodies is not None else None
         self.training.settle(self._is_merged(before, head, bodies))
         for exchange in self.exchanges.values():
@@ -202,15 +200,14 @@ class ReplicaActor:
         state, round_info = self.context.state, self.context.schedule.round_info(self.head)
         self.coding = await trio.to_thread.run_sync(state.strategy.coding, round_info, state.tensors)
 
-    def _bodies(self, action: actions.CommitHead) -> list[Contribution]:
-        """Return the contributions that a commit has merged."""
-        assert action.support is not None
-        key = blake3(action.support.roster.body).digest()
-        if key in self.exchanges:
-            return self.exchanges[key].order.merged
-        roster = open_body(action.support.roster, ROSTER, RosterBody)
-        weights, round_info = [1.0] * len(roster.contributions), self.context.schedule.round_info(self.head)
-        return MergeOrder.of(action.support.roster, weights, self.head, round_info, self.coding).merged
+    def _bodies(self, action: actions.CommitHead) -> list[Contribution] | None:
+        """Return the contributions that a commit has merged; None where its state was fetched, so that they are not
+        known here."""
+        order = self.builder.order_of(action.head.state_hash)
+        if order is None and action.support is not None:
+            key = blake3(action.support.roster.body).digest()
+            order = self.exchanges[key].order if key in self.exchanges else None
+        return order.merged if order is not None and action.head.round == self.head.round + 1 else None
 
     def _is_merged(self, before: Head, head: Head, bodies: Sequence[Contribution] | None) -> bool:
         """Return whether this peer's update is in the commit. Where that cannot be known it counts as merged, so that
