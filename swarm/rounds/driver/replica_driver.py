@@ -12,9 +12,11 @@ from peer.net.host import Host
 from swarm.protocol.agreement.config import AgreementConfig
 from swarm.protocol.agreement.work import Work
 from swarm.protocol.head import Head, Member
+from swarm.protocol.plan import WorkPlan
 from swarm.protocol.round_schedule import RoundSchedule
 from swarm.protocol.timeouts import AdaptiveTimeouts
 from swarm.rounds.context import RoundContext
+from swarm.rounds.driver.gathering import gather_batches
 from swarm.rounds.driver.group_driver import GroupDriver
 from swarm.rounds.driver.handlers import SliceHandlers, serve_agreement
 from swarm.rounds.driver.records import RecordFiles
@@ -67,7 +69,7 @@ class ReplicaDriver:
     @property
     def takes_part(self) -> bool:
         """Whether this peer is a member of the group or a learner, or the present plan takes it in."""
-        head, plan = self.head, self.actor.training.plan if self.actor is not None else None
+        head, plan = self.head, self._plan
         learns = any(learner.member == self.me for learner in head.learners)
         return head.has(self.me) or learns or (plan is not None and plan.of(self.me) is not None)
 
@@ -100,3 +102,9 @@ class ReplicaDriver:
             nursery.start_soon(self.actor.run)
             await trio.lowlevel.checkpoint()
             nursery.start_soon(self.group.run, self.actor)
+            if self._parts.schedule.synchronous:
+                nursery.start_soon(gather_batches, self.group, self._parts.trainer, lambda: self._plan)
+
+    @property
+    def _plan(self) -> WorkPlan | None:
+        return self.actor.training.plan if self.actor is not None else None
