@@ -16,29 +16,27 @@ async def gather_batches(
     group: GroupDriver, trainer: Trainer, plan: Callable[[], WorkPlan | None], until_s: float = 1.0
 ) -> None:
     """Ask the trainer while this peer leads, once a plan, and tell the node. Runs until cancelled."""
-    told: bytes | None = None
+    told = b""
 
     def current() -> WorkPlan | None:
         mine = plan()
         return mine if mine is not None and group.phase == "leading" and mine.head == group.head.hash else None
+
+    async def ask(mine: WorkPlan, scope: trio.CancelScope) -> None:
+        members = {member.peer for member in group.head.members}
+        asked = sorted(members | {assignment.member.peer for assignment in mine.assignments})
+        claims = await trainer.gather(asked)
+        group.feed(events.Gathered(mine.head, {peer: tuple(own) for peer, own in (claims or {}).items()}))
+        scope.cancel()
 
     while True:
         mine = current()
         if mine is None or mine.hash == told:
             await group.changed.wait(until_s)
             continue
-        members = {member.peer for member in group.head.members}
-        asked = sorted(members | {assignment.member.peer for assignment in mine.assignments})
+        told = mine.hash
         async with trio.open_nursery() as nursery:
-
-            async def ask(peers: list[str], scope: trio.CancelScope) -> None:
-                nonlocal told
-                claims = await trainer.gather(peers)
-                told = mine.hash
-                group.feed(events.Gathered(mine.head, {peer: tuple(own) for peer, own in (claims or {}).items()}))
-                scope.cancel()
-
-            nursery.start_soon(ask, asked, nursery.cancel_scope)
+            nursery.start_soon(ask, mine, nursery.cancel_scope)
             while (now := current()) is not None and now.hash == mine.hash:
                 await group.changed.wait(until_s)
             nursery.cancel_scope.cancel()
