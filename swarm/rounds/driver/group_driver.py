@@ -160,7 +160,7 @@ class GroupDriver:
     async def _do(self, action: actions.Action, actor: Actor, tasks: trio.Nursery) -> None:
         match action:
             case actions.Send():
-                self._outbox.send(action.peer, action.message, tasks)
+                self._outbox.send(action.peer, action.message, self._node.head.round + 1, tasks)
             case actions.Tell():
                 fields = {name: list(v) if isinstance(v, tuple) else v for name, v in action.fields.items()}
                 self._host.events.emit(action.event, **fields)
