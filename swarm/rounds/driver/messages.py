@@ -12,7 +12,6 @@ from peer.net.wire import LARGE_HEADER_BYTES
 from swarm.protocol.agreement.messages import Message
 from swarm.protocol.messages import Done
 
-
 MESSAGES_MAX: Final = 16
 
 
