@@ -17,7 +17,7 @@ import msgspec
 from peer.bounds import SLICES_MAX, Hash, Number
 from peer.decoding import MALFORMED
 from peer.errors import ResourceError
-from peer.files import fsync_path
+from peer.files import fsync_path, make_folder
 from swarm.protocol.head import Head
 
 HEADER_BYTES_MAX: Final = 8 << 20
@@ -63,7 +63,7 @@ class ResultLog:
             _Header(result.before, result.leads_to, tuple(part.nbytes for part in result.parts))
         )
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self._folder)
             with part.open("wb") as file:
                 file.write(len(header).to_bytes(4, "big") + header)
                 for piece in result.parts:
