@@ -7,16 +7,17 @@ building it again takes one pass over the weights.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Final
 
 import trio
 
-from peer.errors import BarnraiseError, ProtocolViolation
+from peer.errors import BarnraiseError, ProtocolViolation, ResourceError
+from swarm.protocol.agreement.round.instance import name_build
 from swarm.protocol.head import Head
 from swarm.rounds.context import RoundContext
 from swarm.rounds.driver.merge_order import MergeOrder
-from swarm.rounds.driver.result_log import LoggedResult
+from swarm.rounds.driver.result_log import LoggedResult, ResultLog, path_between
 from swarm.rounds.driver.slice_exchange import THREADS, SliceExchange
 from swarm.state.fetch import Fetched
 
@@ -26,10 +27,11 @@ BUILT_MAX: Final = 4  # the accepted state and a candidate, and what a restart h
 class StateBuilder:
     """Builds and commits the states of one replica."""
 
-    def __init__(self, context: RoundContext) -> None:
-        self._context, self._state = context, context.state
+    def __init__(self, context: RoundContext, log: ResultLog) -> None:
+        self._context, self._state, self._log = context, context.state, log
         self._built: dict[bytes, LoggedResult] = {}
         self._orders: dict[bytes, MergeOrder] = {}
+        self._staged: dict[bytes, bytes] = {}  # names under which results are on disk already, by state
         self._fetched: Fetched | None = None
         self._lock = trio.Lock()
         self._scope = trio.CancelScope()
@@ -126,8 +128,11 @@ class StateBuilder:
                 self._ahead = None
                 self._context.events.emit("build_failed", round=order.round_info.round, reason=failed[0])
             else:
-                state_hash = await self._hash(order)
-                self._remember(LoggedResult(order.before, state_hash, [parts[index] for index in order.indices]))
+                encoded = [parts[index] for index in order.indices]
+                name = name_build(order.key, tuple(results))
+                state_hash = await self._hash_and_stage(order, name, encoded)
+                self._staged[state_hash] = name
+                self._remember(LoggedResult(order.before, state_hash, encoded))
                 self._orders[state_hash] = order
         return state_hash
 
@@ -154,9 +159,25 @@ class StateBuilder:
             await trio.to_thread.run_sync(state.build, index, part)
         return await trio.to_thread.run_sync(state.hash_next)
 
-    async def _hash(self, order: MergeOrder) -> bytes:
+    async def _hash_and_stage(self, order: MergeOrder, name: bytes, parts: Sequence[memoryview]) -> bytes:
+        """Hash the next state. Meanwhile the results go to disk, since a vote for it waits for that."""
         state = self._state
-        return await trio.to_thread.run_sync(state.hash_next if order.indices else state.hash_unchanged)
+
+        async def stage() -> None:
+            with suppress(ResourceError):  # `save` will try again, and tell
+                await trio.to_thread.run_sync(self._log.stage, name, parts)
+
+        async with trio.open_nursery() as nursery:
+            if parts:
+                nursery.start_soon(stage)
+            return await trio.to_thread.run_sync(state.hash_next if order.indices else state.hash_unchanged)
+
+    async def save(self, state_hash: bytes) -> None:
+        """Put the results that lead to that state on disk. A state that was fetched whole is saved with the next
+        checkpoint: those that certified it have it on disk. Raises ResourceError."""
+        result, name = self._built.get(state_hash), self._staged.get(state_hash, state_hash)
+        if result is not None and not await trio.to_thread.run_sync(self._log.has, state_hash):
+            await trio.to_thread.run_sync(self._log.write, result, name)
 
     def _apply(self, order: MergeOrder, index: int, data: memoryview) -> None:
         order.coding.check_result(index, data, order.sent(index))
@@ -168,6 +189,7 @@ class StateBuilder:
             oldest = next(iter(self._built))
             del self._built[oldest]
             self._orders.pop(oldest, None)
+            self._staged.pop(oldest, None)
 
     # -- commit --------------------------------------------------------------------------------------------------------
 
@@ -180,7 +202,8 @@ class StateBuilder:
             result = self._built.get(head.state_hash)
             if head.state_hash != self._state.tree.root:
                 await self._make_current(head, result)
-            self._built, self._orders, self._fetched, self._ahead = {}, {}, None, None
+            self._built, self._orders, self._staged = {}, {}, {}
+            self._fetched = self._ahead = None
 
     async def _make_current(self, head: Head, result: LoggedResult | None) -> None:
         fetched = self.fetched(head.state_hash)
@@ -188,9 +211,17 @@ class StateBuilder:
             self._state.commit(head.state_hash)
         elif fetched is not None:
             await trio.to_thread.run_sync(self._state.replace, fetched.tensors, fetched.tree)
-        elif result is not None and await self._rebuild(result) == head.state_hash:
-            self._state.commit(head.state_hash)
+        elif result is not None:
+            await self.advance(result)
         else:
+            await self._advance_by_log(head)
+
+    async def _advance_by_log(self, head: Head) -> None:
+        """Go to a state that was found on disk at the start, or that was voted for and has made room for others."""
+        logged = await trio.to_thread.run_sync(self._log.load)
+        for result in path_between(logged, self._state.tree.root, head.state_hash):
+            await self.advance(result)
+        if self._state.tree.root != head.state_hash:
             raise RuntimeError("the agreement has committed a state that is not here")
 
     @asynccontextmanager

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Protocol
 
 import trio
@@ -114,10 +114,11 @@ class GroupDriver:
             self._stepping = False
         self.changed.notify()
 
-    def receive(self, peer: str, message: Message) -> None:
-        """Take a message. Raises `ProtocolViolation` if it accuses its sender, which is then struck."""
+    def receive(self, peer: str, messages: Sequence[Message]) -> None:
+        """Take messages. Raises `ProtocolViolation` if one accuses its sender, which is then struck."""
         self._accused.pop(peer, None)
-        self.feed(events.Received(peer, message))
+        for message in messages:
+            self.feed(events.Received(peer, message))
         reason = self._accused.pop(peer, None)
         if reason is not None:
             raise ProtocolViolation(reason)
@@ -154,13 +155,14 @@ class GroupDriver:
         while True:
             while self._to_do:
                 await self._do(self._to_do.popleft(), actor, tasks)
+            self._outbox.send(self._node.head.round + 1, tasks)
             self._work_came = trio.Event()
             await self._work_came.wait()
 
     async def _do(self, action: actions.Action, actor: Actor, tasks: trio.Nursery) -> None:
         match action:
             case actions.Send():
-                self._outbox.send(action.peer, action.message, self._node.head.round + 1, tasks)
+                self._outbox.add(action.peer, action.message)
             case actions.Tell():
                 fields = {name: list(v) if isinstance(v, tuple) else v for name, v in action.fields.items()}
                 self._host.events.emit(action.event, **fields)
@@ -171,6 +173,7 @@ class GroupDriver:
                 proved = action.proof is not None
                 self._host.events.emit("peer_penalized", peer=action.peer, reason=action.reason, proved=proved)
             case actions.CommitHead():
+                self._outbox.send(action.head.round, tasks)  # before what may take long
                 await actor.perform(action)
                 self._follow(action.head)
             case _:

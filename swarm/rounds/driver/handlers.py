@@ -20,7 +20,7 @@ def serve_agreement(rpc: Rpc, drivers: Callable[[], Mapping[str, GroupDriver]]) 
         driver = drivers().get(call.body.group)
         if driver is None:  # no violation: peers move between groups
             raise RoundError("this peer is in another group: look it up again")
-        driver.receive(call.peer, call.body.message)
+        driver.receive(call.peer, call.body.messages)
         return Done()
 
     rpc.register(AGREE, on_message)

@@ -1,8 +1,8 @@
-"""The call that carries the messages of the agreement between two peers of a group."""
+"""The call that carries messages of the agreement from one peer of a group to another."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -12,14 +12,16 @@ from peer.net.wire import LARGE_HEADER_BYTES
 from swarm.protocol.agreement.messages import Message
 from swarm.protocol.messages import Done
 
+MESSAGES_MAX: Final = 16
+
 
 class Letter(msgspec.Struct, frozen=True):
-    """One message of the agreement of one group."""
+    """Messages of the agreement of one group, in order."""
 
     group: Name
     """The group's id (a head's `run_id`): the coordinator takes part in the groups of all stages."""
-    message: Message
+    messages: Annotated[tuple[Message, ...], msgspec.Meta(max_length=MESSAGES_MAX)]
 
 
-AGREE: Final = Method("agreement.message", Letter, Done, header_bytes=LARGE_HEADER_BYTES)
-MESSAGE_BYTES_MAX: Final = LARGE_HEADER_BYTES - (4 << 10)  # room for the rest of a header
+AGREE: Final = Method("agreement.messages", Letter, Done, header_bytes=LARGE_HEADER_BYTES)
+LETTER_BYTES_MAX: Final = LARGE_HEADER_BYTES - (4 << 10)  # room for the rest of a header

@@ -56,7 +56,7 @@ class ReplicaActor:
         """`head`: where the replica stands; `coding`: of the round after it."""
         self.head, self.coding = head, coding
         self.context = context
-        self.builder = StateBuilder(context)
+        self.builder = StateBuilder(context, log)
         self.training = Training(context, feed)
         self.catch_up = CatchUp(context, self.builder, part_file, listener.donors, feed)
         self.began = Notifier()
@@ -66,7 +66,7 @@ class ReplicaActor:
         self.fetching = 0
         """States on their way here."""
         self.exchanges: OrderedDict[bytes, SliceExchange] = OrderedDict()
-        self._listener, self._log, self._feed = listener, log, feed
+        self._listener, self._feed = listener, feed
         self._received: Received = {}
         self._delivered: set[tuple[int, str]] = set()
         self._round: trio.CancelScope = trio.CancelScope()
@@ -220,11 +220,8 @@ class ReplicaActor:
         return all(absence.member != me for absence in head.absent)
 
     async def save(self, state_hash: bytes) -> None:
-        """Put on disk the results that lead to that state. A state that was fetched whole is saved with the next
-        checkpoint: those that certified it have it on disk. Raises ResourceError."""
-        result = self.builder.result_of(state_hash)
-        if result is not None and not await trio.to_thread.run_sync(self._log.has, state_hash):
-            await trio.to_thread.run_sync(self._log.write, result)
+        """Put on disk what leads to that state. Raises ResourceError."""
+        await self.builder.save(state_hash)
 
     async def restore(self, results: Mapping[bytes, LoggedResult], head: Head) -> None:
         """After a start, bring the state to that of the node's head, as far as results on disk lead there, and offer

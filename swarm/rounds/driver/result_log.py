@@ -6,6 +6,7 @@ A result is a fraction of a state's size, so it can be on disk before a vote is 
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,11 +21,14 @@ from peer.errors import ResourceError
 from peer.files import fsync_path, make_folder
 from swarm.protocol.head import Head
 
-HEADER_BYTES_MAX: Final = 8 << 20
+FOOTER_BYTES_MAX: Final = 8 << 20
 _SUFFIX: Final = ".result"
+_STAGED: Final = ".part"
+STAGED_MAX: Final = 4
+_SIZE_BYTES: Final = 4  # of the footer's size, at the end of the file
 
 
-class _Header(msgspec.Struct, frozen=True):
+class _Footer(msgspec.Struct, frozen=True):
     before: Head
     """The head whose state the result was merged on."""
     leads_to: Hash
@@ -55,23 +59,34 @@ class ResultLog:
     def has(self, leads_to: bytes) -> bool:
         return self._path(leads_to).exists()
 
-    def write(self, result: LoggedResult) -> None:
-        """Put a result on disk: file and folder are synced when this returns. Raises ResourceError."""
-        path = self._path(result.leads_to)
-        part = path.with_suffix(".part")
-        header = msgspec.msgpack.encode(
-            _Header(result.before, result.leads_to, tuple(part.nbytes for part in result.parts))
-        )
+    def stage(self, name: bytes, parts: Sequence[memoryview]) -> None:
+        """Put the bytes of a result on disk while it is not known yet to which state it leads. Raises ResourceError."""
+        self._write(self._part(name), parts, b"")
+
+    def write(self, result: LoggedResult, name: bytes) -> None:
+        """Put a result on disk, of which `stage` may have written the bytes under that name: file and folder are synced
+        when this returns. Raises ResourceError."""
+        sizes = tuple(part.nbytes for part in result.parts)
+        footer = msgspec.msgpack.encode(_Footer(result.before, result.leads_to, sizes))
+        footer += len(footer).to_bytes(_SIZE_BYTES, "big")
+        part = self._part(name)
+        staged = part.exists() and part.stat().st_size == sum(sizes)
+        self._write(part, () if staged else result.parts, footer, append=staged)
+        os.replace(part, self._path(result.leads_to))
+        fsync_path(self._folder)
+
+    def _part(self, name: bytes) -> Path:
+        return self._folder / f"{name.hex()[:40]}{_STAGED}"
+
+    def _write(self, path: Path, parts: Sequence[memoryview], footer: bytes, append: bool = False) -> None:
         try:
             make_folder(self._folder)
-            with part.open("wb") as file:
-                file.write(len(header).to_bytes(4, "big") + header)
-                for piece in result.parts:
+            with path.open("ab" if append else "wb") as file:
+                for piece in parts:
                     file.write(piece)
+                file.write(footer)
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(part, path)
-            fsync_path(self._folder)
         except OSError as error:
             raise ResourceError(
                 f"cannot write {path} ({error.strerror}): free some space or choose another --home"
@@ -87,11 +102,15 @@ class ResultLog:
         return found
 
     def drop(self, until_round: int) -> None:
-        """Forget the results that led to a state of that round or an earlier one: a checkpoint has it."""
+        """Forget the results that led to a state of that round or an earlier one: a checkpoint has it. Forget what was
+        staged in vain, too."""
         for path in sorted(self._folder.glob(f"*{_SUFFIX}")):
-            header = _read_header(path)
-            if header is None or header[0].before.round + 1 <= until_round:
+            footer = _read_footer(path)
+            if footer is None or footer.before.round + 1 <= until_round:
                 path.unlink(missing_ok=True)
+        staged = sorted(self._folder.glob(f"*{_STAGED}"), key=lambda path: path.stat().st_mtime)
+        for path in staged[:-STAGED_MAX]:
+            path.unlink(missing_ok=True)
 
 
 def reachable(results: Mapping[bytes, LoggedResult], state_hash: bytes) -> list[bytes]:
@@ -116,27 +135,30 @@ def path_between(results: Mapping[bytes, LoggedResult], state_hash: bytes, goal:
     return path[::-1]
 
 
-def _read_header(path: Path) -> tuple[_Header, int] | None:
+def _read_footer(path: Path) -> _Footer | None:
+    """Return what a file says of its result; None if it is not whole."""
     try:
+        size = path.stat().st_size
         with path.open("rb") as file:
-            size = int.from_bytes(file.read(4), "big")
-            if size > HEADER_BYTES_MAX:
+            file.seek(max(0, size - _SIZE_BYTES))
+            length = int.from_bytes(file.read(_SIZE_BYTES), "big")
+            if length > min(FOOTER_BYTES_MAX, size - _SIZE_BYTES):
                 return None
-            return msgspec.msgpack.decode(file.read(size), type=_Header), 4 + size
+            file.seek(size - _SIZE_BYTES - length)
+            footer = msgspec.msgpack.decode(file.read(length), type=_Footer)
     except (OSError, *MALFORMED):
         return None
+    return footer if sum(footer.sizes) + length + _SIZE_BYTES == size else None
 
 
 def _read(path: Path) -> LoggedResult | None:
-    found = _read_header(path)
-    if found is None:
+    footer = _read_footer(path)
+    if footer is None:
         return None
-    header, start = found
-    if path.stat().st_size != start + sum(header.sizes):
-        return None
-    view = memoryview(path.read_bytes())[start:]
+    with path.open("rb") as file:  # not read before it is used: together they can be many times the state's size
+        view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     parts: list[memoryview] = []
-    for size in header.sizes:
+    for size in footer.sizes:
         parts.append(view[:size])
         view = view[size:]
-    return LoggedResult(header.before, header.leads_to, parts)
+    return LoggedResult(footer.before, footer.leads_to, parts)

@@ -1,8 +1,8 @@
 """A group on the driver, with real sockets and invented gradients, for tests of rounds and benchmarks.
 
-    async with open_driven_group(folder, GroupSetting(numel=40_000)) as group:
-        replicas = [await group.enter(deltas) for _ in range(3)]
-        await group.until_round(3)
+async with open_driven_group(folder, GroupSetting(numel=40_000)) as group:
+    replicas = [await group.enter(deltas) for _ in range(3)]
+    await group.until_round(3)
 """
 
 from __future__ import annotations
