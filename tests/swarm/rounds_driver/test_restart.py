@@ -90,7 +90,8 @@ async def test_power_fails_as_a_vote_is_sent(tmp_path: Path, monkeypatch: pytest
         honest = rpc.call
 
         async def call(peer: str, method: Any, body: Any, *arguments: Any, **options: Any) -> Any:
-            if method is AGREE and isinstance(body.message, VoteMessage) and first.head.round >= 2:
+            votes = method is AGREE and any(isinstance(message, VoteMessage) for message in body.messages)
+            if votes and first.head.round >= 2:
                 kept.update(kept or disk.files())
                 first.stop.cancel()
                 raise ConnectionLost("the power has failed")
