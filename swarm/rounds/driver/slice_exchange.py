@@ -31,6 +31,7 @@ from swarm.rounds.driver.merge_order import MergeOrder
 
 SENDS_PER_PEER: Final = 2  # keeps a link busy while a call waits for its answer, and leaves room for other peers
 THREADS: Final = max(1, (os.cpu_count() or 2) // 2)  # two threads on one core compete for its cache
+HASHED_INLINE_BYTES: Final = 1 << 18  # takes as long as the way to a thread and back
 RETRY_PAUSE_S: Final = 0.25
 REFUSALS_MAX: Final = 8
 
@@ -230,7 +231,7 @@ class SliceExchange:
 
     async def take_result(self, index: int, data: memoryview) -> None:
         """Keep a merged slice from its owner."""
-        name = await trio.to_thread.run_sync(_hash, data)
+        name = _hash(data) if len(data) <= HASHED_INLINE_BYTES else await trio.to_thread.run_sync(_hash, data)
         if index not in self.results:
             self._keep(index, name, data)
 
