@@ -71,7 +71,7 @@ class EngineState:
 
     def report(self, me: Member) -> messages.HeadReport:
         """Return the report of this peer's head."""
-        return messages.HeadReport(self.head, me, self.phase, self.regroup)
+        return messages.HeadReport(self.head, me, self.phase, regroup=self.regroup)
 
 
 class RoundHandlers:

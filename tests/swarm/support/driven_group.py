@@ -33,7 +33,7 @@ from swarm.protocol.plan import Contribution
 from swarm.protocol.round_schedule import RoundSchedule
 from swarm.protocol.timeouts import AdaptiveTimeouts
 from swarm.rounds.driver.group_driver import GroupDriver
-from swarm.rounds.driver.handlers import serve_agreement
+from swarm.rounds.driver.handlers import serve_agreement, serve_heads
 from swarm.rounds.driver.records import RecordFiles
 from swarm.rounds.driver.replica_actor import ReplicaActor
 from swarm.rounds.driver.replica_driver import ReplicaDriver, ReplicaParts
@@ -259,6 +259,7 @@ class DrivenGroup:
                     self.coordinator_host, self.coordinator = host, driver
                     driver.begin([])
                     serve_agreement(host.rpc, lambda: {driver.group: driver})
+                    serve_heads(host.rpc, lambda: {driver.group: driver})
                     task_status.started()
                     await driver.run(self.actor)
 
