@@ -25,8 +25,8 @@ from swarm.protocol.head import Head, Member
 from swarm.protocol.join_requests import JoinRequests
 from swarm.protocol.quorum import HeadCandidate
 from swarm.rounds.context import RoundContext
+from swarm.rounds.notifier import Notifier
 from swarm.rounds.round import Round
-from swarm.rounds.round_state import Notifier
 
 JOIN_BEHIND_MAX: Final = 2  # rounds; a joiner so close catches up by replay while the leader waits for its promise
 ADDRESSES_MAX: Final = 1024  # learned from one message

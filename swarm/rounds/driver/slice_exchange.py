@@ -14,9 +14,8 @@ import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from math import isclose
-from typing import Any, Final
+from typing import Final
 
-import torch
 import trio
 from blake3 import blake3
 
@@ -27,6 +26,7 @@ from swarm.protocol.agreement import events
 from swarm.protocol.messages import CONTRIBUTION, FETCH_RESULT, RESULT, Done, SliceOf
 from swarm.protocol.plan import Contribution
 from swarm.rounds.context import RoundContext
+from swarm.rounds.contribution import as_bytes
 from swarm.rounds.driver.merge_order import MergeOrder
 
 SENDS_PER_PEER: Final = 2  # keeps a link busy while a call waits for its answer, and leaves room for other peers
@@ -37,12 +37,6 @@ REFUSALS_MAX: Final = 8
 
 Received = dict[tuple[int, str], tuple[bytes, memoryview]]
 """Other contributors' slices by (index, peer), each with its blake3 hash."""
-
-
-def as_bytes(encoded: torch.Tensor) -> memoryview:
-    """Return the bytes of a uint8 tensor without a copy."""
-    array: Any = encoded.numpy()
-    return memoryview(array)
 
 
 class SliceExchange:
