@@ -28,7 +28,7 @@ from swarm.protocol.timeouts import AdaptiveTimeouts
 from swarm.rounds.driver.group_driver import DriverOptions, GroupDriver
 from swarm.rounds.driver.records import RecordFiles
 from swarm.rounds.driver.work import work_of
-from swarm.rounds.round_state import Notifier
+from swarm.rounds.notifier import Notifier
 from swarm.run.agreement import agreement_config, schedule_of
 from swarm.run.home import Home
 from swarm.run.manifest import Manifest

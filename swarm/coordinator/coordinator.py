@@ -32,7 +32,7 @@ from swarm.membership.bans import extend_bans, spread_bans
 from swarm.membership.member_record import MEMBERS, MemberRecord, member_record, member_schema
 from swarm.membership.membership import Membership
 from swarm.membership.reachability import serve_dial_back
-from swarm.rounds.driver.handlers import serve_agreement
+from swarm.rounds.driver.handlers import serve_agreement, serve_heads
 from swarm.run.config import RunConfig
 from swarm.run.gate import Gate
 from swarm.run.guests import GuestBook
@@ -129,6 +129,7 @@ class _Coordinator:
         ]
         drivers = {group.group: group.driver for group in self.groups}
         serve_agreement(host.rpc, lambda: drivers)
+        serve_heads(host.rpc, lambda: drivers)
 
     async def announce_completion(self, membership: Membership[MemberRecord]) -> None:
         """Announce the end once all groups have made their last commit: their members wait for that."""

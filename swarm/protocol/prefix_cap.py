@@ -1,59 +1,21 @@
 """At most so many members of one address prefix in a head, so that one host with many identities is no crowd.
 
-A rule of the leader and of the coordinator, which take newcomers in. The other members cannot check it: two peers may
-see a third at different addresses.
+Each peer applies it to the requests to join that it hears itself. Other members cannot check it: two peers may see a
+third at different addresses. No clock of its own.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Final
-
-from swarm.protocol.head import Member
 
 ASKS_AGAIN_S: Final = 10.0  # as long a request to join counts
 ASKING_MAX: Final = 1024
 
 
-@dataclass(frozen=True)
-class Newcomers:
-    """The newcomers that may take part, and those that must wait."""
-
-    admitted: tuple[Member, ...]
-    waiting: Counter[str]
-    """How many newcomers of each full prefix wait."""
-
-
-def admit(newcomers: Iterable[tuple[Member, str]], staying: Iterable[str], per_prefix: int, room: int) -> Newcomers:
-    """Choose at most `room` newcomers (each with its prefix), the first first, so that with the members that are
-    `staying` (their prefixes) there are at most `per_prefix` of one prefix."""
-    taken, waiting = Counter(staying), Counter[str]()
-    admitted: list[Member] = []
-    for member, prefix in newcomers:
-        if taken[prefix] >= per_prefix:
-            waiting[prefix] += 1
-        elif len(admitted) < room:
-            taken[prefix] += 1
-            admitted.append(member)
-    return Newcomers(tuple(admitted), waiting)
-
-
-class FullPrefixes:
-    """The prefixes whose newcomers wait, each told of once for as long as it is full."""
-
-    def __init__(self) -> None:
-        self._told: frozenset[str] = frozenset()
-
-    def fresh(self, admission: Newcomers) -> dict[str, int]:
-        """Return the prefixes that have become full since the last call, and how many newcomers of each wait."""
-        told, self._told = self._told, frozenset(admission.waiting)
-        return {prefix: waiting for prefix, waiting in admission.waiting.items() if prefix not in told}
-
-
 class PrefixCap:
-    """Decides which newcomers may ask to take part. Every method takes the current time in seconds."""
+    """Decides which newcomers may ask to take part."""
 
     def __init__(self, most: int) -> None:
         """`most`: members of one prefix in a head."""
@@ -64,7 +26,7 @@ class PrefixCap:
 
     def lets_in(self, peer: str, prefix: str, inside: Mapping[str, str], now: float) -> bool:
         """Return whether a request of `peer`, seen at an address of that prefix, counts. `inside`: the prefix of each
-        member and learner of the head. Who was let in keeps its place as long as it goes on asking."""
+        member and learner of the head. `now` is in seconds. Who was let in keeps its place while it goes on asking."""
         self._let_in = {p: entry for p, entry in self._let_in.items() if entry[1] > now and p not in inside}
         self._waiting = {p: entry for p, entry in self._waiting.items() if entry[1] > now and p not in inside}
         others = Counter([*inside.values(), *(of for p, (of, _) in self._let_in.items() if p != peer)])

@@ -17,7 +17,7 @@ from swarm.protocol.agreement.round.instance import name_build
 from swarm.protocol.head import Head
 from swarm.rounds.context import RoundContext
 from swarm.rounds.driver.merge_order import MergeOrder
-from swarm.rounds.driver.result_log import LoggedResult, ResultLog
+from swarm.rounds.driver.result_log import LoggedResult, ResultLog, path_between
 from swarm.rounds.driver.slice_exchange import THREADS, SliceExchange
 from swarm.state.fetch import Fetched
 
@@ -211,9 +211,17 @@ class StateBuilder:
             self._state.commit(head.state_hash)
         elif fetched is not None:
             await trio.to_thread.run_sync(self._state.replace, fetched.tensors, fetched.tree)
-        elif result is not None and await self._rebuild(result) == head.state_hash:
-            self._state.commit(head.state_hash)
+        elif result is not None:
+            await self.advance(result)
         else:
+            await self._advance_by_log(head)
+
+    async def _advance_by_log(self, head: Head) -> None:
+        """Go to a state that was found on disk at the start, or that was voted for and has made room for others."""
+        logged = await trio.to_thread.run_sync(self._log.load)
+        for result in path_between(logged, self._state.tree.root, head.state_hash):
+            await self.advance(result)
+        if self._state.tree.root != head.state_hash:
             raise RuntimeError("the agreement has committed a state that is not here")
 
     @asynccontextmanager

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from peer.files import fsync_path, read_bounded, write_atomically
+from peer.errors import ResourceError
+from peer.files import fsync_path, make_folder, read_bounded, write_atomically
 
 RECORD_BYTES_MAX: Final = 8 << 20
 _SUFFIX: Final = ".record"
@@ -31,7 +32,12 @@ class RecordFiles:
 
     def write(self, records: Mapping[str, bytes]) -> None:
         """Put records on disk, in order: files and folder are synced when this returns. Raises ResourceError."""
-        for key, record in records.items():
-            write_atomically(self._folder / f"{key.replace('/', '-')}{_SUFFIX}", record)
-        if records:
+        try:
+            make_folder(self._folder)
+            for key, record in records.items():
+                write_atomically(self._folder / f"{key.replace('/', '-')}{_SUFFIX}", record)
             fsync_path(self._folder)
+        except OSError as error:
+            raise ResourceError(
+                f"cannot write {self._folder} ({error.strerror}): free some space or choose another --home"
+            ) from error

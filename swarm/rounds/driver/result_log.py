@@ -6,6 +6,7 @@ A result is a fraction of a state's size, so it can be on disk before a vote is 
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ import msgspec
 from peer.bounds import SLICES_MAX, Hash, Number
 from peer.decoding import MALFORMED
 from peer.errors import ResourceError
-from peer.files import fsync_path
+from peer.files import fsync_path, make_folder
 from swarm.protocol.head import Head
 
 FOOTER_BYTES_MAX: Final = 8 << 20
@@ -79,7 +80,7 @@ class ResultLog:
 
     def _write(self, path: Path, parts: Sequence[memoryview], footer: bytes, append: bool = False) -> None:
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self._folder)
             with path.open("ab" if append else "wb") as file:
                 for piece in parts:
                     file.write(piece)
@@ -154,7 +155,8 @@ def _read(path: Path) -> LoggedResult | None:
     footer = _read_footer(path)
     if footer is None:
         return None
-    view = memoryview(path.read_bytes())
+    with path.open("rb") as file:  # not read before it is used: together they can be many times the state's size
+        view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     parts: list[memoryview] = []
     for size in footer.sizes:
         parts.append(view[:size])
