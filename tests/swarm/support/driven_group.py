@@ -245,22 +245,21 @@ class DrivenGroup:
         log, setting = EventLog(), self.setting
         config = HostConfig(identity=self.coordinator_identity, events=log, limits=setting.limits)
         self.stop_coordinator = trio.CancelScope()
-        with log.subscribed(self._note):
-            with self.stop_coordinator:
-                async with open_host(config) as host:
-                    self.obey_cuts(host)
-                    for member in self.members:
-                        member.host.book.add(host.peer_id, host.addresses)
-                        host.book.add(member.peer, member.host.addresses)
-                    work = work_of(setting.strategy(), setting.schedule, lambda head: setting.exchange_s)
-                    records = RecordFiles(self.folder / "coordinator")
-                    known = lambda: self._known(host.peer_id)  # noqa: E731
-                    driver = GroupDriver(host, self.config(host.peer_id), work, records, setting.timeouts(), known)
-                    self.coordinator_host, self.coordinator = host, driver
-                    driver.begin([])
-                    serve_agreement(host.rpc, lambda: {driver.group: driver})
-                    task_status.started()
-                    await driver.run(self.actor)
+        with log.subscribed(self._note), self.stop_coordinator:
+            async with open_host(config) as host:
+                self.obey_cuts(host)
+                for member in self.members:
+                    member.host.book.add(host.peer_id, host.addresses)
+                    host.book.add(member.peer, member.host.addresses)
+                work = work_of(setting.strategy(), setting.schedule, lambda head: setting.exchange_s)
+                records = RecordFiles(self.folder / "coordinator")
+                known = lambda: self._known(host.peer_id)  # noqa: E731
+                driver = GroupDriver(host, self.config(host.peer_id), work, records, setting.timeouts(), known)
+                self.coordinator_host, self.coordinator = host, driver
+                driver.begin([])
+                serve_agreement(host.rpc, lambda: {driver.group: driver})
+                task_status.started()
+                await driver.run(self.actor)
 
     def _note(self, event: Event) -> None:
         self.coordinator_events.append(event)
