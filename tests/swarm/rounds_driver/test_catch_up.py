@@ -41,7 +41,7 @@ def open_gates(group: DrivenGroup) -> None:
 @pytest.mark.parametrize("rounds", [1, 3])
 async def test_missed_rounds_are_replayed(tmp_path: Path, rounds: int) -> None:
     """Applying their results is less than a whole state, and leads to the same bits."""
-    async with open_driven_group(tmp_path, GroupSetting(limits=QUICK)) as group:
+    async with open_driven_group(tmp_path, GroupSetting(limits=QUICK, work_s=0.3)) as group:
         away, *others = [await group.enter(deltas) for _ in range(3)]
         await group.until_round(1)
         goal = await miss(group, away, others, rounds)
@@ -56,7 +56,7 @@ async def test_missed_rounds_are_replayed(tmp_path: Path, rounds: int) -> None:
 
 
 async def test_many_missed_rounds_take_a_whole_state(tmp_path: Path) -> None:
-    async with open_driven_group(tmp_path, GroupSetting(limits=QUICK)) as group:
+    async with open_driven_group(tmp_path, GroupSetting(limits=QUICK, work_s=0.3)) as group:
         away, *others = [await group.enter(deltas) for _ in range(3)]
         await group.until_round(1)
         goal = await miss(group, away, others, ROUNDS_MAX + 2)
@@ -70,7 +70,7 @@ async def test_many_missed_rounds_take_a_whole_state(tmp_path: Path) -> None:
 
 async def test_a_donor_with_other_results_is_not_believed(tmp_path: Path) -> None:
     """Its results lead to another state than the certified one: nothing of them enters the weights."""
-    async with open_driven_group(tmp_path, GroupSetting(codec="fp32", limits=QUICK)) as group:
+    async with open_driven_group(tmp_path, GroupSetting(codec="fp32", limits=QUICK, work_s=0.3)) as group:
         away, *others = [await group.enter(deltas) for _ in range(3)]
         await group.until_round(1)
         lied: list[str] = []
@@ -95,7 +95,7 @@ async def test_a_donor_with_other_results_is_not_believed(tmp_path: Path) -> Non
 async def test_a_member_that_restarts_replays_what_it_has_missed(tmp_path: Path) -> None:
     """Its records say where it stood, its results lead there, and the others' go on from there."""
     identity = Identity.generate()
-    async with open_driven_group(tmp_path, GroupSetting(limits=QUICK)) as group:
+    async with open_driven_group(tmp_path, GroupSetting(limits=QUICK, work_s=0.3)) as group:
         others = [await group.enter(deltas) for _ in range(2)]
         first = await group.enter(deltas, identity)
         await group.until_round(2)

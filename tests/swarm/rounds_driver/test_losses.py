@@ -86,7 +86,7 @@ async def test_two_members_need_the_coordinator_only_when_one_is_away(tmp_path: 
 
 
 async def test_a_member_that_was_cut_off_comes_back(tmp_path: Path) -> None:
-    async with open_driven_group(tmp_path, GroupSetting(limits=QUICK)) as group:
+    async with open_driven_group(tmp_path, GroupSetting(limits=QUICK, work_s=0.3)) as group:
         away, *others = [await group.enter(deltas) for _ in range(3)]
         await group.until_round(2)
         group.part([away.peer], [*(other.peer for other in others), group.coordinator_host.peer_id])
