@@ -29,7 +29,7 @@ from swarm.rounds.driver.outbox import Outbox
 from swarm.rounds.driver.records import RecordFiles
 from swarm.rounds.driver.signer import KeySigner
 from swarm.rounds.driver.timers import Timers
-from swarm.rounds.round_state import Notifier
+from swarm.rounds.notifier import Notifier
 
 LOOK_S: Final = 0.25  # between two looks at the failure detector
 KNOWN_S: Final = 2.0  # between two looks at who publishes that it takes part

@@ -38,7 +38,7 @@ from swarm.rounds.driver.records import RecordFiles
 from swarm.rounds.driver.replica_actor import ReplicaActor
 from swarm.rounds.driver.replica_driver import ReplicaDriver, ReplicaParts
 from swarm.rounds.driver.work import work_of
-from swarm.rounds.round_state import Notifier
+from swarm.rounds.notifier import Notifier
 from swarm.state.outer_state import OuterState
 from swarm.state.snapshots import SnapshotStore
 from tests.swarm.support.group import NESTEROV, Deltas, InventedTrainer, Patient, diloco, schedule_of
