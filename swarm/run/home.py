@@ -8,7 +8,8 @@ At the coordinator also bans.msgpack   seen.msgpack
 of the process that only tokenizes.
 
 In a pipeline there is also `replica`, and the files of a stage (regroup.msgpack, seen.msgpack, checkpoints/,
-state.part) lie in folders stage-0/, stage-1/ and so on. There backup.part is a backup of that stage on its way.
+state.part) lie in folders stage-0/, stage-1/ and so on. There proof.msgpack proves the commit of a backup, and
+backup.part is a backup of that stage on its way.
 """
 
 from __future__ import annotations
@@ -65,6 +66,16 @@ class Home:
     def regroup_before(self) -> Path:
         """The regroup of the last checkpoint's term, where that is another term."""
         return self.path / "regroup.before.msgpack"
+
+    @property
+    def proof(self) -> Path:
+        """The proof of a backup's commit."""
+        return self.path / "proof.msgpack"
+
+    @property
+    def agreement(self) -> Path:
+        """The records of a replica's part in the agreement."""
+        return self.path / "agreement"
 
     @property
     def seen(self) -> Path:
