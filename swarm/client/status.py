@@ -15,9 +15,9 @@ from optim.config import GossipConfig
 from swarm.client.session import RunClient, open_client
 from swarm.gossip.pairing import PeerView, group_round
 from swarm.membership.member_record import MemberRecord
-from swarm.protocol.head import Head
+from swarm.membership.proven_heads import ProvenHead
+from swarm.protocol.head import Head, Member
 from swarm.protocol.messages import NO_MAJORITY
-from swarm.protocol.quorum import HeadCandidate
 from swarm.run.invite import Invite
 from swarm.run.manifest import Manifest
 
@@ -154,7 +154,7 @@ async def look(client: RunClient) -> SwarmStatus:
 
 
 def picture(
-    manifest: Manifest, records: Mapping[str, MemberRecord], best: Sequence[HeadCandidate | None], now: float
+    manifest: Manifest, records: Mapping[str, MemberRecord], best: Sequence[ProvenHead | None], now: float
 ) -> SwarmStatus:
     """Return the status that `records` and each stage's `best` head show at `now`, Unix time."""
     members_of = [{member.peer for member in candidate.head.members} if candidate else set() for candidate in best]
@@ -228,7 +228,7 @@ def _stage(
     manifest: Manifest,
     stage: int,
     records: Iterable[MemberRecord],
-    best: HeadCandidate | None,
+    best: ProvenHead | None,
     authority: MemberRecord | None,
     now: float,
 ) -> StageStatus:
@@ -242,8 +242,8 @@ def _stage(
     there = [record for record in records if record.stage == stage]
     at_work = [record for record in there if not record.moving(now)]
     measured = [record for record in at_work if record.service_s > 0]
-    members = {member.peer for member in head.members} if head else set[str]()
-    alive = bool(best and head and len(members.intersection(best.holders)) >= head.quorum)
+    members = set(head.members) if head else set[Member]()
+    alive = bool(best and head and len(members.intersection(best.near)) >= head.quorum)
     at_least = authority if not at_work else None
     return StageStatus(
         stage=stage,

@@ -1,7 +1,7 @@
 """A peer's folder on disk, and the lock that keeps two processes from being the same peer.
 
-lock   identity.key   invite   listening   manifest.msgpack   tokenizer.json   guests.msgpack   regroup.msgpack
-addresses.json   events.jsonl   worker.log   worker/   corpus/   agreement/   checkpoints/   state.part
+lock   identity.key   invite   listening   manifest.msgpack   tokenizer.json   guests.msgpack   addresses.json
+events.jsonl   worker.log   worker/   corpus/   agreement/   results/   checkpoints/   state.part
 At the coordinator also bans.msgpack, and regroup.request and regroup.answer while a person asks for a regroup
 
 `agreement/` holds what this peer has promised to the other members of its group. It must never be put back from a
@@ -10,8 +10,9 @@ backup: delete it instead.
 `worker/` is the only folder that the worker may write: token ids, temporary files, compiled kernels. `corpus/` is that
 of the process that only tokenizes.
 
-In a pipeline there is also `replica`, and the files of a stage (regroup.msgpack, agreement/, checkpoints/, state.part)
-lie in folders stage-0/, stage-1/ and so on. There backup.part is a backup of that stage on its way.
+In a pipeline there is also `replica`, and the files of a stage (agreement/, results/, checkpoints/, state.part) lie in
+folders stage-0/, stage-1/ and so on. There proof.msgpack proves the commit of a backup, and backup.part is a backup of
+that stage on its way.
 """
 
 from __future__ import annotations
@@ -61,15 +62,6 @@ class Home:
         return self.path / "listening"
 
     @property
-    def regroup(self) -> Path:
-        return self.path / "regroup.msgpack"
-
-    @property
-    def regroup_before(self) -> Path:
-        """The regroup of the last checkpoint's term, where that is another term."""
-        return self.path / "regroup.before.msgpack"
-
-    @property
     def regroup_request(self) -> Path:
         """At the coordinator: what a person asks of it (`peer regroup`)."""
         return self.path / "regroup.request"
@@ -83,6 +75,11 @@ class Home:
     def agreement(self) -> Path:
         """The folder of this peer's records in the agreement of its group."""
         return self.path / "agreement"
+
+    @property
+    def proof(self) -> Path:
+        """The proof of a backup's commit."""
+        return self.path / "proof.msgpack"
 
     @property
     def replica(self) -> Path:

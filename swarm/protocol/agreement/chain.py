@@ -11,14 +11,13 @@ from typing import Final
 
 import msgspec
 
-from peer.decoding import MALFORMED
-from peer.errors import ProtocolViolation
 from peer.identity import Signed
 from swarm.protocol.agreement import messages as say
 from swarm.protocol.agreement.actions import Fetch
 from swarm.protocol.agreement.context import AgreementContext
 from swarm.protocol.agreement.output import encode
-from swarm.protocol.agreement.records import LINK_KEY, LINKS_KEPT, LinkRecord
+from swarm.protocol.agreement.proof import prove
+from swarm.protocol.agreement.records import LINK_KEY, LINKS_KEPT, LinkRecord, links_in
 from swarm.protocol.head import Head, Member
 
 HOLDERS_MAX: Final = 64
@@ -53,16 +52,7 @@ class Chain:
 
     def load(self, records: dict[str, bytes], states: Iterable[bytes]) -> None:
         """Take over what the disk holds."""
-        found: list[LinkRecord] = []
-        for key in sorted(records):
-            if key.startswith(LINK_KEY):
-                try:
-                    found.append(msgspec.msgpack.decode(records[key], type=LinkRecord))
-                except MALFORMED:  # a torn record never counted; without it the chain begins later
-                    continue
-        found.sort(key=lambda record: record.number)
-        while found and not found[-1].stands:  # a crash while it went there: it never stood there
-            found.pop()
+        found = links_in(records)
         for record in found:
             self._links[record.link.head.hash] = record.link
         if found:
@@ -132,18 +122,8 @@ class Chain:
         return tuple(link for _, link in chain[first : first + say.LINKS_MAX])
 
     def proof_of(self, head_hash: bytes) -> tuple[say.ChainLink, ...]:
-        """Return what proves to anybody that a head that led here counts: the links from the last one that the
-        coordinator has signed for. Empty for the first head of all, and where that one is not kept any more."""
-        evidence, found, name = self._context.evidence, list[say.ChainLink](), head_hash
-        while (link := self._links.get(name)) is not None and len(found) < LINKS_KEPT:
-            found.append(link)
-            try:
-                if evidence.is_signed_for(link) or evidence.is_vouched_for(link):
-                    return tuple(reversed(found))
-            except ProtocolViolation:  # a damaged disk
-                return ()
-            name = link.head.previous
-        return ()
+        """Return what proves to anybody that a head that led here counts (`proof.prove`)."""
+        return prove(self._links, head_hash, self._context.evidence)
 
     def learn(self, links: Iterable[say.ChainLink]) -> None:
         """Take certified heads into account. Raises `ProtocolViolation` at the first one that is none; those before

@@ -20,6 +20,9 @@ import msgspec
 import torch
 import trio
 from safetensors.torch import save_file
+from swarm.rounds.engine import Engine
+from swarm.rounds.handlers import RunLimits
+from swarm.rounds.replay import replay
 
 from optim.algorithms.outer_step import DilocoOuter
 from optim.codecs import get_codec
@@ -37,9 +40,6 @@ from swarm.protocol.quorum import HeadCandidate
 from swarm.protocol.round_schedule import RoundSchedule
 from swarm.protocol.timeouts import AdaptiveTimeouts
 from swarm.rounds.context import RoundContext
-from swarm.rounds.engine import Engine
-from swarm.rounds.handlers import RunLimits
-from swarm.rounds.replay import replay
 from swarm.rounds.trainer import TrainRequest, TrainResult
 from swarm.state.outer_state import OuterState
 from swarm.state.snapshots import SnapshotStore
