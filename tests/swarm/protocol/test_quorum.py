@@ -22,7 +22,7 @@ def after(head: Head, members: tuple[Member, ...] = MEMBERS, state: bytes = b"s1
 
 
 def at(head: Head, *members: Member, signed: Signed | None = SIGNED) -> list[tuple[str, HeadReport]]:
-    return [(member.peer, HeadReport(head, member, "training", signed)) for member in members]
+    return [(member.peer, HeadReport(head, member, "training", regroup=signed)) for member in members]
 
 
 def heads(head_reports: list[tuple[str, HeadReport]]) -> list[Head]:
