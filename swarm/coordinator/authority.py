@@ -98,8 +98,8 @@ class Authority:
         """Return what the authority signed last, for peers that know no member yet."""
         head = self.history.signed_head
         if head is None:
-            return say.HeadReport(self.head, self.me, "waiting for peers", None)
-        return say.HeadReport(head, self.me, "coordinating", self.history.signed)
+            return say.HeadReport(self.head, self.me, "waiting for peers")
+        return say.HeadReport(head, self.me, "coordinating", regroup=self.history.signed)
 
     def request_join(self, request: say.JoinRequest, prefix: str) -> None:
         """Note that a peer, seen at an address of that prefix, asks to take part."""

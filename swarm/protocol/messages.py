@@ -10,6 +10,7 @@ from peer.bounds import MEMBERS_MAX, Addresses, AddressesOf, Count, Hash, Name, 
 from peer.identity import Signed
 from peer.net.rpc import Method
 from peer.net.wire import LARGE_HEADER_BYTES
+from swarm.protocol.agreement.proof import HeadProof
 from swarm.protocol.head import Head, Member
 from swarm.protocol.paxos import Accepted
 from swarm.protocol.plan import Roster
@@ -124,13 +125,16 @@ class AskHead(msgspec.Struct, frozen=True):
 
 
 class HeadReport(msgspec.Struct, frozen=True):
-    """A peer's report of its head."""
+    """A peer's report of its head. It counts only as far as it is proved."""
 
     head: Head
     member: Member
     phase: Text
+    links: HeadProof = ()
+    """What proves the head (`swarm.protocol.agreement.proof`); empty where there is no proof, or none that fits into a
+    reply."""
     regroup: Signed | None = None
-    """The first head of the term, signed by the authority; None in term 0."""
+    """Of the older rules: the first head of the term, signed by the authority."""
 
 
 class JoinRequest(msgspec.Struct, frozen=True):

@@ -18,10 +18,12 @@ from peer.bounds import HASH_BYTES
 from peer.config import DataConfig, InnerConfig, ModelConfig, check_range
 from peer.errors import ConfigError, NotAdmitted, ProtocolViolation
 from peer.identity import Identity, Signed, is_peer_id, open_body, sign_body
+from swarm.protocol.agreement.config import Mode
 from swarm.protocol.head import Head, genesis
 from swarm.run.sections import (
     PipelineConfig,
     RunRules,
+    check_agreement,
     check_fit,
     check_model,
     check_name,
@@ -95,6 +97,7 @@ class Manifest(
         check_fit(self.model, self.data, self.tokenizer)
         check_pipeline(self.pipeline, self.model, self.inner, self.outer)
         check_merge(self.outer, self.codec, self.run.max_peers)
+        check_agreement(self.run, self.pipeline.stages)
         if len(self.cuts) != self.pipeline.stages:
             raise ValueError("cuts are not the blocks of each stage")
         _check_cuts(self.cuts, self.model)
@@ -129,6 +132,20 @@ class Manifest(
     def first_head(self, stage: int = 0) -> Head:
         """Return round 0 of the group of `stage`."""
         return genesis(self.group_id(stage), self.genesis[stage])
+
+    @property
+    def agreement_mode(self) -> Mode:
+        """Which votes make a certificate in its groups."""
+        if self.faults_tolerated:
+            return "open"
+        if self.run.coordinator == "auto":
+            return "witness" if self.stages == 1 else "required"
+        return self.run.coordinator
+
+    @property
+    def faults_tolerated(self) -> int:
+        """How many members of an open run may lie without a second history; 0 in other modes."""
+        return self.run.faults_tolerated
 
     @property
     def micro_batch(self) -> int:

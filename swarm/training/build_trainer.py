@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from statistics import median_low
-from typing import Final
 
 import trio
 from torch import Tensor
@@ -28,16 +27,14 @@ from swarm.pipeline.stage_trainer import HeldOut, StageTrainer
 from swarm.pipeline.synchronous import BatchTracker, Synchronous
 from swarm.placement.stage_choice import at_work, replicas_of
 from swarm.protocol.ledger import count
-from swarm.protocol.round_schedule import RoundSchedule
 from swarm.rounds.overlapped_trainer import trainer_of
 from swarm.rounds.upkeep import ReplicaTrainer
+from swarm.run.agreement import schedule_of
 from swarm.run.manifest import Manifest
 from swarm.run.peer_context import PeerContext
 from swarm.training.checkpoints import LocalCheckpoint
 from swarm.training.corpus import CorpusReader, open_corpus
 from swarm.training.worker_config import worker_config
-
-COMPUTE_S_MAX: Final = 3600.0
 
 
 @dataclass(frozen=True)
@@ -60,12 +57,6 @@ class BuiltTrainer:
     def unmerged(self) -> int:
         """Samples counted by this replica since the last commit."""
         return 0 if self.server is None else count(self.server.accounting.counted)
-
-
-def schedule_of(manifest: Manifest, stage: int) -> RoundSchedule:
-    """Return how much work the rounds of a stage's group have."""
-    inner, seq_len = manifest.inner, manifest.data.seq_len
-    return RoundSchedule(manifest.outer, inner, seq_len, COMPUTE_S_MAX, stage, manifest.stages, manifest.micro_batch)
 
 
 @asynccontextmanager

@@ -24,14 +24,14 @@ from swarm.protocol.head import Head
 from swarm.protocol.messages import SLICE_BYTES_MAX
 from swarm.protocol.plan import Contribution
 from swarm.protocol.timeouts import AdaptiveTimeouts
-from swarm.rounds.driver.config import agreement_config
 from swarm.rounds.driver.replica_driver import ReplicaDriver, ReplicaParts
 from swarm.rounds.driver.work import work_of
 from swarm.rounds.upkeep import ReplicaUpkeep
+from swarm.run.agreement import agreement_config, schedule_of
 from swarm.run.peer_context import PeerContext
 from swarm.state.server import serve_snapshots
 from swarm.state.snapshots import SnapshotStore
-from swarm.training.build_trainer import BuiltTrainer, build_trainer, schedule_of
+from swarm.training.build_trainer import BuiltTrainer, build_trainer
 from swarm.training.checkpoints import LocalCheckpoint
 from swarm.training.restore import restore
 from swarm.training.stage_backup import StageBackup

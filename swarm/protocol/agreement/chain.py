@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from peer.decoding import MALFORMED
+from peer.errors import ProtocolViolation
 from peer.identity import Signed
 from swarm.protocol.agreement import messages as say
 from swarm.protocol.agreement.actions import Fetch
@@ -130,6 +131,20 @@ class Chain:
             first = max((i for i, (_, link) in enumerate(chain) if link.start or link.endorsement), default=0)
         return tuple(link for _, link in chain[first : first + say.LINKS_MAX])
 
+    def proof_of(self, head_hash: bytes) -> tuple[say.ChainLink, ...]:
+        """Return what proves to anybody that a head that led here counts: the links from the last one that the
+        coordinator has signed for. Empty for the first head of all, and where that one is not kept any more."""
+        evidence, found, name = self._context.evidence, list[say.ChainLink](), head_hash
+        while (link := self._links.get(name)) is not None and len(found) < LINKS_KEPT:
+            found.append(link)
+            try:
+                if evidence.is_signed_for(link) or evidence.is_vouched_for(link):
+                    return tuple(reversed(found))
+            except ProtocolViolation:  # a damaged disk
+                return ()
+            name = link.head.previous
+        return ()
+
     def learn(self, links: Iterable[say.ChainLink]) -> None:
         """Take certified heads into account. Raises `ProtocolViolation` at the first one that is none; those before
         count."""
@@ -152,29 +167,10 @@ class Chain:
 
     def _counts(self, link: say.ChainLink) -> bool:
         """Return whether this node can tell that the head counts; raise `ProtocolViolation` if it does not."""
-        evidence = self._context.evidence
-        if link.start is not None:
-            evidence.bound(link)
-            return True
-        if link.endorsement is not None and evidence.endorsed(link.endorsement) == link.head.hash:
-            return True
         before = self.head if link.head.previous == self.hash else None
         if before is None and (known := self._ahead.get(link.head.previous)) is not None:
             before = known.head
-        if before is None:
-            return self._is_vouched_for(link)
-        evidence.certificate(link, before, link.head.previous)
-        return True
-
-    def _is_vouched_for(self, link: say.ChainLink) -> bool:
-        """Return whether the coordinator itself has completed this certificate: it has checked all that was before."""
-        if self._context.config.mode != "required":
-            return False
-        for signed in link.votes:
-            if signed.signer == self._context.config.coordinator:
-                vote = self._context.evidence.vote(signed)
-                return (vote.head, vote.value) == (link.head.previous, link.head.hash)
-        return False
+        return self._context.evidence.link_counts(link, before)
 
     def endorse(self, head_hash: bytes, signed: Signed) -> None:
         """Note the coordinator's endorsement of a head that led here, so that newcomers may begin there."""

@@ -39,7 +39,7 @@ class AgreementConfig:
     rounds: int = 0
     """The run is complete after this many; 0: it has no end."""
     min_peers: int = 1
-    """The group begins once this many peers wait for it."""
+    """The group begins once this many peers wait for it, where `Work.may_begin` says nothing else."""
     max_peers: int = MEMBERS_MAX
     """Members and learners of a head at most."""
     poll_s: float = 1.0

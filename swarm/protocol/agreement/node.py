@@ -18,7 +18,8 @@ from swarm.protocol.agreement.coordination.required_mode import RequiredCoordina
 from swarm.protocol.agreement.coordination.witness_mode import WitnessCoordinator
 from swarm.protocol.agreement.early import EarlyMessages
 from swarm.protocol.agreement.records import BALLOT_KEY, IDENTITY_KEY, is_damaged
-from swarm.protocol.agreement.round import leader, turns
+from swarm.protocol.agreement.round import turns
+from swarm.protocol.agreement.round.attempt import TIMER as STEP_TIMER
 from swarm.protocol.agreement.round.height import Height
 from swarm.protocol.agreement.round.instance import Instance
 from swarm.protocol.agreement.rules import evidence
@@ -69,6 +70,11 @@ class AgreementNode:
         """Where this node stands. Its `CommitHead` may still wait for the disk."""
         return self._chain.head
 
+    def proof_of(self, head_hash: bytes) -> tuple[say.ChainLink, ...]:
+        """Return what proves to anybody that a head counts at which this node has stood (`proof.ProofChecker`); empty
+        where it keeps no proof. Only what is on disk may be shown: a head's link is, once its `CommitHead` came."""
+        return self._chain.proof_of(head_hash)
+
     @property
     def phase(self) -> str:
         """What this node does, for people."""
@@ -77,6 +83,11 @@ class AgreementNode:
         if not self._chain.is_voter(self._context.me):
             return "joining"
         return "leading" if self._height.leader.phase is not None else "training"
+
+    @property
+    def doubted(self) -> frozenset[str]:
+        """Peers that have claimed samples falsely in this round: the driver asks them no more (`events.Gathered`)."""
+        return self._height.leader.doubted
 
     def step(self, now: float, event: events.Event) -> list[Action]:
         """Take one event at time `now` (seconds of any clock that does not go back). Total and deterministic: it
@@ -198,7 +209,7 @@ class AgreementNode:
             self._poll()
         elif id == turns.TIMER:
             self._height.turn()
-        elif id == leader.TIMER:
+        elif id == STEP_TIMER:
             self._height.leader.time()
         elif id == ASK_TIMER and self._coordinator is not None:
             self._coordinator.time()
@@ -292,7 +303,7 @@ class AgreementNode:
         self._chain.adopt(path)
         context.out.add(CommitHead(link.head, link, support))
         self._applicants.settle(link.head, before.leader.planned)
-        context.out.cancel_timer(leader.TIMER)
+        context.out.cancel_timer(STEP_TIMER)
         self._height = self._enter(None)
         if self._coordinator is not None:
             self._coordinator.committed()

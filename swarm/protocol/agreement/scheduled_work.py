@@ -47,6 +47,7 @@ class ScheduledWork:
     weights_of: Weights = equal_weights
     admits_of: Callable[[JoinBody, str], bool] = admit_all
     fast_forward_of: Callable[[Head], Head] = stay
+    may_begin_of: Callable[[int], bool] | None = None
 
     def slices(self, head: Head) -> int:
         return self.slices_of(head)
@@ -56,6 +57,9 @@ class ScheduledWork:
 
     def divides_batch(self) -> bool:
         return self.schedule.shared
+
+    def may_begin(self, waiting: int) -> bool | None:
+        return self.may_begin_of(waiting) if self.may_begin_of is not None else None
 
     def check_plan(self, plan: WorkPlan, head: Head) -> None:
         check_plan(plan, head, self.schedule)

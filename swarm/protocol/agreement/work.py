@@ -40,6 +40,11 @@ class Work(Protocol):
     def divides_batch(self) -> bool:
         """Return whether members divide a fixed batch, so that one that does not come leaves a hole in it."""
 
+    def may_begin(self, waiting: int) -> bool | None:
+        """Return whether the group may begin with the peers that wait for it, as a stage of a pipeline whose groups
+        begin together; None if that is only a matter of the configured `min_peers`. Only the coordinator asks, which
+        follows all stages."""
+
     def check_plan(self, plan: WorkPlan, head: Head) -> None:
         """Raise `ProtocolViolation` if the plan does not follow from the head."""
 

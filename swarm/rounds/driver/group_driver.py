@@ -11,26 +11,30 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Protocol
 
+import msgspec
 import trio
 
 from peer.errors import BarnraiseError, ProtocolViolation
 from peer.net.host import Host
+from peer.net.wire import LARGE_HEADER_BYTES
 from swarm.protocol.agreement import actions, events
 from swarm.protocol.agreement.config import AgreementConfig
 from swarm.protocol.agreement.messages import Message
 from swarm.protocol.agreement.node import AgreementNode
 from swarm.protocol.agreement.work import Work
 from swarm.protocol.head import Head, Member
+from swarm.protocol.messages import HeadReport
 from swarm.protocol.timeouts import AdaptiveTimeouts
 from swarm.rounds.driver.outbox import Outbox
 from swarm.rounds.driver.records import RecordFiles
 from swarm.rounds.driver.signer import KeySigner
 from swarm.rounds.driver.timers import Timers
-from swarm.rounds.round_state import Notifier
+from swarm.rounds.notifier import Notifier
 
 LOOK_S: Final = 0.25  # between two looks at the failure detector
 KNOWN_S: Final = 2.0  # between two looks at who publishes that it takes part
 RETRY_S: Final = 1.0  # after the disk has refused a record
+REPORT_BYTES_MAX: Final = LARGE_HEADER_BYTES - (4 << 10)  # room for the rest of a header
 
 
 class Actor(Protocol):
@@ -73,6 +77,7 @@ class GroupDriver:
         self._to_write: deque[actions.Persist] = deque()
         self._work_came, self._write_came = trio.Event(), trio.Event()
         self._accused: dict[str, str] = {}
+        self._shown = config.genesis
 
     # -- what others may look at ---------------------------------------------------------------------------------------
 
@@ -93,12 +98,23 @@ class GroupDriver:
     def phase(self) -> str:
         return "finished" if self.completed.is_set() else self._node.phase
 
+    def report(self) -> HeadReport:
+        """Return the last head that is committed here, with its proof. A head that the node has moved to is not shown
+        before: its link may not be on disk yet."""
+        head = self._shown
+        report = HeadReport(head, self.me, self.phase, self._node.proof_of(head.hash))
+        if len(msgspec.msgpack.encode(report)) <= REPORT_BYTES_MAX:
+            return report
+        self._host.events.emit("proof_too_large", round=head.round, links=len(report.links))
+        return HeadReport(head, self.me, self.phase)
+
     # -- events --------------------------------------------------------------------------------------------------------
 
     def begin(self, states: Iterable[bytes]) -> None:
         """Start the node from its records; `states` are the hashes of those that the disk holds."""
         records = self._records.read()
         self.feed(events.Started(records, tuple(states), secrets.token_hex(8), secrets.token_bytes(32), self._restored))
+        self._shown = self._node.head
 
     def feed(self, event: events.Event) -> None:
         """Take an event. Its actions are carried out soon."""
@@ -175,6 +191,7 @@ class GroupDriver:
             case actions.CommitHead():
                 self._outbox.send(action.head.round, tasks)  # before what may take long
                 await actor.perform(action)
+                self._shown = action.head
                 self._follow(action.head)
             case _:
                 await actor.perform(action)

@@ -7,7 +7,16 @@ from collections.abc import Callable, Mapping
 from peer.errors import RoundDiscarded, RoundError
 from peer.net.method import Call
 from peer.net.rpc import Buffer, Rpc
-from swarm.protocol.messages import CONTRIBUTION, FETCH_RESULT, RESULT, Done, SliceOf
+from swarm.protocol.messages import (
+    CONTRIBUTION,
+    FETCH_RESULT,
+    HEAD_REPORT,
+    RESULT,
+    AskHead,
+    Done,
+    HeadReport,
+    SliceOf,
+)
 from swarm.rounds.driver.group_driver import GroupDriver
 from swarm.rounds.driver.messages import AGREE, Letter
 from swarm.rounds.driver.replica_actor import ReplicaActor
@@ -24,6 +33,19 @@ def serve_agreement(rpc: Rpc, drivers: Callable[[], Mapping[str, GroupDriver]]) 
         return Done()
 
     rpc.register(AGREE, on_message)
+
+
+def serve_heads(rpc: Rpc, drivers: Callable[[], Mapping[str, GroupDriver]]) -> None:
+    """Tell anybody the heads of these groups, with their proofs."""
+
+    async def on_ask(call: Call[AskHead]) -> HeadReport:
+        found, group = drivers(), call.body.group
+        driver = found.get(group) if group else next(iter(found.values())) if len(found) == 1 else None
+        if driver is None:  # no violation: peers move between groups
+            raise RoundError("this peer is in another group: look it up again")
+        return driver.report()
+
+    rpc.register(HEAD_REPORT, on_ask)
 
 
 class SliceHandlers:

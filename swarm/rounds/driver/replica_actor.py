@@ -23,7 +23,7 @@ from swarm.rounds.driver.merge_order import MergeOrder
 from swarm.rounds.driver.result_log import LoggedResult, ResultLog, path_between
 from swarm.rounds.driver.slice_exchange import Received, SliceExchange
 from swarm.rounds.driver.training import Training
-from swarm.rounds.round_state import Notifier
+from swarm.rounds.notifier import Notifier
 
 EXCHANGES_MAX: Final = 4  # the latest, whose results other peers may fetch
 LINGER_S: Final = 20.0  # after a commit, to serve slower peers the slices that they lack

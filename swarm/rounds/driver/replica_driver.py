@@ -18,7 +18,7 @@ from swarm.protocol.timeouts import AdaptiveTimeouts
 from swarm.rounds.context import RoundContext
 from swarm.rounds.driver.gathering import gather_batches
 from swarm.rounds.driver.group_driver import GroupDriver
-from swarm.rounds.driver.handlers import SliceHandlers, serve_agreement
+from swarm.rounds.driver.handlers import SliceHandlers, serve_agreement, serve_heads
 from swarm.rounds.driver.records import RecordFiles
 from swarm.rounds.driver.replica_actor import CommitListener, ReplicaActor
 from swarm.rounds.driver.result_log import ResultLog, reachable
@@ -94,6 +94,7 @@ class ReplicaDriver:
         await self.actor.restore(results, group.head)
         SliceHandlers(parts.host.rpc, self.actor)
         serve_agreement(parts.host.rpc, lambda: {group.group: group})
+        serve_heads(parts.host.rpc, lambda: {group.group: group})
 
     async def run(self) -> None:
         """Take part until cancelled."""

@@ -14,9 +14,8 @@ import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from math import isclose
-from typing import Any, Final
+from typing import Final
 
-import torch
 import trio
 from blake3 import blake3
 
@@ -27,21 +26,17 @@ from swarm.protocol.agreement import events
 from swarm.protocol.messages import CONTRIBUTION, FETCH_RESULT, RESULT, Done, SliceOf
 from swarm.protocol.plan import Contribution
 from swarm.rounds.context import RoundContext
+from swarm.rounds.contribution import as_bytes
 from swarm.rounds.driver.merge_order import MergeOrder
 
 SENDS_PER_PEER: Final = 2  # keeps a link busy while a call waits for its answer, and leaves room for other peers
 THREADS: Final = max(1, (os.cpu_count() or 2) // 2)  # two threads on one core compete for its cache
+HASHED_INLINE_BYTES: Final = 1 << 18  # takes as long as the way to a thread and back
 RETRY_PAUSE_S: Final = 0.25
 REFUSALS_MAX: Final = 8
 
 Received = dict[tuple[int, str], tuple[bytes, memoryview]]
 """Other contributors' slices by (index, peer), each with its blake3 hash."""
-
-
-def as_bytes(encoded: torch.Tensor) -> memoryview:
-    """Return the bytes of a uint8 tensor without a copy."""
-    array: Any = encoded.numpy()
-    return memoryview(array)
 
 
 class SliceExchange:
@@ -230,7 +225,7 @@ class SliceExchange:
 
     async def take_result(self, index: int, data: memoryview) -> None:
         """Keep a merged slice from its owner."""
-        name = await trio.to_thread.run_sync(_hash, data)
+        name = _hash(data) if len(data) <= HASHED_INLINE_BYTES else await trio.to_thread.run_sync(_hash, data)
         if index not in self.results:
             self._keep(index, name, data)
 

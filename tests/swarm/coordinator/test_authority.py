@@ -38,7 +38,7 @@ async def test_only_a_former_member_takes_a_run_back() -> None:
     gone = (Member("gone1", "s"), Member("gone2", "s"))
     start, signed = begun(me, gone)
     later = msgspec.structs.replace(start, round=7, previous=start.hash)
-    newcomer = say.HeadReport(start, Member(peer.peer_id, "fresh"), "joining", signed)
+    newcomer = say.HeadReport(start, Member(peer.peer_id, "fresh"), "joining", regroup=signed)
 
     assert await regrouped_by(after(later, signed), newcomer, me, peer, within_s=NEVER_S) is None
 
@@ -46,7 +46,7 @@ async def test_only_a_former_member_takes_a_run_back() -> None:
     back = await regrouped_by(after(restarted, signed), newcomer, me, peer)
     assert back is not None and (back.term, back.round, back.members) == (2, 0, (newcomer.member,))
 
-    same_round = say.HeadReport(later, Member(peer.peer_id, "fresh"), "joining", signed)
+    same_round = say.HeadReport(later, Member(peer.peer_id, "fresh"), "joining", regroup=signed)
     on = await regrouped_by(after(later, signed), same_round, me, peer)
     assert on is not None and (on.term, on.round) == (2, 7)
 
@@ -67,13 +67,13 @@ async def test_a_run_goes_back_when_the_only_holder_of_its_last_commit_is_lost()
     alone = both.regrouped((Member("gone", "s"),), 2)
     signed = sign_body(me, REGROUP_KIND, alone)
     lost = msgspec.structs.replace(alone, round=1, previous=alone.hash)
-    survivor = say.HeadReport(alone, Member(peer.peer_id, "s"), "joining", signed)
+    survivor = say.HeadReport(alone, Member(peer.peer_id, "s"), "joining", regroup=signed)
 
     back = await regrouped_by(after(lost, signed), survivor, me, peer, (both, alone))
     assert back is not None and (back.term, back.round, back.members) == (3, 0, (survivor.member,))
 
     stranger = Identity.generate()
-    claim = say.HeadReport(alone, Member(stranger.peer_id, "s"), "joining", signed)
+    claim = say.HeadReport(alone, Member(stranger.peer_id, "s"), "joining", regroup=signed)
     assert await regrouped_by(after(lost, signed), claim, me, stranger, (both, alone), within_s=NEVER_S) is None
     assert await regrouped_by(after(lost, signed), survivor, me, peer, within_s=NEVER_S) is None, "from long ago"
 
@@ -84,7 +84,7 @@ async def test_strangers_crowd_out_no_member() -> None:
     lately, *strangers = some_members(5 * ASKED_MAX)
     start, signed = begun(me, (Member("gone", "s"), Member(peer.peer_id, "s")))
     before = msgspec.structs.replace(start, members=(*start.members, lately))
-    left = say.HeadReport(start, Member(peer.peer_id, "s"), "training", signed)
+    left = say.HeadReport(start, Member(peer.peer_id, "s"), "training", regroup=signed)
     on = await regrouped_by(after(start, signed), left, me, peer, (before,), crowd=(lately, *strangers))
     assert on is not None and len(on.members) == MAX_PEERS
     assert {left.member, lately} < set(on.members)
@@ -192,7 +192,7 @@ async def test_of_two_members_the_survivor_continues_soon_if_it_misses_the_other
     reach it."""
     me, peer = Identity.generate(), Identity.generate()
     start, signed = begun(me, (Member(peer.peer_id, "s"), Member("dead", "s")))
-    left = say.HeadReport(start, Member(peer.peer_id, "s"), phase, signed)
+    left = say.HeadReport(start, Member(peer.peer_id, "s"), phase, regroup=signed)
     within_s = 60.0 if phase == say.NO_MAJORITY else NEVER_S
     alone = await regrouped_by(after(start, signed), left, me, peer, timeouts=PATIENT, within_s=within_s)
     assert (alone is not None and alone.members == (left.member,)) if phase == say.NO_MAJORITY else alone is None
@@ -203,5 +203,5 @@ async def test_a_majority_that_closed_its_connections_is_waited_for() -> None:
     me, peer = Identity.generate(), Identity.generate()
     dead = tuple(Member(f"dead{letter}", "s") for letter in "abc")
     start, signed = begun(me, (Member(peer.peer_id, "s"), *dead))
-    left = say.HeadReport(start, Member(peer.peer_id, "s"), say.NO_MAJORITY, signed)
+    left = say.HeadReport(start, Member(peer.peer_id, "s"), say.NO_MAJORITY, regroup=signed)
     assert await regrouped_by(after(start, signed), left, me, peer, timeouts=PATIENT, within_s=NEVER_S) is None

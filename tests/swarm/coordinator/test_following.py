@@ -46,7 +46,7 @@ class Watched:
     async def hears(self, head: Head, *members: Member, lie: Head | None = None) -> Head:
         """Return its head after a poll in which those members report `head`, and the liar reports `lie`."""
         heads = [(head, member) for member in members] + ([(lie, LIAR)] if lie is not None else [])
-        self._said = [(who.peer, say.HeadReport(where, who, "training", self.signed)) for where, who in heads]
+        self._said = [(who.peer, say.HeadReport(where, who, "training", regroup=self.signed)) for where, who in heads]
         await self.authority._poll()
         return self.authority.head
 

@@ -24,7 +24,7 @@ async def test_a_stage_without_replicas_continues_from_a_kept_commit() -> None:
     forged = msgspec.structs.replace(kept, state_hash=b"x" * 32)
     beside = msgspec.structs.replace(first_of("beside"), round=8, inner_step=80)
     for head, seen, expected in ((kept, (kept,), 8), (forged, (kept,), None), (kept, (), None)):
-        report = say.HeadReport(head, Member(peer.peer_id, "replacement"), "joining", signed)
+        report = say.HeadReport(head, Member(peer.peer_id, "replacement"), "joining", regroup=signed)
         within_s = NEVER_S if expected is None else 60.0
         on = await regrouped_by(
             after(last, signed), report, me, peer, seen, stage=1, others=(beside,), within_s=within_s
@@ -45,7 +45,7 @@ async def test_an_invented_head_is_not_followed() -> None:
     for round in (2**50, 8, 7):
         forged = msgspec.structs.replace(last, round=round, state_hash=b"x" * 32, members=(stranger,))
         durable = after(last, signed)
-        report = say.HeadReport(forged, stranger, "training", signed)
+        report = say.HeadReport(forged, stranger, "training", regroup=signed)
         on = await regrouped_by(durable, report, me, peer, stage=1, others=(beside,), within_s=NEVER_S)
         assert on is None and durable.seen is not None and durable.seen.head == last
 
@@ -57,7 +57,7 @@ async def test_strangers_are_followed_where_no_known_peer_comes_back() -> None:
     stranger = Member(peer.peer_id, "s")
     theirs = msgspec.structs.replace(start, round=40, previous=b"6" * 32, members=(stranger,))
     durable = after(msgspec.structs.replace(start, round=7, previous=b"5" * 32), signed)
-    report = say.HeadReport(theirs, stranger, "training", signed)
+    report = say.HeadReport(theirs, stranger, "training", regroup=signed)
 
     def believed() -> bool:
         return durable.seen is not None and durable.seen.head == theirs
@@ -79,7 +79,7 @@ async def test_a_restarted_authority_remembers_what_it_saw(tmp_path: Path) -> No
         durable.see(head, STAGE_HISTORY_S)
     del durable
 
-    report = say.HeadReport(kept, Member(peer.peer_id, "replacement"), "joining", signed)
+    report = say.HeadReport(kept, Member(peer.peer_id, "replacement"), "joining", regroup=signed)
     restarted = FileState(Home(tmp_path))
     on = await regrouped_by(restarted, report, me, peer, stage=1)
     assert on is not None and (on.term, on.round, on.previous) == (2, 5, kept.hash)

@@ -18,7 +18,8 @@ from swarm.protocol.plan import Assignment
 from swarm.rounds.driver.messages import AGREE
 from tests.swarm.rounds_driver.test_driver import deltas
 from tests.swarm.rounds_driver.test_losses import QUICK
-from tests.swarm.support.driven_group import DrivenReplica, GroupSetting, open_driven_group, schedule_of
+from tests.swarm.support.driven_group import DrivenReplica, GroupSetting, open_driven_group
+from tests.swarm.support.group import schedule_of
 
 ROUND_S = 3000.0  # a plan's deadline; the test ends long before
 

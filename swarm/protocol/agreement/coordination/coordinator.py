@@ -162,7 +162,7 @@ class Coordinator(ABC):
                 self.decide(inquiry)
                 return
             # There is nothing to go on from: the group begins by itself, once enough peers wait for it.
-            if len(self.state_holders(inquiry, self.chain.head.state_hash)) >= self._members_least:
+            if self._may_begin(len(self.state_holders(inquiry, self.chain.head.state_hash))):
                 self.context.mute = False  # so many stand at the beginning, too
             self.context.out.tell("regroup_failed", round=0, reason="the group has not begun")
 
@@ -185,12 +185,13 @@ class Coordinator(ABC):
         if self.chain.head.members or self.context.mute:
             return ()
         waiting = tuple(self.applicants.first())[: self.context.config.max_peers]
-        return waiting if len(waiting) >= self._members_least else ()
+        return waiting if self._may_begin(len(waiting)) else ()
 
-    @property
-    def _members_least(self) -> int:
-        """With how many members the group may begin."""
-        return max(self.context.config.min_peers, self.context.electorate.members_min)
+    def _may_begin(self, waiting: int) -> bool:
+        """Return whether the group may begin with so many members."""
+        said = self.context.work.may_begin(waiting) if waiting else False
+        enough = waiting >= self.context.config.min_peers if said is None else said
+        return enough and waiting >= self.context.electorate.members_min
 
     def start_of(
         self, base: Head, base_hash: bytes, term: int, members: Iterable[Member], undoes: Collection[bytes] = ()

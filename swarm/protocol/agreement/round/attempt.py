@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Final
 
 from peer.identity import Signed
 from swarm.protocol.agreement import messages as say
 from swarm.protocol.agreement.round.instance import Exchange
 from swarm.protocol.head import Member
 from swarm.protocol.plan import Contribution, WorkPlan
+
+TIMER: Final = "step"  # of the present phase
 
 
 class Phase(Enum):
@@ -34,6 +37,8 @@ class Attempt:
     plan: WorkPlan | None = None
     signed_plan: Signed | None = None
     contributions: dict[Member, tuple[Signed, Contribution]] = field(default_factory=dict)
+    unusable: set[Member] = field(default_factory=set)
+    """Members that have submitted what no roster can hold."""
     took_s: dict[Member, float] = field(default_factory=dict)
     end_at: float = 0.0
     finishing_early: bool = False

@@ -172,6 +172,33 @@ class Evidence:
             raise ProtocolViolation("a start of term is not acknowledged by a quorum of its members")
         return body
 
+    def link_counts(self, link: say.ChainLink, before: Head | None) -> bool:
+        """Return whether the link's head counts, after `before` (None: the one before it is not known). Raises if it
+        does not, whatever was before it."""
+        if self.is_signed_for(link):
+            return True
+        if before is None:
+            return self.is_vouched_for(link)
+        self.certificate(link, before, link.head.previous)
+        return True
+
+    def is_signed_for(self, link: say.ChainLink) -> bool:
+        """Return whether the coordinator says that the head counts, by a bound start or an endorsement."""
+        if link.start is not None:
+            self.bound(link)
+            return True
+        return link.endorsement is not None and self.endorsed(link.endorsement) == link.head.hash
+
+    def is_vouched_for(self, link: say.ChainLink) -> bool:
+        """Return whether the coordinator itself has completed this certificate: it has checked all that was before."""
+        if self._electorate.mode != "required":
+            return False
+        for signed in link.votes:
+            if signed.signer == self._config.coordinator:
+                vote = self.vote(signed)
+                return (vote.head, vote.value) == (link.head.previous, link.head.hash)
+        return False
+
     def culprit(self, proof: say.Contradiction) -> str:
         """Return the peer that a contradiction proves guilty, or raise `ProtocolViolation` if it proves nothing."""
         type_ = ONE_AN_ATTEMPT.get(proof.kind)

@@ -10,9 +10,11 @@ import pytest
 from optim.config import AllReduceConfig, DilocoConfig, OuterConfig
 from peer.config import InnerConfig
 from swarm.protocol.agreement import events
-from swarm.protocol.head import Head
+from swarm.protocol.agreement.round.claims import Claims
+from swarm.protocol.agreement.rules.electorate import leader_of
+from swarm.protocol.head import Head, Member
 from swarm.protocol.ledger import Range, count, without
-from swarm.protocol.plan import WorkPlan
+from swarm.protocol.plan import Assignment, Contribution, WorkPlan
 from swarm.protocol.round_schedule import RoundSchedule
 from tests.swarm.protocol.agreement.group import COORDINATOR, SCHEDULE, WORK, GroupOfNodes
 
@@ -71,6 +73,89 @@ def test_a_synchronous_batch_that_is_not_whole_is_worked_on_again(fault: str) ->
     assert bool(again) == (fault == "counted twice")
     ledger = group.head("A").ledger
     assert (ledger.cursor, ledger.returned) == (3 * BATCH, ()) and not group.accusations()
+
+
+@pytest.mark.parametrize("lie", ["holds less", "unusable"])
+def test_a_replica_that_does_not_submit_what_it_claimed_forgets_it(lie: str) -> None:
+    """Its next contribution would be no better. After two false claims the leader asks it no more."""
+    group = pipeline(AllReduceConfig(batch=BATCH), 0)
+    group.counted = lambda peer, plan: third(peer, (plan.round - 1) * BATCH)
+    group.run_to(1)
+    head = group.head("A")
+    leader = leader_of(head, head.hash, 0).peer
+    liar = "A" if leader != "A" else "B"
+    plans: dict[int, WorkPlan] = {}
+
+    def counted(peer: str, plan: WorkPlan) -> tuple[Range, ...]:
+        whole = third(peer, (plan.round - 1) * BATCH)
+        plans[plan.attempt] = plan
+        if plan.round != 2 or peer != liar or len(plans) > 2:
+            return whole
+        return () if lie == "holds less" else ((whole[0][0] + BATCH, whole[0][1] + BATCH),)
+
+    def gathered() -> None:
+        """The driver's part: what all say that they have counted is the whole batch."""
+        node = group.machines[leader].node
+        plan = node._height.instance.plan
+        if plan is not None and plan.round == 2 and not plan.of(group.member(liar)).reset:  # type: ignore[union-attr]
+            claims = {peer: third(peer, BATCH) for peer in "ABC"}
+            group.event(leader, events.Gathered(node.head.hash, claims))
+        if node.head == head:
+            group.at(group.now + 0.2, gathered)
+
+    group.counted = counted
+    gathered()
+    group.run(20.0, lambda: len(plans) > 1)
+    doubted = group.machines[leader].node.doubted
+    first, second = (plans[attempt] for attempt in sorted(plans)[:2])
+    assert not any(assignment.reset for assignment in first.assignments)
+    assert [assignment.member.peer for assignment in second.assignments if assignment.reset] == [liar]
+    group.run_to(3)
+    assert not doubted and (group.head("A").ledger.cursor, group.head("A").ledger.returned) == (3 * BATCH, ())
+    assert {accused for _, accused, _ in group.accusations()} == ({liar} if lie == "unusable" else set())
+
+
+def test_claims_that_prove_false_twice_in_a_round_are_ignored() -> None:
+    members = [Member(peer, peer) for peer in "ABC"]
+    claims = Claims()
+
+    def plan(reset: str = "") -> WorkPlan:
+        parts = tuple(Assignment(member, (), 1, reset=member.peer in reset) for member in members)
+        return WorkPlan(bytes(32), 1, 0, parts, 1.0)
+
+    def body(member: Member, *counted: Range) -> Contribution:
+        return Contribution(bytes(32), bytes(32), member, 1, count(counted), 1.0, (), (), counted)
+
+    a, b, c = members
+    whole = {"A": [(0, 8)], "B": [(8, 16)], "C": [(16, 24)], "Z": [(8, 16)]}
+    claims.note(whole)
+    bodies = {a: body(a, (0, 8)), b: body(b, (8, 12))}
+    assert claims.settle(plan(), members, bodies, ()) == {b}, "C has submitted nothing, so it can forget nothing"
+    assert claims.settle(plan(), members, bodies, ()) == set(), "a claim counts for one plan"
+    claims.note(whole)
+    assert claims.settle(plan("B"), members, bodies, ()) == set(), "B was told to forget what it had just claimed"
+    assert claims.doubted == {"C", "Z"}
+    claims.note(whole)
+    assert claims.settle(plan(), members, bodies | {c: body(c)}, {a}) == {b}, "the claims of C are ignored"
+    assert claims.settle(plan(), members, {b: body(b)}, {a}) == {a}, "what A submitted is unusable"
+    assert claims.doubted == {"B", "C", "Z"}
+
+
+@pytest.mark.parametrize("mode", ["witness", "required", "open"])
+def test_a_stage_begins_when_the_groups_of_all_stages_may(mode: str) -> None:
+    """One replica is enough where the other stages have the rest of `min_peers`; an open run keeps its floor."""
+    asked: list[int] = []
+
+    def may_begin(waiting: int) -> bool:
+        asked.append(waiting)
+        return waiting >= 2
+
+    work = dataclasses.replace(WORK, may_begin_of=may_begin)
+    faults = int(mode == "open")
+    group = GroupOfNodes("ABCD", work=work, min_peers=7, mode=mode, faults=faults)
+    group.run_to(1)
+    (start,) = {head for machine in group.machines.values() for head in machine.committed if head.round == 0}
+    assert len(start.members) >= (4 if mode == "open" else 2) and min(asked) >= 1
 
 
 def test_a_later_stage_merges_what_its_replicas_have_counted_once() -> None:

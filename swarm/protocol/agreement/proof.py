@@ -1,0 +1,52 @@
+"""Which heads a peer believes that only looks at a group, and has no vote in it.
+
+A head is proved by consecutive links from one that the coordinator has signed for: a bound start of term, an
+endorsement, or, in `required` mode, a link with the coordinator's vote. How many peers report a head says nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
+
+from peer.errors import ProtocolViolation
+from swarm.protocol.agreement.config import AgreementConfig
+from swarm.protocol.agreement.messages import ChainLink
+from swarm.protocol.agreement.records import LINKS_KEPT
+from swarm.protocol.agreement.rules.electorate import Electorate
+from swarm.protocol.agreement.rules.evidence import Evidence
+from swarm.protocol.agreement.signing import Signer
+from swarm.protocol.head import Head
+
+HeadProof = Annotated[tuple[ChainLink, ...], msgspec.Meta(max_length=LINKS_KEPT)]
+"""Consecutive links, oldest first. The first one is signed for by the coordinator, the last one is of the proved
+head."""
+
+
+class ProofChecker:
+    """Checks the proofs of one group."""
+
+    def __init__(self, config: AgreementConfig, signer: Signer) -> None:
+        """Of the config only the group's facts count: its first head, coordinator, mode and faults."""
+        self._genesis = config.genesis
+        self._evidence = Evidence(signer, Electorate(config.mode, config.faults), config)
+
+    def check(self, head: Head, proof: Sequence[ChainLink]) -> None:
+        """Raise `ProtocolViolation` unless the links prove that head. The group's first head, round 0 without members,
+        needs none."""
+        if head == self._genesis:
+            return
+        if not proof or proof[-1].head != head:
+            raise ProtocolViolation("a proof does not end at the head that it is for")
+        if any(link.head.run_id != self._genesis.run_id for link in proof):
+            raise ProtocolViolation("a proof has heads of another group")
+        hashes = [link.head.hash for link in proof]  # before any signature, which takes longer
+        if any(link.head.previous != name for link, name in zip(proof[1:], hashes[:-1], strict=True)):
+            raise ProtocolViolation("a proof is no chain of consecutive heads")
+        before: Head | None = None
+        for link in proof:
+            if not self._evidence.link_counts(link, before):
+                raise ProtocolViolation("a proof does not begin at what the coordinator has signed")
+            before = link.head

@@ -1,0 +1,218 @@
+"""The leader's collection of work: a plan, the contributions to it, and the roster of those that are merged."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from peer.errors import ProtocolViolation, RoundDiscarded
+from peer.identity import Signed
+from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement.applicants import Applicants
+from swarm.protocol.agreement.context import AgreementContext
+from swarm.protocol.agreement.round.attempt import TIMER, Attempt
+from swarm.protocol.agreement.round.claims import Claims
+from swarm.protocol.agreement.round.exchanges import Exchanges
+from swarm.protocol.agreement.round.instance import Instance
+from swarm.protocol.agreement.rules import evidence
+from swarm.protocol.agreement.rules.succession import OpenedRoster, Succession
+from swarm.protocol.exclusion import choose_excluded
+from swarm.protocol.head import Member
+from swarm.protocol.ledger import Range
+from swarm.protocol.plan import PLAN_KIND, Contribution, WorkPlan, fit_roster
+
+
+class Collector:
+    """Plans work and collects it, for all attempts that one node leads after one head."""
+
+    def __init__(
+        self, context: AgreementContext, instance: Instance, applicants: Applicants, exchanges: Exchanges
+    ) -> None:
+        self._context, self._instance = context, instance
+        self._applicants, self._exchanges = applicants, exchanges
+        self._succession = Succession(context)
+        self._claims = Claims()
+        self._gathered = b""  # the hash of the plan whose work is done, as the method says
+        self._given_up: set[bytes] = set()  # hashes of plans that cannot be completed
+        self._reset: set[Member] = set()  # members that must forget what they have counted
+        self._excluded: set[str] = set()  # peers that others waited for in the last exchange
+
+    @property
+    def doubted(self) -> frozenset[str]:
+        """Peers whose claims do not count any more in this round."""
+        return self._claims.doubted
+
+    # -- plan ----------------------------------------------------------------------------------------------------------
+
+    def plan(self, attempt: Attempt) -> bool:
+        """Adopt the plan that a majority already works on, or make one. Return False if no peer that may work has
+        promised."""
+        head, context = self._instance.head, self._context
+        self._exclude(attempt)
+        adopted = self._adoptable(attempt)
+        if adopted is not None:
+            attempt.signed_plan, attempt.plan = adopted
+        else:
+            speeds = self._speeds(attempt)
+            if not speeds:
+                return False
+            plan = context.work.plan(head, attempt.number, speeds, sorted(self._reset))
+            attempt.plan, attempt.signed_plan = plan, context.signer.sign(PLAN_KIND, plan)
+        attempt.end_at = context.now + attempt.plan.deadline_s
+        if attempt.plan.hash == self._gathered:  # in an earlier attempt
+            attempt.finishing_early = True
+            attempt.end_at = min(attempt.end_at, context.now + context.config.grace_s)
+        context.out.timer(TIMER, attempt.end_at)
+        return True
+
+    def _speeds(self, attempt: Attempt) -> dict[Member, float]:
+        """Return the speed of each peer to plan for: those that promised, and newcomers that may be a moment late
+        with the last commit. A newcomer that does not come costs no time: it is not waited for."""
+        learners = [learner.member for learner in self._instance.head.learners]
+        late = [] if self._context.work.divides_batch() else [*learners, *attempt.joins]
+        chosen = {member.peer: member for member in (*late, *sorted(attempt.promises))}  # one incarnation of each peer
+        for peer in (*self._applicants.proofs, self._context.config.coordinator):
+            chosen.pop(peer, None)
+        promised = attempt.promises
+        return {m: promised[m].speed if m in promised else 0.0 for m in sorted(chosen.values())}
+
+    def _adoptable(self, attempt: Attempt) -> tuple[Signed, WorkPlan] | None:
+        """Return the latest plan that a majority of the head's members can still complete, so that a dead leader
+        costs no training."""
+        head = self._instance.head
+        best: tuple[Signed, WorkPlan] | None = None
+        for member in sorted(attempt.promises):
+            signed = attempt.promises[member].plan
+            if signed is None:
+                continue
+            try:
+                plan = self._succession.plan(signed, head, self._instance.hash, attempt.number)
+            except ProtocolViolation:
+                continue
+            alive = sum(head.has(a.member) and a.member in attempt.promises for a in plan.assignments)
+            fits = plan.hash not in self._given_up and 2 * alive > len(head.members)
+            if fits and (best is None or plan.attempt > best[1].attempt):
+                best = (signed, plan)
+        return best
+
+    def _exclude(self, attempt: Attempt) -> None:
+        """Choose the peers to leave out because others waited for them in vain."""
+        told = {member.peer: message.lacks for member, message in attempt.promises.items()}
+        waits = {peer: lacks or ((), ()) for peer, lacks in sorted(told.items())}
+        tie_breaker = self._context.pick(b"exclude", self._instance.hash, attempt.number.to_bytes(8, "big"))
+        self._excluded = choose_excluded(waits, tie_breaker) - {self._context.config.peer}
+
+    def send_plan(self, attempt: Attempt, done: Collection[Member]) -> None:
+        """Send the plan to all but those."""
+        assert attempt.signed_plan is not None and attempt.plan is not None
+        planned = {assignment.member for assignment in attempt.plan.assignments}
+        peers = sorted(member.peer for member in {*attempt.promises, *planned} - set(done))
+        order = say.PlanMessage(self._instance.hash, attempt.number, attempt.signed_plan, attempt.finishing_early)
+        for peer in peers:
+            if peer != self._context.config.coordinator:
+                self._context.out.send(peer, order)
+
+    # -- contributions -------------------------------------------------------------------------------------------------
+
+    def take(self, attempt: Attempt, message: say.SubmitMessage) -> bool:
+        """Take a contribution to the attempt's plan. Return whether it is a member's, and new."""
+        if attempt.plan is None:
+            return False
+        body = self._context.signer.open(message.contribution, "contribution", Contribution)
+        if body.plan != attempt.plan.hash or body.member in attempt.contributions:
+            return False
+        try:
+            body = self._succession.contribution(message.contribution, attempt.plan, self._instance.head)
+        except ProtocolViolation:
+            if body.member.peer == message.contribution.signer:
+                attempt.unusable.add(body.member)
+            raise
+        attempt.contributions[body.member] = (message.contribution, body)
+        attempt.took_s[body.member] = self._context.now - self._instance.planned_at
+        return self._instance.head.has(body.member)
+
+    def note_claims(self, claims: Mapping[str, Sequence[Range]]) -> None:
+        """Note which samples each peer (by id) says it has counted: together all of the present plan's."""
+        if self._instance.plan is not None:
+            self._gathered = self._instance.plan.hash
+            self._claims.note(claims)
+
+    def finish_gathered(self, attempt: Attempt) -> None:
+        """Ask for what there is, if the work of this attempt's plan is done."""
+        if attempt.plan is not None and attempt.plan.hash == self._gathered:
+            self._finish_early(attempt)
+
+    def is_complete(self, attempt: Attempt) -> bool:
+        """Return whether every live member has submitted, or must not be waited for any longer; ask slow ones for
+        what they have."""
+        context, head = self._context, self._instance.head
+        if attempt.plan is None:
+            return False
+        assigned = [a.member for a in attempt.plan.assignments if a.member in attempt.promises]
+        missing = [m for m in assigned if m not in attempt.contributions and m.peer not in context.down]
+        if context.now >= attempt.end_at or not missing:
+            return True
+        if attempt.finishing_early:
+            return False
+        if not any(head.has(member) for member in missing):
+            self._finish_early(attempt)
+            return False
+        took = [attempt.took_s[member] for member in sorted(attempt.took_s)]
+        late_s = context.work.late_s(attempt.plan, took)
+        if late_s is not None:
+            late_at = self._instance.planned_at + late_s
+            if context.now >= late_at:
+                self._finish_early(attempt)
+            else:
+                context.out.timer(TIMER, min(late_at, attempt.end_at))
+        return False
+
+    def _finish_early(self, attempt: Attempt) -> None:
+        """Ask the missing ones for what they have, and wait a last moment."""
+        if attempt.finishing_early:
+            return
+        attempt.finishing_early = True
+        attempt.end_at = min(attempt.end_at, self._context.now + self._context.config.grace_s)
+        self._context.out.timer(TIMER, attempt.end_at)
+        self.send_plan(attempt, done=attempt.contributions)
+
+    # -- roster --------------------------------------------------------------------------------------------------------
+
+    def members(self, attempt: Attempt) -> list[Member]:
+        """Return those whose contributions the roster can hold, in order; none that others waited for in vain."""
+        ready = fit_roster({member: signed for member, (signed, _) in attempt.contributions.items()})
+        return [member for member in ready if member.peer not in self._excluded] or ready
+
+    def roster(self, attempt: Attempt, members: Sequence[Member]) -> OpenedRoster:
+        """Return the roster of these contributions. Raise `RoundDiscarded` or `ProtocolViolation` if there is nothing
+        to merge: then the plan is given up, and the next one says who must forget what it has counted."""
+        assert attempt.plan is not None and attempt.signed_plan is not None
+        head, context, witness = self._instance.head, self._context, self._applicants.witness
+        newcomers = [m for m in members if m in attempt.joins and not head.has(m)]
+        if witness is not None and context.evidence.witness(witness) == head.witness:
+            witness = None
+        roster = say.RosterBody(
+            head=self._instance.hash,
+            attempt=attempt.number,
+            plan=attempt.plan.hash,
+            contributions=tuple(attempt.contributions[member][0] for member in members),
+            joins=tuple(attempt.joins[member] for member in newcomers),
+            proofs=self._applicants.proofs_against(head),
+            witness=witness,
+        )
+        signed = context.signer.sign(evidence.ROSTER, roster)
+        try:
+            return self._succession.roster(
+                attempt.signed_plan, signed, head, self._instance.hash, self._exchanges.accepts_empty
+            )
+        except (ProtocolViolation, RoundDiscarded):
+            self._give_up(attempt, attempt.plan, members)
+            raise
+
+    def _give_up(self, attempt: Attempt, plan: WorkPlan, members: Sequence[Member]) -> None:
+        """Give a plan up, and note which members must forget what they have counted: those that have counted what
+        others have, and those that did not submit what they had claimed."""
+        self._given_up.add(plan.hash)
+        bodies = {member: body for member, (_, body) in attempt.contributions.items()}
+        liable = {*self._instance.head.members, *(a.member for a in plan.assignments)}
+        self._reset = self._claims.settle(plan, liable, bodies, attempt.unusable)
+        self._reset |= set(self._context.work.reset(self._instance.head, plan, [bodies[m] for m in members]))
