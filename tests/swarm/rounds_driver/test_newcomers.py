@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 import trio
-from tests.swarm.support.group import schedule_of
 
 from peer.checkpoint.hash_tree import MIN_CHUNK
 from peer.net.method import Call
@@ -20,6 +19,7 @@ from swarm.rounds.driver.messages import AGREE
 from tests.swarm.rounds_driver.test_driver import deltas
 from tests.swarm.rounds_driver.test_losses import QUICK
 from tests.swarm.support.driven_group import DrivenReplica, GroupSetting, open_driven_group
+from tests.swarm.support.group import schedule_of
 
 ROUND_S = 3000.0  # a plan's deadline; the test ends long before
 

@@ -16,7 +16,6 @@ from typing import Any
 import msgspec
 import torch
 import trio
-from tests.swarm.support.group import NESTEROV, Deltas, InventedTrainer, Patient, diloco, schedule_of
 
 from optim.algorithms.outer_step import DilocoOuter
 from optim.rules.interface import MergeRule
@@ -34,7 +33,7 @@ from swarm.protocol.plan import Contribution
 from swarm.protocol.round_schedule import RoundSchedule
 from swarm.protocol.timeouts import AdaptiveTimeouts
 from swarm.rounds.driver.group_driver import GroupDriver
-from swarm.rounds.driver.handlers import serve_agreement
+from swarm.rounds.driver.handlers import serve_agreement, serve_heads
 from swarm.rounds.driver.records import RecordFiles
 from swarm.rounds.driver.replica_actor import ReplicaActor
 from swarm.rounds.driver.replica_driver import ReplicaDriver, ReplicaParts
@@ -42,6 +41,7 @@ from swarm.rounds.driver.work import work_of
 from swarm.rounds.notifier import Notifier
 from swarm.state.outer_state import OuterState
 from swarm.state.snapshots import SnapshotStore
+from tests.swarm.support.group import NESTEROV, Deltas, InventedTrainer, Patient, diloco, schedule_of
 
 STALLED_S = 0.05  # how often a condition is looked at again while nothing is told
 
@@ -260,6 +260,7 @@ class DrivenGroup:
                 self.coordinator_host, self.coordinator = host, driver
                 driver.begin([])
                 serve_agreement(host.rpc, lambda: {driver.group: driver})
+                serve_heads(host.rpc, lambda: {driver.group: driver})
                 task_status.started()
                 await driver.run(self.actor)
 
