@@ -85,7 +85,7 @@ class StageReplica:
         parts = ReplicaParts(host, self._state, snapshots, built.trainer, schedule, timeouts, folder)
         config = agreement_config(manifest, stage, host.peer_id, context.gate)
         work = work_of(self._state.strategy, schedule, self._exchange_s)
-        self.driver = ReplicaDriver(parts, config, work, lambda: list(self._group()))
+        self.driver = ReplicaDriver(parts, config, work, lambda: list(self._group()), manifest.run.prefix_cap)
         self._timeouts = timeouts
 
     async def begin(self) -> None:

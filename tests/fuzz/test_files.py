@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 import torch
+from swarm.coordinator.durable_state import FileState, SeenHead
 
 from cli.views.event_tail import EventTail
 from peer.checkpoint.checkpoint_file import MANIFEST, describe, load_checkpoint, write_checkpoint
@@ -20,7 +21,6 @@ from peer.errors import BarnraiseError
 from peer.identity import Identity, Signed, sign_body
 from peer.model.layout import FlatLayout
 from peer.net.address_book import AddressBook
-from swarm.coordinator.durable_state import FileState, SeenHead
 from swarm.membership.bans import extend_bans
 from swarm.protocol.agreement.messages import AckBody, ChainLink, StartBody
 from swarm.protocol.agreement.rules.evidence import ACK, START

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import trio
 
+from peer.bounds import MEMBERS_MAX
 from peer.net.host import Host
 from swarm.protocol.agreement.config import AgreementConfig
 from swarm.protocol.agreement.work import Work
@@ -17,7 +18,7 @@ from swarm.protocol.round_schedule import RoundSchedule
 from swarm.protocol.timeouts import AdaptiveTimeouts
 from swarm.rounds.context import RoundContext
 from swarm.rounds.driver.gathering import gather_batches
-from swarm.rounds.driver.group_driver import GroupDriver
+from swarm.rounds.driver.group_driver import DriverOptions, GroupDriver
 from swarm.rounds.driver.handlers import SliceHandlers, serve_agreement, serve_heads
 from swarm.rounds.driver.records import RecordFiles
 from swarm.rounds.driver.replica_actor import CommitListener, ReplicaActor
@@ -44,12 +45,19 @@ class ReplicaDriver:
     """Takes part in a group's agreement with weights and a trainer."""
 
     def __init__(
-        self, parts: ReplicaParts, config: AgreementConfig, work: Work, known_peers: Callable[[], Iterable[str]]
+        self,
+        parts: ReplicaParts,
+        config: AgreementConfig,
+        work: Work,
+        known_peers: Callable[[], Iterable[str]],
+        per_prefix: int = MEMBERS_MAX,
     ) -> None:
+        """`per_prefix`: members of one address prefix in a head at most."""
         self._parts = parts
         self.log = ResultLog(parts.folder / "results")
         records = RecordFiles(parts.folder / "agreement")
-        self.group = GroupDriver(parts.host, config, work, records, parts.timeouts, known_peers)
+        options = DriverOptions(per_prefix=per_prefix)
+        self.group = GroupDriver(parts.host, config, work, records, parts.timeouts, known_peers, options)
         self.actor: ReplicaActor | None = None
 
     @property

@@ -10,12 +10,12 @@ from statistics import median
 
 import pytest
 import trio
+from tests.swarm.rounds.test_engine import deltas
 
 from tests.dht.support.open_run import guard
 from tests.peer.support.honest import running
 from tests.peer.support.victim_child import ATTACKERS, attacker
-from tests.swarm.rounds.test_engine import deltas
-from tests.swarm.support.group import Group, Patient, StageReplica, open_group
+from tests.swarm.support.driven_group import Group, Patient, StageReplica, open_group
 
 ROUNDS = 20  # of each measurement
 SLOWER_MAX = 1.2

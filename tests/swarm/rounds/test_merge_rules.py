@@ -21,7 +21,7 @@ from optim.merge import NormGate
 from optim.rules.interface import MergeRule
 from optim.rules.registry import build_rule
 from swarm.protocol.plan import Assignment
-from tests.swarm.support.group import Deltas, Patient, StageReplica, diloco, open_group
+from tests.swarm.support.driven_group import Deltas, Patient, StageReplica, diloco, open_group
 
 Answer = Callable[[torch.Tensor, str, int], torch.Tensor]
 NUMEL, ROUNDS = 20_000, 8

@@ -13,9 +13,9 @@ from tests.swarm.support.driven_group import GroupSetting, open_driven_group
 NUMEL = 40_000
 
 
-def deltas(peer: str, first_step: int, assignment: Assignment | None) -> torch.Tensor:
+def deltas(peer: str, first_step: int, assignment: Assignment | None, numel: int = NUMEL) -> torch.Tensor:
     seed = sum(peer.encode()) * 1000 + first_step
-    return torch.randn(NUMEL, generator=torch.Generator().manual_seed(seed)) * 1e-2
+    return torch.randn(numel, generator=torch.Generator().manual_seed(seed)) * 1e-2
 
 
 async def test_members_commit_the_same_bits_and_a_hash_chain(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import torch
 import trio
+from tests.swarm.support.group import NESTEROV, Deltas, InventedTrainer, Patient, diloco, schedule_of
 
 from optim.algorithms.outer_step import DilocoOuter
 from optim.rules.interface import MergeRule
@@ -33,7 +34,7 @@ from swarm.protocol.plan import Contribution
 from swarm.protocol.round_schedule import RoundSchedule
 from swarm.protocol.timeouts import AdaptiveTimeouts
 from swarm.rounds.driver.group_driver import GroupDriver
-from swarm.rounds.driver.handlers import serve_agreement, serve_heads
+from swarm.rounds.driver.handlers import serve_agreement
 from swarm.rounds.driver.records import RecordFiles
 from swarm.rounds.driver.replica_actor import ReplicaActor
 from swarm.rounds.driver.replica_driver import ReplicaDriver, ReplicaParts
@@ -41,7 +42,6 @@ from swarm.rounds.driver.work import work_of
 from swarm.rounds.notifier import Notifier
 from swarm.state.outer_state import OuterState
 from swarm.state.snapshots import SnapshotStore
-from tests.swarm.support.group import NESTEROV, Deltas, InventedTrainer, Patient, diloco, schedule_of
 
 STALLED_S = 0.05  # how often a condition is looked at again while nothing is told
 
@@ -61,6 +61,8 @@ class GroupSetting:
     timeouts: Callable[[], AdaptiveTimeouts] = Patient
     limits: NetLimits = NetLimits()  # noqa: RUF009 - frozen
     exchange_s: float = 60.0
+    work_s: float = 0.0
+    """How long each replica trains a round."""
     agreement: Mapping[str, Any] = field(default_factory=dict)
 
     def strategy(self) -> OuterStrategy:
@@ -193,7 +195,7 @@ class DrivenGroup:
             host.book.add(other.peer_id, other.addresses)
             other.book.add(host.peer_id, host.addresses)
         state = OuterState([self.theta.clone(), torch.zeros_like(self.theta)], setting.strategy())
-        trainer = InventedTrainer(host.peer_id, deltas)
+        trainer = InventedTrainer(host.peer_id, deltas, work_s=setting.work_s)
         snapshots = SnapshotStore(state.size_bytes, 8 << 20)
         snapshots.publish(state.tree, state.tensors)
         snapshots.serve(host.rpc)
@@ -245,23 +247,21 @@ class DrivenGroup:
         log, setting = EventLog(), self.setting
         config = HostConfig(identity=self.coordinator_identity, events=log, limits=setting.limits)
         self.stop_coordinator = trio.CancelScope()
-        with log.subscribed(self._note):
-            with self.stop_coordinator:
-                async with open_host(config) as host:
-                    self.obey_cuts(host)
-                    for member in self.members:
-                        member.host.book.add(host.peer_id, host.addresses)
-                        host.book.add(member.peer, member.host.addresses)
-                    work = work_of(setting.strategy(), setting.schedule, lambda head: setting.exchange_s)
-                    records = RecordFiles(self.folder / "coordinator")
-                    known = lambda: self._known(host.peer_id)  # noqa: E731
-                    driver = GroupDriver(host, self.config(host.peer_id), work, records, setting.timeouts(), known)
-                    self.coordinator_host, self.coordinator = host, driver
-                    driver.begin([])
-                    serve_agreement(host.rpc, lambda: {driver.group: driver})
-                    serve_heads(host.rpc, lambda: {driver.group: driver})
-                    task_status.started()
-                    await driver.run(self.actor)
+        with log.subscribed(self._note), self.stop_coordinator:
+            async with open_host(config) as host:
+                self.obey_cuts(host)
+                for member in self.members:
+                    member.host.book.add(host.peer_id, host.addresses)
+                    host.book.add(member.peer, member.host.addresses)
+                work = work_of(setting.strategy(), setting.schedule, lambda head: setting.exchange_s)
+                records = RecordFiles(self.folder / "coordinator")
+                known = lambda: self._known(host.peer_id)  # noqa: E731
+                driver = GroupDriver(host, self.config(host.peer_id), work, records, setting.timeouts(), known)
+                self.coordinator_host, self.coordinator = host, driver
+                driver.begin([])
+                serve_agreement(host.rpc, lambda: {driver.group: driver})
+                task_status.started()
+                await driver.run(self.actor)
 
     def _note(self, event: Event) -> None:
         self.coordinator_events.append(event)

@@ -17,7 +17,7 @@ from peer.identity import Signed, open_body, sign_body
 from peer.net.method import Call, Method
 from swarm.protocol.plan import CONTRIBUTION_KIND, Assignment, Contribution
 from swarm.protocol.timeouts import AdaptiveTimeouts
-from tests.swarm.support.group import Group, StageReplica, open_group
+from tests.swarm.support.driven_group import Group, StageReplica, open_group
 
 NUMEL = 80_000  # five slices, so that every member owns one
 Change = Callable[[str, Any, bytes], tuple[Any, bytes] | None]

@@ -1,0 +1,121 @@
+"""A member that has missed rounds: it replays their results, or fetches the state whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import trio
+
+from peer.identity import Identity
+from peer.net.method import Call
+from swarm.rounds.driver.catch_up import ROUNDS_MAX
+from swarm.state.messages import StateMethods
+from tests.swarm.rounds_driver.test_driver import deltas
+from tests.swarm.rounds_driver.test_losses import QUICK
+from tests.swarm.support.driven_group import DrivenGroup, DrivenReplica, GroupSetting, open_driven_group
+
+
+async def miss(group: DrivenGroup, away: DrivenReplica, others: list[DrivenReplica], rounds: int) -> int:
+    """Cut a member off until the others are exactly that many rounds further; return their round then."""
+    away.trainer.gate, away.trainer.gated_from = trio.Event(), 0
+    await group.until(lambda: away.trainer.waiting)
+    stood = away.head.round
+    group.part([away.peer], [*(other.peer for other in others), group.coordinator_host.peer_id])
+    for other in others:
+        other.trainer.gate, other.trainer.gated_from = trio.Event(), stood + rounds + 1
+    await group.until(lambda: all(other.trainer.waiting for other in others))
+    assert all(other.head.round == stood + rounds for other in others) and away.head.round == stood
+    group.heal()
+    return stood + rounds
+
+
+def open_gates(group: DrivenGroup) -> None:
+    for member in group.members:
+        if member.trainer.gate is not None:
+            member.trainer.gate.set()
+
+
+@pytest.mark.parametrize("rounds", [1, 3])
+async def test_missed_rounds_are_replayed(tmp_path: Path, rounds: int) -> None:
+    """Applying their results is less than a whole state, and leads to the same bits."""
+    async with open_driven_group(tmp_path, GroupSetting(limits=QUICK, work_s=0.3)) as group:
+        away, *others = [await group.enter(deltas) for _ in range(3)]
+        await group.until_round(1)
+        goal = await miss(group, away, others, rounds)
+        await group.until(lambda: away.head.round == goal and away.state.tree.root == away.head.state_hash)
+        fetched = away.seen("state_fetched")
+        assert fetched and all(event.fields["replayed"] for event in fetched)
+        assert torch.equal(away.state.theta, others[0].state.theta)
+        assert torch.equal(away.state.tensors[1], others[0].state.tensors[1])
+        open_gates(group)
+        await group.until(lambda: away.head.round > goal + 2 and away.head.has(away.driver.me))
+        group.check()
+
+
+async def test_many_missed_rounds_take_a_whole_state(tmp_path: Path) -> None:
+    async with open_driven_group(tmp_path, GroupSetting(limits=QUICK, work_s=0.3)) as group:
+        away, *others = [await group.enter(deltas) for _ in range(3)]
+        await group.until_round(1)
+        goal = await miss(group, away, others, ROUNDS_MAX + 2)
+        await group.until(lambda: away.head.round == goal and away.state.tree.root == away.head.state_hash)
+        assert any(not event.fields["replayed"] for event in away.seen("state_fetched"))
+        assert torch.equal(away.state.theta, others[0].state.theta)
+        open_gates(group)
+        await group.until_round(goal + 2)
+        group.check()
+
+
+async def test_a_donor_with_other_results_is_not_believed(tmp_path: Path) -> None:
+    """Its results lead to another state than the certified one: nothing of them enters the weights."""
+    async with open_driven_group(tmp_path, GroupSetting(codec="fp32", limits=QUICK, work_s=0.3)) as group:
+        away, *others = [await group.enter(deltas) for _ in range(3)]
+        await group.until_round(1)
+        lied: list[str] = []
+        name = StateMethods.of(away.state.size_bytes, 8 << 20).result.name
+        for other in others:
+            served: Any = other.host.rpc.server._methods[name]
+
+            async def lie(call: Call[Any], honest: Any = served.handler, peer: str = other.peer) -> Any:
+                body, payload = await honest(call)
+                lied.append(peer)
+                return body, bytes(len(payload))
+
+            served.handler = lie
+        goal = await miss(group, away, others, 1)
+        await group.until(lambda: away.head.round == goal and away.state.tree.root == away.head.state_hash)
+        assert lied and torch.equal(away.state.theta, others[0].state.theta)
+        assert not any(event.fields["replayed"] for event in away.seen("state_fetched"))
+        open_gates(group)
+        await group.until_round(goal + 1)
+
+
+async def test_a_member_that_restarts_replays_what_it_has_missed(tmp_path: Path) -> None:
+    """Its records say where it stood, its results lead there, and the others' go on from there."""
+    identity = Identity.generate()
+    async with open_driven_group(tmp_path, GroupSetting(limits=QUICK, work_s=0.3)) as group:
+        others = [await group.enter(deltas) for _ in range(2)]
+        first = await group.enter(deltas, identity)
+        await group.until_round(2)
+        for replica in (first, *others):
+            replica.trainer.gate, replica.trainer.gated_from = trio.Event(), first.head.round + 2
+        await group.until(lambda: all(other.trainer.waiting for other in (first, *others)))
+        stood = first.head.round
+        await group.leave(first)
+        for other in others:
+            gate = other.trainer.gate
+            other.trainer.gate, other.trainer.gated_from = trio.Event(), stood + 3
+            assert gate is not None
+            gate.set()
+        await group.until(lambda: all(o.head.round == stood + 2 and o.trainer.waiting for o in others))
+        again = await group.enter(deltas, identity)
+        await group.until(lambda: again.head.round == stood + 2)
+        fetched = again.seen("state_fetched")
+        assert fetched and all(event.fields["replayed"] for event in fetched)
+        assert torch.equal(again.state.theta, others[0].state.theta)
+        open_gates(group)
+        await group.until_round(stood + 4)
+        group.check([first, again, *others])
+        assert again.driver.me == first.driver.me
