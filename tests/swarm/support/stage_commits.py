@@ -28,6 +28,7 @@ from swarm.run.invite import Invite
 from swarm.run.manifest import Manifest
 from swarm.run.peer_context import JoinConfig, PeerContext
 from swarm.state.fetch import Fetched
+from tests.swarm.support.heads import regrouped
 
 STAGE = 1
 Commit = tuple[ProvenHead, Fetched]
@@ -59,7 +60,7 @@ def commit_of(manifest: Manifest, authority: Identity, round: int, stage: int = 
     numel = layout_of(manifest, stage).numel
     tensors = tuple(torch.full((numel,), float(round + n)) for n in range(len(vectors_of(manifest, stage))))
     tree = hash_state(tensors)
-    first = manifest.first_head(stage).regrouped((Member("gone", "s"),), term)
+    first = regrouped(manifest.first_head(stage), (Member("gone", "s"),), term)
     head = msgspec.structs.replace(first, round=round, state_hash=tree.root, previous=first.hash)
     return started(authority, head), Fetched(tensors, tree, {}, 0, 0.0)
 

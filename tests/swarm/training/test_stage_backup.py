@@ -26,6 +26,7 @@ from swarm.training.stage_backup import (
     newest_seen,
     save_backup,
 )
+from tests.swarm.support.heads import regrouped
 from tests.swarm.support.stage_commits import STAGE, commit_of, context_of, record_of, serve_head_report, started
 from tests.swarm.training.test_roles import run_of
 
@@ -73,7 +74,7 @@ async def test_a_forged_head_is_not_backed_up(tmp_path: Path, monkeypatch: pytes
         context_of(manifest, tmp_path / "liar") as (liar, _b),
     ):
         honest, false = (Member(other.host.peer_id, "s") for other in (replica, liar))
-        begun = manifest.first_head(STAGE).regrouped((honest,), 1)
+        begun = regrouped(manifest.first_head(STAGE), (honest,), 1)
         proof = started(authority, begun).links
         forged = msgspec.structs.replace(begun, round=1 << 40, state_hash=b"lie!" * 8, members=(false,))
         signed = started(Identity.generate(), forged).links
