@@ -34,7 +34,7 @@ from swarm.protocol.plan import (
     open_roster,
 )
 from swarm.protocol.round_schedule import RoundSchedule
-from tests.swarm.support.driven_group import schedule_of
+from tests.swarm.support.group import schedule_of
 
 replace = msgspec.structs.replace
 STEPS, MICRO = 4, 2

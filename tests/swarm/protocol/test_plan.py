@@ -29,7 +29,7 @@ from swarm.protocol.plan import (
     open_roster,
     share_slices,
 )
-from tests.swarm.support.driven_group import schedule_of
+from tests.swarm.support.group import schedule_of
 
 replace = msgspec.structs.replace
 STEPS, BATCH, SLICES, COMPUTE_S = 10, 2, 5, 60.0
