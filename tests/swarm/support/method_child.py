@@ -120,11 +120,13 @@ class Reporter:
 
     def __init__(self, parts: ReplicaParts, snapshots: Snapshots, others: list[str]) -> None:
         self._parts, self._snapshots, self._others = parts, snapshots, others
+        self._before: Head | None = None
 
     async def committed(self, head: Head, merged: Sequence[Contribution] | None, results: list[memoryview]) -> None:
         parts, state, members = self._parts, self._parts.state, len(head.members)
         self._snapshots.publish(state.tree, state.tensors, msgspec.msgpack.encode(head), results)
-        coding = state.strategy.coding(parts.schedule.round_info(head), state.tensors)  # the same size every round
+        coding = state.strategy.coding(parts.schedule.round_info(self._before or head), state.tensors)
+        self._before = head
         slices = range(coding.count)
         messages = sum(coding.message_bytes(i) for i in slices)
         down = sum(coding.result_bytes(i, members) for i in slices)
