@@ -24,6 +24,7 @@ COMMANDS: Final = {
     "coordinate": "Create a run from a RUN.toml and print its invite.",
     "join": "Take part in a run with this machine.",
     "invite": "Print an invite to a run, from any home that may invite.",
+    "regroup": "Continue a run that has lost too many members at once.",
     "status": "Show the peers, round and loss of a run.",
     "export": "Write the last commit as a Hugging Face checkpoint.",
     "doctor": "Check whether this machine can take part in a run.",

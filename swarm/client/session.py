@@ -24,8 +24,8 @@ from peer.net.host import Host, HostConfig, open_host
 from peer.temp_folder import temporary_folder
 from swarm.membership.member_record import MEMBERS, MemberRecord, member_schema
 from swarm.membership.membership import read_records
-from swarm.protocol.head import Member
-from swarm.protocol.quorum import ASKED_MAX, HeadCandidate, ask_head_reports, rank_heads
+from swarm.membership.proven_heads import ASKED_MAX, ProvenHead, ask_proven_heads
+from swarm.run.agreement import agreement_config
 from swarm.run.bootstrap import enter_run
 from swarm.run.home import Home
 from swarm.run.invite import Invite
@@ -74,20 +74,17 @@ class RunClient:
         """Read the records of the run's peers, by peer id; their addresses go to the host's book."""
         return await read_records(self.node, self.host, MEMBERS, self.manifest.run_id)
 
-    async def candidates(self, records: Mapping[str, MemberRecord], stage: int = 0) -> list[HeadCandidate]:
-        """Return the heads of that stage's group that enough of these peers report, best first
-        (`swarm.protocol.quorum`)."""
+    async def candidates(self, records: Mapping[str, MemberRecord], stage: int = 0) -> list[ProvenHead]:
+        """Return the heads of that stage's group that these peers and the authority prove, best first
+        (`swarm.membership.proven_heads`)."""
         manifest = self.training
         ours = [p for p, record in records.items() if manifest.stages == 1 or record.stage == stage]
-        asked = ours if manifest.stages == 1 else [manifest.authority, *ours]
-        start = manifest.first_head(stage)
-        most = manifest.run.max_peers + ASKED_MAX
-        head_reports = await ask_head_reports(self.host.rpc, asked, group=start.run_id, most=most)
-        return rank_heads(head_reports, manifest.authority, start, Member(self.host.peer_id, ""), start)
+        asked, most = [manifest.authority, *ours], manifest.run.max_peers + ASKED_MAX
+        return await ask_proven_heads(self.host, agreement_config(manifest, stage, self.host.peer_id), asked, most=most)
 
-    async def all_candidates(self, records: Mapping[str, MemberRecord]) -> list[list[HeadCandidate]]:
+    async def all_candidates(self, records: Mapping[str, MemberRecord]) -> list[list[ProvenHead]]:
         """Return the `candidates` of each stage, asked for at once."""
-        found: list[list[HeadCandidate]] = [[] for _ in range(self.training.stages)]
+        found: list[list[ProvenHead]] = [[] for _ in range(self.training.stages)]
 
         async def look(stage: int) -> None:
             found[stage] = await self.candidates(records, stage)

@@ -1,4 +1,4 @@
-"""Where all groups of a run are: the only thing that the authority of one group needs to know of the others."""
+"""Where all groups of a run are: the only thing that the coordinator of one group needs to know of the others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from swarm.protocol.head import Head
 
 
 class GroupStatus(Protocol):
-    """One group, as the authorities of the others see it."""
+    """One group, as seen from the others."""
 
     @property
     def group(self) -> str: ...
@@ -29,7 +29,7 @@ class GroupStatus(Protocol):
 
 
 class RunProgress:
-    """The groups of one run. Each authority adds itself. A run that is not a pipeline has one group."""
+    """The groups of one run. Each group adds itself. A run that is not a pipeline has one."""
 
     def __init__(self, *, synchronous: bool = False, source: str = "") -> None:
         """`synchronous`: weights change at commits only. `source`: the id of the group that dispatches samples."""
@@ -50,17 +50,10 @@ class RunProgress:
         """Whether all groups have made their last commit."""
         return all(group.completed.is_set() for group in self._groups)
 
-    def furthest_besides(self, group: str) -> int:
-        """Return the latest round of the groups other than `group`; 0 if there is none."""
-        return max((head.round for head in self._heads_besides(group)), default=0)
-
     def fast_forward(self, head: Head) -> Head:
         """Return `head`, of one group, at the position of the other groups if it is too old for them."""
-        others = self._heads_besides(head.run_id)
+        others = [other.head for other in self._groups if other.group != head.run_id]
         return fast_forward(head, others, self._synchronous, head.run_id == self._source) if others else head
-
-    def _heads_besides(self, group: str) -> list[Head]:
-        return [other.head for other in self._groups if other.group != group]
 
 
 def fast_forward(head: Head, others: Sequence[Head], synchronous: bool, dispatches: bool) -> Head:

@@ -82,7 +82,7 @@ class RunRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     @property
     def prefix_cap(self) -> int:
         """Members of one address prefix in one group at most. In a closed run an identity is not free, so no cap."""
-        return self.members_per_prefix if self.open else self.max_peers
+        return self.members_per_prefix if self.open else PEERS_MAX
 
 
 class TokenizerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

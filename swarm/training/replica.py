@@ -32,7 +32,7 @@ from swarm.run.peer_context import PeerContext
 from swarm.state.server import serve_snapshots
 from swarm.state.snapshots import SnapshotStore
 from swarm.training.build_trainer import BuiltTrainer, build_trainer
-from swarm.training.checkpoints import LocalCheckpoint
+from swarm.training.checkpoints import LocalCheckpoint, saved_proof
 from swarm.training.restore import restore
 from swarm.training.stage_backup import StageBackup
 
@@ -85,12 +85,13 @@ class StageReplica:
         parts = ReplicaParts(host, self._state, snapshots, built.trainer, schedule, timeouts, folder)
         config = agreement_config(manifest, stage, host.peer_id, context.gate)
         work = work_of(self._state.strategy, schedule, self._exchange_s)
-        self.driver = ReplicaDriver(parts, config, work, lambda: list(self._group()))
+        self.driver = ReplicaDriver(parts, config, work, lambda: list(self._group()), manifest.run.prefix_cap)
         self._timeouts = timeouts
 
     async def begin(self) -> None:
         """Start from what the disk holds."""
-        await self.driver.begin(self)
+        proof = await trio.to_thread.run_sync(saved_proof, self._checkpoint.home)
+        await self.driver.begin(self, proof)
         head, state = self.driver.head, self._state
         here = head if head.state_hash == state.tree.root else self._checkpoint.head
         await trio.to_thread.run_sync(self._snapshots.publish, state.tree, state.tensors, msgspec.msgpack.encode(here))

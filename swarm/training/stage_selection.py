@@ -22,6 +22,7 @@ from peer.free_memory import free_memory_bytes
 from swarm.membership.completion import MEASURING
 from swarm.membership.member_record import MEMBERS, MemberRecord, MemberRole, finite, member_record
 from swarm.membership.membership import REFRESH_S, Membership
+from swarm.membership.proven_heads import ask_proven_heads
 from swarm.pipeline.config import LoadReport
 from swarm.placement.load import PeerLoad
 from swarm.placement.rebalance import Move
@@ -38,7 +39,7 @@ from swarm.placement.stage_choice import (
 )
 from swarm.placement.stages import stage_costs
 from swarm.protocol.head import Head
-from swarm.protocol.quorum import ask_head_reports
+from swarm.run.agreement import agreement_config
 from swarm.run.peer_context import PeerContext
 from swarm.training.checkpoints import note_stage, saved_stages
 from swarm.training.corpus import has_text
@@ -228,8 +229,9 @@ class StageSelection:
         assert self._replica is not None
         head, me = self._replica.head, self._host.peer_id
         others = [member.peer for member in head.members if member.peer != me]
-        answers = await ask_head_reports(self._host.rpc, others, group=head.run_id, most=len(others))
-        mates = {peer for peer, report in answers if report.member.peer == peer and head.has(report.member)}
+        config = agreement_config(self._manifest, stage, me)
+        found = await ask_proven_heads(self._host, config, others, most=len(others))
+        mates = {member.peer for proven in found for member in proven.near if head.has(member)}
         records = {peer: record for peer, record in self.membership.view.items() if peer in mates}
         return has_other_replica(me, stage, records, time.time())
 

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 import torch
+from swarm.coordinator.durable_state import FileState, SeenHead
 
 from cli.views.event_tail import EventTail
 from peer.checkpoint.checkpoint_file import MANIFEST, describe, load_checkpoint, write_checkpoint
@@ -20,8 +21,10 @@ from peer.errors import BarnraiseError
 from peer.identity import Identity, Signed, sign_body
 from peer.model.layout import FlatLayout
 from peer.net.address_book import AddressBook
-from swarm.coordinator.durable_state import FileState, SeenHead
 from swarm.membership.bans import extend_bans
+from swarm.protocol.agreement.messages import AckBody, ChainLink, StartBody
+from swarm.protocol.agreement.rules.evidence import ACK, START
+from swarm.protocol.head import Member
 from swarm.protocol.messages import REGROUP_KIND
 from swarm.run.ban_list import BanList, sign_bans
 from swarm.run.config import read_run_config
@@ -32,7 +35,7 @@ from swarm.run.inviting import make_invite
 from swarm.run.manifest import sign_manifest
 from swarm.run.manifest_transfer import load_run_files
 from swarm.state.partial_file import PartFile
-from swarm.training.checkpoints import _last_stage, regroup_of
+from swarm.training.checkpoints import _last_stage, proof_of
 from tests.fuzz.support.guard import MUTATIONS, Trial, chance_for, no_growth
 from tests.fuzz.support.mutations import of_bytes, of_json, of_msgpack
 from tests.fuzz.support.resign import resigned_bytes
@@ -42,6 +45,14 @@ OWNER = Identity.from_seed(bytes(32))
 GUEST = Identity.from_seed(b"\1" * 32)
 RUN = make_manifest(OWNER.peer_id)
 HEAD = RUN.first_head()
+BEGUN = HEAD.regrouped((Member(GUEST.peer_id, "s"),), 1)
+PROOF = (
+    ChainLink(
+        BEGUN,
+        start=sign_body(OWNER, START, StartBody(BEGUN)),
+        acks=(sign_body(GUEST, ACK, AckBody(BEGUN.hash, BEGUN.members[0])),),
+    ),
+)
 MODEL = ModelConfig(hidden_size=8, layers=1, heads=2, kv_heads=1, intermediate_size=8, max_seq_len=16, vocab_size=16)
 LAYOUT = FlatLayout.of(MODEL)
 STATE = {"theta": torch.arange(LAYOUT.numel, dtype=torch.float32)}
@@ -112,6 +123,13 @@ def read_key(path: Path) -> None:
     Identity.load_or_create(path)
 
 
+def read_proof(path: Path) -> None:
+    host = SimpleNamespace(identity=GUEST, peer_id=GUEST.peer_id)
+    context = SimpleNamespace(manifest=RUN, home=Home(path.parent), host=host)
+    proof = proof_of(context, 0, BEGUN)  # type: ignore[arg-type]
+    assert proof is None or proof[-1].head == BEGUN
+
+
 def read_part(path: Path) -> None:
     tree = hash_state(list(STATE.values()))
     file = PartFile(path, tree.size_bytes)
@@ -141,12 +159,7 @@ def formats() -> dict[str, Format]:
             lambda p: load_run_files(p.parent),
         ),
         Format("regroup.msgpack", regroup, body_of(REGROUP_KIND), lambda path: FileState(Home(path.parent))),
-        Format(
-            "regroup.before.msgpack",
-            regroup,
-            body_of(REGROUP_KIND),
-            lambda path: regroup_of(Home(path.parent), OWNER.peer_id, HEAD),
-        ),
+        Format("proof.msgpack", encode(PROOF), of_msgpack, read_proof),
         Format("seen.msgpack", encode(seen), of_msgpack, lambda path: FileState(Home(path.parent))),
         Format("addresses.json", book, of_json, lambda path: AddressBook().load(path)),
         Format("events.jsonl", events(), of_lines, read_events),

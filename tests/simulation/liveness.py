@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from swarm.protocol.agreement import events
-from swarm.protocol.agreement.rules.acceptor import NEVER
 from swarm.protocol.head import Head
 from tests.simulation import electorate
 from tests.simulation.electorate import position
@@ -77,13 +76,17 @@ class Liveness:
         if world.now - self._checked_at < 0.5:
             return False
         self._checked_at = world.now
-        heads = self._heads()
+        heads = [m.node.head for m in self._honest() if m.node is not None and not self._waits(m)]
         if self._from is None or not heads or world.now < world.heals_at + 3.5:
             return False
         rounds = [head.round for head in heads]
         together = max(rounds) - min(rounds) <= 1 and len({(head.term, head.boot) for head in heads}) == 1
         self._reached = together and min(rounds) >= self._from + ROUNDS and self._have_joined(heads)
         return self._reached
+
+    def _waits(self, machine: Machine) -> bool:
+        coordinator = self._world.machines[COORDINATOR]
+        return self._world.setup.coordinator_dies and not coordinator.up and self._has_left(machine)
 
     def _have_joined(self, heads: list[Head]) -> bool:
         if not self._world.setup.must_join:
@@ -118,10 +121,10 @@ class Liveness:
             return setup.mode == "required" or len(honest) > 0
         if setup.mode == "required":
             return False
-        unfenced = {
-            m.node.me
-            for m in honest
-            if m.node is not None and not (m.node.head == top and m.node._height.instance.ballot.promised == NEVER)
-        }
+        staying = {m.node.me for m in honest if m.node is not None and not self._has_left(m)}
         holders = any(m.has(top.state_hash) for m in honest)
-        return bool(top.members) and electorate.is_quorum(setup, top, unfenced) and holders
+        return bool(top.members) and electorate.is_quorum(setup, top, staying) and holders
+
+    def _has_left(self, machine: Machine) -> bool:
+        """Return whether a peer waits for the coordinator to end what it began: the start of a higher term."""
+        return machine.node is not None and machine.node.head.term < machine.node._context.left

@@ -9,7 +9,7 @@ from swarm.protocol.agreement import events
 from swarm.protocol.agreement import messages as say
 from swarm.protocol.agreement.actions import Action, CommitHead
 from swarm.protocol.agreement.applicants import Applicants
-from swarm.protocol.agreement.chain import Chain, position_of
+from swarm.protocol.agreement.chain import Chain
 from swarm.protocol.agreement.config import AgreementConfig
 from swarm.protocol.agreement.context import AgreementContext
 from swarm.protocol.agreement.coordination.coordinator import TIMER as ASK_TIMER
@@ -154,6 +154,8 @@ class AgreementNode:
     def _enter(self, record: bytes | None) -> Height:
         """Return the parts for the round after the present head."""
         instance = Instance.load(self._chain.head, self._chain.hash, record)
+        if self._chain.head.term < self._context.left:
+            instance.leave()
         round_s = self._context.now - self._entered_at if self._started else 0.0
         self._entered_at = self._context.now
         return Height(self._context, self._chain, self._applicants, instance, round_s)
@@ -268,12 +270,17 @@ class AgreementNode:
                 self._height.sealed()
             case say.ToldMessage():
                 if self._coordinator is not None:
-                    self._coordinator.told(peer, message)
-                    if message.position > position_of(self._chain.head):
+                    self._coordinator.shown(message.links)
+                    self._chain.learn(message.links)
+                    if message.position > self._chain.highest:  # it counts once its sender has shown that
                         self._idle.ask(peer)
+                    else:
+                        self._coordinator.told(peer, message)
             case say.StartMessage():
                 if self._config.mode != "required":
                     self._starts.start(message, self._height.instance, self._height.participant)
+                if self._coordinator is not None and peer == self._config.peer:
+                    self._coordinator.show_start(message)
             case say.AckMessage():
                 self._starts.ack(message)
             case _:

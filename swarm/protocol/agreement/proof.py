@@ -6,7 +6,7 @@ endorsement, or, in `required` mode, a link with the coordinator's vote. How man
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import msgspec
@@ -14,7 +14,7 @@ import msgspec
 from peer.errors import ProtocolViolation
 from swarm.protocol.agreement.config import AgreementConfig
 from swarm.protocol.agreement.messages import ChainLink
-from swarm.protocol.agreement.records import LINKS_KEPT
+from swarm.protocol.agreement.records import LINKS_KEPT, links_in
 from swarm.protocol.agreement.rules.electorate import Electorate
 from swarm.protocol.agreement.rules.evidence import Evidence
 from swarm.protocol.agreement.signing import Signer
@@ -25,13 +25,35 @@ HeadProof = Annotated[tuple[ChainLink, ...], msgspec.Meta(max_length=LINKS_KEPT)
 head."""
 
 
+def prove(links: Mapping[bytes, ChainLink], head_hash: bytes, evidence: Evidence) -> tuple[ChainLink, ...]:
+    """Return the proof of a head, from links by hash of their head: those from the last one that the coordinator has
+    signed for, without what they do not need. Empty for the first head of all, and where that last one is not here."""
+    later, name = list[ChainLink](), head_hash
+    try:
+        while (link := links.get(name)) is not None and len(later) < LINKS_KEPT:
+            if (anchor := evidence.anchor(link)) is not None:
+                chain = [anchor, *reversed(later)]
+                pairs = zip(chain[1:], chain[:-1], strict=True)
+                return (anchor, *(evidence.bare_certificate(after, before.head) for after, before in pairs))
+            later.append(link)
+            name = link.head.previous
+    except ProtocolViolation:  # a damaged disk
+        pass
+    return ()
+
+
 class ProofChecker:
-    """Checks the proofs of one group."""
+    """Checks proofs of one group's heads, and makes them from records."""
 
     def __init__(self, config: AgreementConfig, signer: Signer) -> None:
-        """Of the config only the group's facts count: its first head, coordinator, mode and faults."""
+        """Of the config only the group's facts count: its first head, coordinator, mode and faults. `signer` signs
+        nothing here."""
         self._genesis = config.genesis
         self._evidence = Evidence(signer, Electorate(config.mode, config.faults), config)
+
+    def prove(self, records: dict[str, bytes], head_hash: bytes) -> tuple[ChainLink, ...]:
+        """Return the proof of a head from the records of a node (`Persist`); empty where they hold none."""
+        return prove({record.link.head.hash: record.link for record in links_in(records)}, head_hash, self._evidence)
 
     def check(self, head: Head, proof: Sequence[ChainLink]) -> None:
         """Raise `ProtocolViolation` unless the links prove that head. The group's first head, round 0 without members,
@@ -47,6 +69,9 @@ class ProofChecker:
             raise ProtocolViolation("a proof is no chain of consecutive heads")
         before: Head | None = None
         for link in proof:
+            voters = link.head if before is None else before
+            if max(len(link.votes), len(link.acks)) > len(voters.members) + 1:  # a proof holds no more than it needs
+                raise ProtocolViolation("a proof has more votes than there are voters")
             if not self._evidence.link_counts(link, before):
                 raise ProtocolViolation("a proof does not begin at what the coordinator has signed")
             before = link.head

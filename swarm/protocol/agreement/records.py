@@ -39,10 +39,12 @@ class BallotRecord(msgspec.Struct, frozen=True):
 
 
 class FenceRecord(msgspec.Struct, frozen=True):
-    """On disk: the lowest term whose start this voter may follow, and the one start that it acknowledged."""
+    """On disk: the lowest term whose start this voter may acknowledge, and the one start that it has acknowledged."""
 
     term: Count
     acked: Hash = b""
+    left: Count = 0
+    """The term of the last start that it has acknowledged: it takes part in no lower one any more."""
 
 
 class CoordinatorRecord(msgspec.Struct, frozen=True):
@@ -50,6 +52,21 @@ class CoordinatorRecord(msgspec.Struct, frozen=True):
 
     term: Count
     start: Signed | None = None
+
+
+def links_in(records: dict[str, bytes]) -> list[LinkRecord]:
+    """Return the links that led a node where it stands, in order."""
+    found: list[LinkRecord] = []
+    for key in sorted(records):
+        if key.startswith(LINK_KEY):
+            try:
+                found.append(msgspec.msgpack.decode(records[key], type=LinkRecord))
+            except MALFORMED:  # a torn record never counted; without it the chain begins later
+                continue
+    found.sort(key=lambda record: record.number)
+    while found and not found[-1].stands:  # a crash while it went there: it never stood there
+        found.pop()
+    return found
 
 
 def is_damaged(records: dict[str, bytes]) -> bool:

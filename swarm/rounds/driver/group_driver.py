@@ -9,22 +9,26 @@ from __future__ import annotations
 import secrets
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 import msgspec
 import trio
 
+from peer.bounds import MEMBERS_MAX
 from peer.errors import BarnraiseError, ProtocolViolation
+from peer.events import Field
 from peer.net.host import Host
 from peer.net.wire import LARGE_HEADER_BYTES
 from swarm.protocol.agreement import actions, events
 from swarm.protocol.agreement.config import AgreementConfig
-from swarm.protocol.agreement.messages import Message
+from swarm.protocol.agreement.messages import LINKS_MAX, ChainLink, ChainMessage, JoinMessage, Message
 from swarm.protocol.agreement.node import AgreementNode
 from swarm.protocol.agreement.work import Work
 from swarm.protocol.head import Head, Member
 from swarm.protocol.messages import HeadReport
 from swarm.protocol.timeouts import AdaptiveTimeouts
+from swarm.rounds.driver.newcomers import NewcomerFilter
 from swarm.rounds.driver.outbox import Outbox
 from swarm.rounds.driver.records import RecordFiles
 from swarm.rounds.driver.signer import KeySigner
@@ -35,6 +39,22 @@ LOOK_S: Final = 0.25  # between two looks at the failure detector
 KNOWN_S: Final = 2.0  # between two looks at who publishes that it takes part
 RETRY_S: Final = 1.0  # after the disk has refused a record
 REPORT_BYTES_MAX: Final = LARGE_HEADER_BYTES - (4 << 10)  # room for the rest of a header
+
+
+Tell = Callable[[str, dict[str, Field]], None]
+"""Tells people and logs of an event, by name and fields."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DriverOptions:
+    """What only some groups need."""
+
+    restored: bool = False
+    """As `events.Started`."""
+    per_prefix: int = MEMBERS_MAX
+    """Members of one address prefix in a head at most: further newcomers are not heard."""
+    tell: Tell | None = None
+    """In place of the host's event log."""
 
 
 class Actor(Protocol):
@@ -58,16 +78,17 @@ class GroupDriver:
         records: RecordFiles,
         timeouts: AdaptiveTimeouts,
         known_peers: Callable[[], Iterable[str]],
-        *,
-        restored: bool = False,
+        options: DriverOptions = DriverOptions(),
     ) -> None:
-        """`known_peers`: those that publish that they belong to the group. `restored`: as `events.Started`."""
+        """`known_peers`: those that publish that they belong to the group."""
         self.config = config
         self.completed = trio.Event()
         """Set once the run's last round is committed."""
         self.changed = Notifier()
         """Notified after each event."""
-        self._host, self._records, self._known_peers, self._restored = host, records, known_peers, restored
+        self._host, self._records, self._known_peers, self._options = host, records, known_peers, options
+        self._tell: Tell = options.tell or (lambda event, fields: host.events.emit(event, **fields))
+        self._newcomers = NewcomerFilter(host, options.per_prefix)
         self._node = AgreementNode(config, KeySigner(host.identity), work)
         self._outbox = Outbox(host.rpc, config.genesis.run_id, lambda: timeouts.answer_s, host.events)
         self._timers = Timers(lambda id: self.feed(events.TimerFired(id)))
@@ -110,11 +131,18 @@ class GroupDriver:
 
     # -- events --------------------------------------------------------------------------------------------------------
 
-    def begin(self, states: Iterable[bytes]) -> None:
-        """Start the node from its records; `states` are the hashes of those that the disk holds."""
+    def begin(self, states: Iterable[bytes], proof: Sequence[ChainLink] = ()) -> None:
+        """Start the node from its records; `states` are the hashes of those that the disk holds. `proof` is that of a
+        state which did not come by this node's own records: a backup's."""
         records = self._records.read()
-        self.feed(events.Started(records, tuple(states), secrets.token_hex(8), secrets.token_bytes(32), self._restored))
+        session, seed = secrets.token_hex(8), secrets.token_bytes(32)
+        self.feed(events.Started(records, tuple(states), session, seed, self._options.restored))
         self._shown = self._node.head
+        if 0 < self.config.rounds <= self.head.round:  # the node tells of it at a commit
+            self.completed.set()
+        for first in range(0, len(proof), LINKS_MAX):
+            shown = ChainMessage(tuple(proof[first : first + LINKS_MAX]))
+            self.feed(events.Received(self.config.peer, shown))
 
     def feed(self, event: events.Event) -> None:
         """Take an event. Its actions are carried out soon."""
@@ -134,10 +162,20 @@ class GroupDriver:
         """Take messages. Raises `ProtocolViolation` if one accuses its sender, which is then struck."""
         self._accused.pop(peer, None)
         for message in messages:
-            self.feed(events.Received(peer, message))
+            if not isinstance(message, JoinMessage) or self._lets_in(peer):
+                self.feed(events.Received(peer, message))
         reason = self._accused.pop(peer, None)
         if reason is not None:
             raise ProtocolViolation(reason)
+
+    def _lets_in(self, peer: str) -> bool:
+        """Return whether a request to join may reach the node."""
+        let_in = self._newcomers.lets_in(peer, self.head)
+        for prefix, waiting in self._newcomers.newly_full().items():
+            most = self._options.per_prefix
+            fields: dict[str, Field] = {"round": self.head.round, "prefix": prefix, "waiting": waiting, "most": most}
+            self._tell("prefix_full", fields)
+        return let_in
 
     def _sort(self, action: actions.Action) -> None:
         match action:
@@ -180,8 +218,10 @@ class GroupDriver:
             case actions.Send():
                 self._outbox.add(action.peer, action.message)
             case actions.Tell():
-                fields = {name: list(v) if isinstance(v, tuple) else v for name, v in action.fields.items()}
-                self._host.events.emit(action.event, **fields)
+                fields: dict[str, Field] = {
+                    name: list(value) if isinstance(value, tuple) else value for name, value in action.fields.items()
+                }
+                self._tell(action.event, fields)
                 if action.event == "run_completed":
                     self.completed.set()
                     self.changed.notify()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import trio
 
+from peer.bounds import MEMBERS_MAX
 from peer.net.host import Host
 from swarm.protocol.agreement.config import AgreementConfig
+from swarm.protocol.agreement.messages import ChainLink
 from swarm.protocol.agreement.work import Work
 from swarm.protocol.head import Head, Member
 from swarm.protocol.plan import WorkPlan
@@ -17,7 +19,7 @@ from swarm.protocol.round_schedule import RoundSchedule
 from swarm.protocol.timeouts import AdaptiveTimeouts
 from swarm.rounds.context import RoundContext
 from swarm.rounds.driver.gathering import gather_batches
-from swarm.rounds.driver.group_driver import GroupDriver
+from swarm.rounds.driver.group_driver import DriverOptions, GroupDriver
 from swarm.rounds.driver.handlers import SliceHandlers, serve_agreement, serve_heads
 from swarm.rounds.driver.records import RecordFiles
 from swarm.rounds.driver.replica_actor import CommitListener, ReplicaActor
@@ -44,12 +46,19 @@ class ReplicaDriver:
     """Takes part in a group's agreement with weights and a trainer."""
 
     def __init__(
-        self, parts: ReplicaParts, config: AgreementConfig, work: Work, known_peers: Callable[[], Iterable[str]]
+        self,
+        parts: ReplicaParts,
+        config: AgreementConfig,
+        work: Work,
+        known_peers: Callable[[], Iterable[str]],
+        per_prefix: int = MEMBERS_MAX,
     ) -> None:
+        """`per_prefix`: members of one address prefix in a head at most."""
         self._parts = parts
         self.log = ResultLog(parts.folder / "results")
         records = RecordFiles(parts.folder / "agreement")
-        self.group = GroupDriver(parts.host, config, work, records, parts.timeouts, known_peers)
+        options = DriverOptions(per_prefix=per_prefix)
+        self.group = GroupDriver(parts.host, config, work, records, parts.timeouts, known_peers, options)
         self.actor: ReplicaActor | None = None
 
     @property
@@ -79,11 +88,11 @@ class ReplicaDriver:
         while self.actor.head.round < number or self.actor.head.state_hash != self._parts.state.tree.root:
             await self.actor.committed.wait(1.0)
 
-    async def begin(self, listener: CommitListener) -> None:
-        """Start from what the disk holds."""
+    async def begin(self, listener: CommitListener, proof: Sequence[ChainLink] = ()) -> None:
+        """Start from what the disk holds. `proof`: of the state there, where it is another peer's backup."""
         parts, group = self._parts, self.group
         results = await trio.to_thread.run_sync(self.log.load)
-        group.begin(reachable(results, parts.state.tree.root))
+        group.begin(reachable(results, parts.state.tree.root), proof)
         context = RoundContext(
             group.me, parts.host, parts.state, parts.snapshots, parts.trainer, parts.schedule, parts.timeouts
         )

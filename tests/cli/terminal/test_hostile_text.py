@@ -137,7 +137,7 @@ FIELDS: dict[str, Any] = {
 """Fields for any event that a view takes in."""
 SPECIAL: dict[str, dict[str, Any]] = {
     "text_fed": {"peers": [EVIL, EVIL]},
-    "members_away": {"members": [EVIL, EVIL]},
+    "quorum_lost": {"away": [EVIL, EVIL]},
     "stages_missing": {"stages": [EVIL]},
 }
 

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 import trio
+from swarm.rounds.collect import ContributionCollector
+from swarm.rounds.round_state import RoundState
 
 from optim.config import AllReduceConfig
 from peer.errors import ProtocolViolation, RoundDiscarded
@@ -22,10 +24,8 @@ from swarm.protocol.messages import START_ROUND
 from swarm.protocol.plan import PLAN_KIND, Assignment, WorkPlan, make_plan
 from swarm.protocol.round_schedule import RoundSchedule
 from swarm.protocol.timeouts import AdaptiveTimeouts
-from swarm.rounds.collect import ContributionCollector
-from swarm.rounds.round_state import RoundState
 from swarm.rounds.trainer import TrainRequest, TrainResult
-from tests.swarm.support.group import Patient, StageReplica, open_group, schedule_of
+from tests.swarm.support.driven_group import Patient, StageReplica, open_group, schedule_of
 from tests.swarm.support.hostile import Impatient, Liar
 
 NUMEL, MICRO = 2_000, 2

@@ -28,12 +28,13 @@ from peer.net.host import Host, HostConfig, open_host
 from peer.net.limits import NetLimits
 from swarm.protocol.agreement import actions
 from swarm.protocol.agreement.config import AgreementConfig, Mode
+from swarm.protocol.agreement.messages import ChainLink
 from swarm.protocol.head import Head, genesis
 from swarm.protocol.plan import Contribution
 from swarm.protocol.round_schedule import RoundSchedule
 from swarm.protocol.timeouts import AdaptiveTimeouts
 from swarm.rounds.driver.group_driver import GroupDriver
-from swarm.rounds.driver.handlers import serve_agreement
+from swarm.rounds.driver.handlers import serve_agreement, serve_heads
 from swarm.rounds.driver.records import RecordFiles
 from swarm.rounds.driver.replica_actor import ReplicaActor
 from swarm.rounds.driver.replica_driver import ReplicaDriver, ReplicaParts
@@ -42,6 +43,9 @@ from swarm.rounds.notifier import Notifier
 from swarm.state.outer_state import OuterState
 from swarm.state.snapshots import SnapshotStore
 from tests.swarm.support.group import NESTEROV, Deltas, InventedTrainer, Patient, diloco, schedule_of
+
+Backup = tuple[Sequence[torch.Tensor], Sequence[ChainLink]]
+"""The tensors of a state, and the proof of its head."""
 
 STALLED_S = 0.05  # how often a condition is looked at again while nothing is told
 
@@ -160,9 +164,11 @@ class DrivenGroup:
 
     # -- peers ---------------------------------------------------------------------------------------------------------
 
-    async def enter(self, deltas: Deltas, identity: Identity | None = None) -> DrivenReplica:
+    async def enter(
+        self, deltas: Deltas, identity: Identity | None = None, backup: Backup | None = None
+    ) -> DrivenReplica:
         """Start a replica. The same identity again is the same peer with its disk."""
-        replica: DrivenReplica = await self.nursery.start(self._live, deltas, identity or Identity.generate())
+        replica: DrivenReplica = await self.nursery.start(self._live, deltas, identity or Identity.generate(), backup)
         return replica
 
     async def leave(self, replica: DrivenReplica) -> None:
@@ -171,14 +177,19 @@ class DrivenGroup:
         await replica.gone.wait()
 
     async def _live(
-        self, deltas: Deltas, identity: Identity, task_status: trio.TaskStatus[DrivenReplica] = trio.TASK_STATUS_IGNORED
+        self,
+        deltas: Deltas,
+        identity: Identity,
+        backup: Backup | None,
+        task_status: trio.TaskStatus[DrivenReplica] = trio.TASK_STATUS_IGNORED,
     ) -> None:
+        tensors, proof = backup or ((self.theta, torch.zeros_like(self.theta)), ())
         async with AsyncExitStack() as stack:
-            replica = await self._open(stack, deltas, identity)
+            replica = await self._open(stack, deltas, identity, tensors)
             self.members.append(replica)
             try:
                 with replica.stop:
-                    await replica.driver.begin(replica)
+                    await replica.driver.begin(replica, proof)
                     task_status.started(replica)
                     await replica.driver.run()
             finally:
@@ -186,7 +197,9 @@ class DrivenGroup:
                 stack.callback(replica.gone.set)
                 self.changed.notify()
 
-    async def _open(self, stack: AsyncExitStack, deltas: Deltas, identity: Identity) -> DrivenReplica:
+    async def _open(
+        self, stack: AsyncExitStack, deltas: Deltas, identity: Identity, tensors: Sequence[torch.Tensor]
+    ) -> DrivenReplica:
         log, setting = EventLog(), self.setting
         config = HostConfig(identity=identity, events=log, limits=setting.limits)
         host = await stack.enter_async_context(open_host(config))
@@ -194,7 +207,7 @@ class DrivenGroup:
         for other in (self.coordinator_host, *(member.host for member in self.members)):  # as the DHT would
             host.book.add(other.peer_id, other.addresses)
             other.book.add(host.peer_id, host.addresses)
-        state = OuterState([self.theta.clone(), torch.zeros_like(self.theta)], setting.strategy())
+        state = OuterState([tensor.clone() for tensor in tensors], setting.strategy())
         trainer = InventedTrainer(host.peer_id, deltas, work_s=setting.work_s)
         snapshots = SnapshotStore(state.size_bytes, 8 << 20)
         snapshots.publish(state.tree, state.tensors)
@@ -260,6 +273,7 @@ class DrivenGroup:
                 self.coordinator_host, self.coordinator = host, driver
                 driver.begin([])
                 serve_agreement(host.rpc, lambda: {driver.group: driver})
+                serve_heads(host.rpc, lambda: {driver.group: driver})
                 task_status.started()
                 await driver.run(self.actor)
 

@@ -13,6 +13,9 @@ from typing import Any
 import msgspec
 import torch
 import trio
+from swarm.rounds.engine import Engine
+from swarm.rounds.handlers import RunLimits
+from swarm.rounds.replay import replay
 
 from optim.config import AllReduceConfig, CodecConfig, OuterConfig
 from optim.strategies.registry import build_strategy
@@ -33,9 +36,6 @@ from swarm.protocol.quorum import HeadCandidate
 from swarm.protocol.round_schedule import RoundSchedule
 from swarm.protocol.timeouts import AdaptiveTimeouts
 from swarm.rounds.context import RoundContext
-from swarm.rounds.engine import Engine
-from swarm.rounds.handlers import RunLimits
-from swarm.rounds.replay import replay
 from swarm.state.fetch import fetch_state
 from swarm.state.outer_state import OuterState
 from swarm.state.snapshots import SnapshotStore

@@ -191,13 +191,41 @@ class Evidence:
 
     def is_vouched_for(self, link: say.ChainLink) -> bool:
         """Return whether the coordinator itself has completed this certificate: it has checked all that was before."""
-        if self._electorate.mode != "required":
+        signed = self._own_vote(link)
+        if signed is None:
             return False
+        vote = self.vote(signed)
+        return (vote.head, vote.value) == (link.head.previous, link.head.hash)
+
+    def _own_vote(self, link: say.ChainLink) -> Signed | None:
+        if self._electorate.mode != "required":
+            return None
+        return next((signed for signed in link.votes if signed.signer == self._config.coordinator), None)
+
+    def anchor(self, link: say.ChainLink) -> say.ChainLink | None:
+        """Return the link with no more than what the coordinator has signed for it, so that it counts whatever was
+        before; None if that is nothing."""
+        if self.is_signed_for(link):
+            if link.start is None:
+                return say.ChainLink(link.head, endorsement=link.endorsement)
+            voters = self._electorate.voters(link.head)
+            acks = (
+                {} if self._electorate.mode == "required" else {self.ack(signed).voter: signed for signed in link.acks}
+            )
+            return say.ChainLink(link.head, start=link.start, acks=tuple(acks[v] for v in voters if v in acks))
+        signed = self._own_vote(link)
+        if signed is None or not self.is_vouched_for(link):
+            return None
+        return say.ChainLink(link.head, votes=(signed,))
+
+    def bare_certificate(self, link: say.ChainLink, before: Head) -> say.ChainLink:
+        """Return a link that follows `before` with the votes of a bare quorum: what was shown may hold any others."""
+        voters, chosen = self._electorate.voters(before), dict[Member, Signed]()
         for signed in link.votes:
-            if signed.signer == self._config.coordinator:
-                vote = self.vote(signed)
-                return (vote.head, vote.value) == (link.head.previous, link.head.hash)
-        return False
+            voter = self.vote(signed).voter
+            if voter in voters and not self._electorate.enough(before, chosen):
+                chosen[voter] = signed
+        return say.ChainLink(link.head, votes=tuple(chosen.values()))
 
     def culprit(self, proof: say.Contradiction) -> str:
         """Return the peer that a contradiction proves guilty, or raise `ProtocolViolation` if it proves nothing."""
