@@ -138,7 +138,7 @@ class GroupOfNodes:
 
     def start(self, peer: str, wiped: bool = False, **started: Any) -> Machine:
         """Start the process of a peer, on its disk."""
-        config = AgreementConfig(peer=peer, **self._config)
+        config = AgreementConfig(peer=peer, **{"finish_s": 0.5, **self._config})
         node = AgreementNode(config, self.table.of(peer), self.work)
         old = self.machines.get(peer)
         machine = Machine(peer, node)
