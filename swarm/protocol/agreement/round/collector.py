@@ -60,7 +60,7 @@ class Collector:
         attempt.end_at = context.now + attempt.plan.deadline_s
         if attempt.plan.hash == self._gathered:  # in an earlier attempt
             attempt.finishing_early = True
-            attempt.end_at = min(attempt.end_at, context.now + context.config.grace_s)
+            attempt.end_at = min(attempt.end_at, context.now + context.config.finish_s)
         context.out.timer(TIMER, attempt.end_at)
         return True
 
@@ -171,7 +171,7 @@ class Collector:
         if attempt.finishing_early:
             return
         attempt.finishing_early = True
-        attempt.end_at = self._context.now + self._context.config.grace_s
+        attempt.end_at = self._context.now + self._context.config.finish_s
         self._context.out.timer(TIMER, attempt.end_at)
         self.send_plan(attempt, done=attempt.contributions)
 
