@@ -42,7 +42,8 @@ from swarm.run.manifest import Manifest, open_manifest
 from swarm.run.manifest_transfer import load_run_files
 from swarm.state.snapshots import SnapshotStore
 from tests.dht.support.local_swarm import BRISK
-from tests.swarm.support.stage_commits import begun, started
+from tests.swarm.support.heads import regrouped
+from tests.swarm.support.stage_commits import started
 
 STAGES = 3
 CUT = template().replace("layers = 2", "layers = 6\ntie_embeddings = false") + f"\n[pipeline]\nstages = {STAGES}\n"
@@ -73,7 +74,7 @@ class Run:
         async with open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as host:
             Gate(host.rpc, manifest, host.identity, self.invite.membership(host.identity))
             me = Member(host.peer_id, "s")
-            start = begun(manifest.first_head(stage), me)
+            start = regrouped(manifest.first_head(stage), (me,), 1)
             snapshots: SnapshotStore | None = None
             heads: list[Head] = []
             for number in rounds:
