@@ -40,12 +40,13 @@ from tests.fuzz.support.guard import MUTATIONS, Trial, chance_for, no_growth
 from tests.fuzz.support.mutations import of_bytes, of_json, of_msgpack
 from tests.fuzz.support.resign import resigned_bytes
 from tests.swarm.run.test_manifest import make_manifest
+from tests.swarm.support.stage_commits import begun
 
 OWNER = Identity.from_seed(bytes(32))
 GUEST = Identity.from_seed(b"\1" * 32)
 RUN = make_manifest(OWNER.peer_id)
 HEAD = RUN.first_head()
-BEGUN = HEAD.regrouped((Member(GUEST.peer_id, "s"),), 1)
+BEGUN = begun(HEAD, Member(GUEST.peer_id, "s"))
 PROOF = (
     ChainLink(
         BEGUN,

@@ -34,6 +34,7 @@ from swarm.rounds.driver.handlers import serve_agreement, serve_heads
 from swarm.rounds.driver.replica_driver import ReplicaDriver, ReplicaParts
 from swarm.rounds.driver.work import work_of
 from swarm.rounds.notifier import Notifier
+from swarm.rounds.trainer import TrainRequest, TrainResult
 from swarm.run.agreement import agreement_config, schedule_of
 from swarm.run.home import Home
 from swarm.run.manifest import Manifest, sign_manifest
@@ -62,6 +63,13 @@ def make_run(authority: str, stages: int = 1, **rules: object) -> Manifest:
         cuts=cuts,
         genesis=tuple(hash_state([torch.zeros(size), torch.zeros(size)]).root for size in sizes),
     )
+
+
+class Idle(InventedTrainer):
+    """A replica of a stage to which no micro-batch comes."""
+
+    async def train(self, request: TrainRequest) -> TrainResult:
+        await trio.sleep_forever()
 
 
 @dataclass
@@ -135,7 +143,8 @@ class CoordinatedRun:
             snapshots = SnapshotStore(state.size_bytes, 8 << 20)
             snapshots.publish(state.tree, state.tensors)
             snapshots.serve(host.rpc)
-            trainer = InventedTrainer(host.peer_id, _deltas(layout.numel), work_s=0.05)
+            kind = InventedTrainer if manifest.stages == 1 else Idle
+            trainer = kind(host.peer_id, _deltas(layout.numel), work_s=0.05)
             schedule, timeouts = schedule_of(manifest, stage), Patient()
             parts = ReplicaParts(host, state, snapshots, trainer, schedule, timeouts, self.home.path / host.peer_id)
             config = agreement_config(manifest, stage, host.peer_id)

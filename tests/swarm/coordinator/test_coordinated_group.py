@@ -80,8 +80,7 @@ async def test_a_restored_coordinator_waits_for_a_person(tmp_path: Path) -> None
 async def test_a_stage_that_goes_back_is_brought_to_the_others(tmp_path: Path) -> None:
     async with open_run(tmp_path, stages=2, min_peers=9) as run:
         first, last = run.groups
-        begun = first.head.regrouped((first.driver.me,), 1)
-        kept = msgspec.structs.replace(begun, round=3)
+        kept = msgspec.structs.replace(first.head, term=1, round=3, members=(first.driver.me,))
         assert first._fast_forward(kept) == kept and not run.seen("stage_set_back")
         last.head = msgspec.structs.replace(last.head, round=8, inner_step=80)
         on = first._fast_forward(kept)

@@ -1,4 +1,4 @@
-"""One replica of a stage in a process of its own, for a test that kills it.
+"""One replica of a stage with its driver in a process of its own, for a test that kills it.
 
     stage_child.py FOLDER STAGES STAGE BATCH ROUNDS
 
@@ -30,7 +30,6 @@ async def main(folder: Path, stages: int, stage: int, batch: int, rounds: int) -
         async with open_member(replica, setting, table, authority, folder / "child") as member:
             print(json.dumps({"ready": True}), flush=True)  # noqa: T201
             await member.run()
-            await trio.sleep_forever()
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from peer.model.layout import FlatLayout, init_flat, join_flat
 from swarm.protocol.ledger import count, overlaps, union
 from tests.peer.support.stage_harness import MODEL, SPLITS, relative, whole_gradient
 from tests.swarm.support.pipeline_harness import Table, open_replicas, tokens_of
-from tests.swarm.support.stage_replicas import UNCLIPPED, Setting, StageMember, entry_of, open_coordinator, open_member
+from tests.swarm.support.stage_replicas import UNCLIPPED, Setting, StageMember, entry_of, open_member, run_members
 
 ROOT = Path(__file__).parents[3]
 BATCH = 24
@@ -40,9 +40,7 @@ class Scene:
 
     async def run(self) -> None:
         """Run until every member has committed the last round."""
-        async with trio.open_nursery() as nursery:
-            for member in self.members:
-                nursery.start_soon(member.run)
+        await run_members(self.members)
 
     def tell(self) -> None:
         """Print what happened, for the output of a failed test."""
@@ -57,7 +55,7 @@ class Scene:
             for member in members:
                 assert member.heads[-1].round == rounds
                 assert all(head == chain[head.round] for head in member.heads)
-                assert member.state.tree.root == chain[rounds].state_hash
+                assert member.context.state.tree.root == chain[rounds].state_hash
                 struck = [e for e in member.replica.seen("peer_penalized") if e.fields["peer"] in self.table]
                 assert not struck and not member.replica.seen("bug")
             merged = {
@@ -80,7 +78,6 @@ async def scene_of(
     authority = Identity.load_or_create(folder / "authority.key")
     async with open_replicas(folder, replicas, **setting.spec) as stages, AsyncExitStack() as stack:
         table: Table = {replica.peer: entry_of(replica) for group in stages for replica in group} | (child or {})
-        await stack.enter_async_context(open_coordinator(setting, table, authority, folder))
         members = [
             [await stack.enter_async_context(open_member(r, setting, table, authority, folder)) for r in group]
             for group in stages
@@ -124,7 +121,7 @@ def check_one_process(scene: Scene, steps: int) -> None:
         ours = join_flat(MODEL, parts, splits)
         assert relative(ours, theirs) < 1e-5, f"the gradient of step {number}"
         assert all(relative(ours, g) > 1e-3 for g in gradients if g is not theirs), "told from all others"
-    ours = join_flat(MODEL, [members[0].state.theta for members in scene.stages], splits)
+    ours = join_flat(MODEL, [members[0].context.state.theta for members in scene.stages], splits)
     assert relative(ours, weights[-1]) < 1e-5
     assert relative(ours, weights[-2]) > 1e-4, "the last step is told from the one before"
 
