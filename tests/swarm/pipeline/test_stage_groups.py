@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 import trio
-import trio.testing
 
 from optim.config import AllReduceConfig
 from peer.identity import Identity
@@ -227,7 +226,6 @@ async def test_leader_ends_the_round_when_all_is_gathered(tmp_path: Path) -> Non
     async with running(tmp_path, SYNCHRONOUS, 1, script, prepare) as members:
         while not any(event.fields["phase"] == "submit" for event in members[0].seen("phase_entered")):
             await members[0].changed.wait(1.0)
-        await trio.testing.wait_all_tasks_blocked(0.5)
         assert not any(event.is_set() for event in cut_short)
         gathered.set()
     assert members[0].head.ledger.cursor == 12
