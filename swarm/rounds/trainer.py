@@ -73,7 +73,8 @@ class Trainer(Protocol):
         ...
 
     async def gather(self, members: Sequence[str]) -> Mapping[str, Sequence[Range]] | None:
-        """Wait, as the leader, until `members` (peer ids) together have done the round's work.
+        """Wait, as the leader, until `members` (peer ids) together have done the round's work. The list may change
+        meanwhile.
 
         Returns the samples each says it has counted, if they were asked. Never returns if each member's own assignment
         tells it when it is done."""

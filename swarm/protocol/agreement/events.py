@@ -64,7 +64,7 @@ class Gathered(msgspec.Struct, frozen=True):
     head: bytes
     claims: dict[str, Ranges]
     """The samples that each peer, by id, says it has counted. One that does not submit them must forget what it has;
-    those in `AgreementNode.doubted` need not be asked."""
+    those to ask are `AgreementNode.workers`."""
 
 
 class SliceResult(msgspec.Struct, frozen=True):

@@ -85,9 +85,13 @@ class AgreementNode:
         return "leading" if self._height.leader.phase is not None else "training"
 
     @property
-    def doubted(self) -> frozenset[str]:
-        """Peers that have claimed samples falsely in this round: the driver asks them no more (`events.Gathered`)."""
-        return self._height.leader.doubted
+    def workers(self) -> list[str]:
+        """Peers that may have counted samples of this round (`events.Gathered`): members, learners and peers that ask
+        to be taken in, also those that missed the present plan; none that has claimed samples falsely too often."""
+        head, leader = self._chain.head, self._height.leader
+        learners = (learner.member for learner in head.learners)
+        inside = {*head.members, *learners, *leader.planned, *self._applicants.joins(head)}
+        return sorted({member.peer for member in inside} - leader.doubted)
 
     def step(self, now: float, event: events.Event) -> list[Action]:
         """Take one event at time `now` (seconds of any clock that does not go back). Total and deterministic: it

@@ -116,6 +116,11 @@ class GroupDriver:
         return self._node.me
 
     @property
+    def workers(self) -> list[str]:
+        """The peers that a leader asks what they have counted."""
+        return self._node.workers
+
+    @property
     def phase(self) -> str:
         return "finished" if self.completed.is_set() else self._node.phase
 

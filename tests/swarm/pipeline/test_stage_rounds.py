@@ -15,7 +15,7 @@ from swarm.protocol.plan import Assignment
 from swarm.rounds.trainer import TrainRequest
 from tests.swarm.support import stage_replicas as stage_members
 from tests.swarm.support.pipeline_harness import without_haste
-from tests.swarm.support.stage_replicas import FP32, Setting, StageMember
+from tests.swarm.support.stage_replicas import FP32, Setting, StageMember, run_members
 from tests.swarm.support.stage_scene import BATCH, Scene, check_a_kill, check_one_process, kill_worker, scene_of, until
 
 pytestmark = [
@@ -78,9 +78,7 @@ async def test_stage_ahead_of_its_last_round_finishes(
             if gone:
                 del scene.table[first.replica.peer]
                 await all_read(scene, monkeypatch)
-            async with trio.open_nursery() as nursery:
-                for member in later:
-                    nursery.start_soon(member.run)
+            await run_members(later)
             for member in later:
                 before, last = member.heads[-2:]
                 assert (before.round, last.round) == (1, rounds) and len(last.members) == 2

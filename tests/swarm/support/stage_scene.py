@@ -20,6 +20,7 @@ from optim.config import AllReduceConfig
 from peer.compute.train_loop import learning_rate
 from peer.identity import Identity
 from peer.model.layout import FlatLayout, init_flat, join_flat
+from swarm.protocol.head import Member
 from swarm.protocol.ledger import count, overlaps, union
 from tests.peer.support.stage_harness import MODEL, SPLITS, relative, whole_gradient
 from tests.swarm.support.pipeline_harness import Table, open_replicas, tokens_of
@@ -149,12 +150,18 @@ async def check_a_kill(folder: Path, replicas: list[int], stage: int, steps: int
                         await until(lambda: len(witness.heads) >= 2 and witness.replica.server.accounting.counted)
                         child.kill()
                     group = scene.stages[stage]
-                    assert len(group[0].heads[0].members) == len(group) + 1
-                    assert len(group[0].heads[-1].members) == len(group)
+                    victim, head = member_of(entry), group[0].heads[-1]
+                    assert group[0].heads[0].has(victim)
+                    assert not head.has(victim) or any(absence.member == victim for absence in head.absent)
                     scene.check(steps)
                     check_one_process(scene, steps)
         finally:
             child.kill()
+
+
+def member_of(entry: Table) -> Member:
+    ((peer, fields),) = entry.items()
+    return Member(peer, fields["session"])
 
 
 async def until(ready: Callable[[], Any]) -> None:

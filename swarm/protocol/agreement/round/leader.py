@@ -61,8 +61,9 @@ class AttemptLeader:
 
     @property
     def phase(self) -> Phase | None:
-        """What the present attempt waits for; None while this node does not lead."""
-        return self._attempt.phase if self._attempt is not None else None
+        """What the present attempt waits for; None while this node does not lead, or a later attempt has begun."""
+        attempt = self._attempt
+        return attempt.phase if attempt is not None and attempt.number >= self._instance.ballot.promised else None
 
     def begin(self) -> None:
         """Begin this node's turn with a new attempt."""

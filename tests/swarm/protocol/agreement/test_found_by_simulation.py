@@ -224,7 +224,7 @@ def test_a_seal_costs_one_attempt_and_no_turn() -> None:
 
 def test_a_state_that_is_gone_is_not_waited_for_once_there_is_a_newer_one() -> None:
     """A peer that was behind asked for a state, in vain, while the group went on; it then backed off for seconds."""
-    group = GroupOfNodes("ABC")
+    group = GroupOfNodes("ABC", finish_s=0.5)
     group.run_to(1)
     group.isolate("C")
     group.run_to(2, "AB")

@@ -10,8 +10,10 @@ import pytest
 from optim.config import AllReduceConfig, DilocoConfig, OuterConfig
 from peer.config import InnerConfig
 from swarm.protocol.agreement import events
+from swarm.protocol.agreement import messages as say
 from swarm.protocol.agreement.round.claims import Claims
 from swarm.protocol.agreement.rules.electorate import leader_of
+from swarm.protocol.agreement.scheduled_work import Patience, until_deadline
 from swarm.protocol.head import Head, Member
 from swarm.protocol.ledger import Range, count, without
 from swarm.protocol.plan import Assignment, Contribution, WorkPlan
@@ -23,7 +25,7 @@ MICRO_BATCH = 4
 PLACES = {"A": 0, "B": 1, "C": 2}
 
 
-def pipeline(outer: OuterConfig, stage: int, peers: str = "ABC") -> GroupOfNodes:
+def pipeline(outer: OuterConfig, stage: int, peers: str = "ABC", patience: Patience = until_deadline) -> GroupOfNodes:
     """Return the replicas of one of two stages."""
     schedule = RoundSchedule(
         outer,
@@ -34,7 +36,7 @@ def pipeline(outer: OuterConfig, stage: int, peers: str = "ABC") -> GroupOfNodes
         stages=2,
         micro_batch=MICRO_BATCH,
     )
-    return GroupOfNodes(peers, work=dataclasses.replace(WORK, schedule=schedule))
+    return GroupOfNodes(peers, work=dataclasses.replace(WORK, schedule=schedule, patience_of=patience))
 
 
 def third(peer: str, first: int) -> tuple[Range, ...]:
@@ -106,13 +108,49 @@ def test_a_replica_that_does_not_submit_what_it_claimed_forgets_it(lie: str) -> 
     group.counted = counted
     gathered()
     group.run(20.0, lambda: len(plans) > 1)
-    doubted = group.machines[leader].node.doubted
+    workers = group.machines[leader].node.workers
     first, second = (plans[attempt] for attempt in sorted(plans)[:2])
     assert not any(assignment.reset for assignment in first.assignments)
     assert [assignment.member.peer for assignment in second.assignments if assignment.reset] == [liar]
     group.run_to(3)
-    assert not doubted and (group.head("A").ledger.cursor, group.head("A").ledger.returned) == (3 * BATCH, ())
+    assert workers == ["A", "B", "C"] and (group.head("A").ledger.cursor, group.head("A").ledger.returned) == (
+        3 * BATCH,
+        (),
+    )
     assert {accused for _, accused, _ in group.accusations()} == ({liar} if lie == "unusable" else set())
+
+
+def test_a_leader_that_does_not_end_its_round_is_given_up_before_the_plans_deadline() -> None:
+    """The method says how long its work may take, here 2 s of the plan's 30. The next leader goes on with the plan."""
+    plans: set[bytes] = set()
+    asked: set[int] = set()
+
+    def patience(head: Head, plan: WorkPlan, rotations: int) -> float:
+        asked.add(rotations)
+        return 2.0
+
+    group = pipeline(AllReduceConfig(batch=BATCH), 0, patience=patience)
+
+    def counted(peer: str, plan: WorkPlan) -> tuple[Range, ...]:
+        plans.add(plan.hash)
+        return third(peer, 0)
+
+    def lost(source: str, target: str, message: say.Message) -> bool:
+        head = group.machines[target].node.head
+        leads = bool(head.members) and leader_of(head, head.hash, 0).peer == target
+        return isinstance(message, say.SubmitMessage) and (leads or no_leader_ends)
+
+    def change(source: str, message: say.Message) -> say.Message:
+        promises = isinstance(message, say.PromiseMessage)
+        return msgspec.structs.replace(message, contribution=None) if promises and no_leader_ends else message
+
+    no_leader_ends = False
+    group.counted, group.lost, group.change = counted, lost, change
+    group.run(20.0, lambda: group.head("A").round == 1)
+    assert group.head("A").round == 1 and len(plans) == 1 and asked == {0}
+    no_leader_ends = True
+    group.run(120.0)
+    assert group.head("A").round == 1 and asked >= {0, 1, 2}, "all have led in vain"
 
 
 def test_claims_that_prove_false_twice_in_a_round_are_ignored() -> None:
