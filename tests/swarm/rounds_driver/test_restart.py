@@ -21,7 +21,10 @@ from swarm.rounds.driver.messages import AGREE
 from swarm.rounds.driver.records import RecordFiles
 from tests.swarm.rounds_driver.shadow_disk import ShadowDisk, put_back
 from tests.swarm.rounds_driver.test_driver import deltas
-from tests.swarm.support.driven_group import DrivenGroup, DrivenReplica, open_driven_group
+from tests.swarm.support.driven_group import DrivenGroup, DrivenReplica, GroupSetting, open_driven_group
+
+
+PACED = GroupSetting(work_s=0.2)  # a round takes longer than fetching its state, as it does in earnest
 
 
 async def grow(group: DrivenGroup, rounds: int, replicas: list[DrivenReplica]) -> None:
@@ -31,7 +34,7 @@ async def grow(group: DrivenGroup, rounds: int, replicas: list[DrivenReplica]) -
 
 async def test_a_member_with_its_disk_goes_on_without_fetching(tmp_path: Path) -> None:
     identity = Identity.generate()
-    async with open_driven_group(tmp_path) as group:
+    async with open_driven_group(tmp_path, PACED) as group:
         others = [await group.enter(deltas) for _ in range(2)]
         first = await group.enter(deltas, identity)
         await group.until_round(3)
@@ -52,7 +55,7 @@ async def test_a_member_with_its_disk_goes_on_without_fetching(tmp_path: Path) -
 async def test_all_members_restart_at_once(tmp_path: Path) -> None:
     """The whole state of the run is on the members' disks."""
     identities = [Identity.generate() for _ in range(3)]
-    async with open_driven_group(tmp_path) as group:
+    async with open_driven_group(tmp_path, PACED) as group:
         before = [await group.enter(deltas, identity) for identity in identities]
         await group.until_round(3)
         for replica in before:
@@ -66,7 +69,7 @@ async def test_all_members_restart_at_once(tmp_path: Path) -> None:
 
 async def test_a_lost_disk_makes_another_voter(tmp_path: Path) -> None:
     identity = Identity.generate()
-    async with open_driven_group(tmp_path) as group:
+    async with open_driven_group(tmp_path, PACED) as group:
         others = [await group.enter(deltas) for _ in range(2)]
         first = await group.enter(deltas, identity)
         await group.until_round(2)
@@ -89,7 +92,7 @@ async def test_power_fails_as_a_vote_is_sent(tmp_path: Path, monkeypatch: pytest
     identity = Identity.generate()
     disk = ShadowDisk(tmp_path, monkeypatch)
     kept: dict[Path, bytes] = {}
-    async with open_driven_group(tmp_path) as group:
+    async with open_driven_group(tmp_path, PACED) as group:
         others = [await group.enter(deltas) for _ in range(2)]
         first = await group.enter(deltas, identity)
         rpc: Any = first.host.rpc
@@ -118,7 +121,7 @@ async def test_power_fails_as_a_vote_is_sent(tmp_path: Path, monkeypatch: pytest
 async def test_a_restarted_voter_serves_the_results_that_it_has_voted_for(tmp_path: Path) -> None:
     """The value may have been chosen, and the owners who have merged its slices may be gone."""
     identity = Identity.generate()
-    async with open_driven_group(tmp_path) as group:
+    async with open_driven_group(tmp_path, PACED) as group:
         others = [await group.enter(deltas) for _ in range(2)]
         first = await group.enter(deltas, identity)
         await group.until_round(1)
