@@ -23,7 +23,6 @@ from tests.swarm.rounds_driver.shadow_disk import ShadowDisk, put_back
 from tests.swarm.rounds_driver.test_driver import deltas
 from tests.swarm.support.driven_group import DrivenGroup, DrivenReplica, GroupSetting, open_driven_group
 
-
 PACED = GroupSetting(work_s=0.2)  # a round takes longer than fetching its state, as it does in earnest
 
 
