@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 import torch
+from swarm.coordinator.durable_state import FileState, SeenHead
 
 from cli.views.event_tail import EventTail
 from peer.checkpoint.checkpoint_file import MANIFEST, describe, load_checkpoint, write_checkpoint
@@ -20,11 +21,11 @@ from peer.errors import BarnraiseError
 from peer.identity import Identity, Signed, sign_body
 from peer.model.layout import FlatLayout
 from peer.net.address_book import AddressBook
-from swarm.coordinator.person import GroupOutcome, RegroupAnswer, RegroupRequest, read_file
 from swarm.membership.bans import extend_bans
 from swarm.protocol.agreement.messages import AckBody, ChainLink, StartBody
 from swarm.protocol.agreement.rules.evidence import ACK, START
 from swarm.protocol.head import Member
+from swarm.protocol.messages import REGROUP_KIND
 from swarm.run.ban_list import BanList, sign_bans
 from swarm.run.config import read_run_config
 from swarm.run.guests import GuestBook
@@ -39,12 +40,13 @@ from tests.fuzz.support.guard import MUTATIONS, Trial, chance_for, no_growth
 from tests.fuzz.support.mutations import of_bytes, of_json, of_msgpack
 from tests.fuzz.support.resign import resigned_bytes
 from tests.swarm.run.test_manifest import make_manifest
+from tests.swarm.support.stage_commits import begun
 
 OWNER = Identity.from_seed(bytes(32))
 GUEST = Identity.from_seed(b"\1" * 32)
 RUN = make_manifest(OWNER.peer_id)
 HEAD = RUN.first_head()
-BEGUN = msgspec.structs.replace(HEAD, term=1, previous=HEAD.hash, members=(Member(GUEST.peer_id, "s"),))
+BEGUN = begun(HEAD, Member(GUEST.peer_id, "s"))
 PROOF = (
     ChainLink(
         BEGUN,
@@ -143,10 +145,10 @@ def formats() -> dict[str, Format]:
     """Return every file of a home but checkpoints and tokens."""
     encode = msgspec.msgpack.encode
     guests = {OWNER.key_pair.public_key.to_bytes(): {GUEST.key_pair.public_key.to_bytes()}}
+    seen = SeenHead(HEAD).then(HEAD, 1e9, 60.0)
     book = msgspec.json.encode({"addresses": {OWNER.peer_id: ["/ip4/127.0.0.1/tcp/1", "/dns4/a.example/tcp/2"]}})
     signed = encode(sign_manifest(OWNER, RUN))
-    asked = msgspec.json.encode(RegroupRequest("n", (GUEST.peer_id,), True))
-    answered = msgspec.json.encode(RegroupAnswer("n", (GroupOutcome("failed", 1, 3, reason="no peer answers"),)))
+    regroup = encode(sign_body(OWNER, REGROUP_KIND, HEAD))
     bans = encode(sign_bans(OWNER, BanList(RUN.run_id, 1, frozenset({GUEST.peer_id}))))
     found = [
         Format("identity.key", bytes(range(32)), of_bytes, read_key),
@@ -157,9 +159,9 @@ def formats() -> dict[str, Format]:
             body_of("manifest"),
             lambda p: load_run_files(p.parent),
         ),
-        Format("regroup.request", asked, of_json, lambda path: read_file(path, RegroupRequest)),
-        Format("regroup.answer", answered, of_json, lambda path: read_file(path, RegroupAnswer)),
+        Format("regroup.msgpack", regroup, body_of(REGROUP_KIND), lambda path: FileState(Home(path.parent))),
         Format("proof.msgpack", encode(PROOF), of_msgpack, read_proof),
+        Format("seen.msgpack", encode(seen), of_msgpack, lambda path: FileState(Home(path.parent))),
         Format("addresses.json", book, of_json, lambda path: AddressBook().load(path)),
         Format("events.jsonl", events(), of_lines, read_events),
         Format(

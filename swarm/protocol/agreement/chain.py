@@ -137,7 +137,7 @@ class Chain:
         return tuple(link for _, link in chain[first : first + say.LINKS_MAX])
 
     def proof_of(self, head_hash: bytes) -> tuple[say.ChainLink, ...]:
-        """Return what proves to anybody that a head that led here counts (`proof.prove`)."""
+        """Return what proves to any peer that a head that led here counts (`proof.prove`)."""
         return prove(self._links, head_hash, self._context.evidence)
 
     def learn(self, links: Iterable[say.ChainLink]) -> None:

@@ -48,7 +48,9 @@ class AgreementConfig:
     """A leader's time to begin; it grows by half with each leader given up, to `attempt_max_s` or two rounds."""
     attempt_max_s: float = 6.0
     grace_s: float = 0.5
-    """A leader waits this long for promises beyond a quorum, and for slow members after they were asked to finish."""
+    """A leader waits this long for promises beyond a quorum."""
+    finish_s: float = 8.0
+    """A leader waits this long for slow members to finish their step, encode and submit, after they were asked to."""
     ask_s: float = 2.0
     """The coordinator waits this long for answers before it starts a term."""
     lost_s: float = 30.0

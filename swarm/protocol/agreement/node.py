@@ -71,7 +71,7 @@ class AgreementNode:
         return self._chain.head
 
     def proof_of(self, head_hash: bytes) -> tuple[say.ChainLink, ...]:
-        """Return what proves to anybody that a head counts at which this node has stood (`proof.ProofChecker`); empty
+        """Return what proves to any peer that a head counts at which this node has stood (`proof.ProofChecker`); empty
         where it keeps no proof. Only what is on disk may be shown: a head's link is, once its `CommitHead` came."""
         return self._chain.proof_of(head_hash)
 

@@ -17,6 +17,9 @@ from swarm.protocol.round_schedule import RoundSchedule
 FINISH_EARLY_FACTOR: Final = 1.5  # times the median compute time, after which slow members submit what they have
 FINISH_EARLY_SLACK_S: Final = 2.0
 
+Patience = Callable[[Head, WorkPlan, int], float]
+"""The seconds for the work of a plan after a head; the number says how often all members have led in vain."""
+
 Weights = Callable[[Sequence[int], Sequence[float]], Sequence[float]]
 """From the tokens and norms of contributions to their weights in the mean."""
 
@@ -29,6 +32,11 @@ def equal_weights(tokens: Sequence[int], norms: Sequence[float]) -> Sequence[flo
 def stay(head: Head) -> Head:
     """Return the head itself: there is no other stage to follow."""
     return head
+
+
+def until_deadline(head: Head, plan: WorkPlan, rotations: int) -> float:
+    """Give a leader as long as its plan gives the members."""
+    return plan.deadline_s
 
 
 def admit_all(join: JoinBody, signer: str) -> bool:
@@ -48,6 +56,7 @@ class ScheduledWork:
     admits_of: Callable[[JoinBody, str], bool] = admit_all
     fast_forward_of: Callable[[Head], Head] = stay
     may_begin_of: Callable[[int], bool] | None = None
+    patience_of: Patience = until_deadline
 
     def slices(self, head: Head) -> int:
         return self.slices_of(head)
@@ -109,6 +118,9 @@ class ScheduledWork:
 
     def exchange_s(self, head: Head) -> float:
         return self.exchange_s_of(head)
+
+    def patience_s(self, head: Head, plan: WorkPlan, rotations: int) -> float:
+        return min(plan.deadline_s, self.patience_of(head, plan, rotations))
 
     def fast_forward(self, head: Head) -> Head:
         return self.fast_forward_of(head)

@@ -66,6 +66,10 @@ class Work(Protocol):
     def exchange_s(self, head: Head) -> float:
         """Return the seconds that an exchange may take."""
 
+    def patience_s(self, head: Head, plan: WorkPlan, rotations: int) -> float:
+        """Return the seconds that a leader has for the work of a plan, at most until its deadline. `rotations`: how
+        often all live members have led in vain after this head."""
+
     def fast_forward(self, head: Head) -> Head:
         """Return the head from which the coordinator begins a new term after `head`: the same state, brought to the
         position of a pipeline's other stages. Only the coordinator asks, which follows all stages."""

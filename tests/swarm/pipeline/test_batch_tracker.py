@@ -14,6 +14,7 @@ from typing import Any, cast
 import pytest
 import trio
 from msgspec.structs import replace
+from tests.swarm.support.hostile import Liar
 
 from optim.config import AllReduceConfig
 from peer.errors import BarnraiseError
@@ -25,7 +26,7 @@ from swarm.pipeline.messages import COUNTED, REDISPATCH, AskCounted, Counted, Re
 from swarm.protocol.ledger import Range
 from swarm.protocol.messages import PREPARE, SUBMIT, Done, Submit
 from swarm.protocol.plan import CONTRIBUTION_KIND, Contribution
-from tests.swarm.support.hostile import Liar
+from tests.swarm.support.group import begun
 from tests.swarm.support.pipeline_harness import Table, open_impostor, open_replica, without_haste
 from tests.swarm.support.stage_replicas import Setting, StageMember, entry_of, open_member
 from tests.swarm.support.stage_scene import BATCH, check_one_process, scene_of, until
@@ -105,7 +106,7 @@ async def test_resumed_round_is_redispatched_at_once(tmp_path: Path, monkeypatch
     gone."""
     without_haste(monkeypatch)
     async with open_group(tmp_path, 1) as (member, [mate]):
-        before, at = member.engine.head, member.context.host
+        before, at = member.head, member.context.host
         redispatched = trio.Event()
 
         async def on_redispatch(call: Call[Redispatch]) -> Done:
@@ -118,7 +119,7 @@ async def test_resumed_round_is_redispatched_at_once(tmp_path: Path, monkeypatch
         member.trainer._tracker._sources = lambda: [mate.host.peer_id]
         with trio.fail_after(60):
             await until(lambda: member.trainer.head == before and member.trainer._adoption is None)
-            member.trainer.adopt(member.context.state.theta, (), before.regrouped(before.members, before.term + 1))
+            member.trainer.adopt(member.context.state.theta, (), begun(before, before.members, before.term + 1))
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(member.trainer.gather, [member.replica.peer, mate.host.peer_id])
                 await redispatched.wait()
@@ -156,7 +157,7 @@ async def test_unusable_contribution_is_recomputed(tmp_path: Path) -> None:
         def spoil(signed: Signed) -> Signed:
             """Spoil the submission under the first plan of each round in which it has counted anything."""
             body = open_body(signed, CONTRIBUTION_KIND, Contribution)
-            if not body.counted or spoilt.setdefault(member.engine.head.round, body.plan) != body.plan:
+            if not body.counted or spoilt.setdefault(member.head.round, body.plan) != body.plan:
                 return signed
             return broken.forge(signed, sqnorms=(math.inf,) * len(body.sqnorms))
 

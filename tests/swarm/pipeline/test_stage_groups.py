@@ -14,6 +14,7 @@ import torch
 import trio
 from swarm.rounds.collect import ContributionCollector
 from swarm.rounds.round_state import RoundState
+from tests.swarm.support.hostile import Impatient, Liar
 
 from optim.config import AllReduceConfig
 from peer.errors import ProtocolViolation, RoundDiscarded
@@ -26,7 +27,7 @@ from swarm.protocol.round_schedule import RoundSchedule
 from swarm.protocol.timeouts import AdaptiveTimeouts
 from swarm.rounds.trainer import TrainRequest, TrainResult
 from tests.swarm.support.driven_group import Patient, StageReplica, open_group, schedule_of
-from tests.swarm.support.hostile import Impatient, Liar
+from tests.swarm.support.group import begun
 
 NUMEL, MICRO = 2_000, 2
 LATER = dataclasses.replace(schedule_of(4), stage=1, stages=2, micro_batch=MICRO)
@@ -225,7 +226,7 @@ async def test_member_outside_the_plan_is_asked(tmp_path: Path) -> None:
     """It did not answer in time, but goes on counting. A member with a false claim is not asked."""
     async with open_group(tmp_path, NUMEL, "fp32", 1, 1) as group, group.join(unused) as member:
         planned, left_out, liar = members = tuple(Member(name, "s") for name in ("a", "b", "c"))
-        round_state = RoundState(group.genesis().regrouped(members, 1), planned)
+        round_state = RoundState(begun(group.genesis(), members, 1), planned)
         round_state.plan = make_plan(round_state.head, 0, {planned: 1.0}, SYNCHRONOUS)
         asked: list[str] = []
         trainer: Any = member.context.trainer

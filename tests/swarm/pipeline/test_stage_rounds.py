@@ -73,14 +73,14 @@ async def test_stage_ahead_of_its_last_round_finishes(
     async with scene_of(tmp_path, Setting(2, DilocoConfig(steps=4), rounds), [1, 2]) as scene:
         with trio.fail_after(300):
             (first,), later = scene.stages
-            await first.engine.run()
+            await first.run()
             await heard_of_the_end(scene, rounds)
             if gone:
                 del scene.table[first.replica.peer]
                 await all_read(scene, monkeypatch)
             async with trio.open_nursery() as nursery:
                 for member in later:
-                    nursery.start_soon(member.engine.run)
+                    nursery.start_soon(member.run)
             for member in later:
                 before, last = member.heads[-2:]
                 assert (before.round, last.round) == (1, rounds) and len(last.members) == 2
@@ -93,11 +93,11 @@ async def test_stage_that_lost_its_last_samples_finishes(tmp_path: Path) -> None
     async with scene_of(tmp_path, Setting(2, DilocoConfig(steps=4), rounds=1), [1, 1]) as scene:
         with trio.fail_after(300):
             (first,), (last,) = scene.stages
-            await first.engine.run()
+            await first.run()
             await heard_of_the_end(scene, 1)
             kill_worker(last)
             await until(lambda: last.replica.seen("worker_died"))
-            await last.engine.run()
+            await last.run()
             assert last.heads[-1].round == 1 and last.heads[-1].tokens == 0
             assert last.replica.seen("round_empty") and last.replica.seen("pipeline_lost")
 
@@ -129,7 +129,7 @@ async def test_late_plan_submits_what_there_is(tmp_path: Path) -> None:
     async with scene_of(tmp_path, Setting(2, DilocoConfig(steps=4), rounds=9), [1, 1]) as scene:
         with trio.fail_after(300):
             (member,) = scene.stages[1]
-            head, context = member.engine.head, member.context
+            head, context = member.head, member.context
             coding = context.state.strategy.coding(context.schedule.round_info(head), context.state.tensors)
             assignment = Assignment(context.me, (), context.schedule.most_steps(head))
             work = await member.trainer.train(

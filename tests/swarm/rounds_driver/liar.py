@@ -15,6 +15,7 @@ import torch
 from peer.errors import ConnectionLost
 from peer.identity import Signed, open_body, sign_body
 from peer.net.method import Method
+from swarm.protocol.agreement.chain import position_of
 from swarm.protocol.plan import CONTRIBUTION_KIND, Contribution
 from swarm.protocol.timeouts import AdaptiveTimeouts
 from swarm.rounds.driver.messages import AGREE, Letter
@@ -121,7 +122,7 @@ class Scene:
             struck = [event for event in member.seen("peer_penalized") if event.fields["peer"] in names]
             assert not struck, struck
             for head in member.heads:
-                assert chain.setdefault(head.position, head.hash) == head.hash, "a fork"
+                assert chain.setdefault(position_of(head), head.hash) == head.hash, "a fork"
             assert member.state.tree.root == member.head.state_hash
             assert bool(torch.isfinite(member.state.theta).all())
             assert float(member.state.theta.norm()) < 2 * float(self.group.theta.norm())

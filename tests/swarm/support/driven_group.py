@@ -27,6 +27,7 @@ from peer.identity import Identity
 from peer.net.host import Host, HostConfig, open_host
 from peer.net.limits import NetLimits
 from swarm.protocol.agreement import actions
+from swarm.protocol.agreement.chain import position_of
 from swarm.protocol.agreement.config import AgreementConfig, Mode
 from swarm.protocol.agreement.messages import ChainLink
 from swarm.protocol.head import Head, genesis
@@ -300,7 +301,7 @@ class DrivenGroup:
             assert not replica.seen("bug"), replica.seen("bug")
             assert not replica.seen("peer_penalized"), replica.seen("peer_penalized")
             for head in replica.heads:
-                assert chain.setdefault(head.position, head.hash) == head.hash, "a fork"
+                assert chain.setdefault(position_of(head), head.hash) == head.hash, "a fork"
         for one in replicas:
             for other in replicas:
                 if one.head == other.head:

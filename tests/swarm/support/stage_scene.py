@@ -23,7 +23,7 @@ from peer.model.layout import FlatLayout, init_flat, join_flat
 from swarm.protocol.ledger import count, overlaps, union
 from tests.peer.support.stage_harness import MODEL, SPLITS, relative, whole_gradient
 from tests.swarm.support.pipeline_harness import Table, open_replicas, tokens_of
-from tests.swarm.support.stage_replicas import UNCLIPPED, Setting, StageMember, entry_of, open_member
+from tests.swarm.support.stage_replicas import UNCLIPPED, Setting, StageMember, entry_of, open_member, run_members
 
 ROOT = Path(__file__).parents[3]
 BATCH = 24
@@ -40,9 +40,7 @@ class Scene:
 
     async def run(self) -> None:
         """Run until every member has committed the last round."""
-        async with trio.open_nursery() as nursery:
-            for member in self.members:
-                nursery.start_soon(member.engine.run)
+        await run_members(self.members)
 
     def tell(self) -> None:
         """Print what happened, for the output of a failed test."""

@@ -39,6 +39,8 @@ class Turns:
         """The attempt whose leader this node waits for."""
         self.led = -1
         """The last attempt that this node has led. It belongs to the head, so no attempt is led twice."""
+        self.rotations = 0
+        """How often all live members have led after this head and were given up."""
         self._expired = 0
         self._until = context.now
         self._given_up: set[Member] = set()
@@ -78,6 +80,7 @@ class Turns:
         if live <= self._given_up:
             self._given_up.clear()
             self._extended.clear()
+            self.rotations += 1
         self._wait(self.turn_s)
         self._announce()
         return self.leader == self._context.me
