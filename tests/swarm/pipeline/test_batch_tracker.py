@@ -14,7 +14,6 @@ from typing import Any, cast
 import pytest
 import trio
 from msgspec.structs import replace
-from tests.swarm.support.hostile import Liar
 
 from optim.config import AllReduceConfig
 from peer.errors import BarnraiseError
@@ -23,10 +22,12 @@ from peer.net.host import Host
 from peer.net.method import Call
 from peer.net.rpc_server import BUSY
 from swarm.pipeline.messages import COUNTED, REDISPATCH, AskCounted, Counted, Redispatch
+from swarm.protocol.agreement.messages import PromiseMessage, SubmitMessage
 from swarm.protocol.ledger import Range
-from swarm.protocol.messages import PREPARE, SUBMIT, Done, Submit
+from swarm.protocol.messages import Done
 from swarm.protocol.plan import CONTRIBUTION_KIND, Contribution
 from tests.swarm.support.group import begun
+from tests.swarm.support.hostile import Liar
 from tests.swarm.support.pipeline_harness import Table, open_impostor, open_replica, without_haste
 from tests.swarm.support.stage_replicas import Setting, StageMember, entry_of, open_member
 from tests.swarm.support.stage_scene import BATCH, check_one_process, scene_of, until
@@ -151,7 +152,7 @@ async def test_unusable_contribution_is_recomputed(tmp_path: Path) -> None:
     setting = Setting(2, AllReduceConfig(batch=BATCH), rounds=3)
     async with scene_of(tmp_path, setting, [1, 2]) as scene:
         member = scene.stages[1][0]
-        broken = Liar(cast(Any, SimpleNamespace(host=member.replica.host, context=member.context)))
+        broken = Liar(cast(Any, SimpleNamespace(host=member.replica.host, peer=member.replica.peer)))
         spoilt: dict[int, bytes] = {}
 
         def spoil(signed: Signed) -> Signed:
@@ -161,10 +162,15 @@ async def test_unusable_contribution_is_recomputed(tmp_path: Path) -> None:
                 return signed
             return broken.forge(signed, sqnorms=(math.inf,) * len(body.sqnorms))
 
-        broken.sends(SUBMIT, lambda peer, body, payload: (Submit(spoil(body.contribution)), payload))
-        broken.answers(
-            PREPARE, lambda p: replace(p, contribution=spoil(p.contribution)) if p.contribution is not None else p
-        )
+        def submit(peer: str, message: SubmitMessage) -> SubmitMessage:
+            return replace(message, contribution=spoil(message.contribution))
+
+        def promise(peer: str, message: PromiseMessage) -> PromiseMessage:
+            mine = message.contribution
+            return replace(message, contribution=spoil(mine)) if mine is not None else message
+
+        broken.says(SubmitMessage, submit)
+        broken.says(PromiseMessage, promise)
         with trio.fail_after(300):
             await scene.run()
         for members in scene.stages:
