@@ -18,7 +18,7 @@ from swarm.protocol.agreement.rules.electorate import leader_of
 from swarm.protocol.head import Head, Member
 from swarm.protocol.plan import CONTRIBUTION_KIND, PLAN_KIND, Contribution, WorkPlan
 from swarm.rounds.driver.messages import LETTER_BYTES_MAX, MESSAGES_MAX, Letter
-from tests.swarm.rounds_driver.liar import Scene, hostile_scene
+from tests.swarm.support.hostile import Scene, hostile_scene
 
 BLOCKED_S_MAX = 0.1
 """CPU of one letter. 3,300 signatures, as many as it has room for, take half a second."""
