@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     metavar="PEER_ID",
     help="Go on without this member, even if it answers. May be given several times.",
 )
-@click.option("--undo", is_flag=True, help="Take back the last rounds if no peer that answers has their weights.")
+@click.option("--undo", is_flag=True, help="Undo the last rounds if no peer that answers has their weights.")
 def regroup(home: Path | None, without: tuple[str, ...], undo: bool) -> None:
     """Continue a run that has lost too many members at once, with those that are left.
 
@@ -60,7 +60,7 @@ def told(outcome: GroupOutcome) -> str:
         case "withdrawn":
             return f"{name} goes on by itself from round {outcome.round}: nothing was changed"
         case "would_undo":
-            return f"{name} could go on only by taking back the rounds after {outcome.round}: nothing was changed"
+            return f"{name} could go on only by undoing the rounds after {outcome.round}: nothing was changed"
         case "failed":
             return f"{name} cannot go on from round {outcome.round}: {outcome.reason}"
         case "silent":
@@ -70,7 +70,7 @@ def told(outcome: GroupOutcome) -> str:
 def _remedy(stuck: list[GroupOutcome]) -> str:
     kinds = {outcome.outcome for outcome in stuck}
     if "would_undo" in kinds:
-        return "start a member that has its last rounds, or give --undo to take them back"
+        return "start a member that has its last rounds, or give --undo"
     if kinds == {"not_bound"}:
         return "start one of its members again, or ask again for a term without those that are away"
     return "start one of its members again with `peer join --home`, then ask again"

@@ -17,7 +17,6 @@ from swarm.gossip.pairing import PeerView, group_round
 from swarm.membership.member_record import MemberRecord
 from swarm.membership.proven_heads import ProvenHead
 from swarm.protocol.head import Head, Member
-from swarm.protocol.messages import NO_MAJORITY
 from swarm.run.invite import Invite
 from swarm.run.manifest import Manifest
 
@@ -270,6 +269,6 @@ def _phase(at_work: Sequence[MemberRecord], there: Sequence[MemberRecord], alive
     """Return what most replicas `at_work` do, or why the stage stands still."""
     if at_work:
         usual = Counter(record.phase for record in at_work).most_common(1)[0][0]
-        return usual if alive else NO_MAJORITY
+        return usual if alive else "waiting for a majority"
     soonest_s = min((record.ready_at - now for record in there), default=None)
     return "not served" if soonest_s is None else f"ready in {soonest_s:.0f} s"

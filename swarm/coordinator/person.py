@@ -35,7 +35,7 @@ class RegroupRequest(msgspec.Struct, frozen=True):
     without: tuple[str, ...] = ()
     """Peers that must not be members of the new term."""
     undo: bool = False
-    """Whether rounds may be taken back whose state no peer can bring."""
+    """Whether rounds may be undone whose state no peer can bring."""
 
 
 class GroupOutcome(msgspec.Struct, frozen=True):
@@ -43,7 +43,7 @@ class GroupOutcome(msgspec.Struct, frozen=True):
 
     outcome: Outcome
     """`not_bound`: the new term waits for its members. `withdrawn`: the group goes on by itself. `would_undo`: nothing
-    was done, since rounds would be taken back. `silent`: no peer has answered that holds a state."""
+    was done, since rounds would be undone. `silent`: no peer has answered that holds a state."""
     stage: int | None
     round: int
     """The last committed one; of a new term, the one from which it goes on."""

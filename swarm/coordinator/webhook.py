@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import urllib.error
 import urllib.request
 from http.client import HTTPException
 from typing import Any, Final
@@ -47,8 +48,11 @@ class Webhook:
 
     def _post(self, body: bytes) -> None:
         request = urllib.request.Request(self._url, body, {"Content-Type": "application/json"}, method="POST")
-        with self._opener.open(request, timeout=POST_S):
-            return
+        try:
+            self._opener.open(request, timeout=POST_S).close()
+        except urllib.error.HTTPError as error:  # an answer, which is open
+            error.close()
+            raise
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):

@@ -96,7 +96,7 @@ class _Poll:
     def __init__(self, host: Host, config: AgreementConfig) -> None:
         self.group = config.genesis.run_id
         self._host, self._coordinator, self._book = host, config.coordinator, ProofBook(config)
-        self._standing: dict[Member, bytes] = {}  # the hash of the head where each says that it stands
+        self._said: dict[Member, bytes] = {}  # the hash of the head where each says that it stands
         self._checking = trio.Lock()
 
     async def take(self, peer: str, report: HeadReport) -> None:
@@ -111,12 +111,12 @@ class _Poll:
             except ProtocolViolation as error:
                 self._host.events.emit("peer_penalized", peer=peer, reason=str(error))
                 return
-        self._standing[report.member] = head.hash
+        self._said[report.member] = head.hash
 
     def found(self) -> list[ProvenHead]:
         """Return the proved heads that peers report, best first."""
         at: dict[bytes, set[Member]] = {}
-        for member, name in self._standing.items():
+        for member, name in self._said.items():
             if name in self._book.proven:
                 at.setdefault(name, set()).add(member)
         after: dict[bytes, set[Member]] = {}

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate
-from statistics import median, median_low
+from statistics import median_low
 from typing import Annotated, Final
 
 import msgspec
@@ -19,7 +19,7 @@ from blake3 import blake3
 
 from peer.bounds import MEMBERS_MAX, SLICES_MAX, Count, Hash, Loss, Number, Seconds, SquaredNorm
 from peer.errors import ProtocolViolation
-from peer.identity import Signed, open_body
+from peer.identity import Signed
 from swarm.protocol.head import Head, Member
 from swarm.protocol.ledger import Ledger, Range, Ranges, contains, count, head_of, overlaps, union
 from swarm.protocol.round_schedule import RoundSchedule, with_surplus
@@ -90,22 +90,6 @@ class Contribution(msgspec.Struct, frozen=True):
     def norm(self) -> float:
         """The norm of the whole update."""
         return float(sum(self.sqnorms) ** 0.5)
-
-
-class Roster(msgspec.Struct, frozen=True):
-    """The exchange phase of a round in one attempt: the contributors and the owners of the slices."""
-
-    head: Hash
-    plan: Hash
-    attempt: Count
-    contributions: Annotated[tuple[Signed, ...], msgspec.Meta(max_length=MEMBERS_MAX)]
-    """Signed `Contribution`s, in order of member."""
-    owners: Annotated[tuple[Number, ...], msgspec.Meta(max_length=SLICES_MAX)]
-    """For each slice, the index of its owner in `contributions`."""
-
-    @property
-    def hash(self) -> bytes:
-        return blake3(_ENCODER.encode(self)).digest()
 
 
 def make_plan(
@@ -182,31 +166,6 @@ def fit_roster(contributions: Mapping[Member, Signed]) -> list[Member]:
     return sorted(member for member, end in zip(shortest, ends, strict=True) if end <= ROSTER_BYTES_MAX)
 
 
-def share_slices(slices: int, bandwidths: Sequence[float]) -> tuple[int, ...]:
-    """Return each slice's owner: contiguous parts proportional to `bandwidths` (measured bytes/s, 0 if unknown)."""
-    usual = median(known) if (known := [b for b in bandwidths if b > 0]) else 1.0
-    weights = [b if b > 0 else usual for b in bandwidths]
-    if max(weights) < EQUAL_WITHIN * min(weights):
-        weights = [1.0] * len(weights)
-    total = sum(weights)
-    owners: list[int] = []
-    reached = 0.0
-    for owner, weight in enumerate(weights):
-        reached += weight
-        upto = slices if owner == len(weights) - 1 else round(slices * reached / total)
-        owners += [owner] * (upto - len(owners))
-    return tuple(owners)
-
-
-def open_contribution(signed: Signed, plan: WorkPlan, slices: int, head: Head, schedule: RoundSchedule) -> Contribution:
-    """Check a contribution against its plan. Raise `ProtocolViolation` if it is forged, foreign or claims too much."""
-    body = open_body(signed, CONTRIBUTION_KIND, Contribution)
-    if body.member.peer != signed.signer:
-        raise ProtocolViolation("a contribution is signed by another peer than it names")
-    check_contribution(body, plan, slices, head, schedule)
-    return body
-
-
 def check_contribution(body: Contribution, plan: WorkPlan, slices: int, head: Head, schedule: RoundSchedule) -> None:
     """Raise `ProtocolViolation` if a contribution is for another plan or claims more than the plan allows."""
     assignment = plan.of(body.member)
@@ -238,50 +197,6 @@ def _check_counted(body: Contribution, assignment: Assignment, head: Head, sched
     given = assignment.ranges if batch is None else (batch,)
     if not (batch is None and schedule.stage) and not contains(given, body.counted):
         raise ProtocolViolation("a contribution counts samples that do not belong to this round")
-
-
-def open_roster(roster: Roster, head: Head, plan: WorkPlan, slices: int, schedule: RoundSchedule) -> list[Contribution]:
-    """Check a roster against the head and the plan; return its contributions in order.
-
-    Contributions may have counted the same samples: `swarm.protocol.overlaps` tells which are merged."""
-    if roster.head != head.hash or roster.plan != plan.hash:
-        raise ProtocolViolation("the roster is for another round or plan")
-    if len(roster.contributions) > len(plan.assignments):
-        raise ProtocolViolation("the roster names more peers than were assigned work")
-    bodies = [open_contribution(signed, plan, slices, head, schedule) for signed in roster.contributions]
-    members = [body.member for body in bodies]
-    if members != sorted(members) or len({m.peer for m in members}) != len(members):
-        raise ProtocolViolation("the roster is out of order or names a peer twice")
-    if sum(head.has(member) for member in members) < head.quorum:
-        raise ProtocolViolation("the roster holds no majority of the last commit")
-    if len(roster.owners) != slices or any(not 0 <= owner < len(members) for owner in roster.owners):
-        raise ProtocolViolation("the roster leaves a slice without an owner")
-    return bodies
-
-
-def next_head(
-    head: Head,
-    plan: WorkPlan,
-    merged: Sequence[Contribution],
-    everyone: Sequence[Contribution],
-    schedule: RoundSchedule,
-    state_hash: bytes,
-) -> Head:
-    """Return the head that follows from a completed exchange.
-
-    `merged` are the contributions that passed the gate, no two of which share samples. The contributors of `everyone`
-    are the new members."""
-    return Head(
-        run_id=head.run_id,
-        term=head.term,
-        round=head.round + 1,
-        previous=head.hash,
-        state_hash=state_hash,
-        members=tuple(body.member for body in everyone),
-        ledger=next_ledger(head, plan, merged, everyone, schedule),
-        inner_step=head.inner_step + schedule.advance(head, max((body.steps for body in merged), default=0)),
-        tokens=head.tokens + schedule.seq_len * sum(body.samples for body in merged),
-    )
 
 
 def next_ledger(

@@ -1,7 +1,7 @@
 """The joiner's side of state transfer: a state, or byte ranges of it, from several donors at once.
 
-The hash of the state comes from a quorum (`swarm.protocol.quorum`). The list of chunk hashes is checked against it,
-and each chunk against the list before it is written, so no donor is trusted.
+The hash of the state comes from a certified head (`swarm.protocol.agreement`). The list of chunk hashes is checked
+against it, and each chunk against the list before it is written, so no donor is trusted.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ def proof_of(context: PeerContext, stage: int, head: Head) -> tuple[ChainLink, .
     manifest = context.manifest
     home = context.home.stage(stage, manifest.stages)
     checker = ProofChecker(agreement_config(manifest, stage, context.host.peer_id), KeySigner(context.host.identity))
-    for proof in (_saved_proof(home), checker.prove(RecordFiles(home.agreement).read(), head.hash)):
+    for proof in (saved_proof(home), checker.prove(RecordFiles(home.agreement).read(), head.hash)):
         try:
             checker.check(head, proof)
         except ProtocolViolation:
@@ -92,7 +92,8 @@ def proof_of(context: PeerContext, stage: int, head: Head) -> tuple[ChainLink, .
     return None
 
 
-def _saved_proof(home: Home) -> tuple[ChainLink, ...]:
+def saved_proof(home: Home) -> tuple[ChainLink, ...]:
+    """Return the proof that lies beside a backup in `home`, unchecked; empty where there is none."""
     try:
         found: tuple[ChainLink, ...] = msgspec.msgpack.decode(read_bounded(home.proof, PROOF_BYTES_MAX), type=HeadProof)
     except (OSError, *MALFORMED):

@@ -32,7 +32,7 @@ from swarm.run.peer_context import PeerContext
 from swarm.state.server import serve_snapshots
 from swarm.state.snapshots import SnapshotStore
 from swarm.training.build_trainer import BuiltTrainer, build_trainer
-from swarm.training.checkpoints import LocalCheckpoint
+from swarm.training.checkpoints import LocalCheckpoint, saved_proof
 from swarm.training.restore import restore
 from swarm.training.stage_backup import StageBackup
 
@@ -91,7 +91,8 @@ class StageReplica:
 
     async def begin(self) -> None:
         """Start from what the disk holds."""
-        await self.driver.begin(self)
+        proof = await trio.to_thread.run_sync(saved_proof, self._checkpoint.home)
+        await self.driver.begin(self, proof)
         head, state = self.driver.head, self._state
         here = head if head.state_hash == state.tree.root else self._checkpoint.head
         await trio.to_thread.run_sync(self._snapshots.publish, state.tree, state.tensors, msgspec.msgpack.encode(here))

@@ -105,7 +105,8 @@ def _unearned(setup: Setup, signatures: Signatures, before: Head, head: Head) ->
             return f"{member} has not asked to join"
     if len(new) + len(learning) > max(setup.members + 4, len(old) + len(merged)):
         return "there are more than max_peers"
-    serials = [serial for m in new | learning if (serial := setup.invite_of(m.peer))]
+    # A peer may be a member and, after it has lost its disk, a learner that is to take the member's place.
+    serials = [serial for peer in {m.peer for m in new | learning} if (serial := setup.invite_of(peer))]
     if len(serials) != len(set(serials)):
         return "one invite has two votes"
     if setup.mode == "open" and len(new) < 3 * setup.faults + 1:

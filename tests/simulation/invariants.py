@@ -199,7 +199,11 @@ class Invariants:
 
     def coordinator_received(self, source: str, message: say.Message) -> None:
         """Note what peers that answered the coordinator stand at and have voted for."""
-        if isinstance(message, say.ToldMessage) and source not in self._setup.lying:
+        if not isinstance(message, say.ToldMessage):
+            return
+        if message.accepted is not None:  # a start may follow it, since it may have been chosen, even if a liar says so
+            self.values.setdefault(message.accepted.value.hash, message.accepted.value)
+        if source not in self._setup.lying:
             self._told.setdefault(message.nonce, {})[source] = message
 
     def _signed_start(self, body: say.StartBody) -> None:
@@ -214,9 +218,9 @@ class Invariants:
         peers = [member.peer for member in head.members]
         if len(set(peers)) != len(peers) or "W" in peers:
             raise Broken("10 electorate", f"the start of term {head.term} has the members {peers}")
-        base = self.values.get(head.previous)
-        if base is None:
-            raise Broken("2 lineage", f"the start of term {head.term} follows no head")
+        if head.previous not in self.values:
+            self._passed_by(self._world.machines["W"], head)
+        base = self.values[head.previous]
         if (base.state_hash, base.ledger, base.round) != (head.state_hash, head.ledger, head.round):
             raise Broken("2 lineage", f"the start of term {head.term} changes the state of its base")
         coordinator = self._world.machines["W"]
@@ -274,6 +278,8 @@ class Invariants:
             self._first(machine, head, name, link)
 
     def _first(self, machine: Machine, head: Head, name: bytes, link: say.ChainLink) -> None:
+        if head.attempt >= 0 and head.previous not in self.heads:
+            self._passed_by(machine, head)
         self.heads[name] = self.values[name] = head
         electorate.require_certificate(self, self._setup, self._world.signatures, link)
         content = self._world.tensors.states.get(head.state_hash)
@@ -282,9 +288,7 @@ class Invariants:
         if head.attempt < 0:
             self._started(machine, head, name, link)
             return
-        before = self.heads.get(head.previous)
-        if before is None:
-            raise Broken("2 lineage", f"round {head.round} follows a head that no honest peer has committed")
+        before = self.heads[head.previous]
         other = self._after.setdefault(head.previous, name)
         if other != name or self._at.setdefault(position(head), name) != name:
             raise Broken("1 agreement", f"two commits of round {head.round} in term {head.term}")
@@ -292,6 +296,13 @@ class Invariants:
         if self._setup.mode == "required" and not self._world.machines["W"].restored:
             for start in self._starts.values():
                 self._require_kept(head, self.values[start], start)
+
+    def _passed_by(self, machine: Machine, head: Head) -> None:
+        """Judge a head at which no honest node has stood: the first one there was behind, and went past it."""
+        passed = machine.node._chain.link(head.previous) if machine.node is not None else None
+        if passed is None:
+            raise Broken("2 lineage", f"{position(head)} follows a head that {machine.peer} cannot prove")
+        self._first(machine, passed.head, head.previous, passed)
 
     def _started(self, machine: Machine, head: Head, name: bytes, link: say.ChainLink) -> None:
         if link.start is None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from swarm.protocol.agreement import events
-from swarm.protocol.agreement.rules.acceptor import NEVER
 from swarm.protocol.head import Head
 from tests.simulation import electorate
 from tests.simulation.electorate import position
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
 ROUNDS: Final = 2
 PERSON_S: Final = 8.0  # a person looks this often
 NOTICED: Final = 3  # looks in a row at which nothing has moved, after which a person acts without having been told
+FETCHES_PER_ROUND: Final = 2.5  # a peer that can fetch so many states in a round comes in for sure
 CALLS: Final = {"quorum_lost", "coordinator_restored", "start_not_bound"}
 
 
@@ -77,19 +77,36 @@ class Liveness:
         if world.now - self._checked_at < 0.5:
             return False
         self._checked_at = world.now
-        heads = self._heads()
-        if self._from is None or not heads or world.now < world.heals_at + 3.5:
+        if self._from is None or not self._heads() or world.now < world.heals_at + 3.5:
+            return False
+        expected = self._expected()
+        heads = [m.node.head for m in expected if m.node is not None]
+        if not heads:
             return False
         rounds = [head.round for head in heads]
         together = max(rounds) - min(rounds) <= 1 and len({(head.term, head.boot) for head in heads}) == 1
-        self._reached = together and min(rounds) >= self._from + ROUNDS and self._have_joined(heads)
+        self._reached = together and min(rounds) >= self._from + ROUNDS and self._have_joined(expected)
         return self._reached
 
-    def _have_joined(self, heads: list[Head]) -> bool:
+    def _expected(self) -> list[Machine]:
+        """Return the honest peers that must stand together. Not those that wait for a dead coordinator, nor peers
+        outside the group that take longer to fetch a state than the group takes for a round: no round waits for
+        them."""
+        coordinator, top = self._world.machines[COORDINATOR], max(self._heads(), key=position)
+        round_s = (self._world.now - self._world.heals_at) / max(1, top.round - (self._from or 0))
+        return [
+            m
+            for m in self._honest()
+            if m.node is not None
+            and (coordinator.up or not self._has_left(m))
+            and (m.node.me in top.members or FETCHES_PER_ROUND * m.fetch_s < round_s)
+        ]
+
+    def _have_joined(self, expected: list[Machine]) -> bool:
         if not self._world.setup.must_join:
             return True
-        top = max(heads, key=position)
-        return all(m.node is None or m.node.me in top.members for m in self._honest())
+        top = max((m.node.head for m in expected if m.node is not None), key=position)
+        return all(m.node is None or m.node.me in top.members for m in expected)
 
     def check(self) -> None:
         """Raise if the group stands still although the rules promise that it goes on."""
@@ -118,10 +135,10 @@ class Liveness:
             return setup.mode == "required" or len(honest) > 0
         if setup.mode == "required":
             return False
-        unfenced = {
-            m.node.me
-            for m in honest
-            if m.node is not None and not (m.node.head == top and m.node._height.instance.ballot.promised == NEVER)
-        }
+        staying = {m.node.me for m in honest if m.node is not None and not self._has_left(m)}
         holders = any(m.has(top.state_hash) for m in honest)
-        return bool(top.members) and electorate.is_quorum(setup, top, unfenced) and holders
+        return bool(top.members) and electorate.is_quorum(setup, top, staying) and holders
+
+    def _has_left(self, machine: Machine) -> bool:
+        """Return whether a peer waits for the coordinator to end what it began: the start of a higher term."""
+        return machine.node is not None and machine.node.head.term < machine.node._context.left

@@ -179,7 +179,9 @@ class Machine:
                 self.later(0.1, self._submit, action.plan)
             return
         self.plan = (action.plan, self.world.now, False)
-        self.later(self.train_s * (0.8 + 0.4 * self.world.random.random()), self._submit, action.plan)
+        whole_s = self.train_s * (0.8 + 0.4 * self.world.random.random())
+        deadline_s = self.signer.open(action.plan, "plan", WorkPlan).deadline_s
+        self.later(min(whole_s, deadline_s), self._submit, action.plan)
 
     def _stop_training(self, action: actions.StopTraining) -> None:
         self.plan = None

@@ -6,6 +6,7 @@ coordinator signed (a bound start of term, an endorsement). Numbers, reports and
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -94,6 +95,12 @@ class Chain:
         """Hashes of heads from which others may continue the chain, for `AskChainMessage`."""
         return tuple(dict.fromkeys(name for name in (self._goal, self.hash) if name))
 
+    @property
+    def highest(self) -> say.Position:
+        """The position of the last head that this node knows to be certified."""
+        goal = self._ahead.get(self._goal)
+        return position_of(goal.head if goal is not None else self.head)
+
     def is_past(self, head_hash: bytes) -> bool:
         """Return whether this node once stood there."""
         return head_hash != self.hash and (head_hash in self._links or head_hash == self._context.config.genesis.hash)
@@ -112,6 +119,14 @@ class Chain:
             found.append(self._context.config.genesis)
         return found
 
+    def takes_back(self, start: say.StartBody) -> bool:
+        """Return whether a start takes back, without saying so, a round that led here: the group has gone on since
+        the coordinator asked. Then it must not bind."""
+        base = start.head.previous
+        if self.hash in start.undoes or not self.is_past(base):  # if its base is not known, this node may be behind
+            return False
+        return any(head.attempt >= 0 for head in itertools.takewhile(lambda h: h.hash != base, self.ancestors()))
+
     def after(self, known: Sequence[bytes]) -> tuple[say.ChainLink, ...]:
         """Return the links that follow the latest of these heads, oldest first; else those from the last one that
         counts by itself. Long chains come in pages: the asker asks again."""
@@ -122,7 +137,7 @@ class Chain:
         return tuple(link for _, link in chain[first : first + say.LINKS_MAX])
 
     def proof_of(self, head_hash: bytes) -> tuple[say.ChainLink, ...]:
-        """Return what proves to anybody that a head that led here counts (`proof.prove`)."""
+        """Return what proves to any peer that a head that led here counts (`proof.prove`)."""
         return prove(self._links, head_hash, self._context.evidence)
 
     def learn(self, links: Iterable[say.ChainLink]) -> None:
@@ -136,6 +151,8 @@ class Chain:
                 continue
             if position_of(link.head) <= position_of(self.head) or link.head.run_id != self.head.run_id:
                 continue
+            if self._has_left(link.head):
+                continue
             if not self._counts(link):
                 return
             if len(self._ahead) >= LINKS_KEPT:
@@ -144,6 +161,20 @@ class Chain:
             goal = self._ahead.get(self._goal)
             if goal is None or position_of(link.head) > position_of(goal.head):
                 self._goal = name
+
+    def _has_left(self, head: Head) -> bool:
+        """Return whether this node goes to no head of that term any more: it keeps the state of the start that it has
+        acknowledged. A coordinator keeps none, and must know what is committed."""
+        return head.term < self._context.left and not self._context.config.is_coordinator
+
+    def leave(self) -> None:
+        """Stay here until there is a head of the term whose start was acknowledged, or of a higher one."""
+        self._ahead = {name: link for name, link in self._ahead.items() if not self._has_left(link.head)}
+        self._set_goal()
+
+    def _set_goal(self) -> None:
+        if self._goal not in self._ahead:
+            self._goal = max(self._ahead, key=lambda n: position_of(self._ahead[n].head), default=b"")
 
     def _counts(self, link: say.ChainLink) -> bool:
         """Return whether this node can tell that the head counts; raise `ProtocolViolation` if it does not."""
@@ -219,8 +250,7 @@ class Chain:
         self.head, self.hash = path[-1].head, path[-1].head.hash
         done = position_of(self.head)
         self._ahead = {n: link for n, link in self._ahead.items() if position_of(link.head) > done}
-        if self._goal not in self._ahead:
-            self._goal = max(self._ahead, key=lambda n: position_of(self._ahead[n].head), default=b"")
+        self._set_goal()
         self.kept = b""
         self.drop_candidates()
         if self._fetching == self.head.state_hash:

@@ -308,7 +308,7 @@ class AskMessage(msgspec.Struct, frozen=True, tag="ask"):
 
 
 class ToldMessage(msgspec.Struct, frozen=True, tag="told"):
-    """The answer to `AskMessage`. The sender's chain follows in a `ChainMessage` where it is longer."""
+    """The answer to `AskMessage`."""
 
     nonce: Name
     voter: Member
@@ -320,6 +320,8 @@ class ToldMessage(msgspec.Struct, frozen=True, tag="told"):
     """Hashes of the states that the sender holds."""
     accepted: AcceptedValue | None = None
     support: Support | None = None
+    links: Annotated[tuple[ChainLink, ...], msgspec.Meta(max_length=LINKS_MAX)] = ()
+    """The chain from the coordinator's head to the sender's: without it a higher position would be hearsay."""
 
 
 class StartMessage(msgspec.Struct, frozen=True, tag="start"):

@@ -9,7 +9,7 @@ from swarm.protocol.agreement import events
 from swarm.protocol.agreement import messages as say
 from swarm.protocol.agreement.actions import Action, CommitHead
 from swarm.protocol.agreement.applicants import Applicants
-from swarm.protocol.agreement.chain import Chain, position_of
+from swarm.protocol.agreement.chain import Chain
 from swarm.protocol.agreement.config import AgreementConfig
 from swarm.protocol.agreement.context import AgreementContext
 from swarm.protocol.agreement.coordination.coordinator import TIMER as ASK_TIMER
@@ -71,7 +71,7 @@ class AgreementNode:
         return self._chain.head
 
     def proof_of(self, head_hash: bytes) -> tuple[say.ChainLink, ...]:
-        """Return what proves to anybody that a head counts at which this node has stood (`proof.ProofChecker`); empty
+        """Return what proves to any peer that a head counts at which this node has stood (`proof.ProofChecker`); empty
         where it keeps no proof. Only what is on disk may be shown: a head's link is, once its `CommitHead` came."""
         return self._chain.proof_of(head_hash)
 
@@ -158,6 +158,8 @@ class AgreementNode:
     def _enter(self, record: bytes | None) -> Height:
         """Return the parts for the round after the present head."""
         instance = Instance.load(self._chain.head, self._chain.hash, record)
+        if self._chain.head.term < self._context.left:
+            instance.leave()
         round_s = self._context.now - self._entered_at if self._started else 0.0
         self._entered_at = self._context.now
         return Height(self._context, self._chain, self._applicants, instance, round_s)
@@ -272,12 +274,17 @@ class AgreementNode:
                 self._height.sealed()
             case say.ToldMessage():
                 if self._coordinator is not None:
-                    self._coordinator.told(peer, message)
-                    if message.position > position_of(self._chain.head):
+                    self._coordinator.shown(message.links)
+                    self._chain.learn(message.links)
+                    if message.position > self._chain.highest:  # it counts once its sender has shown that
                         self._idle.ask(peer)
+                    else:
+                        self._coordinator.told(peer, message)
             case say.StartMessage():
                 if self._config.mode != "required":
                     self._starts.start(message, self._height.instance, self._height.participant)
+                if self._coordinator is not None and peer == self._config.peer:
+                    self._coordinator.show_start(message)
             case say.AckMessage():
                 self._starts.ack(message)
             case _:

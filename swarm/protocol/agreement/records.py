@@ -39,10 +39,12 @@ class BallotRecord(msgspec.Struct, frozen=True):
 
 
 class FenceRecord(msgspec.Struct, frozen=True):
-    """On disk: the lowest term whose start this voter may follow, and the one start that it acknowledged."""
+    """On disk: the lowest term whose start this voter may acknowledge, and the one start that it has acknowledged."""
 
     term: Count
     acked: Hash = b""
+    left: Count = 0
+    """The term of the last start that it has acknowledged: it takes part in no lower one any more."""
 
 
 class CoordinatorRecord(msgspec.Struct, frozen=True):

@@ -45,6 +45,7 @@ class Starts:
             self._fence = msgspec.msgpack.decode(records.get(FENCE_KEY, b""), type=FenceRecord)
         except MALFORMED:
             self._fence = FenceRecord(-1)
+        self._context.left = self._fence.left
 
     def ask(self, peer: str, ask: say.AskMessage, instance: Instance, participant: Participant) -> None:
         """Tell the coordinator where this node stands; with a seal, promise more attempts than any that is under
@@ -55,7 +56,7 @@ class Starts:
         if ask.seal:
             if ask.term <= max(self._fence.term, head.term):
                 return
-            self._set_fence(FenceRecord(ask.term))
+            self._set_fence(FenceRecord(ask.term, left=self._fence.left))
             if participant.votes and instance.ballot.promised < NEVER:
                 ballot = instance.ballot.promise(instance.ballot.promised + 1 + 2 * len(head.members))
                 if ballot is not None:
@@ -70,6 +71,7 @@ class Starts:
             holds=tuple(sorted(self._chain.holds)),
             accepted=instance.accepted,
             support=instance.support if instance.accepted is not None else None,
+            links=self._chain.after((ask.head,)) if ask.head != self._chain.hash else (),
         )
         context.out.send(peer, told)
 
@@ -88,19 +90,18 @@ class Starts:
     def _acknowledge(self, name: bytes, instance: Instance, participant: Participant) -> None:
         context, (_, body) = self._context, self._open[name]
         voters = context.electorate.voters(body.head)
-        if context.config.is_coordinator and instance.ballot.promised < NEVER:
-            # What the coordinator has started is all that it stands for, even where it is no voter of the start.
-            participant.set_ballot(msgspec.structs.replace(instance.ballot, promised=NEVER))
         if context.me not in voters or body.head.term < self._fence.term:
             return
         if self._fence.term == body.head.term and self._fence.acked not in (b"", name):
             return  # a second start of a term
+        if self._fence.acked != name and self._chain.takes_back(body):
+            return
         if not context.config.is_coordinator and body.head.state_hash not in self._chain.holds:
             self._fetch(body)
             return
-        self._set_fence(FenceRecord(body.head.term, name))
-        if instance.ballot.promised < NEVER:
-            participant.set_ballot(msgspec.structs.replace(instance.ballot, promised=NEVER))
+        self._set_fence(FenceRecord(body.head.term, name, body.head.term))
+        self._chain.leave()
+        instance.leave()
         message = say.AckMessage(context.signer.sign(evidence.ACK, say.AckBody(name, context.me)))
         for peer in sorted({*(voter.peer for voter in voters), context.config.coordinator}):
             context.out.send(peer, message)
@@ -149,4 +150,5 @@ class Starts:
     def _set_fence(self, fence: FenceRecord) -> None:
         if fence != self._fence:
             self._fence = fence
+            self._context.left = max(self._context.left, fence.left)
             self._context.out.persist(FENCE_KEY, encode(fence), b"")

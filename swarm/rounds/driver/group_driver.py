@@ -22,7 +22,7 @@ from peer.net.host import Host
 from peer.net.wire import LARGE_HEADER_BYTES
 from swarm.protocol.agreement import actions, events
 from swarm.protocol.agreement.config import AgreementConfig
-from swarm.protocol.agreement.messages import JoinMessage, Message
+from swarm.protocol.agreement.messages import LINKS_MAX, ChainLink, ChainMessage, JoinMessage, Message
 from swarm.protocol.agreement.node import AgreementNode
 from swarm.protocol.agreement.work import Work
 from swarm.protocol.head import Head, Member
@@ -136,14 +136,18 @@ class GroupDriver:
 
     # -- events --------------------------------------------------------------------------------------------------------
 
-    def begin(self, states: Iterable[bytes]) -> None:
-        """Start the node from its records; `states` are the hashes of those that the disk holds."""
+    def begin(self, states: Iterable[bytes], proof: Sequence[ChainLink] = ()) -> None:
+        """Start the node from its records; `states` are the hashes of those that the disk holds. `proof` is that of a
+        state which did not come by this node's own records: a backup's."""
         records = self._records.read()
         session, seed = secrets.token_hex(8), secrets.token_bytes(32)
         self.feed(events.Started(records, tuple(states), session, seed, self._options.restored))
         self._shown = self._node.head
         if 0 < self.config.rounds <= self.head.round:  # the node tells of it at a commit
             self.completed.set()
+        for first in range(0, len(proof), LINKS_MAX):
+            shown = ChainMessage(tuple(proof[first : first + LINKS_MAX]))
+            self.feed(events.Received(self.config.peer, shown))
 
     def feed(self, event: events.Event) -> None:
         """Take an event. Its actions are carried out soon."""

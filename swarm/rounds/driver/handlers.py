@@ -36,7 +36,7 @@ def serve_agreement(rpc: Rpc, drivers: Callable[[], Mapping[str, GroupDriver]]) 
 
 
 def serve_heads(rpc: Rpc, drivers: Callable[[], Mapping[str, GroupDriver]]) -> None:
-    """Tell anybody the heads of these groups, with their proofs."""
+    """Tell any peer the heads of these groups, with their proofs."""
 
     async def on_ask(call: Call[AskHead]) -> HeadReport:
         found, group = drivers(), call.body.group

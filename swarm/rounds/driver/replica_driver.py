@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +11,7 @@ import trio
 from peer.bounds import MEMBERS_MAX
 from peer.net.host import Host
 from swarm.protocol.agreement.config import AgreementConfig
+from swarm.protocol.agreement.messages import ChainLink
 from swarm.protocol.agreement.work import Work
 from swarm.protocol.head import Head, Member
 from swarm.protocol.plan import WorkPlan
@@ -87,11 +88,11 @@ class ReplicaDriver:
         while self.actor.head.round < number or self.actor.head.state_hash != self._parts.state.tree.root:
             await self.actor.committed.wait(1.0)
 
-    async def begin(self, listener: CommitListener) -> None:
-        """Start from what the disk holds."""
+    async def begin(self, listener: CommitListener, proof: Sequence[ChainLink] = ()) -> None:
+        """Start from what the disk holds. `proof`: of the state there, where it is another peer's backup."""
         parts, group = self._parts, self.group
         results = await trio.to_thread.run_sync(self.log.load)
-        group.begin(reachable(results, parts.state.tree.root))
+        group.begin(reachable(results, parts.state.tree.root), proof)
         context = RoundContext(
             group.me, parts.host, parts.state, parts.snapshots, parts.trainer, parts.schedule, parts.timeouts
         )

@@ -42,7 +42,7 @@ from swarm.run.manifest import Manifest, open_manifest
 from swarm.run.manifest_transfer import load_run_files
 from swarm.state.snapshots import SnapshotStore
 from tests.dht.support.local_swarm import BRISK
-from tests.swarm.support.stage_commits import started
+from tests.swarm.support.stage_commits import begun, started
 
 STAGES = 3
 CUT = template().replace("layers = 2", "layers = 6\ntie_embeddings = false") + f"\n[pipeline]\nstages = {STAGES}\n"
@@ -73,7 +73,7 @@ class Run:
         async with open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as host:
             Gate(host.rpc, manifest, host.identity, self.invite.membership(host.identity))
             me = Member(host.peer_id, "s")
-            start = manifest.first_head(stage).regrouped((me,), 1)
+            start = begun(manifest.first_head(stage), me)
             snapshots: SnapshotStore | None = None
             heads: list[Head] = []
             for number in rounds:

@@ -13,6 +13,7 @@ from swarm.protocol.head import Head, Member
 from swarm.run.manifest import Manifest
 from tests.swarm.membership.test_bans import record
 from tests.swarm.placement.test_stages import manifest_of
+from tests.swarm.support.stage_commits import begun
 
 NOW = 1_800_000_000.0
 
@@ -22,7 +23,7 @@ def peer(**changes: object) -> MemberRecord:
 
 
 def candidate(manifest: Manifest, stage: int, round: int, members: list[str], there: int | None = None) -> ProvenHead:
-    head: Head = manifest.first_head(stage).regrouped(tuple(Member(name, "s") for name in members), 1)
+    head: Head = begun(manifest.first_head(stage), *(Member(name, "s") for name in members))
     head = msgspec.structs.replace(head, round=round, tokens=1000 * round, state_hash=bytes([round]) * 32)
     return ProvenHead(head, (), (), head.members[:there])
 

@@ -66,12 +66,12 @@ def test_an_absurd_ledger_of_another_stage_leaves_samples_for_the_first(cursor: 
 
 def test_groups_of_one_run() -> None:
     progress = RunProgress(source="group 1")
-    assert progress.completed and progress.peers == 0 and progress.furthest_besides("group 1") == 0
+    assert progress.completed and progress.peers == 0
     alone = SimpleNamespace(group="group 1", head=head_at(3, 1), peers=2, completed=trio.Event())
     progress.add(alone)
     assert progress.fast_forward(head_at(3, 1)) == head_at(3, 1), "no other group"
     progress.add(SimpleNamespace(group="group 2", head=head_at(8, 2), peers=3, completed=trio.Event()))
-    assert (progress.peers, progress.completed, progress.furthest_besides("group 1")) == (5, False, 8)
+    assert (progress.peers, progress.completed) == (5, False)
     on = progress.fast_forward(head_at(3, 1))
     assert (on.round, on.ledger) == (8, head_at(3).ledger.after([head_at(8).ledger]))
     alone.completed.set()

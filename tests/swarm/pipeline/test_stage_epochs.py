@@ -19,6 +19,7 @@ from swarm.protocol.ledger import Ledger, Range
 from swarm.protocol.plan import Assignment
 from swarm.rounds.trainer import TrainRequest
 from tests.peer.support.stage_harness import MODEL, SPLITS, whole_gradient
+from tests.swarm.support.heads import regrouped
 from tests.swarm.support.pipeline_harness import MICRO, tokens_of
 from tests.swarm.support.stage_replicas import Setting, StageMember
 from tests.swarm.support.stage_scene import BATCH, kill_worker, scene_of, until
@@ -103,7 +104,7 @@ async def test_possible_repeats_are_marked(tmp_path: Path) -> None:
 
             everything = (0, BATCH)
             assert await issued_after(head) == [(everything, False)]
-            assert await issued_after(head.regrouped(members, head.term + 1)) == [(everything, True)]
+            assert await issued_after(regrouped(head, members, head.term + 1)) == [(everything, True)]
             new = (BATCH, 2 * BATCH)
             assert await issued_after(head_of(first, 1, START[0], members)) == [(new, False)]
             first.trainer._worked_on = None  # as at a new replica
@@ -121,7 +122,7 @@ async def test_orphaned_weights_stand_in_for_the_previous(tmp_path: Path) -> Non
             kept = head_of(last, 5, moved_weights(1), (Member(last.replica.peer, "an earlier life"),))
             last.trainer.adopt(moved_weights(1), None, kept)
             await settled(last, kept)
-            head = kept.regrouped(last.head.members, kept.term + 1)
+            head = regrouped(kept, last.head.members, kept.term + 1)
             last.trainer.adopt(moved_weights(1), (), head)
             await settled(last, head)
             await settled(first, behind)

@@ -23,18 +23,16 @@ from swarm.protocol.plan import (
     RANGES_MAX,
     REACH_MAX,
     RETURNED_MAX,
+    ROSTER_BYTES_MAX,
     Contribution,
-    Roster,
     WorkPlan,
     check_plan,
     fit_roster,
     make_plan,
-    next_head,
-    open_contribution,
-    open_roster,
 )
 from swarm.protocol.round_schedule import RoundSchedule
-from tests.swarm.support.driven_group import schedule_of
+from tests.swarm.support.group import schedule_of
+from tests.swarm.support.heads import committed, open_contribution, regrouped
 
 replace = msgspec.structs.replace
 STEPS, MICRO = 4, 2
@@ -45,7 +43,7 @@ LATER = dataclasses.replace(FIRST, stage=1)
 SYNCHRONOUS = dataclasses.replace(FIRST, outer=AllReduceConfig(batch=16))
 SYNCHRONOUS_LATER = dataclasses.replace(SYNCHRONOUS, stage=2)
 HEAD = replace(
-    genesis("group 1", b"s" * 32).regrouped(MEMBERS, 1), ledger=Ledger(cursor=100, returned=((10, 14), (40, 90)))
+    regrouped(genesis("group 1", b"s" * 32), MEMBERS, 1), ledger=Ledger(cursor=100, returned=((10, 14), (40, 90)))
 )
 WHOLE = replace(HEAD, ledger=Ledger(cursor=96))
 SPEEDS = dict.fromkeys(MEMBERS, 1.0)
@@ -205,7 +203,7 @@ def test_scattered_claims_do_not_grow_the_head() -> None:
         claims = [wanted[:RANGES_MAX], spans(at, at + 6), spans(at + 2, at + 12), spans(at + 8)]
         bodies = [body_of(i, plan, counted) for i, counted in enumerate(claims)]
         merged = [open_contribution(signed_by(i, body), plan, 1, head, schedule) for i, body in enumerate(bodies)]
-        head = replace(next_head(head, plan, merged, merged, schedule, b"t" * 32), members=MEMBERS)
+        head = committed(head, plan, merged, merged, schedule)
         assert len(head.ledger.returned) <= 2 * RETURNED_MAX
         assert len(msgspec.msgpack.encode(head)) < LARGE_HEADER_BYTES / 8
         assert head.ledger.is_free([(at + 4, at + 6), (at + 10, at + 12), (at + 14, at + 150)])
@@ -218,8 +216,7 @@ def test_a_roster_leaves_out_the_longest_contributions() -> None:
     far = tuple((REACH_MAX + 2 * MICRO * k, REACH_MAX + 2 * MICRO * k + MICRO) for k in range(RANGES_MAX))
     signed = {MEMBERS[i]: signed_by(i, body_of(i, plan, claim)) for i, claim in enumerate((far, spans(100), far, ()))}
     assert fit_roster(signed) == [MEMBERS[0], MEMBERS[1], MEMBERS[3]]
-    roster = Roster(HEAD.hash, plan.hash, 0, tuple(signed[member] for member in fit_roster(signed)), (0,))
-    assert len(msgspec.msgpack.encode(roster)) < LARGE_HEADER_BYTES * 0.9
+    assert sum(len(signed[member].body) for member in fit_roster(signed)) <= ROSTER_BYTES_MAX < LARGE_HEADER_BYTES * 0.9
     del signed[MEMBERS[0]]
     assert fit_roster(signed) == list(MEMBERS[1:])
 
@@ -239,18 +236,13 @@ def test_over_many_rounds_every_sample_is_merged_once_or_free(
         for i, claim in enumerate(claimed):
             signed = signed_by(i, body_of(i, plan, spans(*(MICRO * k for k in claim))))
             try:
-                opened.append((open_contribution(signed, plan, 1, head, LATER), signed))
+                opened.append(open_contribution(signed, plan, 1, head, LATER))
             except ProtocolViolation:
                 assert overlaps({"before": tuple(merged_before), "now": spans(*(MICRO * k for k in claim))})
-        if len(opened) < head.quorum:
-            continue
-        everyone = open_roster(
-            Roster(head.hash, plan.hash, 0, tuple(signed for _, signed in opened), (0,)), head, plan, 1, LATER
-        )
-        merged = [body for body, kept in zip(everyone, select_disjoint(everyone), strict=True) if kept and body.steps]
+        merged = [body for body, kept in zip(opened, select_disjoint(opened), strict=True) if kept and body.steps]
         if not merged:
             continue
-        head = replace(next_head(head, plan, merged, everyone, LATER, b"t" * 32), members=MEMBERS)
+        head = committed(head, plan, merged, opened, LATER)
         merged_before += [r for body in merged for r in body.counted]
         assert not overlaps({"all": tuple(merged_before)}), "a sample was merged twice"
         seen = union([*merged_before, *head.ledger.returned])

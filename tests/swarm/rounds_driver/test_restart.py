@@ -13,9 +13,9 @@ from peer.errors import ConnectionLost
 from peer.identity import Identity
 from swarm.protocol.agreement.messages import VoteMessage
 from swarm.rounds.driver.messages import AGREE
+from tests.swarm.rounds_driver.shadow_disk import ShadowDisk, put_back
 from tests.swarm.rounds_driver.test_driver import deltas
 from tests.swarm.support.driven_group import DrivenGroup, DrivenReplica, open_driven_group
-from tests.swarm.support.shadow_disk import ShadowDisk, put_back
 
 
 async def grow(group: DrivenGroup, rounds: int, replicas: list[DrivenReplica]) -> None:

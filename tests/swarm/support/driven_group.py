@@ -18,24 +18,20 @@ import torch
 import trio
 
 from optim.algorithms.outer_step import DilocoOuter
-from optim.codecs import get_codec
-from optim.config import DilocoConfig
 from optim.rules.interface import MergeRule
 from optim.rules.registry import MEAN
-from optim.strategies.dense import DenseWire
-from optim.strategies.diloco import DilocoStrategy
 from optim.strategies.interface import OuterStrategy
-from peer.config import InnerConfig
 from peer.errors import ConnectionLost
 from peer.events import Event, EventLog
 from peer.identity import Identity
 from peer.net.host import Host, HostConfig, open_host
 from peer.net.limits import NetLimits
 from swarm.protocol.agreement import actions
+from swarm.protocol.agreement.chain import position_of
 from swarm.protocol.agreement.config import AgreementConfig, Mode
+from swarm.protocol.agreement.messages import ChainLink
 from swarm.protocol.head import Head, genesis
-from swarm.protocol.ledger import count
-from swarm.protocol.plan import Assignment, Contribution
+from swarm.protocol.plan import Contribution
 from swarm.protocol.round_schedule import RoundSchedule
 from swarm.protocol.timeouts import AdaptiveTimeouts
 from swarm.rounds.driver.group_driver import GroupDriver
@@ -45,74 +41,14 @@ from swarm.rounds.driver.replica_actor import ReplicaActor
 from swarm.rounds.driver.replica_driver import ReplicaDriver, ReplicaParts
 from swarm.rounds.driver.work import patience_of, work_of
 from swarm.rounds.notifier import Notifier
-from swarm.rounds.trainer import TrainRequest, TrainResult
 from swarm.state.outer_state import OuterState
 from swarm.state.snapshots import SnapshotStore
+from tests.swarm.support.group import NESTEROV, Deltas, InventedTrainer, Patient, diloco, schedule_of
 
-Deltas = Callable[[str, int, Assignment], torch.Tensor]
-BATCH, SEQ = 2, 8
-NESTEROV = DilocoOuter(0.7, 0.9, True)
+Backup = tuple[Sequence[torch.Tensor], Sequence[ChainLink]]
+"""The tensors of a state, and the proof of its head."""
+
 STALLED_S = 0.05  # how often a condition is looked at again while nothing is told
-
-
-class Patient(AdaptiveTimeouts):
-    """Timeouts long enough that no member is left out because this machine stood still for some seconds."""
-
-    def __init__(self) -> None:
-        super().__init__(timeout_floor_s=60.0)
-
-
-def diloco(numel: int, codec: str, outer: DilocoOuter = NESTEROV, rule: MergeRule = MEAN) -> OuterStrategy:
-    return DilocoStrategy(DenseWire([[slice(0, numel)]], get_codec(codec), get_codec(codec), rule), outer)
-
-
-def schedule_of(steps: int, batch_size: int = BATCH, seq_len: int = SEQ, compute_s_max: float = 60.0) -> RoundSchedule:
-    """The schedule of a run of invented gradients: H inner steps, no schedule of the learning rate."""
-    return RoundSchedule(
-        DilocoConfig(steps=steps), InnerConfig(lr=1e-3, batch_size=batch_size, total_steps=1), seq_len, compute_s_max
-    )
-
-
-@dataclass
-class InventedTrainer:
-    """Returns `deltas(peer, first_step, assignment)` as the pseudo-gradient. From round `gated_from` on it waits for
-    `gate`, if that is set."""
-
-    peer: str
-    deltas: Deltas
-    speed: float = 10.0
-    gate: trio.Event | None = None
-    gated_from: int = 0
-    waiting: bool = False  # at the gate
-    dry: bool = False  # no work can come
-    work_s: float = 0.0  # how long the work takes
-    theta: torch.Tensor | None = None
-
-    async def train(self, request: TrainRequest) -> TrainResult:
-        assignment = request.assignment
-        if self.gate is not None and request.round_info.round >= self.gated_from:
-            self.waiting = True
-            try:
-                await self.gate.wait()
-            finally:
-                self.waiting = False
-        await trio.sleep(self.work_s)
-        assert count(assignment.ranges) == assignment.steps * BATCH
-        delta = self.deltas(self.peer, request.round_info.step, assignment)
-        return TrainResult(assignment.steps, assignment.steps * BATCH, 1.0, delta)
-
-    def finish_early(self) -> None:
-        if self.gate is not None and self.waiting:
-            self.gate.set()
-
-    def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None, head: Head) -> None:
-        self.theta = theta.clone()
-
-    def has_run_dry(self, round: int) -> bool:
-        return self.dry
-
-    async def gather(self, members: Sequence[str]) -> None:
-        await trio.sleep_forever()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,9 +165,11 @@ class DrivenGroup:
 
     # -- peers ---------------------------------------------------------------------------------------------------------
 
-    async def enter(self, deltas: Deltas, identity: Identity | None = None) -> DrivenReplica:
+    async def enter(
+        self, deltas: Deltas, identity: Identity | None = None, backup: Backup | None = None
+    ) -> DrivenReplica:
         """Start a replica. The same identity again is the same peer with its disk."""
-        replica: DrivenReplica = await self.nursery.start(self._live, deltas, identity or Identity.generate())
+        replica: DrivenReplica = await self.nursery.start(self._live, deltas, identity or Identity.generate(), backup)
         return replica
 
     async def leave(self, replica: DrivenReplica) -> None:
@@ -240,14 +178,19 @@ class DrivenGroup:
         await replica.gone.wait()
 
     async def _live(
-        self, deltas: Deltas, identity: Identity, task_status: trio.TaskStatus[DrivenReplica] = trio.TASK_STATUS_IGNORED
+        self,
+        deltas: Deltas,
+        identity: Identity,
+        backup: Backup | None,
+        task_status: trio.TaskStatus[DrivenReplica] = trio.TASK_STATUS_IGNORED,
     ) -> None:
+        tensors, proof = backup or ((self.theta, torch.zeros_like(self.theta)), ())
         async with AsyncExitStack() as stack:
-            replica = await self._open(stack, deltas, identity)
+            replica = await self._open(stack, deltas, identity, tensors)
             self.members.append(replica)
             try:
                 with replica.stop:
-                    await replica.driver.begin(replica)
+                    await replica.driver.begin(replica, proof)
                     task_status.started(replica)
                     await replica.driver.run()
             finally:
@@ -255,7 +198,9 @@ class DrivenGroup:
                 stack.callback(replica.gone.set)
                 self.changed.notify()
 
-    async def _open(self, stack: AsyncExitStack, deltas: Deltas, identity: Identity) -> DrivenReplica:
+    async def _open(
+        self, stack: AsyncExitStack, deltas: Deltas, identity: Identity, tensors: Sequence[torch.Tensor]
+    ) -> DrivenReplica:
         log, setting = EventLog(), self.setting
         config = HostConfig(identity=identity, events=log, limits=setting.limits)
         host = await stack.enter_async_context(open_host(config))
@@ -263,7 +208,7 @@ class DrivenGroup:
         for other in (self.coordinator_host, *(member.host for member in self.members)):  # as the DHT would
             host.book.add(other.peer_id, other.addresses)
             other.book.add(host.peer_id, host.addresses)
-        state = OuterState([self.theta.clone(), torch.zeros_like(self.theta)], setting.strategy())
+        state = OuterState([tensor.clone() for tensor in tensors], setting.strategy())
         trainer = InventedTrainer(host.peer_id, deltas, work_s=setting.work_s)
         snapshots = SnapshotStore(state.size_bytes, 8 << 20)
         snapshots.publish(state.tree, state.tensors)
@@ -357,7 +302,7 @@ class DrivenGroup:
             assert not replica.seen("bug"), replica.seen("bug")
             assert not replica.seen("peer_penalized"), replica.seen("peer_penalized")
             for head in replica.heads:
-                assert chain.setdefault(head.position, head.hash) == head.hash, "a fork"
+                assert chain.setdefault(position_of(head), head.hash) == head.hash, "a fork"
         for one in replicas:
             for other in replicas:
                 if one.head == other.head:

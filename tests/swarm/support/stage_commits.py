@@ -50,6 +50,11 @@ def record_of(host: Host, head: Head, stage: int) -> MemberRecord:
     return msgspec.structs.replace(record, stage=stage, since=time.time())
 
 
+def begun(head: Head, *members: Member, term: int = 1) -> Head:
+    """Return the first head of a term, over the state of `head`."""
+    return msgspec.structs.replace(head, term=term, previous=head.hash, members=tuple(sorted(members)))
+
+
 def started(authority: Identity, head: Head) -> ProvenHead:
     """Prove a head of a pipeline by what the authority has signed: it begins a term there."""
     return ProvenHead(head, (ChainLink(head, start=sign_body(authority, START, StartBody(head))),))
@@ -59,7 +64,7 @@ def commit_of(manifest: Manifest, authority: Identity, round: int, stage: int = 
     numel = layout_of(manifest, stage).numel
     tensors = tuple(torch.full((numel,), float(round + n)) for n in range(len(vectors_of(manifest, stage))))
     tree = hash_state(tensors)
-    first = manifest.first_head(stage).regrouped((Member("gone", "s"),), term)
+    first = begun(manifest.first_head(stage), Member("gone", "s"), term=term)
     head = msgspec.structs.replace(first, round=round, state_hash=tree.root, previous=first.hash)
     return started(authority, head), Fetched(tensors, tree, {}, 0, 0.0)
 

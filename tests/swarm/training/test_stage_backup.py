@@ -26,7 +26,7 @@ from swarm.training.stage_backup import (
     newest_seen,
     save_backup,
 )
-from tests.swarm.support.stage_commits import STAGE, commit_of, context_of, record_of, serve_head_report, started
+from tests.swarm.support.stage_commits import STAGE, begun, commit_of, context_of, record_of, serve_head_report, started
 from tests.swarm.training.test_roles import run_of
 
 
@@ -73,20 +73,20 @@ async def test_a_forged_head_is_not_backed_up(tmp_path: Path, monkeypatch: pytes
         context_of(manifest, tmp_path / "liar") as (liar, _b),
     ):
         honest, false = (Member(other.host.peer_id, "s") for other in (replica, liar))
-        begun = manifest.first_head(STAGE).regrouped((honest,), 1)
-        proof = started(authority, begun).links
-        forged = msgspec.structs.replace(begun, round=1 << 40, state_hash=b"lie!" * 8, members=(false,))
+        first = begun(manifest.first_head(STAGE), honest)
+        proof = started(authority, first).links
+        forged = msgspec.structs.replace(first, round=1 << 40, state_hash=b"lie!" * 8, members=(false,))
         signed = started(Identity.generate(), forged).links
         records = {}
         for other, report in (
-            (replica, HeadReport(begun, honest, "training", proof)),
+            (replica, HeadReport(first, honest, "training", proof)),
             (liar, HeadReport(forged, false, "training", (*proof, *signed))),
         ):
             serve_head_report(other.host, report)
             await context.host.connect_address(other.host.addresses[0], timeout_s=60)
             records[other.host.peer_id] = record_of(other.host, report.head, STAGE)
         found = await newest_seen(context, STAGE, records)
-        assert found is not None and found.head == begun and found.holders == (honest.peer,)
+        assert found is not None and found.head == first and found.holders == (honest.peer,)
         assert [event.fields["peer"] for event in seen if event.name == "peer_penalized"] == [false.peer]
 
 

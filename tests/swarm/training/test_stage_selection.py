@@ -19,7 +19,7 @@ from swarm.protocol.head import Member
 from swarm.protocol.messages import HeadReport
 from swarm.training import stage_selection as module
 from swarm.training.stage_selection import StageSelection
-from tests.swarm.support.stage_commits import STAGE, context_of, record_of, serve_head_report, started
+from tests.swarm.support.stage_commits import STAGE, begun, context_of, record_of, serve_head_report, started
 from tests.swarm.training.test_roles import run_of
 
 
@@ -101,7 +101,7 @@ async def test_a_leaving_peer_needs_another_member_at_work(tmp_path: Path, monke
         hosts = [context.host, mate.host, stranger.host]
         me, left, unknown = (Member(host.peer_id, "s") for host in hosts)
         first = manifest.first_head(STAGE)
-        head, forged = first.regrouped((me, left), 1), first.regrouped((me, unknown), 1)
+        head, forged = begun(first, me, left), begun(first, me, unknown)
         for host, member, theirs in ((mate.host, left, head), (stranger.host, unknown, forged)):
             serve_head_report(host, HeadReport(theirs, member, "training", started(authority, theirs).links))
             await context.host.connect_address(host.addresses[0], timeout_s=30)

@@ -86,7 +86,7 @@ class Coordinator(ABC):
         return {member for member, at in self._heard.items() if self.context.now - at <= seconds}
 
     def told(self, peer: str, message: say.ToldMessage) -> None:
-        """Take the answer to the present question; the node asks for the sender's chain where it is higher."""
+        """Take an answer to the present question, by a peer that stands no higher than what this node knows."""
         if message.voter.peer != peer:
             raise ProtocolViolation("an answer to the coordinator names another peer than its sender")
         self._heard[message.voter] = self.context.now
@@ -161,10 +161,16 @@ class Coordinator(ABC):
             if self.chain.head.members:
                 self.decide(inquiry)
                 return
-            # There is nothing to go on from: the group begins by itself, once enough peers wait for it.
             if self._may_begin(len(self.state_holders(inquiry, self.chain.head.state_hash))):
                 self.context.mute = False  # so many stand at the beginning, too
-            self.context.out.tell("regroup_failed", round=0, reason="the group has not begun")
+            self.not_begun()
+
+    def not_begun(self) -> None:
+        """Tell a person that there is nothing to go on from: the group begins once enough peers wait."""
+        self.context.out.tell("regroup_failed", round=0, reason="the group has not begun")
+
+    def show_start(self, message: say.StartMessage) -> None:  # noqa: B027 - a required one commits it first
+        """Show a start of this node's own to its members, now that it is on disk, if it still is the right one."""
 
     @abstractmethod
     def poll(self) -> None:

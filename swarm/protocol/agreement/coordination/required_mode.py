@@ -50,7 +50,7 @@ class RequiredCoordinator(Coordinator):
 
     def told(self, peer: str, message: say.ToldMessage) -> None:
         super().told(peer, message)
-        if message.nonce.startswith(f"{self.boot:x}.") and message.position <= position_of(self.chain.head):
+        if message.nonce.startswith(f"{self.boot:x}."):
             self._fresh.add(message.voter)
 
     def shown(self, links: tuple[say.ChainLink, ...]) -> None:

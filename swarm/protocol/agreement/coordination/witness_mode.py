@@ -40,6 +40,8 @@ class WitnessCoordinator(Coordinator):
             self._record = CoordinatorRecord(0)
         if event.restored:
             self._record = CoordinatorRecord(self._record.term, None)
+        if self._open is not None:
+            self.context.left = max(self.context.left, self._open.term)
 
     @property
     def highest_term(self) -> int:
@@ -53,12 +55,21 @@ class WitnessCoordinator(Coordinator):
         head = self.context.evidence.start(self._record.start).head
         return head if position_of(head) > position_of(self.chain.head) else None
 
+    @property
+    def _takes_back(self) -> bool:
+        """Whether the open start takes back what this node has heard of since."""
+        signed = self._record.start
+        return signed is not None and self.chain.takes_back(self.context.evidence.start(signed))
+
     def poll(self) -> None:
         """Begin the group; send an open start again; tell of a lost quorum."""
         opened = self._open
         if opened is not None:
-            self._send_start(opened)
-            if self.context.now - self._started_at > self.context.config.start_s and not self._told_open:
+            if self.inquiry is None:
+                self._send_start()
+            lasts_s = self.context.now - self._started_at
+            vain = self._takes_back or lasts_s > self.context.config.start_s
+            if vain and not self._told_open:
                 self._told_open = True
                 self.context.out.tell("start_not_bound", term=opened.term, members=len(opened.members))
             return
@@ -78,16 +89,25 @@ class WitnessCoordinator(Coordinator):
 
     def ask(self, person: events.Asked) -> None:
         """Start a new term because a person says so: seal first."""
+        if not (self.chain.head.members or self.context.mute or self._told_open):
+            self.not_begun()
+            return
         term = self.highest_term + (RESTORED_JUMP if self.context.mute else 1)
-        self._keep(CoordinatorRecord(term))
+        self._keep(CoordinatorRecord(term, self._record.start))  # which may have been bound, as far as this node knows
         self.inquire(term, seal=True, person=person)
+
+    def not_begun(self) -> None:
+        super().not_begun()
+        if self._told_open:  # its voters are gone, as far as a person can tell: another first start may follow
+            self._keep(CoordinatorRecord(self.highest_term))
 
     def decide(self, inquiry: Inquiry) -> None:
         """Withdraw where a quorum answers; else start from the highest head that counts and that a peer holds."""
         head, out = self.chain.head, self.context.out
-        answered = set(inquiry.told)
+        answered = {member for member, told in inquiry.told.items() if told.promised < NEVER}
         holders = self.state_holders(inquiry, head.state_hash)
-        if not self.context.mute and self.context.electorate.enough(head, answered) and holders:
+        goes_on = self.context.electorate.enough(head, answered) and holders
+        if goes_on and not self.context.mute and self._open is None:
             out.tell("regroup_withdrawn", round=head.round, answered=len(answered))
             return
         held = self.last_held(inquiry)
@@ -141,17 +161,22 @@ class WitnessCoordinator(Coordinator):
     def _start(
         self, base: Head, base_hash: bytes, term: int, members: set[Member], undoes: list[bytes] | tuple[()]
     ) -> None:
-        head, signed = self.start_of(base, base_hash, term, members, undoes)
+        _, signed = self.start_of(base, base_hash, term, members, undoes)
         self.context.mute = False
+        self.context.left = max(self.context.left, term)  # what it has started is all that it stands for
         self._keep(CoordinatorRecord(term, signed))
         self._started_at, self._told_open = self.context.now, False
-        self._send_start(head)
+        self._send_start()
 
-    def _send_start(self, head: Head) -> None:
-        assert self._record.start is not None
-        message = say.StartMessage(self._record.start)
-        for peer in sorted({*(member.peer for member in head.members), self.context.config.peer}):
-            self.context.out.send(peer, message)
+    def _send_start(self) -> None:
+        """Send the open start to this node itself, which shows it to the others once it is on disk."""
+        if self._record.start is not None:
+            self.context.out.send(self.context.config.peer, say.StartMessage(self._record.start))
+
+    def show_start(self, message: say.StartMessage) -> None:
+        if self._open is not None and message.start == self._record.start and not self._takes_back:
+            for member in self._open.members:
+                self.context.out.send(member.peer, message)
 
     def _keep(self, record: CoordinatorRecord) -> None:
         if record != self._record:

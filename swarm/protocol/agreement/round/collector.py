@@ -149,11 +149,11 @@ class Collector:
             return False
         assigned = [a.member for a in attempt.plan.assignments if a.member in attempt.promises]
         missing = [m for m in assigned if m not in attempt.contributions and m.peer not in context.down]
-        if context.now >= attempt.end_at or not missing:
+        if not missing or (attempt.finishing_early and context.now >= attempt.end_at):
             return True
         if attempt.finishing_early:
             return False
-        if not any(head.has(member) for member in missing):
+        if context.now >= attempt.end_at or not any(head.has(member) for member in missing):
             self._finish_early(attempt)
             return False
         took = [attempt.took_s[member] for member in sorted(attempt.took_s)]
@@ -171,7 +171,7 @@ class Collector:
         if attempt.finishing_early:
             return
         attempt.finishing_early = True
-        attempt.end_at = min(attempt.end_at, self._context.now + self._context.config.finish_s)
+        attempt.end_at = self._context.now + self._context.config.finish_s
         self._context.out.timer(TIMER, attempt.end_at)
         self.send_plan(attempt, done=attempt.contributions)
 

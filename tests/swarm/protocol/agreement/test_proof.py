@@ -21,9 +21,9 @@ Links = tuple[say.ChainLink, ...]
 
 
 def is_proved(group: GroupOfNodes, head: Head, proof: Sequence[say.ChainLink], **config: Any) -> bool:
-    """Whether a visitor believes the head."""
-    facts = {"genesis": GENESIS, "peer": "visitor", "coordinator": COORDINATOR} | config
-    checker = ProofChecker(AgreementConfig(**facts), group.table.of("visitor"))
+    """Whether a client believes the head."""
+    facts = {"genesis": GENESIS, "peer": "client", "coordinator": COORDINATOR} | config
+    checker = ProofChecker(AgreementConfig(**facts), group.table.of("client"))
     try:
         checker.check(head, proof)
     except ProtocolViolation:

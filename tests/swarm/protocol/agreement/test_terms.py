@@ -7,6 +7,7 @@ import pytest
 
 from swarm.protocol.agreement import actions, events
 from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement.chain import position_of
 from swarm.protocol.agreement.rules import evidence
 from swarm.protocol.agreement.rules.acceptor import NEVER
 from tests.swarm.protocol.agreement.group import COORDINATOR, GENESIS, GroupOfNodes
@@ -153,7 +154,7 @@ def test_the_coordinator_believes_no_single_member() -> None:
         told = say.ToldMessage(
             nonce=inquiry.nonce,
             voter=group.member("C"),
-            position=(evil.term, evil.boot, evil.round),
+            position=position_of(evil if accepted is None else head),
             head=evil.hash if accepted is None else head.hash,
             previous=head.hash,
             promised=5,
@@ -161,6 +162,7 @@ def test_the_coordinator_believes_no_single_member() -> None:
             accepted=accepted,
         )
         group.event(COORDINATOR, events.Received("C", told))
+        assert bool(inquiry.told) == (accepted is not None), "a higher position counts with its proof"
     link = say.ChainLink(evil, votes=(group.vote("C", head, 0, evil),))
     group.event(COORDINATOR, events.Received("C", say.ChainMessage((link,))))
     assert group.head(COORDINATOR) == head

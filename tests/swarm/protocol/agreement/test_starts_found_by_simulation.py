@@ -1,0 +1,157 @@
+"""Faults of new terms that the simulator has found, each as the shortest directed schedule that shows it."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from swarm.protocol.agreement import events
+from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement.rules import evidence
+from swarm.protocol.head import Head
+from tests.swarm.protocol.agreement.group import COORDINATOR, GENESIS, GroupOfNodes
+
+
+def start_from(group: GroupOfNodes, base: Head, members: str, undoes: tuple[bytes, ...] = ()) -> say.StartMessage:
+    """Return the start of term 9 over a head."""
+    head = msgspec.structs.replace(
+        base, term=9, boot=1, previous=base.hash, members=tuple(group.member(peer) for peer in members), attempt=-1
+    )
+    return say.StartMessage(group.sign(COORDINATOR, evidence.START, say.StartBody(head, undoes)))
+
+
+def signed_starts(group: GroupOfNodes) -> list[Head]:
+    """Return the starts that the coordinator has signed, in order of their terms."""
+    bodies = [body for signer, kind, body in group.table.signed if kind == evidence.START]
+    return sorted((msgspec.msgpack.decode(b, type=say.StartBody).head for b in bodies), key=lambda head: head.term)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_voter_that_has_acknowledged_a_start_stays_where_it_is(restarted: bool) -> None:
+    """The others went on in the old term; it followed them, and promised and voted there again."""
+    group = GroupOfNodes("ABC")
+    group.run_to(2)
+    head = group.head("A")
+    group.lost = lambda source, target, message: source == "A" and isinstance(message, say.AckMessage)
+    group.event("A", events.Received(COORDINATOR, start_from(group, head, "AB")))
+    group.run(0.1)
+    if restarted:
+        group.crash("A")
+        group.start("A")
+    first = len(group.sent)
+    group.run_to(head.round + 3, "BC")
+    assert group.head("A") == head
+    cast = (say.PromiseMessage, say.VoteMessage, say.PlanMessage, say.RosterMessage)
+    assert not any(source == "A" and isinstance(message, cast) for source, _, message in group.sent[first:])
+
+
+@pytest.mark.parametrize("said", [False, True])
+def test_a_start_that_takes_back_what_came_since_is_not_acknowledged(said: bool) -> None:
+    """The group went on after it had answered the coordinator, and then left what it had committed."""
+    group = GroupOfNodes("ABC")
+    group.run_to(2)
+    base = group.head("A")
+    group.run_to(3)
+    message, first = start_from(group, base, "AB", (group.head("A").hash,) if said else ()), len(group.sent)
+    group.event("A", events.Received(COORDINATOR, message))
+    group.run(1.0)
+    acked = any(source == "A" and isinstance(m, say.AckMessage) for source, _, m in group.sent[first:])
+    assert acked == said and (group.machines["A"].node._context.left == 9) == said
+
+
+def test_an_answer_brings_the_chain_that_proves_it() -> None:
+    """The coordinator knew that a peer was ahead, and started below it: the chain was still on its way."""
+    group = GroupOfNodes("ABC")
+    group.run_to(2)
+    group.lost = lambda source, target, message: (
+        COORDINATOR in (source, target) and not isinstance(message, say.AskMessage | say.ToldMessage)
+    )
+    before = group.round(COORDINATOR)
+    group.run_to(before + 3, "ABC")
+    assert group.round(COORDINATOR) <= before + 1
+    group.event(COORDINATOR, events.Asked())
+    group.run(0.05)
+    assert group.round(COORDINATOR) >= before + 3
+
+
+def test_a_start_that_was_overtaken_on_its_way_to_disk_is_not_shown() -> None:
+    """While it was written, the coordinator heard of a later round, which the start took back."""
+    group = GroupOfNodes("ABC")
+    group.run_to(2)
+    group.run(0.1)
+    base = group.head(COORDINATOR)
+    group.lost = lambda source, target, message: COORDINATOR in (source, target) and "C" not in (source, target)
+    group.event(COORDINATOR, events.Asked())
+    group.machines[COORDINATOR].disk_free_at = group.now + 1.9
+    group.run(1.95)
+    group.machines[COORDINATOR].disk_free_at = group.now + 4.0
+    group.run_to(base.round + 1, "AB")
+    assert signed_starts(group)[-1].previous == base.hash, "only C has answered, and at the base"
+    links = group.machines["A"].node._chain.after((base.hash,))
+    group.event(COORDINATOR, events.Received("A", say.ChainMessage(links)))
+    group.run(20.0)
+    shown = [m for _, target, m in group.sent if target != COORDINATOR and isinstance(m, say.StartMessage)]
+    terms = {msgspec.msgpack.decode(message.start.body, type=say.StartBody).head.term for message in shown}
+    assert terms == {1} and group.told(COORDINATOR, "start_not_bound")
+    group.heal()
+    group.run_to(group.round("A") + 2)
+
+
+def test_a_coordinator_votes_in_no_term_below_its_start() -> None:
+    """Between its signature and its disk it could still complete a certificate of the old term."""
+    group = GroupOfNodes("AB")
+    group.run_to(2)
+    node = group.machines[COORDINATOR].node
+    assert node._height.participant.votes
+    coordinator = node._coordinator
+    assert coordinator is not None
+    coordinator._start(node.head, node.head.hash, 2, {group.member("A")}, ())  # type: ignore[attr-defined]
+    assert not node._height.participant.votes
+
+
+def test_a_regroup_while_the_first_start_is_under_way_begins_no_second_group() -> None:
+    """It dropped the first start, which some members then followed while others acknowledged a second one."""
+    group = GroupOfNodes("ABC")
+    group.lost = lambda source, target, message: isinstance(message, say.StartMessage)
+    group.run(3.0)
+    assert len(signed_starts(group)) == 1 and group.head(COORDINATOR) == GENESIS
+    group.event(COORDINATOR, events.Asked())
+    group.run(3.0)
+    assert len(signed_starts(group)) == 1 and group.told(COORDINATOR, "regroup_failed")
+    group.heal()
+    group.run_to(2)
+    assert group.head("A").term == 1
+
+
+def test_a_group_whose_first_members_lost_their_disks_begins_anew_once_a_person_says_so() -> None:
+    group = GroupOfNodes("ABC")
+    group.lost = lambda source, target, message: isinstance(message, say.StartMessage)
+    group.run(3.0)
+    for peer in "ABC":
+        group.crash(peer)
+        group.start(peer, wiped=True)
+    group.heal()
+    group.run(12.0)
+    assert group.head("A") == GENESIS and group.told(COORDINATOR, "start_not_bound")
+    group.event(COORDINATOR, events.Asked())
+    group.run_to(2, seconds=30.0)
+
+
+def test_a_fenced_voter_does_not_count_as_one_that_goes_on() -> None:
+    """The coordinator withdrew because all answered, but those that had acknowledged its start voted no more."""
+    group = GroupOfNodes("ABC")
+    group.run_to(2)
+    head = group.head("A")
+    message = start_from(group, head, "ABC")
+    for peer in "AB":
+        group.event(peer, events.Received(COORDINATOR, message))
+    group.lost = lambda source, target, message: isinstance(message, say.AckMessage)
+    group.run(20.0)
+    group.heal()
+    coordinator = group.machines[COORDINATOR].node._coordinator
+    assert coordinator is not None
+    coordinator.inquire(10, True, events.Asked())
+    group.run(5.0)
+    assert not group.told(COORDINATOR, "regroup_withdrawn")
+    group.run_to(4)
+    assert group.head("A").term == 10

@@ -1,0 +1,89 @@
+"""What tests of rounds train: invented gradients, under DiLoCo."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import trio
+
+from optim.algorithms.outer_step import DilocoOuter
+from optim.codecs import get_codec
+from optim.config import DilocoConfig
+from optim.rules.interface import MergeRule
+from optim.rules.registry import MEAN
+from optim.strategies.dense import DenseWire
+from optim.strategies.diloco import DilocoStrategy
+from optim.strategies.interface import OuterStrategy
+from peer.config import InnerConfig
+from swarm.protocol.head import Head
+from swarm.protocol.ledger import count
+from swarm.protocol.plan import Assignment
+from swarm.protocol.round_schedule import RoundSchedule
+from swarm.protocol.timeouts import AdaptiveTimeouts
+from swarm.rounds.trainer import TrainRequest, TrainResult
+
+Deltas = Callable[[str, int, Assignment], torch.Tensor]
+BATCH, SEQ = 2, 8
+NESTEROV = DilocoOuter(0.7, 0.9, True)
+
+
+class Patient(AdaptiveTimeouts):
+    """Timeouts long enough that no member is left out because this machine stood still for some seconds."""
+
+    def __init__(self) -> None:
+        super().__init__(timeout_floor_s=60.0)
+
+
+def diloco(numel: int, codec: str, outer: DilocoOuter = NESTEROV, rule: MergeRule = MEAN) -> OuterStrategy:
+    return DilocoStrategy(DenseWire([[slice(0, numel)]], get_codec(codec), get_codec(codec), rule), outer)
+
+
+def schedule_of(steps: int, batch_size: int = BATCH, seq_len: int = SEQ, compute_s_max: float = 60.0) -> RoundSchedule:
+    """The schedule of a run of invented gradients: H inner steps, no schedule of the learning rate."""
+    return RoundSchedule(
+        DilocoConfig(steps=steps), InnerConfig(lr=1e-3, batch_size=batch_size, total_steps=1), seq_len, compute_s_max
+    )
+
+
+@dataclass
+class InventedTrainer:
+    """Returns `deltas(peer, first_step, assignment)` as the pseudo-gradient. From round `gated_from` on it waits for
+    `gate`, if that is set."""
+
+    peer: str
+    deltas: Deltas
+    speed: float = 10.0
+    gate: trio.Event | None = None
+    gated_from: int = 0
+    waiting: bool = False  # at the gate
+    dry: bool = False  # no work can come
+    work_s: float = 0.0  # how long the work takes
+    theta: torch.Tensor | None = None
+
+    async def train(self, request: TrainRequest) -> TrainResult:
+        assignment = request.assignment
+        if self.gate is not None and request.round_info.round >= self.gated_from:
+            self.waiting = True
+            try:
+                await self.gate.wait()
+            finally:
+                self.waiting = False
+        await trio.sleep(self.work_s)
+        assert count(assignment.ranges) == assignment.steps * BATCH
+        delta = self.deltas(self.peer, request.round_info.step, assignment)
+        return TrainResult(assignment.steps, assignment.steps * BATCH, 1.0, delta)
+
+    def finish_early(self) -> None:
+        if self.gate is not None and self.waiting:
+            self.gate.set()
+
+    def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None, head: Head) -> None:
+        self.theta = theta.clone()
+
+    def has_run_dry(self, round: int) -> bool:
+        return self.dry
+
+    async def gather(self, members: Sequence[str]) -> None:
+        await trio.sleep_forever()
