@@ -18,10 +18,10 @@ from swarm.rounds.driver.training import Training
 from tests.swarm.rounds_driver.test_driver import deltas
 from tests.swarm.rounds_driver.test_losses import QUICK
 from tests.swarm.support.driven_group import GroupSetting, open_driven_group
-from tests.swarm.support.group import begun
+from tests.swarm.support.heads import regrouped
 
 ME = Member("me", "s")
-HEAD = begun(genesis("run", b"s0" * 16), (ME,), 1)
+HEAD = regrouped(genesis("run", b"s0" * 16), (ME,), 1)
 
 
 class Encoder:

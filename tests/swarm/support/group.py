@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import msgspec
 import torch
 import trio
 
@@ -18,7 +17,7 @@ from optim.strategies.dense import DenseWire
 from optim.strategies.diloco import DilocoStrategy
 from optim.strategies.interface import OuterStrategy
 from peer.config import InnerConfig
-from swarm.protocol.head import Head, Member
+from swarm.protocol.head import Head
 from swarm.protocol.ledger import count
 from swarm.protocol.plan import Assignment
 from swarm.protocol.round_schedule import RoundSchedule
@@ -46,11 +45,6 @@ def schedule_of(steps: int, batch_size: int = BATCH, seq_len: int = SEQ, compute
     return RoundSchedule(
         DilocoConfig(steps=steps), InnerConfig(lr=1e-3, batch_size=batch_size, total_steps=1), seq_len, compute_s_max
     )
-
-
-def begun(head: Head, members: Sequence[Member], term: int) -> Head:
-    """Return the first head of a term that goes on from `head` with these members."""
-    return msgspec.structs.replace(head, term=term, previous=head.hash, members=tuple(sorted(members)))
 
 
 @dataclass
