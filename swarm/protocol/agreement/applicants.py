@@ -143,7 +143,7 @@ class Applicants:
         return True
 
     def _make_room(self) -> bool:
-        """Forget the oldest proof against a peer that is in no group: anybody can contradict itself with new keys, and
+        """Forget the oldest proof against a peer that is in no group: any peer can contradict itself with new keys, and
         must not keep out the proofs that count."""
         head = self._chain.head
         inside = {m.peer for m in head.members} | {learner.member.peer for learner in head.learners}

@@ -233,7 +233,7 @@ class StateBuilder:
 
     @asynccontextmanager
     async def _buffers(self, exchange: SliceExchange | None = None) -> AsyncIterator[None]:
-        """Have the room for the next state alone; whoever had it before is cancelled, and keeps what it has applied if
+        """Have the room for the next state alone; the builder before is cancelled, and keeps what it has applied if
         that was of the same exchange."""
         same = exchange is not None and self._ahead is not None and self._ahead.order.key == exchange.order.key
         self._scope.cancel()

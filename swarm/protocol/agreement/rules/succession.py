@@ -56,6 +56,10 @@ class OpenedRoster:
             found.update(zip(indexes, results[owner].hashes, strict=True))
         return tuple(found[index] for index in range(len(self.owners)))
 
+    def leads_to(self, value: Head) -> bool:
+        """Return whether a proposed head follows from this roster. What its state hash is, every voter builds."""
+        return value == msgspec.structs.replace(self.next, state_hash=value.state_hash) and len(value.state_hash) == 32
+
 
 class Succession:
     """Opens plans, rosters and results of one node's group."""
