@@ -24,7 +24,7 @@ from swarm.protocol.agreement import events
 from swarm.protocol.ledger import Range
 from swarm.protocol.messages import Done
 from swarm.protocol.plan import CONTRIBUTION_KIND, Contribution
-from tests.swarm.support.heads import regrouped
+from tests.swarm.support.group import regrouped
 from tests.swarm.support.pipeline_harness import Table, open_impostor, open_replica, without_haste
 from tests.swarm.support.stage_replicas import Setting, StageMember, entry_of, open_member
 from tests.swarm.support.stage_scene import BATCH, check_one_process, scene_of, until

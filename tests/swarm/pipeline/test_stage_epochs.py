@@ -19,7 +19,7 @@ from swarm.protocol.ledger import Ledger, Range
 from swarm.protocol.plan import Assignment
 from swarm.rounds.trainer import TrainRequest
 from tests.peer.support.stage_harness import MODEL, SPLITS, whole_gradient
-from tests.swarm.support.heads import regrouped
+from tests.swarm.support.group import regrouped
 from tests.swarm.support.pipeline_harness import MICRO, tokens_of
 from tests.swarm.support.stage_replicas import Setting, StageMember
 from tests.swarm.support.stage_scene import BATCH, kill_worker, scene_of, until

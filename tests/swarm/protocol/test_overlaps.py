@@ -31,8 +31,7 @@ from swarm.protocol.plan import (
     make_plan,
 )
 from swarm.protocol.round_schedule import RoundSchedule
-from tests.swarm.support.group import schedule_of
-from tests.swarm.support.heads import committed, open_contribution, regrouped
+from tests.swarm.support.group import committed, open_contribution, regrouped, schedule_of
 
 replace = msgspec.structs.replace
 STEPS, MICRO = 4, 2

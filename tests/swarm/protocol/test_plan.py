@@ -25,8 +25,7 @@ from swarm.protocol.plan import (
     make_plan,
     next_ledger,
 )
-from tests.swarm.support.group import schedule_of
-from tests.swarm.support.heads import open_contribution, regrouped
+from tests.swarm.support.group import open_contribution, regrouped, schedule_of
 
 replace = msgspec.structs.replace
 STEPS, BATCH, SLICES, COMPUTE_S = 10, 2, 5, 60.0

@@ -18,7 +18,7 @@ from swarm.rounds.driver.training import Training
 from tests.swarm.rounds_driver.test_driver import deltas
 from tests.swarm.rounds_driver.test_losses import QUICK
 from tests.swarm.support.driven_group import GroupSetting, open_driven_group
-from tests.swarm.support.heads import regrouped
+from tests.swarm.support.group import regrouped
 
 ME = Member("me", "s")
 HEAD = regrouped(genesis("run", b"s0" * 16), (ME,), 1)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import torch
 import trio
 
@@ -17,9 +18,10 @@ from optim.strategies.dense import DenseWire
 from optim.strategies.diloco import DilocoStrategy
 from optim.strategies.interface import OuterStrategy
 from peer.config import InnerConfig
-from swarm.protocol.head import Head
+from peer.identity import Signed, open_body
+from swarm.protocol.head import Head, Member
 from swarm.protocol.ledger import count
-from swarm.protocol.plan import Assignment
+from swarm.protocol.plan import CONTRIBUTION_KIND, Assignment, Contribution, WorkPlan, check_contribution, next_ledger
 from swarm.protocol.round_schedule import RoundSchedule
 from swarm.protocol.timeouts import AdaptiveTimeouts
 from swarm.rounds.trainer import TrainRequest, TrainResult
@@ -87,3 +89,27 @@ class InventedTrainer:
 
     async def gather(self, members: Sequence[str]) -> None:
         await trio.sleep_forever()
+
+
+def regrouped(head: Head, members: Iterable[Member], term: int) -> Head:
+    """The first head of a term over the state of `head`."""
+    return msgspec.structs.replace(head, term=term, previous=head.hash, members=tuple(sorted(members)))
+
+
+def open_contribution(signed: Signed, plan: WorkPlan, slices: int, head: Head, schedule: RoundSchedule) -> Contribution:
+    """Open and check a contribution, as `Succession.contribution` does."""
+    body = open_body(signed, CONTRIBUTION_KIND, Contribution)
+    check_contribution(body, plan, slices, head, schedule)
+    return body
+
+
+def committed(
+    head: Head,
+    plan: WorkPlan,
+    merged: Sequence[Contribution],
+    everyone: Sequence[Contribution],
+    schedule: RoundSchedule,
+) -> Head:
+    """The head after a commit, as far as samples go."""
+    ledger = next_ledger(head, plan, merged, everyone, schedule)
+    return msgspec.structs.replace(head, round=head.round + 1, previous=head.hash, ledger=ledger)
