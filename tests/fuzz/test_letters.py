@@ -158,5 +158,7 @@ async def test_a_letter_of_a_mebibyte_blocks_no_member(tmp_path: Path, name: str
         except ProtocolViolation as error:
             told = str(error)
         took = time.thread_time() - decoded
-        print(f"{name}: {len(data)} bytes decoded in {1e3 * (decoded - began):.1f} ms, taken in {1e3 * took:.1f}: {told}")
+        print(
+            f"{name}: {len(data)} bytes decoded in {1e3 * (decoded - began):.1f} ms, taken in {1e3 * took:.1f}: {told}"
+        )
         assert took < BLOCKED_S_MAX
