@@ -22,6 +22,7 @@ from peer.errors import BarnraiseError
 from peer.identity import Identity, Signed, sign_body
 from peer.model.layout import FlatLayout
 from peer.net.address_book import AddressBook
+from swarm.coordinator.person import GroupOutcome, RegroupAnswer, RegroupRequest, read_file
 from swarm.membership.bans import extend_bans
 from swarm.protocol.agreement.config import AgreementConfig
 from swarm.protocol.agreement.events import Started
@@ -189,6 +190,8 @@ def formats() -> dict[str, Format]:
     guests = {OWNER.key_pair.public_key.to_bytes(): {GUEST.key_pair.public_key.to_bytes()}}
     book = msgspec.json.encode({"addresses": {OWNER.peer_id: ["/ip4/127.0.0.1/tcp/1", "/dns4/a.example/tcp/2"]}})
     signed = encode(sign_manifest(OWNER, RUN))
+    asked = msgspec.json.encode(RegroupRequest("n", (GUEST.peer_id,), True))
+    answered = msgspec.json.encode(RegroupAnswer("n", (GroupOutcome("failed", 1, 3, reason="no peer answers"),)))
     bans = encode(sign_bans(OWNER, BanList(RUN.run_id, 1, frozenset({GUEST.peer_id}))))
     found = [
         Format("identity.key", bytes(range(32)), of_bytes, read_key),
@@ -199,6 +202,8 @@ def formats() -> dict[str, Format]:
             body_of("manifest"),
             lambda p: load_run_files(p.parent),
         ),
+        Format("regroup.request", asked, of_json, lambda path: read_file(path, RegroupRequest)),
+        Format("regroup.answer", answered, of_json, lambda path: read_file(path, RegroupAnswer)),
         Format("proof.msgpack", encode(PROOF), of_msgpack, read_proof),
         Format("addresses.json", book, of_json, lambda path: AddressBook().load(path)),
         Format("events.jsonl", events(), of_lines, read_events),
