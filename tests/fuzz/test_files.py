@@ -6,12 +6,13 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
 import torch
-from swarm.coordinator.durable_state import FileState, SeenHead
 
 from cli.views.event_tail import EventTail
 from peer.checkpoint.checkpoint_file import MANIFEST, describe, load_checkpoint, write_checkpoint
@@ -21,11 +22,19 @@ from peer.errors import BarnraiseError
 from peer.identity import Identity, Signed, sign_body
 from peer.model.layout import FlatLayout
 from peer.net.address_book import AddressBook
+from swarm.coordinator.person import GroupOutcome, RegroupAnswer, RegroupRequest, read_file
 from swarm.membership.bans import extend_bans
-from swarm.protocol.agreement.messages import AckBody, ChainLink, StartBody
+from swarm.protocol.agreement.config import AgreementConfig
+from swarm.protocol.agreement.events import Started
+from swarm.protocol.agreement.messages import AcceptedValue, AckBody, ChainLink, StartBody
+from swarm.protocol.agreement.node import AgreementNode
+from swarm.protocol.agreement.records import BallotRecord, CoordinatorRecord, FenceRecord, LinkRecord
+from swarm.protocol.agreement.rules.acceptor import Ballot
 from swarm.protocol.agreement.rules.evidence import ACK, START
 from swarm.protocol.head import Member
-from swarm.protocol.messages import REGROUP_KIND
+from swarm.rounds.driver.records import RecordFiles
+from swarm.rounds.driver.result_log import LoggedResult, ResultLog
+from swarm.rounds.driver.signer import KeySigner
 from swarm.run.ban_list import BanList, sign_bans
 from swarm.run.config import read_run_config
 from swarm.run.guests import GuestBook
@@ -58,6 +67,18 @@ MODEL = ModelConfig(hidden_size=8, layers=1, heads=2, kv_heads=1, intermediate_s
 LAYOUT = FlatLayout.of(MODEL)
 STATE = {"theta": torch.arange(LAYOUT.numel, dtype=torch.float32)}
 TEMPLATE = Path(__file__).parents[2] / "cli" / "templates" / "run.toml"
+
+BALLOT = BallotRecord(
+    BEGUN.hash, Ballot(promised=2, voted_attempt=1, voted=b"v"), AcceptedValue(1, BEGUN, PROOF[0].acks), None
+)
+RECORDS = {
+    "identity": b"s",
+    "ballot": msgspec.msgpack.encode(BALLOT),
+    "fence": msgspec.msgpack.encode(FenceRecord(1, BEGUN.hash, 1)),
+    "link/0": msgspec.msgpack.encode(LinkRecord(0, PROOF[0], True)),
+    "coordinator": msgspec.msgpack.encode(CoordinatorRecord(2, PROOF[0].start)),
+}
+"""What a member, or the coordinator, keeps of the agreement."""
 
 Change = Callable[[random.Random, bytes, bytes], bytes]
 
@@ -131,6 +152,28 @@ def read_proof(path: Path) -> None:
     assert proof is None or proof[-1].head == BEGUN
 
 
+def read_records(path: Path) -> None:
+    """Start a member, and the coordinator, on a record among whole ones."""
+    records = {**RECORDS, **RecordFiles(path.parent).read()}
+    for peer in (GUEST, OWNER):
+        config = AgreementConfig(genesis=HEAD, peer=peer.peer_id, coordinator=OWNER.peer_id)
+        work: Any = None  # is asked for nothing before there is a message
+        node = AgreementNode(config, KeySigner(peer), work)
+        assert node.step(0.0, Started(records, (HEAD.state_hash,), "session", bytes(32), False))
+
+
+def read_results(path: Path) -> None:
+    for result in ResultLog(path.parent).load().values():
+        assert sum(len(part) for part in result.parts) <= path.stat().st_size
+
+
+def result_file() -> bytes:
+    with TemporaryDirectory() as folder:
+        log = ResultLog(Path(folder))
+        log.write(LoggedResult(BEGUN, bytes(32), [memoryview(b"slice"), memoryview(b"s")]), b"name")
+        return next(Path(folder).glob("*.result")).read_bytes()
+
+
 def read_part(path: Path) -> None:
     tree = hash_state(list(STATE.values()))
     file = PartFile(path, tree.size_bytes)
@@ -145,10 +188,10 @@ def formats() -> dict[str, Format]:
     """Return every file of a home but checkpoints and tokens."""
     encode = msgspec.msgpack.encode
     guests = {OWNER.key_pair.public_key.to_bytes(): {GUEST.key_pair.public_key.to_bytes()}}
-    seen = SeenHead(HEAD).then(HEAD, 1e9, 60.0)
     book = msgspec.json.encode({"addresses": {OWNER.peer_id: ["/ip4/127.0.0.1/tcp/1", "/dns4/a.example/tcp/2"]}})
     signed = encode(sign_manifest(OWNER, RUN))
-    regroup = encode(sign_body(OWNER, REGROUP_KIND, HEAD))
+    asked = msgspec.json.encode(RegroupRequest("n", (GUEST.peer_id,), True))
+    answered = msgspec.json.encode(RegroupAnswer("n", (GroupOutcome("failed", 1, 3, reason="no peer answers"),)))
     bans = encode(sign_bans(OWNER, BanList(RUN.run_id, 1, frozenset({GUEST.peer_id}))))
     found = [
         Format("identity.key", bytes(range(32)), of_bytes, read_key),
@@ -159,9 +202,9 @@ def formats() -> dict[str, Format]:
             body_of("manifest"),
             lambda p: load_run_files(p.parent),
         ),
-        Format("regroup.msgpack", regroup, body_of(REGROUP_KIND), lambda path: FileState(Home(path.parent))),
+        Format("regroup.request", asked, of_json, lambda path: read_file(path, RegroupRequest)),
+        Format("regroup.answer", answered, of_json, lambda path: read_file(path, RegroupAnswer)),
         Format("proof.msgpack", encode(PROOF), of_msgpack, read_proof),
-        Format("seen.msgpack", encode(seen), of_msgpack, lambda path: FileState(Home(path.parent))),
         Format("addresses.json", book, of_json, lambda path: AddressBook().load(path)),
         Format("events.jsonl", events(), of_lines, read_events),
         Format(
@@ -169,6 +212,8 @@ def formats() -> dict[str, Format]:
         ),
         Format("guests.msgpack", encode(guests), of_msgpack, GuestBook),
         Format("replica", b"3", of_bytes, lambda path: _last_stage(SimpleNamespace(home=Home(path.parent)))),  # type: ignore[arg-type]
+        *(Format(f"{key.replace('/', '-')}.record", whole, of_msgpack, read_records) for key, whole in RECORDS.items()),
+        Format("0.result", result_file(), of_bytes, read_results),
         Format("state.part", STATE["theta"].numpy().tobytes(), of_bytes, read_part),
         Format("RUN.toml", TEMPLATE.read_bytes(), of_bytes, read_run_config),
     ]

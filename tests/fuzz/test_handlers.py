@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -20,13 +21,13 @@ from swarm.pipeline.data_feed import serve_tokens
 from swarm.protocol.agreement import messages as say
 from swarm.protocol.agreement.rules import evidence
 from swarm.protocol.agreement.rules.electorate import leader_of
-from swarm.protocol.plan import CONTRIBUTION_KIND, Contribution
+from swarm.protocol.plan import CONTRIBUTION_KIND, PLAN_KIND, Contribution
 from swarm.run.gate import Gate
 from swarm.run.manifest import sign_manifest
 from swarm.run.manifest_transfer import serve_run_files
 from tests.dht.support.local_swarm import RUN, bare_host, local_swarm
 from tests.fuzz.support.guard import MUTATIONS, chance_for
-from tests.fuzz.support.instances import Instances
+from tests.fuzz.support.instances import Instances, described
 from tests.fuzz.support.resign import resigned
 from tests.fuzz.support.strikes import Pool, Striker, Watch, plain
 from tests.fuzz.support.wire_types import methods
@@ -49,14 +50,49 @@ SIGNED: dict[str, type[msgspec.Struct]] = {
     evidence.WITNESS: say.WitnessBody,
 }
 """All bodies that are signed in a round, by kind."""
+FIELDS = {
+    **{name: f"agreement.{name}" for name in ("proposal", "roster", "results", "promise", "echo", "vote", "start")},
+    **{name: f"agreement.{name}" for name in ("ack", "endorsement", "join", "witness")},
+    **{f"{name}s": f"agreement.{name}" for name in ("promise", "vote", "ack", "join")},
+    "evidence": evidence.PROPOSAL,
+    "plan": PLAN_KIND,
+    "contribution": CONTRIBUTION_KIND,
+    "contributions": CONTRIBUTION_KIND,
+}
+"""Which kind of signed body a field of a message has."""
 tried: set[str] = set()
 
 
-def signed_pool(signer: Identity, pool: dict[str, list[Any]], seed: str) -> list[Any]:
-    """Return bodies of a round that `signer` signed: mostly of the present one."""
-    makes = Instances(chance_for(seed), pool)
-    bodies = [(kind, makes.encoded(body)) for kind, body in SIGNED.items() for _ in range(3)]
-    return [plain(resigned(signer, kind, body)) for kind, body in bodies]
+def fitting(value: Any, made: Mapping[str, list[Any]]) -> Any:
+    """Replace signed bodies inside a plain message by ones of the kind that its field must have."""
+    if isinstance(value, list):
+        return [fitting(part, made) for part in value]
+    if not isinstance(value, dict):
+        return value
+    fitted = {}
+    for name, part in value.items():
+        known = made.get(FIELDS.get(name, ""), [])
+        if known and isinstance(part, dict) and "body" in part:
+            fitted[name] = known[len(part["body"]) % len(known)]
+        elif known and isinstance(part, list):
+            fitted[name] = known[: len(part)]
+        else:
+            fitted[name] = fitting(part, made)
+    return fitted
+
+
+def with_messages(signer: Identity, pool: dict[str, list[Any]], seed: str) -> Pool:
+    """Add messages of every kind, with bodies that `signer` signed: first plain ones, then with those inside."""
+    makes, made = Instances(chance_for(seed), pool), dict[str, list[Any]]()
+    for _ in range(2):
+        bodies = {
+            kind: [msgspec.msgpack.encode(fitting(makes.plain(described(body)), made)) for _ in range(3)]
+            for kind, body in SIGNED.items()
+        }
+        made = {kind: [plain(resigned(signer, kind, body)) for body in some] for kind, some in bodies.items()}
+    kinds = get_args(say.Message)
+    messages = {kind.__name__: [fitting(makes.plain(described(kind)), made) for _ in range(4)] for kind in kinds}
+    return {**pool, **messages, "Signed": [*pool.get("Signed", []), *(one for some in made.values() for one in some)]}
 
 
 def round_pool(scene: Scene) -> Pool:
@@ -81,10 +117,8 @@ def round_pool(scene: Scene) -> Pool:
         "bytes": [head.hash, head.hash, head.state_hash, head.previous, *plans, *[*instance.exchanges][:2]],
         "ChainLink": [plain(link) for link in victim.driver.group.report().links],
     }
-    pool = {name: values for name, values in pool.items() if values}
-    pool["Signed"] = [plain(signed) for signed in found] + signed_pool(identity, pool, f"signed {head.round}")
-    pool["Signed"] += signed_pool(identity, pool, f"nested {head.round}")  # with the first ones inside
-    return pool
+    pool["Signed"] = [plain(signed) for signed in found]
+    return with_messages(identity, {name: values for name, values in pool.items() if values}, f"signed {head.round}")
 
 
 @pytest.mark.parametrize("count", MUTATIONS)

@@ -79,9 +79,11 @@ class Chain:
         self.holds &= {self.head.state_hash, self.kept}
 
     def fetched(self, state_hash: bytes, ok: bool) -> None:
-        """Note the end of a `Fetch`."""
+        """Note the end of a `Fetch`, or that a state from disk is damaged."""
         if ok:
             self.hold(state_hash)
+        else:
+            self.holds.discard(state_hash)
         if state_hash == self._fetching:
             self._fetching = b""
             self._fetches = 0 if ok else self._fetches + 1 if state_hash == self._failed else 1

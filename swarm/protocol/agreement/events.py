@@ -83,7 +83,8 @@ class Built(msgspec.Struct, frozen=True):
 
 
 class StateFetched(msgspec.Struct, frozen=True):
-    """The answer to `Fetch`: whether the state with this hash is here, verified."""
+    """The answer to `Fetch`: whether the state with this hash is here, verified. Also without a question, where a state
+    of `Started` turns out to be damaged."""
 
     state_hash: bytes
     ok: bool

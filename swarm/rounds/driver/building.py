@@ -71,10 +71,14 @@ class StateBuilder:
         """Take a state that was fetched whole; it waits until it is committed."""
         self._fetched = fetched
 
+    async def leads_on(self, result: LoggedResult) -> bool:
+        """Build what results on disk lead to from the committed state; return whether it has the hash that they name.
+        Raises `ProtocolViolation` if they do not decode."""
+        return await self._rebuild(result) == result.leads_to
+
     async def advance(self, result: LoggedResult) -> None:
-        """Make the state that results on disk lead to the committed one. Raises `ProtocolViolation` if it is another
-        one, so that the disk is damaged."""
-        if await self._rebuild(result) != result.leads_to:
+        """Make the state that results lead to the committed one. Raises `ProtocolViolation` if it is another one."""
+        if not await self.leads_on(result):
             raise ProtocolViolation("results on disk lead to another state than they name")
         self._state.commit(result.leads_to)
 

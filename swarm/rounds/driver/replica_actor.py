@@ -11,7 +11,7 @@ import trio
 from blake3 import blake3
 
 from optim.strategies.interface import Coding
-from peer.errors import RoundDiscarded
+from peer.errors import BarnraiseError, RoundDiscarded
 from peer.identity import open_body
 from swarm.protocol.agreement import actions, events
 from swarm.protocol.head import Head
@@ -20,7 +20,7 @@ from swarm.rounds.context import RoundContext
 from swarm.rounds.driver.building import StateBuilder
 from swarm.rounds.driver.catch_up import CatchUp
 from swarm.rounds.driver.merge_order import MergeOrder
-from swarm.rounds.driver.result_log import LoggedResult, ResultLog, path_between
+from swarm.rounds.driver.result_log import LoggedResult, ResultLog, path_between, reachable
 from swarm.rounds.driver.slice_exchange import ExchangePart, Received, SliceExchange
 from swarm.rounds.driver.training import Training
 from swarm.rounds.notifier import Notifier
@@ -66,7 +66,7 @@ class ReplicaActor:
         self.fetching = 0
         """States on their way here."""
         self.exchanges: OrderedDict[bytes, SliceExchange] = OrderedDict()
-        self._listener, self._feed = listener, feed
+        self._listener, self._log, self._feed = listener, log, feed
         self._received: Received = {}
         self._delivered: set[tuple[int, str]] = set()
         self._round: trio.CancelScope = trio.CancelScope()
@@ -221,13 +221,37 @@ class ReplicaActor:
         """Put on disk what leads to that state. Raises ResourceError."""
         await self.builder.save(state_hash)
 
+    async def _is_whole(self, result: LoggedResult) -> bool:
+        """Build what a result on disk leads to; return whether it is what it names. Forget it if not."""
+        try:
+            if await self.builder.leads_on(result):
+                return True
+            reason = "they lead to another state than they name"
+        except BarnraiseError as error:
+            reason = str(error)
+        self.context.events.emit("results_damaged", round=result.before.round + 1, reason=reason)
+        await trio.to_thread.run_sync(self._log.forget, result.leads_to)
+        return False
+
     async def restore(self, results: Mapping[bytes, LoggedResult], head: Head) -> None:
         """After a start, bring the state to that of the node's head, as far as results on disk lead there, and offer
         those of states that come next."""
-        for result in path_between(results, self.context.state.tree.root, head.state_hash):
-            await self.builder.advance(result)
+        found, state = dict(results), self.context.state
+        told = reachable(found, state.tree.root)
+        for result in path_between(found, state.tree.root, head.state_hash):
+            if not await self._is_whole(result):
+                del found[result.leads_to]
+                break
+            state.commit(result.leads_to)
         self.head = head
-        for result in results.values():
-            if result.before.state_hash == self.context.state.tree.root == head.state_hash:
-                self.builder.offer(result)
+        for result in list(found.values()):
+            if result.before.state_hash == state.tree.root == head.state_hash:
+                if await self._is_whole(result):
+                    self.builder.offer(result)
+                else:
+                    del found[result.leads_to]
+        here = reachable(found, state.tree.root)
+        for name in told if len(found) < len(results) else ():
+            if name not in here:
+                self._feed(events.StateFetched(name, False))
         await self._recode()

@@ -105,6 +105,10 @@ class ResultLog:
                 found[result.leads_to] = result
         return found
 
+    def forget(self, leads_to: bytes) -> None:
+        """Forget a result that is damaged."""
+        self._path(leads_to).unlink(missing_ok=True)
+
     def drop(self, until_round: int) -> None:
         """Forget the results that led to a state of that round or an earlier one: a checkpoint has it. Forget what was
         staged in vain, too."""
