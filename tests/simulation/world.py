@@ -73,6 +73,7 @@ class World:
             attempt_s=1.5,
             lost_s=4.0,
             start_s=10.0,
+            stalled_s=12.0,
             undo_s=12.0,
         )
 
