@@ -25,7 +25,7 @@ from swarm.protocol.messages import SLICE_BYTES_MAX
 from swarm.protocol.plan import Contribution
 from swarm.protocol.timeouts import AdaptiveTimeouts
 from swarm.rounds.driver.replica_driver import ReplicaDriver, ReplicaParts
-from swarm.rounds.driver.work import patience_of, work_of
+from swarm.rounds.driver.work import work_of, work_timeout
 from swarm.rounds.upkeep import ReplicaUpkeep
 from swarm.run.agreement import agreement_config, schedule_of
 from swarm.run.peer_context import PeerContext
@@ -84,8 +84,8 @@ class StageReplica:
         folder = checkpoint.home.path
         parts = ReplicaParts(host, self._state, snapshots, built.trainer, schedule, timeouts, folder)
         config = agreement_config(manifest, stage, host.peer_id, context.gate)
-        patience = patience_of(schedule, timeouts, lambda: self.trainer.speed)
-        work = work_of(self._state.strategy, schedule, self._exchange_s, patience)
+        timeout = work_timeout(schedule, timeouts, lambda: self.trainer.speed)
+        work = work_of(self._state.strategy, schedule, self._exchange_s, timeout)
         self.driver = ReplicaDriver(parts, config, work, lambda: list(self._group()), manifest.run.prefix_cap)
         self._timeouts = timeouts
 

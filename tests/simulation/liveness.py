@@ -32,7 +32,7 @@ class Liveness:
         self._told: set[str] = set()
         self._vain = 0
         self._seen = (0, 0, 0)
-        self._stood = 0
+        self._stood = self._looks_off = 0
         self._untold = False
 
     def begin(self) -> None:
@@ -42,12 +42,17 @@ class Liveness:
 
     def told(self, event: str) -> None:
         self._told.add(event)
+        if event == "regroup_withdrawn":  # the group goes on by itself, so a person gives it time
+            self._looks_off = NOTICED
 
     def _look(self) -> None:
         """Be the person: regroup where the coordinator asks for it."""
         world, coordinator = self._world, self._world.machines[COORDINATOR]
         world.at(world.now + PERSON_S, None, self._look)
         if not coordinator.up or coordinator.node is None:
+            return
+        if self._looks_off > 0:
+            self._looks_off -= 1
             return
         top = max((position(head) for head in self._heads()), default=(0, 0, 0))
         stands, self._seen = top == self._seen and top[0] > 0, top
@@ -90,8 +95,8 @@ class Liveness:
 
     def _expected(self) -> list[Machine]:
         """Return the honest peers that must stand together. Not those that wait for a dead coordinator, nor peers
-        outside the group that take longer to fetch a state than the group takes for a round: no round waits for
-        them."""
+        outside the group that take longer to fetch a state and to write it than the group takes for a round: no round
+        waits for them."""
         coordinator, top = self._world.machines[COORDINATOR], max(self._heads(), key=position)
         round_s = (self._world.now - self._world.heals_at) / max(1, top.round - (self._from or 0))
         return [
@@ -99,7 +104,7 @@ class Liveness:
             for m in self._honest()
             if m.node is not None
             and (coordinator.up or not self._has_left(m))
-            and (m.node.me in top.members or FETCHES_PER_ROUND * m.fetch_s < round_s)
+            and (m.node.me in top.members or FETCHES_PER_ROUND * (m.fetch_s + m.sync_s) < round_s)
         ]
 
     def _have_joined(self, expected: list[Machine]) -> bool:
@@ -125,7 +130,7 @@ class Liveness:
         if not honest:
             return False
         top = max(world.invariants.heads.values(), key=position)
-        if not top.members and len(honest) < setup.members:
+        if len(honest) < setup.members and not self._has_begun():
             return False  # the group waits for as many peers as it may begin with
         alive = {m.node.me for m in honest if m.node is not None}
         if setup.mode == "open":
@@ -138,6 +143,11 @@ class Liveness:
         staying = {m.node.me for m in honest if m.node is not None and not self._has_left(m)}
         holders = any(m.has(top.state_hash) for m in honest)
         return bool(top.members) and electorate.is_quorum(setup, top, staying) and holders
+
+    def _has_begun(self) -> bool:
+        """Return whether any live peer knows that the group has begun; else that is lost with a disk."""
+        nodes = [m.node for m in self._world.machines.values() if m.up and m.is_honest]
+        return any(node is not None and node.head.members for node in nodes)
 
     def _has_left(self, machine: Machine) -> bool:
         """Return whether a peer waits for the coordinator to end what it began: the start of a higher term."""

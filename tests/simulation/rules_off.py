@@ -14,12 +14,14 @@ from swarm.protocol.agreement.chain import Chain
 from swarm.protocol.agreement.coordination import coordinator, required_mode, witness_mode
 from swarm.protocol.agreement.messages import ChainLink
 from swarm.protocol.agreement.round import leader, participant, turns, voting
+from swarm.protocol.agreement.round.instance import Instance
 from swarm.protocol.agreement.rules import electorate, evidence, succession
 from swarm.protocol.agreement.rules.acceptor import Ballot
 from swarm.protocol.agreement.rules.evidence import Evidence, ForcedBy
 from swarm.protocol.head import Member
 from tests.simulation import machine
 from tests.simulation.setups import COORDINATOR
+from tests.swarm.protocol.agreement import group
 
 Patches = Callable[[], list[Any]]
 MEMBERS: Final = ("witness3", "witness4", "witness5", "witness7", "witness2")
@@ -141,6 +143,10 @@ def _two_f_plus_one(original: Any, self: Any, members: int) -> int:
     return 2 * self.faults + 1 if self.mode == "open" else int(original(self, members))
 
 
+def _votes_if_voter(self: Any) -> bool:
+    return bool(self._chain.is_voter(self._context.me))
+
+
 def _always_ready(self: Any) -> bool:
     return True
 
@@ -172,7 +178,14 @@ RULES: Final = (
         exhaustive="n=3, votes forgotten",
     ),
     Rule("nothing is said before the disk has it", _THREE, _set(output.Output, "add", _release_at_once)),
-    Rule("a lost disk makes another voter", _THREE, _set(machine, "session_of", lambda peer, life: f"{peer}.0")),
+    Rule(
+        "a lost disk makes another voter",
+        _THREE,
+        lambda: [
+            patch.object(machine, "session_of", lambda peer, life: f"{peer}.0"),
+            patch.object(group, "session_of", lambda peer, life: f"{peer}{life if peer == COORDINATOR else 0}"),
+        ],
+    ),
     Rule("no promise below a promise", _THREE, _set(Ballot, "promise", _promise_always)),
     Rule("no vote below a promise, one an attempt", LIARS, _set(Ballot, "vote", _vote_always)),
     Rule(
@@ -220,7 +233,27 @@ RULES: Final = (
         MEMBERS,
         _after(starts.Starts, "_acknowledge", _acknowledge_blindly),
     ),
-    Rule("seal and ack are promises", MEMBERS, _set(starts, "NEVER", -1)),
+    Rule(
+        "seal and ack are promises",
+        MEMBERS,
+        lambda: [
+            patch.object(starts, "NEVER", -1),
+            patch.object(Instance, "leave", _nothing),
+            patch.object(Chain, "leave", _nothing),
+            patch.object(Chain, "_has_left", lambda self, head: False),
+            patch.object(participant.Participant, "votes", property(_votes_if_voter)),
+        ],
+    ),
+    Rule(
+        "no start takes back silently what is known",
+        ("witness3-alone", "witness4-alone", *MEMBERS),
+        _set(Chain, "takes_back", lambda self, start: False),
+    ),
+    Rule(
+        "an answer that is not proved does not count",
+        ("witness3-alone", "witness4-alone", *MEMBERS),
+        lambda: [patch.object(Chain, "highest", property(lambda self: (1 << 53, 0, 0)))],
+    ),
     Rule(
         "a start goes on from what may be chosen",
         MEMBERS,

@@ -71,6 +71,7 @@ class World:
             min_peers=setup.members,
             max_peers=setup.members + 4,
             attempt_s=1.5,
+            finish_s=0.5,
             lost_s=4.0,
             start_s=10.0,
             stalled_s=12.0,

@@ -137,10 +137,20 @@ class Applicants:
     def take_proof(self, proof: say.Contradiction) -> bool:
         """Keep a proof for the next roster that this node makes. Return whether it is new."""
         culprit = self._context.evidence.culprit(proof)
-        if culprit in self.proofs or len(self.proofs) >= PROOFS_MAX:
+        if culprit in self.proofs or (len(self.proofs) >= PROOFS_MAX and not self._make_room()):
             return False
         self.proofs[culprit] = proof
         return True
+
+    def _make_room(self) -> bool:
+        """Forget the oldest proof against a peer that is in no group: any peer can contradict itself with new keys, and
+        must not keep out the proofs that count."""
+        head = self._chain.head
+        inside = {m.peer for m in head.members} | {learner.member.peer for learner in head.learners}
+        stranger = next((peer for peer in self.proofs if peer not in inside), None)
+        if stranger is not None:
+            del self.proofs[stranger]
+        return stranger is not None
 
     def proofs_against(self, head: Head) -> tuple[say.Contradiction, ...]:
         """Return the proofs against members and learners of this head."""

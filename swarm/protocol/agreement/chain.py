@@ -181,6 +181,9 @@ class Chain:
         before = self.head if link.head.previous == self.hash else None
         if before is None and (known := self._ahead.get(link.head.previous)) is not None:
             before = known.head
+        if before is None and self._context.config.is_coordinator:
+            # It asks for what was before, even if its own vote is here: it may have to go back to that.
+            return self._context.evidence.is_signed_for(link)
         return self._context.evidence.link_counts(link, before)
 
     def endorse(self, head_hash: bytes, signed: Signed) -> None:
@@ -232,7 +235,8 @@ class Chain:
         config = self._context.config
         peers = [member.peer for member in (*head.members, *self.head.members)]
         peers += [learner.member.peer for learner in head.learners]
-        holders = [peer for peer in dict.fromkeys(peers) if peer != config.peer]
+        peers += list(self._context.known)  # newcomers that wait for the next round hold it, too
+        holders = [peer for peer in dict.fromkeys(peers) if peer not in (config.peer, config.coordinator)]
         self._context.out.add(Fetch(head.state_hash, head, tuple(holders[:HOLDERS_MAX])))
 
     def adopt(self, path: Sequence[say.ChainLink]) -> None:

@@ -16,6 +16,7 @@ IDENTITY_KEY: Final = "identity"  # a voter's incarnation, as text
 BALLOT_KEY: Final = "ballot"
 FENCE_KEY: Final = "fence"
 COORDINATOR_KEY: Final = "coordinator"
+RESTORED_KEY: Final = "restored"  # of a coordinator that waits for a person: not empty
 LINK_KEY: Final = "link/"
 LINKS_KEPT: Final = 256  # heads that a node can prove to others, in memory and on disk
 

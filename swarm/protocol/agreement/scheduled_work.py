@@ -17,7 +17,7 @@ from swarm.protocol.round_schedule import RoundSchedule
 FINISH_EARLY_FACTOR: Final = 1.5  # times the median compute time, after which slow members submit what they have
 FINISH_EARLY_SLACK_S: Final = 2.0
 
-Patience = Callable[[Head, WorkPlan, int], float]
+WorkTimeout = Callable[[Head, WorkPlan, int], float]
 """The seconds for the work of a plan after a head; the number says how often all members have led in vain."""
 
 Weights = Callable[[Sequence[int], Sequence[float]], Sequence[float]]
@@ -56,7 +56,7 @@ class ScheduledWork:
     admits_of: Callable[[JoinBody, str], bool] = admit_all
     fast_forward_of: Callable[[Head], Head] = stay
     may_begin_of: Callable[[int], bool] | None = None
-    patience_of: Patience = until_deadline
+    timeout_of: WorkTimeout = until_deadline
 
     def slices(self, head: Head) -> int:
         return self.slices_of(head)
@@ -119,8 +119,8 @@ class ScheduledWork:
     def exchange_s(self, head: Head) -> float:
         return self.exchange_s_of(head)
 
-    def patience_s(self, head: Head, plan: WorkPlan, rotations: int) -> float:
-        return min(plan.deadline_s, self.patience_of(head, plan, rotations))
+    def timeout_s(self, head: Head, plan: WorkPlan, rotations: int) -> float:
+        return min(plan.deadline_s, self.timeout_of(head, plan, rotations))
 
     def fast_forward(self, head: Head) -> Head:
         return self.fast_forward_of(head)

@@ -66,7 +66,7 @@ class Work(Protocol):
     def exchange_s(self, head: Head) -> float:
         """Return the seconds that an exchange may take."""
 
-    def patience_s(self, head: Head, plan: WorkPlan, rotations: int) -> float:
+    def timeout_s(self, head: Head, plan: WorkPlan, rotations: int) -> float:
         """Return the seconds that a leader has for the work of a plan, at most until its deadline. `rotations`: how
         often all live members have led in vain after this head."""
 

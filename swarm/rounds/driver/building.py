@@ -56,6 +56,13 @@ class StateBuilder:
         """Return the state with that hash, if it was fetched whole."""
         return self._fetched if self._fetched is not None and self._fetched.tree.root == state_hash else None
 
+    def part(self, key: bytes, index: int) -> memoryview | None:
+        """Return the result of a slice of an exchange that has led to a state here; after a restart, one from disk."""
+        for result in self._built.values():
+            if key and result.key == key and index < len(result.parts):
+                return result.parts[index]
+        return None
+
     def offer(self, result: LoggedResult) -> None:
         """Take results that lead to a state from the committed one, read from disk."""
         self._built[result.leads_to] = result
@@ -132,7 +139,7 @@ class StateBuilder:
                 name = name_build(order.key, tuple(results))
                 state_hash = await self._hash_and_stage(order, name, encoded)
                 self._staged[state_hash] = name
-                self._remember(LoggedResult(order.before, state_hash, encoded))
+                self._remember(LoggedResult(order.before, state_hash, encoded, order.key))
                 self._orders[state_hash] = order
         return state_hash
 
@@ -226,7 +233,7 @@ class StateBuilder:
 
     @asynccontextmanager
     async def _buffers(self, exchange: SliceExchange | None = None) -> AsyncIterator[None]:
-        """Have the room for the next state alone; whoever had it before is cancelled, and keeps what it has applied if
+        """Have the room for the next state alone; the builder before is cancelled, and keeps what it has applied if
         that was of the same exchange."""
         same = exchange is not None and self._ahead is not None and self._ahead.order.key == exchange.order.key
         self._scope.cancel()

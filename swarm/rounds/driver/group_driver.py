@@ -29,8 +29,8 @@ from swarm.protocol.head import Head, Member
 from swarm.protocol.messages import HeadReport
 from swarm.protocol.timeouts import AdaptiveTimeouts
 from swarm.rounds.driver.newcomers import NewcomerFilter
-from swarm.rounds.driver.outbox import Outbox
 from swarm.rounds.driver.records import RecordFiles
+from swarm.rounds.driver.send_queue import SendQueue
 from swarm.rounds.driver.signer import KeySigner
 from swarm.rounds.driver.timers import Timers
 from swarm.rounds.notifier import Notifier
@@ -90,7 +90,7 @@ class GroupDriver:
         self._tell: Tell = options.tell or (lambda event, fields: host.events.emit(event, **fields))
         self._newcomers = NewcomerFilter(host, options.per_prefix)
         self._node = AgreementNode(config, KeySigner(host.identity), work)
-        self._outbox = Outbox(host.rpc, config.genesis.run_id, lambda: timeouts.answer_s, host.events)
+        self._send_queue = SendQueue(host.rpc, config.genesis.run_id, lambda: timeouts.answer_s, host.events)
         self._timers = Timers(lambda id: self.feed(events.TimerFired(id)))
         self._inbox: deque[events.Event] = deque()
         self._stepping = False
@@ -214,14 +214,14 @@ class GroupDriver:
         while True:
             while self._to_do:
                 await self._do(self._to_do.popleft(), actor, tasks)
-            self._outbox.send(self._node.head.round + 1, tasks)
+            self._send_queue.send(self._node.head.round + 1, tasks)
             self._work_came = trio.Event()
             await self._work_came.wait()
 
     async def _do(self, action: actions.Action, actor: Actor, tasks: trio.Nursery) -> None:
         match action:
             case actions.Send():
-                self._outbox.add(action.peer, action.message)
+                self._send_queue.add(action.peer, action.message)
             case actions.Tell():
                 fields: dict[str, Field] = {
                     name: list(value) if isinstance(value, tuple) else value for name, value in action.fields.items()
@@ -234,7 +234,7 @@ class GroupDriver:
                 proved = action.proof is not None
                 self._host.events.emit("peer_penalized", peer=action.peer, reason=action.reason, proved=proved)
             case actions.CommitHead():
-                self._outbox.send(action.head.round, tasks)  # before what may take long
+                self._send_queue.send(action.head.round, tasks)  # before what may take long
                 await actor.perform(action)
                 self._shown = action.head
                 self._follow(action.head)

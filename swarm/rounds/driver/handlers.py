@@ -76,7 +76,11 @@ class SliceHandlers:
         return Done()
 
     async def _on_fetch(self, call: Call[SliceOf]) -> tuple[Done, Buffer]:
-        exchange = self._actor.exchanges.get(call.body.key)
-        if exchange is None or call.body.index not in exchange.results:
+        key, index = call.body.key, call.body.index
+        exchange = self._actor.exchanges.get(key)
+        if exchange is not None and index in exchange.results:
+            return Done(), exchange.results[index][1]
+        part = self._actor.builder.part(key, index)
+        if part is None:
             raise RoundDiscarded("this peer does not have that result")
-        return Done(), exchange.results[call.body.index][1]
+        return Done(), part

@@ -21,7 +21,7 @@ from swarm.rounds.driver.building import StateBuilder
 from swarm.rounds.driver.catch_up import CatchUp
 from swarm.rounds.driver.merge_order import MergeOrder
 from swarm.rounds.driver.result_log import LoggedResult, ResultLog, path_between
-from swarm.rounds.driver.slice_exchange import Received, SliceExchange
+from swarm.rounds.driver.slice_exchange import ExchangePart, Received, SliceExchange
 from swarm.rounds.driver.training import Training
 from swarm.rounds.notifier import Notifier
 
@@ -136,10 +136,9 @@ class ReplicaActor:
     def _exchange(self, order: MergeOrder, owners: Sequence[str], indexes: Sequence[int]) -> SliceExchange:
         mine = self.training.update.slices if self.training.update is not None else ()
         voters = [member.peer for member in self.head.members]
+        part = ExchangePart(owners, indexes, mine, self._received, self._delivered, voters)
         timeout_s = self.context.timeouts.exchange_s(self.payload_bytes())
-        exchange = SliceExchange(
-            self.context, order, owners, indexes, mine, self._received, self._delivered, voters, timeout_s, self._feed
-        )
+        exchange = SliceExchange(self.context, order, part, timeout_s, self._feed)
         self.exchanges[order.key] = exchange
         while len(self.exchanges) > EXCHANGES_MAX:
             self.exchanges.popitem(last=False)[1].scope.cancel()
@@ -149,12 +148,11 @@ class ReplicaActor:
     async def _build(self, action: actions.Build, head: Head) -> None:
         key = blake3(action.roster.body).digest()
         exchange = self.exchanges.get(key) or self._exchange(self._order(action), (), ())
-        began = trio.current_time()
         state_hash = await self.builder.build(exchange, action.results, action.holders)
         if head is not self.head:
             return
         if state_hash is not None:
-            self.context.timeouts.note_exchange(trio.current_time() - began)
+            self.context.timeouts.note_exchange(trio.current_time() - exchange.began_at)
             self.context.events.emit("phase_entered", round=head.round + 1, phase="vote")
         self._feed(events.Built(action.key, state_hash))
 

@@ -33,6 +33,8 @@ class _Footer(msgspec.Struct, frozen=True):
     """The head whose state the result was merged on."""
     leads_to: Hash
     sizes: Annotated[tuple[Number, ...], msgspec.Meta(max_length=SLICES_MAX)]
+    key: Annotated[bytes, msgspec.Meta(max_length=32)] = b""
+    """As `LoggedResult.key`."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,8 @@ class LoggedResult:
     """The hash of the state after it."""
     parts: Sequence[memoryview]
     """Each slice's encoded result."""
+    key: bytes = b""
+    """The exchange that it is of, under which others ask for it; empty if it came from another peer."""
 
 
 class ResultLog:
@@ -67,7 +71,7 @@ class ResultLog:
         """Put a result on disk, of which `stage` may have written the bytes under that name: file and folder are synced
         when this returns. Raises ResourceError."""
         sizes = tuple(part.nbytes for part in result.parts)
-        footer = msgspec.msgpack.encode(_Footer(result.before, result.leads_to, sizes))
+        footer = msgspec.msgpack.encode(_Footer(result.before, result.leads_to, sizes, result.key))
         footer += len(footer).to_bytes(_SIZE_BYTES, "big")
         part = self._part(name)
         staged = part.exists() and part.stat().st_size == sum(sizes)
@@ -161,4 +165,4 @@ def _read(path: Path) -> LoggedResult | None:
     for size in footer.sizes:
         parts.append(view[:size])
         view = view[size:]
-    return LoggedResult(footer.before, footer.leads_to, parts)
+    return LoggedResult(footer.before, footer.leads_to, parts, footer.key)

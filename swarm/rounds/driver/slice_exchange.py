@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import isclose
 from typing import Final
 
@@ -39,41 +40,51 @@ Received = dict[tuple[int, str], tuple[bytes, memoryview]]
 """Other contributors' slices by (index, peer), each with its blake3 hash."""
 
 
-class SliceExchange:
-    """One exchange at one peer.
+@dataclass(frozen=True)
+class ExchangePart:
+    """One peer's part in an exchange."""
 
-    `mine` are this peer's encoded slices, `indexes` those that it merges, `owners` the owner of each. `received` and
-    `delivered` outlive the exchange: slices of others, and the (index, owner) of own slices that have arrived.
-    `voters` are the peers besides the contributors that need the results."""
+    owners: Sequence[str]
+    """The owner of each slice; empty where the results alone are wanted."""
+    indexes: Sequence[int]
+    """The slices that this peer merges."""
+    mine: Sequence[memoryview]
+    """Its encoded slices."""
+    received: Received
+    """Slices of others; outlives the exchange, as `delivered`."""
+    delivered: set[tuple[int, str]]
+    """(index, owner) of own slices that have arrived."""
+    voters: Sequence[str]
+    """The peers besides the contributors that need the results."""
+
+
+class SliceExchange:
+    """One exchange at one peer. Calls may take `timeout_s`; what happens is told to `feed`."""
 
     def __init__(
         self,
         context: RoundContext,
         order: MergeOrder,
-        owners: Sequence[str],
-        indexes: Sequence[int],
-        mine: Sequence[memoryview],
-        received: Received,
-        delivered: set[tuple[int, str]],
-        voters: Sequence[str],
+        part: ExchangePart,
         timeout_s: float,
         feed: Callable[[events.Event], None],
     ) -> None:
-        self.order, self.owners = order, owners
+        self.order, self.owners = order, part.owners
         self.results: dict[int, tuple[bytes, memoryview]] = {}
         """The result of each slice that is here, with its hash."""
         self.scope = trio.CancelScope()
+        self.began_at = trio.current_time()
         self._context, self._rpc, self._me = context, context.host.rpc, context.me.peer
-        self._mine, self._received, self._delivered = mine, received, delivered
+        self._mine, self._received, self._delivered = part.mine, part.received, part.delivered
         self._timeout_s, self._feed = timeout_s, feed
         self._merged = order.merged
-        self._owned = [index for index in indexes if index in order.indices]
-        others = dict.fromkeys([*order.peers, *voters])
+        self._owned = [index for index in part.indexes if index in order.indices]
+        others = dict.fromkeys([*order.peers, *part.voters])
         others.pop(self._me, None)
         self._others = _clockwise(list(others), self._me)
         self._arrived = {index: trio.Event() for index in self._owned}
         self._came = {index: trio.Event() for index in order.indices}
-        self._links = {peer: trio.CapacityLimiter(SENDS_PER_PEER) for peer in {*self._others, *owners}}
+        self._links = {peer: trio.CapacityLimiter(SENDS_PER_PEER) for peer in {*self._others, *part.owners}}
         self._mergers = trio.CapacityLimiter(THREADS)
 
     # -- what this peer does -------------------------------------------------------------------------------------------

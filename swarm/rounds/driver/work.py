@@ -8,7 +8,7 @@ from typing import Final
 
 from optim.merge import NormGate, contribution_weights
 from optim.strategies.interface import OuterStrategy
-from swarm.protocol.agreement.scheduled_work import Patience, ScheduledWork, until_deadline
+from swarm.protocol.agreement.scheduled_work import ScheduledWork, WorkTimeout, until_deadline
 from swarm.protocol.head import Head
 from swarm.protocol.plan import ROUND_TIME_SLACK, WorkPlan
 from swarm.protocol.round_schedule import RoundSchedule
@@ -27,7 +27,7 @@ def work_of(
     strategy: OuterStrategy,
     schedule: RoundSchedule,
     exchange_s: Callable[[Head], float],
-    patience: Patience = until_deadline,
+    timeout: WorkTimeout = until_deadline,
 ) -> ScheduledWork:
     """Return the rules of a method's rounds. `exchange_s`: the seconds that an exchange after a head may take."""
 
@@ -42,11 +42,11 @@ def work_of(
         slices_of=lambda head: strategy.slices(schedule.round_info(head)),
         exchange_s_of=exchange_s,
         weights_of=weights,
-        patience_of=patience,
+        timeout_of=timeout,
     )
 
 
-def patience_of(schedule: RoundSchedule, timeouts: AdaptiveTimeouts, speed: Callable[[], float]) -> Patience:
+def work_timeout(schedule: RoundSchedule, timeouts: AdaptiveTimeouts, speed: Callable[[], float]) -> WorkTimeout:
     """Return how long a replica waits for a leader's work: less than a plan's deadline, if what it has measured shows
     that this is far too long. `speed`: its inner steps a second, 0 if unknown.
 

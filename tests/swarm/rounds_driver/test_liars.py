@@ -18,7 +18,7 @@ from swarm.protocol.agreement.rules import evidence
 from swarm.protocol.head import Member
 from swarm.protocol.plan import PLAN_KIND, WorkPlan
 from swarm.rounds.driver.messages import AGREE, Letter
-from tests.swarm.rounds_driver.liar import Liar, Scene, hostile_scene
+from tests.swarm.support.hostile import Liar, Scene, hostile_scene
 
 replace = msgspec.structs.replace
 SLICES = 5

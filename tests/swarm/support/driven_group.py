@@ -39,7 +39,7 @@ from swarm.rounds.driver.handlers import serve_agreement, serve_heads
 from swarm.rounds.driver.records import RecordFiles
 from swarm.rounds.driver.replica_actor import ReplicaActor
 from swarm.rounds.driver.replica_driver import ReplicaDriver, ReplicaParts
-from swarm.rounds.driver.work import patience_of, work_of
+from swarm.rounds.driver.work import work_timeout, work_of
 from swarm.rounds.notifier import Notifier
 from swarm.state.outer_state import OuterState
 from swarm.state.snapshots import SnapshotStore
@@ -215,8 +215,8 @@ class DrivenGroup:
         snapshots.serve(host.rpc)
         folder = self.folder / host.peer_id
         parts = ReplicaParts(host, state, snapshots, trainer, setting.schedule, setting.timeouts(), folder)
-        patience = patience_of(setting.schedule, parts.timeouts, lambda: trainer.speed)
-        work = work_of(state.strategy, setting.schedule, lambda head: setting.exchange_s, patience)
+        timeout = work_timeout(setting.schedule, parts.timeouts, lambda: trainer.speed)
+        work = work_of(state.strategy, setting.schedule, lambda head: setting.exchange_s, timeout)
         driver = ReplicaDriver(parts, self.config(host.peer_id), work, lambda: self._known(host.peer_id))
         replica = DrivenReplica(
             host, driver, state, snapshots, trainer, lambda: self._known(host.peer_id), self.changed

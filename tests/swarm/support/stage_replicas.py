@@ -39,7 +39,7 @@ from swarm.protocol.timeouts import AdaptiveTimeouts
 from swarm.rounds.context import RoundContext
 from swarm.rounds.driver.records import RecordFiles
 from swarm.rounds.driver.replica_driver import ReplicaDriver, ReplicaParts
-from swarm.rounds.driver.work import patience_of, work_of
+from swarm.rounds.driver.work import work_timeout, work_of
 from swarm.state.outer_state import OuterState
 from swarm.state.snapshots import SnapshotStore
 from tests.peer.support.stage_harness import INNER, MODEL, SPLITS
@@ -207,8 +207,8 @@ async def open_member(
     session = table[host.peer_id]["session"]
     RecordFiles(parts.folder / "agreement").write({IDENTITY_KEY: session.encode()})
     config = AgreementConfig(genesis=begun, peer=host.peer_id, coordinator=authority.peer_id, rounds=setting.rounds)
-    patience = patience_of(schedule, parts.timeouts, lambda: trainer.speed)
-    driver = ReplicaDriver(parts, config, work_of(strategy, schedule, lambda head: 60.0, patience), tuple)
+    timeout = work_timeout(schedule, parts.timeouts, lambda: trainer.speed)
+    driver = ReplicaDriver(parts, config, work_of(strategy, schedule, lambda head: 60.0, timeout), tuple)
     start = StartMessage(sign_body(authority, START, StartBody(head)))
     member = StageMember(replica, trainer, snapshots, driver, head, start, lambda: list(mates), table[host.peer_id])
     await driver.begin(member)

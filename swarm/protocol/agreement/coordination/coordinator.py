@@ -21,6 +21,7 @@ from swarm.protocol.agreement import messages as say
 from swarm.protocol.agreement.applicants import Applicants
 from swarm.protocol.agreement.chain import Chain, position_of
 from swarm.protocol.agreement.context import AgreementContext
+from swarm.protocol.agreement.records import RESTORED_KEY
 from swarm.protocol.agreement.rules import evidence
 from swarm.protocol.head import Head, Member
 
@@ -65,9 +66,17 @@ class Coordinator(ABC):
         """Take over what the disk holds, and this process's boot id."""
         self.boot = int.from_bytes(blake3(event.session.encode()).digest()[:5], "big")
         self.began_at = self.committed_at = self.context.now
-        self.context.mute = event.restored
+        self.context.mute = bool(event.records.get(RESTORED_KEY))
         if event.restored:
+            self.set_mute(True)
+        if self.context.mute:
             self.context.out.tell("coordinator_restored")
+
+    def set_mute(self, mute: bool) -> None:
+        """Wait for a person, or go on because of one. A restart in between changes nothing."""
+        if mute != self.context.mute:
+            self.context.mute = mute
+            self.context.out.persist(RESTORED_KEY, b"1" if mute else b"")
 
     # -- what it hears -------------------------------------------------------------------------------------------------
 
@@ -162,7 +171,7 @@ class Coordinator(ABC):
                 self.decide(inquiry)
                 return
             if self._may_begin(len(self.state_holders(inquiry, self.chain.head.state_hash))):
-                self.context.mute = False  # so many stand at the beginning, too
+                self.set_mute(False)  # so many stand at the beginning, too
             self.not_begun()
 
     def not_begun(self) -> None:

@@ -66,7 +66,7 @@ class RequiredCoordinator(Coordinator):
             unknown = name != self.chain.hash and not self.chain.is_past(name)
             if signed and unknown and oldest < at <= here and not self.context.mute:
                 self._check_mine(link)
-                self.context.mute = True
+                self.set_mute(True)
                 self.context.out.tell("coordinator_restored", round=link.head.round, term=link.head.term)
 
     def _check_mine(self, link: say.ChainLink) -> None:
@@ -122,6 +122,8 @@ class RequiredCoordinator(Coordinator):
             return
         held = self.last_held(inquiry)
         if held is None:
+            reason = "no peer that answers holds a state of the run"
+            self.context.out.tell("regroup_failed", round=self.chain.head.round, reason=reason)
             return
         base, undoes = held
         if undoes and not self._may_undo(inquiry):
@@ -165,7 +167,7 @@ class RequiredCoordinator(Coordinator):
         self, base: Head, base_hash: bytes, term: int, members: set[Member], undoes: list[bytes] | tuple[()]
     ) -> None:
         head, signed = self.start_of(base, base_hash, max(term, self.highest_term + 1), members, undoes)
-        self.context.mute = False
+        self.set_mute(False)
         self._ready = True
         self._starts_in_vain += 1
         self.chain.learn([say.ChainLink(head, start=signed)])  # the node commits it to disk, then shows it to all

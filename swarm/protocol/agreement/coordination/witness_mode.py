@@ -137,9 +137,7 @@ class WitnessCoordinator(Coordinator):
                 opened, _ = Succession(self.context).support(told.support, head, name, True)
             except (ProtocolViolation, RoundDiscarded):
                 continue
-            value = told.accepted.value
-            derived = value == msgspec.structs.replace(opened.next, state_hash=value.state_hash)
-            if derived and self.context.evidence.counts(told.accepted, head, name, NEVER):
+            if opened.leads_to(told.accepted.value) and self.context.evidence.counts(told.accepted, head, name, NEVER):
                 found.append(told.accepted)
         highest = forced_value(found)
         if highest is None or not self.state_holders(inquiry, highest.value.state_hash):
@@ -162,7 +160,7 @@ class WitnessCoordinator(Coordinator):
         self, base: Head, base_hash: bytes, term: int, members: set[Member], undoes: list[bytes] | tuple[()]
     ) -> None:
         _, signed = self.start_of(base, base_hash, term, members, undoes)
-        self.context.mute = False
+        self.set_mute(False)
         self.context.left = max(self.context.left, term)  # what it has started is all that it stands for
         self._keep(CoordinatorRecord(term, signed))
         self._started_at, self._told_open = self.context.now, False

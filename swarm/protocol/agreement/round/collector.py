@@ -126,9 +126,22 @@ class Collector:
             if body.member.peer == message.contribution.signer:
                 attempt.unusable.add(body.member)
             raise
+        if not self._may_contribute(attempt, body.member, message.join):
+            return False
         attempt.contributions[body.member] = (message.contribution, body)
         attempt.took_s[body.member] = self._context.now - self._instance.planned_at
         return self._instance.head.has(body.member)
+
+    def _may_contribute(self, attempt: Attempt, member: Member, join: Signed | None) -> bool:
+        """Return whether a roster may name that peer. A newcomer must have asked this leader, which may have adopted
+        the plan of another one."""
+        head = self._instance.head
+        if head.has(member) or any(learner.member == member for learner in head.learners) or member in attempt.joins:
+            return True
+        if join is None or self._succession.join(join, head, self._instance.hash).member != member:
+            return False
+        attempt.joins[member] = join
+        return True
 
     def note_claims(self, claims: Mapping[str, Sequence[Range]]) -> None:
         """Note which samples each peer (by id) says it has counted: together all of the present plan's."""
@@ -148,7 +161,8 @@ class Collector:
         if attempt.plan is None:
             return False
         assigned = [a.member for a in attempt.plan.assignments if a.member in attempt.promises]
-        missing = [m for m in assigned if m not in attempt.contributions and m.peer not in context.down]
+        done = {*attempt.contributions, *attempt.unusable}
+        missing = [m for m in assigned if m not in done and m.peer not in context.down]
         if not missing or (attempt.finishing_early and context.now >= attempt.end_at):
             return True
         if attempt.finishing_early:

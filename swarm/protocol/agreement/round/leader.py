@@ -118,8 +118,7 @@ class AttemptLeader:
         if votes and body.accepted is not None:
             if not self._context.evidence.counts(body.accepted, instance.head, instance.hash, attempt.number):
                 raise ProtocolViolation("a promise reports an accepted value without evidence")
-            if message.support is None:
-                raise ProtocolViolation("a promise reports an accepted value without what it was made from")
+            self._require_support(body.accepted.value, message.support)
         if not votes and not self._may_join(body.voter, message, attempt):
             return
         attempt.promises[body.voter] = message
@@ -136,6 +135,15 @@ class AttemptLeader:
         elif not attempt.end_at:
             attempt.end_at = self._context.now + self._context.config.grace_s
             self._context.out.timer(TIMER, attempt.end_at)
+
+    def _require_support(self, value: Head, support: say.Support | None) -> None:
+        """Raise unless a promise brings what the value that it reports was made from: a leader that proposed it
+        without would be the one that lies."""
+        if support is None:
+            raise ProtocolViolation("a promise reports an accepted value without what it was made from")
+        opened, _ = self._succession.support(support, self._instance.head, self._instance.hash, True)
+        if not opened.leads_to(value):
+            raise ProtocolViolation("a promise reports an accepted value that does not follow from its roster")
 
     def _may_join(self, member: Member, message: say.PromiseMessage, attempt: Attempt) -> bool:
         """Return whether a peer that has no vote may be planned for."""
@@ -160,19 +168,11 @@ class AttemptLeader:
         if forced is None:
             self._plan(attempt)
             return
-        value = forced.value.hash
         for member in sorted(attempt.accepted):
             accepted, support = attempt.accepted[member], attempt.promises[member].support
-            if accepted is None or support is None or accepted.value.hash != value:
-                continue
-            try:
-                self._succession.support(support, self._instance.head, self._instance.hash, True)
-            except (ProtocolViolation, RoundDiscarded) as error:
-                self._context.out.tell("support_refused", peer=member.peer, reason=str(error))
-                continue
-            self._propose(attempt, forced.value, support)
-            return
-        self._fail("no promise brings what the accepted value was made from", again=True)
+            if accepted is not None and support is not None and accepted.value == forced.value:
+                self._propose(attempt, forced.value, support)
+                return
 
     # -- work ----------------------------------------------------------------------------------------------------------
 

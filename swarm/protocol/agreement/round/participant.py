@@ -101,8 +101,8 @@ class Participant:
         if order.attempt < instance.ballot.promised:
             return
         plan = self._succession.plan(order.plan, instance.head, instance.hash, order.attempt)
-        patience_s = context.work.patience_s(instance.head, plan, self._turns.rotations)
-        seconds = patience_s + context.work.exchange_s(instance.head) + self._turns.turn_s
+        work_s = context.work.timeout_s(instance.head, plan, self._turns.rotations)
+        seconds = work_s + context.work.exchange_s(instance.head) + self._turns.turn_s
         self._turns.extend(leader_of(instance.head, instance.hash, order.attempt), order.attempt, "plan", seconds)
         mine = instance.signed_plan
         if mine is not None and instance.plan is not None and instance.plan.hash != plan.hash:

@@ -69,7 +69,8 @@ class Turns:
 
     def expire(self) -> bool:
         """Give up the present leader and wait for the next one. Return whether that is this node."""
-        self._given_up.add(self.leader)
+        if self.leader.peer not in self._context.down:  # else it is skipped while it is down, and may come back
+            self._given_up.add(self.leader)
         self._expired += 1
         self.awaited = max(self.awaited, self._promised) + 1
         self._skip_down()
@@ -140,7 +141,7 @@ class Turns:
             return False
         if leader_of(head, self._instance.hash, attempt) in self._given_up:
             return False
-        if followed > self._expired // len(head.members):
+        if followed > self._expired:
             return False
         self._followed[voter] = followed + 1
         self.awaited = attempt

@@ -6,8 +6,6 @@ weights: it checks all but the state, and votes last, when its vote completes th
 
 from __future__ import annotations
 
-import msgspec
-
 from peer.errors import ProtocolViolation
 from peer.identity import Signed
 from swarm.protocol.agreement import messages as say
@@ -77,7 +75,7 @@ class Voter:
             raise ProtocolViolation("a proposal has another value than the promises force")
         if forced is None and opened.attempt != attempt:
             raise ProtocolViolation("a proposal was made from the roster of another attempt")
-        if value != msgspec.structs.replace(opened.next, state_hash=value.state_hash) or len(value.state_hash) != 32:
+        if not opened.leads_to(value):
             raise ProtocolViolation("a proposal's members, learners or ledger do not follow from its roster")
         exchange = self._exchanges.open(opened)
         self._exchanges.note_results(exchange, results)

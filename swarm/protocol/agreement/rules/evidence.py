@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from typing import Final
 
@@ -117,7 +118,7 @@ class Evidence:
             if self._electorate.mode != "open":
                 bodies = [self.proposal(signed, head, head_hash) for signed in accepted.evidence[:1]]
                 return any(body.attempt == accepted.attempt and body.value == value for body in bodies)
-            echoes = [self.echo(signed) for signed in accepted.evidence]
+            echoes = [self.echo(signed) for signed in self._by_voters(accepted.evidence, head)]
         except ProtocolViolation:
             return False
         alike = {e.voter for e in echoes if (e.head, e.attempt, e.value) == (head_hash, accepted.attempt, value)}
@@ -128,7 +129,7 @@ class Evidence:
 
         The voters do this themselves instead of trusting the leader."""
         accepted: dict[Member, say.AcceptedValue | None] = {}
-        for signed in promises:
+        for signed in self._by_voters(promises, head):
             body = self.promise(signed)
             if (body.head, body.attempt) != (head_hash, attempt):
                 raise ProtocolViolation("a proposal rests on promises of another attempt")
@@ -149,9 +150,11 @@ class Evidence:
             raise ProtocolViolation("a chain of heads is broken")
         if head.run_id != before.run_id or head.round != before.round + 1:
             raise ProtocolViolation("a chain of heads skips a round")
-        cast = [self.vote(signed) for signed in link.votes]
-        if any((vote.head, vote.value) != (before_hash, value) for vote in cast):
-            raise ProtocolViolation("a certificate has votes for another head")
+        cast = []
+        for signed in self._by_voters(link.votes, before):
+            cast.append(self.vote(signed))
+            if (cast[-1].head, cast[-1].value) != (before_hash, value):  # before another signature is checked
+                raise ProtocolViolation("a certificate has votes for another head")
         if len({vote.attempt for vote in cast}) != 1:
             raise ProtocolViolation("a certificate mixes the votes of several attempts")
         if not self._electorate.enough(before, {vote.voter for vote in cast}):
@@ -166,7 +169,7 @@ class Evidence:
             raise ProtocolViolation("a start of term is for another head")
         if self._electorate.mode == "required":
             return body
-        acks = [self.ack(signed) for signed in link.acks]
+        acks = [self.ack(signed) for signed in self._by_voters(link.acks, link.head)]
         voters = {ack.voter for ack in acks if ack.head == name}
         if not self._electorate.enough(link.head, voters) or not voters.intersection(link.head.members):
             raise ProtocolViolation("a start of term is not acknowledged by a quorum of its members")
@@ -210,7 +213,9 @@ class Evidence:
                 return say.ChainLink(link.head, endorsement=link.endorsement)
             voters = self._electorate.voters(link.head)
             acks = (
-                {} if self._electorate.mode == "required" else {self.ack(signed).voter: signed for signed in link.acks}
+                {}
+                if self._electorate.mode == "required"
+                else {self.ack(signed).voter: signed for signed in self._by_voters(link.acks, link.head)}
             )
             return say.ChainLink(link.head, start=link.start, acks=tuple(acks[v] for v in voters if v in acks))
         signed = self._own_vote(link)
@@ -221,7 +226,7 @@ class Evidence:
     def bare_certificate(self, link: say.ChainLink, before: Head) -> say.ChainLink:
         """Return a link that follows `before` with the votes of a bare quorum: what was shown may hold any others."""
         voters, chosen = self._electorate.voters(before), dict[Member, Signed]()
-        for signed in link.votes:
+        for signed in self._by_voters(link.votes, before):
             voter = self.vote(signed).voter
             if voter in voters and not self._electorate.enough(before, chosen):
                 chosen[voter] = signed
@@ -237,6 +242,12 @@ class Evidence:
         if first == second or _slot(first) != _slot(second):
             raise ProtocolViolation("a contradiction is not one: both bodies may stand")
         return proof.first.signer
+
+    def _by_voters(self, bodies: Iterable[Signed], head: Head) -> list[Signed]:
+        """Return those of the bodies that may be by voters of a head. A list of others' bodies may be as long as a
+        message, and made with as many keys; each signature costs more than all else about it."""
+        voters = {voter.peer for voter in self._electorate.voters(head)}
+        return list(itertools.islice((signed for signed in bodies if signed.signer in voters), 2 * len(voters)))
 
     def _require_voter(self, signed: Signed, voter: Member, what: str) -> None:
         if signed.signer != voter.peer:

@@ -24,6 +24,7 @@ from swarm.protocol.plan import CONTRIBUTION_KIND, PLAN_KIND, Contribution, Work
 
 MERGED_MIN: Final = 2  # contributions of a learner before it becomes a member
 ABSENCES_MAX: Final = 2  # rounds without a contribution, under as many leaders, before a member is dropped
+NEWCOMERS_MIN: Final = 16  # newcomers that a roster may have at least, taken in or not
 MISSED_MAX: Final = 8  # rounds in a row without a contribution before a learner is dropped
 
 
@@ -54,6 +55,10 @@ class OpenedRoster:
                 return None
             found.update(zip(indexes, results[owner].hashes, strict=True))
         return tuple(found[index] for index in range(len(self.owners)))
+
+    def leads_to(self, value: Head) -> bool:
+        """Return whether a proposed head follows from this roster. What its state hash is, every voter builds."""
+        return value == msgspec.structs.replace(self.next, state_hash=value.state_hash) and len(value.state_hash) == 32
 
 
 class Succession:
@@ -98,6 +103,7 @@ class Succession:
         plan = self.plan(signed_plan, head, head_hash, roster.attempt)
         if plan.hash != roster.plan:
             raise ProtocolViolation("a roster is for another plan")
+        self._check_size(roster, head)
         bodies = [self.contribution(contribution, plan, head) for contribution in roster.contributions]
         present = [body.member for body in bodies]
         if present != sorted(present) or len({member.peer for member in present}) != len(present):
@@ -149,12 +155,26 @@ class Succession:
             parts={owner: tuple(indexes) for owner, indexes in parts.items()},
         )
 
+    def _check_size(self, roster: RosterBody, head: Head) -> None:
+        """Raise if a roster has more in it than any leader may have collected: each signature takes time."""
+        n, learners = len(head.members), [learner.member.peer for learner in head.learners]
+        if len(roster.contributions) > n + len(learners) + max(2 * room_for_newcomers(n), NEWCOMERS_MIN):
+            raise ProtocolViolation("a roster has more contributions than a round has room for")
+        if len(roster.joins) > len(roster.contributions):
+            raise ProtocolViolation("a roster has join requests of peers that have contributed nothing")
+        accused = [proof.first.signer for proof in roster.proofs]
+        inside = {*(member.peer for member in head.members), *learners}
+        if len(set(accused)) != len(accused) or not inside.issuperset(accused):
+            raise ProtocolViolation("a roster has proofs against peers that are in no head, or two against one")
+
     def results(self, signed: Signed, opened: OpenedRoster, head_hash: bytes) -> tuple[Member, ResultsBody]:
         """Open an owner's results of that exchange."""
-        body = self._context.signer.open(signed, RESULTS, ResultsBody)
         owner = next((member for member in opened.parts if member.peer == signed.signer), None)
-        if owner is None or (body.head, body.attempt, body.key) != (head_hash, opened.attempt, opened.key):
-            raise ProtocolViolation("results are of another exchange or by no owner")
+        if owner is None:
+            raise ProtocolViolation("results are by no owner")
+        body = self._context.signer.open(signed, RESULTS, ResultsBody)
+        if (body.head, body.attempt, body.key) != (head_hash, opened.attempt, opened.key):
+            raise ProtocolViolation("results are of another exchange")
         if len(body.hashes) != len(opened.parts[owner]) or any(len(name) != 32 for name in body.hashes):
             raise ProtocolViolation("results name another number of slices than the owner has")
         return owner, body
@@ -164,6 +184,8 @@ class Succession:
     ) -> tuple[OpenedRoster, dict[Member, tuple[Signed, ResultsBody]]]:
         """Check what a value was made from: the roster, and the results of every owner."""
         opened = self.roster(support.plan, support.roster, head, head_hash, dry)
+        if len(support.results) != len(opened.parts):
+            raise ProtocolViolation("a value comes without the results of all owners, or with more")
         results: dict[Member, tuple[Signed, ResultsBody]] = {}
         for signed in support.results:
             owner, body = self.results(signed, opened, head_hash)

@@ -66,6 +66,11 @@ class TableSigner:
             raise ProtocolViolation("a body is malformed") from error
 
 
+def session_of(peer: str, life: int) -> str:
+    """Return the name of a peer's process."""
+    return f"{peer}{life}"
+
+
 def next_state(state: bytes, results: tuple[bytes, ...]) -> bytes:
     return blake3(b"next" + state + b"".join(results)).digest()
 
@@ -124,7 +129,7 @@ class GroupOfNodes:
         self.build: Callable[[str, bytes], tuple[float, bytes]] = lambda peer, state: (0.05, state)
         self.counted: Callable[[str, WorkPlan], tuple[Range, ...]] | None = None
         """What a peer has counted under a plan, in a pipeline."""
-        self.write_s = 0.001
+        self.write_s, self.delay_s = 0.001, 0.01
         self.serves = True  # whether any state can be fetched
         self.sent: list[tuple[str, str, say.Message]] = []
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
@@ -138,7 +143,7 @@ class GroupOfNodes:
 
     def start(self, peer: str, wiped: bool = False, **started: Any) -> Machine:
         """Start the process of a peer, on its disk."""
-        config = AgreementConfig(peer=peer, **self._config)
+        config = AgreementConfig(peer=peer, **{"finish_s": 0.5, **self._config})
         node = AgreementNode(config, self.table.of(peer), self.work)
         old = self.machines.get(peer)
         machine = Machine(peer, node)
@@ -150,7 +155,7 @@ class GroupOfNodes:
         machine.has = set(machine.stored_states)
         self.machines[peer] = machine
         seed = blake3(f"{peer}{machine.life}".encode()).digest()
-        session = f"{peer}{machine.life}"
+        session = session_of(peer, machine.life)
         states = tuple(sorted(machine.stored_states))
         self.event(peer, events.Started(dict(machine.records), states, session, seed, **started))
         return machine
@@ -196,7 +201,7 @@ class GroupOfNodes:
                 message = self.change(peer, message)
                 self.sent.append((peer, target, message))
                 if target in self.machines and not self.lost(peer, target, message):
-                    self.later(0.01, target, events.Received(peer, message))
+                    self.later(self.delay_s, target, events.Received(peer, message))
             case actions.SetTimer(id, at):
                 machine.timers[id] = at
                 self.later(max(0.0, at - self.now) + 1e-6, peer, events.TimerFired(id))

@@ -280,6 +280,24 @@ def test_a_damaged_or_missing_disk_makes_another_voter() -> None:
     assert group.member("B") == kept
 
 
+def test_a_voter_whose_disk_was_lost_forgets_no_vote() -> None:
+    """F19: its vote made a value chosen that no peer has committed. As the same voter it could help to choose another
+    one; it is another voter, so the group waits for the one that knows."""
+    group = GroupOfNodes("ABC")
+    group.run_to(1)
+    leader, voter, third, message = group.lose_leader_after_votes()
+    group.crash(voter)
+    group.start(voter, wiped=True)
+    group.heal()
+    for peer in (voter, third):
+        group.event(peer, events.PeerDown(leader))
+    group.run(60.0)
+    group.start(leader)
+    group.run_to(3)
+    after = {head.hash for machine in group.machines.values() for head in machine.committed if head.round == 2}
+    assert after == {message.value.hash}
+
+
 def test_actions_wait_in_order_for_the_records_before_them() -> None:
     out = Output("A")
     out.send("B", say.AskChainMessage(()))

@@ -16,7 +16,7 @@ from swarm.protocol.agreement.rules import evidence
 from swarm.protocol.agreement.rules.acceptor import NEVER, Ballot
 from swarm.protocol.agreement.rules.electorate import attempt_of, leader_of
 from swarm.protocol.head import Member
-from swarm.protocol.plan import CONTRIBUTION_KIND
+from swarm.protocol.plan import CONTRIBUTION_KIND, Contribution
 from tests.swarm.protocol.agreement.group import COORDINATOR, GENESIS, GroupOfNodes, contribution_body
 
 
@@ -284,3 +284,104 @@ def test_a_required_coordinator_does_not_regroup_a_group_that_goes_on() -> None:
     group.event(COORDINATOR, events.Asked(without=("C",)))
     group.run_to(group.round("A") + 2, "AB")
     assert group.head("A").term == 2 and {member.peer for member in group.head("A").members} == set("AB")
+
+
+def test_a_promise_whose_value_does_not_follow_from_what_it_brings_is_refused() -> None:
+    """A liar that had led the attempt before reported a value of its own with the roster of another one. The leader
+    proposed it, and was accused by the voters."""
+    group = GroupOfNodes("ABC")
+    group.run_to(1)
+    group.lost = lambda source, target, message: isinstance(message, say.ProposalMessage)
+    liar, _, message = group.run_until_sent(say.ProposalMessage)
+    group.run(0.3)
+    leader = sorted(set("ABC") - {liar})[0]
+    head, height = group.head(leader), group.machines[leader].node._height
+    height.leader.begin()
+    attempt = height.leader._attempt
+    assert attempt is not None
+    body = msgspec.msgpack.decode(message.proposal.body, type=say.ProposalBody)
+    for value, counts in ((msgspec.structs.replace(message.value, members=()), False), (message.value, True)):
+        proof = group.sign(liar, evidence.PROPOSAL, msgspec.structs.replace(body, value=value.hash))
+        accepted = say.AcceptedValue(body.attempt, value, (proof,))
+        promise = say.PromiseBody(head.hash, attempt.number, group.member(liar), accepted)
+        packed = say.PromiseMessage(group.sign(liar, evidence.PROMISE, promise), support=message.support)
+        found = group.give(leader, packed, liar)
+        assert any(isinstance(action, actions.Accuse) for action in found) != counts
+        assert (group.member(liar) in attempt.promises) == counts
+
+
+def test_a_member_that_submits_rubbish_is_not_waited_for() -> None:
+    """It was asked again and again until the plan's time was over."""
+    group = GroupOfNodes("ABC")
+    group.run_to(1)
+    head = group.head("A")
+    leader = leader_of(head, head.hash, 0).peer
+    liar = next(peer for peer in "ABC" if peer != leader)
+
+    def greedy(source: str, message: say.Message) -> say.Message:
+        if source != liar or not isinstance(message, say.SubmitMessage):
+            return message
+        body = msgspec.msgpack.decode(message.contribution.body, type=Contribution)
+        more = msgspec.structs.replace(body, steps=body.steps * 1000, samples=body.samples * 1000)
+        return msgspec.structs.replace(message, contribution=group.sign(liar, CONTRIBUTION_KIND, more))
+
+    group.change, began = greedy, group.now
+    group.run_to(2)
+    assert group.now - began < 4.0
+    assert {accused for _, accused, _ in group.accusations()} == {liar}
+
+
+def test_a_newcomer_in_an_adopted_plan_must_have_asked_the_leader_that_names_it() -> None:
+    """The leader that had taken the newcomer's request was gone; the next one adopted its plan, and each roster that it
+    made named a peer that had not asked to join."""
+    group = GroupOfNodes("ABC")
+    group.run_to(1)
+    group.start("D")
+    group.run(20.0, lambda: any(t == "D" and isinstance(m, say.PlanMessage) for _, t, m in group.sent))
+    leader, order = next((s, m) for s, t, m in group.sent if t == "D" and isinstance(m, say.PlanMessage))
+    attempt = group.machines[leader].node._height.leader._attempt
+    assert attempt is not None and order.plan == attempt.signed_plan
+    newcomer, join = group.member("D"), attempt.joins.pop(group.member("D"))
+    signed = group.sign("D", CONTRIBUTION_KIND, contribution_body(newcomer, order.plan))
+    for request in (None, join):
+        group.give(leader, say.SubmitMessage(order.head, signed, request), "D")
+        assert (newcomer in attempt.contributions) == (newcomer in attempt.joins) == (request is not None)
+
+
+def test_a_state_is_fetched_from_newcomers_too() -> None:
+    """The only member that had it lost its disk; two newcomers that waited for the next round had it, and were never
+    asked."""
+    group = GroupOfNodes("ABC")
+    group.run_to(2)
+    group.isolate("C")
+    group.run_to(3, "AB")
+    group.start("D")
+    group.heal()
+    group.lost = lambda source, target, message: "C" in (source, target) and {"A", "B"}.intersection((source, target))
+    group.run(5.0, lambda: group.round("D") >= 3)
+    link = group.machines["D"].node._chain.link(group.head("D").hash)
+    assert link is not None
+    group.event("C", events.PeerUp("D"))
+    path = group.machines["D"].node._chain.after((group.head("C").hash,))
+    found = group.give("C", say.ChainMessage(path), "D")
+    (fetch,) = [action for action in found if isinstance(action, actions.Fetch)]
+    assert "D" in fetch.holders and COORDINATOR not in fetch.holders
+
+
+@pytest.mark.parametrize("mode", ["witness", "required"])
+def test_a_restored_coordinator_that_restarts_waits_for_a_person_still(mode: str) -> None:
+    """A restart without the word of the person, before the regroup, made it vote with the old disk."""
+    group = GroupOfNodes("ABC", mode=mode)
+    group.run_to(2)
+    group.crash(COORDINATOR)
+    assert group.start(COORDINATOR, restored=True).node._context.mute
+    group.run(0.1)
+    group.crash(COORDINATOR)
+    assert group.start(COORDINATOR).node._context.mute
+    group.run(1.0)
+    group.event(COORDINATOR, events.Asked())
+    group.run(30.0, lambda: group.head("A").term > 1)
+    assert group.head("A").term > 1000 and not group.machines[COORDINATOR].node._context.mute
+    group.run(0.1)
+    group.crash(COORDINATOR)
+    assert not group.start(COORDINATOR).node._context.mute

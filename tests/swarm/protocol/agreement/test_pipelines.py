@@ -13,7 +13,7 @@ from swarm.protocol.agreement import events
 from swarm.protocol.agreement import messages as say
 from swarm.protocol.agreement.round.claims import Claims
 from swarm.protocol.agreement.rules.electorate import leader_of
-from swarm.protocol.agreement.scheduled_work import Patience, until_deadline
+from swarm.protocol.agreement.scheduled_work import WorkTimeout, until_deadline
 from swarm.protocol.head import Head, Member
 from swarm.protocol.ledger import Range, count, without
 from swarm.protocol.plan import Assignment, Contribution, WorkPlan
@@ -25,7 +25,7 @@ MICRO_BATCH = 4
 PLACES = {"A": 0, "B": 1, "C": 2}
 
 
-def pipeline(outer: OuterConfig, stage: int, peers: str = "ABC", patience: Patience = until_deadline) -> GroupOfNodes:
+def pipeline(outer: OuterConfig, stage: int, peers: str = "ABC", timeout: WorkTimeout = until_deadline) -> GroupOfNodes:
     """Return the replicas of one of two stages."""
     schedule = RoundSchedule(
         outer,
@@ -36,7 +36,7 @@ def pipeline(outer: OuterConfig, stage: int, peers: str = "ABC", patience: Patie
         stages=2,
         micro_batch=MICRO_BATCH,
     )
-    return GroupOfNodes(peers, work=dataclasses.replace(WORK, schedule=schedule, patience_of=patience))
+    return GroupOfNodes(peers, work=dataclasses.replace(WORK, schedule=schedule, timeout_of=timeout))
 
 
 def third(peer: str, first: int) -> tuple[Range, ...]:
@@ -125,11 +125,11 @@ def test_a_leader_that_does_not_end_its_round_is_given_up_before_the_plans_deadl
     plans: set[bytes] = set()
     asked: set[int] = set()
 
-    def patience(head: Head, plan: WorkPlan, rotations: int) -> float:
+    def timeout(head: Head, plan: WorkPlan, rotations: int) -> float:
         asked.add(rotations)
         return 2.0
 
-    group = pipeline(AllReduceConfig(batch=BATCH), 0, patience=patience)
+    group = pipeline(AllReduceConfig(batch=BATCH), 0, timeout=timeout)
 
     def counted(peer: str, plan: WorkPlan) -> tuple[Range, ...]:
         plans.add(plan.hash)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +15,19 @@ from peer.errors import ConnectionLost
 from peer.identity import Signed, open_body, sign_body
 from peer.net.method import Method
 from swarm.protocol.agreement.chain import position_of
-from swarm.protocol.plan import CONTRIBUTION_KIND, Contribution
+from swarm.protocol.plan import CONTRIBUTION_KIND, Assignment, Contribution
 from swarm.protocol.timeouts import AdaptiveTimeouts
 from swarm.rounds.driver.messages import AGREE, Letter
-from tests.swarm.rounds_driver.test_driver import deltas
 from tests.swarm.support.driven_group import DrivenGroup, DrivenReplica, GroupSetting, open_driven_group
 
 NUMEL = 80_000  # five slices, so that every member owns one
 Change = Callable[[str, Any, bytes], tuple[Any, bytes] | None]
 Say = Callable[[str, Any], Any]
+
+
+def deltas(peer: str, first_step: int, assignment: Assignment) -> torch.Tensor:
+    seed = sum(peer.encode()) * 1000 + first_step
+    return torch.randn(NUMEL, generator=torch.Generator().manual_seed(seed)) * 1e-2
 
 
 class Impatient(AdaptiveTimeouts):
@@ -136,8 +139,8 @@ async def hostile_scene(
     """Open the scene; check it when the test leaves the block."""
     setting = GroupSetting(numel=NUMEL, codec="fp32", min_peers=4, timeouts=Impatient, exchange_s=4.0, work_s=0.05)
     async with open_driven_group(folder, setting, timeout_s) as group:
-        honest = [await group.enter(partial(deltas, numel=NUMEL)) for _ in range(3)]
-        liar = Liar(await group.enter(partial(deltas, numel=NUMEL)))
+        honest = [await group.enter(deltas) for _ in range(3)]
+        liar = Liar(await group.enter(deltas))
         prepare(liar)
         scene = Scene(group, honest, liar)
         yield scene

@@ -19,7 +19,7 @@ from swarm.rounds.driver.messages import AGREE, LETTER_BYTES_MAX, MESSAGES_MAX, 
 UNANSWERED_MAX: Final = 32  # calls to one peer; while so many wait for an answer, further messages are lost
 
 
-class Outbox:
+class SendQueue:
     """Sends the messages of one group's node. Those that are ready together go to a peer in one call."""
 
     def __init__(self, rpc: Rpc, group: str, timeout_s: Callable[[], float], events: EventLog) -> None:
