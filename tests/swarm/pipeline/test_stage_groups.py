@@ -162,8 +162,8 @@ async def test_late_member_is_told_of_the_plans_end(tmp_path: Path) -> None:
     told = trio.Event()
 
     def prepare(number: int, member: DrivenReplica) -> None:
-        send queue: Any = member.driver.group._send_queue
-        add = send queue.add
+        queue: Any = member.driver.group._send_queue
+        add = queue.add
 
         def without_plan(peer: str, message: Any) -> None:
             if isinstance(message, PlanMessage) and peer != member.peer:
@@ -173,7 +173,7 @@ async def test_late_member_is_told_of_the_plans_end(tmp_path: Path) -> None:
                     return
             add(peer, message)
 
-        send queue.add = without_plan
+        queue.add = without_plan
 
     async def script(number: int, order: TrainRequest) -> tuple[Range, ...]:
         if order.cut_short:
