@@ -12,6 +12,8 @@ from swarm.run.gate import Gate
 from swarm.run.manifest import Manifest
 
 COMPUTE_S_MAX: Final = 3600.0
+UNDO_S: Final = 600.0
+STAGE_UNDO_S: Final = 20.0  # all stages stand still while one has lost its last commit; it goes on from a backup
 SERIAL_BYTES: Final = 16
 
 
@@ -34,6 +36,7 @@ def agreement_config(manifest: Manifest, stage: int, peer: str, gate: Gate | Non
         rounds=run.rounds,
         min_peers=run.min_peers if stages == 1 else 1,  # all stages together have as many: `Work.may_begin`
         max_peers=run.max_peers,
+        undo_s=UNDO_S if stages == 1 else STAGE_UNDO_S,
     )
 
 

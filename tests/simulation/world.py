@@ -74,6 +74,7 @@ class World:
             finish_s=0.5,
             lost_s=4.0,
             start_s=10.0,
+            stalled_s=12.0,
             undo_s=12.0,
         )
 

@@ -57,9 +57,12 @@ class AgreementConfig:
     """No quorum has answered the coordinator for this long: it is lost. At most three rounds, if rounds are shorter."""
     start_s: float = 10.0
     """A start that is not bound after this long is told to a person."""
+    stalled_s: float = 600.0
+    """Nothing was committed for this long, though members answer: a required coordinator starts a term. At least ten
+    rounds; doubled while that does not help."""
     undo_s: float = 600.0
-    """Nothing was committed, or no peer has brought the last state, for this long: a required coordinator starts a
-    term. Doubled while that does not help."""
+    """No peer has brought the last state for this long: a required coordinator starts a term from an older one. Doubled
+    while that does not help."""
 
     @property
     def is_coordinator(self) -> bool:

@@ -82,6 +82,7 @@ class RequiredCoordinator(Coordinator):
 
     def committed(self) -> None:
         super().committed()
+        self._unheld_since = None
         if self.chain.head.round > self._last_round:
             self._last_round, self._starts_in_vain = self.chain.head.round, 0
 
@@ -94,9 +95,8 @@ class RequiredCoordinator(Coordinator):
         return self._ready
 
     @property
-    def _undo_s(self) -> float:
-        longest = max(self.context.config.undo_s, 10.0 * self.round_s)
-        return longest * float(2 ** min(self._starts_in_vain, DOUBLINGS_MAX))
+    def _doubled(self) -> float:
+        return float(2 ** min(self._starts_in_vain, DOUBLINGS_MAX))
 
     def _is_lost(self) -> bool:
         now, members = self.context.now, self.chain.head.members
@@ -104,8 +104,9 @@ class RequiredCoordinator(Coordinator):
             return False
         heard = self.heard_within(self.patient_s)
         alive = sum(member in heard for member in members)
+        stalled_s = max(self.context.config.stalled_s, 10.0 * self.round_s) * self._doubled
         too_few = alive < self.context.electorate.members_needed(len(members))
-        return too_few or now - max(self.began_at, self.committed_at) > self._undo_s
+        return too_few or now - max(self.began_at, self.committed_at) > stalled_s
 
     def ask(self, person: events.Asked) -> None:
         """Start a new term because a person says so."""
@@ -148,7 +149,7 @@ class RequiredCoordinator(Coordinator):
             return inquiry.undo
         if self._unheld_since is None:
             self._unheld_since = self.context.now
-        return self.context.now - self._unheld_since >= self._undo_s
+        return self.context.now - self._unheld_since >= self.context.config.undo_s * self._doubled
 
     def _last_electorate(self, base: Head) -> set[Member]:
         """Return the members of that head and of the starts that led to it, back to the last commit."""

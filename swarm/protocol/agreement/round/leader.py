@@ -26,7 +26,7 @@ from swarm.protocol.agreement.rules.acceptor import forced_value
 from swarm.protocol.agreement.rules.succession import Succession
 from swarm.protocol.head import Head, Member
 
-TRIES_MAX: Final = 3  # attempts of one leader in one turn, after failures that a new attempt can mend
+TRIES_MAX: Final = 8  # attempts of one leader in one turn, after failures that a new attempt can mend
 
 
 class AttemptLeader:
@@ -280,3 +280,5 @@ class AttemptLeader:
         self._tries += 1
         if again and self._tries < TRIES_MAX and attempt.number >= self._instance.ballot.promised:
             self._begin()
+        else:
+            self._turns.resign()

@@ -177,6 +177,11 @@ class Turns:
             steps.add((attempt, step))
             self._wait(max(seconds, self._until - self._context.now))
 
+    def resign(self) -> None:
+        """Let the next leader try soon: this node has failed in its turn, which a plan may have made long."""
+        if self.leader == self._context.me:
+            self._wait(min(self.turn_s, self._until - self._context.now))
+
     def next_attempt(self) -> int:
         """Return the number of this node's next attempt, and count it as led."""
         floor = max(self._instance.ballot.promised + 1, self.led + 1, self.awaited)

@@ -153,6 +153,19 @@ def test_a_leader_that_does_not_end_its_round_is_given_up_before_the_plans_deadl
     assert group.head("A").round == 1 and asked >= {0, 1, 2}, "all have led in vain"
 
 
+def test_a_leader_that_has_failed_does_not_keep_its_turn_until_its_plans_deadline() -> None:
+    group = pipeline(AllReduceConfig(batch=BATCH), 0)
+
+    def counted(peer: str, plan: WorkPlan) -> tuple[Range, ...]:
+        head = group.head(peer)
+        first = leader_of(head, head.hash, plan.attempt) == leader_of(head, head.hash, 0)
+        return () if first and peer == "C" else third(peer, 0)
+
+    group.counted = counted
+    group.run(25.0, lambda: group.head("A").round == 1)
+    assert group.head("A").round == 1, "the plan's deadline is 30 s"
+
+
 def test_claims_that_prove_false_twice_in_a_round_are_ignored() -> None:
     members = [Member(peer, peer) for peer in "ABC"]
     claims = Claims()
