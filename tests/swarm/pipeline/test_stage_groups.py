@@ -162,13 +162,8 @@ async def test_late_member_is_told_of_the_plans_end(tmp_path: Path) -> None:
     told = trio.Event()
 
     def prepare(number: int, member: DrivenReplica) -> None:
-<<<<<<< HEAD
-        sender: Any = member.driver.group._sender
-        add = sender.add
-=======
         queue: Any = member.driver.group._send_queue
         add = queue.add
->>>>>>> h-pipelines
 
         def without_plan(peer: str, message: Any) -> None:
             if isinstance(message, PlanMessage) and peer != member.peer:
@@ -178,11 +173,7 @@ async def test_late_member_is_told_of_the_plans_end(tmp_path: Path) -> None:
                     return
             add(peer, message)
 
-<<<<<<< HEAD
-        sender.add = without_plan
-=======
         queue.add = without_plan
->>>>>>> h-pipelines
 
     async def script(number: int, order: TrainRequest) -> tuple[Range, ...]:
         if order.cut_short:

@@ -47,10 +47,8 @@ class Height:
         """Let the next leader try, if the present one's time is over."""
         if not self.instance.head.members or not self._turns.is_over():
             return
-        leads = self._turns.expire()
-        self.participant.promise_pending()
-        if leads and self._leads:
-            self.leader.begin()
+        self._turns.expire()
+        self._go_on()
 
     @property
     def attempt(self) -> int:

@@ -67,8 +67,8 @@ class Turns:
         """Return whether the present leader's time is over, or it is down."""
         return self._context.now >= self._until or self.leader.peer in self._context.down
 
-    def expire(self) -> bool:
-        """Give up the present leader and wait for the next one. Return whether that is this node."""
+    def expire(self) -> None:
+        """Give up the present leader and wait for the next one."""
         if self.leader.peer not in self._context.down:  # else it is skipped while it is down, and may come back
             self._given_up.add(self.leader)
         self._expired += 1
@@ -84,7 +84,6 @@ class Turns:
             self.rotations += 1
         self._wait(self.turn_s)
         self._announce()
-        return self.leader == self._context.me
 
     @property
     def latest(self) -> int:

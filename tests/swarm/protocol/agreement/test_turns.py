@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from swarm.protocol.agreement import events
+from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement.chain import position_of
 from swarm.protocol.agreement.rules.electorate import attempt_of, leader_of
 from tests.swarm.protocol.agreement.group import GroupOfNodes
 
@@ -57,3 +59,24 @@ def test_a_voters_word_moves_another_one_once_a_turn() -> None:
             moved.append(waits.heard(voter, later))
         waits.expire()
     assert moved == [True, False] * 3
+
+
+def test_a_member_that_promises_to_a_later_leader_leads_no_attempt_of_its_own() -> None:
+    """When its turn came it first answered a leader that had to wait, and then took the promise back by leading."""
+    group = GroupOfNodes("ABC")
+    group.run_to(1)
+    head = group.head("A")
+    dead, mine, later = (leader_of(head, head.hash, attempt) for attempt in range(3))
+    group.lost = lambda source, target, message: True
+    group.crash(dead.peer)
+    prepare = say.PrepareMessage(head.hash, 2, position_of(head))
+    waits = group.machines[mine.peer].node._height._turns
+    waits._given_up.update((mine, later))  # until all were tried
+    group.event(mine.peer, events.Received(later.peer, prepare))
+    assert waits.awaited == 0
+    first = len(group.sent)
+    group.event(mine.peer, events.PeerDown(dead.peer))
+    group.run(0.5)
+    said = [message for source, _, message in group.sent[first:] if source == mine.peer]
+    assert any(isinstance(message, say.PromiseMessage) for message in said)
+    assert not any(isinstance(message, say.PrepareMessage) for message in said) and waits.awaited == 2
