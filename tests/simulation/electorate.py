@@ -101,7 +101,7 @@ def _unearned(setup: Setup, signatures: Signatures, before: Head, head: Head) ->
     if len(fresh) > room:
         return f"{len(fresh)} newcomers came in at once"
     for member in sorted(fresh):
-        if not any(signer == member.peer and kind == "agreement.join" for signer, kind, _ in signatures.signed):
+        if not signatures.has_signed(member.peer, "agreement.join"):
             return f"{member} has not asked to join"
     if len(new) + len(learning) > max(setup.members + 4, len(old) + len(merged)):
         return "there are more than max_peers"

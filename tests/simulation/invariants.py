@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 SENDS_PER_S: Final = 60  # and peer of the run: at most, at one node
+TOLD_KEPT: Final = 8  # of the coordinator's questions
 
 
 class Broken(AssertionError):
@@ -323,6 +324,22 @@ class Invariants:
     def wiped(self, machine: Machine) -> None:
         """A machine has another disk: it may begin again."""
         self._highest.pop(machine.peer, None)
+
+    def forget(self, newest: int) -> None:
+        """Forget all but so many of the newest heads, so that long schedules stay small. What would follow a forgotten
+        head counts as broken; an old disk never is that old."""
+        kept = {GENESIS.hash, *list(self.heads)[-newest:]}
+        values = kept | set(list(self.values)[-2 * newest :])
+        self.heads = {name: head for name, head in self.heads.items() if name in kept}
+        self.values = {name: head for name, head in self.values.items() if name in values}
+        self._after = {name: after for name, after in self._after.items() if name in kept}
+        self._at = {at: name for at, name in self._at.items() if name in kept}
+        self._starts = {at: name for at, name in self._starts.items() if name in values}
+        self._votes = {vote: value for vote, value in self._votes.items() if vote[1] in kept}
+        self._promised = {key: attempt for key, attempt in self._promised.items() if key[1] in kept}
+        self._last_vote = {key: vote for key, vote in self._last_vote.items() if key[1] in kept}
+        self._told = {nonce: self._told[nonce] for nonce in list(self._told)[-TOLD_KEPT:]}
+        self._records.clear()
 
     def at_end(self) -> None:
         """Judge how much was sent."""

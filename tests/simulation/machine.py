@@ -16,7 +16,7 @@ from swarm.protocol.agreement.node import AgreementNode
 from swarm.protocol.plan import CONTRIBUTION_KIND, Contribution, WorkPlan
 from tests.simulation.disk import Disk
 from tests.simulation.setups import COORDINATOR
-from tests.simulation.tensors import GENESIS, SCHEDULE, SLICES, WORK, contributors
+from tests.simulation.tensors import GENESIS, SCHEDULE, SLICES, contributors
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -48,6 +48,8 @@ class Machine:
         self.up, self.life, self.frozen_until = False, 0, 0.0
         self.rate, self.offset = 1.0, 0.0
         self.train_s, self.sync_s, self.fetch_s = 0.5, 0.005, 0.1
+        self.train_spread = 0.2
+        """By which share of it a round's training time may be shorter or longer."""
         self.lives_left: int | None = None
         """If not None: the process dies after so many more actions."""
         self.dies_as = "kept"
@@ -93,7 +95,7 @@ class Machine:
             self.committed = image.committed[-1]
         states = {GENESIS.state_hash, *image.committed, *([image.voted] if image.voted else [])}
         self.slices.update(world.tensors.results.get(image.voted, ()))  # `Persist` asks that a new process serves them
-        self.node = AgreementNode(self.config, self.signer, WORK)
+        self.node = AgreementNode(self.config, self.signer, world.work)
         name = session_of(self.peer, self.life)
         seed = blake3(f"{world.seed}{self.peer}{self.life}".encode()).digest()
         self.step(events.Started(dict(image.records), tuple(sorted(states)), name, seed, restored=declared))
@@ -179,7 +181,7 @@ class Machine:
                 self.later(0.1, self._submit, action.plan)
             return
         self.plan = (action.plan, self.world.now, False)
-        whole_s = self.train_s * (0.8 + 0.4 * self.world.random.random())
+        whole_s = self.train_s * (1 + self.train_spread * (2 * self.world.random.random() - 1))
         deadline_s = self.signer.open(action.plan, "plan", WorkPlan).deadline_s
         self.later(min(whole_s, deadline_s), self._submit, action.plan)
 

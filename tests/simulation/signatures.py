@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -12,6 +12,8 @@ from peer.identity import Signed
 from swarm.protocol.agreement.output import encode
 
 Body = TypeVar("Body", bound=msgspec.Struct)
+LASTING: Final = {"agreement.witness"}
+"""Kinds of bodies that a process signs once, and may show much later."""
 
 
 class Signatures:
@@ -20,6 +22,8 @@ class Signatures:
     def __init__(self) -> None:
         self.signed: set[tuple[str, str, bytes]] = set()
         self.opened: dict[tuple[str, str, bytes], msgspec.Struct] = {}
+        self._signed_before: set[tuple[str, str, bytes]] = set()
+        self._kinds: set[tuple[str, str]] = set()
 
     def of(self, peer: str) -> TableSigner:
         return TableSigner(self, peer)
@@ -31,13 +35,30 @@ class Signatures:
         if known is not None:
             return known  # type: ignore[return-value]
         if entry not in self.signed:
-            raise ProtocolViolation("a signature is wrong")
+            if entry not in self._signed_before:
+                raise ProtocolViolation("a signature is wrong")
+            self.signed.add(entry)
         try:
             body = msgspec.msgpack.decode(signed.body, type=type_)
         except MALFORMED as error:
             raise ProtocolViolation("a signed body is malformed") from error
         self.opened[entry] = body
         return body
+
+    def add(self, peer: str, kind: str, encoded: bytes) -> None:
+        """Note that a peer has signed this."""
+        self.signed.add((peer, kind, encoded))
+        self._kinds.add((peer, kind))
+
+    def has_signed(self, peer: str, kind: str) -> bool:
+        """Return whether a peer has ever signed a body of that kind."""
+        return (peer, kind) in self._kinds
+
+    def forget(self) -> None:
+        """Forget what was neither signed nor looked at since the last call but one."""
+        lasting = {entry for entry in (*self.signed, *self._signed_before) if entry[1] in LASTING}
+        self._signed_before, self.signed = self.signed, lasting
+        self.opened.clear()
 
 
 class TableSigner:
@@ -49,5 +70,5 @@ class TableSigner:
 
     def sign(self, kind: str, body: msgspec.Struct) -> Signed:
         encoded = encode(body)
-        self._table.signed.add((self.peer, kind, encoded))
+        self._table.add(self.peer, kind, encoded)
         return Signed(encoded, self.peer, b"")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import msgspec
@@ -67,6 +68,13 @@ class Tensors:
                 before.forged or not self.forged.isdisjoint(results),
             )
         return name
+
+    def forget(self, kept: Collection[bytes], newest: int) -> None:
+        """Forget states but these and so many of the newest."""
+        names = {*list(self.states)[-newest:], GENESIS.state_hash, *kept}
+        self.states = {name: state for name, state in self.states.items() if name in names}
+        self.results = {name: results for name, results in self.results.items() if name in names}
+        self._merged.clear()
 
     def _samples(self, plan: Signed, roster: Signed, weights: tuple[float, ...]) -> tuple[tuple[Range, ...], bool]:
         """Return the samples of all merged contributions, and whether two have the same one."""

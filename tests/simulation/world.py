@@ -20,7 +20,7 @@ from tests.simulation.machine import Machine
 from tests.simulation.net import Network
 from tests.simulation.setups import COORDINATOR, Setup
 from tests.simulation.signatures import Signatures
-from tests.simulation.tensors import GENESIS, Tensors
+from tests.simulation.tensors import GENESIS, WORK, Tensors
 
 TAGS = {kind: str(kind.__struct_config__.tag) for kind in say.Message.__args__}
 
@@ -38,7 +38,7 @@ class World:
         self.covered: Counter[str] = Counter()
         self.timeline: list[str] = []
         self.tracing = tracing
-        self.signatures, self.tensors = Signatures(), Tensors()
+        self.signatures, self.tensors, self.work = Signatures(), Tensors(), WORK
         self.network = Network(Random(f"net {setup.name} {seed}"), self.heals_at)
         self.invariants, self.liveness = Invariants(self), Liveness(self)
         self._queue: list[tuple[float, int, Machine | None, int, Callable[..., None], tuple[Any, ...]]] = []
@@ -88,12 +88,17 @@ class World:
 
     def run(self) -> World:
         """Run the schedule to its end. Raises `Broken`."""
-        end, queue = self.heals_at + self.setup.calm_s, self._queue
         self.at(self.heals_at, None, self._heal)
-        while queue:
+        self.advance(self.heals_at + self.setup.calm_s)
+        self.invariants.at_end()
+        self.liveness.check()
+        return self
+
+    def advance(self, until: float) -> None:
+        """Do all that is due until that time, or until nothing more is of interest."""
+        queue = self._queue
+        while queue and queue[0][0] <= until:
             time, _, machine, life, act, args = heapq.heappop(queue)
-            if time > end:
-                break
             self.now = time
             if machine is not None:
                 if machine.life != life:
@@ -102,11 +107,12 @@ class World:
                     self.at(machine.frozen_until + 1e-4, machine, act, *args)
                     continue
             act(*args)
-            if time > self.heals_at and self.liveness.is_reached():
-                break
-        self.invariants.at_end()
-        self.liveness.check()
-        return self
+            if time > self.heals_at and self._is_over():
+                return
+
+    def _is_over(self) -> bool:
+        """Return whether a schedule whose faults are over has shown what it is to show."""
+        return self.liveness.is_reached()
 
     def _heal(self) -> None:
         self.network.cut.clear()
