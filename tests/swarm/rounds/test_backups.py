@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.swarm.rounds_driver.test_driver import deltas
+from tests.swarm.rounds.test_driver import deltas
 from tests.swarm.support.driven_group import Backup, GroupSetting, open_driven_group
 
 

@@ -11,7 +11,7 @@ import trio
 from peer.errors import ConnectionLost
 from peer.net.limits import NetLimits
 from swarm.protocol.messages import CONTRIBUTION, RESULT
-from tests.swarm.rounds_driver.test_driver import deltas
+from tests.swarm.rounds.test_driver import deltas
 from tests.swarm.support.driven_group import DrivenGroup, DrivenReplica, GroupSetting, open_driven_group
 
 QUICK = NetLimits(ping_interval_s=0.5, suspect_after_s=2.0)

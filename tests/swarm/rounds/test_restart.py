@@ -19,8 +19,8 @@ from swarm.protocol.agreement.records import BALLOT_KEY, BallotRecord
 from swarm.protocol.messages import FETCH_RESULT, SliceOf
 from swarm.rounds.driver.messages import AGREE
 from swarm.rounds.driver.records import RecordFiles
-from tests.swarm.rounds_driver.shadow_disk import ShadowDisk, put_back
-from tests.swarm.rounds_driver.test_driver import deltas
+from tests.swarm.rounds.shadow_disk import ShadowDisk, put_back
+from tests.swarm.rounds.test_driver import deltas
 from tests.swarm.support.driven_group import DrivenGroup, DrivenReplica, GroupSetting, open_driven_group
 
 PACED = GroupSetting(work_s=0.2)  # a round takes longer than fetching its state, as it does in earnest

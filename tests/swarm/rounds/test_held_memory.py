@@ -14,7 +14,7 @@ import trio
 from tests.dht.support.open_run import guard
 from tests.peer.support.honest import running
 from tests.peer.support.victim_child import ATTACKERS, attacker
-from tests.swarm.rounds_driver.test_driver import deltas
+from tests.swarm.rounds.test_driver import deltas
 from tests.swarm.support.driven_group import DrivenReplica, GroupSetting, open_driven_group
 
 ROUNDS = 20  # of each measurement

@@ -15,8 +15,8 @@ from swarm.protocol.head import Member, genesis
 from swarm.protocol.plan import Assignment, WorkPlan
 from swarm.rounds.contribution import Contributor
 from swarm.rounds.driver.training import Training
-from tests.swarm.rounds_driver.test_driver import deltas
-from tests.swarm.rounds_driver.test_losses import QUICK
+from tests.swarm.rounds.test_driver import deltas
+from tests.swarm.rounds.test_losses import QUICK
 from tests.swarm.support.driven_group import GroupSetting, open_driven_group
 from tests.swarm.support.group import regrouped
 

@@ -13,8 +13,8 @@ from peer.identity import Identity
 from peer.net.method import Call
 from swarm.rounds.driver.catch_up import ROUNDS_MAX
 from swarm.state.messages import StateMethods
-from tests.swarm.rounds_driver.test_driver import deltas
-from tests.swarm.rounds_driver.test_losses import QUICK
+from tests.swarm.rounds.test_driver import deltas
+from tests.swarm.rounds.test_losses import QUICK
 from tests.swarm.support.driven_group import DrivenGroup, DrivenReplica, GroupSetting, open_driven_group
 
 

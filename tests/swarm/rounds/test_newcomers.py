@@ -16,8 +16,8 @@ from swarm.protocol.agreement.messages import RosterMessage
 from swarm.protocol.head import Member
 from swarm.protocol.plan import Assignment
 from swarm.rounds.driver.messages import AGREE
-from tests.swarm.rounds_driver.test_driver import deltas
-from tests.swarm.rounds_driver.test_losses import QUICK
+from tests.swarm.rounds.test_driver import deltas
+from tests.swarm.rounds.test_losses import QUICK
 from tests.swarm.support.driven_group import DrivenReplica, GroupSetting, open_driven_group
 from tests.swarm.support.group import schedule_of
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from peer.identity import Identity
-from tests.swarm.rounds_driver.test_driver import deltas
+from tests.swarm.rounds.test_driver import deltas
 from tests.swarm.support.driven_group import open_driven_group
 
 Damage = Callable[[bytes], bytes]
