@@ -39,7 +39,7 @@ from swarm.rounds.driver.handlers import serve_agreement, serve_heads
 from swarm.rounds.driver.records import RecordFiles
 from swarm.rounds.driver.replica_actor import ReplicaActor
 from swarm.rounds.driver.replica_driver import ReplicaDriver, ReplicaParts
-from swarm.rounds.driver.work import work_timeout, work_of
+from swarm.rounds.driver.work import work_of, work_timeout
 from swarm.rounds.notifier import Notifier
 from swarm.state.outer_state import OuterState
 from swarm.state.snapshots import SnapshotStore
