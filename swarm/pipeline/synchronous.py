@@ -215,7 +215,8 @@ class Synchronous(StageTrainer):
         # At once, for the round that begins with this head asks; and its weights may well be those that are here.
         before = self._adoption.head if self._adoption is not None else self.head
         if before is not None and head != before:
-            self._resumes = head.term > before.term and head.round <= before.round
+            begun = bool(before.members)  # else this is the start of the first term
+            self._resumes = begun and head.term > before.term and head.round <= before.round
         super().adopt(theta, changed, head)
 
     # -- what stays and what goes ------------------------------------------------------------------------------------

@@ -20,14 +20,8 @@ from swarm.protocol.plan import Assignment
 from swarm.protocol.round_schedule import RoundSchedule
 from swarm.protocol.timeouts import AdaptiveTimeouts
 from swarm.rounds.trainer import TrainRequest, TrainResult
-from tests.swarm.support.driven_group import (
-    DrivenGroup,
-    DrivenReplica,
-    GroupSetting,
-    Patient,
-    open_driven_group,
-    schedule_of,
-)
+from tests.swarm.support.driven_group import DrivenGroup, DrivenReplica, GroupSetting, open_driven_group
+from tests.swarm.support.group import Patient, schedule_of
 
 NUMEL, MICRO = 2_000, 2
 LATER = dataclasses.replace(schedule_of(4), stage=1, stages=2, micro_batch=MICRO)
