@@ -32,6 +32,10 @@ class Broken(AssertionError):
         self.invariant = invariant
 
 
+class OutsidePromise(Exception):
+    """What happens from here on is not promised."""
+
+
 class Invariants:
     """All that is remembered of one schedule to judge the next event."""
 
@@ -221,6 +225,8 @@ class Invariants:
             raise Broken("10 electorate", f"the start of term {head.term} has the members {peers}")
         if head.previous not in self.values:
             self._passed_by(self._world.machines["W"], head)
+        if self._setup.mode == "witness" and self._setup.lying.issuperset(peers):
+            raise OutsidePromise(f"only liars have answered the person who began term {head.term}")
         base = self.values[head.previous]
         if (base.state_hash, base.ledger, base.round) != (head.state_hash, head.ledger, head.round):
             raise Broken("2 lineage", f"the start of term {head.term} changes the state of its base")

@@ -18,6 +18,8 @@ ROUNDS: Final = 2
 PERSON_S: Final = 8.0  # a person looks this often
 NOTICED: Final = 3  # looks in a row at which nothing has moved, after which a person acts without having been told
 FETCHES_PER_ROUND: Final = 2.5  # a peer that can fetch so many states in a round comes in for sure
+GIVES_TIME: Final = {"regroup_withdrawn", "regrouped"}
+"""The group goes on by itself, or in a new term: a person waits for a few looks, until called again."""
 CALLS: Final = {"quorum_lost", "coordinator_restored", "start_not_bound"}
 
 
@@ -42,8 +44,10 @@ class Liveness:
 
     def told(self, event: str) -> None:
         self._told.add(event)
-        if event == "regroup_withdrawn":  # the group goes on by itself, so a person gives it time
+        if event in GIVES_TIME:
             self._looks_off = NOTICED
+        elif event in CALLS:
+            self._looks_off = 0
 
     def _look(self) -> None:
         """Be the person: regroup where the coordinator asks for it."""

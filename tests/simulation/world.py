@@ -14,7 +14,7 @@ from swarm.protocol.agreement import messages as say
 from swarm.protocol.agreement.config import AgreementConfig
 from swarm.protocol.plan import Contribution
 from tests.simulation import faults, liars
-from tests.simulation.invariants import Broken, Invariants
+from tests.simulation.invariants import Broken, Invariants, OutsidePromise
 from tests.simulation.liveness import Liveness
 from tests.simulation.machine import Machine
 from tests.simulation.net import Network
@@ -22,6 +22,7 @@ from tests.simulation.setups import COORDINATOR, Setup
 from tests.simulation.signatures import Signatures
 from tests.simulation.tensors import GENESIS, WORK, Tensors
 
+FOUND_S = 0.5  # after which a peer that has started is found by the others
 TAGS = {kind: str(kind.__struct_config__.tag) for kind in say.Message.__args__}
 
 
@@ -71,7 +72,7 @@ class World:
             min_peers=setup.members,
             max_peers=setup.members + 4,
             attempt_s=1.5,
-            finish_s=0.5,
+            finish_s=1.0,
             lost_s=4.0,
             start_s=10.0,
             stalled_s=12.0,
@@ -87,9 +88,14 @@ class World:
         heapq.heappush(self._queue, (time, self._count, machine, life, act, args))
 
     def run(self) -> World:
-        """Run the schedule to its end. Raises `Broken`."""
+        """Run the schedule to its end, or as far as the promise goes. Raises `Broken`."""
         self.at(self.heals_at, None, self._heal)
-        self.advance(self.heals_at + self.setup.calm_s)
+        try:
+            self.advance(self.heals_at + self.setup.calm_s)
+        except OutsidePromise as error:
+            self.covered["outside the promise"] += 1
+            self.note("", str(error))
+            return self
         self.invariants.at_end()
         self.liveness.check()
         return self
@@ -151,10 +157,17 @@ class World:
         machine.start = lambda declared=False: None  # type: ignore[method-assign]
 
     def started(self, machine: Machine) -> None:
-        """Introduce a machine to the others: each finds the records of the rest."""
+        """Introduce a machine and the others to each other: each finds the records of the rest."""
         for other in sorted(self.machines):
             if other != machine.peer and self.machines[other].up:
                 self.at(self.now + self.random.random() * 0.3, machine, machine.step, events.PeerUp(other))
+                self.at(self.now + FOUND_S, self.machines[other], self._find, self.machines[other], machine)
+
+    def _find(self, machine: Machine, other: Machine) -> None:
+        """Let a peer that looks for others find one that has started."""
+        if self.reaches(other.peer, machine.peer):
+            machine.suspects.discard(other.peer)
+            machine.step(events.PeerUp(other.peer))
 
     def suspect(self, by: str, suspected: str, truly: bool = True) -> None:
         """Let one peer's failure detector suspect another (`truly`: only if bytes of it do not come now)."""

@@ -50,7 +50,7 @@ class AgreementConfig:
     grace_s: float = 0.5
     """A leader waits this long for promises beyond a quorum."""
     finish_s: float = 8.0
-    """A leader waits this long for slow members to finish their step, encode and submit, after they were asked to."""
+    """A leader waits this long for members that it has asked to finish their step, encode and submit what they have."""
     ask_s: float = 2.0
     """The coordinator waits this long for answers before it starts a term."""
     lost_s: float = 30.0

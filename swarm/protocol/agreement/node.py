@@ -281,10 +281,10 @@ class AgreementNode:
                     else:
                         self._coordinator.told(peer, message)
             case say.StartMessage():
+                if self._coordinator is not None and peer == self._config.peer:
+                    self._coordinator.show_start(message)  # now, and not after the fence has been written
                 if self._config.mode != "required":
                     self._starts.start(message, self._height.instance, self._height.participant)
-                if self._coordinator is not None and peer == self._config.peer:
-                    self._coordinator.show_start(message)
             case say.AckMessage():
                 self._starts.ack(message)
             case _:

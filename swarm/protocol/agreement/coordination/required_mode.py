@@ -126,7 +126,7 @@ class RequiredCoordinator(Coordinator):
             self.context.out.tell("regroup_failed", round=self.chain.head.round, reason=reason)
             return
         base, undoes = held
-        if undoes and not self._may_undo(inquiry):
+        if undoes and not self._may_undo(inquiry, base):
             return
         self._unheld_since = None
         holders = self.state_holders(inquiry, base.state_hash)
@@ -140,13 +140,16 @@ class RequiredCoordinator(Coordinator):
         lately = self.committed_at > self.began_at and self.context.now - self.committed_at < self.patient_s
         return lately and not self._starts_in_vain and self._ready and not self.context.mute
 
-    def _may_undo(self, inquiry: Inquiry) -> bool:
+    def _may_undo(self, inquiry: Inquiry, base: Head) -> bool:
         """Return whether certified heads may be taken back whose state no peer has brought: after a long time, or by
-        a person."""
+        a person. Only a person gives up all that was learned."""
         if inquiry.by_person:
             if not inquiry.undo:
                 self.context.out.tell("regroup_undoes", round=self.chain.head.round)
             return inquiry.undo
+        if base.round <= 0:
+            self.tell_lost("no peer that answers has weights of the run")
+            return False
         if self._unheld_since is None:
             self._unheld_since = self.context.now
         return self.context.now - self._unheld_since >= self.context.config.undo_s * self._doubled

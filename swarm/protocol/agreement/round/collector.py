@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import Final
 
 from peer.errors import ProtocolViolation, RoundDiscarded
 from peer.identity import Signed
@@ -19,6 +20,8 @@ from swarm.protocol.exclusion import choose_excluded
 from swarm.protocol.head import Member
 from swarm.protocol.ledger import Range
 from swarm.protocol.plan import PLAN_KIND, Contribution, WorkPlan, fit_roster
+
+NEWCOMERS_SHARE: Final = 0.25  # of the round's time so far
 
 
 class Collector:
@@ -167,8 +170,11 @@ class Collector:
             return True
         if attempt.finishing_early:
             return False
-        if context.now >= attempt.end_at or not any(head.has(member) for member in missing):
+        if context.now >= attempt.end_at:
             self._finish_early(attempt)
+            return False
+        if not any(head.has(member) for member in missing):
+            self._finish_early(attempt, self._newcomers_s)
             return False
         took = [attempt.took_s[member] for member in sorted(attempt.took_s)]
         late_s = context.work.late_s(attempt.plan, took)
@@ -180,12 +186,18 @@ class Collector:
                 context.out.timer(TIMER, min(late_at, attempt.end_at))
         return False
 
-    def _finish_early(self, attempt: Attempt) -> None:
-        """Ask the missing ones for what they have, and wait a last moment."""
+    @property
+    def _newcomers_s(self) -> float:
+        """How long newcomers are waited for after all members have submitted: a small part of the round."""
+        config, took_s = self._context.config, self._context.now - self._instance.planned_at
+        return min(config.finish_s, max(config.grace_s, NEWCOMERS_SHARE * took_s))
+
+    def _finish_early(self, attempt: Attempt, wait_s: float | None = None) -> None:
+        """Ask the missing ones for what they have, and wait a last moment: `finish_s`, or `wait_s`."""
         if attempt.finishing_early:
             return
         attempt.finishing_early = True
-        attempt.end_at = self._context.now + self._context.config.finish_s
+        attempt.end_at = self._context.now + (self._context.config.finish_s if wait_s is None else wait_s)
         self._context.out.timer(TIMER, attempt.end_at)
         self.send_plan(attempt, done=attempt.contributions)
 

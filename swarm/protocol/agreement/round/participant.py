@@ -102,7 +102,8 @@ class Participant:
             return
         plan = self._succession.plan(order.plan, instance.head, instance.hash, order.attempt)
         work_s = context.work.timeout_s(instance.head, plan, self._turns.rotations)
-        seconds = work_s + context.work.exchange_s(instance.head) + self._turns.turn_s
+        seconds = work_s + context.config.finish_s  # until the roster
+        seconds += context.work.exchange_s(instance.head) + self._turns.turn_s
         self._turns.extend(leader_of(instance.head, instance.hash, order.attempt), order.attempt, "plan", seconds)
         mine = instance.signed_plan
         if mine is not None and instance.plan is not None and instance.plan.hash != plan.hash:

@@ -134,8 +134,14 @@ class GroupOfNodes:
         self.sent: list[tuple[str, str, say.Message]] = []
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
-        defaults = {"genesis": GENESIS, "coordinator": COORDINATOR, "min_peers": len(peers)}
-        defaults |= {"stalled_s": 60.0, "undo_s": 60.0}
+        defaults = {
+            "genesis": GENESIS,
+            "coordinator": COORDINATOR,
+            "min_peers": len(peers),
+            "stalled_s": 60.0,
+            "undo_s": 60.0,
+            "finish_s": 0.5,
+        }
         self._config = defaults | config
         for peer in [COORDINATOR, *peers]:
             self.start(peer)

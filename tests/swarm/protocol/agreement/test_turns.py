@@ -80,3 +80,12 @@ def test_a_member_that_promises_to_a_later_leader_leads_no_attempt_of_its_own() 
     said = [message for source, _, message in group.sent[first:] if source == mine.peer]
     assert any(isinstance(message, say.PromiseMessage) for message in said)
     assert not any(isinstance(message, say.PrepareMessage) for message in said) and waits.awaited == 2
+
+
+def test_what_there_is_when_a_plans_time_is_over_is_merged() -> None:
+    """The leader went on in the moment when the members stopped, and had nothing: they were slower than they had been,
+    so no plan's time was ever enough."""
+    group = GroupOfNodes("ABC", train_s=1000.0)
+    group.run_to(2, seconds=150.0)
+    failed = [told["reason"] for peer in "ABC" for told in group.told(peer, "attempt_failed")]
+    assert "no member has submitted a contribution" not in failed
