@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 ROUNDS: Final = 2
 PERSON_S: Final = 8.0  # a person looks this often
 NOTICED: Final = 3  # looks in a row at which nothing has moved, after which a person acts without having been told
+JOIN_ROUNDS: Final = 8  # of one term, after which those that have asked are members
 FETCHES_PER_ROUND: Final = 2.5  # a peer that can fetch so many states in a round comes in for sure
 GIVES_TIME: Final = {"regroup_withdrawn", "regrouped"}
 """The group goes on by itself, or in a new term: a person waits for a few looks, until called again."""
@@ -30,7 +31,7 @@ class Liveness:
         self._world = world
         self._from: int | None = None
         self._checked_at = 0.0
-        self._reached = False
+        self._reached = self._goes_on = False
         self._told: set[str] = set()
         self._vain = 0
         self._seen = (0, 0, 0)
@@ -44,6 +45,8 @@ class Liveness:
 
     def told(self, event: str) -> None:
         self._told.add(event)
+        if event == "regrouped":
+            self._told -= CALLS  # if the new term does not go on either, the coordinator must call again
         if event in GIVES_TIME:
             self._looks_off = NOTICED
         elif event in CALLS:
@@ -94,8 +97,17 @@ class Liveness:
             return False
         rounds = [head.round for head in heads]
         together = max(rounds) - min(rounds) <= 1 and len({(head.term, head.boot) for head in heads}) == 1
-        self._reached = together and min(rounds) >= self._from + ROUNDS and self._have_joined(expected)
+        self._goes_on = together and min(rounds) >= self._from + ROUNDS
+        self._reached = self._goes_on and self._have_joined(expected)
         return self._reached
+
+    def _may_still_join(self) -> bool:
+        """Return whether newcomers of a group that goes on have had too few rounds of this term to become members: a
+        slow member's rounds take long."""
+        heads = self._world.invariants.heads.values()
+        top = max(heads, key=position)
+        began = [head.round for head in heads if (head.term, head.boot) == (top.term, top.boot)]
+        return self._goes_on and top.round - min(began) < JOIN_ROUNDS
 
     def _expected(self) -> list[Machine]:
         """Return the honest peers that must stand together. Not those that wait for a dead coordinator, nor peers
@@ -123,7 +135,7 @@ class Liveness:
 
         if self._untold and not self._world.liars and self._is_promised():
             raise Broken("13 told", "the group stood still and no person was told")
-        if self._reached or not self._is_promised():
+        if self._reached or self._may_still_join() or not self._is_promised():
             return
         places = [f"{m.peer}:{position(m.node.head)}" for m in self._honest() if m.node is not None]
         raise Broken("13 liveness", f"{self._world.setup.calm_s:.0f} s after the last fault: {' '.join(places)}")
