@@ -96,6 +96,8 @@ class Observer:
         self._parts, self._rounds, self._publishes = parts, rounds, publishes
 
     async def committed(self, head: Head, merged: Sequence[Contribution] | None, results: list[memoryview]) -> None:
+        if not head.round:
+            return  # the start of the term
         state = self._parts.state
         self.seconds.append(time.monotonic())
         self.members.append(len(head.members))

@@ -21,7 +21,7 @@ from swarm.client.session import RunClient, open_client
 from swarm.gossip.pairing import PeerView
 from swarm.gossip.state_transfer import find_donor
 from swarm.membership.member_record import MemberRecord
-from swarm.membership.proven_heads import POLL_S
+from swarm.membership.proven_heads import POLL_S, ProvenHead
 from swarm.placement.stages import state_bytes, vectors_of
 from swarm.protocol.head import Head
 from swarm.run.invite import Invite
@@ -130,8 +130,9 @@ class _HeadDownload:
 
     async def _fetch(self, stage: int, records: Mapping[str, MemberRecord]) -> _Part:
         manifest = self._client.training
-        candidates = await self._client.candidates(records, stage)
-        best = next((candidate for candidate in candidates if candidate.holders), None)
+        best = await self._best(records, stage)
+        if best is not None:  # those that answer at once are asked again: small rounds are over in no time
+            best = await self._best({peer: records[peer] for peer in best.holders if peer in records}, stage) or best
         if best is None:
             raise NetworkError("no commit was found that a peer proves and holds: try again later")
         if stage in self._parts and best.head == self._parts[stage].head:
@@ -145,6 +146,11 @@ class _HeadDownload:
         size_bytes, vectors = state_bytes(manifest, stage), len(vectors_of(manifest, stage))
         file = self._part_file.with_name(f"{self._part_file.name}.{stage}")
         return await _fetch_part(self._client, best.head, best.holders, size_bytes, vectors, file)
+
+    async def _best(self, records: Mapping[str, MemberRecord], stage: int) -> ProvenHead | None:
+        """Return the highest proven head that one of these peers holds."""
+        candidates = await self._client.candidates(records, stage)
+        return next((candidate for candidate in candidates if candidate.holders), None)
 
 
 async def _download_replica(client: RunClient, part_file: Path) -> Download:
