@@ -12,6 +12,7 @@ ROUND_S: Final = 10.0
 DAY_S: Final = 86400.0
 SOON_S: Final = 600.0
 LATE_S: Final = 7200.0
+SHOWN: Final = 0.1  # points that are taken back, at least
 SOON_MAX: Final = 4  # members of the groups of which it is also measured what a person does soon
 Cell = dict[str, Any]
 Key = tuple[str, int, float, float, float]
@@ -117,9 +118,11 @@ def _line(row: Modelled, witness: Cell | None, soon: Cell | None, required: Cell
 
 
 def _shown(cell: Cell | None) -> str:
-    """Return progress, its standard error, and what of it stays if that is less."""
+    """Return progress, its standard error, and what of it stays if that is less.
+
+    A round that was chosen and committed by nobody before a new term takes it up only counts as one that stays."""
     if cell is None:
         return ""
     spread = error(cell)
     text = f"{progress(cell):.1f}" + (f" ±{spread:.1f}" if math.isfinite(spread) else "")
-    return text if cell["kept"] == cell["committed"] else f"{text}, {kept(cell):.1f} stay"
+    return text if progress(cell) - kept(cell) < SHOWN else f"{text}, {kept(cell):.1f} stay"
