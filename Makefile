@@ -5,6 +5,8 @@ PYTHON ?= python3
 VENV   ?= .venv
 TORCH  ?=
 HOME_DIR ?= quickstart
+# A file a worker. One that crashes ends the run: restarted, it would run the same test again, and again.
+SPREAD := --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 export PYTHONUNBUFFERED = 1
 
 BIN   := $(VENV)/bin
@@ -31,11 +33,11 @@ quickstart: $(STAMP)
 
 # Four at a time, a file each: much of a test of processes is waiting for a deadline.
 test: $(STAMP)
-	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest --numprocesses 4 $(SPREAD)
 
 # What a developer runs between two edits: no test that starts processes.
 test-fast: $(STAMP)
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m "not process and not soak"
+	$(BIN)/python -m pytest --numprocesses 2 $(SPREAD) -m "not process and not soak"
 
 # The agreement's core under 5,000 random schedules, with seeds of the day; `--shrink` tells what broke as a timeline.
 simulate: $(STAMP)
@@ -43,10 +45,10 @@ simulate: $(STAMP)
 
 # Measures what each test file takes; the longest run first (tests/durations.json).
 durations: $(STAMP)
-	TEST_DURATIONS=1 $(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder --durations 20
+	TEST_DURATIONS=1 $(BIN)/python -m pytest --numprocesses 4 $(SPREAD) --durations 20
 
 soak: $(STAMP)
-	$(BIN)/python -m pytest -m "hypothesis and not soak" --hypothesis-profile explore
+	$(BIN)/python -m pytest -m "hypothesis and not soak" --hypothesis-profile explore -o timeout=0
 	$(BIN)/python -m pytest -m soak -s
 	$(BIN)/python -m tests.simulation --schedules 100000 --workers 2
 

@@ -21,6 +21,7 @@ import random
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from itertools import pairwise
 from pathlib import Path
@@ -41,14 +42,18 @@ from peer.errors import NetworkError
 from peer.events import EventLog
 from peer.identity import Identity
 from peer.net.host import HostConfig, open_host
-from swarm.protocol.head import Head, Member
-from swarm.protocol.quorum import ask_head_reports
+from swarm.membership.proven_heads import ask_proven_heads
+from swarm.protocol.agreement.config import AgreementConfig
+from swarm.protocol.head import Head, genesis
+from swarm.protocol.plan import Contribution
 from swarm.protocol.timeouts import AdaptiveTimeouts
-from swarm.rounds.context import RoundContext
+from swarm.rounds.driver.replica_driver import ReplicaDriver, ReplicaParts
+from swarm.rounds.driver.work import work_of
 from swarm.rounds.trainer import TrainRequest, TrainResult
 from swarm.state.fetch import fetch_state
 from swarm.state.snapshots import SnapshotStore
 
+OUTER = DilocoOuter(lr=0.7, momentum=0.9)
 ROUND_S = 60.0
 WARM_UP = 3  # rounds
 REST = 3  # rounds from one fetch to the next
@@ -70,13 +75,20 @@ class Pausing(NoTraining):
 class Meter(Observer):
     """Also notes the CPU seconds of the process at each commit."""
 
-    def __init__(self, context: RoundContext, rounds: int, publishes: bool, folder: Path) -> None:
-        super().__init__(context, rounds, publishes, folder)
+    def __init__(self, parts: ReplicaParts, rounds: int) -> None:
+        super().__init__(parts, rounds, publishes=True)
         self.cpu: list[float] = []
 
-    async def committed(self, head: Head, results: list[memoryview]) -> None:
-        await super().committed(head, results)
+    async def committed(self, head: Head, merged: Sequence[Contribution] | None, results: list[memoryview]) -> None:
+        await super().committed(head, merged, results)
         self.cpu.append(time.process_time())
+
+
+def config_of(peer: str, numel: int, rounds: int, folder: Path) -> AgreementConfig:
+    """Return the part of `peer` in the group. The coordinator takes no part: its key is in `folder`."""
+    authority = Identity.load_or_create(folder / "authority.key")
+    first = genesis("benchmark", diloco_state(numel, "int8", OUTER).tree.root)
+    return AgreementConfig(genesis=first, peer=peer, coordinator=authority.peer_id, rounds=rounds)
 
 
 async def member(number: int, numel: int, pause_s: float, rounds: int, folder: Path) -> None:
@@ -84,15 +96,19 @@ async def member(number: int, numel: int, pause_s: float, rounds: int, folder: P
     torch.set_num_threads(1)
     authority, identity = Identity.load_or_create(folder / "authority.key"), Identity.generate()
     log = EventLog()
-    state = diloco_state(numel, "int8", DilocoOuter(lr=0.7, momentum=0.9))
+    state = diloco_state(numel, "int8", OUTER)
     async with open_host(HostConfig(identity=identity, events=log)) as host, trio.open_nursery() as nursery:
         snapshots = SnapshotStore(state.size_bytes, 9 << 20)
         snapshots.serve(host.rpc)
-        me, trainer = Member(host.peer_id, str(number)), Pausing(delta_of(number, numel), pause_s)
-        context = RoundContext(me, host, state, snapshots, trainer, SCHEDULE, AdaptiveTimeouts())
-        observer = Meter(context, rounds, True, folder)
+        trainer = Pausing(delta_of(number, numel), pause_s)
+        parts = ReplicaParts(host, state, snapshots, trainer, SCHEDULE, AdaptiveTimeouts(), folder / host.peer_id)
+        work = work_of(state.strategy, SCHEDULE, lambda head: ROUND_S)
+        driver = ReplicaDriver(parts, config_of(host.peer_id, numel, rounds, folder), work, lambda: ())
+        observer = Meter(parts, rounds)
+        await driver.begin(observer)
+        me = driver.me
         print(json.dumps({"peer": me.peer, "session": me.session, "addresses": host.addresses}), flush=True)
-        await take_part(context, observer, authority, rounds, nursery)
+        await take_part(driver, parts, authority, rounds, nursery)
         print(json.dumps({"seconds": observer.seconds, "cpu": observer.cpu}), flush=True)
         await trio.sleep_forever()  # other members may still need this one; the parent ends it
 
@@ -110,13 +126,14 @@ async def joiner(numel: int, rounds: int, nice: int, folder: Path) -> None:
     async with open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as host:
         for hello in group:
             host.book.add(hello["peer"], hello["addresses"])
+        config = config_of(host.peer_id, numel, rounds, folder)
         round_number = 0
         while round_number < rounds - 1:
             await trio.sleep(dice.uniform(0.1, 0.6))
-            head_reports = await ask_head_reports(host.rpc, peers)
-            head = max((s.head for _, s in head_reports), key=lambda h: h.round, default=None)
-            round_number = head.round if head is not None else 0
-            if head is None or head.round < next_round:
+            found = await ask_proven_heads(host, config, peers)
+            head = found[0].head if found else config.genesis
+            round_number = head.round
+            if round_number < next_round:
                 continue
             began = time.monotonic()
             with suppress(NetworkError):  # the head has moved on

@@ -1,4 +1,4 @@
-"""`peer coordinate`: create a run, print its invite, start it, and regroup it when a majority is lost."""
+"""`peer coordinate`: create a run, print its invite, start it, and vote as its witness."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from cli.views.progress import Progress
 from cli.views.text import quoted
 from optim.config import EagerConfig
 from peer.errors import ConfigError
+from swarm.coordinator.webhook import check_url
 from swarm.run.config import read_run_config
 from swarm.run.home import Home
 
@@ -43,6 +44,17 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Withdraw the invite printed so far and print another. The peers that came by it stay.",
 )
+@click.option(
+    "--restored",
+    is_flag=True,
+    help="The home was put back from a backup: start no term and vote on nothing before `peer regroup`.",
+)
+@click.option(
+    "--notify",
+    default="",
+    metavar="URL",
+    help="POST a small JSON object to this address when members are missing and when the run is complete.",
+)
 @network_options(listen="/ip4/0.0.0.0/tcp/31337")
 @click.option("--json", "as_json", is_flag=True, help="Print the invite and every event as JSON lines.")
 @tied_option
@@ -53,6 +65,8 @@ def coordinate(
     bootstrap: tuple[str, ...],
     banned: tuple[str, ...],
     new_invite: bool,
+    restored: bool,
+    notify: str,
     listen: tuple[str, ...],
     announce: tuple[str, ...],
     relays: tuple[str, ...],
@@ -61,8 +75,9 @@ def coordinate(
 ) -> None:
     """Create the run that RUN.toml describes, or continue the run in --home, and print the invite.
 
-    Training goes on without this process. The coordinator is needed to start the run, and to regroup it when more
-    than half of the members are lost at once. The invite holds its address, so restart it on the same port.
+    Training goes on without this process, unless the run says that it is required. The coordinator is needed to start
+    the run, and when more than half of the members are lost at once. The invite holds its address, so restart it on
+    the same port.
     """
     if init:
         _write_template(run_toml or Path("RUN.toml"))
@@ -71,9 +86,12 @@ def coordinate(
     run = None if run_toml is None else read_run_config(run_toml)  # before the slow imports: a typo is reported at once
     if run is not None and isinstance(run.outer, EagerConfig) and (caution := run.outer.caution(run.run.max_peers)):
         say(f"Warning: {caution}.", err=True)
+    if notify:
+        check_url(notify)
     from swarm.coordinator.coordinator import CoordinatorConfig
 
-    _run(CoordinatorConfig(home, run, listen, announce, relays, bootstrap, banned, new_invite), as_json, tied)
+    config = CoordinatorConfig(home, run, listen, announce, relays, bootstrap, banned, new_invite, restored, notify)
+    _run(config, as_json, tied)
 
 
 def _write_template(path: Path) -> None:

@@ -6,6 +6,7 @@ Exit codes are those of `peer.errors` (docs/cli.md): 0 success, 1 a bug, 2 usage
 
 from __future__ import annotations
 
+import gc
 import importlib
 import sys
 from collections.abc import Sequence
@@ -23,7 +24,12 @@ COMMANDS: Final = {
     "quickstart": "Train a small model with several peers on this machine.",
     "coordinate": "Create a run from a RUN.toml and print its invite.",
     "join": "Take part in a run with this machine.",
+    "serve": "Serve blocks of a model with this machine.",
+    "generate": "Continue a text with a served model.",
+    "chat": "Talk with a served model.",
+    "api": "Serve OpenAI's interface to a served model.",
     "invite": "Print an invite to a run, from any home that may invite.",
+    "regroup": "Continue a run that has lost too many members at once.",
     "status": "Show the peers, round and loss of a run.",
     "export": "Write the last commit as a Hugging Face checkpoint.",
     "doctor": "Check whether this machine can take part in a run.",
@@ -68,6 +74,7 @@ def check_arguments(arguments: Sequence[str]) -> None:
 
 def main() -> None:
     """Run the console script; turn every failure into one sentence and an exit code."""
+    gc.disable()  # until the imports are done (`cli.run`): a fifth of their time would go into looking for garbage
     try:
         check_packages()
         forbid_core_dumps()  # this process will hold a key

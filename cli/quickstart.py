@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import Final
 
 import click
+import msgspec
 
 from cli.demo.child_processes import children
 from cli.demo.cluster import LocalCluster
 from cli.demo.report import Report, draw_losses, write_report
 from cli.demo.scenario import play_pipeline, play_whole
+from cli.demo.served_sample import ServedSample, serve_sample
 from cli.demo.verdict import judge, train_losses
 from cli.run import stopping_by_signal
 from cli.templates import template
@@ -37,7 +39,7 @@ PIPELINE_STEPS: Final = 30
 ROUNDS_MIN: Final = 6  # the added peer must have rounds left to take part in
 PIPELINE_ROUNDS_MIN: Final = 8
 MARK: Final = ".barnraise-quickstart"
-LEFTOVERS: Final = ("run.toml", "report.json", "loss.png", "coordinator*", "peer-*")
+LEFTOVERS: Final = ("run.toml", "report.json", "loss.png", "coordinator*", "peer-*", "server-*", "model")
 
 
 @click.command()
@@ -61,7 +63,10 @@ LEFTOVERS: Final = ("run.toml", "report.json", "loss.png", "coordinator*", "peer
     show_default=True,
     help="Folder for the peers' homes, their logs, report.json and loss.png.",
 )
-def quickstart(peers: int, stages: int, rounds: int, home: Path) -> None:
+@click.option(
+    "--serve", "serves", is_flag=True, help="At the end, kill one of three block servers in the middle of an answer."
+)
+def quickstart(peers: int, stages: int, rounds: int, home: Path, serves: bool) -> None:
     """Train a small language model on the text of Python's standard library with several peers on this machine.
 
     During the run one peer joins and one is killed (SIGKILL). Exit code 0 means that every invariant held: all peers
@@ -70,6 +75,8 @@ def quickstart(peers: int, stages: int, rounds: int, home: Path) -> None:
     With --stages no peer holds the whole model, and another peer is frozen for a while (SIGSTOP). The invariants are
     then: the replicas of a stage ended every round with the same weights, no stage counted a micro-batch twice or lost
     one, and the training loss fell.
+
+    In the end block servers serve the trained model, and it is asked through the network.
     """
     if stages > 1 and peers < stages + SPARE:
         raise ConfigError(f"{stages} stages need {stages + SPARE} peers here, as some will fail: raise --peers")
@@ -79,10 +86,10 @@ def quickstart(peers: int, stages: int, rounds: int, home: Path) -> None:
     _claim(home)
     with stopping_by_signal(), Home(home).locked():
         _prepare(home, rounds, stages)
-        _play(peers, stages, rounds, home)
+        _play(peers, stages, rounds, home, serves)
 
 
-def _play(peers: int, stages: int, rounds: int, home: Path) -> None:
+def _play(peers: int, stages: int, rounds: int, home: Path, serves: bool) -> None:
     """Run the cluster and judge it. Raises RoundError if an invariant did not hold."""
     began = time.time()
     title = f"quickstart: {peers} peers, {rounds} rounds, in {home}"
@@ -91,9 +98,14 @@ def _play(peers: int, stages: int, rounds: int, home: Path) -> None:
         play = play_whole if stages == 1 else play_pipeline
         scenario = play(LocalCluster(home, rounds, group, progress, redraw), peers)
     report = judge(scenario, progress, rounds, began)
+    served = None
+    if not report.broken_invariants:
+        say("The model is trained. Block servers start, to ask it through the network.", err=True)
+        served = serve_sample(home, _homes(report, home), kills=serves)
+        report = msgspec.structs.replace(report, sample=served.text)
     write_report(home / "report.json", report)
     draw_losses(home / "loss.png", dict(sorted(progress.val_losses.items())), train_losses(progress), scenario.marks)
-    _summarize(report, home)
+    _summarize(report, home, served)
     if report.broken_invariants:
         raise RoundError(f"an invariant did not hold ({'; '.join(report.broken_invariants)}): read the logs in {home}")
 
@@ -142,28 +154,48 @@ def run_toml(rounds: int, stages: int = 1) -> str:
     return text
 
 
-def _summarize(report: Report, home: Path) -> None:
-    held, homes = f"All surviving peers hold the same weights, state {report.state_hash[:16]}.", [home / "peer-1"]
+def _homes(report: Report, home: Path) -> list[Path]:
+    """Return the homes from which the model can be exported: one of each stage."""
+    if not report.stages:
+        return [home / "peer-1"]
+    names = {peer: seen.name for peer, seen in report.peers.items()}
+    return [home / names[stage.replicas[0]] for stage in report.stages if stage.replicas]
+
+
+def _summarize(report: Report, home: Path, served: ServedSample | None = None) -> None:
+    held = f"All surviving peers hold the same weights, state {report.state_hash[:16]}."
     if report.stages:
         states = ", ".join(
             f"stage {stage.stage} at {stage.state_hash[:8]} ({several(len(stage.replicas), 'peer')})"
             for stage in report.stages
         )
         held = f"Weights: {states}.\n{_micro_batch_text(report)}"
-        names = {peer: seen.name for peer, seen in report.peers.items()}
-        homes = [home / names[stage.replicas[0]] for stage in report.stages if stage.replicas]
-    options = " ".join(f"--home {quoted(path)}" for path in homes)
+    options = " ".join(f"--home {quoted(path)}" for path in _homes(report, home))
     text = (
         f"\n{report.rounds_committed} rounds committed, {report.rounds_discarded} discarded:"
         f" {report.tokens / 1e6:.1f} million tokens in {report.wall_s:.0f} s.\n"
         f"Held-out loss {report.val_loss_first:.3f} -> {report.val_loss_last:.3f} nats per byte.\n"
         f"{held}\n"
         f"{_traffic_text(report)}\n\n"
-        f"A sample of the model's text:\n{report.sample}\n\n"
+        f"{_served_text(report, served)}"
         f"The numbers are in {home / 'report.json'}, the loss curve in {home / 'loss.png'}. To export the model:\n"
         f"  {_this_command()} export {options} --out model"
     )
     say(*text.split("\n"), uncut=True)
+
+
+def _served_text(report: Report, served: ServedSample | None) -> str:
+    """Return what the model said, and who computed it."""
+    if served is None:
+        return ""
+    answer = served.answer
+    names = " and ".join(str(hop["name"]) for hop in answer["route"])
+    killed = f" {served.killed} was killed in the middle of it." if served.killed else ""
+    rate = len(answer["tokens"]) / max(answer["seconds"], 1e-3)
+    return (
+        f"What the model says, {len(answer['tokens'])} tokens at {rate:.0f} a second, by {names}:{killed}\n"
+        f"{report.sample}\n\n"
+    )
 
 
 def _this_command() -> str:
@@ -190,14 +222,16 @@ def _traffic_text(report: Report) -> str:
 
 
 def _micro_batch_text(report: Report) -> str:
-    """Return how often micro-batches counted. A replica that dies loses what it has counted since its last commit."""
+    """Return how often micro-batches counted."""
     counts = report.micro_batches
     assert counts is not None
+    merged = ", ".join(str(stage.merged) for stage in report.stages)
+    lost = ", ".join(f"{stage.lost} at stage {stage.stage}" for stage in report.stages[1:])
     missed = ", ".join(f"{stage.uncounted} at stage {stage.stage}" for stage in report.stages[1:])
     undone = f" Merged by later stages only: {counts.undone}." if counts.undone else ""
     return (
         f"{counts.dispatched} micro-batches dispatched, {counts.completed} completed, {counts.retried} retried;"
         f" {counts.double_counted} counted twice, {counts.lost} lost.\n"
-        f"Merged by the first stage but not by a later one: {missed}.{undone}\n"
+        f"Merged by the stages: {merged}. Declared lost: {lost}. Uncounted: {missed}.{undone}\n"
         f"Moves between stages: {len(report.moves)}."
     )

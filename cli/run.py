@@ -79,6 +79,7 @@ def run_until_stopped(work: Callable[[], Awaitable[T]], tied: bool = False) -> T
         return result
 
     gc.freeze()  # a full collection would stop the event loop for 150 ms to look through all imported modules
+    gc.enable()
     try:
         return trio.run(supervise)
     finally:
@@ -96,6 +97,7 @@ def stopping_by_signal() -> Iterator[None]:
     def stop(signum: int, frame: object) -> None:
         raise Stopped(signum)
 
+    gc.enable()
     found = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for signum in (signal.SIGTERM, signal.SIGHUP):

@@ -31,6 +31,14 @@ def write_atomically(path: Path, content: bytes) -> None:
             os.unlink(temporary)
 
 
+def make_folder(path: Path) -> None:
+    """Create a folder and those above it. When this returns, a power cut leaves them all. Raises OSError."""
+    if not path.is_dir():
+        make_folder(path.parent)
+        path.mkdir(exist_ok=True)
+        fsync_path(path.parent)
+
+
 def fsync_path(path: Path) -> None:
     """Wait until the disk has a file's bytes, or a folder's entries."""
     fd = os.open(path, os.O_RDONLY)

@@ -29,7 +29,10 @@ def _temporary_files(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the longest files first, as measured: parallel workers then end at about the same time."""
+    """Give soaks their time. Run the longest files first, as measured: parallel workers then end at about one time."""
+    for item in items:
+        if item.get_closest_marker("soak"):
+            item.add_marker(pytest.mark.timeout(0))  # a soak takes what it takes
     seconds = json.loads(DURATIONS.read_text())
     items.sort(key=lambda item: -seconds.get(str(item.path.relative_to(ROOT)), 0.0))
 

@@ -1,17 +1,16 @@
-"""One of our peers for averaging.py: a host, an engine and random gradients in a process.
+"""One of our peers for averaging.py: a host, a replica's driver and random gradients in a process.
 
     python -m benchmarks.parts.averaging_peer NUMBER PARAMS CODEC ROUNDS FOLDER
 
 Prints its address, reads the whole group, takes part in ROUNDS rounds and prints its figures. All peers hold the key of
-a temporary authority (in FOLDER) and sign the run's first head with it. Ed25519 is deterministic, so they sign the same
-bytes, and no further process is needed.
+a temporary coordinator (in FOLDER) and sign the start of the first term with it. Ed25519 is deterministic, so they sign
+the same bytes, and no further process is needed.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import secrets
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -34,17 +33,17 @@ from peer.config import InnerConfig
 from peer.events import EventLog
 from peer.identity import Identity, sign_body
 from peer.net.host import HostConfig, open_host
+from swarm.protocol.agreement import events
+from swarm.protocol.agreement.config import AgreementConfig
+from swarm.protocol.agreement.messages import StartBody, StartMessage
+from swarm.protocol.agreement.rules.evidence import START
 from swarm.protocol.head import Head, Member, genesis
-from swarm.protocol.messages import REGROUP_KIND
-from swarm.protocol.quorum import HeadCandidate
+from swarm.protocol.plan import Contribution
 from swarm.protocol.round_schedule import RoundSchedule
 from swarm.protocol.timeouts import AdaptiveTimeouts
-from swarm.rounds.context import RoundContext
-from swarm.rounds.engine import Engine
-from swarm.rounds.handlers import RunLimits
-from swarm.rounds.replay import replay
+from swarm.rounds.driver.replica_driver import ReplicaDriver, ReplicaParts
+from swarm.rounds.driver.work import work_of
 from swarm.rounds.trainer import TrainRequest, TrainResult
-from swarm.state.fetch import fetch_state
 from swarm.state.outer_state import OuterState
 from swarm.state.snapshots import SnapshotStore
 
@@ -84,20 +83,22 @@ def diloco_state(numel: int, codec: str, outer: DilocoOuter) -> OuterState:
 
 
 class Observer:
-    """An observer of the engine: the time of each commit, and theta before the last one.
+    """Hears of commits: the time of each, and theta before the last one.
 
     Snapshots, from which others fetch missed results, are published only before a scripted fault: publishing is no part
     of averaging."""
 
-    def __init__(self, context: RoundContext, rounds: int, publishes: bool, folder: Path) -> None:
+    def __init__(self, parts: ReplicaParts, rounds: int, publishes: bool) -> None:
         self.seconds: list[float] = []  # time.monotonic, the same clock in all processes
         self.members: list[int] = []
         self.cpu_s = 0.0
         self.before_last: torch.Tensor | None = None
-        self._context, self._rounds, self._publishes, self._folder = context, rounds, publishes, folder
+        self._parts, self._rounds, self._publishes = parts, rounds, publishes
 
-    async def committed(self, head: Head, results: list[memoryview]) -> None:
-        state = self._context.state
+    async def committed(self, head: Head, merged: Sequence[Contribution] | None, results: list[memoryview]) -> None:
+        if not head.round:
+            return  # the start of the term
+        state = self._parts.state
         self.seconds.append(time.monotonic())
         self.members.append(len(head.members))
         if head.round == 1:
@@ -107,39 +108,31 @@ class Observer:
         if head.round == self._rounds - 1:
             self.before_last = state.theta.clone()
         if self._publishes:
-            self._context.snapshots.publish(state.tree, state.tensors, msgspec.msgpack.encode(head), results)
+            self._parts.snapshots.publish(state.tree, state.tensors, msgspec.msgpack.encode(head), results)
 
-    async def fetch(self, candidate: HeadCandidate, mine: Head) -> None:
-        context, wanted, donors = self._context, candidate.head.state_hash, list(candidate.holders)
-        if await replay(context, mine, wanted, donors):
-            return
-        file = self._folder / f"{context.me.peer}.part"
-        fetched = await fetch_state(
-            context.host.rpc, lambda: donors, wanted, context.state.size_bytes, file, context.events
-        )
-        context.state.replace(fetched.tensors, fetched.tree)
-
-    def known_peers(self) -> Iterable[str]:
-        return ()
+    def donors(self, head: Head) -> Iterable[str]:
+        return [member.peer for member in head.members]
 
 
 async def take_part(
-    context: RoundContext, observer: Observer, authority: Identity, rounds: int, nursery: trio.Nursery
+    driver: ReplicaDriver, parts: ReplicaParts, authority: Identity, rounds: int, nursery: trio.Nursery
 ) -> None:
-    """Read the group, then run the engine to the end."""
+    """Read the group, then take part in all rounds."""
     with trio.fail_after(START_S):
         line = await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True)
     group: list[dict[str, Any]] = json.loads(line)["group"]
     for hello in group:
-        context.host.book.add(hello["peer"], hello["addresses"])
-    first = genesis("benchmark", context.state.tree.root)
-    head = first.regrouped(tuple(Member(hello["peer"], hello["session"]) for hello in group), 1)
-    signed = sign_body(authority, REGROUP_KIND, head)
-    engine = Engine(context, RunLimits(first, authority.peer_id, rounds, len(group)), head, signed, observer)
+        parts.host.book.add(hello["peer"], hello["addresses"])
+    members = tuple(sorted(Member(hello["peer"], hello["session"]) for hello in group))
+    first = driver.group.config.genesis
+    head = msgspec.structs.replace(first, term=1, boot=1, previous=first.hash, members=members, attempt=-1)
+    signed = sign_body(authority, START, StartBody(head))
+    nursery.start_soon(driver.run)
     print(json.dumps({"ready": True}), flush=True)
     await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True)  # until all can be called
     nursery.start_soon(end_with_parent, nursery.cancel_scope)
-    await engine.run()
+    driver.group.feed(events.Received(authority.peer_id, StartMessage(signed)))
+    await driver.until_round(rounds)
 
 
 async def end_with_parent(everything: trio.CancelScope) -> None:
@@ -154,15 +147,23 @@ async def main(number: int, numel: int, codec: str, rounds: int, folder: Path) -
     state = diloco_state(numel, codec, DilocoOuter(lr=1.0, momentum=0.0))
     log = EventLog()
     async with open_host(HostConfig(identity=identity, events=log)) as host, trio.open_nursery() as nursery:
-        me = Member(host.peer_id, secrets.token_hex(4))
         snapshots = SnapshotStore(state.size_bytes, 8 << 20)
         snapshots.serve(host.rpc)
         publishes = "BENCHMARK_SNAPSHOTS" in os.environ
         trainer, timeouts = NoTraining(delta_of(number, numel)), AdaptiveTimeouts(0.0 if publishes else TIMEOUT_S)
-        context = RoundContext(me, host, state, snapshots, trainer, SCHEDULE, timeouts)
-        observer = Observer(context, rounds, publishes, folder)
+        parts = ReplicaParts(host, state, snapshots, trainer, SCHEDULE, timeouts, folder / host.peer_id)
+        config = AgreementConfig(
+            genesis=genesis("benchmark", state.tree.root),
+            peer=host.peer_id,
+            coordinator=authority.peer_id,
+            rounds=rounds,
+        )
+        driver = ReplicaDriver(parts, config, work_of(state.strategy, SCHEDULE, lambda head: TIMEOUT_S), lambda: ())
+        observer = Observer(parts, rounds, publishes)
+        await driver.begin(observer)
+        me = driver.me
         print(json.dumps({"peer": me.peer, "session": me.session, "addresses": host.addresses}), flush=True)
-        await take_part(context, observer, authority, rounds, nursery)
+        await take_part(driver, parts, authority, rounds, nursery)
         before = observer.before_last if observer.before_last is not None else torch.zeros(numel)
         report = {
             "peer": me.peer,

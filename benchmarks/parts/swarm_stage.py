@@ -41,6 +41,7 @@ from swarm.pipeline.source import MicroBatchSource
 from swarm.pipeline.stage_server import StageServer
 from swarm.protocol.head import Head
 from swarm.protocol.ledger import Ledger, Range
+from swarm.protocol.receipts import StageProof
 
 RUN = "benchmark"
 CALL_S = 30.0
@@ -126,9 +127,12 @@ async def main() -> None:
         def replicas_of(stage: int) -> Mapping[str, LoadReport]:
             return table[stage]
 
+        async def prove(stage: int) -> StageProof:
+            return ()
+
         head = Head(rules.groups[index], 0, 0, b"", b"", (), Ledger(), 0, 0)
         accounting = SampleAccounting(head, rules.micro_batch)
-        server = StageServer(index, rules, worker_group, host, accounting, replicas_of)
+        server = StageServer(index, rules, worker_group, host, accounting, replicas_of, prove)
         async with server.open():
             dispatches = Dispatches(setting, server)
             say(ready=True)

@@ -39,8 +39,12 @@ class StageReport(msgspec.Struct, frozen=True, kw_only=True):
     state_hash: str
     replicas: list[str]
     """Peer ids."""
+    merged: int
+    """Micro-batches in this stage's commits."""
+    lost: int
+    """Micro-batches that this stage's ledger declares lost."""
     uncounted: int
-    """Micro-batches that the first stage has merged and this one has not."""
+    """Micro-batches that the first stage has merged, and this one has neither merged nor declared lost."""
 
 
 class MoveReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,6 +80,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     killed: list[str]
     added: list[str]
     sample: str
+    """What the trained model wrote, asked through block servers; empty if an invariant did not hold."""
     wall_s: float
     broken_invariants: list[str]
     stages: list[StageReport] = []

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -23,14 +23,13 @@ from cli.demo.report import (
 from cli.demo.scenario import Scenario
 from cli.views.micro_batch_audit import MicroBatches, audit
 from cli.views.state import ViewState
+from cli.views.text import several
+from swarm.protocol.ledger import count, without
 
 if TYPE_CHECKING:
     from swarm.protocol.head import Head
     from swarm.run.manifest import Manifest
     from swarm.training.saved_models import SavedModel
-
-PROMPT: Final = "def "
-SAMPLE_TOKENS: Final = 200
 
 
 @dataclass(frozen=True)
@@ -84,8 +83,8 @@ def _judge_whole(outcome: _Outcome) -> Report:
 
 def _judge_pipeline(outcome: _Outcome) -> Report:
     scenario, view, ids = outcome.scenario, outcome.view, outcome.ids
-    unknown: list[str] = []
-    micro_batches, uncounted = _audit_micro_batches(view, outcome.model.manifest, outcome.heads, unknown)
+    unknown, manifest = list[str](), outcome.model.manifest
+    micro_batches, uncounted = _audit_micro_batches(view, manifest, outcome.heads, unknown)
     faults = {"killed": scenario.killed, "frozen": scenario.frozen, "added": scenario.added}
     commits = (commit for seen in view.commits.values() for commit in seen.values())
     broken = broken_in_pipeline(
@@ -104,6 +103,8 @@ def _judge_pipeline(outcome: _Outcome) -> Report:
                 round=head.round,
                 state_hash=head.state_hash.hex(),
                 replicas=[ids[name] for name in scenario.survivors if view.rows[name].stage == stage],
+                merged=head.tokens // manifest.data.seq_len // manifest.micro_batch,
+                lost=-(-head.ledger.lost // manifest.micro_batch),
                 uncounted=uncounted[stage],
             )
             for stage, head in enumerate(outcome.heads)
@@ -141,7 +142,7 @@ def _common_report(outcome: _Outcome) -> Report:
         traffic_factor=round(_traffic_factor(outcome), 1),
         killed=[ids[name] for name in scenario.killed],
         added=[ids[name] for name in scenario.added],
-        sample=_sample(outcome.model),
+        sample="",
         wall_s=round(time.time() - outcome.began, 1),
         broken_invariants=_broken_states(outcome),
     )
@@ -169,21 +170,29 @@ def _last_rounds(outcome: _Outcome) -> dict[str, int]:
 def _audit_micro_batches(
     view: ViewState, manifest: Manifest, heads: list[Head], unknown: list[str]
 ) -> tuple[MicroBatches, list[int]]:
-    """Audit every stage. Return the micro-batch counts, and for each stage those that only the first stage has merged.
+    """Audit every stage. Return the micro-batch counts, and for each stage those that only the first stage has merged
+    and no ledger tells of.
 
-    Adds a sentence to `unknown` for each stage whose commits are not all known.
+    Adds a sentence to `unknown` for each stage whose commits are not all known, or whose ledger does not add up.
     """
-    trail, size = view.audit_trail, manifest.micro_batch
-    twice, lost, undone, trained = 0, 0, 0, []
+    trail, size, seq_len = view.audit_trail, manifest.micro_batch, manifest.data.seq_len
+    twice, lost, undone, uncounted = 0, 0, 0, []
     for stage, head in enumerate(heads):
         merged = trail.merged(stage, manifest.first_head(stage).hash.hex(), head.hash.hex())
         if merged is None:
             unknown.append(f"no peer reported all commits of stage {stage}, so its micro-batches were not audited")
         else:
             elsewhere = trail.merged_elsewhere(stage) if stage == 0 else ()
-            found = audit(merged, head.ledger.cursor, head.ledger.returned, elsewhere)
+            found = audit(merged, head.ledger, elsewhere)
             twice, lost, undone = twice + found.twice, lost + found.lost, undone + found.undone
-        trained.append(head.tokens // manifest.data.seq_len)
+        ledger = head.ledger
+        if ledger.cursor != head.tokens // seq_len + count(ledger.returned) + ledger.lost:
+            unknown.append(f"in the ledger of stage {stage} the samples merged, free and lost are not those issued")
+        uncounted.append(count(without(heads[0].ledger.settled, ledger.settled)) // size)
+        if uncounted[-1]:
+            unknown.append(
+                f"stage {stage} has neither merged nor declared lost {several(uncounted[-1], 'micro-batch')}"
+            )
 
     def total(name: str) -> int:
         return sum(totals.of(name) for totals in trail.totals.values())
@@ -196,7 +205,7 @@ def _audit_micro_batches(
         lost=-(-lost // size),
         undone=-(-undone // size),
     )
-    return micro_batches, [max(0, trained[0] - samples) // size for samples in trained]
+    return micro_batches, uncounted
 
 
 def _broken_states(outcome: _Outcome) -> list[str]:
@@ -233,31 +242,3 @@ def _peer_id(home: Path) -> str:
     from swarm.run.home import Home
 
     return Identity.load_or_create(Home(home).identity).peer_id
-
-
-def _sample(model: SavedModel) -> str:
-    """Return what the trained model writes after "def ".
-
-    It runs on one thread: with so small a model more threads mostly wait for each other, for minutes on a busy machine.
-    """
-    import torch
-
-    from peer.data.tokenizer import ByteTokenizer
-    from peer.model.decoder import Decoder
-    from peer.model.generate import generate
-
-    tokenizer = ByteTokenizer()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        ids = generate(
-            Decoder(model.manifest.model, model.theta),
-            tokenizer.encode(PROMPT),
-            vocab_size=tokenizer.vocab_size,
-            max_new_tokens=SAMPLE_TOKENS,
-            temperature=0.7,
-            seed=0,
-        )
-    finally:
-        torch.set_num_threads(threads)
-    return PROMPT + tokenizer.decode(ids)

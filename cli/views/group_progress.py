@@ -42,20 +42,31 @@ def _regrouped(view: ViewState, row: Row, at: float, fields: Fields) -> None:
         view.note(f"{group.name} is regrouped and continues from round {group.round} with {members} (term {term})")
 
 
-def _majority_missing(view: ViewState, row: Row, at: float, fields: Fields) -> None:
+def _quorum_lost(view: ViewState, row: Row, at: float, fields: Fields) -> None:
+    """Too few voters answer, or no peer that answers has the last weights."""
     group = view.group_of(fields)
-    group.phase = f"{fields['alive']} of {several(int(fields['members']), 'member')} alive"
-    view.note(f"{group.name} has lost its majority at round {fields['round']}: {group.phase}")
+    names = ", ".join(view.name_of(peer) for peer in fields.get("away") or ()) or "its members"
+    group.phase = "cannot go on"
+    view.note(
+        f"{group.name} cannot go on from round {fields['round']} ({fields['reason']}): start {names} again, or continue"
+        " without them with `peer regroup`"
+    )
 
 
-def _members_away(view: ViewState, row: Row, at: float, fields: Fields) -> None:
+def _start_not_bound(view: ViewState, row: Row, at: float, fields: Fields) -> None:
     group = view.group_of(fields)
-    names = ", ".join(view.name_of(peer) for peer in fields.get("members") or ()) or "its members"
-    if group.complete:
-        view.note(f"no peer with the last round of {group.name} is left: for late joiners, start one of {names} again")
-        return
-    group.phase = "its last members are away"
-    view.note(f"no live peer can continue {group.name} from round {fields['round']}: start one of {names} again")
+    group.phase = "waits for its members"
+    members = several(int(fields["members"]), "member")
+    view.note(f"{group.name} waits for more of the {members} of term {fields['term']}: start those that are away again")
+
+
+def _coordinator_restored(view: ViewState, row: Row, at: float, fields: Fields) -> None:
+    group = view.group_of(fields)
+    group.phase = "waits for `peer regroup`"
+    view.note(
+        f"the coordinator's disk is not the newest one of {group.name}: it does nothing before `peer regroup`; use that"
+        " once the members that are alive are connected"
+    )
 
 
 def _prefix_full(view: ViewState, row: Row, at: float, fields: Fields) -> None:
@@ -86,8 +97,9 @@ GROUP_EVENTS: Final[dict[str, Callable[[ViewState, Row, float, Fields], None]]] 
     "run_entered": _run_entered,
     "head_seen": _head_seen,
     "regrouped": _regrouped,
-    "majority_missing": _majority_missing,
-    "members_away": _members_away,
+    "quorum_lost": _quorum_lost,
+    "start_not_bound": _start_not_bound,
+    "coordinator_restored": _coordinator_restored,
     "prefix_full": _prefix_full,
     "stage_set_back": _stage_set_back,
     "run_completed": _run_completed,

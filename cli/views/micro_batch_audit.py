@@ -6,13 +6,13 @@ their contributions were made of. Where both agree, each sample was counted exac
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import msgspec
 
-from swarm.protocol.ledger import Range, count, union, without
+from swarm.protocol.ledger import Ledger, Range, common, count, union, without
 
 
 class MicroBatches(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,12 +106,12 @@ class Audit(NamedTuple):
     twice: int
     """Merged twice."""
     lost: int
-    """Trained according to the ledger, but in no commit."""
+    """Settled according to the ledger, but in no commit and not declared lost."""
     undone: int
     """Like `lost`, but merged by other stages."""
 
 
-def audit(merged: Iterable[Range], cursor: int, returned: Sequence[Range], elsewhere: Iterable[Range] = ()) -> Audit:
+def audit(merged: Iterable[Range], ledger: Ledger, elsewhere: Iterable[Range] = ()) -> Audit:
     """Compare a stage's ledger with what its commits have `merged`, repetitions included.
 
     `elsewhere` is for the first stage: what any commit of the other stages has merged. A first stage that has lost all
@@ -120,8 +120,9 @@ def audit(merged: Iterable[Range], cursor: int, returned: Sequence[Range], elsew
     """
     ranges = list(merged)
     distinct = union(ranges)
-    trained = without([(0, cursor)], returned)
-    missing = without(trained, distinct)
-    lost = without(missing, elsewhere)
-    again = without(distinct, trained)  # will be handed out once more
-    return Audit(count(ranges) - count(distinct) + count(again), count(lost), count(missing) - count(lost))
+    settled = ledger.settled
+    missing = without(settled, distinct)
+    undone = count(common(missing, elsewhere))
+    silent = max(0, count(missing) - max(undone, ledger.lost))
+    again = without(distinct, settled)  # will be handed out once more
+    return Audit(count(ranges) - count(distinct) + count(again), silent, undone)

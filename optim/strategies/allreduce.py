@@ -30,6 +30,9 @@ class AllReduceStrategy(OuterStrategy):
     def coding(self, round_info: RoundInfo, state: Sequence[torch.Tensor]) -> Coding:
         return self._wire.coding(0, state[1])
 
+    def slices(self, round_info: RoundInfo) -> int:
+        return self._wire.slices(0)
+
     def step_into(
         self, round_info: RoundInfo, after: Sequence[torch.Tensor], before: Sequence[torch.Tensor], update: torch.Tensor
     ) -> None:

@@ -155,6 +155,10 @@ class Wire(ABC):
         """Return the fragment's coding, a pure function of `momentum` (the shared state's, (P,), only read)."""
 
     @abstractmethod
+    def slices(self, fragment: int) -> int:
+        """Return how many slices the fragment's coding has, whatever the state."""
+
+    @abstractmethod
     def encode(self, coding: Coding, vector: torch.Tensor, out: Sequence[torch.Tensor]) -> list[float]:
         """Do as `OuterStrategy.encode`."""
 
@@ -177,6 +181,9 @@ class DenseWire(Wire):
 
     def coding(self, fragment: int, momentum: torch.Tensor) -> DenseCoding:
         return self._codings[fragment]
+
+    def slices(self, fragment: int) -> int:
+        return self._codings[fragment].count
 
     def encode(self, coding: Coding, vector: torch.Tensor, out: Sequence[torch.Tensor]) -> list[float]:
         assert isinstance(coding, DenseCoding)

@@ -25,7 +25,13 @@ class DilocoStrategy(OuterStrategy):
         self._outer = outer
 
     def coding(self, round_info: RoundInfo, state: Sequence[torch.Tensor]) -> Coding:
-        return self._wire.coding((round_info.round - 1) % self._wire.fragments, state[1])
+        return self._wire.coding(self._fragment(round_info), state[1])
+
+    def slices(self, round_info: RoundInfo) -> int:
+        return self._wire.slices(self._fragment(round_info))
+
+    def _fragment(self, round_info: RoundInfo) -> int:
+        return (round_info.round - 1) % self._wire.fragments
 
     def step_into(
         self, round_info: RoundInfo, after: Sequence[torch.Tensor], before: Sequence[torch.Tensor], update: torch.Tensor

@@ -92,6 +92,10 @@ class OuterStrategy(ABC):
         """Return the round's coding. `state`: [theta, *shared] before the round, only read."""
 
     @abstractmethod
+    def slices(self, round_info: RoundInfo) -> int:
+        """Return how many slices the round's coding has, whatever the state."""
+
+    @abstractmethod
     def step_into(
         self, round_info: RoundInfo, after: Sequence[torch.Tensor], before: Sequence[torch.Tensor], update: torch.Tensor
     ) -> None:

@@ -93,6 +93,9 @@ class LionStrategy(OuterStrategy):
     def coding(self, round_info: RoundInfo, state: Sequence[torch.Tensor]) -> MajorityCoding:
         return self._coding
 
+    def slices(self, round_info: RoundInfo) -> int:
+        return self._coding.count
+
     def step_into(
         self, round_info: RoundInfo, after: Sequence[torch.Tensor], before: Sequence[torch.Tensor], update: torch.Tensor
     ) -> None:

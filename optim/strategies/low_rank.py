@@ -148,6 +148,9 @@ class LowRankWire(Wire):
     def coding(self, fragment: int, momentum: torch.Tensor) -> LowRankCoding:
         return self._codings[fragment]
 
+    def slices(self, fragment: int) -> int:
+        return self._codings[fragment].count
+
     def encode(self, coding: Coding, vector: torch.Tensor, out: Sequence[torch.Tensor]) -> list[float]:
         assert isinstance(coding, LowRankCoding)
         absmax(vector)  # finite: nothing else may enter the residual

@@ -72,6 +72,9 @@ class SparseStrategy(OuterStrategy):
     def coding(self, round_info: RoundInfo, state: Sequence[torch.Tensor]) -> SparseCoding:
         return self._coding
 
+    def slices(self, round_info: RoundInfo) -> int:
+        return self._coding.count
+
     def step_into(
         self, round_info: RoundInfo, after: Sequence[torch.Tensor], before: Sequence[torch.Tensor], update: torch.Tensor
     ) -> None:

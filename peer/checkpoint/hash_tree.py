@@ -76,6 +76,11 @@ def hash_list_bytes(size_bytes: int) -> int:
     return -(-size_bytes // chunk_size_for(size_bytes)) * HASH_BYTES
 
 
+def hash_list_bytes_max(size_bytes: int) -> int:
+    """Return the size of the longest list of a state of at most `size_bytes`: a smaller one may have more chunks."""
+    return max(hash_list_bytes(size_bytes), _CHUNKS_WANTED * HASH_BYTES)
+
+
 class StateBytes:
     """Several contiguous CPU tensors as one sequence of bytes, without a copy."""
 

@@ -63,7 +63,7 @@ class ByteTokenizer:
         return np.frombuffer(data, dtype=np.uint8)
 
     def decode(self, ids: list[int]) -> str:
-        return bytes(ids).decode(errors="replace")
+        return bytes(min(id, 255) for id in ids).decode(errors="replace")  # 255 is in no UTF-8: ids without a byte
 
     def save(self, folder: Path) -> None:
         """Write a byte-level BPE without merges, whose vocabulary is the printable stand-in of each byte."""

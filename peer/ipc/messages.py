@@ -1,9 +1,10 @@
 """The protocol between the network process and its compute workers: length-prefixed msgpack frames of typed messages.
 
 This module holds what every worker program shares: loading, the bases of commands and replies, and signs of life. The
-commands of a program are in `peer.ipc.train_messages` and `peer.ipc.stage_messages`. The parent does not trust the
-worker, which computes on tensors of strangers: its messages have bounds, and a malformed one ends it. Tensors lie in
-shared memory (`peer.ipc.shared_memory`).
+commands of a program are in `peer.ipc.train_messages` and `peer.ipc.stage_messages`; a worker that serves blocks takes
+none, but records (`peer.ipc.block_messages`). The parent does not trust the worker, which computes on tensors of
+strangers: its messages have bounds, and a malformed one ends it. Tensors lie in shared memory
+(`peer.ipc.shared_memory`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from peer.bounds import Hash, Number, Text
 from peer.config import DataConfig, InnerConfig, ModelConfig
 from peer.decoding import MALFORMED, told
 from peer.errors import StageReason, WorkerError
+from peer.ipc.block_messages import LoadBlocks
 from peer.ipc.stage_spec import StageSpec
 
 _LENGTH = struct.Struct(">I")
@@ -27,7 +29,7 @@ Sentence = Annotated[str, msgspec.Meta(max_length=4096)]
 
 
 class LoadModel(msgspec.Struct, frozen=True, tag="load", kw_only=True):
-    """The first message to a worker: all it needs to know."""
+    """The first message to a worker that trains or reads a corpus: all it needs to know."""
 
     program: str
     """The name of what the worker runs (`peer.worker.programs`)."""
@@ -135,7 +137,8 @@ class WorkerEvent(msgspec.Struct, frozen=True, tag="event"):
     fields: Annotated[dict[Text, Sentence | int | float | bool | None], msgspec.Meta(max_length=64)]
 
 
-ToWorker = LoadModel | Stop | Command
+FirstMessage = LoadModel | LoadBlocks
+ToWorker = FirstMessage | Stop | Command
 FromWorker = ModelLoaded | Rejected | Beat | WorkerEvent | WorkerReply
 
 _encoder = msgspec.msgpack.Encoder()

@@ -59,8 +59,18 @@ class _HubConfig(msgspec.Struct):
 
 
 def read_hub_config(content: bytes) -> ModelConfig:
-    """Return the ModelConfig of a config.json. Raises ConfigError, also for a setting that this decoder would compute
-    differently."""
+    """Return the ModelConfig of a config.json, for training. Raises ConfigError, also for a setting that this decoder
+    would compute differently."""
+    model, window = read_served_config(content)
+    if window is None:
+        return model
+    # within the window, sliding and full attention are equal
+    return msgspec.structs.replace(model, max_seq_len=min(model.max_seq_len, window))
+
+
+def read_served_config(content: bytes) -> tuple[ModelConfig, int | None]:
+    """Return the ModelConfig of a config.json and the window of its attention in tokens, None for all. Raises as
+    `read_hub_config`."""
     try:
         kind = msgspec.json.decode(content, type=_Kind)
         for key in _CODE:
@@ -81,16 +91,16 @@ def read_hub_config(content: bytes) -> ModelConfig:
             found = str(getattr(raw, key))[:40]
             raise ConfigError(f"config.json sets {key} to {found!r}: choose a model with {plain!r}")
     try:
-        return _model_config(kind.model_type, raw)
+        return _model_config(kind.model_type, raw), _window(kind.model_type, raw)
     except ValueError as error:
         raise ConfigError(f"config.json describes no supported model ({told(error)}): choose another") from error
 
 
 def _model_config(family: str, raw: _HubConfig) -> ModelConfig:
     rope = _merged_rope(raw)
-    max_seq_len, window = raw.max_position_embeddings, raw.sliding_window
-    if window is not None and (family == "mistral" or raw.use_sliding_window):
-        max_seq_len = min(max_seq_len, window)  # within the window, sliding and full attention are equal
+    max_seq_len = raw.max_position_embeddings
+    if family != "mistral" and raw.use_sliding_window and raw.sliding_window is not None:
+        max_seq_len = min(max_seq_len, raw.sliding_window)  # only some layers of Qwen have a window: stay within it
     return ModelConfig(
         vocab_size=raw.vocab_size,
         hidden_size=raw.hidden_size,
@@ -107,6 +117,14 @@ def _model_config(family: str, raw: _HubConfig) -> ModelConfig:
         attention_bias=family == "qwen2",
         tie_embeddings=raw.tie_word_embeddings,
     )
+
+
+def _window(family: str, raw: _HubConfig) -> int | None:
+    if family != "mistral" or raw.sliding_window is None:
+        return None
+    if raw.sliding_window < 1:
+        raise ValueError(f"sliding_window is {raw.sliding_window}: set it to at least 1")
+    return raw.sliding_window
 
 
 def _merged_rope(raw: _HubConfig) -> _Rope:

@@ -65,6 +65,10 @@ class Admissions:
         for peer in self._barred:
             self.revoke(peer)
 
+    def is_barred(self, peer: str) -> bool:
+        """Whether a peer may call nothing but open methods, whatever it proves."""
+        return peer in self._barred
+
     def trust(self, cause: str, peers: Iterable[str]) -> None:
         """Replace the peers trusted for `cause`: members of the last head, the authority, peers of the invite."""
         self._trusted[cause] = frozenset(peers)

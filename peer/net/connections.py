@@ -27,7 +27,7 @@ from peer.net.libp2p_fixes.inbound_limits import inbound_gate
 from peer.net.libp2p_fixes.peer_cleanup import OnConnections
 from peer.net.limits import NetLimits
 from peer.net.nat.traversal import Traversal
-from peer.net.stream_channel import LOST, StreamChannel
+from peer.net.stream_channel import GREETING, LOST, StreamChannel
 from peer.net.wire import Channel
 
 _BULK_RETRY_S: Final = 60.0
@@ -85,11 +85,15 @@ class Connections:
         channel = await self._open_bulk(peer) if bulk else None
         if channel is not None:
             return channel
+        return await self.open_stream(peer, GREETING)
+
+    async def open_stream(self, peer: str, greeting: bytes) -> Channel:
+        """Open a new stream of the protocol that begins so on the connection for control. Raises as `open`."""
         for connection in self.live(peer):
-            channel = await self._open_on(connection, peer)
+            channel = await self._open_on(connection, peer, greeting)
             if channel is not None:
                 return channel
-        channel = await self._open_on(await self.connect(peer), peer)
+        channel = await self._open_on(await self.connect(peer), peer, greeting)
         if channel is None:
             raise ConnectionLost(f"the connection to {peer} ended as soon as it was made")
         return channel
@@ -158,12 +162,17 @@ class Connections:
         if self.traversal is not None:
             self.traversal.forget(peer_id)
 
+    async def direct_ip(self, peer: str) -> str | None:
+        """Connect to a peer, unless connected, and return the IP address at which a further dial would reach it. None
+        for one behind NAT: a dial would fail, after seconds. Raises DialError."""
+        ip = _remote_ip(await self.connect(peer))
+        return ip if ip is not None and self._listens_at(peer, ip) else None
+
     async def _open_bulk(self, peer: str) -> Channel | None:
         """Open a channel that shares no connection with control calls: by TLS, else by a second libp2p connection."""
-        control = await self.connect(peer)
-        ip = _remote_ip(control)
-        if ip is None or not self._listens_at(peer, ip):
-            return None  # behind NAT: a dial would fail, after seconds
+        ip = await self.direct_ip(peer)
+        if ip is None:
+            return None
         if self.bulk is not None:
             channel = await self.bulk.channel(peer, ip)
             if channel is not None:
@@ -235,13 +244,13 @@ class Connections:
                 return None
             return connection
 
-    async def _open_on(self, connection: Connection, peer: str) -> StreamChannel | None:
+    async def _open_on(self, connection: Connection, peer: str, greeting: bytes = GREETING) -> StreamChannel | None:
         """Open a stream on this connection. Returns None if the connection is dead."""
         try:
             stream = await connection.muxed_conn.open_stream()  # beside the library's layers: see `streams`
         except LOST:
             return None
-        return StreamChannel(peer, stream, owes_greeting=True, expects_greeting=True)
+        return StreamChannel(peer, stream, owes_greeting=True, expects_greeting=True, greeting=greeting)
 
 
 def _libp2p_id(peer: str) -> ID:

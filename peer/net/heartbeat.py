@@ -114,6 +114,16 @@ class Heartbeat:
             if self._nursery is not None:
                 self._nursery.start_soon(self._watch, peer, self._watched[peer])
 
+    async def ping(self, peer: str, timeout_s: float) -> bool:
+        """Return whether a peer, watched or not, gives a sign of life within that time."""
+        try:
+            await self._rpc.call(peer, PING, Ping(), timeout_s=timeout_s)
+        except (RemoteError, ProtocolViolation):
+            return True
+        except NetworkError:
+            return False
+        return True
+
     async def run(self) -> None:
         """Ping until cancelled."""
         async with trio.open_nursery() as nursery:

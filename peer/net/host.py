@@ -14,9 +14,8 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from itertools import islice
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
-import msgspec
 import trio
 from libp2p import new_host
 from libp2p.custom_types import TProtocol
@@ -25,25 +24,22 @@ from libp2p.network.config import ConnectionConfig, RetryConfig
 from peer.errors import BarnraiseError, DialError, ResourceError
 from peer.events import EventLog
 from peer.identity import Identity
-from peer.net.address_book import (
-    ADDRESS_CHARS_MAX,
-    AddressBook,
-    closed_range,
-    ip_of,
-    is_circuit,
-    split_address,
-)
+from peer.net.address_book import AddressBook, closed_range, ip_of, is_circuit, split_address
 from peer.net.admissions import Admissions
 from peer.net.bulk.transport import OFFER, BulkTransport, Offer, OfferRequest
 from peer.net.connections import Connections
+from peer.net.flow.dialing import open_flows
+from peer.net.flow.flow import FlowParts
+from peer.net.flow.flows import Flows
 from peer.net.heartbeat import Heartbeat
+from peer.net.hello import HELLO, Addresses
 from peer.net.libp2p_fixes import apply_fixes, harden
 from peer.net.libp2p_fixes.streams import serve_greeted
 from peer.net.libp2p_fixes.turns import accept_in_turn, turns_of
 from peer.net.libp2p_fixes.yamux_stream import YamuxStream
-from peer.net.limits import NetLimits
+from peer.net.limits import ByteBudget, NetLimits
 from peer.net.listen_address import announced_address, check_port_free, expand_wildcard, listen_address
-from peer.net.method import Call, Method
+from peer.net.method import Call
 from peer.net.nat.hole_punch import Path
 from peer.net.nat.traversal import Traversal
 from peer.net.rate_limit import Meter, TokenBucket, Traffic
@@ -52,15 +48,6 @@ from peer.net.stream_channel import GREETING, PROTOCOL, StreamChannel
 
 _HELLO_S: Final = 10.0
 _GOODBYE_S: Final = 1.0
-
-
-class Addresses(msgspec.Struct, frozen=True):
-    """The addresses of a peer, exchanged on every new connection."""
-
-    addresses: Annotated[list[Annotated[str, msgspec.Meta(max_length=ADDRESS_CHARS_MAX)]], msgspec.Meta(max_length=64)]
-
-
-HELLO: Final = Method("net/hello", Addresses, Addresses, access="open", urgent=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +105,10 @@ class Host:
         )
         self.rpc.register(OFFER, self._bulk.offer)
         self._connections.bulk = self._bulk
+        budget = ByteBudget(config.limits.flow_bytes_in_flight, self.admissions)
+        strike, ping = self.rpc.server.strike, self._heartbeat.ping
+        parts = FlowParts(self._meter, budget, self.admissions, strike, ping)
+        self.flows: Final[Flows] = open_flows(nursery, libp2p_host, self.rpc, self._connections, self._bulk, parts)
         self.traversal: Final = Traversal(libp2p_host, self._connections, config.relays, config.events)
         self.traversal.ask_addresses = self._ask_addresses
         self._connections.traversal = self.traversal
@@ -262,6 +253,7 @@ class Host:
             nursery.start_soon(self._heartbeat.run)
             nursery.start_soon(self._turns.run)
             nursery.start_soon(self._bulk.run)
+            nursery.start_soon(self.flows.run)
             nursery.start_soon(self.traversal.run)
 
     async def listen_bulk(self) -> None:
@@ -279,6 +271,7 @@ class Host:
         """Close every connection."""
         self.traversal.stop()
         self._bulk.close()
+        self.flows.close()
         async with trio.open_nursery() as nursery:
             for peer in self._connections.connected:
                 nursery.start_soon(self._connections.disconnect, peer)
@@ -293,8 +286,8 @@ class Host:
         channel = StreamChannel(peer, stream.muxed_stream, owes_greeting=False, expects_greeting=False)
         await self.rpc.server.serve(channel)
 
-    async def _ask_for_bulk(self, peer: str) -> Offer:
-        return (await self.rpc.call(peer, OFFER, OfferRequest(), timeout_s=_HELLO_S)).body
+    async def _ask_for_bulk(self, peer: str, request: OfferRequest) -> Offer:
+        return (await self.rpc.call(peer, OFFER, request, timeout_s=_HELLO_S)).body
 
     async def _on_hello(self, call: Call[Addresses]) -> Addresses:
         self.learn(call.peer, call.body.addresses, told_by=call.peer)

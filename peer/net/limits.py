@@ -38,6 +38,8 @@ class NetLimits:
     """At a guarded host the last quarter is kept for trusted peers."""
     payload_bytes_in_flight: int = 1 << 30
     """Memory for payloads being received, handled or sent back, all peers together; one peer gets at most half."""
+    flow_bytes_in_flight: int = 128 << 20
+    """Memory for large messages of flows on their way here, all peers together; one peer gets at most half."""
     stranger_header_bytes: int = 32 << 20
     """Memory for the large headers that all untrusted peers together are sending."""
     stranger_reply_bytes: int = 12 << 20

@@ -25,6 +25,7 @@ from peer.errors import (
     ConnectionLost,
     DeadlineExceeded,
     DialError,
+    NetworkError,
     NotAdmitted,
     ProtocolViolation,
     RemoteError,
@@ -57,7 +58,7 @@ class _Introduction:
     """An introduction under way."""
 
     over: trio.Event = field(default_factory=trio.Event)
-    failed: bool = False
+    failure: BarnraiseError | None = None
 
 
 class Rpc:
@@ -143,9 +144,13 @@ class Rpc:
         introduction = self._introductions.get(peer)
         if introduction is not None:
             await introduction.over.wait()
-            if not introduction.failed:  # it succeeded, or its caller's time was over
+            if introduction.failure is None:  # it succeeded, or its caller's time was over
                 await self._ensure_admitted(peer, method, deadline)
                 return
+            if isinstance(introduction.failure, RemoteError):
+                raise RemoteError(introduction.failure.code, introduction.failure.message)
+            if isinstance(introduction.failure, NetworkError):  # a peer that is not reached has broken no rule
+                raise ConnectionLost(str(introduction.failure))
         elif self.introduce is not None:
             await self._introduce(peer, deadline)
         if not self.admissions.allows(peer, method.access):
@@ -158,12 +163,10 @@ class Rpc:
         introduction = self._introductions[peer] = _Introduction()
         try:
             await self.introduce(peer, deadline - trio.current_time())
-        except ProtocolViolation as error:
-            introduction.failed = True
-            self.server.strike(peer, str(error))
-            raise
-        except BarnraiseError:
-            introduction.failed = True
+        except BarnraiseError as error:
+            introduction.failure = error
+            if isinstance(error, ProtocolViolation):
+                self.server.strike(peer, str(error))
             raise
         finally:
             del self._introductions[peer]

@@ -20,7 +20,12 @@ def _line(text: str) -> bytes:
     return bytes([len(text) + 1]) + text.encode() + b"\n"
 
 
-GREETING: Final = _line("/multistream/1.0.0") + _line(PROTOCOL)
+def greeting_of(protocol: str) -> bytes:
+    """Return the two lines with which a stream of that protocol begins."""
+    return _line("/multistream/1.0.0") + _line(protocol)
+
+
+GREETING: Final = greeting_of(PROTOCOL)
 """The two lines of multistream-select 1.0 that both sides send. Ours come with the first bytes, the request or the
 answer, and we do not wait for the other's (as in go-libp2p's lazy negotiation), so a call takes one round trip instead
 of three."""
@@ -29,8 +34,17 @@ of three."""
 class StreamChannel(Channel):
     """One libp2p stream. `owes_greeting`: ours is yet to be sent, `expects_greeting`: the other's is yet to come."""
 
-    def __init__(self, peer: str, stream: YamuxStream, *, owes_greeting: bool, expects_greeting: bool) -> None:
+    def __init__(
+        self,
+        peer: str,
+        stream: YamuxStream,
+        *,
+        owes_greeting: bool,
+        expects_greeting: bool,
+        greeting: bytes = GREETING,
+    ) -> None:
         self.peer = peer
+        self._greeting = greeting
         self._stream = stream
         self._owes_greeting = owes_greeting
         self._expects_greeting = expects_greeting
@@ -38,7 +52,7 @@ class StreamChannel(Channel):
     async def send(self, data: Buffer) -> None:
         if self._owes_greeting:
             self._owes_greeting = False
-            data = GREETING + data
+            data = self._greeting + data
         try:
             await self._stream.write(data)
         except LOST as error:
@@ -62,11 +76,11 @@ class StreamChannel(Channel):
 
     async def _receive_greeting(self) -> bytes:
         got = b""
-        while len(got) < len(GREETING):
+        while len(got) < len(self._greeting):
             got += await self._read(4096)
-            if not GREETING.startswith(got[: len(GREETING)]):
-                raise ConnectionLost(f"{self.peer} does not speak {PROTOCOL}: it is no Barnraise peer")
-        return got[len(GREETING) :]
+            if not self._greeting.startswith(got[: len(self._greeting)]):
+                raise ConnectionLost(f"{self.peer} does not speak our protocol: it is no Barnraise peer")
+        return got[len(self._greeting) :]
 
     async def _read(self, max_bytes: int) -> bytes:
         try:

@@ -9,8 +9,9 @@ from typing import ClassVar, Self, TypeVar
 
 import trio
 
-from peer.ipc.messages import Command, ModelLoaded, Stop
+from peer.ipc.messages import Command, LoadModel, ModelLoaded, Stop
 from peer.worker.config import WorkerBuffers, WorkerConfig
+from peer.worker.launch import WorkerLaunch
 from peer.worker.process import make_private
 from peer.worker.supervisor import Supervisor
 
@@ -35,7 +36,22 @@ class WorkerCommands:
         self.delta = buffers.delta.tensor
         self.inner_state = buffers.inner_state.tensor
         self._ids = itertools.count()
-        self._supervisor = Supervisor(config, self.program, buffers, self.starts_max)
+        self._buffers = buffers
+        self._supervisor = Supervisor(
+            WorkerLaunch(
+                directory=config.directory,
+                private_folder=config.private_folder,
+                events=config.events,
+                open_descriptors=lambda: buffers.fds,
+                first_message=self._first_message,
+                world_size=config.world_size,
+                threads=config.threads,
+                silence_s=config.silence_s,
+                stall_s=config.stall_s,
+                load_timeout_s=config.load_timeout_s,
+                starts_max=self.starts_max,
+            )
+        )
 
     @classmethod
     @asynccontextmanager
@@ -98,3 +114,25 @@ class WorkerCommands:
     async def _run(self) -> None:
         """Supervise the workers."""
         await self._supervisor.run()
+
+    def _first_message(self, rank: int) -> LoadModel:
+        config, buffers = self.config, self._buffers
+        return LoadModel(
+            program=self.program,
+            rank=rank,
+            world_size=config.world_size,
+            model=config.model,
+            data=config.data,
+            inner=config.inner,
+            tokenizer=config.tokenizer,
+            data_folder=config.data_folder,
+            compile=config.compile,
+            directory=str(config.private_folder),
+            device=config.device,
+            seed=config.seed,
+            outer_fd=buffers.outer.fd,
+            delta_fd=buffers.delta.fd,
+            inner_state_fd=buffers.inner_state.fd,
+            stage=config.stage,
+            slots_fd=-1 if buffers.slots is None else buffers.slots.fd,
+        )

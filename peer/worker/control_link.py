@@ -17,8 +17,8 @@ from peer.ipc.messages import (
     Beat,
     Command,
     ControlFrames,
+    FirstMessage,
     FromWorker,
-    LoadModel,
     Stop,
     WorkerEvent,
     frame,
@@ -39,16 +39,16 @@ class ControlLink:
         self._socket = sock
         self._sending = threading.Lock()
         self._stops: dict[int, int] = {}  # command id -> the steps it makes at least; both threads write single entries
-        self._decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(LoadModel)
+        self._decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(FirstMessage)
         self._frames = ControlFrames()
 
-    def receive_load(self) -> LoadModel:
+    def receive_load(self) -> FirstMessage:
         """Wait for the first message."""
         bodies: list[bytes] = []
         while not bodies:
             bodies = self._receive()
         message = self._decoder.decode(bodies[0])  # the parent sends no more before the answer
-        assert isinstance(message, LoadModel)
+        assert isinstance(message, FirstMessage)
         return message
 
     def takes(self, commands: Any) -> None:

@@ -17,7 +17,7 @@ import trio
 from peer.confinement.environment import passed_on
 from peer.decoding import MALFORMED, told
 from peer.errors import WorkerError
-from peer.ipc.messages import Beat, ControlFrames, FromWorker, LoadModel, ModelLoaded, Rejected, ToWorker, frame
+from peer.ipc.messages import Beat, ControlFrames, FirstMessage, FromWorker, ModelLoaded, Rejected, ToWorker, frame
 
 _LOG_MAX_BYTES = 1 << 20
 _LOG_TAIL_BYTES = 4096
@@ -93,6 +93,11 @@ class WorkerProcess:
             self._end_for(error)
             return None
 
+    def condemn(self, error: Exception) -> None:
+        """Kill the worker for what it has sent by other ways than its socket; `receive` then tells of its end."""
+        self._end_for(error)
+        self._process.kill()
+
     def _end_for(self, error: Exception) -> None:
         """Note why the worker must end: what it sends is not trusted."""
         self._fault = f"it sent a malformed message ({told(error)}) and was killed"
@@ -160,7 +165,7 @@ def _environment(private: Path, threads: int) -> dict[str, str]:
     }
 
 
-async def handshake(worker: WorkerProcess, load: LoadModel, timeout_s: float) -> ModelLoaded | Rejected:
+async def handshake(worker: WorkerProcess, load: FirstMessage, timeout_s: float) -> ModelLoaded | Rejected:
     """Send the configuration and wait until the worker is ready. Raises WorkerError; the worker is then gone."""
     await worker.send(load)
     message: FromWorker | None = Beat(0)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any, ClassVar, Protocol
 
 from peer.errors import ConfigError
-from peer.ipc.messages import LoadModel
+from peer.ipc.block_messages import LoadBlocks
+from peer.ipc.messages import FirstMessage
+from peer.worker.block_worker import BlockWorker
 from peer.worker.control_link import ControlLink
 from peer.worker.corpus_worker import CorpusWorker
 from peer.worker.stage_worker import StageWorker
@@ -19,7 +21,9 @@ class Program(Protocol):
     commands: ClassVar[Any]
     """The type, or union of types, of the commands that the program takes."""
 
-    def __init__(self, link: ControlLink, load: LoadModel) -> None: ...
+    def __init__(self, link: ControlLink, load: Any) -> None:
+        """`load`: the first message that the program is for."""
+        ...
 
     def run(self) -> None:
         """Serve commands until the process is ended."""
@@ -27,10 +31,15 @@ class Program(Protocol):
 
 
 PROGRAMS: dict[str, type[Program]] = {"train": TrainWorker, "stage": StageWorker, "corpus": CorpusWorker}
+"""Of LoadModel."""
+BLOCKS: type[Program] = BlockWorker
+"""Of LoadBlocks."""
 
 
-def find_program(name: str) -> type[Program]:
-    """Return the program of this name. Raises ConfigError if there is none."""
-    if name not in PROGRAMS:
-        raise ConfigError(f"no worker program is named {name!r}: choose one of {', '.join(sorted(PROGRAMS))}")
-    return PROGRAMS[name]
+def find_program(load: FirstMessage) -> type[Program]:
+    """Return the program that a first message asks for. Raises ConfigError if there is none."""
+    if isinstance(load, LoadBlocks):
+        return BLOCKS
+    if load.program not in PROGRAMS:
+        raise ConfigError(f"no worker program is named {load.program!r}: choose one of {', '.join(sorted(PROGRAMS))}")
+    return PROGRAMS[load.program]

@@ -13,9 +13,9 @@ from typing import TypeVar
 import trio
 
 from peer.compute.device import usable_cores
-from peer.errors import ConfigError, StageRefused, WorkerError
-from peer.ipc.messages import Beat, Command, LoadModel, ModelLoaded, Stop, WorkerEvent, WorkerReply
-from peer.worker.config import WorkerBuffers, WorkerConfig
+from peer.errors import ConfigError, ResourceError, StageRefused, WorkerError
+from peer.ipc.messages import Beat, Command, ModelLoaded, Stop, WorkerEvent, WorkerReply
+from peer.worker.launch import WorkerLaunch
 from peer.worker.process import WorkerProcess, handshake
 
 _BACKOFF_MAX_S = 30.0
@@ -66,15 +66,12 @@ class Pending:
 class Supervisor:
     """Keeps the workers of one group running, and settles commands with their replies or with their loss."""
 
-    def __init__(self, config: WorkerConfig, program: str, buffers: WorkerBuffers, starts_max: int | None) -> None:
-        """`starts_max`: the failed starts in a row after which `run` gives up; None: never."""
+    def __init__(self, launch: WorkerLaunch) -> None:
         self.loaded: ModelLoaded | None = None
         self.workers: tuple[WorkerProcess, ...] = ()  # by rank; empty while a group is being started
         self.generation = 0  # the number of groups lost
-        self._config = config
-        self._program = program
-        self._buffers = buffers
-        self._starts_max = starts_max
+        self.loss: WorkerError | None = None  # how the last of them was lost
+        self._launch = launch
         self._pending: dict[int, Pending] = {}  # by command id
         self._started = trio.Event()  # set and replaced after each attempt to start the group
         self._start_error: WorkerError | None = None
@@ -120,20 +117,26 @@ class Supervisor:
             for worker in self.workers:
                 await worker.send(message)
 
+    def condemn(self, error: Exception) -> None:
+        """Kill the live workers, since one has sent what is malformed by other ways than its socket."""
+        for worker in self.workers:
+            worker.condemn(error)
+
     async def close(self) -> None:
         """Kill the workers."""
         await self._destroy(self.workers)
 
     async def run(self) -> None:
-        """Serve the group until a rank dies, replace the group, and repeat. Raises WorkerError after `starts_max`
-        failed starts in a row."""
+        """Serve the group until a rank dies, replace the group, and repeat. Raises WorkerError after too many failed
+        starts in a row."""
         try:
             while True:
                 worker, cause = await self._serve(self.workers)
                 self.workers, self._started = (), trio.Event()
                 self.generation += 1
-                self._config.events.emit("worker_died", pid=worker.pid, cause=cause)
-                self._fail_all(WorkerError(f"the compute worker was lost: {cause}; a new one is starting"))
+                self._launch.events.emit("worker_died", pid=worker.pid, cause=cause)
+                self.loss = WorkerError(f"the compute worker was lost: {cause}; a new one is starting")
+                self._fail_all(self.loss)
                 await self._restart()
         finally:  # a caller shielded from the cancellation would wait without end
             self._closed = True
@@ -146,22 +149,23 @@ class Supervisor:
             command.fail(error)
 
     async def _start_group(self) -> tuple[WorkerProcess, ...]:
-        """Start all ranks and wait until each has loaded. Raises WorkerError or ConfigError."""
-        config, size = self._config, self._config.world_size
+        """Start all ranks and wait until each has loaded. Raises WorkerError, ConfigError or ResourceError."""
+        launch, size = self._launch, self._launch.world_size
         started = trio.current_time()
-        threads = config.threads or max(1, usable_cores() // size)
+        fds = launch.open_descriptors()
+        threads = launch.threads or max(1, usable_cores() // size)
         workers: list[WorkerProcess] = []
         try:
             for rank in range(size):
-                log = config.directory / ("worker.log" if rank == 0 else f"worker-{rank}.log")
-                workers.append(WorkerProcess.start(log, config.private_folder, threads, self._buffers.fds))
+                log = launch.directory / ("worker.log" if rank == 0 else f"worker-{rank}.log")
+                workers.append(WorkerProcess.start(log, launch.private_folder, threads, fds))
             answers = await self._load(workers)
         except BaseException:
             await self._destroy(workers)
             raise
         self.loaded = answers[0]
         for worker, answer in zip(workers, answers, strict=True):
-            config.events.emit(
+            launch.events.emit(
                 "worker_ready",
                 pid=worker.pid,
                 device=answer.device,
@@ -179,7 +183,8 @@ class Supervisor:
 
         async def load(rank: int) -> None:
             try:
-                answer = await handshake(workers[rank], self._load_message(rank), self._config.load_timeout_s)
+                message = self._launch.first_message(rank)
+                answer = await handshake(workers[rank], message, self._launch.load_timeout_s)
             except WorkerError as error:
                 errors.append(error)
             else:
@@ -196,39 +201,18 @@ class Supervisor:
             raise errors[0]
         return [answers[rank] for rank in range(len(workers))]
 
-    def _load_message(self, rank: int) -> LoadModel:
-        config, buffers = self._config, self._buffers
-        return LoadModel(
-            program=self._program,
-            rank=rank,
-            world_size=config.world_size,
-            model=config.model,
-            data=config.data,
-            inner=config.inner,
-            tokenizer=config.tokenizer,
-            data_folder=config.data_folder,
-            compile=config.compile,
-            directory=str(config.private_folder),
-            device=config.device,
-            seed=config.seed,
-            outer_fd=buffers.outer.fd,
-            delta_fd=buffers.delta.fd,
-            inner_state_fd=buffers.inner_state.fd,
-            stage=config.stage,
-            slots_fd=-1 if buffers.slots is None else buffers.slots.fd,
-        )
-
     async def _restart(self) -> None:
         backoff_s, failed = 0.5, 0
         while not self.workers:
             try:
                 self.workers, self._start_error = await self._start_group(), None
-            except (WorkerError, ConfigError) as error:
+            except (WorkerError, ConfigError, ResourceError) as error:
                 self._start_error = WorkerError(str(error))
-                self._config.events.emit("worker_failed", cause=str(error), retry_s=backoff_s)
+                self._launch.events.emit("worker_failed", cause=str(error), retry_s=backoff_s)
                 failed += 1
             self._started.set()
-            if self._start_error is not None and self._starts_max is not None and failed >= self._starts_max:
+            starts_max = self._launch.starts_max
+            if self._start_error is not None and starts_max is not None and failed >= starts_max:
                 raise WorkerError(
                     f"the compute worker failed to start {failed} times in a row ({self._start_error}): repair the "
                     "cause and join again with the same --home; other peers take over meanwhile"
@@ -255,11 +239,11 @@ class Supervisor:
 
     async def _listen(self, rank: int, worker: WorkerProcess) -> str:
         """Dispatch the messages of one rank until it dies or hangs; returns the cause."""
-        config = self._config
+        launch = self._launch
         ticks, moved_at = -1, trio.current_time()
         while True:
             quiet_s = 0.0  # counted in short waits: a time in which this process was frozen is not the worker's silence
-            while quiet_s < config.silence_s:
+            while quiet_s < launch.silence_s:
                 with trio.move_on_after(_LISTEN_S) as timeout:
                     message = await worker.receive()
                 if not timeout.cancelled_caught:
@@ -267,17 +251,18 @@ class Supervisor:
                 quiet_s += _LISTEN_S
             else:
                 await worker.destroy()
-                return f"it was silent for {config.silence_s:g} s and was killed"
+                return f"it was silent for {launch.silence_s:g} s and was killed"
             if message is None:
                 return await worker.exit_diagnosis()
             if isinstance(message, WorkerEvent):
-                config.events.emit(message.name, **message.fields)
+                launch.events.emit(message.name, **message.fields)
             elif isinstance(message, Beat):
-                if message.ticks != ticks or not any(rank in command.waiting for command in self._pending.values()):
+                owes = launch.steps_always or any(rank in command.waiting for command in self._pending.values())
+                if message.ticks != ticks or not owes:
                     ticks, moved_at = message.ticks, trio.current_time()
-                elif trio.current_time() - moved_at > config.stall_s:
+                elif trio.current_time() - moved_at > launch.stall_s:
                     await worker.destroy()
-                    return f"it made no step for {config.stall_s:g} s and was killed (raise stall_s if steps are slow)"
+                    return f"it made no step for {launch.stall_s:g} s and was killed (raise stall_s if steps are slow)"
             elif isinstance(message, WorkerReply):
                 self._settle(rank, message)
 

@@ -21,9 +21,9 @@ from swarm.client.session import RunClient, open_client
 from swarm.gossip.pairing import PeerView
 from swarm.gossip.state_transfer import find_donor
 from swarm.membership.member_record import MemberRecord
+from swarm.membership.proven_heads import POLL_S, ProvenHead
 from swarm.placement.stages import state_bytes, vectors_of
 from swarm.protocol.head import Head
-from swarm.protocol.quorum import POLL_S, HeadCandidate
 from swarm.run.invite import Invite
 from swarm.run.manifest import Manifest
 from swarm.state.fetch import fetch_state
@@ -58,11 +58,11 @@ class _Part:
 
 
 async def download_head(invite: Invite, part_file: Path) -> Download:
-    """Fetch the state of the head that a quorum stands at, from several of its holders at once. Of a pipeline, fetch
-    that of each stage's group, where possible at most `APART_MAX` rounds apart, and join them to the whole model.
+    """Fetch the state of the highest head that is proved and held, from several of its holders at once. Of a pipeline,
+    fetch that of each stage's group, where possible at most `APART_MAX` rounds apart, and join them to the whole model.
 
     Rounds go on meanwhile: if no peer serves the state any more before it has been fetched, the next head is tried.
-    Raises NotAdmitted, DialError, and NetworkError if no head with a quorum can be fetched.
+    Raises NotAdmitted, DialError, and NetworkError if no proven head can be fetched.
     """
     async with open_client(invite) as client:
         if isinstance(client.training.outer, GossipConfig):
@@ -130,10 +130,11 @@ class _HeadDownload:
 
     async def _fetch(self, stage: int, records: Mapping[str, MemberRecord]) -> _Part:
         manifest = self._client.training
-        candidates = await self._client.candidates(records, stage)
-        if not candidates:
-            raise NetworkError("no commit was found that a majority of its members stands at: try again later")
-        best = candidates[0]
+        best = await self._best(records, stage)
+        if best is not None:  # those that answer at once are asked again: small rounds are over in no time
+            best = await self._best({peer: records[peer] for peer in best.holders if peer in records}, stage) or best
+        if best is None:
+            raise NetworkError("no commit was found that a peer proves and holds: try again later")
         if stage in self._parts and best.head == self._parts[stage].head:
             return self._parts[stage]
         authority = records.get(manifest.authority)
@@ -144,7 +145,12 @@ class _HeadDownload:
             )
         size_bytes, vectors = state_bytes(manifest, stage), len(vectors_of(manifest, stage))
         file = self._part_file.with_name(f"{self._part_file.name}.{stage}")
-        return await _fetch_part(self._client, best, size_bytes, vectors, file)
+        return await _fetch_part(self._client, best.head, best.holders, size_bytes, vectors, file)
+
+    async def _best(self, records: Mapping[str, MemberRecord], stage: int) -> ProvenHead | None:
+        """Return the highest proven head that one of these peers holds."""
+        candidates = await self._client.candidates(records, stage)
+        return next((candidate for candidate in candidates if candidate.holders), None)
 
 
 async def _download_replica(client: RunClient, part_file: Path) -> Download:
@@ -163,11 +169,13 @@ async def _try_replica(client: RunClient, part_file: Path) -> Download:
     donor, place = await find_donor(client.host.rpc, others, POLL_S)
     manifest = client.training
     head = msgspec.structs.replace(manifest.first_head(), state_hash=place.state_hash, round=place.round)
-    part = await _fetch_part(client, HeadCandidate(head, (donor,), None), state_bytes(manifest), 1, part_file)
+    part = await _fetch_part(client, head, (donor,), state_bytes(manifest), 1, part_file)
     return Download(manifest, client.tokenizer, (head,), part.theta, len(part.donors))
 
 
-async def _fetch_part(client: RunClient, best: HeadCandidate, size_bytes: int, vectors: int, part_file: Path) -> _Part:
-    rpc, root, events = client.host.rpc, best.head.state_hash, client.host.events
-    fetched = await fetch_state(rpc, lambda: best.holders, root, size_bytes, part_file, events, vectors)
-    return _Part(best.head, fetched.tensors[0], frozenset(fetched.donors))
+async def _fetch_part(
+    client: RunClient, head: Head, holders: tuple[str, ...], size_bytes: int, vectors: int, part_file: Path
+) -> _Part:
+    rpc, events = client.host.rpc, client.host.events
+    fetched = await fetch_state(rpc, lambda: holders, head.state_hash, size_bytes, part_file, events, vectors)
+    return _Part(head, fetched.tensors[0], frozenset(fetched.donors))

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import trio
 
-from dht.node import Node, NodeConfig, open_node
+from dht.node import Node, NodeConfig, Schema, open_node
 from peer.errors import ResourceError
 from peer.events import EventLog
 from peer.identity import Identity
@@ -24,9 +24,10 @@ from peer.net.host import Host, HostConfig, open_host
 from peer.temp_folder import temporary_folder
 from swarm.membership.member_record import MEMBERS, MemberRecord, member_schema
 from swarm.membership.membership import read_records
-from swarm.protocol.head import Member
-from swarm.protocol.quorum import ASKED_MAX, HeadCandidate, ask_head_reports, rank_heads
+from swarm.membership.proven_heads import ASKED_MAX, ProvenHead, ask_proven_heads
+from swarm.run.agreement import agreement_config
 from swarm.run.bootstrap import enter_run
+from swarm.run.gate import Gate
 from swarm.run.home import Home
 from swarm.run.invite import Invite
 from swarm.run.manifest import AnyManifest, Manifest, open_any_manifest, training_manifest
@@ -74,20 +75,17 @@ class RunClient:
         """Read the records of the run's peers, by peer id; their addresses go to the host's book."""
         return await read_records(self.node, self.host, MEMBERS, self.manifest.run_id)
 
-    async def candidates(self, records: Mapping[str, MemberRecord], stage: int = 0) -> list[HeadCandidate]:
-        """Return the heads of that stage's group that enough of these peers report, best first
-        (`swarm.protocol.quorum`)."""
+    async def candidates(self, records: Mapping[str, MemberRecord], stage: int = 0) -> list[ProvenHead]:
+        """Return the heads of that stage's group that these peers and the authority prove, best first
+        (`swarm.membership.proven_heads`)."""
         manifest = self.training
         ours = [p for p, record in records.items() if manifest.stages == 1 or record.stage == stage]
-        asked = ours if manifest.stages == 1 else [manifest.authority, *ours]
-        start = manifest.first_head(stage)
-        most = manifest.run.max_peers + ASKED_MAX
-        head_reports = await ask_head_reports(self.host.rpc, asked, group=start.run_id, most=most)
-        return rank_heads(head_reports, manifest.authority, start, Member(self.host.peer_id, ""), start)
+        asked, most = [manifest.authority, *ours], manifest.run.max_peers + ASKED_MAX
+        return await ask_proven_heads(self.host, agreement_config(manifest, stage, self.host.peer_id), asked, most=most)
 
-    async def all_candidates(self, records: Mapping[str, MemberRecord]) -> list[list[HeadCandidate]]:
+    async def all_candidates(self, records: Mapping[str, MemberRecord]) -> list[list[ProvenHead]]:
         """Return the `candidates` of each stage, asked for at once."""
-        found: list[list[HeadCandidate]] = [[] for _ in range(self.training.stages)]
+        found: list[list[ProvenHead]] = [[] for _ in range(self.training.stages)]
 
         async def look(stage: int) -> None:
             found[stage] = await self.candidates(records, stage)
@@ -98,12 +96,23 @@ class RunClient:
         return found
 
 
+Schemas = Callable[[Gate], Sequence[Schema[Any]]]
+"""Returns the kinds of records that the peers of a run publish."""
+
+
+def _member_schemas(gate: Gate) -> Sequence[Schema[Any]]:
+    return [member_schema(gate)]
+
+
 @asynccontextmanager
 async def open_client(
-    invite: Invite, home: Path | None = None, dial_back_config: DialBackConfig = _QUIET
+    invite: Invite,
+    home: Path | None = None,
+    dial_back_config: DialBackConfig = _QUIET,
+    schemas: Schemas = _member_schemas,
 ) -> AsyncIterator[RunClient]:
     """Connect to the run inside the block. The manifest and addresses in `home` are used but not changed, so a run
-    can be reached although every address of the invite is gone.
+    can be reached although every address of the invite is gone. `schemas`: of the records to read.
 
     Raises NotAdmitted, DialError if no peer answers, or ResourceError if `home` cannot be read or TMPDIR not written.
     """
@@ -115,7 +124,7 @@ async def open_client(
             chain = invite.client_chain(host.peer_id, _owner(home), time.time())
             entered = await enter_run(host, invite, own, chain, open_any_manifest)
             config = NodeConfig(invite.run_id, invite.addresses, own.addresses, required=True)
-            async with open_node(host, config, [member_schema(entered.gate)]) as node:
+            async with open_node(host, config, schemas(entered.gate)) as node:
                 yield RunClient(host, node, entered.manifest, entered.tokenizer)
 
 

@@ -15,9 +15,8 @@ from optim.config import GossipConfig
 from swarm.client.session import RunClient, open_client
 from swarm.gossip.pairing import PeerView, group_round
 from swarm.membership.member_record import MemberRecord
-from swarm.protocol.head import Head
-from swarm.protocol.messages import NO_MAJORITY
-from swarm.protocol.quorum import HeadCandidate
+from swarm.membership.proven_heads import ProvenHead
+from swarm.protocol.head import Head, Member
 from swarm.run.invite import Invite
 from swarm.run.manifest import Manifest
 
@@ -154,7 +153,7 @@ async def look(client: RunClient) -> SwarmStatus:
 
 
 def picture(
-    manifest: Manifest, records: Mapping[str, MemberRecord], best: Sequence[HeadCandidate | None], now: float
+    manifest: Manifest, records: Mapping[str, MemberRecord], best: Sequence[ProvenHead | None], now: float
 ) -> SwarmStatus:
     """Return the status that `records` and each stage's `best` head show at `now`, Unix time."""
     members_of = [{member.peer for member in candidate.head.members} if candidate else set() for candidate in best]
@@ -228,7 +227,7 @@ def _stage(
     manifest: Manifest,
     stage: int,
     records: Iterable[MemberRecord],
-    best: HeadCandidate | None,
+    best: ProvenHead | None,
     authority: MemberRecord | None,
     now: float,
 ) -> StageStatus:
@@ -242,8 +241,8 @@ def _stage(
     there = [record for record in records if record.stage == stage]
     at_work = [record for record in there if not record.moving(now)]
     measured = [record for record in at_work if record.service_s > 0]
-    members = {member.peer for member in head.members} if head else set[str]()
-    alive = bool(best and head and len(members.intersection(best.holders)) >= head.quorum)
+    members = set(head.members) if head else set[Member]()
+    alive = bool(best and head and len(members.intersection(best.near)) >= head.quorum)
     at_least = authority if not at_work else None
     return StageStatus(
         stage=stage,
@@ -270,6 +269,6 @@ def _phase(at_work: Sequence[MemberRecord], there: Sequence[MemberRecord], alive
     """Return what most replicas `at_work` do, or why the stage stands still."""
     if at_work:
         usual = Counter(record.phase for record in at_work).most_common(1)[0][0]
-        return usual if alive else NO_MAJORITY
+        return usual if alive else "waiting for a majority"
     soonest_s = min((record.ready_at - now for record in there), default=None)
     return "not served" if soonest_s is None else f"ready in {soonest_s:.0f} s"

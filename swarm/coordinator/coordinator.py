@@ -1,35 +1,38 @@
-"""The coordinator: creates the run, invites peers, starts the run and regroups it. It does not train.
+"""The coordinator: creates the run, invites peers, starts the run, votes as a witness and regroups. It does not train.
 
-Training continues without it. Its home holds what it needs after a crash: key and manifest, and for each group the
-initial state, the last regroup that it signed and the last heads that it saw.
+Its home holds what it needs after a crash: key and manifest, and for each group the initial state and its records in
+the agreement.
 """
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import trio
 
 from dht.node import NodeConfig, open_node
+from optim.config import GossipConfig
 from peer.errors import ConfigError
 from peer.events import EventLog
 from peer.files import write_atomically
 from peer.identity import Identity
 from peer.net.host import Host, HostConfig, open_host
-from swarm.coordinator.authority import Authority
+from swarm.coordinator.coordinated_group import CoordinatedGroup
 from swarm.coordinator.create_run import CreatedRun, InitialState, create_run, reload
-from swarm.coordinator.durable_state import FileState
-from swarm.coordinator.handlers import CoordinatorHandlers
-from swarm.coordinator.rules import GroupRules
+from swarm.coordinator.regroup import serve_requests
 from swarm.coordinator.run_progress import RunProgress
+from swarm.coordinator.webhook import Webhook
 from swarm.membership.bans import extend_bans, spread_bans
 from swarm.membership.member_record import MEMBERS, MemberRecord, member_record, member_schema
 from swarm.membership.membership import Membership
 from swarm.membership.reachability import serve_dial_back
+from swarm.rounds.driver.handlers import serve_agreement, serve_heads
 from swarm.run.config import RunConfig
 from swarm.run.gate import Gate
 from swarm.run.guests import GuestBook
@@ -60,6 +63,10 @@ class CoordinatorConfig:
     """Peers to ban, besides those banned before."""
     new_invite: bool = False
     """Whether to withdraw the invite printed so far, and print another."""
+    restored: bool = False
+    """Whether the home was put back from a backup: then the coordinator does nothing before a person's regroup."""
+    notify: str = ""
+    """The http(s) URL that is told of what calls for a person; empty for none."""
 
 
 async def run_coordinator(config: CoordinatorConfig, ready: Callable[[Invite], None]) -> None:
@@ -97,41 +104,38 @@ async def run_coordinator(config: CoordinatorConfig, ready: Callable[[Invite], N
                     nursery.start_soon(membership.run)
                     if bans is not None:
                         nursery.start_soon(spread_bans, gate, lambda: membership.view, identity.peer_id, events)
-                    for authority in coordinator.authorities:
-                        nursery.start_soon(authority.run)
+                    if config.notify:
+                        nursery.start_soon(Webhook(config.notify, manifest.run_id, rules.name, events).run)
+                    for group in coordinator.groups:
+                        nursery.start_soon(group.run)
                     nursery.start_soon(coordinator.announce_completion, membership)
+                    nursery.start_soon(serve_requests, home, coordinator.groups, events)
                     write_atomically(home.listening, "".join(f"{address}\n" for address in addresses).encode())
                     ready(printed_invite(home, identity, manifest, addresses, gate.bans))
 
 
 class _Coordinator:
-    """One authority for each group; `membership` is set before they run."""
+    """Its part in each group; `membership` is set before they run. In gossip, peers agree on nothing together."""
 
     def __init__(self, config: CoordinatorConfig, manifest: Manifest, host: Host, home: Home) -> None:
         self.membership: Membership[MemberRecord] | None = None
-        self._manifest, self._host, self._home = manifest, host, home
-        self._began = time.time()
-        progress = RunProgress(synchronous=manifest.synchronous, source=manifest.group_id(0))
-        self.authorities = [self._authority(stage, progress) for stage in range(manifest.stages)]
-        CoordinatorHandlers(host, self.authorities)
-
-    def _authority(self, stage: int, progress: RunProgress) -> Authority:
-        manifest = self._manifest
-        rules = GroupRules(
-            genesis=manifest.first_head(stage),
-            stage=stage if manifest.stages > 1 else None,
-            rounds=manifest.run.rounds,
-            min_peers=manifest.run.min_peers,
-            max_peers=manifest.run.max_peers,
-            members_per_prefix=manifest.run.prefix_cap,
-        )
-        durable = FileState(self._home.stage(stage, manifest.stages))
-        return Authority(self._host, rules, durable, lambda: self._replicas(stage), progress)
+        self._manifest, self._host = manifest, host
+        self._began, self._session = time.time(), secrets.token_hex(8)
+        rounds = manifest.run.rounds
+        progress = RunProgress(synchronous=manifest.synchronous, source=manifest.group_id(0), rounds=rounds)
+        stages = range(0 if isinstance(manifest.outer, GossipConfig) else manifest.stages)
+        self.groups = [
+            CoordinatedGroup(host, manifest, stage, home, partial(self._replicas, stage), progress, config.restored)
+            for stage in stages
+        ]
+        drivers = {group.group: group.driver for group in self.groups}
+        serve_agreement(host.rpc, lambda: drivers)
+        serve_heads(host.rpc, lambda: drivers)
 
     async def announce_completion(self, membership: Membership[MemberRecord]) -> None:
         """Announce the end once all groups have made their last commit: their members wait for that."""
-        for authority in self.authorities:
-            await authority.completed.wait()
+        for group in self.groups:
+            await group.completed.wait()
         await membership.announce()
 
     def _replicas(self, stage: int) -> list[str]:
@@ -142,14 +146,14 @@ class _Coordinator:
 
     def member_record(self) -> MemberRecord:
         """Return the coordinator's record, with the head of the group furthest behind."""
-        last = min(self.authorities, key=lambda authority: authority.head.round)
+        last = min(self.groups, key=lambda group: group.head.round, default=None)
         return member_record(
             self._host,
-            last.head,
-            session=last.me.session,
+            self._manifest.first_head() if last is None else last.head,
+            session=self._session,
             name="coordinator",
             role="coordinator",
-            phase=last.report().phase,
+            phase="coordinating" if last is None else last.phase,
             joined_at=self._began,
         )
 

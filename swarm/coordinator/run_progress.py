@@ -1,4 +1,4 @@
-"""Where all groups of a run are: the only thing that the authority of one group needs to know of the others."""
+"""Where all groups of a run are: the only thing that the coordinator of one group needs to know of the others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from swarm.protocol.head import Head
 
 
 class GroupStatus(Protocol):
-    """One group, as the authorities of the others see it."""
+    """One group, as seen from the others."""
 
     @property
     def group(self) -> str: ...
@@ -29,12 +29,13 @@ class GroupStatus(Protocol):
 
 
 class RunProgress:
-    """The groups of one run. Each authority adds itself. A run that is not a pipeline has one group."""
+    """The groups of one run. Each group adds itself. A run that is not a pipeline has one."""
 
-    def __init__(self, *, synchronous: bool = False, source: str = "") -> None:
-        """`synchronous`: weights change at commits only. `source`: the id of the group that dispatches samples."""
+    def __init__(self, *, synchronous: bool = False, source: str = "", rounds: int = 0) -> None:
+        """`synchronous`: weights change at commits only. `source`: the id of the group that dispatches samples.
+        `rounds`: how many the run has, 0 if it has no end."""
         self._groups: list[GroupStatus] = []
-        self._synchronous, self._source = synchronous, source
+        self._synchronous, self._source, self._rounds = synchronous, source, rounds
 
     def add(self, group: GroupStatus) -> None:
         """Add a group."""
@@ -50,21 +51,16 @@ class RunProgress:
         """Whether all groups have made their last commit."""
         return all(group.completed.is_set() for group in self._groups)
 
-    def furthest_besides(self, group: str) -> int:
-        """Return the latest round of the groups other than `group`; 0 if there is none."""
-        return max((head.round for head in self._heads_besides(group)), default=0)
-
     def fast_forward(self, head: Head) -> Head:
         """Return `head`, of one group, at the position of the other groups if it is too old for them."""
-        others = self._heads_besides(head.run_id)
-        return fast_forward(head, others, self._synchronous, head.run_id == self._source) if others else head
-
-    def _heads_besides(self, group: str) -> list[Head]:
-        return [other.head for other in self._groups if other.group != group]
+        others = [other.head for other in self._groups if other.group != head.run_id]
+        dispatches = head.run_id == self._source
+        return fast_forward(head, others, self._synchronous, dispatches, self._rounds) if others else head
 
 
-def fast_forward(head: Head, others: Sequence[Head], synchronous: bool, dispatches: bool) -> Head:
-    """Return the weights of a stage at the position of the `others`, if they are too old for it.
+def fast_forward(head: Head, others: Sequence[Head], synchronous: bool, dispatches: bool, rounds: int = 0) -> Head:
+    """Return the weights of a stage at the position of the `others`, if they are too old for it. `rounds`: how many the
+    run has, 0 if it has no end.
 
     In a synchronous run that is the position of the stage furthest behind: the other stages keep the weights of its
     epoch. The stage that `dispatches` samples skips those that another stage has merged. They would not be counted
@@ -74,6 +70,11 @@ def fast_forward(head: Head, others: Sequence[Head], synchronous: bool, dispatch
     if furthest.round - head.round <= STALENESS:
         return head
     if synchronous:
-        return msgspec.structs.replace(head, round=last.round, inner_step=last.inner_step, ledger=last.ledger)
-    ledger = head.ledger.after(other.ledger for other in others) if dispatches else head.ledger
-    return msgspec.structs.replace(head, round=furthest.round, inner_step=furthest.inner_step, ledger=ledger)
+        ledger = head.ledger.freeing(last.ledger.cursor, last.ledger.returned)
+        return msgspec.structs.replace(head, round=last.round, inner_step=last.inner_step, ledger=ledger)
+    if dispatches:
+        ledger = head.ledger.after(other.ledger for other in others)
+        return msgspec.structs.replace(head, round=furthest.round, inner_step=furthest.inner_step, ledger=ledger)
+    # A later stage still has the run's last round to make: that one settles what it has not merged.
+    number = min(furthest.round, rounds - 1) if rounds else furthest.round
+    return msgspec.structs.replace(head, round=number, inner_step=furthest.inner_step)

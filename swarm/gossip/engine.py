@@ -212,5 +212,5 @@ class GossipEngine:
         await self._context.listener.stepped(self.head)
 
     async def _on_head_report(self, call: Call[AskHead]) -> HeadReport:
-        """Answer clients (`peer status`)."""
-        return HeadReport(self.head, self._context.me, self.phase, None)
+        """Answer clients (`peer status`). There is no agreement, so nothing is proved."""
+        return HeadReport(self.head, self._context.me, self.phase)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, Protocol, TypeVar
 
 import msgspec
 
@@ -122,15 +122,28 @@ MEMBERS: Final = Schema[MemberRecord](
 
 
 def member_schema(gate: Gate) -> Schema[MemberRecord]:
-    """Return the schema of the run that `gate` guards: of a peer that is no member, or is banned, no record is kept."""
+    """Return the schema of the run that `gate` guards."""
+    return vouched(MEMBERS, gate)
 
-    def check(peer: str, record: MemberRecord) -> None:
+
+class _Credited(Protocol):
+    @property
+    def credential(self) -> Chain: ...
+
+
+CreditedT = TypeVar("CreditedT", bound=_Credited)
+
+
+def vouched(schema: Schema[CreditedT], gate: Gate) -> Schema[CreditedT]:
+    """Return a schema for what `gate` guards: of a peer that is no member, or is banned, no record is kept."""
+
+    def check(peer: str, record: CreditedT) -> None:
         try:
             gate.vouch(peer, record.credential)
         except NotAdmitted as error:
             raise UnvouchedRecord(f"a record of {peer} is not believed: {error}") from error
 
-    return replace(MEMBERS, check=check, scarce=gate.closed)
+    return replace(schema, check=check, scarce=gate.closed)
 
 
 MemberView = Callable[[], Mapping[str, MemberRecord]]
@@ -160,7 +173,7 @@ def member_record(
         name="".join(letter if letter.isprintable() else "?" for letter in name[:NAME_CHARS_MAX]),
         role=role,
         version=installed_version(),
-        addresses=_short_list(host.addresses, host.peer_id),
+        addresses=short_addresses(host.addresses, host.peer_id),
         term=head.term,
         round=head.round,
         head=head.hash,
@@ -178,7 +191,7 @@ def member_record(
     )
 
 
-def _short_list(addresses: Sequence[str], peer: str) -> list[str]:
+def short_addresses(addresses: Sequence[str], peer: str) -> list[str]:
     """Return addresses without the peer's id, as many as a record has room for: direct ones first."""
     bare = [address.removesuffix(f"/p2p/{peer}") for address in addresses]
     relayed = [address for address in bare if is_circuit(address)]

@@ -12,7 +12,7 @@ from typing import Final, Literal
 
 from swarm.pipeline.config import STALENESS
 from swarm.protocol.head import Head
-from swarm.protocol.ledger import Ledger, Range, contains
+from swarm.protocol.ledger import Ledger, Range, contains, without
 
 Verdict = Literal["count", "through", "early", "stale"]
 _ENDLESS: Final = 1 << 62
@@ -53,6 +53,10 @@ class SampleAccounting:
             return False
         first = self._cursor - behind * self.round_samples
         return contains([(first, first + self.round_samples)], ranges)
+
+    def merged(self, ranges: Iterable[Range]) -> tuple[Range, ...]:
+        """Return those of `ranges` that the group has merged: no commit of it will contain them any more."""
+        return without(ranges, self._free)
 
     def verdict(self, samples: Range, epoch: int) -> Verdict:
         """Decide about a micro-batch that was dispatched in `epoch`: count it, or only pass it through, or hold it

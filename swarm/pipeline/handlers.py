@@ -25,6 +25,7 @@ from swarm.pipeline.duplicate_checks import DuplicateCheck, still_waits
 from swarm.pipeline.messages import REASON_MAX, RETRIED_MAX, Cause, ForwardReply, ForwardRequest, token_bytes
 from swarm.pipeline.micro_batch import MicroBatchResult, MicroBatchTask
 from swarm.pipeline.runner import MicroBatchRunner
+from swarm.protocol.ledger import Range
 
 HOLD_SHARE: Final = 0.5  # of the caller's time: it must be able to hear "later" and call again
 WORKER_S: Final = 1.0  # after which to call again while the worker is starting
@@ -35,7 +36,8 @@ Answer = tuple[ForwardReply, Buffer]
 
 
 class ForwardHandler:
-    """Serves FORWARD for the stage of `runner`. `senders()`: the replicas of the stage before it.
+    """Serves FORWARD for the stage of `runner`. `senders()`: the replicas of the stage before it. `on_counted(samples,
+    peer)`: what one of them has sent was counted.
 
     Calls of an epoch that the group has not reached are held. The calls in progress are bounded, so that a slow replica
     answers "busy" instead of hoarding micro-batches.
@@ -48,20 +50,30 @@ class ForwardHandler:
         runner: MicroBatchRunner,
         senders: Callable[[], Container[str]],
         on_later_epoch: Callable[[int], None],
+        on_counted: Callable[[Range, str], None],
     ) -> None:
         self.later_epoch = 0
         """The latest epoch of which the stage before has sent a micro-batch. Above ours: it has committed since."""
         self._host, self._settings, self._runner, self._senders = host, settings, runner, senders
-        self._on_later_epoch = on_later_epoch
+        self._on_later_epoch, self._on_counted = on_later_epoch, on_counted
         self._group = settings.groups[runner.stage]
         self._under_way: set[trio.CancelScope] = set()
         self._held = 0
-        self._closing = False
+        self._closing = self._draining = False
         self._changed = trio.Event()  # set and replaced when the epoch moves, or a call ends
 
     def moved(self) -> None:
         """Let held calls look again: the epoch has changed."""
         self._change()
+
+    def drain(self) -> None:
+        """Answer "elsewhere" to new calls from now on; those in progress go on."""
+        self._draining = True
+
+    @property
+    def idle(self) -> bool:
+        """Whether no call is in progress."""
+        return not self._under_way
 
     async def close(self) -> None:
         """Answer "elsewhere" from now on, and wait until no call is in progress."""
@@ -76,7 +88,7 @@ class ForwardHandler:
     async def serve(self, call: Call[ForwardRequest]) -> Answer:
         """Answer one FORWARD."""
         request = call.body
-        if request.group != self._group or self._closing:
+        if request.group != self._group or self._closing or self._draining:
             return _elsewhere()
         try:
             self._check_shape(request, len(call.payload))
@@ -106,6 +118,8 @@ class ForwardHandler:
             return self._stage_refused(refused)
         except WorkerError as error:
             return ForwardReply("later", "worker", _said(error), WORKER_S, begun=True), _NOTHING
+        if result.counted:
+            self._on_counted(task.samples, peer)
         return await self._answer(result, task)
 
     async def _answer(self, result: MicroBatchResult, task: MicroBatchTask) -> Answer:

@@ -5,8 +5,9 @@ Stage 0 dispatches the samples of its assignment; its round ends when all have c
 when a micro-batch of the next epoch comes: the stages before it have committed. Replicas go on learning while the
 exchange runs, and a commit puts that on top of the new weights.
 
-When stage 0 has finished the run, no micro-batch comes any more. What a later stage has counted by then may be in its
-round before the last, or lost; the rounds that it lacks then have nothing to merge.
+When stage 0 has finished the run, only what a later stage has lost comes once more (`swarm.pipeline.recovery`). Its
+last round ends when all that stage 0 has merged is counted, or does not come any more; the rounds that it lacks have
+nothing to merge.
 """
 
 from __future__ import annotations
@@ -20,22 +21,24 @@ import trio
 from peer.compute.train_loop import learning_rate
 from peer.errors import StageRefused
 from swarm.pipeline.config import STALENESS
+from swarm.pipeline.recovery.lost_samples import LostSamples
 from swarm.pipeline.source import MicroBatchSource
 from swarm.pipeline.stage_server import StageServer
 from swarm.pipeline.stage_trainer import HeldOut, StageTrainer
 from swarm.pipeline.weight_sync import WATCH_S, Adoption
-from swarm.protocol.ledger import Range, contains, count, without
+from swarm.protocol.ledger import Range, contains, count, head_of, without
 from swarm.protocol.round_schedule import RoundSchedule
 from swarm.rounds.trainer import TrainRequest, TrainResult
 
+REDISPATCH_SHARE: Final = 0.05  # of the micro-batches that a replica of stage 0 has dispatched
 GRACE_S: Final = 4.0  # for micro-batches in flight at the end of a round
 
 
 class LocalSteps(StageTrainer):
     """The trainer of a run whose replicas make inner steps. Event `inner_step` at every step.
 
-    `rounds`: how many the run has; 0 if it has no end. `first_round()`: the round that the replicas of stage 0 say they
-    have committed, None if none says so. At the end of the run no micro-batch tells a later stage that a round is over.
+    `first_round()`: the round that the replicas of stage 0 say they have committed, None if none says so. At the end of
+    the run no micro-batch tells a later stage that a round is over. `lost`: at a later stage of a run that ends.
     """
 
     def __init__(
@@ -45,10 +48,10 @@ class LocalSteps(StageTrainer):
         source: MicroBatchSource | None = None,
         held_out: HeldOut | None = None,
         first_round: Callable[[], int | None] = lambda: None,
-        rounds: int = 0,
+        lost: LostSamples | None = None,
     ) -> None:
         super().__init__(server, schedule, source, held_out)
-        self._first_round, self._rounds = first_round, rounds
+        self._first_round, self._rounds, self._lost = first_round, schedule.rounds, lost
         self._pending: dict[int, tuple[int, float]] = {}  # counted and not in a step: first sample -> tokens, loss
         self._stepped: set[int] = set()  # in steps since the last commit
         self._steps = 0  # since the last commit
@@ -59,12 +62,27 @@ class LocalSteps(StageTrainer):
         self._stepped_at = trio.current_time()
         self._ends = math.inf  # of the round's compute, if there is anything to submit
         self._first_committed = 0  # by stage 0, as far as we heard
+        self._redispatched = 0  # micro-batches that later stages had lost
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
             if self._source is None:
                 nursery.start_soon(self._follow_first_stage)
+                if self._lost is not None:
+                    nursery.start_soon(self._ask_for_overdue, self._lost)
             await super().run()
+
+    async def _ask_for_overdue(self, lost: LostSamples) -> None:
+        """Ask after each commit for what was lost."""
+        before = None
+        while True:
+            head = self.head
+            if head is None or head is before:
+                await self._changed.wait(math.inf)
+                continue
+            if before is not None and not self._schedule.closes(head):
+                await lost.ask_for_overdue(head, before)
+            before = head
 
     async def _follow_first_stage(self) -> None:
         """Remember what stage 0 said last: records are short-lived, and its replicas may leave after the last round
@@ -73,6 +91,9 @@ class LocalSteps(StageTrainer):
             said = self._first_round()
             if said is not None and said != self._first_committed:
                 self._first_committed = said
+                self._changed.notify()
+            if self._lost is not None and not self._lost.first_stage and 0 < self._rounds <= self._first_committed:
+                await self._lost.look_for_the_end()
                 self._changed.notify()
             await trio.sleep(WATCH_S)
 
@@ -90,6 +111,7 @@ class LocalSteps(StageTrainer):
         else:
             while not self._is_over(request):
                 await self._changed.until(lambda: self._is_over(request), WATCH_S)
+            await self._settle_all(request)
         async with self._alone():
             result = await self._capture(request)
         self._note_speed(self._steps - made, trio.current_time() - began)
@@ -97,14 +119,34 @@ class LocalSteps(StageTrainer):
 
     def _is_over(self, request: TrainRequest) -> bool:
         assert self.head is not None
+        late = trio.current_time() > self._ends
         if self._cut_short:
             return True
+        if self._schedule.closes(self.head):
+            return late or (self._lost is not None and bool(self._lost.first_stage))
         if not (self._pending or self._stepped):
             return self.has_run_dry(self.head.round + 1)
-        if trio.current_time() > self._ends:
+        if late:
             return True
         later = max(self._server.later_epoch, self._first_committed)
         return self._source is None and later > self.head.round
+
+    async def _settle_all(self, request: TrainRequest) -> None:
+        """In the last round of a later stage, wait for what is still to be counted, until the others do not."""
+        head, lost = self.head, self._lost
+        assert head is not None
+        if lost is None or not lost.first_stage or not self._schedule.closes(head):
+            return
+        async with trio.open_nursery() as nursery:
+
+            async def settle() -> None:
+                await lost.until_settled(head)
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(settle)
+            while not (self._cut_short or trio.current_time() > self._ends):
+                await self._changed.until(lambda: self._cut_short, WATCH_S)
+            nursery.cancel_scope.cancel()
 
     async def _dispatch_until_over(self, request: TrainRequest) -> None:
         """Give micro-batches in flight at the end of the round a moment. Give up those that have not come back then:
@@ -182,7 +224,17 @@ class LocalSteps(StageTrainer):
         if self._losses:
             self.loss = math.fsum(self._losses) / len(self._losses)
             self._losses = []
-        return TrainResult(self._steps, count(counted), self.loss or 0.0, self._worker_group.delta, counted)
+        first = self._lost.first_stage if self._lost is not None and self._schedule.closes(head) else ()
+        return TrainResult(
+            self._steps, count(counted), self.loss or 0.0, self._worker_group.delta, counted, first_stage=first
+        )
+
+    def redispatch(self, ranges: tuple[Range, ...], epoch: int) -> None:
+        """Dispatch what a later stage has lost, within a budget."""
+        if self._source is not None:
+            most = int(REDISPATCH_SHARE * self._source.totals.dispatched) - self._redispatched
+            part = head_of(ranges, max(0, most) * self._accounting.micro_batch)
+            self._redispatched += self._source.redispatch(part)
 
     # -- what stays and what goes ------------------------------------------------------------------------------------
 

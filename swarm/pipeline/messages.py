@@ -5,6 +5,7 @@
     STILL_WAITING  stage s+1 -> s     do you still wait for this FORWARD? (before counting what may be a duplicate)
     COUNTED        within a group     what have you counted in this epoch? (its leader asks; stage 0 is asked, too)
     REDISPATCH     any -> stage 0     dispatch these micro-batches again
+    RECEIPT        stage s+1 -> s     sign for the gradients of these that you have taken from me (for a contribution)
     TOKENS         stage 0 -> feeder  the token ids of these samples
 
 Payload limits of FORWARD and TOKENS follow from the run's settings: see `forward_method`, `tokens_method`.
@@ -16,7 +17,8 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from peer.bounds import Loss, Name, Number, Seconds
+from peer.bounds import Hash, Loss, Name, Number, Seconds
+from peer.identity import Signed
 from peer.net.rpc import Method
 from peer.net.wire import LARGE_HEADER_BYTES
 from swarm.pipeline.activations import ActivationCode
@@ -119,12 +121,26 @@ class Counted(msgspec.Struct, frozen=True):
 
 
 class Redispatch(msgspec.Struct, frozen=True):
-    """Asks a stage-0 replica of a synchronous run to dispatch again."""
+    """Asks a stage-0 replica to dispatch again: in a synchronous run what a batch lacks, else what its group has merged
+    and a later stage has lost."""
 
     group: Name
     epoch: Number
     ranges: SampleRanges
-    """In the batch of `epoch`, which is the replica's or the one before; others are ignored."""
+    """In a synchronous run in the batch of `epoch`, which is the replica's or the one before; others are ignored."""
+
+
+class AskReceipt(msgspec.Struct, frozen=True):
+    """Asks for a receipt for gradients that the caller has returned (`swarm.protocol.receipts`)."""
+
+    head: Hash
+    """The last head of the caller's group."""
+    ranges: SampleRanges
+
+
+class Receipt(msgspec.Struct, frozen=True):
+    receipt: Signed
+    """A `ReceiptBody`, for those of the samples whose gradient was last taken from the caller."""
 
 
 class AskTokens(msgspec.Struct, frozen=True):
@@ -134,6 +150,7 @@ class AskTokens(msgspec.Struct, frozen=True):
     ranges: SampleRanges
 
 
+RECEIPT: Final = Method("pipeline.receipt", AskReceipt, Receipt, header_bytes=RANGES_HEADER_BYTES)
 IS_COUNTED: Final = Method("pipeline.is_counted", IsCountedQuery, IsCountedReply, header_bytes=RANGES_HEADER_BYTES)
 STILL_WAITING: Final = Method("pipeline.still_waiting", StillWaitingQuery, StillWaitingReply)
 COUNTED: Final = Method("pipeline.counted", AskCounted, Counted, header_bytes=LARGE_HEADER_BYTES)

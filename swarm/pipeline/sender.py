@@ -44,6 +44,7 @@ IS_COUNTED_SHARE: Final = 0.2  # of our caller's time
 POLL_S: Final = 0.25  # between two looks for replicas while there is none
 PAUSE_MIN_S: Final = 0.01
 GONE_S: Final = 30.0  # longer than a record that names a group its peer has left
+LEAVING_S: Final = 60.0  # a replica that moves away serves for so long what it has counted
 FAILURES_MAX: Final = 2
 FOLLOW_S: Final = 120.0  # a later stage may be without replicas for about so long
 REFUSALS_MAX: Final = 2  # replicas that refuse an input, or answer it with garbage: then the input is wrong
@@ -73,7 +74,7 @@ class _Attempt:
 
 
 class Sender:
-    """Sends micro-batches to the replicas of `stage`."""
+    """Sends micro-batches to the replicas of `stage`. `took(samples, peer)`: the gradient of one was taken."""
 
     def __init__(
         self,
@@ -81,15 +82,17 @@ class Sender:
         settings: PipelineSettings,
         stage: int,
         replicas_of: ReplicasOf,
+        took: Callable[[Range, str], None],
     ) -> None:
         self.router: Final = ReplicaRouter(Random(host.peer_id).getrandbits(32))
         self.stage: Final = stage
         self._host, self._method, self._group = host, forward_method(settings), settings.groups[stage]
-        self._replicas_of = replicas_of
+        self._replicas_of, self._took = replicas_of, took
         self._known: dict[str, LoadReport] = {}
         self._gone: dict[str, tuple[float, float]] = {}  # not in the group: its record's time, when we learnt it
         self._numbers = count(randbits(48))  # numbers of an earlier sender of this peer are not used again
         self._open: dict[int, tuple[str, Range, _Attempt]] = {}  # calls that we wait for, by their number
+        self._left: dict[str, float] = {}  # replicas whose records have gone since: they may be about to leave
         self._ignored_holders: set[str] = set()  # they claimed a micro-batch and declined it for too long
         self._stranded = 0  # micro-batches that wait because the stage has no live replica
 
@@ -185,6 +188,8 @@ class Sender:
         if answer.outcome == "done":
             router.succeeded(peer, number, answered_at, answer.downstream_s, answer.queued_s)
             self._ignored_holders.discard(peer)
+            if not request.evaluate:
+                self._took(request.samples, peer)
             retried = min(answer.retried + attempt.tries - 1, RETRIED_MAX)
             return msgspec.structs.replace(answer, retried=retried)
         attempt.begun |= answer.begun
@@ -232,7 +237,8 @@ class Sender:
 
     async def _find_holder(self, samples: Range, attempt: _Attempt) -> str | None:
         """Return the first live replica that says it has counted `samples`, or None if none does in time."""
-        believed = (peer for peer in self.router.replicas if peer not in self._ignored_holders)
+        there = {*self.router.replicas, *self._left} - set(self._host.suspects)
+        believed = (peer for peer in sorted(there) if peer not in self._ignored_holders)
         asked = [peer for peer in believed if attempt.failures[peer] < FAILURES_MAX]
         timeout_s = min(IS_COUNTED_S, IS_COUNTED_SHARE * (attempt.until - trio.current_time()))
         return await find_holder(self._host, self._group, samples, asked, timeout_s)
@@ -295,6 +301,8 @@ class Sender:
         for peer, load in found.items():
             if self._known.get(peer) != load:
                 self.router.published(peer, load.queue, load.service_s, 0.0)
+        self._left |= dict.fromkeys(self._known.keys() - found.keys() - set(suspects), now)
+        self._left = {p: at for p, at in self._left.items() if p not in found and now - at < LEAVING_S}
         self._known = found
         self._ignored_holders &= found.keys()
 

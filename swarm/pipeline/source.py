@@ -114,16 +114,19 @@ class MicroBatchSource:
             self._planned -= Counter(firsts)
             self._tell(now=True)  # also about those given up: there may be no later dispatch
 
-    def redispatch(self, ranges: Iterable[Range], epoch: int | None = None) -> None:
+    def redispatch(self, ranges: Iterable[Range], epoch: int | None = None) -> int:
         """Dispatch these again, beside all others, for `epoch` (see `dispatch_one`). Those in flight from here, and
-        those above a limit, are left out: the asking peer will ask again."""
+        those above a limit, are left out: the asking peer will ask again. Return how many are dispatched."""
+        begun = 0
         for samples in micro_batches_of(ranges, self._settings.micro_batch):
             first = samples[0]
             if len(self._under_way) >= SAMPLE_RANGES_MAX:
-                return
+                break
             if self._nursery is not None and first not in self._under_way and first not in self._planned:
                 self._under_way.add(first)
                 self._nursery.start_soon(self._redispatch, samples, epoch)
+                begun += 1
+        return begun
 
     async def dispatch_one(
         self, samples: Range, tokens: Tensor, again: bool = False, epoch: int | None = None

@@ -21,6 +21,7 @@ from swarm.pipeline.handlers import ForwardHandler
 from swarm.pipeline.messages import (
     COUNTED,
     IS_COUNTED,
+    RECEIPT,
     REDISPATCH,
     SAMPLE_RANGES_MAX,
     STILL_WAITING,
@@ -33,6 +34,7 @@ from swarm.pipeline.messages import (
     StillWaitingReply,
     forward_method,
 )
+from swarm.pipeline.recovery.receipts import ProveHead, ReceiptBook
 from swarm.pipeline.runner import MicroBatchRunner
 from swarm.pipeline.sender import Sender
 from swarm.pipeline.stage_compute import StageCompute
@@ -81,7 +83,7 @@ class IgnoreEvents(StageListener):
 
 class StageServer:
     """Stage `stage` of a run on `worker_group`. `accounting` is that of this replica in its group, and changes through
-    the server only."""
+    the server only. `prove` proves heads of other stages."""
 
     def __init__(
         self,
@@ -91,6 +93,7 @@ class StageServer:
         host: Host,
         accounting: SampleAccounting,
         replicas_of: ReplicasOf,
+        prove: ProveHead,
     ) -> None:
         self.stage: Final = stage
         self.settings: Final = settings
@@ -98,10 +101,13 @@ class StageServer:
         self.accounting: Final = accounting
         self.passed = 0
         """Micro-batches counted here so far."""
+        self.prove: Final = prove
+        self.receipts: Final = ReceiptBook(host, stage, settings.micro_batch, prove)
         self._replicas_of = replicas_of
         self._group = settings.groups[stage]
         self._listener: StageListener = IgnoreEvents()
-        sender = Sender(host, settings, stage + 1, replicas_of) if stage + 1 < settings.stages else None
+        last = stage + 1 == settings.stages
+        sender = None if last else Sender(host, settings, stage + 1, replicas_of, self.receipts.took)
         self.runner: Final = MicroBatchRunner(
             stage,
             StageCompute(worker_group, settings),
@@ -112,7 +118,12 @@ class StageServer:
             self._note_lost,
         )
         self._handlers = ForwardHandler(
-            host, settings, self.runner, lambda: replicas_of(stage - 1), lambda epoch: self._listener.later_epoch(epoch)
+            host,
+            settings,
+            self.runner,
+            lambda: replicas_of(stage - 1),
+            lambda epoch: self._listener.later_epoch(epoch),
+            self.receipts.counted,
         )
 
     @property
@@ -128,6 +139,15 @@ class StageServer:
     def answer_s(self) -> float:
         """See `MicroBatchRunner.answer_s`."""
         return self.runner.answer_s
+
+    def drain(self) -> None:
+        """See `ForwardHandler.drain`."""
+        self._handlers.drain()
+
+    @property
+    def drained(self) -> bool:
+        """Whether nothing is in progress, and all that was counted is merged."""
+        return self._handlers.idle and not self.accounting.counted
 
     def load(self) -> LoadReport:
         """Return the load for this replica's record."""
@@ -156,6 +176,7 @@ class StageServer:
             rpc.register(IS_COUNTED, self._on_is_counted)
             rpc.register(COUNTED, self._on_counted)
             rpc.register(STILL_WAITING, self._on_still_waiting)
+            rpc.register(RECEIPT, self.receipts.give)
             if self.stage:
                 rpc.register(forward_method(self.settings), self._handlers.serve)
             else:
@@ -189,20 +210,25 @@ class StageServer:
 
     async def _on_counted(self, call: Call[AskCounted]) -> Counted:
         self.runner.notice_loss()
-        here = call.body.group == self._group and call.body.epoch == self.accounting.epoch
+        here = call.body.group == self._group
+        if self.settings.synchronous:
+            here &= call.body.epoch == self.accounting.epoch
         dispatching = self._listener.dispatching() if call.body.group == self._group else ()
         return Counted(self.accounting.counted if here else (), dispatching[:SAMPLE_RANGES_MAX])
 
     async def _on_redispatch(self, call: Call[Redispatch]) -> Done:
         size, ranges = self.settings.micro_batch, call.body.ranges
-        if not self.settings.synchronous:
-            raise ProtocolViolation("a redispatch in a run that is not synchronous")
         if any(first >= end or first % size or end % size for first, end in ranges):
             raise ProtocolViolation(f"samples {ranges[:4]} are no whole micro-batches of {size}")
         if count(ranges) > SAMPLE_RANGES_MAX * size:
             raise ProtocolViolation(
                 f"a redispatch of {count(ranges)} samples: at most {SAMPLE_RANGES_MAX} micro-batches"
             )
-        if call.body.group == self._group and self.accounting.in_batch(ranges, call.body.epoch):
+        if call.body.group != self._group:
+            return Done()
+        if not self.settings.synchronous:
+            if merged := self.accounting.merged(ranges):
+                self._listener.redispatch(merged, call.body.epoch)
+        elif self.accounting.in_batch(ranges, call.body.epoch):
             self._listener.redispatch(ranges, call.body.epoch)
         return Done()

@@ -12,7 +12,7 @@ import math
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
@@ -77,7 +77,11 @@ class StageTrainer(WeightSync):
         if request.assignment.reset or not self._may_go_on(request):
             async with self._alone():
                 await self._start_over()
-        return await self._train(request)
+        head, result = self.head, await self._train(request)
+        if self._source is not None or head is None or not result.counted:
+            return result
+        receipts, stage_before = await self._server.receipts.ask(head, result.counted)
+        return replace(result, receipts=receipts, stage_before=stage_before)
 
     def finish_early(self) -> None:
         self._cut_short = True

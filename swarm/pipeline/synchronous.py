@@ -8,15 +8,13 @@ asks the members what they have counted, has missing micro-batches dispatched ag
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import torch
 import trio
 
-from peer.errors import BarnraiseError, RemoteError
-from peer.net.rpc_server import BUSY
-from swarm.pipeline.messages import COUNTED, REDISPATCH, SAMPLE_RANGES_MAX, AskCounted, Redispatch
+from swarm.pipeline.recovery.redispatch import Firsts, Redispatcher, stall_s
 from swarm.pipeline.source import MicroBatchSource
 from swarm.pipeline.stage_server import StageServer
 from swarm.pipeline.stage_trainer import HeldOut, StageTrainer
@@ -27,132 +25,44 @@ from swarm.protocol.round_schedule import RoundSchedule
 from swarm.rounds.trainer import TrainRequest, TrainResult
 
 POLL_S: Final = 0.2
-ANSWER_S: Final = 1.0  # a member that takes longer is asked again
-STALL_S: Final = 2.0  # without any growth, after which missing micro-batches are dispatched again
-STALL_FIRST_S: Final = 10.0  # the same while the latency of a micro-batch is unknown
-STALL_ANSWERS: Final = 4.0  # the same in latencies
 
 
 class BatchTracker:
-    """Tracks at a group's leader that a round's batch gets complete. `sources()`: the live replicas of stage 0;
-    `source`: that of this peer, if it is one of them."""
+    """Tracks at a group's leader that a round's batch gets complete."""
 
-    def __init__(
-        self,
-        server: StageServer,
-        schedule: RoundSchedule,
-        sources: Callable[[], Sequence[str]],
-        source: MicroBatchSource | None,
-    ) -> None:
-        self._server, self._schedule, self._sources, self._source = server, schedule, sources, source
-        self._host, self._settings = server.host, server.settings
-        self._next_source = 0
+    def __init__(self, server: StageServer, schedule: RoundSchedule, redispatcher: Redispatcher) -> None:
+        self._server, self._schedule, self._redispatcher = server, schedule, redispatcher
+        self._host = server.host
         self._gathered = -1  # the last round that was gathered for, in any term
 
     async def gather(self, head: Head, members: Sequence[str], resumed: bool = False) -> Mapping[str, Sequence[Range]]:
         """Wait until the members, this peer among them, have counted the whole batch of the round after `head`; return
         what each says it has. Members without a part in the plan count, too: then only the next plan can merge the
         batch. `resumed`: a leader that is gone had begun with that round."""
-        batch = self._schedule.batch(head)
+        batch, missing = self._schedule.batch(head), self._redispatcher
         assert batch is not None
-        wanted = set(range(*batch, self._settings.micro_batch))
-        have: dict[str, set[int]] = {}  # first samples that each has counted
-        counted: set[int] = set()
+        wanted = missing.firsts_of([batch])
+        have: dict[str, Firsts] = {}
+        counted: Firsts = set()
         again, self._gathered = resumed or self._gathered == head.round + 1, head.round + 1
         grown_at = -math.inf if again else trio.current_time()  # again: what is not in flight now is lost
         while True:
             suspects = self._host.suspects
             have = {peer: firsts for peer, firsts in have.items() if peer not in suspects}
-            have[self._host.peer_id] = self._firsts(self._server.accounting.counted, batch)
+            have[self._host.peer_id] = missing.counted_here(wanted)
             others = [m for m in members if m != self._host.peer_id and m not in suspects]
-            await self._poll(head, others, have, batch)
+            await missing.poll(head.run_id, head.round, others, have, wanted)
             now, before, counted = trio.current_time(), counted, set().union(*have.values())
             if counted == wanted:
-                size = self._settings.micro_batch
+                size = missing.micro_batch
                 return {peer: union((first, first + size) for first in firsts) for peer, firsts in have.items()}
-            await self._redispatch(head, before - counted, "counted by a peer or a worker that is gone")
+            await missing.redispatch(head.round, before - counted, "counted by a peer or a worker that is gone")
             if not counted <= before and before:
                 grown_at = now
-            usual_s = self._server.answer_s
-            stall_s = max(STALL_S, STALL_ANSWERS * usual_s) if usual_s else STALL_FIRST_S
-            if now - grown_at > stall_s:
+            if now - grown_at > stall_s(self._server.answer_s):
                 grown_at = now
-                await self._redispatch(head, wanted - counted, "missing")
+                await missing.redispatch(head.round, wanted - counted, "missing")
             await trio.sleep(POLL_S)
-
-    async def _poll(self, head: Head, members: Sequence[str], have: dict[str, set[int]], batch: Range) -> None:
-        """Ask what each member has; without an answer `have` keeps what it had."""
-        ask = AskCounted(head.run_id, head.round)
-
-        async def poll(peer: str) -> None:
-            try:
-                reply = await self._host.rpc.call(peer, COUNTED, ask, timeout_s=ANSWER_S)
-                have[peer] = self._firsts(reply.body.ranges, batch)
-            except RemoteError as error:
-                if error.code != BUSY:
-                    have.pop(peer, None)  # it has left for another stage, with all that it had
-            except BarnraiseError:
-                return
-
-        async with trio.open_nursery() as nursery:
-            for peer in members:
-                nursery.start_soon(poll, peer)
-
-    async def _dispatching(self, head: Head, sources: Sequence[str]) -> set[int]:
-        """Return what the replicas of stage 0 have in flight. It will come, or is stuck like all else; another copy
-        would be counted twice."""
-        batch = self._schedule.batch(head)
-        assert batch is not None
-        found = self._firsts(self._source.dispatching, batch) if self._source is not None else set()
-        ask = AskCounted(self._settings.groups[0], head.round)
-
-        async def poll(peer: str) -> None:
-            try:
-                reply = await self._host.rpc.call(peer, COUNTED, ask, timeout_s=ANSWER_S)
-                found.update(self._firsts(reply.body.dispatching, batch))
-            except BarnraiseError:
-                return
-
-        async with trio.open_nursery() as nursery:
-            for peer in sources:
-                if peer != self._host.peer_id:
-                    nursery.start_soon(poll, peer)
-        return found
-
-    def _firsts(self, ranges: Iterable[Range], batch: Range) -> set[int]:
-        """Return the first samples of the batch's micro-batches in `ranges`, which a peer may have made up."""
-        size = self._settings.micro_batch
-        firsts: set[int] = set()
-        for first, end in union(ranges):
-            begin = max(first, batch[0])
-            firsts.update(range(begin + -begin % size, min(end, batch[1]) - size + 1, size))
-        return firsts
-
-    async def _redispatch(self, head: Head, firsts: set[int], reason: str) -> None:
-        """Have these dispatched again by the live replicas of stage 0, in rotation."""
-        if not firsts:
-            return
-        here = {self._host.peer_id} if self._source is not None else set()
-        sources = sorted({*self._sources(), *here} - set(self._host.suspects))
-        size = self._settings.micro_batch
-        firsts = firsts - await self._dispatching(head, sources)
-        ranges = [(first, first + size) for first in sorted(firsts)]
-        if not ranges or not sources:
-            return
-        self._host.events.emit("pipeline_redispatched", samples=count(ranges), round=head.round + 1, reason=reason)
-        self._next_source += 1
-        for k, peer in enumerate(sources):
-            part = tuple(ranges[(k + self._next_source) % len(sources) :: len(sources)][:SAMPLE_RANGES_MAX])
-            if not part:
-                continue
-            if peer == self._host.peer_id and self._source is not None:
-                self._source.redispatch(part, head.round)
-                continue
-            try:
-                request = Redispatch(self._settings.groups[0], head.round, part)
-                await self._host.rpc.call(peer, REDISPATCH, request, timeout_s=ANSWER_S)
-            except BarnraiseError as error:
-                self._host.events.emit("redispatch_unanswered", peer=peer, reason=str(error))
 
 
 class Synchronous(StageTrainer):
@@ -215,7 +125,8 @@ class Synchronous(StageTrainer):
         # At once, for the round that begins with this head asks; and its weights may well be those that are here.
         before = self._adoption.head if self._adoption is not None else self.head
         if before is not None and head != before:
-            self._resumes = head.term > before.term and head.round <= before.round
+            begun = bool(before.members)  # else this is the start of the first term
+            self._resumes = begun and head.term > before.term and head.round <= before.round
         super().adopt(theta, changed, head)
 
     # -- what stays and what goes ------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from swarm.pipeline.stage_server import StageServer
 from swarm.protocol.head import Head
 from swarm.protocol.ledger import Range, count, union, without
 from swarm.protocol.round_schedule import RoundSchedule
-from swarm.rounds.round_state import Notifier
+from swarm.rounds.notifier import Notifier
 
 WATCH_S: Final = 0.5  # between two looks for a lost worker while there is no other work
 

@@ -1,8 +1,8 @@
-"""The chain of commits: the committed state, its members, and the leader of the next round.
+"""The chain of commits: the committed state and its members.
 
-A *head* names one committed state: its round, the hash of the outer state, and the members of the round. Heads form
-a hash chain through `previous`. Only the members of a head vote on the next one, and a majority of them must agree.
-If a majority is gone, the run's authority signs a head of a higher *term* over the same state."""
+A *head* names one committed state: its round, the hash of the outer state, and the members that vote on the next one.
+Heads form a hash chain through `previous`. How a group agrees on the next head, and when a new *term* begins:
+`swarm.protocol.agreement`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from blake3 import blake3
 from peer.bounds import MEMBERS_MAX, Count, Hash, Name
 from swarm.protocol.ledger import Ledger
 
-TRIES_PER_LEADER: Final = 8  # consecutive attempts of one leader, before the next leader takes over
+SPONSORS_MAX: Final = 4  # of one peer
 
 
 class Member(msgspec.Struct, frozen=True, order=True):
-    """One incarnation of a peer. A restarted peer has the same id and another session: it has forgotten its promises,
-    so it is not the same member (see `swarm.protocol.paxos`)."""
+    """One incarnation of a peer. A peer that has lost its promises with its disk has the same id and another session:
+    it is not the same member."""
 
     peer: Name
     session: Name
@@ -46,6 +46,22 @@ class Absence(msgspec.Struct, frozen=True, order=True):
     """The leader of the last of them."""
 
 
+class Sponsor(msgspec.Struct, frozen=True, order=True, array_like=True):
+    """A key that vouches for peers: an invite, or a member that invites."""
+
+    key: Name
+    """Its name: the hash of the public key."""
+    guests: Count
+    """How many peers it may bring in, directly or through those."""
+
+
+class Sponsorship(msgspec.Struct, frozen=True, order=True, array_like=True):
+    """One key that vouches for one member or learner."""
+
+    sponsor: Sponsor
+    peer: Name
+
+
 class Head(msgspec.Struct, frozen=True):
     """One committed state of a run."""
 
@@ -67,8 +83,10 @@ class Head(msgspec.Struct, frozen=True):
     """The coordinator as a voter without weights (see `swarm.protocol.agreement.rules.electorate`)."""
     learners: Annotated[tuple[Learner, ...], msgspec.Meta(max_length=MEMBERS_MAX)] = ()
     absent: Annotated[tuple[Absence, ...], msgspec.Meta(max_length=MEMBERS_MAX)] = ()
-    invites: Annotated[tuple[tuple[Name, Name], ...], msgspec.Meta(max_length=MEMBERS_MAX)] = ()
-    """(serial of the invite, peer) of members and learners that came with one."""
+    sponsored: Annotated[tuple[Sponsorship, ...], msgspec.Meta(max_length=SPONSORS_MAX * MEMBERS_MAX)] = ()
+    """Who vouches for the members and learners, in a closed run."""
+    senders: Annotated[tuple[Name, ...], msgspec.Meta(max_length=2 * MEMBERS_MAX)] = ()
+    """At a later stage of a pipeline: the peers of the stage before, as last proved, whose receipts count."""
     attempt: Count = -1
     """The attempt whose roster led here; -1 for the first head of a term."""
 
@@ -82,31 +100,8 @@ class Head(msgspec.Struct, frozen=True):
         """The number of members that must agree on the next head: a strict majority."""
         return len(self.members) // 2 + 1
 
-    @property
-    def position(self) -> tuple[int, int]:
-        """(term, round). Heads of one run compare by position; the higher one supersedes the lower one."""
-        return (self.term, self.round)
-
     def has(self, member: Member) -> bool:
         return member in self.members
-
-    def leader(self, attempt: int) -> Member:
-        """Return the member that may lead that attempt of the round after this head, which must have members.
-        The head's hash picks the first leader, so that no fixed peer leads every round."""
-        order = len(self.members)
-        start = int.from_bytes(self.hash[:8], "big")
-        return self.members[(start + attempt // TRIES_PER_LEADER) % order]
-
-    def next_attempt(self, floor: int, suspects: frozenset[str]) -> int:
-        """Return the lowest attempt >= `floor` whose leader is not suspected, or `floor` if all leaders are."""
-        for attempt in range(floor, floor + len(self.members) * TRIES_PER_LEADER):
-            if self.leader(attempt).peer not in suspects:
-                return attempt
-        return floor
-
-    def regrouped(self, members: tuple[Member, ...], term: int) -> Head:
-        """Return a head of a later term over the same state. It is valid only if the authority signs it."""
-        return msgspec.structs.replace(self, term=term, previous=self.hash, members=tuple(sorted(members)))
 
 
 def genesis(run_id: str, state_hash: bytes) -> Head:

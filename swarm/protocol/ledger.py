@@ -1,8 +1,11 @@
-"""Accounting of training samples: no sample is lost or silently repeated when peers join, fail or leave.
+"""Accounting of training samples: no sample is silently lost or repeated when peers join, fail or leave.
 
 Samples are numbered 0, 1, 2, ... (`peer.data.corpus` maps a number to text). The ledger is part of every committed
-head. It holds a cursor, below which all samples have been assigned, and the ranges below it that were returned because
+head. It holds a cursor, below which all samples have been issued, and the ranges below it that were returned because
 their peer failed, was too slow or was left out of the commit. Returned ranges are assigned first.
+
+At every head issued = merged + free + lost: the cursor is the sum of the samples in commits, those returned or
+promised, and those that were given up.
 """
 
 from __future__ import annotations
@@ -22,18 +25,26 @@ Ranges = Annotated[tuple[Range, ...], msgspec.Meta(max_length=RANGES_MAX)]
 
 
 class Ledger(msgspec.Struct, frozen=True):
-    """The samples that were trained on and committed: all below `cursor` that are neither returned nor promised."""
+    """Which samples are free. All others below `cursor` are in commits, but for `lost` of them."""
 
     cursor: Number = 0
     returned: Ranges = ()
     """Ranges below `cursor` that no commit contains, in order."""
     promised: Annotated[tuple[tuple[Name, Ranges], ...], msgspec.Meta(max_length=MEMBERS_MAX)] = ()
     """Ranges promised to peers (by id) for the next round, so that they can train while an exchange is in flight."""
+    lost: Number = 0
+    """How many samples below `cursor` are in no commit and never will be: a later stage of a pipeline has given them
+    up, or the first one went back to an older commit that lacks them."""
 
     @property
     def free(self) -> tuple[Range, ...]:
         """All samples that are neither committed nor promised."""
         return (*self.returned, (self.cursor, NUMBERS_END))
+
+    @property
+    def settled(self) -> tuple[Range, ...]:
+        """All samples below the cursor that are merged, promised or lost."""
+        return without([(0, self.cursor)], self.returned)
 
     def is_free(self, ranges: Iterable[Range]) -> bool:
         """Return whether every sample of `ranges` is free."""
@@ -77,10 +88,10 @@ class Ledger(msgspec.Struct, frozen=True):
         cursor = max([self.cursor, *(last for _, last in handed)])
         broken = [r for _, ranges in self.promised for r in ranges]
         left = _union([*self.returned, *broken, (self.cursor, cursor), *handed])
-        return Ledger(cursor, tuple(_subtract(left, used)), promises)
+        return Ledger(cursor, tuple(_subtract(left, used)), promises, self.lost)
 
     def after(self, others: Iterable[Ledger]) -> Ledger:
-        """Return this ledger with the samples that any of `others` marks as trained marked as trained.
+        """Return this ledger without the free samples that are settled in any of `others`: here they are lost.
 
         A ledger with an absurd cursor is ignored, since it would leave nothing to assign."""
         free: Sequence[Range] = self.free
@@ -89,16 +100,28 @@ class Ledger(msgspec.Struct, frozen=True):
                 free = without(free, without([(0, NUMBERS_END)], other.free))
         if not free or free[-1][1] != NUMBERS_END:  # some ledger is forged
             return self
-        return msgspec.structs.replace(self, cursor=free[-1][0], returned=tuple(free[:-1]))
+        return self.freeing(free[-1][0], tuple(free[:-1]))
 
-    def narrowed(self, at: int, most: int) -> Ledger:
-        """Return this ledger with only the `most` returned ranges nearest to sample `at` on either side.
+    def freeing(self, cursor: int, returned: tuple[Range, ...]) -> Ledger:
+        """Return this ledger with exactly those samples free. What was free before is lost."""
+        lost = self.lost + (cursor - count(returned)) - (self.cursor - count(self.returned))
+        return msgspec.structs.replace(self, cursor=cursor, returned=returned, lost=max(0, lost))
 
-        Ranges further back are given up. All samples further ahead are free again, even if they were trained on."""
+    def without_oldest(self, at: int, most: int) -> Ledger:
+        """Return this ledger with only the `most` nearest of the returned ranges before sample `at`; the others are
+        lost."""
         split = bisect_left(self.returned, (at, 0))
-        before, after = self.returned[:split], self.returned[split:]
-        cursor = after[most][0] if len(after) > most else self.cursor
-        return msgspec.structs.replace(self, cursor=cursor, returned=(*before[-most:], *after[:most]))
+        return self.freeing(self.cursor, self.returned[max(0, split - most) :])
+
+    def ranges_from(self, at: int) -> int:
+        """Return the number of returned ranges from sample `at` on."""
+        return len(self.returned) - bisect_left(self.returned, (at, 0))
+
+    def closed(self, first: Ledger) -> Ledger:
+        """Return the ledger of a later stage at the end of a run in which the first stage's is `first`: what is settled
+        there, and is free here, is lost."""
+        cursor = max(self.cursor, first.cursor)
+        return self.freeing(cursor, without([*self.returned, (self.cursor, cursor)], first.settled))
 
 
 def head_of(ranges: Sequence[Range], count: int) -> tuple[Range, ...]:
@@ -131,6 +154,12 @@ def count(ranges: Iterable[Range]) -> int:
 def contains(outer: Iterable[Range], inner: Iterable[Range]) -> bool:
     """Return whether every sample of `inner` lies in `outer`."""
     return not _subtract(_union(inner), _union(outer))
+
+
+def common(ranges: Iterable[Range], others: Iterable[Range]) -> tuple[Range, ...]:
+    """Return the samples that lie in both, in order."""
+    both = _union(ranges)
+    return tuple(_subtract(both, _subtract(both, _union(others))))
 
 
 def union(ranges: Iterable[Range]) -> tuple[Range, ...]:

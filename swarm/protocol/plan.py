@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate
-from statistics import median, median_low
+from statistics import median_low
 from typing import Annotated, Final
 
 import msgspec
@@ -19,9 +19,10 @@ from blake3 import blake3
 
 from peer.bounds import MEMBERS_MAX, SLICES_MAX, Count, Hash, Loss, Number, Seconds, SquaredNorm
 from peer.errors import ProtocolViolation
-from peer.identity import Signed, open_body
+from peer.identity import Signed
 from swarm.protocol.head import Head, Member
 from swarm.protocol.ledger import Ledger, Range, Ranges, contains, count, head_of, overlaps, union
+from swarm.protocol.receipts import Receipts, StageProof
 from swarm.protocol.round_schedule import RoundSchedule, with_surplus
 
 EQUAL_WITHIN: Final = 3.0  # links whose speeds differ by a smaller factor share equally: measurements are noisy
@@ -85,27 +86,17 @@ class Contribution(msgspec.Struct, frozen=True):
     """The squared norm of each slice's decoded values, float64."""
     counted: Annotated[tuple[Range, ...], msgspec.Meta(max_length=RANGES_MAX)] = ()
     """In a pipeline, the samples in the update, in order. Elsewhere they are the first `samples` of those assigned."""
+    receipts: Receipts = ()
+    """At a later stage: by peers of the stage before, for the samples in `counted` (`swarm.protocol.receipts`)."""
+    stage_before: StageProof = ()
+    """The proof of a head of the stage before, where receipts are by peers that the group's head does not know."""
+    first_stage: StageProof = ()
+    """In the last round of a later stage: the proof of the first stage's last head, which says what that has merged."""
 
     @property
     def norm(self) -> float:
         """The norm of the whole update."""
         return float(sum(self.sqnorms) ** 0.5)
-
-
-class Roster(msgspec.Struct, frozen=True):
-    """The exchange phase of a round in one attempt: the contributors and the owners of the slices."""
-
-    head: Hash
-    plan: Hash
-    attempt: Count
-    contributions: Annotated[tuple[Signed, ...], msgspec.Meta(max_length=MEMBERS_MAX)]
-    """Signed `Contribution`s, in order of member."""
-    owners: Annotated[tuple[Number, ...], msgspec.Meta(max_length=SLICES_MAX)]
-    """For each slice, the index of its owner in `contributions`."""
-
-    @property
-    def hash(self) -> bytes:
-        return blake3(_ENCODER.encode(self)).digest()
 
 
 def make_plan(
@@ -182,36 +173,15 @@ def fit_roster(contributions: Mapping[Member, Signed]) -> list[Member]:
     return sorted(member for member, end in zip(shortest, ends, strict=True) if end <= ROSTER_BYTES_MAX)
 
 
-def share_slices(slices: int, bandwidths: Sequence[float]) -> tuple[int, ...]:
-    """Return each slice's owner: contiguous parts proportional to `bandwidths` (measured bytes/s, 0 if unknown)."""
-    usual = median(known) if (known := [b for b in bandwidths if b > 0]) else 1.0
-    weights = [b if b > 0 else usual for b in bandwidths]
-    if max(weights) < EQUAL_WITHIN * min(weights):
-        weights = [1.0] * len(weights)
-    total = sum(weights)
-    owners: list[int] = []
-    reached = 0.0
-    for owner, weight in enumerate(weights):
-        reached += weight
-        upto = slices if owner == len(weights) - 1 else round(slices * reached / total)
-        owners += [owner] * (upto - len(owners))
-    return tuple(owners)
-
-
-def open_contribution(signed: Signed, plan: WorkPlan, slices: int, head: Head, schedule: RoundSchedule) -> Contribution:
-    """Check a contribution against its plan. Raise `ProtocolViolation` if it is forged, foreign or claims too much."""
-    body = open_body(signed, CONTRIBUTION_KIND, Contribution)
-    if body.member.peer != signed.signer:
-        raise ProtocolViolation("a contribution is signed by another peer than it names")
-    check_contribution(body, plan, slices, head, schedule)
-    return body
-
-
 def check_contribution(body: Contribution, plan: WorkPlan, slices: int, head: Head, schedule: RoundSchedule) -> None:
     """Raise `ProtocolViolation` if a contribution is for another plan or claims more than the plan allows."""
     assignment = plan.of(body.member)
     if body.plan != plan.hash or body.head != plan.head or assignment is None:
         raise ProtocolViolation("a contribution belongs to another plan")
+    if (body.receipts or body.stage_before) and not schedule.stage:
+        raise ProtocolViolation("a contribution has receipts of a stage before, and there is none")
+    if body.first_stage and not schedule.closes(head):
+        raise ProtocolViolation("a contribution proves the first stage's head before the last round")
     if schedule.pipeline:
         _check_counted(body, assignment, head, schedule)
     elif body.counted:
@@ -240,50 +210,6 @@ def _check_counted(body: Contribution, assignment: Assignment, head: Head, sched
         raise ProtocolViolation("a contribution counts samples that do not belong to this round")
 
 
-def open_roster(roster: Roster, head: Head, plan: WorkPlan, slices: int, schedule: RoundSchedule) -> list[Contribution]:
-    """Check a roster against the head and the plan; return its contributions in order.
-
-    Contributions may have counted the same samples: `swarm.protocol.overlaps` tells which are merged."""
-    if roster.head != head.hash or roster.plan != plan.hash:
-        raise ProtocolViolation("the roster is for another round or plan")
-    if len(roster.contributions) > len(plan.assignments):
-        raise ProtocolViolation("the roster names more peers than were assigned work")
-    bodies = [open_contribution(signed, plan, slices, head, schedule) for signed in roster.contributions]
-    members = [body.member for body in bodies]
-    if members != sorted(members) or len({m.peer for m in members}) != len(members):
-        raise ProtocolViolation("the roster is out of order or names a peer twice")
-    if sum(head.has(member) for member in members) < head.quorum:
-        raise ProtocolViolation("the roster holds no majority of the last commit")
-    if len(roster.owners) != slices or any(not 0 <= owner < len(members) for owner in roster.owners):
-        raise ProtocolViolation("the roster leaves a slice without an owner")
-    return bodies
-
-
-def next_head(
-    head: Head,
-    plan: WorkPlan,
-    merged: Sequence[Contribution],
-    everyone: Sequence[Contribution],
-    schedule: RoundSchedule,
-    state_hash: bytes,
-) -> Head:
-    """Return the head that follows from a completed exchange.
-
-    `merged` are the contributions that passed the gate, no two of which share samples. The contributors of `everyone`
-    are the new members."""
-    return Head(
-        run_id=head.run_id,
-        term=head.term,
-        round=head.round + 1,
-        previous=head.hash,
-        state_hash=state_hash,
-        members=tuple(body.member for body in everyone),
-        ledger=next_ledger(head, plan, merged, everyone, schedule),
-        inner_step=head.inner_step + schedule.advance(head, max((body.steps for body in merged), default=0)),
-        tokens=head.tokens + schedule.seq_len * sum(body.samples for body in merged),
-    )
-
-
 def next_ledger(
     head: Head,
     plan: WorkPlan,
@@ -300,12 +226,33 @@ def next_ledger(
     staying = {body.member for body in everyone}
     promised = {a.member.peer: a.ahead for a in plan.assignments if a.member in staying}
     ledger = head.ledger.settle([a.ranges for a in plan.assignments], consumed, promised)
-    reached = [body.counted[-1][1] for body in merged if body.counted]
-    if schedule.stage and not schedule.synchronous and reached:
-        # Later stages are assigned no samples, so one member could count scattered samples without limit. Keep only the
-        # ranges near the median position; samples left far behind do not come again.
-        ledger = ledger.narrowed(median_low(reached), RETURNED_MAX)
+    if schedule.follows and (at := _position(merged)) is not None:
+        ledger = ledger.without_oldest(at, RETURNED_MAX)  # samples left so far behind do not come again
     return ledger
+
+
+def within_reach(
+    head: Head, plan: WorkPlan, bodies: Sequence[Contribution], schedule: RoundSchedule
+) -> Sequence[Contribution]:
+    """Return the contributions to a later stage that leave its ledger small enough.
+
+    Its members are assigned no samples, so one could count scattered ones without limit. Where more than `RETURNED_MAX`
+    free ranges, and more than before, would lie beyond the members' median position, those contributions are left out
+    that have most of theirs there."""
+    kept = list(bodies)
+    while schedule.follows and len(kept) > 1 and (at := _position(kept)) is not None:
+        most = max(RETURNED_MAX, head.ledger.ranges_from(at))
+        if next_ledger(head, plan, kept, kept, schedule).ranges_from(at) <= most:
+            break
+        beyond = [sum(first >= at for first, _ in body.counted) for body in kept]
+        del kept[beyond.index(max(beyond))]
+    return kept
+
+
+def _position(bodies: Sequence[Contribution]) -> int | None:
+    """Return the lower median of where contributions end; None if they contain no samples."""
+    reached = [body.counted[-1][1] for body in bodies if body.counted]
+    return median_low(reached) if reached else None
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder(order="deterministic")

@@ -43,6 +43,8 @@ class RoundSchedule:
     """More than 1 in a pipeline."""
     micro_batch: int = 0
     """Sequences a micro-batch, in a pipeline."""
+    rounds: int = 0
+    """The run is complete after this many; 0: it has no end."""
 
     @property
     def batch_size(self) -> int:
@@ -56,6 +58,16 @@ class RoundSchedule:
     def synchronous(self) -> bool:
         """Whether a round of a pipeline is one batch that all stages process."""
         return self.pipeline and isinstance(self.outer, AllReduceConfig)
+
+    @property
+    def follows(self) -> bool:
+        """Whether this is a later stage, which is assigned no samples and counts what stage 0 dispatches."""
+        return self.stage > 0 and not self.synchronous
+
+    def closes(self, head: Head) -> bool:
+        """Return whether the round after `head` is the last one of a stage that follows: what stage 0 has merged is
+        then merged here, or lost."""
+        return self.follows and 0 < self.rounds <= head.round + 1
 
     @property
     def unit(self) -> int:

@@ -6,6 +6,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import trio
@@ -17,8 +18,13 @@ from peer.identity import Signed, sign_body
 from peer.net.wire import allocate
 from swarm.protocol.plan import CONTRIBUTION_KIND, Contribution, WorkPlan
 from swarm.rounds.context import RoundContext
-from swarm.rounds.exchange import as_bytes
 from swarm.rounds.trainer import TrainRequest, TrainResult
+
+
+def as_bytes(encoded: torch.Tensor) -> memoryview:
+    """Return the bytes of a uint8 tensor without a copy."""
+    array: Any = encoded.numpy()
+    return memoryview(array)
 
 
 @dataclass(frozen=True)
@@ -81,6 +87,9 @@ class Contributor:
             hashes=update.hashes if update else (),
             sqnorms=update.sqnorms if update else (),
             counted=usable.counted if usable else (),
+            receipts=usable.receipts if usable else (),
+            stage_before=usable.stage_before if usable else (),
+            first_stage=work.first_stage if work else (),
         )
         return sign_body(context.identity, CONTRIBUTION_KIND, body), update
 

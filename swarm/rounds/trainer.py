@@ -9,9 +9,11 @@ from typing import Protocol
 import torch
 
 from optim.strategies.interface import RoundInfo
+from peer.identity import Signed
 from swarm.protocol.head import Head
 from swarm.protocol.ledger import Range
 from swarm.protocol.plan import Assignment
+from swarm.protocol.receipts import StageProof
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,12 @@ class TrainResult:
     (m,). The buffer stays valid until the next call of `train`."""
     counted: tuple[Range, ...] = ()
     """The samples that a pipeline's stage has counted, whether or not they were assigned to it."""
+    receipts: tuple[Signed, ...] = ()
+    """Of the stage before, for the samples counted."""
+    stage_before: StageProof = ()
+    """What proves that their signers are in the stage before."""
+    first_stage: StageProof = ()
+    """In the last round of a later stage: what proves the first stage's last head."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +81,8 @@ class Trainer(Protocol):
         ...
 
     async def gather(self, members: Sequence[str]) -> Mapping[str, Sequence[Range]] | None:
-        """Wait, as the leader, until `members` (peer ids) together have done the round's work.
+        """Wait, as the leader, until `members` (peer ids) together have done the round's work. The list may change
+        meanwhile.
 
         Returns the samples each says it has counted, if they were asked. Never returns if each member's own assignment
         tells it when it is done."""

@@ -19,7 +19,7 @@ import msgspec
 from optim.config import DENSE, MEAN_ONLY, METHODS, CodecConfig, OuterConfig, check_merge
 from peer.config import DataConfig, InnerConfig, ModelConfig
 from peer.errors import ConfigError
-from swarm.run.sections import PipelineConfig, RunRules, TokenizerConfig, check_fit, check_pipeline
+from swarm.run.sections import PipelineConfig, RunRules, TokenizerConfig, check_agreement, check_fit, check_pipeline
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -35,7 +35,8 @@ _LOCAL: Final = {  # settings of one machine, which a run must not make for anot
     ("inner", "compile"): "each peer decides for itself, with `peer join --compile`",
 }
 _SECTIONS: Final = {
-    "seq_len": "data", "stages": "pipeline", "micro_batch": "pipeline", "method": "outer", "merge": "outer",
+    "seq_len": "data", "faults_tolerated": "run", "stages": "pipeline", "micro_batch": "pipeline", "method": "outer",
+    "merge": "outer",
 }  # fmt: skip
 
 
@@ -104,6 +105,7 @@ def parse_run_config(text: str, name: str = "RUN.toml") -> RunConfig:
         raise _fault(name, text, path, what) from error
     try:
         check_merge(config.outer, config.codec, config.run.max_peers)
+        check_agreement(config.run, config.pipeline.stages)
         if config.model is not None:
             check_fit(config.model, config.data, config.tokenizer.source)
             check_pipeline(config.pipeline, config.model, config.inner, config.outer)

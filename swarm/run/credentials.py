@@ -99,6 +99,21 @@ def judge(manifest: AnyManifest, chain: Chain, peer: str, now: float, bans: BanL
         raise NotAdmitted(f"peer {peer} is banned from this run: write to the owner of the run")
     if manifest.open or peer == manifest.authority:
         return Rights("member", float("inf"))
+    last = check_chain(manifest, chain, peer)
+    expires = min(link.expires for link in chain)
+    if now > expires + CLOCK_SKEW_S:
+        raise NotAdmitted(f"the invite expired {_ago(now - expires)} ago: {_REMEDY}")
+    _check_bans(chain, bans)
+    until = expires + CLOCK_SKEW_S
+    if last.kind == "client":
+        return Rights("client", until)
+    return Rights("member", until, last.key, chain[:-1])
+
+
+def check_chain(manifest: AnyManifest, chain: Chain, peer: str) -> Link:
+    """Return the link of `peer` at the end of a chain that the run's authority began. It may be out of date.
+
+    Raises NotAdmitted, with the remedy, if the chain is none."""
     if not chain:
         raise NotAdmitted("this run is by invitation and the invite carries no key: ask the owner of the run for one")
     kinds = [None, *(link.kind for link in chain)]
@@ -112,14 +127,7 @@ def judge(manifest: AnyManifest, chain: Chain, peer: str, now: float, bans: BanL
             f"the invite was made out to peer {peer_id_of(last.key)}, not to {peer}:"
             " join with the --home it was made for, or ask for an invite of your own"
         )
-    expires = min(link.expires for link in chain)
-    if now > expires + CLOCK_SKEW_S:
-        raise NotAdmitted(f"the invite expired {_ago(now - expires)} ago: {_REMEDY}")
-    _check_bans(chain, bans)
-    until = expires + CLOCK_SKEW_S
-    if last.kind == "client":
-        return Rights("client", until)
-    return Rights("member", until, last.key, chain[:-1])
+    return last
 
 
 def _check_bans(chain: Chain, bans: BanList | None) -> None:

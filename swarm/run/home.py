@@ -1,14 +1,18 @@
 """A peer's folder on disk, and the lock that keeps two processes from being the same peer.
 
-lock   identity.key   invite   listening   manifest.msgpack   tokenizer.json   guests.msgpack   regroup.msgpack
-addresses.json   events.jsonl   worker.log   worker/   corpus/   checkpoints/   state.part
-At the coordinator also bans.msgpack   seen.msgpack
+lock   identity.key   invite   listening   manifest.msgpack   tokenizer.json   guests.msgpack   addresses.json
+events.jsonl   worker.log   worker/   corpus/   agreement/   results/   checkpoints/   state.part
+At the coordinator also bans.msgpack, and regroup.request and regroup.answer while a person asks for a regroup
+
+`agreement/` holds what this peer has promised to the other members of its group. It must never be put back from a
+backup: delete it instead.
 
 `worker/` is the only folder that the worker may write: token ids, temporary files, compiled kernels. `corpus/` is that
 of the process that only tokenizes.
 
-In a pipeline there is also `replica`, and the files of a stage (regroup.msgpack, seen.msgpack, checkpoints/,
-state.part) lie in folders stage-0/, stage-1/ and so on. There backup.part is a backup of that stage on its way.
+In a pipeline there is also `replica`, and the files of a stage (agreement/, results/, checkpoints/, state.part) lie in
+folders stage-0/, stage-1/ and so on. There proof.msgpack proves the commit of a backup, and backup.part is a backup of
+that stage on its way.
 """
 
 from __future__ import annotations
@@ -58,18 +62,24 @@ class Home:
         return self.path / "listening"
 
     @property
-    def regroup(self) -> Path:
-        return self.path / "regroup.msgpack"
+    def regroup_request(self) -> Path:
+        """At the coordinator: what a person asks of it (`peer regroup`)."""
+        return self.path / "regroup.request"
 
     @property
-    def regroup_before(self) -> Path:
-        """The regroup of the last checkpoint's term, where that is another term."""
-        return self.path / "regroup.before.msgpack"
+    def regroup_answer(self) -> Path:
+        """The coordinator's answer to that."""
+        return self.path / "regroup.answer"
 
     @property
-    def seen(self) -> Path:
-        """The last heads that a coordinator saw committed."""
-        return self.path / "seen.msgpack"
+    def agreement(self) -> Path:
+        """The folder of this peer's records in the agreement of its group."""
+        return self.path / "agreement"
+
+    @property
+    def proof(self) -> Path:
+        """The proof of a backup's commit."""
+        return self.path / "proof.msgpack"
 
     @property
     def replica(self) -> Path:
@@ -91,6 +101,21 @@ class Home:
     @property
     def state_part(self) -> Path:
         return self.path / "state.part"
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether a process runs from this home."""
+        try:
+            fd = os.open(self.path / "lock", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        finally:
+            os.close(fd)
+        return False
 
     @contextmanager
     def locked(self) -> Iterator[None]:

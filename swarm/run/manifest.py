@@ -8,20 +8,23 @@ from __future__ import annotations
 
 from base64 import b32encode
 from itertools import pairwise
-from typing import Final, cast
+from typing import Annotated, Final, cast
 
 import msgspec
 from blake3 import blake3
 
 from optim.config import AllReduceConfig, CodecConfig, OuterConfig, check_merge
 from peer.bounds import HASH_BYTES
-from peer.config import DataConfig, InnerConfig, ModelConfig, check_range
+from peer.config import TOKENS_MAX, VOCABULARY_MAX, DataConfig, InnerConfig, ModelConfig, check_range
 from peer.errors import ConfigError, NotAdmitted, ProtocolViolation
 from peer.identity import Identity, Signed, is_peer_id, open_body, sign_body
+from peer.ipc.block_messages import HiddenType
+from swarm.protocol.agreement.config import Mode
 from swarm.protocol.head import Head, genesis
 from swarm.run.sections import (
     PipelineConfig,
     RunRules,
+    check_agreement,
     check_fit,
     check_model,
     check_name,
@@ -30,11 +33,12 @@ from swarm.run.sections import (
     micro_batch_of,
 )
 
-PROTOCOL_VERSION: Final = 7
+PROTOCOL_VERSION: Final = 8
 MANIFEST_BYTES_MAX: Final = 64 << 10
 TIME_MAX_S: Final = 1 << 40
 VERSION_MAX: Final = 1 << 16
 RUN_ID_BYTES: Final = 20
+TEMPLATE_CHARS_MAX: Final = 32 << 10
 
 _KIND: Final = "manifest"
 _TAG_FIELD: Final = "kind"
@@ -95,6 +99,7 @@ class Manifest(
         check_fit(self.model, self.data, self.tokenizer)
         check_pipeline(self.pipeline, self.model, self.inner, self.outer)
         check_merge(self.outer, self.codec, self.run.max_peers)
+        check_agreement(self.run, self.pipeline.stages)
         if len(self.cuts) != self.pipeline.stages:
             raise ValueError("cuts are not the blocks of each stage")
         _check_cuts(self.cuts, self.model)
@@ -131,6 +136,20 @@ class Manifest(
         return genesis(self.group_id(stage), self.genesis[stage])
 
     @property
+    def agreement_mode(self) -> Mode:
+        """Which votes make a certificate in its groups."""
+        if self.faults_tolerated:
+            return "open"
+        if self.run.coordinator == "auto":
+            return "witness" if self.stages == 1 else "required"
+        return self.run.coordinator
+
+    @property
+    def faults_tolerated(self) -> int:
+        """How many members of an open run may lie without a second history; 0 in other modes."""
+        return self.run.faults_tolerated
+
+    @property
     def micro_batch(self) -> int:
         """Sequences of one micro-batch."""
         return micro_batch_of(self.pipeline, self.inner)
@@ -139,6 +158,21 @@ class Manifest(
     def synchronous(self) -> bool:
         """Whether weights change at commits only: all replicas of a stage make each step together."""
         return isinstance(self.outer, AllReduceConfig)
+
+
+_TokenId = Annotated[int, msgspec.Meta(ge=0, lt=VOCABULARY_MAX)]
+
+
+class TextRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What the checkpoint says of texts: where an answer ends, and how a conversation is written."""
+
+    stops: Annotated[tuple[_TokenId, ...], msgspec.Meta(max_length=32)] = ()
+    """Tokens that end an answer."""
+    bos: Annotated[str, msgspec.Meta(max_length=64)] = ""
+    """The token before a text, as chat templates name it."""
+    eos: Annotated[str, msgspec.Meta(max_length=64)] = ""
+    chat_template: Annotated[str, msgspec.Meta(max_length=TEMPLATE_CHARS_MAX)] = ""
+    """Jinja2, run in a sandboxed process of its own; "" for none."""
 
 
 class ServedModelManifest(
@@ -153,14 +187,35 @@ class ServedModelManifest(
     """The blocks of each part of the checkpoint."""
     checkpoint: tuple[bytes, ...]
     """The state hash of the weights of each part (`peer.checkpoint.hash_tree`)."""
+    dtype: HiddenType = "fp32"
+    """Of the weights, and of what is computed with them."""
+    window: int | None = None
+    """How many tokens a token sees, itself included; None for all."""
+    text: TextRules = TextRules()
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_name(self.name)
+        if self.window is not None:
+            check_range(self, 1, TOKENS_MAX, "window")
         check_model(self.model, self.tokenizer)
         if len(self.checkpoint) != len(self.cuts) or any(len(root) != HASH_BYTES for root in self.checkpoint):
             raise ValueError("checkpoint is not a hash of 32 bytes for each part")
         _check_cuts(self.cuts, self.model)
+
+
+def open_served_manifest(signed: Signed, run_id: str | None = None) -> ServedModelManifest:
+    """Check and return the manifest of a served model. Also raises ConfigError if it is that of a training run."""
+    return served_manifest(open_any_manifest(signed, run_id))
+
+
+def served_manifest(manifest: AnyManifest) -> ServedModelManifest:
+    """Return `manifest` if it is that of a served model; else raise ConfigError."""
+    if not isinstance(manifest, ServedModelManifest):
+        raise ConfigError(
+            f"{manifest.name!r} is a training run, not a served model: ask for an invite that `peer serve` has printed"
+        )
+    return manifest
 
 
 AnyManifest = Manifest | ServedModelManifest

@@ -38,6 +38,12 @@ class RunRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Of the initial weights and the order of the samples."""
     timeout_floor_s: float = 0.0
     """0: deadlines adapt to what is measured. Above 0: no deadline is shorter. The only deadline that a user sets."""
+    coordinator: Literal["auto", "witness", "required"] = "auto"
+    """Whether rounds go on without the coordinator ("witness"), or need its vote and it regroups without a person
+    ("required"). "auto": required in a pipeline, whose small groups often lose their majority; else witness."""
+    faults_tolerated: int = 0
+    """In an open run: the number f of members that may lie without a second history. A group then has at least 3 f + 1
+    members."""
 
     def __post_init__(self) -> None:
         check_name(self.name)
@@ -59,11 +65,24 @@ class RunRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             raise ValueError(
                 f"timeout_floor_s is {self.timeout_floor_s}: choose a number between 0 (adaptive) and 3600"
             )
+        self._check_faults()
+
+    def _check_faults(self) -> None:
+        faults = self.faults_tolerated
+        if faults < 0 or self.min_peers < 3 * faults + 1:
+            raise ValueError(
+                f"faults_tolerated is {faults}: choose a number from 0, or raise min_peers ({self.min_peers}) to three"
+                " times as many and one more"
+            )
+        if faults and not self.open:
+            raise ValueError(f"faults_tolerated is {faults}: leave it out, it is for runs with open = true")
+        if faults and self.coordinator == "required":
+            raise ValueError(f'faults_tolerated is {faults}: leave it out, or leave out coordinator = "required"')
 
     @property
     def prefix_cap(self) -> int:
         """Members of one address prefix in one group at most. In a closed run an identity is not free, so no cap."""
-        return self.members_per_prefix if self.open else self.max_peers
+        return self.members_per_prefix if self.open else PEERS_MAX
 
 
 class TokenizerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -116,6 +135,14 @@ def check_fit(model: ModelConfig, data: DataConfig, tokenizer: str) -> None:
     if data.seq_len > model.max_seq_len:
         raise ValueError(f"seq_len is {data.seq_len}: choose at most the model's max_seq_len ({model.max_seq_len})")
     check_model(model, tokenizer)
+
+
+def check_agreement(run: RunRules, stages: int) -> None:
+    """Raise ValueError, beginning with the field's name, unless groups of so many stages can agree as `run` says."""
+    if run.faults_tolerated and stages > 1:
+        raise ValueError(
+            f"faults_tolerated is {run.faults_tolerated}: leave it out, the groups of a pipeline's stages are too small"
+        )
 
 
 def micro_batch_of(pipeline: PipelineConfig, inner: InnerConfig) -> int:

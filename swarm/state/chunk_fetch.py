@@ -6,7 +6,8 @@ and the fetch ends when the fast donors are done.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
 from typing import Final
 
 import trio
@@ -27,7 +28,8 @@ HASHES_S: Final = 10.0
 BUSY_PAUSE_MAX_S: Final = 5.0
 REST_S: Final = 0.5
 REST_MAX_S: Final = 8.0
-HOPELESS_S: Final = 1.5
+GONE_REST_S: Final = 0.1  # a donor may be about to publish the state
+HOPELESS_S: Final = 0.4  # short: a group that has gone on has a newer state, which soon will be gone, too
 HOPELESS_FAILURES: Final = 4
 STALL_S: Final = 60.0
 _POLL_S: Final = 0.1
@@ -39,24 +41,35 @@ class StateGone(NetworkError):
     """All donors that answer say that they do not hold the state (any more)."""
 
 
+@dataclass(frozen=True)
+class Holders:
+    """Donors of which some are certain to have had the state, but for a minority. It is gone once most of these say so,
+    whatever others might still answer."""
+
+    known: Callable[[], Iterable[str]]
+    """All donors."""
+    certain: Collection[str]
+
+
 class ChunkFetch:
     """Fetches the chunks that a part file has room for, of the state whose hash is `root`."""
 
     def __init__(
         self,
         rpc: Rpc,
-        donors: Callable[[], Iterable[str]],
+        donors: Callable[[], Iterable[str]] | Holders,
         root: bytes,
         part: PartFile,
         events: EventLog,
     ) -> None:
         """`donors()` is called again and again: peers may be added during the fetch."""
         self._rpc = rpc
-        self._known = donors
+        self._known, certain = (donors.known, donors.certain) if isinstance(donors, Holders) else (donors, ())
         self._root = root
         self._methods = StateMethods.of(part.size_bytes, 0)
         self._part = part
         self._events = events
+        self._certain = frozenset(certain)
         self._tree: StateTree | None = None
         self._scheduler: ChunkScheduler | None = None
         self._scheduler_made = trio.Event()
@@ -101,7 +114,7 @@ class ChunkFetch:
                     reported_at = now
                     done = self.resumed_bytes + taken
                     self._events.emit("state_progress", done_bytes=done, size_bytes=self._part.wanted_bytes)
-            if any(_may_deliver(donor) for donor in self.donors.values()):
+            if any(_may_deliver(donor) for donor in self.donors.values()) and not self._most_have_gone_on():
                 hopeful_at = now
             if now - hopeful_at > HOPELESS_S or self._has_no_donor_of_states():
                 self._give_up(self._no_donor())
@@ -114,6 +127,12 @@ class ChunkFetch:
     def _give_up(self, error: NetworkError | ResourceError) -> None:
         self._failure = error
         self._scope.cancel()
+
+    def _most_have_gone_on(self) -> bool:
+        """Return whether most of those that are certain to have had the state do not hold it any more. Peers that
+        cannot be reached are then not waited for: the group has a newer state, which soon will be gone, too."""
+        gone = sum(donor.status == "gone" and donor.peer in self._certain for donor in self.donors.values())
+        return 2 * gone > len(self._certain) > 0 and all(d.status != "useful" for d in self.donors.values())
 
     def _has_no_donor_of_states(self) -> bool:
         """Return whether all known peers serve no states, as the authority of a run in which no peer trains."""
@@ -149,7 +168,8 @@ class ChunkFetch:
                     for _ in range(1 if donor.failures else CALLS_PER_DONOR):
                         nursery.start_soon(self._ask_chunks, donor, self._scheduler, nursery.cancel_scope)
             donor.resting = True
-            await trio.sleep(min(REST_S * donor.backoff, REST_MAX_S))
+            gone = donor.status == "gone" and not donor.failures
+            await trio.sleep(GONE_REST_S if gone else min(REST_S * donor.backoff, REST_MAX_S))
             donor.resting = False
 
     async def _ask_hashes(self, donor: Donor) -> None:

@@ -1,7 +1,7 @@
 """The joiner's side of state transfer: a state, or byte ranges of it, from several donors at once.
 
-The hash of the state comes from a quorum (`swarm.protocol.quorum`). The list of chunk hashes is checked against it,
-and each chunk against the list before it is written, so no donor is trusted.
+The hash of the state comes from a certified head (`swarm.protocol.agreement`). The list of chunk hashes is checked
+against it, and each chunk against the list before it is written, so no donor is trusted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from peer.checkpoint.hash_tree import StateTree, hash_state
 from peer.errors import ResourceError
 from peer.events import EventLog
 from peer.net.rpc import Rpc
-from swarm.state.chunk_fetch import ChunkFetch, StateGone
+from swarm.state.chunk_fetch import ChunkFetch, Holders, StateGone
 from swarm.state.partial_file import FLOAT_BYTES, PartFile, map_floats
 from swarm.state.ranges import ByteRange, chunks_of
 
@@ -64,7 +64,7 @@ class FetchedRanges:
 
 async def fetch_state(
     rpc: Rpc,
-    donors: Donors,
+    donors: Donors | Holders,
     root: bytes,
     size_bytes: int,
     part_file: Path,

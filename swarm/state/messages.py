@@ -11,7 +11,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from peer.bounds import Hash, Number, Seconds
-from peer.checkpoint.hash_tree import chunk_size_for, hash_list_bytes
+from peer.checkpoint.hash_tree import chunk_size_for, hash_list_bytes_max
 from peer.net.rpc import Method
 from peer.net.wire import LARGE_HEADER_BYTES
 
@@ -73,13 +73,13 @@ class StateMethods:
 
     @classmethod
     def of(cls, size_bytes: int, part_bytes_max: int) -> StateMethods:
-        """Return the methods for states of `size_bytes` and encoded result parts of at most `part_bytes_max`."""
+        """Return the methods for states of at most `size_bytes`, and result parts of at most `part_bytes_max`."""
         return cls(
             Method(
                 "state.hashes",
                 AskHashes,
                 StateReply,
-                reply_payload_max=hash_list_bytes(size_bytes),
+                reply_payload_max=hash_list_bytes_max(size_bytes),
                 access="client",
                 replies_bounded=True,
             ),

@@ -48,6 +48,11 @@ class OuterState:
         return len(self.tensors) * 4 * self.numel
 
     @property
+    def next_hash(self) -> bytes:
+        """The hash of the complete next state; empty while there is none."""
+        return self._next_tree.root if self._next_tree is not None else b""
+
+    @property
     def changed(self) -> tuple[slice, ...]:
         """The slices that the last commit changed."""
         return self._apart

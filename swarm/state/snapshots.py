@@ -28,13 +28,16 @@ from swarm.state.upload_limits import SnapshotLimits, UploadSlots
 class Lease:
     """The time for which a snapshot is kept for its readers: while a new chunk is on its way to one, and a pause after.
 
-    A reader that makes progress holds a buffer until it is done. One that is slow, repeats itself or has died holds it
-    for seconds. Times are `time.monotonic`, since commits and readers are in different threads.
+    A reader that makes progress holds a buffer until it has all chunks or turns to another state. One that is slow,
+    repeats itself or has died holds it for seconds. Times are `time.monotonic`, since commits and readers are in
+    different threads.
     """
 
-    def __init__(self, limits: SnapshotLimits) -> None:
-        self._limits = limits
-        self._until = self._began = float("-inf")
+    def __init__(self, limits: SnapshotLimits, chunks: int) -> None:
+        """`chunks`: of which the state consists."""
+        self._limits, self._chunks = limits, chunks
+        self._began = float("-inf")
+        self._until: dict[str, float] = {}  # by reader
         self._had: dict[str, set[int]] = {}
         self._on_their_way: dict[tuple[str, int], float] = {}  # with the time after which it counts no more
 
@@ -42,19 +45,20 @@ class Lease:
     def is_on(self) -> bool:
         """Whether the snapshot must stay."""
         now = time.monotonic()
-        held = now < self._until or any(now < until for until in tuple(self._on_their_way.values()))
+        held = any(now < until for until in (*tuple(self._until.values()), *tuple(self._on_their_way.values())))
         return held and now - self._began < self._limits.lease_max_s
 
-    def begin(self) -> None:
-        """Note the first request of any reader. Later calls change nothing."""
+    def begin(self, reader: str) -> None:
+        """Note the first request of a reader. Later calls change nothing."""
         if self._began == float("-inf"):
             self._began = time.monotonic()
-            self._until = self._began + self._limits.lease_pause_s
+        if len(self._until) < self._limits.lease_readers:
+            self._until.setdefault(reader, time.monotonic() + self._limits.lease_pause_s)
 
     def upload(self, reader: str, index: int, size_bytes: int) -> None:
         """Note that a chunk is being sent to `reader`."""
-        self.begin()
-        if reader not in self._had and len(self._had) >= self._limits.lease_readers:
+        self.begin(reader)
+        if reader not in self._until:
             return
         had = self._had.setdefault(reader, set())
         if index not in had:
@@ -64,12 +68,20 @@ class Lease:
     def left(self, reader: str, index: int) -> None:
         """Note that the chunk has left. Takes no lock: the garbage collector may call this at any time."""
         if time.monotonic() < self._on_their_way.pop((reader, index), float("-inf")):
-            self._until = max(self._until, time.monotonic() + self._limits.lease_pause_s)
+            whole = len(self._had[reader]) == self._chunks
+            until = float("-inf") if whole else time.monotonic() + self._limits.lease_pause_s
+            self._until[reader] = until if whole else max(self._until[reader], until)
+
+    def end(self, reader: str) -> None:
+        """Note that the reader has turned to another state."""
+        if reader in self._until:
+            self._until[reader] = float("-inf")
 
     def extend(self, seconds: float) -> None:
         """Add time in which this donor held the readers back."""
-        if time.monotonic() - seconds < self._until:
-            self._until += seconds
+        for reader, until in tuple(self._until.items()):
+            if time.monotonic() - seconds < until:
+                self._until[reader] = until + seconds
 
 
 @dataclass(eq=False)
@@ -87,6 +99,10 @@ class _Result:
     head: bytes
     leads_to: bytes
     parts: tuple[memoryview, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(part.nbytes for part in self.parts)
 
 
 @dataclass
@@ -118,8 +134,7 @@ class SnapshotStore:
         with self._lock:
             if parts and self._newest is not None:
                 self._results[self._newest] = _Result(head, tree.root, tuple(memoryview(p).cast("B") for p in parts))
-                while len(self._results) > self.limits.results:
-                    self._results.popitem(last=False)
+                self._trim_results()
             self._newest = tree.root
             snapshot = None if self._find(tree.root) is not None else self._buffer_for(buffers)
             if snapshot is None:
@@ -129,7 +144,14 @@ class SnapshotStore:
             target.copy_(source)
         with self._lock:
             snapshot.tree = tree
-            snapshot.lease = Lease(self.limits)
+            snapshot.lease = Lease(self.limits, len(tree.hashes))
+
+    def _trim_results(self) -> None:
+        limits = self.limits
+        most_bytes = max(limits.results_share * self.size_bytes, limits.small_bytes)
+        held = sum(result.size_bytes for result in self._results.values())
+        while len(self._results) > limits.results and (held > most_bytes or len(self._results) > limits.results_max):
+            held -= self._results.popitem(last=False)[1].size_bytes
 
     def serve(self, rpc: Rpc) -> None:
         """Answer joiners from now on."""
@@ -164,9 +186,11 @@ class SnapshotStore:
 
     def _buffer_for(self, buffers: Sequence[Tensor]) -> _Snapshot | None:
         """Return a buffer that may be overwritten: a new one, else the oldest without a lease, else None."""
-        if len(self._snapshots) < self.limits.snapshots:
+        limits, held = self.limits, (len(self._snapshots) + 1) * self.size_bytes
+        few = len(self._snapshots) < limits.snapshots
+        if few or (held <= limits.small_bytes and len(self._snapshots) < limits.snapshots_max):
             copies = [torch.empty_like(buffer) for buffer in buffers]
-            self._snapshots.append(_Snapshot(copies, StateBytes(copies), Lease(self.limits)))
+            self._snapshots.append(_Snapshot(copies, StateBytes(copies), Lease(self.limits, 0)))
             return self._snapshots[-1]
         snapshot = next((s for s in self._snapshots if not s.lease.is_on), None)
         if snapshot is not None:
@@ -181,7 +205,10 @@ class SnapshotStore:
             snapshot = self._find(call.body.state_hash)
             if snapshot is None or snapshot.tree is None:
                 return StateReply("gone")
-            snapshot.lease.begin()
+            for other in self._snapshots:
+                if other is not snapshot:
+                    other.lease.end(call.peer)
+            snapshot.lease.begin(call.peer)
             return StateReply("here"), b"".join(snapshot.tree.hashes)
 
     async def send_chunk(self, call: Call[AskChunk]) -> StateReply | tuple[StateReply, Buffer]:

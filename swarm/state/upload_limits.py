@@ -31,8 +31,15 @@ class SnapshotLimits:
 
     snapshots: int = 2
     """Buffers of the size of the state: the last commits, or older ones that joiners still read."""
+    small_bytes: int = 16 << 20
+    """Of a small state, more snapshots and results are kept while each kind together is no larger than this: its rounds
+    may be over in less time than a joiner takes to ask for a state."""
+    snapshots_max: int = 64
     results: int = 4
-    """Rounds whose merged results are kept, for peers that missed only these."""
+    """Rounds whose merged results are kept at least, for peers that missed only these."""
+    results_share: float = 0.5
+    """More of them are kept while together they are no larger than this share of the state."""
+    results_max: int = 64
     lease_pause_s: float = 3.0
     """A snapshot is kept this long for a reader's next request."""
     lease_rate: float = 64 << 10

@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from statistics import median_low
 from typing import Final
 
@@ -18,26 +19,31 @@ from peer.ipc.stage_spec import StageSpec
 from peer.worker.client import open_worker_group
 from peer.worker.stage_client import open_stage_worker_group
 from swarm.membership.member_record import MemberRecord, MemberView
+from swarm.membership.proven_heads import ask_proven_heads
 from swarm.pipeline.accounting import SampleAccounting
 from swarm.pipeline.config import STALENESS, LoadReport, PipelineSettings
 from swarm.pipeline.data_feed import RemoteTokens
 from swarm.pipeline.local_steps import LocalSteps
+from swarm.pipeline.recovery.lost_samples import LostSamples
+from swarm.pipeline.recovery.redispatch import Redispatcher
 from swarm.pipeline.source import MicroBatchSource
 from swarm.pipeline.stage_server import StageServer
 from swarm.pipeline.stage_trainer import HeldOut, StageTrainer
 from swarm.pipeline.synchronous import BatchTracker, Synchronous
 from swarm.placement.stage_choice import at_work, replicas_of
 from swarm.protocol.ledger import count
-from swarm.protocol.round_schedule import RoundSchedule
+from swarm.protocol.receipts import PROOF_MAX, StageProof
 from swarm.rounds.overlapped_trainer import trainer_of
 from swarm.rounds.upkeep import ReplicaTrainer
+from swarm.run.agreement import agreement_config, schedule_of
 from swarm.run.manifest import Manifest
 from swarm.run.peer_context import PeerContext
 from swarm.training.checkpoints import LocalCheckpoint
 from swarm.training.corpus import CorpusReader, open_corpus
 from swarm.training.worker_config import worker_config
 
-COMPUTE_S_MAX: Final = 3600.0
+PROVE_S: Final = 1.5
+PROVERS_MAX: Final = 4  # peers that are asked for a head
 
 
 @dataclass(frozen=True)
@@ -60,12 +66,6 @@ class BuiltTrainer:
     def unmerged(self) -> int:
         """Samples counted by this replica since the last commit."""
         return 0 if self.server is None else count(self.server.accounting.counted)
-
-
-def schedule_of(manifest: Manifest, stage: int) -> RoundSchedule:
-    """Return how much work the rounds of a stage's group have."""
-    inner, seq_len = manifest.inner, manifest.data.seq_len
-    return RoundSchedule(manifest.outer, inner, seq_len, COMPUTE_S_MAX, stage, manifest.stages, manifest.micro_batch)
 
 
 @asynccontextmanager
@@ -96,7 +96,8 @@ async def _build_stage_trainer(
     async with open_stage_worker_group(worker_config(context, spec_of(context.manifest, stage))) as worker_group:
         samples = settings.round_samples if settings.synchronous else None
         accounting = SampleAccounting(checkpoint.head, settings.micro_batch, samples, host.peer_id)
-        server = StageServer(stage, settings, worker_group, host, accounting, replicas)
+        prove = partial(_prove_head, context, known)
+        server = StageServer(stage, settings, worker_group, host, accounting, replicas, prove)
         source, held_out = None, None
         if corpus is not None:
             source = MicroBatchSource(server, RemoteTokens(host, settings, lambda: feeders(known()), corpus.read))
@@ -105,14 +106,27 @@ async def _build_stage_trainer(
         def committed() -> int | None:
             return first_round(known(), time.time())
 
+        redispatcher = Redispatcher(server, lambda: list(replicas(0)), source)
         trainer: StageTrainer
         if settings.synchronous:
-            tracker = BatchTracker(server, schedule, lambda: list(replicas(0)), source)
+            tracker = BatchTracker(server, schedule, redispatcher)
             trainer = Synchronous(server, schedule, tracker, source, held_out)
         else:
-            trainer = LocalSteps(server, schedule, source, held_out, committed, context.manifest.run.rounds)
+            lost = None
+            if stage:
+                lost = LostSamples(server, redispatcher, lambda: replicas(stage), schedule.rounds)
+            trainer = LocalSteps(server, schedule, source, held_out, committed, lost)
         async with server.open(trainer):
             yield BuiltTrainer(trainer, server)
+
+
+async def _prove_head(context: PeerContext, known: MemberView, stage: int) -> StageProof:
+    """Return the proof of the newest head of a stage that its replicas and the coordinator report."""
+    manifest, host = context.manifest, context.host
+    config = agreement_config(manifest, stage, host.peer_id)
+    peers = [manifest.authority, *sorted(at_work(stage, known(), time.time()))]
+    found = await ask_proven_heads(host, config, peers, PROVE_S, PROVERS_MAX)
+    return next((proven.links for proven in found if len(proven.links) <= PROOF_MAX), ())
 
 
 def settings_of(manifest: Manifest) -> PipelineSettings:

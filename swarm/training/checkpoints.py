@@ -1,8 +1,9 @@
-"""The checkpoints in a peer's home: the last commit of a stage, and the authority's signature of its term."""
+"""The checkpoints in a peer's home: the last commit of a stage, and what proves it to others."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 import msgspec
 import torch
@@ -12,18 +13,23 @@ from optim.strategies.interface import OuterStrategy
 from optim.strategies.registry import build_strategy
 from peer.checkpoint.store import CheckpointStore
 from peer.decoding import MALFORMED
-from peer.errors import BarnraiseError, ProtocolViolation
-from peer.files import write_atomically
-from peer.identity import Signed
+from peer.errors import ProtocolViolation
+from peer.files import read_bounded, write_atomically
 from peer.ipc.span import spans_of
 from peer.model.layout import FlatLayout, init_flat
 from swarm.placement.stages import layout_of, open_store
+from swarm.protocol.agreement.messages import ChainLink
+from swarm.protocol.agreement.proof import HeadProof, ProofChecker
 from swarm.protocol.head import Head
-from swarm.protocol.quorum import open_regroup
+from swarm.rounds.driver.records import RecordFiles
+from swarm.rounds.driver.signer import KeySigner
+from swarm.run.agreement import agreement_config
 from swarm.run.home import Home
 from swarm.run.manifest import Manifest
 from swarm.run.peer_context import PeerContext
 from swarm.state.outer_state import OuterState
+
+PROOF_BYTES_MAX: Final = 1 << 20
 
 
 @dataclass
@@ -55,41 +61,44 @@ class LocalCheckpoint:
         state, head = await trio.to_thread.run_sync(_initial, store, manifest, stage, strategy)
         return cls(context, home, layout, store, state, head)
 
-    async def save(self, head: Head) -> None:
-        """Write a checkpoint, unless this head is on disk already or the state has begun to change to another."""
+    async def save(self, head: Head) -> bool:
+        """Write a checkpoint, unless this head is on disk already or the state has begun to change to another. Return
+        whether it was written."""
         if head == self._saved or head.round < 0 or head.state_hash != self.state.tree.root:
-            return
+            return False
         if await self.store.save(max(head.round, 0), msgspec.msgpack.encode(head), self.state.named(), self.layout):
             self._saved = head
-
-    def save_regroup(self, regroup: Signed | None) -> None:
-        """Write the authority's signature of the head's term. That of the last checkpoint's term stays beside it, as
-        the next checkpoint may never be written."""
-        if regroup is not None:
-            before = regroup_of(self.home, self.context.manifest.authority, self._saved)
-            try:
-                if before is not None and before != regroup:
-                    write_atomically(self.home.regroup_before, msgspec.msgpack.encode(before))
-                write_atomically(self.home.regroup, msgspec.msgpack.encode(regroup))
-            except BarnraiseError as error:
-                self.context.host.events.emit("regroup_unsaved", reason=str(error))
-
-    def load_regroup(self) -> Signed | None:
-        """Return the authority's signature of the term of the head that was read from disk."""
-        return regroup_of(self.home, self.context.manifest.authority, self.head)
+            return True
+        return False
 
 
-def regroup_of(home: Home, authority: str, head: Head) -> Signed | None:
-    """Return the authority's signature of the term of `head`, a commit that lies in `home`; None if there is none."""
-    for path in (home.regroup, home.regroup_before):
+def save_proof(home: Home, proof: HeadProof) -> None:
+    """Write the proof of a commit that lies in `home`, the folder of its stage. Raises ResourceError."""
+    write_atomically(home.proof, msgspec.msgpack.encode(proof))
+
+
+def proof_of(context: PeerContext, stage: int, head: Head) -> tuple[ChainLink, ...] | None:
+    """Return the proof of a commit of `stage` that lies in this home: what came with a backup, or what the replica that
+    made it has on disk. None where there is none; none is needed for round 0, where it is empty."""
+    manifest = context.manifest
+    home = context.home.stage(stage, manifest.stages)
+    checker = ProofChecker(agreement_config(manifest, stage, context.host.peer_id), KeySigner(context.host.identity))
+    for proof in (saved_proof(home), checker.prove(RecordFiles(home.agreement).read(), head.hash)):
         try:
-            signed = msgspec.msgpack.decode(path.read_bytes(), type=Signed)
-            begun = open_regroup(signed, authority, head.run_id)
-        except (OSError, ProtocolViolation, *MALFORMED):
+            checker.check(head, proof)
+        except ProtocolViolation:
             continue
-        if begun.term == head.term:
-            return signed
+        return proof
     return None
+
+
+def saved_proof(home: Home) -> tuple[ChainLink, ...]:
+    """Return the proof that lies beside a backup in `home`, unchecked; empty where there is none."""
+    try:
+        found: tuple[ChainLink, ...] = msgspec.msgpack.decode(read_bounded(home.proof, PROOF_BYTES_MAX), type=HeadProof)
+    except (OSError, *MALFORMED):
+        return ()
+    return found
 
 
 def saved_stages(context: PeerContext) -> list[int]:

@@ -67,6 +67,8 @@ class PeerLifecycle:
                         await selection.until_needed_elsewhere()
                         faults.reach("leaving")
                         moves = True
+                        if not selection.is_urgent:
+                            await replica.drain()
                         replica.tell_unmerged()
                         nursery.cancel_scope.cancel()
 

@@ -1,5 +1,5 @@
-"""A peer's replica of one stage (or of the whole model): its state, the worker that trains it, the engine that agrees
-on it with the other members, and the folder that it is saved to.
+"""A peer's replica of one stage (or of the whole model): its state, the worker that trains it, its part in the group's
+agreement, and the folder that all is saved to.
 
 A peer has one replica at a time. Closing it saves the last commit, ends the worker and withdraws what was served; a
 move closes one replica and opens another.
@@ -10,9 +10,9 @@ move closes one replica and opens another.
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Final
 
 import msgspec
@@ -21,24 +21,26 @@ import trio
 from swarm.membership.member_record import MemberRecord, MemberView
 from swarm.pipeline.config import LoadReport
 from swarm.placement.stages import state_bytes
-from swarm.protocol.head import Head, Member
+from swarm.protocol.head import Head
 from swarm.protocol.messages import SLICE_BYTES_MAX
-from swarm.protocol.quorum import HeadCandidate
+from swarm.protocol.plan import Contribution
 from swarm.protocol.timeouts import AdaptiveTimeouts
-from swarm.rounds.context import RoundContext
-from swarm.rounds.engine import Engine
-from swarm.rounds.handlers import RunLimits
-from swarm.rounds.replay import ROUNDS_MAX, replay
+from swarm.rounds.driver.replica_driver import ReplicaDriver, ReplicaParts
+from swarm.rounds.driver.work import work_of, work_timeout
+from swarm.rounds.notifier import Notifier
 from swarm.rounds.upkeep import ReplicaUpkeep
+from swarm.run.agreement import agreement_config, schedule_of, sponsors_of, stages_before
 from swarm.run.peer_context import PeerContext
-from swarm.state.fetch import fetch_state
 from swarm.state.server import serve_snapshots
 from swarm.state.snapshots import SnapshotStore
-from swarm.training.build_trainer import BuiltTrainer, build_trainer, schedule_of
-from swarm.training.checkpoints import LocalCheckpoint
+from swarm.training.build_trainer import BuiltTrainer, build_trainer
+from swarm.training.checkpoints import LocalCheckpoint, saved_proof
 from swarm.training.restore import restore
 from swarm.training.stage_backup import StageBackup
 
+DRAIN_S: Final = 60.0  # a peer stays in the group that it leaves for so long at most
+DRAIN_ROUNDS: Final = 2  # and for so many commits
+DRAIN_LOOK_S: Final = 0.25
 _RANGES_LISTED: Final = 16  # in one text of an event, so that the log does not cut it
 
 
@@ -53,13 +55,15 @@ async def open_replica(context: PeerContext, stage: int, known: MemberView) -> A
         await restore(context, stage, known)  # meanwhile other peers may ask for this one's backup
         checkpoint = await LocalCheckpoint.open(context, stage)
         async with build_trainer(context, stage, checkpoint, known) as built:
-            yield StageReplica(context, stage, checkpoint, built, known, snapshots, backup)
+            replica = StageReplica(context, stage, checkpoint, built, known, snapshots, backup)
+            await replica.begin()
+            yield replica
 
 
 class StageReplica:
-    """Applies what the engine commits: publishes snapshots, hands weights to the trainer, saves checkpoints.
+    """Applies what the group commits: publishes snapshots, hands weights to the trainer, saves checkpoints.
 
-    Implements `swarm.rounds.engine.CommitListener`.
+    Implements `swarm.rounds.driver.replica_actor.CommitListener`.
     """
 
     def __init__(
@@ -74,48 +78,86 @@ class StageReplica:
     ) -> None:
         manifest, host = context.manifest, context.host
         self.stage, self.trainer = stage, built.trainer
-        self.download_bytes_s = 0.0
-        """Measured; 0 while unknown."""
-        self._manifest, self._checkpoint, self._built = manifest, checkpoint, built
-        self._known, self._backup = known, backup
-        self._upkeep = ReplicaUpkeep(built.trainer, checkpoint.save, host.events)
+        self._manifest, self._host, self._checkpoint, self._built = manifest, host, checkpoint, built
+        self._known, self._backup, self._snapshots = known, backup, snapshots
+        self._state = checkpoint.state
+        self._upkeep = ReplicaUpkeep(built.trainer, self._save, host.events)
         self._round_began = trio.current_time()
-        self._adopted = checkpoint.head.state_hash
-        built.trainer.adopt(checkpoint.state.theta, None, checkpoint.head)
-        me = Member(host.peer_id, secrets.token_hex(8))
-        snapshots.publish(checkpoint.state.tree, checkpoint.state.tensors, msgspec.msgpack.encode(checkpoint.head))
+        self._adopted = b""
+        self._committed = Notifier()
         schedule = schedule_of(manifest, stage)
         timeouts = AdaptiveTimeouts(manifest.run.timeout_floor_s)
-        self._round_context = RoundContext(me, host, checkpoint.state, snapshots, built.trainer, schedule, timeouts)
-        rules = manifest.run
-        first, per_prefix = manifest.first_head(stage), rules.prefix_cap
-        limits = RunLimits(first, manifest.authority, rules.rounds, rules.max_peers, per_prefix)
-        self.engine = Engine(self._round_context, limits, checkpoint.head, checkpoint.load_regroup(), self)
+        folder = checkpoint.home.path
+        parts = ReplicaParts(host, self._state, snapshots, built.trainer, schedule, timeouts, folder)
+        config = agreement_config(manifest, stage, host.peer_id, context.gate)
+        timeout = work_timeout(schedule, timeouts, lambda: self.trainer.speed)
+        before = stages_before(manifest, stage, host.peer_id)
+        work = work_of(self._state.strategy, schedule, self._exchange_s, timeout, before)
+        work = replace(work, sponsors_of=sponsors_of(manifest))
+        self.driver = ReplicaDriver(parts, config, work, lambda: list(self._group()), manifest.run.prefix_cap)
+        self._timeouts = timeouts
+
+    async def begin(self) -> None:
+        """Start from what the disk holds."""
+        proof = await trio.to_thread.run_sync(saved_proof, self._checkpoint.home)
+        await self.driver.begin(self, proof)
+        head, state = self.driver.head, self._state
+        here = head if head.state_hash == state.tree.root else self._checkpoint.head
+        await trio.to_thread.run_sync(self._snapshots.publish, state.tree, state.tensors, msgspec.msgpack.encode(here))
+        self.trainer.adopt(state.theta, None, here)
+        self._adopted = state.tree.root
 
     async def run(self, stay: Callable[[], Awaitable[None]]) -> None:
         """Take part until the run is complete, then serve other peers until `stay` returns. The last commit is saved at
         the end, also when cancelled."""
-        async with self._upkeep.open(lambda: self.engine.head) as tasks:
+        rounds = self._manifest.run.rounds
+        async with self._upkeep.open(lambda: self.driver.head) as tasks:
             tasks.start_soon(self.trainer.run)
+            tasks.start_soon(self.driver.run)
             if self._backup is not None:
                 tasks.start_soon(self._backup.run)
-            await self.engine.run()
-            await self._upkeep.finish(self.engine.head, self._measures(self.engine.head))
+            if not rounds:
+                await trio.sleep_forever()
+            await self.driver.until_round(rounds)
+            await self._upkeep.finish(self.driver.head, self._measures(self.driver.head))
             await stay()
+
+    async def _save(self, head: Head) -> None:
+        """Write a checkpoint; the results that led to it are needed no more."""
+        if await self._checkpoint.save(head):
+            await trio.to_thread.run_sync(self.driver.log.drop, head.round)
+
+    def _exchange_s(self, head: Head) -> float:
+        actor = self.driver.actor
+        return self._timeouts.exchange_s(actor.payload_bytes() if actor is not None else 0)
+
+    @property
+    def head(self) -> Head:
+        """The last commit whose weights are here."""
+        return self.driver.head
+
+    @property
+    def phase(self) -> str:
+        return self.driver.phase
+
+    @property
+    def download_bytes_s(self) -> float:
+        """Measured; 0 while unknown."""
+        return self.driver.actor.catch_up.download_bytes_s if self.driver.actor is not None else 0.0
 
     @property
     def session(self) -> str:
-        return self._round_context.me.session
+        return self.driver.me.session
 
     @property
     def is_member(self) -> bool:
         """Whether this peer is a member of the group, so that micro-batches may be sent to it."""
-        return self.engine.takes_part
+        return self.driver.takes_part
 
     @property
     def measures_last(self) -> bool:
         """Whether this peer has the run's last commit and has yet to measure by it, which takes all stages."""
-        head, rounds = self.engine.head, self._manifest.run.rounds
+        head, rounds = self.driver.head, self._manifest.run.rounds
         of_pipeline = self._manifest.stages > 1 and self.stage == 0
         return of_pipeline and 0 < rounds <= head.round and self._measures(head) and not self._upkeep.finished
 
@@ -128,86 +170,70 @@ class StageReplica:
         """How busy this replica is."""
         return self._built.load()
 
+    async def drain(self) -> None:
+        """Before a move, take no more micro-batches, and stay until the group has merged what was counted here. Stage 0
+        dispatches again what it has not merged, and so does a synchronous round."""
+        server, until = self._built.server, self.head.round + DRAIN_ROUNDS
+        if server is None or self.stage == 0 or self._manifest.synchronous:
+            return
+        server.drain()
+        with trio.move_on_after(DRAIN_S):
+            while not server.drained and self.head.round < until:
+                await self._committed.wait(DRAIN_LOOK_S)
+
     def tell_unmerged(self) -> None:
         """Tell what this peer leaves uncounted as it moves to another stage: what it has counted since the last commit.
         The first stage dispatches its own samples again, and so does a synchronous round."""
         if self.stage > 0 and not self._manifest.synchronous and self._built.unmerged:
-            self._round_context.events.emit("pipeline_lost", samples=self._built.unmerged, reason="left the stage")
+            self._host.events.emit("pipeline_lost", samples=self._built.unmerged, reason="left the stage")
 
     # -- CommitListener ----------------------------------------------------------------------------------------------
 
-    def known_peers(self) -> list[str]:
-        return list(self._group())
-
-    async def committed(self, head: Head, results: list[memoryview]) -> None:
-        round_context = self._round_context
+    async def committed(self, head: Head, merged: Sequence[Contribution] | None, results: list[memoryview]) -> None:
+        state, host = self._state, self._host
         encoded = msgspec.msgpack.encode(head)
-        await trio.to_thread.run_sync(
-            round_context.snapshots.publish, round_context.state.tree, round_context.state.tensors, encoded, results
-        )
-        self.trainer.adopt(round_context.state.theta, self._changed(head, bool(results)), head)
+        await trio.to_thread.run_sync(self._snapshots.publish, state.tree, state.tensors, encoded, results)
+        self.trainer.adopt(state.theta, self._changed(head, merged is not None), head)
+        if merged is not None and not merged:
+            host.events.emit("round_empty", round=head.round, members=len(head.members))
         now = trio.current_time()
-        round_context.events.emit(
-            "round_committed" if results else "head_adopted",
+        host.events.emit(
+            "round_committed" if merged is not None else "head_adopted",
             round=head.round,
             term=head.term,
             state_hash=head.state_hash.hex(),
             head=head.hash.hex(),
             previous=head.previous.hex(),
             members=len(head.members),
+            contributions=len(merged or ()),
             tokens=head.tokens,
             loss=self.trainer.loss,
-            bytes_up=round_context.host.bytes_up,
-            bytes_down=round_context.host.bytes_down,
+            bytes_up=host.bytes_up,
+            bytes_down=host.bytes_down,
             seconds=round(now - self._round_began, 3),
-            **self._of_stage(bool(results)),
+            **self._of_stage(merged or ()),
         )
         self._round_began = now
-        self._checkpoint.save_regroup(self.engine.regroup)
+        self._committed.notify()
         self._checkpoint.home.state_part.unlink(missing_ok=True)  # of a fetch that is no longer needed
         self._upkeep.committed(head, self._measures(head))
 
-    async def fetch(self, candidate: HeadCandidate, mine: Head) -> None:
-        """Catch up: replay the last results if this peer missed only those, else fetch the whole state."""
-        round_context, head = self._round_context, candidate.head
-        donors = list(candidate.holders)
-        began = trio.current_time()
-        near = mine.round >= 0 and head.round - mine.round <= ROUNDS_MAX
-        replayed = near and await replay(round_context, mine, head.state_hash, donors)
-        if not replayed:
-            fetched = await fetch_state(
-                round_context.host.rpc,
-                lambda: self._donors(candidate),
-                head.state_hash,
-                round_context.state.size_bytes,
-                self._checkpoint.home.state_part,
-                round_context.events,
-                len(round_context.state.tensors),
-            )
-            donors = list(fetched.donors)
-            if fetched.seconds > 0:
-                self.download_bytes_s = sum(fetched.donors.values()) / fetched.seconds
-            round_context.state.replace(fetched.tensors, fetched.tree)
-        round_context.events.emit(
-            "state_fetched",
-            round=head.round,
-            donors=len(donors),
-            replayed=replayed,
-            seconds=round(trio.current_time() - began, 3),
-        )
+    def donors(self, head: Head) -> Iterable[str]:
+        """Return the peers that have published that state; the coordinator has the first one."""
+        first = [self._manifest.authority] if head.round == 0 else []
+        return first + [peer for peer, record in self._group().items() if record.state_hash == head.state_hash]
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
-    def _of_stage(self, merged: bool) -> dict[str, int | list[str]]:
+    def _of_stage(self, merged: Sequence[Contribution]) -> dict[str, int | list[str]]:
         """Return a pipeline's fields of a commit's event: the samples of all contributions as "first-end,..."."""
         if self._manifest.stages == 1:
             return {}
-        counted = self.engine.counted if merged else ()
         return {
             "stage": self.stage,
             "counted": [
                 ",".join(f"{first}-{end}" for first, end in ranges[at : at + _RANGES_LISTED])
-                for ranges in counted
+                for ranges in (body.counted for body in merged)
                 for at in range(0, len(ranges), _RANGES_LISTED)
             ],
         }
@@ -222,13 +248,8 @@ class StageReplica:
         if head.state_hash == self._adopted:
             return ()
         self._adopted = head.state_hash
-        return self._round_context.state.changed if by_commit else None
-
-    def _donors(self, candidate: HeadCandidate) -> list[str]:
-        """Return the peers that reported that head, and those that have published it since."""
-        published = [peer for peer, record in self._group().items() if record.head == candidate.head.hash]
-        return list(dict.fromkeys([*candidate.holders, *published]))
+        return self._state.changed if by_commit else None
 
     def _measures(self, head: Head) -> bool:
         """Whether this peer measures the held-out loss, for the whole group."""
-        return bool(head.members) and head.members[0] == self._round_context.me
+        return bool(head.members) and head.members[0] == self.driver.me

@@ -1,8 +1,9 @@
 """Backups of a stage at peers of another stage, so that it outlives all of its replicas.
 
-A replica of stage s holds a recent commit of stage s + 1 (of the first stage, if s is the last), together with the
-authority's signature of its term. A stage has few backup holders, and they refresh so seldom that it takes a small
-share of the link. A peer that takes a stage without replicas begins with such a backup (`swarm.training.restore`).
+A replica of stage s holds a recent commit of stage s + 1 (of the first stage, if s is the last), together with its
+proof (`swarm.protocol.agreement.proof`). A stage has few backup holders, and they refresh so seldom that it takes a
+small share of the link. A peer that takes a stage without replicas begins with such a backup
+(`swarm.training.restore`).
 """
 
 from __future__ import annotations
@@ -16,19 +17,19 @@ from blake3 import blake3
 
 from peer.checkpoint.checkpoint_file import LoadedCheckpoint
 from peer.errors import BarnraiseError
-from peer.files import write_atomically
-from peer.identity import Signed
 from peer.net.rpc import Call, Method
 from peer.net.wire import LARGE_HEADER_BYTES
 from swarm.membership.member_record import MemberRecord, MemberView, Stage
+from swarm.membership.proven_heads import ProvenHead, ask_proven_heads
 from swarm.placement.stages import layout_of, open_store, state_bytes, vectors_of
-from swarm.protocol.head import Head, Member
+from swarm.protocol.agreement.proof import HeadProof
+from swarm.protocol.head import Head
 from swarm.protocol.messages import SLICE_BYTES_MAX
-from swarm.protocol.quorum import ask_head_reports, rank_heads
+from swarm.run.agreement import agreement_config
 from swarm.run.peer_context import PeerContext
 from swarm.state.fetch import Fetched, fetch_state
 from swarm.state.snapshots import SnapshotStore
-from swarm.training.checkpoints import regroup_of
+from swarm.training.checkpoints import proof_of, save_proof
 
 BACKUP_HOLDERS: Final = 2  # of each stage
 EVERY_S: Final = 15.0
@@ -45,10 +46,10 @@ class AskBackup(msgspec.Struct, frozen=True):
 
 
 class BackupHead(msgspec.Struct, frozen=True):
-    """The commit held, and the authority's signature of its term; None where there is none."""
+    """The commit held, and its proof; None where there is none."""
 
     head: Head | None = None
-    regroup: Signed | None = None
+    links: HeadProof = ()
 
 
 HELD_BACKUP: Final = Method("backup.held", AskBackup, BackupHead, header_bytes=LARGE_HEADER_BYTES)
@@ -92,17 +93,16 @@ class StageBackup:
         return self._host.peer_id in ranked[:BACKUP_HOLDERS]
 
     async def _refresh(self) -> None:
-        """Fetch the state of the head that a majority of that group stands at, unless it is held already."""
+        """Fetch the state of that group's highest proven head, unless it is held already."""
         found = await newest_seen(self._context, self.of, self._known())
-        if found is None or found[0] == self._head:
+        if found is None or found.head == self._head:
             return
-        head, regroup, holders = found
-        fetched = await fetch_commit(self._context, self.of, head, holders)
+        fetched = await fetch_commit(self._context, self.of, found)
         async with self._lock:
             self._held = None
-            if await save_backup(self._context, self.of, head, regroup, fetched):
-                self._head = head
-                self._host.events.emit("backup_saved", stage=self.of, round=head.round, donors=len(holders))
+            if await save_backup(self._context, self.of, found, fetched):
+                self._head, donors = found.head, len(found.holders)
+                self._host.events.emit("backup_saved", stage=self.of, round=found.head.round, donors=donors)
 
     async def _on_held(self, call: Call[AskBackup]) -> BackupHead:
         if call.body.stage != self.of:
@@ -117,50 +117,41 @@ class StageBackup:
 
     def _publish(self, loaded: LoadedCheckpoint) -> BackupHead:
         self.snapshots.publish(loaded.tree, list(loaded.tensors.values()), loaded.head)
-        head, manifest = msgspec.msgpack.decode(loaded.head, type=Head), self._context.manifest
-        folder = self._context.home.stage(self.of, manifest.stages)
-        return BackupHead(head, regroup_of(folder, manifest.authority, head))
+        head = msgspec.msgpack.decode(loaded.head, type=Head)
+        proof = proof_of(self._context, self.of, head)
+        return BackupHead() if proof is None else BackupHead(head, proof)
 
 
-async def newest_seen(
-    context: PeerContext, stage: int, records: Mapping[str, MemberRecord]
-) -> tuple[Head, Signed | None, tuple[str, ...]] | None:
-    """Return the head that the group of `stage` stands at, the signature of its term, and the holders of its state.
-    Where a majority of the members that the authority began the term with answers, no other report counts."""
-    manifest, first = context.manifest, context.manifest.first_head(stage)
+async def newest_seen(context: PeerContext, stage: int, records: Mapping[str, MemberRecord]) -> ProvenHead | None:
+    """Return the highest proven head of the group of `stage` whose state a peer holds; None before the group began."""
     asked = [peer for peer, record in records.items() if record.role == "stage" and record.stage == stage]
-    head_reports = await ask_head_reports(context.host.rpc, asked[:ASKED_MAX], ASK_S, group=first.run_id)
-    me = Member(context.host.peer_id, "")
-    candidates = rank_heads(head_reports, manifest.authority, first, me, first)
-    if not candidates or not candidates[0].head.members:
-        return None
-    best = candidates[0]
-    return best.head, best.regroup, best.holders
+    config = agreement_config(context.manifest, stage, context.host.peer_id)
+    found = await ask_proven_heads(context.host, config, asked, ASK_S, ASKED_MAX)
+    return next((proven for proven in found if proven.holders and proven.head.members), None)
 
 
-async def save_backup(context: PeerContext, stage: int, head: Head, regroup: Signed | None, state: Fetched) -> bool:
+async def save_backup(context: PeerContext, stage: int, proven: ProvenHead, state: Fetched) -> bool:
     """Write a fetched state of `stage` to disk, as a replica of it does; return whether that went well."""
-    manifest, host = context.manifest, context.host
+    manifest, host, head = context.manifest, context.host, proven.head
     store = open_store(context.home, manifest, stage, host.identity, host.events)
     await trio.to_thread.run_sync(store.prepare)
     named = dict(zip(vectors_of(manifest, stage), state.tensors, strict=True))
     layout = layout_of(manifest, stage)
     if not await store.save(max(head.round, 0), msgspec.msgpack.encode(head), named, layout):
         return False
-    if regroup is not None:
-        folder = context.home.stage(stage, manifest.stages)
-        await trio.to_thread.run_sync(write_atomically, folder.regroup, msgspec.msgpack.encode(regroup))
+    folder = context.home.stage(stage, manifest.stages)
+    await trio.to_thread.run_sync(save_proof, folder, proven.links)
     return True
 
 
-async def fetch_commit(context: PeerContext, stage: int, head: Head, holders: tuple[str, ...]) -> Fetched:
-    """Fetch the state of `head`, checked against its hash. Raises NetworkError, ResourceError."""
+async def fetch_commit(context: PeerContext, stage: int, proven: ProvenHead) -> Fetched:
+    """Fetch the state of a head from its holders, checked against its hash. Raises NetworkError, ResourceError."""
     folder = context.home.stage(stage, context.manifest.stages)
     await trio.to_thread.run_sync(lambda: folder.path.mkdir(parents=True, exist_ok=True))
     return await fetch_state(
         context.host.rpc,
-        lambda: holders,
-        head.state_hash,
+        lambda: proven.holders,
+        proven.head.state_hash,
         state_bytes(context.manifest, stage),
         folder.path / "backup.part",
         context.host.events,

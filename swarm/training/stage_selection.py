@@ -22,6 +22,7 @@ from peer.free_memory import free_memory_bytes
 from swarm.membership.completion import MEASURING
 from swarm.membership.member_record import MEMBERS, MemberRecord, MemberRole, finite, member_record
 from swarm.membership.membership import REFRESH_S, Membership
+from swarm.membership.proven_heads import ask_proven_heads
 from swarm.pipeline.config import LoadReport
 from swarm.placement.load import PeerLoad
 from swarm.placement.rebalance import Move
@@ -38,7 +39,7 @@ from swarm.placement.stage_choice import (
 )
 from swarm.placement.stages import stage_costs
 from swarm.protocol.head import Head
-from swarm.protocol.quorum import ask_head_reports
+from swarm.run.agreement import agreement_config
 from swarm.run.peer_context import PeerContext
 from swarm.training.checkpoints import note_stage, saved_stages
 from swarm.training.corpus import has_text
@@ -93,7 +94,12 @@ class StageSelection:
     @property
     def is_behind(self) -> bool:
         """Whether this peer has a replica that has yet to reach the run's last round."""
-        return self._replica is not None and self._replica.engine.head.round < self._manifest.run.rounds
+        return self._replica is not None and self._replica.head.round < self._manifest.run.rounds
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether no peer serves the stage that this one has set out for, so that all stages wait for it."""
+        return self._place.stage in self._missing
 
     # -- told by the lifecycle ---------------------------------------------------------------------------------------
 
@@ -226,10 +232,11 @@ class StageSelection:
         """Whether another member of this group is at work in `stage` and answers. Records alone prove nothing: any peer
         may publish that it is."""
         assert self._replica is not None
-        head, me = self._replica.engine.head, self._host.peer_id
+        head, me = self._replica.head, self._host.peer_id
         others = [member.peer for member in head.members if member.peer != me]
-        answers = await ask_head_reports(self._host.rpc, others, group=head.run_id, most=len(others))
-        mates = {peer for peer, report in answers if report.member.peer == peer and head.has(report.member)}
+        config = agreement_config(self._manifest, stage, me)
+        found = await ask_proven_heads(self._host, config, others, most=len(others))
+        mates = {member.peer for proven in found for member in proven.near if head.has(member)}
         records = {peer: record for peer, record in self.membership.view.items() if peer in mates}
         return has_other_replica(me, stage, records, time.time())
 
@@ -292,7 +299,7 @@ class StageSelection:
         if self._was_served or self._replica is None:
             return self._was_served
         rounds = [record.round for record in self.membership.others().values() if record.role == "stage"]
-        behind = self._replica.engine.head.round < max(rounds, default=0)
+        behind = self._replica.head.round < max(rounds, default=0)
         return behind and trio.current_time() - self._opened_at > RESTORE_AGAIN_S
 
     # -- what others read --------------------------------------------------------------------------------------------
@@ -305,7 +312,7 @@ class StageSelection:
                 self._host.events.emit("move_finished", target=place.stage, seconds=round(now - place.since, 3))
         record = member_record(
             self._host,
-            replica.engine.head if replica else self._no_state,
+            replica.head if replica else self._no_state,
             session=replica.session if replica else "",
             name=self._context.config.name,
             role=self._role,
@@ -352,7 +359,7 @@ class StageSelection:
             return MEASURING
         if self._missing and not self._is_arriving:
             return f"waiting for stage {self._missing[0]}"
-        return self._replica.engine.phase
+        return self._replica.phase
 
     @property
     def _no_state(self) -> Head:

@@ -106,6 +106,16 @@ def test_a_home_that_cannot_be_written(peer: Peer, tmp_path: Path) -> None:
     assert "cannot write to" in sentence and "--home" in sentence
 
 
+def test_a_regroup_without_a_coordinator(peer: Peer, tmp_path: Path) -> None:
+    assert "is not the home of a coordinator" in said(peer("regroup", "--home", tmp_path), 2)
+    assert "--without ann is not a peer id" in said(peer("regroup", "--home", tmp_path, "--without", "ann"), 2)
+
+
+def test_a_notice_goes_to_web_addresses_only(peer: Peer, tmp_path: Path) -> None:
+    sentence = said(peer("coordinate", "--home", tmp_path, "--notify", "mailto:ann@example.com"), 2)
+    assert "--notify mailto:ann@example.com" in sentence and "https://" in sentence
+
+
 def test_a_home_with_a_too_long_name(peer: Peer, tmp_path: Path) -> None:
     """The system says nothing about it, as about a folder that may not be read."""
     home, run = tmp_path / ("x" * 300), tmp_path / "r.toml"

@@ -6,7 +6,9 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -20,9 +22,19 @@ from peer.errors import BarnraiseError
 from peer.identity import Identity, Signed, sign_body
 from peer.model.layout import FlatLayout
 from peer.net.address_book import AddressBook
-from swarm.coordinator.durable_state import FileState, SeenHead
+from swarm.coordinator.person import GroupOutcome, RegroupAnswer, RegroupRequest, read_file
 from swarm.membership.bans import extend_bans
-from swarm.protocol.messages import REGROUP_KIND
+from swarm.protocol.agreement.config import AgreementConfig
+from swarm.protocol.agreement.events import Started
+from swarm.protocol.agreement.messages import AcceptedValue, AckBody, ChainLink, StartBody
+from swarm.protocol.agreement.node import AgreementNode
+from swarm.protocol.agreement.records import BallotRecord, CoordinatorRecord, FenceRecord, LinkRecord
+from swarm.protocol.agreement.rules.acceptor import Ballot
+from swarm.protocol.agreement.rules.evidence import ACK, START
+from swarm.protocol.head import Member
+from swarm.rounds.driver.records import LOG_NAME, RecordFiles
+from swarm.rounds.driver.result_log import LoggedResult, ResultLog
+from swarm.rounds.driver.signer import KeySigner
 from swarm.run.ban_list import BanList, sign_bans
 from swarm.run.config import read_run_config
 from swarm.run.guests import GuestBook
@@ -32,20 +44,41 @@ from swarm.run.inviting import make_invite
 from swarm.run.manifest import sign_manifest
 from swarm.run.manifest_transfer import load_run_files
 from swarm.state.partial_file import PartFile
-from swarm.training.checkpoints import _last_stage, regroup_of
+from swarm.training.checkpoints import _last_stage, proof_of
 from tests.fuzz.support.guard import MUTATIONS, Trial, chance_for, no_growth
 from tests.fuzz.support.mutations import of_bytes, of_json, of_msgpack
 from tests.fuzz.support.resign import resigned_bytes
 from tests.swarm.run.test_manifest import make_manifest
+from tests.swarm.support.stage_commits import begun
 
 OWNER = Identity.from_seed(bytes(32))
 GUEST = Identity.from_seed(b"\1" * 32)
 RUN = make_manifest(OWNER.peer_id)
 HEAD = RUN.first_head()
+BEGUN = begun(HEAD, Member(GUEST.peer_id, "s"))
+PROOF = (
+    ChainLink(
+        BEGUN,
+        start=sign_body(OWNER, START, StartBody(BEGUN)),
+        acks=(sign_body(GUEST, ACK, AckBody(BEGUN.hash, BEGUN.members[0])),),
+    ),
+)
 MODEL = ModelConfig(hidden_size=8, layers=1, heads=2, kv_heads=1, intermediate_size=8, max_seq_len=16, vocab_size=16)
 LAYOUT = FlatLayout.of(MODEL)
 STATE = {"theta": torch.arange(LAYOUT.numel, dtype=torch.float32)}
 TEMPLATE = Path(__file__).parents[2] / "cli" / "templates" / "run.toml"
+
+BALLOT = BallotRecord(
+    BEGUN.hash, Ballot(promised=2, voted_attempt=1, voted=b"v"), AcceptedValue(1, BEGUN, PROOF[0].acks), None
+)
+RECORDS = {
+    "identity": b"s",
+    "ballot": msgspec.msgpack.encode(BALLOT),
+    "fence": msgspec.msgpack.encode(FenceRecord(1, BEGUN.hash, 1)),
+    "link/0": msgspec.msgpack.encode(LinkRecord(0, PROOF[0], True)),
+    "coordinator": msgspec.msgpack.encode(CoordinatorRecord(2, PROOF[0].start)),
+}
+"""What a member, or the coordinator, keeps of the agreement."""
 
 Change = Callable[[random.Random, bytes, bytes], bytes]
 
@@ -112,6 +145,48 @@ def read_key(path: Path) -> None:
     Identity.load_or_create(path)
 
 
+def read_proof(path: Path) -> None:
+    host = SimpleNamespace(identity=GUEST, peer_id=GUEST.peer_id)
+    context = SimpleNamespace(manifest=RUN, home=Home(path.parent), host=host)
+    proof = proof_of(context, 0, BEGUN)  # type: ignore[arg-type]
+    assert proof is None or proof[-1].head == BEGUN
+
+
+def read_record(path: Path) -> None:
+    """Start a member, and the coordinator, on a record among whole ones."""
+    start_on({**RECORDS, path.name.removesuffix(".record").replace("-", "/"): path.read_bytes()})
+
+
+def read_log(path: Path) -> None:
+    start_on(RecordFiles(path.parent).read())
+
+
+def log_file() -> bytes:
+    with TemporaryDirectory() as folder:
+        RecordFiles(Path(folder)).write(RECORDS)
+        return (Path(folder) / LOG_NAME).read_bytes()
+
+
+def start_on(records: dict[str, bytes]) -> None:
+    for peer in (GUEST, OWNER):
+        config = AgreementConfig(genesis=HEAD, peer=peer.peer_id, coordinator=OWNER.peer_id)
+        work: Any = None  # is asked for nothing before there is a message
+        node = AgreementNode(config, KeySigner(peer), work)
+        assert node.step(0.0, Started(records, (HEAD.state_hash,), "session", bytes(32), False))
+
+
+def read_results(path: Path) -> None:
+    for result in ResultLog(path.parent).load().values():
+        assert sum(len(part) for part in result.parts) <= path.stat().st_size
+
+
+def result_file() -> bytes:
+    with TemporaryDirectory() as folder:
+        log = ResultLog(Path(folder))
+        log.write(LoggedResult(BEGUN, bytes(32), [memoryview(b"slice"), memoryview(b"s")]), b"name")
+        return next(Path(folder).glob("*.result")).read_bytes()
+
+
 def read_part(path: Path) -> None:
     tree = hash_state(list(STATE.values()))
     file = PartFile(path, tree.size_bytes)
@@ -126,10 +201,10 @@ def formats() -> dict[str, Format]:
     """Return every file of a home but checkpoints and tokens."""
     encode = msgspec.msgpack.encode
     guests = {OWNER.key_pair.public_key.to_bytes(): {GUEST.key_pair.public_key.to_bytes()}}
-    seen = SeenHead(HEAD).then(HEAD, 1e9, 60.0)
     book = msgspec.json.encode({"addresses": {OWNER.peer_id: ["/ip4/127.0.0.1/tcp/1", "/dns4/a.example/tcp/2"]}})
     signed = encode(sign_manifest(OWNER, RUN))
-    regroup = encode(sign_body(OWNER, REGROUP_KIND, HEAD))
+    asked = msgspec.json.encode(RegroupRequest("n", (GUEST.peer_id,), True))
+    answered = msgspec.json.encode(RegroupAnswer("n", (GroupOutcome("failed", 1, 3, reason="no peer answers"),)))
     bans = encode(sign_bans(OWNER, BanList(RUN.run_id, 1, frozenset({GUEST.peer_id}))))
     found = [
         Format("identity.key", bytes(range(32)), of_bytes, read_key),
@@ -140,14 +215,9 @@ def formats() -> dict[str, Format]:
             body_of("manifest"),
             lambda p: load_run_files(p.parent),
         ),
-        Format("regroup.msgpack", regroup, body_of(REGROUP_KIND), lambda path: FileState(Home(path.parent))),
-        Format(
-            "regroup.before.msgpack",
-            regroup,
-            body_of(REGROUP_KIND),
-            lambda path: regroup_of(Home(path.parent), OWNER.peer_id, HEAD),
-        ),
-        Format("seen.msgpack", encode(seen), of_msgpack, lambda path: FileState(Home(path.parent))),
+        Format("regroup.request", asked, of_json, lambda path: read_file(path, RegroupRequest)),
+        Format("regroup.answer", answered, of_json, lambda path: read_file(path, RegroupAnswer)),
+        Format("proof.msgpack", encode(PROOF), of_msgpack, read_proof),
         Format("addresses.json", book, of_json, lambda path: AddressBook().load(path)),
         Format("events.jsonl", events(), of_lines, read_events),
         Format(
@@ -155,6 +225,9 @@ def formats() -> dict[str, Format]:
         ),
         Format("guests.msgpack", encode(guests), of_msgpack, GuestBook),
         Format("replica", b"3", of_bytes, lambda path: _last_stage(SimpleNamespace(home=Home(path.parent)))),  # type: ignore[arg-type]
+        *(Format(f"{key.replace('/', '-')}.record", whole, of_msgpack, read_record) for key, whole in RECORDS.items()),
+        Format(LOG_NAME, log_file(), of_bytes, read_log),
+        Format("0.result", result_file(), of_bytes, read_results),
         Format("state.part", STATE["theta"].numpy().tobytes(), of_bytes, read_part),
         Format("RUN.toml", TEMPLATE.read_bytes(), of_bytes, read_run_config),
     ]

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from cli.templates import template
-from tests.swarm.support.swarm_harness import REPO, open_swarm
+from tests.support.process_group import REPO
+from tests.swarm.support.swarm_harness import open_swarm
 
 AUDITED = """
 import os, sys

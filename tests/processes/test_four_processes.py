@@ -14,10 +14,11 @@ import torch
 from safetensors.torch import load_file
 
 from peer.identity import Identity
-from tests.swarm.support.diloco_child import STEPS, delta_of, initial_theta
+from tests.swarm.support.method_child import delta_of, initial_theta
 
-PEERS, NUMEL, ROUNDS = 4, 300_000, 3
+PEERS, ROUNDS = 4, 3
 ROOT = Path(__file__).parents[2]
+SETUP = {"outer": {"method": "diloco", "steps": 2}, "codec": {"up": "fp32", "down": "fp32"}}
 
 
 def read_json(child: subprocess.Popen[str]) -> Any:
@@ -38,8 +39,8 @@ def diloco(theta: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Independent of ours, in float64: the mean of the pseudo-gradients, then SGD with Nesterov momentum."""
     parameter = torch.nn.Parameter(theta.double())
     optimizer = torch.optim.SGD([parameter], lr=0.7, momentum=0.9, nesterov=True)
-    for round_number in range(ROUNDS):
-        everyone = [delta_of(i, round_number * STEPS, NUMEL).double() for i in range(PEERS)]
+    for round_number in range(1, ROUNDS + 1):
+        everyone = [delta_of(i, round_number, theta.numel()).double() for i in range(PEERS)]
         parameter.grad = torch.stack(everyone).mean(0)
         optimizer.step()
     momentum: torch.Tensor = optimizer.state[parameter]["momentum_buffer"]
@@ -49,25 +50,27 @@ def diloco(theta: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.process
 def test_the_merged_result_equals_diloco_in_float64(tmp_path: Path) -> None:
     Identity.load_or_create(tmp_path / "authority.key")
-    command = [sys.executable, "-m", "tests.swarm.support.diloco_child"]
+    command = [sys.executable, "-m", "tests.swarm.support.method_child"]
     with ExitStack() as stack:
         children = []
         for i in range(PEERS):
-            arguments = [*command, str(i), str(NUMEL), str(ROUNDS), str(tmp_path)]
+            arguments = [*command, str(i), str(ROUNDS), str(tmp_path)]
             child = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
             children.append(stack.enter_context(child))
             stack.callback(child.kill)
-        group = json.dumps([read_json(child) for child in children])
-        tell(children, group)
+        tell(children, json.dumps(SETUP))
+        tell(children, json.dumps([read_json(child) for child in children]))
         assert [read_json(child) for child in children] == ["ready"] * PEERS
-        tell(children, "go")  # only now: who cannot be called yet is left out of the first round
-        reports = [read_json(child) for child in children]
+        tell(children, "go")
+        reports = [[read_json(child) for _ in range(ROUNDS + 1)] for child in children]
+        assert [read_json(child) for child in children] == ["saved"] * PEERS
         tell(children, "end")
         assert [child.wait(120) for child in children] == [0] * PEERS
 
-    assert all(report["members"] == [PEERS] * ROUNDS for report in reports), reports
-    assert len({report["state_hash"] for report in reports}) == 1
-    theta, momentum = diloco(initial_theta(NUMEL))
+    assert all(report["members"] == PEERS for said in reports for report in said), reports
+    assert all(report["merged"] == PEERS for said in reports for report in said[1:]), reports
+    assert len({said[-1]["state_hash"] for said in reports}) == 1
+    theta, momentum = diloco(initial_theta())
     for i in range(PEERS):
         ours = load_file(tmp_path / f"{i}.safetensors")
         assert (ours["theta"].double() - theta).norm() <= 1e-6 * theta.norm()

@@ -11,7 +11,9 @@ import pytest
 import trio
 from safetensors.torch import load_file
 
-from tests.swarm.support.swarm_harness import POLL_S, REPO, RUN_TOML, PeerProcess, Swarm, open_swarm
+from tests.support.peer_process import POLL_S, PeerProcess
+from tests.support.process_group import REPO
+from tests.swarm.support.swarm_harness import RUN_TOML, Swarm, open_swarm
 
 PATIENT = RUN_TOML.replace("min_peers = {min_peers}", "min_peers = {min_peers}\ntimeout_floor_s = 60.0")
 assert PATIENT != RUN_TOML

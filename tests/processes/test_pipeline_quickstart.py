@@ -16,6 +16,7 @@ from cli.demo.report import Report
 from cli.demo.scenario import Scenario
 from cli.demo.verdict import judge
 from cli.views.progress import Progress
+from tests.simulation.histories.checks import check_histories
 
 pytestmark = pytest.mark.process
 
@@ -55,6 +56,7 @@ def test_a_pipeline_with_a_kill_and_a_join_counts_every_micro_batch_once(tmp_pat
         cluster = LocalCluster(tmp_path, ROUNDS, group, progress, lambda: None)
         report = judge(play(cluster), progress, ROUNDS, began)
     check(report)
+    check_histories(folder for folder in tmp_path.iterdir() if (folder / "events.jsonl").exists())
 
 
 def play(cluster: LocalCluster) -> Scenario:
@@ -91,4 +93,3 @@ def check(report: Report) -> None:
     assert books.completed >= 200 and books.dispatched >= books.completed
     # How much was learned before the first measurement, which is at the first commit, depends on the machine.
     assert report.val_loss_last < min(report.val_loss_first, math.log(256) - 2.0)
-    assert report.sample

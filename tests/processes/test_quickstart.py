@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from cli.demo.report import Report
+from tests.simulation.histories.checks import check_histories
 
 pytestmark = pytest.mark.process
 
@@ -53,6 +54,7 @@ def test_a_run_with_a_kill_and_a_join_ends_with_one_state(tmp_path: Path) -> Non
     assert process.returncode == 0, err
     report = msgspec.json.decode((home / "report.json").read_bytes(), type=Report)
     assert report.rounds_committed == 7 and report.broken_invariants == []
+    check_histories(folder for folder in home.iterdir() if (folder / "events.jsonl").exists())
     assert report.val_loss_last < min(report.val_loss_first, 3.0)
     assert len(report.peers) == 4 and len(report.killed) == len(report.added) == 1
     killed, added = report.peers[report.killed[0]], report.peers[report.added[0]]

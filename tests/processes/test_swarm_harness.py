@@ -19,10 +19,10 @@ async def test_frozen_and_running_processes_are_ended(tmp_path: Path) -> None:
             peer = swarm.join("p0")
             await peer.wait_for("member_joined")
             with trio.fail_after(60):
-                while not swarm.leftovers():  # its compute worker
+                while not swarm.group.leftovers():  # its compute worker
                     await trio.sleep(0.1)
             peer.freeze()
             await peer.wait_stopped()
             raise ZeroDivisionError("a test that fails")
-    assert left is not None and not left.leftovers()
+    assert left is not None and not left.group.leftovers()
     assert not left.coordinator.alive and not left.peers["p0"].alive

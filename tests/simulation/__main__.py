@@ -5,14 +5,15 @@ The exit status is 1 if anything was found."""
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from pathlib import Path
 
 from tests.simulation import mutations
 from tests.simulation.campaign import FOUND_MAX, run_campaign
-from tests.simulation.setups import SETUPS
-from tests.simulation.shrink import keep, shrink
+from tests.simulation.seeds.shrink import keep, shrink
+from tests.simulation.setups import DRIVEN, SETUPS
 
 SECONDS_A_DAY = 86400
 SEEDS_A_DAY = 1_000_000
@@ -23,7 +24,9 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--schedules", type=int, default=5000)
     parser.add_argument("--seed", type=int, help="the first seed; without it, that of the day")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--setup", action="append", choices=sorted(SETUPS), help="only these kinds of groups")
+    parser.add_argument(
+        "--setup", action="append", choices=sorted({**SETUPS, **DRIVEN}), help="only these kinds of groups"
+    )
     parser.add_argument("--shrink", metavar="SEED", type=int, help="shrink this seed of --setup and print its timeline")
     parser.add_argument("--keep", metavar="NAME", help="with --shrink: keep it among the seeds that the tests run")
     parser.add_argument("--mutations", metavar="FOLDER", type=Path, help="write the mutation table there")
@@ -32,6 +35,8 @@ def parsed() -> argparse.Namespace:
 
 def main() -> int:
     options = parsed()
+    if os.environ.get("PYTHONHASHSEED") != "0":  # the driver goes through sets of names: a seed must tell all
+        os.execve(sys.executable, sys.orig_argv, {**os.environ, "PYTHONHASHSEED": "0"})
     say = sys.stdout.write
     if options.shrink is not None:
         found = shrink(options.setup[0], options.shrink)
@@ -51,7 +56,7 @@ def main() -> int:
         say(f"FOUND {found.what}\n  python -m tests.simulation --setup {found.setup} --shrink {found.seed}\n")
     say(
         f"{tally.schedules} schedules in {seconds:.0f} s ({tally.schedules / seconds:.1f}/s),"
-        f" {tally.heads} heads, {len(tally.found)} found; {tally.coverage}\n"
+        f" {tally.driven} of the driver, {tally.heads} heads, {len(tally.found)} found; {tally.coverage}\n"
     )
     return 1 if tally.found else 0
 

@@ -5,21 +5,23 @@ from __future__ import annotations
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from swarm.protocol.agreement import messages as say
 from tests.simulation.invariants import Broken
 from tests.simulation.liars import LIES
-from tests.simulation.setups import SETUPS
+from tests.simulation.setups import DRIVEN, SETUPS
 from tests.simulation.world import TAGS, World
 
 BATCH: Final = 50  # schedules that a worker takes at once
 FOUND_MAX: Final = 100
 CPU_MAX_S: Final = 10.0  # for one schedule, which usually takes 0.03
+DRIVEN_CPU_MAX_S: Final = 120.0  # for one of the driver, which usually takes 1
+DRIVEN_EVERY: Final = 500  # schedules of the core come with one of the driver
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,8 @@ class Tally:
     """What a number of schedules came to."""
 
     schedules: int = 0
+    driven: int = 0
+    """Those that ran the driver."""
     heads: int = 0
     steps: int = 0
     found: list[Found] = field(default_factory=list)
@@ -43,6 +47,7 @@ class Tally:
 
     def add(self, other: Tally) -> None:
         self.schedules += other.schedules
+        self.driven += other.driven
         self.heads += other.heads
         self.steps += other.steps
         self.found += other.found
@@ -63,14 +68,14 @@ class Tally:
 
 
 def _too_long(number: int, frame: object) -> None:
-    raise TimeoutError(f"a schedule takes more than {CPU_MAX_S:.0f} s of processor time: a step may never end")
+    raise TimeoutError("a schedule takes too much processor time: a step may never end")
 
 
 @contextmanager
-def processor_time_limit() -> Iterator[None]:
+def processor_time_limit(seconds: float = CPU_MAX_S) -> Iterator[None]:
     """Raise TimeoutError in what takes too much processor time: a step of the core that never ends is a finding."""
     before = signal.signal(signal.SIGVTALRM, _too_long)
-    signal.setitimer(signal.ITIMER_VIRTUAL, CPU_MAX_S)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
     try:
         yield
     finally:
@@ -78,17 +83,36 @@ def processor_time_limit() -> Iterator[None]:
         signal.signal(signal.SIGVTALRM, before)
 
 
-def run_one(name: str, seed: int) -> Tally:
-    """Run one schedule. What the core raises counts as found, too: it must raise nothing."""
-    tally = Tally(schedules=1)
-    world = World(SETUPS[name], seed)
+def world_of(name: str, seed: int, without: Collection[int] = ()) -> Any:
+    """Return the world of a schedule: of the core, or of the driver, which needs torch."""
+    if name not in DRIVEN:
+        return World(SETUPS[name], seed, without)
+    from tests.simulation.driven.world import DrivenWorld
+
+    return DrivenWorld(DRIVEN[name], seed, without)
+
+
+def run_world(world: Any) -> str:
+    """Run a schedule. Return what does not hold, "" if all does. What the core or the driver raises counts, too."""
     try:
-        with processor_time_limit():
+        with processor_time_limit(DRIVEN_CPU_MAX_S if world.setup.name in DRIVEN else CPU_MAX_S):
             world.run()
     except Broken as error:
-        tally.found.append(Found(name, seed, str(error)))
+        return str(error)
     except Exception as error:  # noqa: BLE001  whatever it is, it is a finding
-        tally.found.append(Found(name, seed, f"0 total: {type(error).__name__}: {error}"))
+        first: Any = error
+        while hasattr(first, "exceptions"):  # a group of a nursery's
+            first = first.exceptions[0]
+        return f"0 total: {type(first).__name__}: {first}"
+    return ""
+
+
+def run_one(name: str, seed: int) -> Tally:
+    """Run one schedule."""
+    tally, world = Tally(schedules=1, driven=int(name in DRIVEN)), world_of(name, seed)
+    found = run_world(world)
+    if found:
+        tally.found.append(Found(name, seed, found))
     tally.heads, tally.steps, tally.covered = len(world.invariants.heads), world.steps, world.covered
     return tally
 
@@ -102,7 +126,10 @@ def run_batch(jobs: Sequence[tuple[str, int]]) -> Tally:
 
 
 def jobs_of(schedules: int, first_seed: int, names: Sequence[str] = ()) -> Iterator[tuple[str, int]]:
-    """Return (setup, seed) of each schedule, evenly over the setups."""
+    """Return (setup, seed) of each schedule, evenly over the setups. Without names these are of the core, and of every
+    `DRIVEN_EVERY` one of the driver."""
+    if not names:
+        yield from jobs_of(schedules // DRIVEN_EVERY, first_seed, tuple(DRIVEN))
     chosen = names or tuple(SETUPS)
     for index in range(schedules):
         yield chosen[index % len(chosen)], first_seed + index // len(chosen)
@@ -111,7 +138,9 @@ def jobs_of(schedules: int, first_seed: int, names: Sequence[str] = ()) -> Itera
 def run_campaign(schedules: int, first_seed: int, workers: int, names: Sequence[str] = ()) -> tuple[Tally, float]:
     """Run schedules on some processes. Return what they came to, and the seconds it took."""
     jobs = list(jobs_of(schedules, first_seed, names))
-    batches = [jobs[at : at + BATCH] for at in range(0, len(jobs), BATCH)]
+    slow = [job for job in jobs if job[0] in DRIVEN]
+    fast = [job for job in jobs if job[0] not in DRIVEN]
+    batches = [[job] for job in slow] + [fast[at : at + BATCH] for at in range(0, len(fast), BATCH)]
     began, total = time.monotonic(), Tally()
     if workers <= 1:
         for batch in batches:

@@ -251,7 +251,7 @@ class JoinFlood(Liar):
     def send(self, target: str, message: say.Message) -> None:
         if isinstance(message, say.StatusMessage):
             for index in range(4):
-                body = say.JoinBody(self.head.hash, Member(self.peer, f"flood {index}"), self.machine.config.invite)
+                body = say.JoinBody(self.head.hash, Member(self.peer, f"flood {index}"), self.machine.config.credential)
                 super().send(target, say.JoinMessage(self.sign(evidence.JOIN, body)))
         super().send(target, message)
 

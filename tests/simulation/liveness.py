@@ -135,7 +135,7 @@ class Liveness:
 
         if self._untold and not self._world.liars and self._is_promised():
             raise Broken("13 told", "the group stood still and no person was told")
-        if self._reached or self._may_still_join() or not self._is_promised():
+        if self._reached or self._may_still_join() or not self._is_promised() or not self._expected():
             return
         places = [f"{m.peer}:{position(m.node.head)}" for m in self._honest() if m.node is not None]
         raise Broken("13 liveness", f"{self._world.setup.calm_s:.0f} s after the last fault: {' '.join(places)}")

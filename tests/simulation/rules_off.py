@@ -15,10 +15,11 @@ from swarm.protocol.agreement.coordination import coordinator, required_mode, wi
 from swarm.protocol.agreement.messages import ChainLink
 from swarm.protocol.agreement.round import leader, participant, turns, voting
 from swarm.protocol.agreement.round.instance import Instance
-from swarm.protocol.agreement.rules import electorate, evidence, succession
+from swarm.protocol.agreement.rules import electorate, evidence, sponsors, succession
 from swarm.protocol.agreement.rules.acceptor import Ballot
 from swarm.protocol.agreement.rules.evidence import Evidence, ForcedBy
 from swarm.protocol.head import Member
+from swarm.protocol.ledger import Ledger
 from tests.simulation import machine
 from tests.simulation.setups import COORDINATOR
 from tests.swarm.protocol.agreement import group
@@ -106,12 +107,20 @@ def _one_leader_is_enough(original: Any, self: Any, present: Any, leader_: Any) 
     original(self, present, leader_)
 
 
-def _forget_serials(original: Any, self: Any, present: Any, merged: Any, joins: Any) -> None:
-    original(self, present, merged, {member: replace(join, invite="") for member, join in joins.items()})
+def _always_room(*args: Any, **more: Any) -> bool:
+    return True
 
 
 def _keep_what_failed(*args: Any, **more: Any) -> Any:
     return replace(_next_ledger(*args, **more), returned=())
+
+
+def _of_anybody(counted: Any, receipts: Any, open_receipt: Any, senders: Any) -> Any:
+    return _receipted(counted, receipts, open_receipt, {receipt.signer for receipt in receipts})
+
+
+def _give_up_silently(self: Ledger, cursor: int, returned: Any) -> Ledger:
+    return replace(self, cursor=cursor, returned=returned)
 
 
 def _release_at_once(self: Any, action: Any) -> None:
@@ -147,6 +156,11 @@ def _votes_if_voter(self: Any) -> bool:
     return bool(self._chain.is_voter(self._context.me))
 
 
+def _leave_out_for_now(original: Any, self: Any, person: Any) -> None:
+    original(self, person)
+    self._without = frozenset()
+
+
 def _always_ready(self: Any) -> bool:
     return True
 
@@ -163,11 +177,17 @@ def _same_witness(peer: str, life: int) -> str:
     return f"{peer}.{0 if peer == COORDINATOR else life}"
 
 
+def _led_nothing(original: Any, self: Any, *args: Any) -> None:
+    original(self, *args)
+    self.led = -1
+
+
 def _never_led() -> list[Any]:
     return [patch.object(turns.Turns, "led", property(lambda self: -1, _nothing), create=True)]
 
 
 _next_ledger = scheduled_work.next_ledger
+_receipted = scheduled_work.receipted
 _THREE = ("witness3", "witness5", "witness7", "witness4")
 
 RULES: Final = (
@@ -206,6 +226,18 @@ RULES: Final = (
             for where in (leader, evidence)
         ],
         exhaustive="n=3, the lowest instead of the highest",
+    ),
+    Rule(
+        "only the first attempt goes without promises",
+        _THREE,
+        lambda: [patch.object(where, "needs_promises", lambda attempt: False) for where in (leader, evidence)],
+        exhaustive="n=3, no attempt asks for promises",
+    ),
+    Rule(
+        "a restarted leader leads no first attempt",
+        _THREE,
+        _after(turns.Turns, "__init__", _led_nothing),
+        exhaustive="n=3, the first attempt is led twice",
     ),
     Rule("voters check the promises behind a proposal", LIARS, _set(Evidence, "justified", lambda *a: ForcedBy(None))),
     Rule("what was accepted counts with evidence only", LIARS, _set(Evidence, "counts", lambda *a: True)),
@@ -278,6 +310,29 @@ RULES: Final = (
         REQUIRED,
         _set(coordinator.Coordinator, "state_holders", _all_that_told),
     ),
+    Rule(
+        "required: a start takes in all that were members lately",
+        LIARS[-2:],
+        _set(required_mode, "REMEMBERED", 1),
+    ),
+    Rule(
+        "required: a term that ends no round is followed by one with those that answer",
+        LIARS[-2:],
+        _set(required_mode.RequiredCoordinator, "_leaves_out", lambda self, heard: False),
+    ),
+    Rule(
+        "required: no start takes in whom a proof convicts or a person left out",
+        LIARS[-2:],
+        lambda: [
+            patch.object(required_mode.RequiredCoordinator, "_banned", frozenset()),
+            *_after(required_mode.RequiredCoordinator, "ask", _leave_out_for_now)(),
+        ],
+    ),
+    Rule(
+        "a complete run needs no quorum",
+        REQUIRED,
+        lambda: [patch.object(coordinator.Coordinator, "is_over", property(lambda self: False))],
+    ),
     Rule("a learner votes after two merged contributions", JOINS, _set(succession, "MERGED_MIN", 0)),
     Rule("a member is dropped after two absences", MEMBERS, _set(succession, "ABSENCES_MAX", 1)),
     Rule("the absences are under two leaders", MEMBERS, _after(succession._Electors, "_drop", _one_leader_is_enough)),
@@ -292,8 +347,12 @@ RULES: Final = (
         JOINS[:2],
         _set(succession, "room_for_newcomers", lambda n: (n - 1) // 2),
     ),
-    Rule("one invite has one vote", JOINS[3:], _after(succession._Electors, "_take_in", _forget_serials)),
+    Rule("one invite has one vote", JOINS[3:], _set(sponsors.Sponsors, "have_room", _always_room)),
     Rule("what was not merged is free again", _THREE, _set(scheduled_work, "next_ledger", _keep_what_failed)),
+    Rule("a claim needs a receipt", _THREE, _set(scheduled_work, "receipted", lambda *args: ())),
+    Rule("receipts are of the stage before", _THREE, _set(scheduled_work, "receipted", _of_anybody)),
+    Rule("what is given up is declared lost", _THREE, _set(Ledger, "freeing", _give_up_silently)),
+    Rule("a later stage ends where the first has ended", _THREE, _set(Ledger, "closed", lambda self, first: self)),
     Rule("contributions claim what was assigned", LIARS, _set(scheduled_work, "check_contribution", _nothing)),
     Rule("no attempt is led twice", MEMBERS, _never_led),
     Rule("turns grow", MEMBERS, _set(turns, "GROWTH", 1.0)),

@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from swarm.protocol.agreement.config import Mode
+from swarm.protocol.agreement.messages import JoinBody
+from swarm.protocol.head import Sponsor
 
 COORDINATOR: Final = "W"
 
@@ -60,6 +62,13 @@ class Setup:
             return ""
         return "invite of liars" if peer in self.lying else f"invite {peer}"
 
+    def sponsors_of(self, join: JoinBody, signer: str) -> tuple[Sponsor, ...] | None:
+        """Return whose invite a request shows; None if it is not the peer's own."""
+        serial = self.invite_of(signer)
+        if join.credential != serial.encode():
+            return None
+        return (Sponsor(serial, 1),) if serial else ()
+
 
 def _all() -> list[Setup]:
     found = [Setup(f"witness{n}", n) for n in (2, 3, 4, 5, 7)]
@@ -81,3 +90,11 @@ def _all() -> list[Setup]:
 
 
 SETUPS: Final = {setup.name: setup for setup in _all()}
+
+_DRIVEN: Final = (
+    "witness3", "witness4", "witness2-joins", "witness3-joins", "required2", "required3", "required2-joins", "open4",
+)  # fmt: skip
+DRIVEN: Final = {
+    f"driven-{name}": replace(SETUPS[name], name=f"driven-{name}", calm_s=180.0) for name in _DRIVEN
+}  # the driver waits longer for answers than the simulated machines do
+"""Groups of real drivers (`tests.simulation.driven`), without liars: those say what a driver does not."""

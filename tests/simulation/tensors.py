@@ -58,16 +58,19 @@ class Tensors:
         """Return the name of the state that follows from these results, and note what is in it."""
         name = blake3(base + b"".join(results)).digest()
         if name not in self.states:
-            before = self.states[base]
-            samples, doubled = self._samples(plan, roster, weights)
-            whole = union((*before.samples, *samples))
             self.results[name] = results
-            self.states[name] = State(
-                whole,
-                before.doubled or doubled or count(whole) != count(before.samples) + count(samples),
-                before.forged or not self.forged.isdisjoint(results),
-            )
+            self.note(name, base, plan, roster, weights, forged=not self.forged.isdisjoint(results))
         return name
+
+    def note(
+        self, name: bytes, base: bytes, plan: Signed, roster: Signed, weights: tuple[float, ...], forged: bool = False
+    ) -> None:
+        """Note what is in a state that was built on another one."""
+        before = self.states[base]
+        samples, doubled = self._samples(plan, roster, weights)
+        whole = union((*before.samples, *samples))
+        twice = doubled or count(whole) != count(before.samples) + count(samples)
+        self.states[name] = State(whole, before.doubled or twice, before.forged or forged)
 
     def forget(self, kept: Collection[bytes], newest: int) -> None:
         """Forget states but these and so many of the newest."""

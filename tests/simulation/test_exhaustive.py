@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from swarm.protocol.agreement.config import Mode
-from swarm.protocol.agreement.rules.acceptor import Ballot, forced_value
+from swarm.protocol.agreement.rules.acceptor import Ballot, forced_value, needs_promises
 from swarm.protocol.agreement.rules.electorate import Electorate
 
 STATES_MAX = 300_000
@@ -58,6 +58,8 @@ class Search:
     """How often a required coordinator's disk is put back to an empty one, unnoticed."""
     starts: bool = False
     forced: Callable[[list[Reported]], Reported | None] = forced_value
+    asks: Callable[[int], bool] = needs_promises
+    """Whether the leader of an attempt asks for promises."""
     quorum: int = 0
     """Instead of the electorate's, if not 0."""
     echo: bool = True
@@ -149,10 +151,15 @@ class Search:
                 yield self._with(world, voter, ballot)
 
     def _proposals(self, world: World, attempt: int) -> Iterator[World]:
-        """The leader proposes on the promises of any quorum. A liar among them reports nothing, or what evidence
-        supports."""
+        """The leader proposes on the promises of any quorum, or in the first attempt without any. A liar among those
+        that promise reports nothing, or what evidence supports."""
         made = sum(a == attempt for a, _ in world.proposed)
         if made >= 1 + (attempt in self.two_faced):
+            return
+        free = [b"%d" % attempt, b"%d'" % attempt][: 1 + (attempt in self.two_faced)]
+        if not self.asks(attempt):
+            for value in free:
+                yield world._replace(proposed=world.proposed | {(attempt, value)})
             return
         ready = [
             voter
@@ -166,7 +173,6 @@ class Search:
                 reports = [report for voter in promising if (report := self._accepted(world, voter)) is not None]
                 for lie in self._lies(world, attempt, promising):
                     forced = self.forced([*reports, *lie])
-                    free = [b"%d" % attempt, b"%d'" % attempt][: 1 + (attempt in self.two_faced)]
                     for value in [forced.value] if forced is not None else free:
                         if (attempt, value) not in world.proposed:
                             yield world._replace(proposed=world.proposed | {(attempt, value)})
@@ -227,6 +233,7 @@ HOLD = {
     "n=5, f=1, open, two-faced leader": Search(
         5, 1, mode="open", faults=1, liars=frozenset({4}), two_faced=frozenset({0})
     ),
+    "n=4, f=1, open, no liar's help, 2 attempts": Search(4, 2, mode="open", faults=1),
     "n=3, required": Search(3, 2, mode="required"),
     "n=2, required, start": Search(2, 2, mode="required", starts=True),
     "n=3, required, two-faced leader": Search(3, 2, mode="required", two_faced=frozenset({0, 1})),
@@ -239,6 +246,9 @@ FORK = {
     "n=4, a bare half": Search(4, 2, quorum=2),
     "n=3, the lowest instead of the highest": Search(3, 3, forced=lowest_forced),
     "n=3, nothing is forced": Search(3, 2, forced=nothing_forced),
+    "n=3, no attempt asks for promises": Search(3, 2, asks=lambda attempt: False),
+    "n=4, open, no attempt asks for promises": Search(4, 2, mode="open", faults=1, asks=lambda attempt: False),
+    "n=3, the first attempt is led twice": Search(3, 2, two_faced=frozenset({0})),
     "n=3, votes forgotten": Search(3, 2, forgets=True),
     "n=3, a liar among a majority (not tolerated)": Search(3, 2, liars=frozenset({2})),
     "n=4, open, no echo": Search(

@@ -9,8 +9,8 @@ from tests.simulation.campaign import run_campaign
 from tests.simulation.invariants import Broken
 from tests.simulation.mutations import search
 from tests.simulation.rules_off import RULES
+from tests.simulation.seeds.shrink import kept, replay, shrink
 from tests.simulation.setups import SETUPS
-from tests.simulation.shrink import kept, replay, shrink
 from tests.simulation.tensors import GENESIS
 from tests.simulation.world import World
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -39,7 +40,8 @@ class World:
         self.covered: Counter[str] = Counter()
         self.timeline: list[str] = []
         self.tracing = tracing
-        self.signatures, self.tensors, self.work = Signatures(), Tensors(), WORK
+        self.signatures, self.tensors = Signatures(), Tensors()
+        self.work = replace(WORK, sponsors_of=setup.sponsors_of)
         self.network = Network(Random(f"net {setup.name} {seed}"), self.heals_at)
         self.invariants, self.liveness = Invariants(self), Liveness(self)
         self._queue: list[tuple[float, int, Machine | None, int, Callable[..., None], tuple[Any, ...]]] = []
@@ -66,7 +68,7 @@ class World:
             genesis=GENESIS,
             peer=peer,
             coordinator=COORDINATOR,
-            invite=setup.invite_of(peer),
+            credential=setup.invite_of(peer).encode(),
             mode=setup.mode,
             faults=setup.faults,
             min_peers=setup.members,
@@ -75,6 +77,7 @@ class World:
             finish_s=1.0,
             lost_s=4.0,
             start_s=10.0,
+            stalled_s=12.0,
             undo_s=12.0,
         )
 

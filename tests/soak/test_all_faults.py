@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from peer.faults import ROUND_POINTS
+from tests.support.peer_process import PeerProcess
 from tests.swarm.support.fault_runs import Fault, Onlooker, strikes_a_donor
-from tests.swarm.support.swarm_harness import PeerProcess, open_swarm
+from tests.swarm.support.swarm_harness import open_swarm
 
 OF_JOINERS = "during_fetch"
 OF_DONORS = "during_state_transfer"

@@ -14,4 +14,4 @@ pytestmark = [pytest.mark.soak, pytest.mark.process]
 @pytest.mark.parametrize("mode", ["connect", "node", "record", "ask"])
 @pytest.mark.parametrize("is_open", [True, False], ids=["open", "closed"])
 async def test_two_hundred_identities_of_one_host(tmp_path: Path, is_open: bool, mode: str) -> None:
-    print(await crowded_run(tmp_path, is_open=is_open, identities=200, hosts=25, seconds=60, modes=[mode]))
+    print(await crowded_run(tmp_path, is_open=is_open, identities=200, hosts=25, seconds=60, modes=[mode], join_s=15.0))

@@ -37,7 +37,6 @@ async def test_it_learns_while_a_peer_is_killed(name: str, tmp_path: Path) -> No
             await peer.wait_for("run_finished")
         assert len({peer.state_hash for peer in rest}) == 1
         swarm.check_agreement()
-        swarm.check_chain()
         losses = [fact.fields["loss"] for peer in peers for fact in peer.all("val_evaluated")]
         assert min(losses) < 0.8 * max(losses), losses
         assert not [fact for peer in rest for fact in peer.all("worker_failed")]

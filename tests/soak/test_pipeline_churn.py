@@ -18,8 +18,8 @@ import pytest
 import trio
 
 from swarm.placement.rebalance import RebalanceConfig
+from tests.support.peer_process import Fact
 from tests.swarm.support.pipeline_run import STAGES, Pipeline, open_pipeline
-from tests.swarm.support.swarm_harness import Fact
 
 pytestmark = [pytest.mark.soak, pytest.mark.process]
 

@@ -66,9 +66,9 @@ class Recorder:
             self._input.write(plain)
             return plain
 
-        def noted_begin(channel: Any, peer: str, stream: Any, *, owes_greeting: bool, expects_greeting: bool) -> None:
-            began(channel, peer, stream, owes_greeting=owes_greeting, expects_greeting=expects_greeting)
-            channel.is_call_to_us = not expects_greeting
+        def noted_begin(channel: Any, peer: str, stream: Any, **options: Any) -> None:
+            began(channel, peer, stream, **options)
+            channel.is_call_to_us = not options["expects_greeting"]
 
         async def noted_read(channel: Any, max_bytes: int) -> bytes:
             data = await read(channel, max_bytes)

@@ -7,7 +7,7 @@ They dial from 127.0.66.1, so their address prefix is not that of the run's peer
     connect     connect and greet
     node        a DHT node with an id ground to the members' key, which names only its like and holds no records back
     record      publishes a record as of a member at every member
-    ask         asks to join, promises its part in the next round, and takes no plan
+    ask         asks to join, and does nothing of what it is planned for
 
 The first line of stdin is a JSON list of addresses to crowd. Any further line asks for a report. In an open run they
 enter as any peer may; the invite of a closed run holds no key that they could use.
@@ -43,15 +43,18 @@ from dht.protocol import (
     StoreRequest,
 )
 from dht.records import sign_record
-from peer.errors import BarnraiseError, RemoteError, RoundError
+from peer.errors import BarnraiseError, RemoteError
 from peer.events import EventLog
-from peer.identity import Identity
+from peer.identity import Identity, sign_body
 from peer.net.host import Host, HostConfig, open_host
 from peer.net.method import Call
 from swarm.membership.member_record import MEMBERS, MemberRecord
-from swarm.protocol import messages as say
+from swarm.protocol.agreement.messages import JoinBody, JoinMessage, PlanMessage
+from swarm.protocol.agreement.rules import evidence
 from swarm.protocol.head import Member
+from swarm.protocol.messages import HEAD_REPORT, AskHead, Done
 from swarm.protocol.plan import WorkPlan
+from swarm.rounds.driver.messages import AGREE, Letter
 from swarm.run.bootstrap import enter_run
 from swarm.run.home import Home
 from swarm.run.invite import Invite
@@ -60,6 +63,7 @@ from tests.support.protocol_methods import made_up
 
 SOURCE: Final = "127.0.66.1"
 LIVES_S: Final = 4.0  # an identity, before its host takes another
+ASKS_S: Final = 15.0  # one that asks to join: with the lowest priority it needs some rounds until it is planned for
 PAUSE_S: Final = 0.5
 CALL_S: Final = 3.0
 TRIED: Final = 20  # identities, of which the nearest to the members' key is taken
@@ -130,26 +134,23 @@ class Sybil:
             await trio.sleep(PAUSE_S)
 
     async def ask(self) -> None:
-        rpc, crowd = self._host.rpc, self._crowd
+        rpc, crowd, host = self._host.rpc, self._crowd, self._host
 
-        async def prepare(call: Call[say.Prepare]) -> say.Promise:
-            return say.Promise(True, call.body.attempt, call.body.head, self._me)
+        async def hear(call: Call[Letter]) -> Done:
+            for message in call.body.messages:
+                if isinstance(message, PlanMessage):
+                    plan = msgspec.msgpack.decode(message.plan.body, type=WorkPlan)
+                    ours = sum(a.member.peer in crowd.identities for a in plan.assignments)
+                    crowd.planned_max = max(crowd.planned_max, ours)
+            return Done()
 
-        async def start(call: Call[say.StartRound]) -> say.Done:
-            plan = msgspec.msgpack.decode(call.body.plan.body, type=WorkPlan)
-            ours = sum(a.member.peer in crowd.identities for a in plan.assignments)
-            crowd.planned_max = max(crowd.planned_max, ours)
-            raise RoundError("on second thoughts, no")
-
-        rpc.register(say.PREPARE, prepare)
-        rpc.register(say.START_ROUND, start)
+        rpc.register(AGREE, hear)
         while True:
             for peer in self._targets:
-                reply = await self._call(peer, say.HEAD_REPORT, say.AskHead())
-                if reply is not None:
-                    head = reply.head
-                    wish = say.JoinRequest(head.hash, head.round, self._me, self._host.addresses, head.run_id)
-                    await self._call(peer, say.REQUEST_JOIN, wish)
+                report = await self._call(peer, HEAD_REPORT, AskHead())
+                if report is not None:
+                    wish = sign_body(host.identity, evidence.JOIN, JoinBody(report.head.hash, self._me))
+                    await self._call(peer, AGREE, Letter(report.head.run_id, (JoinMessage(wish),)))
             await trio.sleep(PAUSE_S)
 
     async def _call(self, peer: str, method: Any, body: Any) -> Any:
@@ -185,7 +186,7 @@ async def live(crowd: Crowd, mode: str) -> None:
             for address in crowd.targets:
                 with suppress(BarnraiseError):
                     targets.append(await host.connect_address(address, timeout_s=CALL_S))
-            with trio.move_on_after(LIVES_S):
+            with trio.move_on_after(ASKS_S if mode == "ask" else LIVES_S):
                 await getattr(Sybil(crowd, host, targets), mode)()
             crowd.contacts.pop(host.peer_id)
 

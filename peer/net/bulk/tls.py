@@ -118,6 +118,16 @@ class TlsSocket:
             view = view[await self.send_some(view) :]
         await trio.lowlevel.checkpoint()
 
+    def send_now(self, view: memoryview) -> int:
+        """Write the beginning of `view` without waiting and return the count; 0 if that is not possible now, or nothing
+        is to be written. After 0 the next write must begin with the same bytes."""
+        try:
+            return self._socket.send(view[:_WRITE_BYTES]) if view else 0
+        except ssl.SSLWantWriteError:
+            return 0
+        except _ENDED as error:
+            raise ConnectionLost("the connection ended while sending") from error
+
     async def send_some(self, view: memoryview) -> int:
         """Write the beginning of `view` and return the count.
 

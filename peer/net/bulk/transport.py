@@ -18,12 +18,12 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Final
+from typing import Annotated, Final, Protocol
 
 import msgspec
 import trio
 
-from peer.errors import BarnraiseError, ConnectionLost
+from peer.errors import BarnraiseError, ConnectionLost, NotAdmitted
 from peer.net.admissions import Admissions
 from peer.net.backoff import Backoff
 from peer.net.bulk.link import BulkConnection, Serve
@@ -49,11 +49,14 @@ _IDLE_S: Final = 60.0
 _SERVER_IDLE_S: Final = 2 * _IDLE_S  # the caller closes first, so that it never uses a connection that we are closing
 _RETRY_S: Final = 30.0
 
-Ask = Callable[[str], Awaitable["Offer"]]
+Ask = Callable[[str, "OfferRequest"], Awaitable["Offer"]]
 
 
 class OfferRequest(msgspec.Struct, frozen=True):
     """Asks for one connection."""
+
+    flow: bool = False
+    """It is for a flow, not for calls (`peer.net.flow`)."""
 
 
 class Offer(msgspec.Struct, frozen=True):
@@ -70,6 +73,17 @@ class Offer(msgspec.Struct, frozen=True):
 OFFER: Final = Method("net/bulk", OfferRequest, Offer, access="client", urgent=True)
 
 
+class FlowAcceptor(Protocol):
+    """Takes the connections of flows (`peer.net.flow.flows`)."""
+
+    @property
+    def served(self) -> bool:
+        """Whether this host takes flows."""
+
+    async def accept(self, peer: str, wire: TlsSocket) -> None:
+        """Serve a flow that a peer has opened, until it ends."""
+
+
 @dataclass(frozen=True)
 class _Offered:
     """A token that we gave out."""
@@ -78,6 +92,7 @@ class _Offered:
     until: float
     groups: frozenset[str]
     """The networks from which it may be used: those of the peer's connections to us."""
+    flow: bool
 
 
 class BulkTransport:
@@ -112,6 +127,8 @@ class BulkTransport:
         self._links: defaultdict[str, set[BulkConnection]] = defaultdict(set)
         """All connections by peer, also those that the peer made and those that we are leaving."""
         self._dials: dict[str, trio.Event] = {}
+        self.flows: FlowAcceptor | None = None
+        """Takes the connections of flows."""
         self._failed = Backoff(_RETRY_S, _RETRY_S, factor=1)
 
     async def listen(self, ip: str, port: int) -> None:
@@ -123,7 +140,9 @@ class BulkTransport:
         self._nursery.start_soon(trio.serve_listeners, self._accept, listeners)
 
     async def offer(self, call: Call[OfferRequest]) -> Offer:
-        """Answer `OFFER`."""
+        """Answer `OFFER`. Raises NotAdmitted if this peer takes no flows."""
+        if call.body.flow and (self.flows is None or not self.flows.served):
+            raise NotAdmitted("this peer takes no flows: ask one that serves a model")
         now = trio.current_time()
         self._tokens = {token: offered for token, offered in self._tokens.items() if offered.until > now}
         mine = sum(offered.peer == call.peer for offered in self._tokens.values())
@@ -131,7 +150,7 @@ class BulkTransport:
         if not self._port or mine >= _TOKENS_PER_PEER or not groups:
             return Offer(0, b"", b"")
         token = secrets.token_bytes(_TOKEN_BYTES)
-        self._tokens[token] = _Offered(call.peer, now + _TOKEN_S, groups)
+        self._tokens[token] = _Offered(call.peer, now + _TOKEN_S, groups, call.body.flow)
         return Offer(self._port, self._certificate.fingerprint, token)
 
     async def channel(self, peer: str, ip: str) -> Channel | None:
@@ -142,6 +161,16 @@ class BulkTransport:
                 self._nursery.start_soon(self._connect, peer, ip)
             await self._dials[peer].wait()
         return self._ours[peer].channel() if self._is_open(peer) else None
+
+    async def dial_flow(self, peer: str, ip: str) -> TlsSocket:
+        """Return a connection for a flow with `peer`, which has the address `ip`. Raises ConnectionLost or OSError."""
+        if self._failed.paused(peer):
+            raise ConnectionLost(f"{peer} could not be reached at {ip} lately")
+        try:
+            return await self._dial(peer, ip, OfferRequest(flow=True))
+        except (OSError, ConnectionLost):
+            self._failed.failed(peer)
+            raise
 
     def abort(self, peer: str) -> None:
         """Drop every connection with a peer that no longer answers. The next call dials again at once."""
@@ -173,7 +202,7 @@ class BulkTransport:
 
     async def _connect(self, peer: str, ip: str) -> None:
         try:
-            link = self._ours[peer] = self._link(peer, await self._dial(peer, ip), None)
+            link = self._ours[peer] = self._link(peer, await self._dial(peer, ip, OfferRequest()), None)
             self._nursery.start_soon(self._read, link)
         except (OSError, BarnraiseError):
             self._failed.failed(peer)
@@ -196,9 +225,9 @@ class BulkTransport:
             if self._ours.get(link.peer) is link:
                 del self._ours[link.peer]
 
-    async def _dial(self, peer: str, ip: str) -> TlsSocket:
+    async def _dial(self, peer: str, ip: str, request: OfferRequest) -> TlsSocket:
         with trio.move_on_after(_DIAL_S):
-            offer = await self._ask(peer)
+            offer = await self._ask(peer, request)
             if not offer.port:
                 raise ConnectionLost(f"{peer} has no bulk transport")
             stream = await trio.open_tcp_stream(ip, offer.port)
@@ -223,9 +252,11 @@ class BulkTransport:
                 return
             set_keepalive(stream)
             with closing(TlsSocket(stream, self._certificate.context, server_side=True)) as tls:
-                peer = await self._authenticate(tls, group)
-                if peer is not None:
-                    await self._hold(self._link(peer, tls, partial(self._serve_in_turn, group)), group)
+                offered = await self._authenticate(tls, group)
+                if offered is not None and offered.flow and self.flows is not None:
+                    await self.flows.accept(offered.peer, tls)
+                elif offered is not None and not offered.flow:
+                    await self._hold(self._link(offered.peer, tls, partial(self._serve_in_turn, group)), group)
         except OSError:  # it ended before we accepted it
             return
 
@@ -248,8 +279,8 @@ class BulkTransport:
         await self._turns.take(group, call.peer)
         return await self._server.serve(call)
 
-    async def _authenticate(self, tls: TlsSocket, group: str) -> str | None:
-        """Return the peer whose token opens this connection from `group`, None if there is none."""
+    async def _authenticate(self, tls: TlsSocket, group: str) -> _Offered | None:
+        """Return the offer whose token opens this connection from `group`, None if there is none."""
         token = memoryview(bytearray(_TOKEN_BYTES))
         got = 0
         try:
@@ -263,7 +294,7 @@ class BulkTransport:
         if offered is None or got < _TOKEN_BYTES or trio.current_time() >= offered.until or group not in offered.groups:
             return None
         crowded = len(self._links.get(offered.peer, ())) >= _CONNECTIONS_PER_PEER
-        return None if crowded else offered.peer
+        return None if crowded and not offered.flow else offered
 
 
 def _last_used(link: BulkConnection) -> float:

@@ -11,6 +11,7 @@ from swarm.protocol.agreement.chain import Chain
 from swarm.protocol.agreement.context import AgreementContext
 from swarm.protocol.agreement.rules import evidence
 from swarm.protocol.agreement.rules.electorate import room_for_newcomers
+from swarm.protocol.agreement.rules.sponsors import Sponsors
 from swarm.protocol.agreement.rules.succession import Succession
 from swarm.protocol.head import Head, Member
 
@@ -48,7 +49,7 @@ class Applicants:
         if inside or context.config.is_coordinator or not self._chain.has_state:
             return None
         if self._mine is None or self._mine[0] != self._chain.hash:
-            body = say.JoinBody(self._chain.hash, context.me, context.config.invite, context.config.credential)
+            body = say.JoinBody(self._chain.hash, context.me, context.config.credential)
             self._mine = (self._chain.hash, context.signer.sign(evidence.JOIN, body))
         return self._mine[1]
 
@@ -98,14 +99,15 @@ class Applicants:
         self._expire()
         return {member: signed for member, (signed, _, _) in self._joins.items()}
 
-    def first(self) -> dict[Member, str]:
-        """Return those with whom the group may begin, with their invites: one member an invite."""
-        found: dict[Member, str] = {}
+    def first(self) -> tuple[tuple[Member, ...], Sponsors]:
+        """Return those with whom the group may begin, no more of a sponsor than it may bring in."""
+        found, sponsors = dict[str, Member](), Sponsors()
         for member, signed in sorted(self.waiting().items()):
-            serial = self._context.evidence.join(signed).invite
-            if not serial or serial not in found.values():
-                found[member] = serial
-        return found
+            mine = self._context.work.sponsors(self._context.evidence.join(signed), member.peer) or ()
+            if sponsors.have_room(member.peer, mine, found):
+                found[member.peer] = member
+                sponsors.add(member.peer, mine)
+        return tuple(found.values()), sponsors
 
     def settle(self, head: Head, planned: tuple[Member, ...]) -> None:
         """Note the commit of a round for which these were planned."""
@@ -137,10 +139,20 @@ class Applicants:
     def take_proof(self, proof: say.Contradiction) -> bool:
         """Keep a proof for the next roster that this node makes. Return whether it is new."""
         culprit = self._context.evidence.culprit(proof)
-        if culprit in self.proofs or len(self.proofs) >= PROOFS_MAX:
+        if culprit in self.proofs or (len(self.proofs) >= PROOFS_MAX and not self._make_room()):
             return False
         self.proofs[culprit] = proof
         return True
+
+    def _make_room(self) -> bool:
+        """Forget the oldest proof against a peer that is in no group: any peer can contradict itself with new keys, and
+        must not keep out the proofs that count."""
+        head = self._chain.head
+        inside = {m.peer for m in head.members} | {learner.member.peer for learner in head.learners}
+        stranger = next((peer for peer in self.proofs if peer not in inside), None)
+        if stranger is not None:
+            del self.proofs[stranger]
+        return stranger is not None
 
     def proofs_against(self, head: Head) -> tuple[say.Contradiction, ...]:
         """Return the proofs against members and learners of this head."""

@@ -12,16 +12,17 @@ from typing import Final
 
 import msgspec
 
-from peer.decoding import MALFORMED
 from peer.identity import Signed
 from swarm.protocol.agreement import messages as say
 from swarm.protocol.agreement.actions import Fetch
 from swarm.protocol.agreement.context import AgreementContext
 from swarm.protocol.agreement.output import encode
-from swarm.protocol.agreement.records import LINK_KEY, LINKS_KEPT, LinkRecord
+from swarm.protocol.agreement.proof import prove
+from swarm.protocol.agreement.records import LINK_KEY, LINKS_KEPT, LinkRecord, links_in
 from swarm.protocol.head import Head, Member
 
 HOLDERS_MAX: Final = 64
+PAGE_BYTES: Final = 64 << 10  # of links in one message, so that checking their votes takes its reader some milliseconds
 
 
 def position_of(head: Head) -> say.Position:
@@ -53,16 +54,7 @@ class Chain:
 
     def load(self, records: dict[str, bytes], states: Iterable[bytes]) -> None:
         """Take over what the disk holds."""
-        found: list[LinkRecord] = []
-        for key in sorted(records):
-            if key.startswith(LINK_KEY):
-                try:
-                    found.append(msgspec.msgpack.decode(records[key], type=LinkRecord))
-                except MALFORMED:  # a torn record never counted; without it the chain begins later
-                    continue
-        found.sort(key=lambda record: record.number)
-        while found and not found[-1].stands:  # a crash while it went there: it never stood there
-            found.pop()
+        found = links_in(records)
         for record in found:
             self._links[record.link.head.hash] = record.link
         if found:
@@ -88,9 +80,11 @@ class Chain:
         self.holds &= {self.head.state_hash, self.kept}
 
     def fetched(self, state_hash: bytes, ok: bool) -> None:
-        """Note the end of a `Fetch`."""
+        """Note the end of a `Fetch`, or that a state from disk is damaged."""
         if ok:
             self.hold(state_hash)
+        else:
+            self.holds.discard(state_hash)
         if state_hash == self._fetching:
             self._fetching = b""
             self._fetches = 0 if ok else self._fetches + 1 if state_hash == self._failed else 1
@@ -143,7 +137,18 @@ class Chain:
         first = next((i + 1 for i in range(len(chain) - 1, -1, -1) if chain[i][0] in known), None)
         if first is None:
             first = max((i for i, (_, link) in enumerate(chain) if link.start or link.endorsement), default=0)
-        return tuple(link for _, link in chain[first : first + say.LINKS_MAX])
+        page: list[say.ChainLink] = []
+        size = 0
+        for _, link in chain[first : first + say.LINKS_MAX]:
+            size += len(encode(link))
+            if page and size > PAGE_BYTES:
+                break
+            page.append(link)
+        return tuple(page)
+
+    def proof_of(self, head_hash: bytes) -> tuple[say.ChainLink, ...]:
+        """Return what proves to any peer that a head that led here counts (`proof.prove`)."""
+        return prove(self._links, head_hash, self._context.evidence)
 
     def learn(self, links: Iterable[say.ChainLink]) -> None:
         """Take certified heads into account. Raises `ProtocolViolation` at the first one that is none; those before
@@ -183,31 +188,13 @@ class Chain:
 
     def _counts(self, link: say.ChainLink) -> bool:
         """Return whether this node can tell that the head counts; raise `ProtocolViolation` if it does not."""
-        evidence = self._context.evidence
-        if link.start is not None:
-            evidence.bound(link)
-            return True
-        if link.endorsement is not None and evidence.endorsed(link.endorsement) == link.head.hash:
-            return True
         before = self.head if link.head.previous == self.hash else None
         if before is None and (known := self._ahead.get(link.head.previous)) is not None:
             before = known.head
-        if before is None:
-            return self._is_vouched_for(link)
-        evidence.certificate(link, before, link.head.previous)
-        return True
-
-    def _is_vouched_for(self, link: say.ChainLink) -> bool:
-        """Return whether the coordinator itself has completed this certificate: it has checked all that was before.
-
-        The coordinator asks for what was before: it may have to go back to that."""
-        if self._context.config.mode != "required" or self._context.config.is_coordinator:
-            return False
-        for signed in link.votes:
-            if signed.signer == self._context.config.coordinator:
-                vote = self._context.evidence.vote(signed)
-                return (vote.head, vote.value) == (link.head.previous, link.head.hash)
-        return False
+        if before is None and self._context.config.is_coordinator:
+            # It asks for what was before, even if its own vote is here: it may have to go back to that.
+            return self._context.evidence.is_signed_for(link)
+        return self._context.evidence.link_counts(link, before)
 
     def endorse(self, head_hash: bytes, signed: Signed) -> None:
         """Note the coordinator's endorsement of a head that led here, so that newcomers may begin there."""

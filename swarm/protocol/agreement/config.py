@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from peer.bounds import MEMBERS_MAX
-from peer.identity import Signed
 from swarm.protocol.head import Head
 
 Mode = Literal["witness", "required", "open"]
@@ -29,10 +28,8 @@ class AgreementConfig:
     """This node's peer id."""
     coordinator: str
     """The coordinator's peer id."""
-    invite: str = ""
-    """The serial of the invite that this peer came with."""
-    credential: Signed | None = None
-    """What admits this peer, if a credential does."""
+    credential: bytes = b""
+    """What admits this peer to a closed run."""
     mode: Mode = "witness"
     faults: int = 0
     """The number f of liars that an open run tolerates."""
@@ -57,9 +54,12 @@ class AgreementConfig:
     """No quorum has answered the coordinator for this long: it is lost. At most three rounds, if rounds are shorter."""
     start_s: float = 10.0
     """A start that is not bound after this long is told to a person."""
+    stalled_s: float = 600.0
+    """Nothing was committed for this long, though members answer: a required coordinator starts a term. At least ten
+    rounds; doubled while that does not help."""
     undo_s: float = 600.0
-    """Nothing was committed, or no peer has brought the last state, for this long: a required coordinator starts a
-    term. Doubled while that does not help."""
+    """No peer has brought the last state for this long: a required coordinator starts a term from an older one. Doubled
+    while that does not help."""
 
     @property
     def is_coordinator(self) -> bool:

@@ -64,7 +64,7 @@ class Gathered(msgspec.Struct, frozen=True):
     head: bytes
     claims: dict[str, Ranges]
     """The samples that each peer, by id, says it has counted. One that does not submit them must forget what it has;
-    those in `AgreementNode.doubted` need not be asked."""
+    those to ask are `AgreementNode.workers`."""
 
 
 class SliceResult(msgspec.Struct, frozen=True):
@@ -83,7 +83,8 @@ class Built(msgspec.Struct, frozen=True):
 
 
 class StateFetched(msgspec.Struct, frozen=True):
-    """The answer to `Fetch`: whether the state with this hash is here, verified."""
+    """The answer to `Fetch`: whether the state with this hash is here, verified. Also without a question, where a state
+    of `Started` turns out to be damaged."""
 
     state_hash: bytes
     ok: bool

@@ -16,6 +16,7 @@ from peer.bounds import MEMBERS_MAX, SLICES_MAX, Count, Hash, Name, Names, Rate
 from peer.identity import Signed
 from swarm.protocol.head import Head, Member
 
+CREDENTIAL_BYTES_MAX: Final = 1024
 LINKS_MAX: Final = 64  # in one message
 SIGNED_MAX: Final = MEMBERS_MAX
 
@@ -142,10 +143,8 @@ class JoinBody(msgspec.Struct, frozen=True):
 
     head: Hash
     member: Member
-    invite: Name = ""
-    """The serial of the invite it came with: one invite has one vote. Empty for the run's own peers."""
-    credential: Signed | None = None
-    """What admits the peer, checked by the run's rules (`work.Work.admits`)."""
+    credential: Annotated[bytes, msgspec.Meta(max_length=CREDENTIAL_BYTES_MAX)] = b""
+    """What admits the peer, checked by the run's rules (`work.Work.sponsors`). Empty in an open run."""
 
 
 class WitnessBody(msgspec.Struct, frozen=True):
@@ -234,7 +233,8 @@ class ResultsMessage(msgspec.Struct, frozen=True, tag="results"):
 
 
 class ProposalMessage(msgspec.Struct, frozen=True, tag="proposal"):
-    """Phase 2a: the signed `ProposalBody`, its value, the promises that justify it and what the value was made from."""
+    """Phase 2a: the signed `ProposalBody`, its value, the promises that justify it (none in the first attempt) and what
+    the value was made from."""
 
     proposal: Signed
     value: Head
@@ -249,9 +249,11 @@ class EchoMessage(msgspec.Struct, frozen=True, tag="echo"):
 
 
 class VoteMessage(msgspec.Struct, frozen=True, tag="vote"):
-    """Phase 2b: a signed `VoteBody`."""
+    """Phase 2b: a signed `VoteBody`. It also tells the next leader that its sender will stand at the value."""
 
     vote: Signed
+    speed: Rate = 0.0
+    """As in a promise."""
 
 
 class StatusMessage(msgspec.Struct, frozen=True, tag="status"):

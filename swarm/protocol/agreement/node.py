@@ -56,7 +56,7 @@ class AgreementNode:
         self._entered_at = 0.0
         self._completed = False
         self._started = False
-        self._height = self._enter(None)
+        self._height = self._enter(Instance(self._chain.head, self._chain.hash))
 
     # -- what the driver and tests may look at -------------------------------------------------------------------------
 
@@ -70,6 +70,11 @@ class AgreementNode:
         """Where this node stands. Its `CommitHead` may still wait for the disk."""
         return self._chain.head
 
+    def proof_of(self, head_hash: bytes) -> tuple[say.ChainLink, ...]:
+        """Return what proves to any peer that a head counts at which this node has stood (`proof.ProofChecker`); empty
+        where it keeps no proof. Only what is on disk may be shown: a head's link is, once its `CommitHead` came."""
+        return self._chain.proof_of(head_hash)
+
     @property
     def phase(self) -> str:
         """What this node does, for people."""
@@ -80,9 +85,13 @@ class AgreementNode:
         return "leading" if self._height.leader.phase is not None else "training"
 
     @property
-    def doubted(self) -> frozenset[str]:
-        """Peers that have claimed samples falsely in this round: the driver asks them no more (`events.Gathered`)."""
-        return self._height.leader.doubted
+    def workers(self) -> list[str]:
+        """Peers that may have counted samples of this round (`events.Gathered`): members, learners and peers that ask
+        to be taken in, also those that missed the present plan; none that has claimed samples falsely too often."""
+        head, leader = self._chain.head, self._height.leader
+        learners = (learner.member for learner in head.learners)
+        inside = {*head.members, *learners, *leader.planned, *self._applicants.joins(head)}
+        return sorted({member.peer for member in inside} - leader.doubted)
 
     def step(self, now: float, event: events.Event) -> list[Action]:
         """Take one event at time `now` (seconds of any clock that does not go back). Total and deterministic: it
@@ -141,14 +150,14 @@ class AgreementNode:
         if self._coordinator is not None:
             self._coordinator.load(event)
             self._declare_witness()
-        self._height = self._enter(event.records.get(BALLOT_KEY))
+        loaded = Instance.load(self._chain.head, self._chain.hash, event.records.get(BALLOT_KEY))
+        self._height = self._enter(loaded)
         context.out.timer(POLL_TIMER, context.now + config.poll_s)
         self._height.begin()
         self._idle.poll(context.me, self._height.attempt)
 
-    def _enter(self, record: bytes | None) -> Height:
+    def _enter(self, instance: Instance) -> Height:
         """Return the parts for the round after the present head."""
-        instance = Instance.load(self._chain.head, self._chain.hash, record)
         if self._chain.head.term < self._context.left:
             instance.leave()
         round_s = self._context.now - self._entered_at if self._started else 0.0
@@ -283,14 +292,23 @@ class AgreementNode:
 
     def _route(self, peer: str, message: say.Message) -> None:
         """Hand a message to the round that it names. One of another round shows who of both is behind."""
-        name = evidence.head_named(message, self._context.signer)
+        name = evidence.head_named(message)
         if name == self._chain.hash:
             self._height.receive(peer, message)
         elif self._chain.is_past(name):
-            self._idle.tell(peer, self._context.me)
+            if not self._is_late_vote(peer, message):
+                self._idle.tell(peer, self._context.me)
         else:
             self._early.keep(name, peer, message)
             self._idle.ask(peer)
+
+    def _is_late_vote(self, peer: str, message: say.Message) -> bool:
+        """Return whether a message about the last round is the first late vote of its sender for this head. It counts
+        for nothing any more, so its signature is not checked; the connection says whose it is."""
+        if not isinstance(message, say.VoteMessage):
+            return False
+        body = evidence.claimed_vote(message)
+        return body.value == self._chain.hash and body.voter.peer == peer and self._height.here(message, body)
 
     # -- heads ---------------------------------------------------------------------------------------------------------
 
@@ -306,7 +324,8 @@ class AgreementNode:
         context.out.add(CommitHead(link.head, link, support))
         self._applicants.settle(link.head, before.leader.planned)
         context.out.cancel_timer(STEP_TIMER)
-        self._height = self._enter(None)
+        here = before.instance.voters_of(self._chain.hash)
+        self._height = self._enter(Instance(self._chain.head, self._chain.hash, here=here))
         if self._coordinator is not None:
             self._coordinator.committed()
         self._spread(link, before)
@@ -331,8 +350,8 @@ class AgreementNode:
             if started:
                 peers |= set(self._coordinator.peers())
         elif link.votes and head.previous == old.hash and leader_of(old.head, old.hash, head.attempt).peer == me:
-            voted = {m for m, cast in old.votes.items() if any(value == self._chain.hash for value, _ in cast.values())}
-            peers = {member.peer for member in {*told, *old.head.members, *before.leader.planned} - voted}
+            voted = old.voters_of(self._chain.hash)
+            peers = {member.peer for member in {*told, *old.head.members, *before.leader.planned} - set(voted)}
             peers |= {self._config.coordinator, *self._applicants.asking()}
         else:
             return

@@ -55,6 +55,21 @@ class CoordinatorRecord(msgspec.Struct, frozen=True):
     start: Signed | None = None
 
 
+def links_in(records: dict[str, bytes]) -> list[LinkRecord]:
+    """Return the links that led a node where it stands, in order."""
+    found: list[LinkRecord] = []
+    for key in sorted(records):
+        if key.startswith(LINK_KEY):
+            try:
+                found.append(msgspec.msgpack.decode(records[key], type=LinkRecord))
+            except MALFORMED:  # a torn record never counted; without it the chain begins later
+                continue
+    found.sort(key=lambda record: record.number)
+    while found and not found[-1].stands:  # a crash while it went there: it never stood there
+        found.pop()
+    return found
+
+
 def is_damaged(records: dict[str, bytes]) -> bool:
     """Return whether a record cannot be read: then promises and votes may have been lost with it."""
     types = {BALLOT_KEY: BallotRecord, FENCE_KEY: FenceRecord}

@@ -71,8 +71,8 @@ class Idle:
             self._context.out.send(peer, say.ChainMessage(links))
 
     def chain(self, peer: str, message: say.ChainMessage) -> None:
-        """Learn from a chain; ask for the next page of a long one."""
+        """Learn from a chain; ask for the next page, if this may be one of several."""
         known = self._chain.known
         self._chain.learn(message.links)
-        if len(message.links) == say.LINKS_MAX and self._chain.known != known:
+        if len(message.links) > 1 and self._chain.known != known:
             self._context.out.send(peer, say.AskChainMessage(self._chain.known))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from swarm.protocol.agreement.messages import JoinBody
-from swarm.protocol.head import Head, Member
+from swarm.protocol.head import Head, Member, Sponsor
 from swarm.protocol.ledger import Ledger
 from swarm.protocol.plan import Contribution, WorkPlan
 
@@ -25,6 +25,8 @@ class Settlement:
     ledger: Ledger
     inner_step: int
     tokens: int
+    senders: tuple[str, ...] = ()
+    """Of the next head (`Head.senders`)."""
 
 
 class Work(Protocol):
@@ -44,6 +46,10 @@ class Work(Protocol):
         """Return whether the group may begin with the peers that wait for it, as a stage of a pipeline whose groups
         begin together; None if that is only a matter of the configured `min_peers`. Only the coordinator asks, which
         follows all stages."""
+
+    def is_over(self) -> bool | None:
+        """Return whether all groups of the run have made their last commit, so that none needs a quorum any more; None
+        if the run has no other group. Only the coordinator asks, which follows all stages."""
 
     def check_plan(self, plan: WorkPlan, head: Head) -> None:
         """Raise `ProtocolViolation` if the plan does not follow from the head."""
@@ -66,9 +72,14 @@ class Work(Protocol):
     def exchange_s(self, head: Head) -> float:
         """Return the seconds that an exchange may take."""
 
+    def timeout_s(self, head: Head, plan: WorkPlan, rotations: int) -> float:
+        """Return the seconds that a leader has for the work of a plan, at most until its deadline. `rotations`: how
+        often all live members have led in vain after this head."""
+
     def fast_forward(self, head: Head) -> Head:
         """Return the head from which the coordinator begins a new term after `head`: the same state, brought to the
         position of a pipeline's other stages. Only the coordinator asks, which follows all stages."""
 
-    def admits(self, join: JoinBody, signer: str) -> bool:
-        """Return whether the run's gate admits the peer that signed this request."""
+    def sponsors(self, join: JoinBody, signer: str) -> tuple[Sponsor, ...] | None:
+        """Return who vouches for the peer that signed this request; None if the run does not admit it. Nothing but the
+        request decides that, neither the time nor a list of bans, since all voters must judge alike."""

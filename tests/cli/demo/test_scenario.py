@@ -105,9 +105,8 @@ def test_the_frozen_peer_has_another_replica(stages: dict[str, int | None], kill
 
 def test_an_unreported_stage_is_not_audited() -> None:
     manifest = manifest_of(Identity.generate(), 3)
-    heads = [
-        msgspec.structs.replace(manifest.first_head(stage), round=1, ledger=Ledger(cursor=4096)) for stage in range(3)
-    ]
+    whole = {"round": 1, "ledger": Ledger(cursor=4096), "tokens": 4096 * manifest.data.seq_len}
+    heads = [msgspec.structs.replace(manifest.first_head(stage), **whole) for stage in range(3)]
     progress = Progress("test", keeps_all=True, stages=3)
     for stage, head in enumerate(heads[:2]):
         previous = manifest.first_head(stage).hash.hex()

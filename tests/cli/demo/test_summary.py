@@ -64,7 +64,15 @@ def test_the_printed_command_can_be_pasted(
 
 def test_summary_of_a_pipeline(capsys: pytest.CaptureFixture[str]) -> None:
     stages = [
-        StageReport(stage=stage, round=4, state_hash=f"{stage}" * 64, replicas=[f"id{stage + 1}"], uncounted=9 * stage)
+        StageReport(
+            stage=stage,
+            round=4,
+            state_hash=f"{stage}" * 64,
+            replicas=[f"id{stage + 1}"],
+            merged=80 - 9 * stage,
+            lost=7 * stage,
+            uncounted=2 * stage,
+        )
         for stage in range(2)
     ]
     counts = MicroBatches(dispatched=90, completed=88, retried=3, double_counted=0, lost=0, undone=0)
@@ -72,6 +80,6 @@ def test_summary_of_a_pipeline(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     assert "90 micro-batches dispatched, 88 completed, 3 retried; 0 counted twice, 0 lost." in text
     assert "Weights: stage 0 at 00000000 (1 peer), stage 1 at 11111111 (1 peer)." in text
-    assert "Merged by the first stage but not by a later one: 9 at stage 1." in text
+    assert "Merged by the stages: 80, 71. Declared lost: 7 at stage 1. Uncounted: 2 at stage 1." in text
     assert "All peers together sent 4.0 MB, 2 bytes a token" in text and "all-reduce" not in text
     assert "peer export --home q/peer-1 --home q/peer-2 --out model" in text

@@ -18,7 +18,8 @@ from cli.views.progress import _HANDLERS
 from peer.errors import NotAdmitted
 from peer.events import EventLog
 from peer.identity import Identity
-from peer.net.host import HELLO, HostConfig, open_host
+from peer.net.hello import HELLO
+from peer.net.host import HostConfig, open_host
 from peer.net.method import Method
 from peer.net.rpc import Call
 from swarm.client.status import MemberStatus, StageStatus, SwarmStatus
@@ -137,7 +138,7 @@ FIELDS: dict[str, Any] = {
 """Fields for any event that a view takes in."""
 SPECIAL: dict[str, dict[str, Any]] = {
     "text_fed": {"peers": [EVIL, EVIL]},
-    "members_away": {"members": [EVIL, EVIL]},
+    "quorum_lost": {"away": [EVIL, EVIL]},
     "stages_missing": {"stages": [EVIL]},
 }
 

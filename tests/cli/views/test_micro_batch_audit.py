@@ -6,23 +6,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cli.views.micro_batch_audit import AuditEntry, AuditTotals, AuditTrail, audit
+from swarm.protocol.ledger import Ledger
 
 
 def test_commits_and_ledger_agree() -> None:
-    assert audit([(0, 8), (8, 16), (24, 32)], 32, [(16, 24)]) == (0, 0, 0)
+    assert audit([(0, 8), (8, 16), (24, 32)], Ledger(32, ((16, 24),))) == (0, 0, 0)
 
 
 def test_a_sample_merged_twice() -> None:
-    assert audit([(0, 8), (4, 16)], 16, []) == (4, 0, 0)
+    assert audit([(0, 8), (4, 16)], Ledger(16)) == (4, 0, 0)
 
 
 def test_a_merged_sample_that_is_free_again_counts_as_twice() -> None:
-    assert audit([(0, 8), (8, 16)], 16, [(8, 16)]) == (8, 0, 0)
-    assert audit([(0, 8), (16, 24)], 16, [(8, 16)]) == (8, 0, 0)
+    assert audit([(0, 8), (8, 16)], Ledger(16, ((8, 16),))) == (8, 0, 0)
+    assert audit([(0, 8), (16, 24)], Ledger(16, ((8, 16),))) == (8, 0, 0)
 
 
 def test_a_trained_sample_in_no_commit_is_lost() -> None:
-    assert audit([(0, 8)], 24, [(8, 16)]) == (0, 8, 0)
+    assert audit([(0, 8)], Ledger(24, ((8, 16),))) == (0, 8, 0)
+    assert audit([(0, 8)], Ledger(24, ((8, 16),), lost=6)) == (0, 2, 0)
 
 
 def test_samples_merged_by_other_stages_only_are_undone() -> None:
@@ -32,7 +34,7 @@ def test_samples_merged_by_other_stages_only_are_undone() -> None:
     trail.commit(1, AuditEntry("superseded", "b", (((20, 24), (24, 32)),)))
     merged = trail.merged(0, "genesis", "a")
     assert merged is not None
-    assert audit(merged, 40, [(24, 32)], trail.merged_elsewhere(0)) == (0, 16, 8)
+    assert audit(merged, Ledger(40, ((24, 32),)), trail.merged_elsewhere(0)) == (0, 16, 8)
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 9)), max_size=8), st.integers(0, 40), st.data())
@@ -45,7 +47,7 @@ def test_audit_counts_sample_by_sample(pieces: list[tuple[int, int]], cursor: in
     twice = sum(max(0, t - 1) + (t > 0 and not known) for t, known in both)
     missing = {n for n, (t, known) in enumerate(both) if known and not t}
     others = data.draw(st.sets(st.integers(0, 60)))
-    found = audit(merged, cursor, [(n, n + 1) for n in sorted(free)], [(n, n + 1) for n in sorted(others)])
+    found = audit(merged, Ledger(cursor, tuple((n, n + 1) for n in sorted(free))), [(n, n + 1) for n in sorted(others)])
     assert found == (twice, len(missing - others), len(missing & others))
 
 

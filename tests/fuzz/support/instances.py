@@ -100,5 +100,5 @@ class Instances:
             if field.required or self._chance.random() < 0.7 or info.array_like
         }
         if info.array_like:
-            return list(values.values())
+            return [*([] if info.tag is None else [info.tag]), *values.values()]
         return values if info.tag_field is None else {info.tag_field: info.tag, **values}

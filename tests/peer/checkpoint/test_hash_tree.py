@@ -15,6 +15,7 @@ from peer.checkpoint.hash_tree import (
     StateTree,
     chunk_size_for,
     hash_list_bytes,
+    hash_list_bytes_max,
     hash_state,
 )
 
@@ -67,6 +68,13 @@ def test_a_tree_is_restored_from_its_hashes(numel: int) -> None:
     assert copy == tree and copy is not None and copy.root == tree.root
     for wrong in (joined[:-1], joined + b"\0" * 32, b""):
         assert StateTree.of_hashes(tree.size_bytes, wrong) is None
+
+
+@given(st.integers(1, 1 << 34), st.data())
+def test_the_list_of_a_smaller_state_fits_where_that_of_the_largest_does(largest: int, data: st.DataObject) -> None:
+    """Its chunks may be smaller, so that there are more of them: 3.1 MB have 49, 11 MB have 44."""
+    assert hash_list_bytes(3_100_000) > hash_list_bytes(11_000_000)
+    assert hash_list_bytes(data.draw(st.integers(1, largest))) <= hash_list_bytes_max(largest)
 
 
 def test_a_chunk_of_another_length_never_matches() -> None:

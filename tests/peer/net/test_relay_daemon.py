@@ -137,7 +137,12 @@ def _start(home: Path) -> tuple[subprocess.Popen[str], dict[str, object]]:
     command = [sys.executable, "-c", _CLI, "relay", "--json", "--listen", "/ip4/127.0.0.1/tcp/0", "--home", str(home)]
     process = subprocess.Popen(command, cwd=_ROOT, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
-    return process, json.loads(process.stdout.readline())
+    line = process.stdout.readline()
+    if not line:
+        with process:
+            process.kill()
+        raise AssertionError("the relay has ended at once")
+    return process, json.loads(line)
 
 
 def _children(pid: int) -> list[int]:

@@ -1,17 +1,21 @@
-"""A trivial worker program that reports its rank. Run as a module, this file is a worker process that knows it."""
+"""A trivial worker program that reports its rank, and one that serves blocks badly. Run as a module, this file is a
+worker process that knows them."""
 
 from __future__ import annotations
 
 import errno
 import os
 import socket
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
 from peer.errors import ConfigError
+from peer.ipc.block_messages import OpenSession, ToBlocks
 from peer.ipc.messages import Command, LoadModel, ModelLoaded
 from peer.worker import main, programs
+from peer.worker.block_worker import BlockWorker
 from peer.worker.commands import WorkerCommands
 from peer.worker.control_link import ControlLink
 
@@ -69,6 +73,20 @@ class EchoGroup(WorkerCommands):
         return Reach(next(self._ids), str(path))
 
 
+class BadBlockWorker(BlockWorker):
+    """Serves blocks, but for two sessions."""
+
+    MALFORMED: ClassVar[int] = 1001
+    STUCK: ClassVar[int] = 1002
+
+    def _apply(self, message: ToBlocks, payload: memoryview) -> None:
+        if isinstance(message, OpenSession) and message.session == self.MALFORMED:
+            self._send(b"no record")
+        if isinstance(message, OpenSession) and message.session == self.STUCK:
+            threading.Event().wait()
+        super()._apply(message, payload)
+
+
 class UnknownGroup(WorkerCommands):
     program = "blocks"
 
@@ -93,4 +111,5 @@ def _reach(path: str) -> dict[str, str]:
 
 if __name__ == "__main__":
     programs.PROGRAMS["echo"] = EchoWorker
+    programs.BLOCKS = BadBlockWorker
     main.main()

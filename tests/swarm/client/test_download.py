@@ -20,7 +20,7 @@ from dht.node import NodeConfig, open_node
 from peer.checkpoint.hash_tree import hash_state
 from peer.errors import NetworkError
 from peer.events import EventLog
-from peer.identity import Identity, sign_body
+from peer.identity import Identity
 from peer.model.layout import init_flat
 from peer.net.host import HostConfig, open_host
 from peer.net.method import Call
@@ -30,10 +30,10 @@ from swarm.client.session import RunClient, open_client
 from swarm.client.status import look
 from swarm.coordinator.coordinator import CoordinatorConfig, run_coordinator
 from swarm.membership.member_record import MEMBERS, MemberRecord, member_record
+from swarm.membership.proven_heads import ProvenHead, ask_proven_heads
 from swarm.placement.stages import layout_of, vectors_of
 from swarm.protocol import messages
 from swarm.protocol.head import Head, Member
-from swarm.protocol.quorum import HeadCandidate, ask_head_reports
 from swarm.run.config import parse_run_config
 from swarm.run.gate import Gate
 from swarm.run.home import Home
@@ -42,6 +42,7 @@ from swarm.run.manifest import Manifest, open_manifest
 from swarm.run.manifest_transfer import load_run_files
 from swarm.state.snapshots import SnapshotStore
 from tests.dht.support.local_swarm import BRISK
+from tests.swarm.support.stage_commits import begun, started
 
 STAGES = 3
 CUT = template().replace("layers = 2", "layers = 6\ntie_embeddings = false") + f"\n[pipeline]\nstages = {STAGES}\n"
@@ -65,15 +66,14 @@ class Run:
         return torch.full((layout_of(self.manifest, stage).numel,), 100.0 * stage + round)
 
     @asynccontextmanager
-    async def replica(self, stage: int, rounds: list[int]) -> AsyncIterator[None]:
+    async def replica(self, stage: int, rounds: list[int], serves: bool = True) -> AsyncIterator[None]:
         """The only member of that stage's group: in the first of these `rounds`, and in the next one after each head
         report."""
         manifest, authority = self.manifest, Identity.load_or_create(Home(self.home).identity)
         async with open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as host:
             Gate(host.rpc, manifest, host.identity, self.invite.membership(host.identity))
             me = Member(host.peer_id, "s")
-            start = manifest.first_head(stage).regrouped((me,), 1)
-            regroup = sign_body(authority, messages.REGROUP_KIND, start)
+            start = begun(manifest.first_head(stage), me)
             snapshots: SnapshotStore | None = None
             heads: list[Head] = []
             for number in rounds:
@@ -84,12 +84,13 @@ class Run:
                 snapshots.publish(tree, state)
                 heads.append(msgspec.structs.replace(start, round=number, state_hash=tree.root))
             assert snapshots is not None
-            snapshots.serve(host.rpc)
+            if serves:
+                snapshots.serve(host.rpc)
 
             async def report(call: Call[messages.AskHead]) -> messages.HeadReport:
                 assert call.body.group == manifest.group_id(stage)
                 head = heads.pop(0) if len(heads) > 1 else heads[0]
-                return messages.HeadReport(head, me, "training", regroup)
+                return messages.HeadReport(head, me, "training", started(authority, head).links)
 
             host.rpc.register(messages.HEAD_REPORT, report)
             config = NodeConfig(manifest.run_id, self.invite.addresses, tuning=BRISK)
@@ -106,7 +107,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """All peers are in this process: while it stands still none answers."""
     for module in ("client.session", "coordinator.coordinator"):
         monkeypatch.setattr(f"swarm.{module}.NodeConfig", partial(NodeConfig, tuning=BRISK))
-    monkeypatch.setattr("swarm.client.session.ask_head_reports", partial(ask_head_reports, timeout_s=60.0))
+    monkeypatch.setattr("swarm.client.session.ask_proven_heads", partial(ask_proven_heads, timeout_s=60.0))
 
 
 @asynccontextmanager
@@ -177,7 +178,7 @@ async def test_a_replica_that_did_not_answer_is_asked_again(tmp_path: Path, monk
     monkeypatch.setattr(download, "PAUSE_S", 0.1)
     asked, candidates = Counter[int](), RunClient.candidates
 
-    async def late(client: RunClient, records: Mapping[str, MemberRecord], stage: int = 0) -> list[HeadCandidate]:
+    async def late(client: RunClient, records: Mapping[str, MemberRecord], stage: int = 0) -> list[ProvenHead]:
         asked[stage] += 1
         if asked[stage] == 1:
             records = {peer: record for peer, record in records.items() if record.role == "coordinator"}
@@ -201,14 +202,8 @@ async def test_a_stage_that_stays_behind_is_accepted(tmp_path: Path, monkeypatch
 async def test_a_stage_without_holders_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(download, "TRIES", 2)
     monkeypatch.setattr(download, "PAUSE_S", 0.1)
-    async with coordinated(tmp_path / "home") as run:
-        manifest = run.manifest
-        authority = Identity.load_or_create(Home(run.home).identity)
-        gone = manifest.first_head(1).regrouped((Member(Identity.generate().peer_id, "s"),), 1)
-        gone = msgspec.structs.replace(gone, state_hash=b"g" * 32)
-        Home(run.home).stage(1, STAGES).regroup.write_bytes(
-            msgspec.msgpack.encode(sign_body(authority, messages.REGROUP_KIND, gone))
-        )
-    async with coordinated(tmp_path / "home") as run, run.replica(0, [1]), run.replica(2, [1]):
+    async with coordinated(tmp_path / "home") as run, AsyncExitStack() as stack:
+        for stage in range(STAGES):
+            await stack.enter_async_context(run.replica(stage, [1], serves=stage != 1))
         with pytest.raises(NetworkError, match="stage 1: "):
             await fetched(run, tmp_path)

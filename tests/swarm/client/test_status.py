@@ -8,11 +8,12 @@ import pytest
 from cli import status
 from swarm.client.status import SwarmStatus, picture
 from swarm.membership.member_record import MemberRecord
+from swarm.membership.proven_heads import ProvenHead
 from swarm.protocol.head import Head, Member
-from swarm.protocol.quorum import HeadCandidate
 from swarm.run.manifest import Manifest
 from tests.swarm.membership.test_bans import record
 from tests.swarm.placement.test_stages import manifest_of
+from tests.swarm.support.stage_commits import begun
 
 NOW = 1_800_000_000.0
 
@@ -21,15 +22,13 @@ def peer(**changes: object) -> MemberRecord:
     return msgspec.structs.replace(record("s"), at=NOW - 1, **changes)
 
 
-def candidate(
-    manifest: Manifest, stage: int, round: int, members: list[str], holders: int | None = None
-) -> HeadCandidate:
-    head: Head = manifest.first_head(stage).regrouped(tuple(Member(name, "s") for name in members), 1)
+def candidate(manifest: Manifest, stage: int, round: int, members: list[str], there: int | None = None) -> ProvenHead:
+    head: Head = begun(manifest.first_head(stage), *(Member(name, "s") for name in members))
     head = msgspec.structs.replace(head, round=round, tokens=1000 * round, state_hash=bytes([round]) * 32)
-    return HeadCandidate(head, tuple(members[:holders]), None)
+    return ProvenHead(head, (), (), head.members[:there])
 
 
-def three_stages() -> tuple[Manifest, dict[str, MemberRecord], list[HeadCandidate | None]]:
+def three_stages() -> tuple[Manifest, dict[str, MemberRecord], list[ProvenHead | None]]:
     """Stage 0 has two replicas, stage 1 one and one on its way from stage 0, stage 2 none."""
     manifest = manifest_of(3)
     records = {

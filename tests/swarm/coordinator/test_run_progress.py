@@ -33,7 +33,8 @@ def test_a_stage_one_epoch_behind_stays_there(synchronous: bool) -> None:
 def test_a_synchronous_stage_goes_to_the_stage_furthest_behind() -> None:
     kept = head_at(3)
     on = fast_forward(kept, [head_at(8, 1), head_at(7, 2), head_at(8, 3)], synchronous=True, dispatches=True)
-    assert (on.round, on.inner_step, on.ledger) == (7, 7, head_at(7).ledger)
+    assert (on.round, on.inner_step) == (7, 7)
+    assert on.ledger == Ledger(head_at(7).ledger.cursor, lost=4 * BATCH), "its weights lack those batches"
     assert (on.run_id, on.state_hash) == (kept.run_id, kept.state_hash)
 
 
@@ -41,6 +42,15 @@ def test_a_later_stage_with_local_steps_keeps_its_ledger() -> None:
     kept = head_at(3)
     on = fast_forward(kept, [head_at(8, 1), head_at(7, 2)], synchronous=False, dispatches=False)
     assert (on.round, on.inner_step, on.ledger) == (8, 8, kept.ledger)
+
+
+def test_a_later_stage_makes_the_last_round_of_a_run_itself() -> None:
+    """There it settles what it has not merged."""
+    others = [head_at(8, 1), head_at(7, 2)]
+    for rounds, wanted in ((0, 8), (8, 7), (9, 8)):
+        on = fast_forward(head_at(3), others, synchronous=False, dispatches=False, rounds=rounds)
+        assert on.round == wanted
+    assert fast_forward(head_at(3), others, synchronous=False, dispatches=True, rounds=8).round == 8
 
 
 def test_the_first_stage_skips_samples_that_another_stage_merged() -> None:
@@ -51,7 +61,8 @@ def test_the_first_stage_skips_samples_that_another_stage_merged() -> None:
     ]
     on = fast_forward(kept, others, synchronous=False, dispatches=True)
     assert (on.round, on.inner_step) == (8, 8)
-    assert on.ledger == Ledger(cursor=512, returned=((8, 16), (64, 80), (256, 300)))
+    free = ((8, 16), (64, 80), (256, 300))
+    assert on.ledger == Ledger(cursor=512, returned=free, lost=512 - 192 - (8 + 16 + 44) + (16 + 32))
     assert (on.run_id, on.state_hash) == (kept.run_id, kept.state_hash)
 
 
@@ -60,18 +71,18 @@ def test_an_absurd_ledger_of_another_stage_leaves_samples_for_the_first(cursor: 
     kept = with_ledger(head_at(3), Ledger(cursor=192))
     others = [with_ledger(head_at(8, 1), Ledger(cursor=cursor)), with_ledger(head_at(8, 2), Ledger(cursor=256))]
     on = fast_forward(kept, others, synchronous=False, dispatches=True)
-    assert on.ledger == Ledger(cursor=256)
+    assert on.ledger == Ledger(cursor=256, lost=256 - 192)
     assert Ledger(cursor=cursor).after([Ledger(cursor=8)]).cursor == cursor
 
 
 def test_groups_of_one_run() -> None:
     progress = RunProgress(source="group 1")
-    assert progress.completed and progress.peers == 0 and progress.furthest_besides("group 1") == 0
+    assert progress.completed and progress.peers == 0
     alone = SimpleNamespace(group="group 1", head=head_at(3, 1), peers=2, completed=trio.Event())
     progress.add(alone)
     assert progress.fast_forward(head_at(3, 1)) == head_at(3, 1), "no other group"
     progress.add(SimpleNamespace(group="group 2", head=head_at(8, 2), peers=3, completed=trio.Event()))
-    assert (progress.peers, progress.completed, progress.furthest_besides("group 1")) == (5, False, 8)
+    assert (progress.peers, progress.completed) == (5, False)
     on = progress.fast_forward(head_at(3, 1))
     assert (on.round, on.ledger) == (8, head_at(3).ledger.after([head_at(8).ledger]))
     alone.completed.set()

@@ -8,8 +8,6 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 import trio
@@ -17,15 +15,16 @@ from msgspec.structs import replace
 
 from optim.config import AllReduceConfig
 from peer.errors import BarnraiseError
-from peer.identity import Identity, Signed, open_body
+from peer.identity import Identity, open_body, sign_body
 from peer.net.host import Host
 from peer.net.method import Call
 from peer.net.rpc_server import BUSY
 from swarm.pipeline.messages import COUNTED, REDISPATCH, AskCounted, Counted, Redispatch
+from swarm.protocol.agreement import events
 from swarm.protocol.ledger import Range
-from swarm.protocol.messages import PREPARE, SUBMIT, Done, Submit
+from swarm.protocol.messages import Done
 from swarm.protocol.plan import CONTRIBUTION_KIND, Contribution
-from tests.swarm.support.hostile import Liar
+from tests.swarm.support.group import regrouped
 from tests.swarm.support.pipeline_harness import Table, open_impostor, open_replica, without_haste
 from tests.swarm.support.stage_replicas import Setting, StageMember, entry_of, open_member
 from tests.swarm.support.stage_scene import BATCH, check_one_process, scene_of, until
@@ -105,7 +104,7 @@ async def test_resumed_round_is_redispatched_at_once(tmp_path: Path, monkeypatch
     gone."""
     without_haste(monkeypatch)
     async with open_group(tmp_path, 1) as (member, [mate]):
-        before, at = member.engine.head, member.context.host
+        before, at = member.head, member.context.host
         redispatched = trio.Event()
 
         async def on_redispatch(call: Call[Redispatch]) -> Done:
@@ -115,10 +114,10 @@ async def test_resumed_round_is_redispatched_at_once(tmp_path: Path, monkeypatch
 
         mate.host.rpc.register(REDISPATCH, on_redispatch)
         at.book.add(mate.host.peer_id, list(mate.host.addresses))
-        member.trainer._tracker._sources = lambda: [mate.host.peer_id]
+        member.trainer._tracker._redispatcher._sources = lambda: [mate.host.peer_id]
         with trio.fail_after(60):
             await until(lambda: member.trainer.head == before and member.trainer._adoption is None)
-            member.trainer.adopt(member.context.state.theta, (), before.regrouped(before.members, before.term + 1))
+            member.trainer.adopt(member.context.state.theta, (), regrouped(before, before.members, before.term + 1))
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(member.trainer.gather, [member.replica.peer, mate.host.peer_id])
                 await redispatched.wait()
@@ -150,20 +149,21 @@ async def test_unusable_contribution_is_recomputed(tmp_path: Path) -> None:
     setting = Setting(2, AllReduceConfig(batch=BATCH), rounds=3)
     async with scene_of(tmp_path, setting, [1, 2]) as scene:
         member = scene.stages[1][0]
-        broken = Liar(cast(Any, SimpleNamespace(host=member.replica.host, context=member.context)))
+        identity, actor = member.replica.host.identity, member.driver.actor
         spoilt: dict[int, bytes] = {}
+        assert actor is not None
+        feed = actor.training._feed
 
-        def spoil(signed: Signed) -> Signed:
+        def spoil(event: events.Event) -> None:
             """Spoil the submission under the first plan of each round in which it has counted anything."""
-            body = open_body(signed, CONTRIBUTION_KIND, Contribution)
-            if not body.counted or spoilt.setdefault(member.engine.head.round, body.plan) != body.plan:
-                return signed
-            return broken.forge(signed, sqnorms=(math.inf,) * len(body.sqnorms))
+            assert isinstance(event, events.Submitted)
+            body = open_body(event.contribution, CONTRIBUTION_KIND, Contribution)
+            if body.counted and spoilt.setdefault(member.head.round, body.plan) == body.plan:
+                body = replace(body, sqnorms=(math.inf,) * len(body.sqnorms))
+                event = replace(event, contribution=sign_body(identity, CONTRIBUTION_KIND, body))
+            feed(event)
 
-        broken.sends(SUBMIT, lambda peer, body, payload: (Submit(spoil(body.contribution)), payload))
-        broken.answers(
-            PREPARE, lambda p: replace(p, contribution=spoil(p.contribution)) if p.contribution is not None else p
-        )
+        actor.training._feed = spoil
         with trio.fail_after(300):
             await scene.run()
         for members in scene.stages:

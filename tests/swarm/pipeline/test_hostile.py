@@ -269,18 +269,25 @@ async def test_nonsensical_requests_are_refused(tmp_path: Path) -> None:
             assert source.dispatching == tuple(sorted(span for _, span in batches))
 
 
-async def test_redispatch_needs_a_synchronous_run(tmp_path: Path) -> None:
-    """A redispatched sample would belong to no assignment, and the whole round's work would be void."""
+async def test_with_local_steps_only_what_is_merged_is_dispatched_again(tmp_path: Path) -> None:
+    """A redispatched sample that is free would belong to no assignment, and the whole round's work would be void."""
     rules = rules_of(2)
     async with (
         open_replicas(tmp_path, [1, 0]) as stages,
         serving(stages, rules) as table,
-        open_impostor(rules, 1, table, None) as stranger,
+        open_impostor(rules, 1, table, None) as later,
     ):
         first = stages[0][0]
-        stranger.book.add(first.peer, first.host.addresses)
-        await refused(stranger, first, REDISPATCH, Redispatch(rules.groups[0], 0, ((MICRO, 2 * MICRO),)), "synchronous")
+        later.book.add(first.peer, first.host.addresses)
+        free = ((2 * MICRO, 3 * MICRO),)
+        first.server.moved(head_at(rules, 0, 3, Ledger(4 * MICRO, free)))
+        for spans in (free, ((4 * MICRO, 9 * MICRO),), ()):
+            await later.rpc.call(first.peer, REDISPATCH, Redispatch(rules.groups[0], 0, spans), timeout_s=60)
         assert not first.listener.redispatched
+        asked = Redispatch(rules.groups[0], 0, ((MICRO, 9 * MICRO),))
+        await later.rpc.call(first.peer, REDISPATCH, asked, timeout_s=60)
+        assert first.listener.redispatched == [((MICRO, 2 * MICRO), (3 * MICRO, 4 * MICRO))]
+        assert not first.struck()
 
 
 async def test_feeder_refuses_too_many_samples(tmp_path: Path) -> None:

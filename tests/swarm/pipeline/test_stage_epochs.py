@@ -19,6 +19,7 @@ from swarm.protocol.ledger import Ledger, Range
 from swarm.protocol.plan import Assignment
 from swarm.rounds.trainer import TrainRequest
 from tests.peer.support.stage_harness import MODEL, SPLITS, whole_gradient
+from tests.swarm.support.group import regrouped
 from tests.swarm.support.pipeline_harness import MICRO, tokens_of
 from tests.swarm.support.stage_replicas import Setting, StageMember
 from tests.swarm.support.stage_scene import BATCH, kill_worker, scene_of, until
@@ -39,7 +40,7 @@ def moved_weights(stage: int) -> torch.Tensor:
 def head_of(member: StageMember, number: int, weights: torch.Tensor, members: tuple[Member, ...]) -> Head:
     """Return a head of that round; its state hash is made up from the weights."""
     name = f"{float(weights.double().sum()):.12f}".encode().ljust(32)[:32]
-    head, ledger = member.engine.head, Ledger(cursor=number * BATCH)
+    head, ledger = member.head, Ledger(cursor=number * BATCH)
     return msgspec.structs.replace(head, round=number, state_hash=name, members=members, ledger=ledger)
 
 
@@ -61,7 +62,7 @@ async def test_lost_worker_keeps_the_previous_weights(tmp_path: Path) -> None:
     async with scene_of(tmp_path, SETTING, [1, 1]) as scene:
         with trio.fail_after(300):
             (first,), (last,) = scene.stages
-            before = last.engine.head
+            before = last.head
             await settled(last, before)
             head = head_of(last, 1, moved_weights(1), before.members)
             last.trainer.adopt(moved_weights(1), (slice(0, len(START[1])),), head)
@@ -88,7 +89,7 @@ async def test_possible_repeats_are_marked(tmp_path: Path) -> None:
             source = first.trainer._source
             assert source is not None
             source.dispatch = note  # type: ignore[method-assign,assignment]
-            head, members = first.engine.head, first.engine.head.members
+            head, members = first.head, first.head.members
 
             async def issued_after(head: Head) -> list[tuple[Range, bool]]:
                 first.trainer.adopt(START[0], None, head)
@@ -103,7 +104,7 @@ async def test_possible_repeats_are_marked(tmp_path: Path) -> None:
 
             everything = (0, BATCH)
             assert await issued_after(head) == [(everything, False)]
-            assert await issued_after(head.regrouped(members, head.term + 1)) == [(everything, True)]
+            assert await issued_after(regrouped(head, members, head.term + 1)) == [(everything, True)]
             new = (BATCH, 2 * BATCH)
             assert await issued_after(head_of(first, 1, START[0], members)) == [(new, False)]
             first.trainer._worked_on = None  # as at a new replica
@@ -116,12 +117,12 @@ async def test_orphaned_weights_stand_in_for_the_previous(tmp_path: Path) -> Non
     async with scene_of(tmp_path, SETTING, [1, 1]) as scene:
         with trio.fail_after(300):
             (first,), (last,) = scene.stages
-            behind = head_of(first, 4, START[0], first.engine.head.members)
+            behind = head_of(first, 4, START[0], first.head.members)
             first.trainer.adopt(START[0], None, behind)
             kept = head_of(last, 5, moved_weights(1), (Member(last.replica.peer, "an earlier life"),))
             last.trainer.adopt(moved_weights(1), None, kept)
             await settled(last, kept)
-            head = kept.regrouped(last.engine.head.members, kept.term + 1)
+            head = regrouped(kept, last.head.members, kept.term + 1)
             last.trainer.adopt(moved_weights(1), (), head)
             await settled(last, head)
             await settled(first, behind)

@@ -5,28 +5,23 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 import trio
 
 from optim.config import AllReduceConfig
-from peer.errors import ProtocolViolation, RoundDiscarded
-from peer.identity import open_body
-from swarm.protocol.head import TRIES_PER_LEADER, Member
+from peer.identity import Identity
+from swarm.protocol.agreement.messages import PlanMessage
 from swarm.protocol.ledger import Range, count, union
-from swarm.protocol.messages import START_ROUND
-from swarm.protocol.plan import PLAN_KIND, Assignment, WorkPlan, make_plan
+from swarm.protocol.plan import Assignment
 from swarm.protocol.round_schedule import RoundSchedule
 from swarm.protocol.timeouts import AdaptiveTimeouts
-from swarm.rounds.collect import ContributionCollector
-from swarm.rounds.round_state import RoundState
 from swarm.rounds.trainer import TrainRequest, TrainResult
-from tests.swarm.support.group import Patient, StageReplica, open_group, schedule_of
-from tests.swarm.support.hostile import Impatient, Liar
+from tests.swarm.support.driven_group import DrivenGroup, DrivenReplica, GroupSetting, open_driven_group
+from tests.swarm.support.group import Patient, schedule_of
 
 NUMEL, MICRO = 2_000, 2
 LATER = dataclasses.replace(schedule_of(4), stage=1, stages=2, micro_batch=MICRO)
@@ -38,8 +33,13 @@ def unused(peer: str, first_step: int, assignment: Assignment) -> torch.Tensor:
     raise AssertionError("the trainers are scripted")
 
 
-def scripted(member: StageReplica, number: int, script: Script) -> None:
-    """Let the member's trainer count what `script(number, order)` says."""
+def trainer_of(member: DrivenReplica) -> Any:
+    return member.trainer
+
+
+async def enter(group: DrivenGroup, number: int, script: Script, identity: Identity | None = None) -> DrivenReplica:
+    """Start a replica whose trainer counts what `script(number, order)` says."""
+    member = await group.enter(unused, identity)
 
     async def train(order: TrainRequest) -> TrainResult:
         await trio.lowlevel.checkpoint()
@@ -48,8 +48,8 @@ def scripted(member: StageReplica, number: int, script: Script) -> None:
         delta = torch.randn(NUMEL, generator=seed) * 1e-2 * math.sqrt(count(counted))
         return TrainResult(len(counted), count(counted), 1.0, delta, counted)
 
-    trainer: Any = member.context.trainer
-    trainer.train = train
+    trainer_of(member).train = train
+    return member
 
 
 @asynccontextmanager
@@ -58,28 +58,33 @@ async def running(
     schedule: RoundSchedule,
     rounds: int,
     script: Script,
-    members: int = 3,
+    prepare: Callable[[int, DrivenReplica], None] = lambda number, member: None,
     timeouts: type[AdaptiveTimeouts] = Patient,
-    to_the_end: bool = True,
-) -> AsyncIterator[list[StageReplica]]:
-    """Run a group that commits `rounds` rounds by the end of the block, or is cancelled there."""
-    with trio.fail_after(300):
-        async with AsyncExitStack() as stack:
-            group = await stack.enter_async_context(open_group(folder, NUMEL, "fp32", rounds, members))
-            group.schedule, group.timeouts = schedule, timeouts
-            members = [await stack.enter_async_context(group.join(unused)) for _ in range(members)]
-            for number, member in enumerate(sorted(members, key=lambda member: member.host.peer_id)):
-                scripted(member, number, script)
-            async with trio.open_nursery() as nursery:
-                for member in members:
-                    nursery.start_soon(member.engine.run)
-                yield members
-                if not to_the_end:
-                    nursery.cancel_scope.cancel()
+) -> AsyncIterator[list[DrivenReplica]]:
+    """Run a group of three that commits `rounds` rounds by the end of the block. Its members are numbered in the order
+    of their peer ids; `prepare` is called before they begin."""
+    setting = GroupSetting(
+        numel=NUMEL, codec="fp32", rounds=rounds, schedule=schedule, timeouts=timeouts, exchange_s=4.0
+    )
+    identities = sorted((Identity.generate() for _ in range(3)), key=lambda identity: identity.peer_id)
+    async with open_driven_group(folder, setting, timeout_s=300.0) as group:
+        members = []
+        for number, identity in enumerate(identities):
+            members.append(await enter(group, number, script, identity))
+            prepare(number, members[-1])
+        yield members
+        await group.until_round(rounds)
 
 
-def seen(members: Sequence[StageReplica], name: str, reason: str) -> bool:
+def seen(members: Sequence[DrivenReplica], name: str, reason: str) -> bool:
     return any(reason in str(event.fields.get("reason")) for member in members for event in member.seen(name))
+
+
+def counted(member: DrivenReplica) -> tuple[tuple[Range, ...], ...]:
+    """What was merged in the member's last commit."""
+    merged = member.merged[-1]
+    assert merged is not None, "it has built the state itself"
+    return tuple(body.counted for body in merged)
 
 
 async def test_one_of_two_overlapping_is_merged(tmp_path: Path) -> None:
@@ -90,9 +95,9 @@ async def test_one_of_two_overlapping_is_merged(tmp_path: Path) -> None:
     async with running(tmp_path, LATER, 3, script) as members:
         pass
     for member in members:
-        head = member.engine.head
-        assert head == members[0].engine.head and head.round == 3 and len(head.members) == 3
-        assert member.engine.counted == (((40, 46),), ((48, 50),))
+        head = member.head
+        assert head == members[0].head and head.round == 3 and len(head.members) == 3
+        assert counted(member) == (((40, 46),), ((48, 50),))
         assert head.ledger.cursor == 50 and head.ledger.returned == ((6, 8), (10, 20), (26, 28), (30, 40), (46, 48))
         assert head.inner_step == 3 * 4 and head.tokens == 3 * 8 * schedule_of(4).seq_len
         assert not member.seen("peer_penalized")
@@ -107,70 +112,70 @@ async def test_round_without_samples_is_no_commit(tmp_path: Path) -> None:
 
     async with running(tmp_path, LATER, 1, script) as members:
         pass
-    assert seen(members, "attempt_failed", "no contributor has a usable update")
-    assert members[0].engine.head.ledger.returned == () and members[0].engine.head.ledger.cursor == 6
+    assert seen(members, "attempt_failed", "nothing that may be merged")
+    assert members[0].head.ledger.returned == () and members[0].head.ledger.cursor == 6
 
 
 async def test_dry_round_keeps_the_state(tmp_path: Path) -> None:
     async def script(number: int, order: TrainRequest) -> tuple[Range, ...]:
         return ((2 * number, 2 * number + 2),) if order.round_info.round == 1 else ()
 
-    async with running(tmp_path, LATER, 2, script) as members:
-        for member in members:
-            trainer: Any = member.context.trainer
-            trainer.dry = True
+    def dry(number: int, member: DrivenReplica) -> None:
+        member.trainer.dry = True
+
+    async with running(tmp_path, LATER, 2, script, dry) as members:
+        pass
     for member in members:
         before, last = member.heads[-2:]
-        assert member.engine.head == last == members[0].engine.head and last.previous == before.hash
+        assert member.head == last == members[0].head and last.previous == before.hash
         assert last.round == 2 and last.members == before.members and len(last.members) == 3
-        assert last.state_hash == before.state_hash == member.context.state.tree.root
+        assert last.state_hash == before.state_hash == member.state.tree.root
         assert last.ledger == before.ledger and last.tokens == before.tokens > 0
+        assert counted(member) == ()
         assert not member.seen("peer_penalized") and not member.seen("bug")
-    assert any(event.fields["round"] == 2 for member in members for event in member.seen("round_empty"))
 
 
 async def test_one_dry_member_is_no_majority(tmp_path: Path) -> None:
-    at_work: list[StageReplica] = []
+    at_work: list[DrivenReplica] = []
 
     async def script(number: int, order: TrainRequest) -> tuple[Range, ...]:
         return ((2 * number, 2 * number + 2),) if seen(at_work, "attempt_failed", "") else ()
 
-    async with running(tmp_path, LATER, 1, script, timeouts=Impatient) as members:
-        at_work += members
-        trainer: Any = members[0].context.trainer
-        trainer.dry = True
-    assert members[0].engine.head.tokens > 0 and not seen(members, "round_empty", "")
+    def prepare(number: int, member: DrivenReplica) -> None:
+        at_work.append(member)
+        member.trainer.dry = number == 0
+
+    async with running(tmp_path, LATER, 1, script, prepare, AdaptiveTimeouts) as members:
+        pass
+    assert members[0].head.tokens > 0 and all(counted(member) for member in members)
 
 
 async def test_late_member_is_told_of_the_plans_end(tmp_path: Path) -> None:
-    """It does not begin work that no member waits for."""
+    """It has missed the plan. It does not begin work that no member waits for."""
     missed: list[str] = []
-    told, cut_short = trio.Event(), trio.Event()
+    told = trio.Event()
 
-    def change(peer: str, work: Any, payload: bytes) -> tuple[Any, bytes] | None:
-        if not missed and len(open_body(work.plan, PLAN_KIND, WorkPlan).assignments) == 3:
-            missed.append(peer)
-        return None if peer in missed and not work.finish_early else (work, payload)
+    def prepare(number: int, member: DrivenReplica) -> None:
+        sender: Any = member.driver.group._sender
+        add = sender.add
+
+        def without_plan(peer: str, message: Any) -> None:
+            if isinstance(message, PlanMessage) and peer != member.peer:
+                if not missed:
+                    missed.append(peer)
+                if peer in missed and not message.finish_early:
+                    return
+            add(peer, message)
+
+        sender.add = without_plan
 
     async def script(number: int, order: TrainRequest) -> tuple[Range, ...]:
         if order.cut_short:
             told.set()
-        elif led_by(names[number]):
-            return ((2 * number, 2 * number + 2),)
-        await cut_short.wait()
         return ((2 * number, 2 * number + 2),)
 
-    def led_by(peer: str) -> bool:
-        return any(
-            e.fields["phase"] == "plan" for s in members if s.host.peer_id == peer for e in s.seen("phase_entered")
-        )
-
-    async with running(tmp_path, LATER, 1, script) as members:
-        names = sorted(member.host.peer_id for member in members)
-        for member in members:
-            Liar(member).sends(START_ROUND, change)
+    async with running(tmp_path, LATER, 1, script, prepare):
         await told.wait()
-        cut_short.set()
 
 
 async def test_overlapping_batch_is_gathered_again(tmp_path: Path) -> None:
@@ -188,10 +193,10 @@ async def test_overlapping_batch_is_gathered_again(tmp_path: Path) -> None:
     async with running(tmp_path, SYNCHRONOUS, 1, script) as members:
         pass
     assert told_reset == [2]
-    assert seen(members, "attempt_failed", "not all of the batch")
+    assert seen(members, "attempt_failed", "nothing that may be merged")
     for member in members:
-        assert union(r for ranges in member.engine.counted for r in ranges) == ((0, 12),)
-        assert member.engine.head.ledger.cursor == 12 and len(member.engine.head.members) == 3
+        assert union(r for ranges in counted(member) for r in ranges) == ((0, 12),)
+        assert member.head.ledger.cursor == 12 and len(member.head.members) == 3
         assert not member.seen("peer_penalized")
 
 
@@ -204,88 +209,60 @@ async def test_leader_ends_the_round_when_all_is_gathered(tmp_path: Path) -> Non
             await cut_short[number].wait()
         return ((4 * number, 4 * number + 4),)
 
-    async with running(tmp_path, SYNCHRONOUS, 1, script) as members:
-        for number, member in enumerate(sorted(members, key=lambda member: member.host.peer_id)):
-            trainer: Any = member.context.trainer
-            trainer.finish_early = cut_short[number].set
+    def prepare(number: int, member: DrivenReplica) -> None:
+        async def gather(members: Sequence[str]) -> None:
+            assert len(members) == 3
+            await gathered.wait()
 
-            async def gather(members: Sequence[str]) -> None:
-                assert len(members) == 3
-                await gathered.wait()
+        trainer_of(member).finish_early = cut_short[number].set
+        trainer_of(member).gather = gather
 
-            trainer.gather = gather
-        while not any(member.seen("phase_entered") and _submitted(member) for member in members):
-            await trio.sleep(0.02)
+    async with running(tmp_path, SYNCHRONOUS, 1, script, prepare) as members:
+        while not any(event.fields["phase"] == "submit" for event in members[0].seen("phase_entered")):
+            await members[0].changed.wait(1.0)
         assert not any(event.is_set() for event in cut_short)
         gathered.set()
-    assert members[0].engine.head.ledger.cursor == 12
-
-
-async def test_member_outside_the_plan_is_asked(tmp_path: Path) -> None:
-    """It did not answer in time, but goes on counting. A member with a false claim is not asked."""
-    async with open_group(tmp_path, NUMEL, "fp32", 1, 1) as group, group.join(unused) as member:
-        planned, left_out, liar = members = tuple(Member(name, "s") for name in ("a", "b", "c"))
-        round_state = RoundState(group.genesis().regrouped(members, 1), planned)
-        round_state.plan = make_plan(round_state.head, 0, {planned: 1.0}, SYNCHRONOUS)
-        asked: list[str] = []
-        trainer: Any = member.context.trainer
-
-        async def gather(names: Sequence[str]) -> None:
-            asked.extend(names)
-
-        async def finish_early() -> None:
-            raise AssertionError
-
-        trainer.gather = gather
-        await ContributionCollector(member.context, round_state, 1, [planned], finish_early, [liar.peer]).gather(
-            trio.CancelScope()
-        )
-        assert asked == [planned.peer, left_out.peer]
+    assert members[0].head.ledger.cursor == 12
 
 
 async def test_joiner_with_samples_enters_the_next_plan(tmp_path: Path) -> None:
     """It missed a commit, and counted before the others knew that it is back: no other replica will count what it
     has."""
     cut_short = [trio.Event() for _ in range(3)]
+    members: list[DrivenReplica] = []
 
     async def script(number: int, order: TrainRequest) -> tuple[Range, ...]:
         await cut_short[number].wait()
         cut_short[number] = trio.Event()
         return ((4 * number, 4 * number + 4),)
 
-    async with AsyncExitStack() as stack:
-        group = await stack.enter_async_context(open_group(tmp_path, NUMEL, "fp32", 1, 2))
-        group.schedule, group.timeouts = SYNCHRONOUS, Patient
-        members = [await stack.enter_async_context(group.join(unused)) for _ in range(3)]
+    async def gather(names: Sequence[str]) -> dict[str, tuple[Range, ...]]:
+        while len(names) < 3:
+            await trio.sleep(0.01)
+        return {member.peer: ((4 * k, 4 * k + 4),) for k, member in enumerate(members)}
 
-        async def gather(names: Sequence[str]) -> dict[str, tuple[Range, ...]]:
-            while len(names) < 3:
-                await trio.sleep(0.01)
-            return {member.host.peer_id: ((4 * k, 4 * k + 4),) for k, member in enumerate(members)}
+    async def come(group: DrivenGroup, number: int) -> None:
+        member = await enter(group, number, script)
+        members.append(member)
+        trainer_of(member).gather = gather
+        trainer_of(member).finish_early = lambda: cut_short[number].set()
 
-        for number, member in enumerate(members):
-            scripted(member, number, script)
-            trainer: Any = member.context.trainer
-            trainer.gather, trainer.finish_early = gather, lambda number=number: cut_short[number].set()
-        with trio.fail_after(300):
-            async with trio.open_nursery() as nursery:
-                for member in members[:2]:
-                    nursery.start_soon(member.engine.run)
-                while not all(
-                    member.engine._state.round and member.engine._state.round.round_state.plan for member in members[:2]
-                ):
-                    await trio.sleep(0.02)
-                nursery.start_soon(members[2].engine.run)
-    head = members[0].engine.head
-    assert head.round == 1 and len(head.members) == 3 and head.ledger.cursor == 12
-    assert all(member.engine.head == head for member in members) and not any(
-        member.seen("peer_penalized") for member in members
-    )
+    setting = GroupSetting(numel=NUMEL, codec="fp32", rounds=1, min_peers=2, schedule=SYNCHRONOUS)
+    async with open_driven_group(tmp_path, setting, timeout_s=300.0) as group:
+        for number in range(2):
+            await come(group, number)
+        await group.until(lambda: all(member.actor.training.plan for member in members))
+        await come(group, 2)
+        await group.until_round(1)
+        head = members[0].head
+        learners = [learner.member.peer for learner in head.learners]
+        assert head.round == 1 and learners == [members[2].peer] and head.ledger.cursor == 12
+        assert all(member.head == head and not member.seen("peer_penalized") for member in members)
 
 
 async def test_leader_that_never_ends_a_round_is_replaced(tmp_path: Path) -> None:
     """Synchronous: the leader of the third round never stops gathering. The plan allows an hour; a batch usually takes
-    a few seconds."""
+    less than a second."""
     schedule = dataclasses.replace(SYNCHRONOUS, compute_s_max=3600.0)
     cut_short = [trio.Event() for _ in range(3)]
     broken: list[int] = []
@@ -296,41 +273,20 @@ async def test_leader_that_never_ends_a_round_is_replaced(tmp_path: Path) -> Non
         first = 12 * (order.round_info.round - 1) + 4 * number
         return ((first, first + 4),)
 
-    async with running(tmp_path, schedule, 3, script, timeouts=Impatient) as members:
-        for number, member in enumerate(sorted(members, key=lambda member: member.host.peer_id)):
-            trainer: Any = member.context.trainer
-            trainer.finish_early = lambda number=number: cut_short[number].set()
+    def prepare(number: int, member: DrivenReplica) -> None:
+        async def gather(members: Sequence[str]) -> None:
+            if member.head.round == 2 and not broken:
+                broken.append(number)
+            if number in broken:
+                await trio.sleep_forever()
 
-            async def gather(members: Sequence[str], number: int = number, member: StageReplica = member) -> None:
-                if member.engine.head.round == 2 and not broken:
-                    broken.append(number)
-                if number in broken:
-                    await trio.sleep_forever()
+        trainer_of(member).finish_early = lambda: cut_short[number].set()
+        trainer_of(member).gather = gather
 
-            trainer.gather = gather
+    async with running(tmp_path, schedule, 3, script, prepare, AdaptiveTimeouts) as members:
+        pass
     assert broken
     for member in members:
-        assert member.engine.head.ledger.cursor == 36 and len(member.engine.head.members) == 3
-
-
-async def test_former_leader_is_not_penalized(tmp_path: Path) -> None:
-    async def script(number: int, order: TrainRequest) -> tuple[Range, ...]:
-        await trio.sleep_forever()
-        raise AssertionError
-
-    async with running(tmp_path, SYNCHRONOUS, 1, script, to_the_end=False) as members:
-        here = members[0].engine._state
-        while here.round is None or here.round.round_state.signed_plan is None:
-            await trio.sleep(0.02)
-        round_state, order = here.round.round_state, here.round.round_state.signed_plan
-        second, third = (round_state.head.leader(turn * TRIES_PER_LEADER).peer for turn in (1, 2))
-        with pytest.raises(ProtocolViolation, match="another peer leads"):
-            here.round.take_work(order, True, second)
-        round_state.acceptor.promise(2 * TRIES_PER_LEADER)
-        with pytest.raises(RoundDiscarded, match="a later attempt"):
-            here.round.take_work(order, True, second)
-        here.round.take_work(order, False, third)
-
-
-def _submitted(member: StageReplica) -> bool:
-    return any(event.fields["phase"] == "submit" for event in member.seen("phase_entered"))
+        assert member.head.ledger.cursor == 36 and len(member.head.members) == 3
+        plans = [event for event in member.seen("round_planned") if event.fields["round"] == 3]
+        assert len(plans) == 1, "the next leader has adopted the plan"

@@ -11,11 +11,12 @@ import torch
 import trio
 
 from optim.config import AllReduceConfig, CodecConfig, DilocoConfig, SparseLocoConfig
+from swarm.pipeline import local_steps
 from swarm.protocol.plan import Assignment
 from swarm.rounds.trainer import TrainRequest
 from tests.swarm.support import stage_replicas as stage_members
 from tests.swarm.support.pipeline_harness import without_haste
-from tests.swarm.support.stage_replicas import FP32, Setting, StageMember
+from tests.swarm.support.stage_replicas import FP32, Setting, StageMember, run_members
 from tests.swarm.support.stage_scene import BATCH, Scene, check_a_kill, check_one_process, kill_worker, scene_of, until
 
 pytestmark = [
@@ -73,14 +74,12 @@ async def test_stage_ahead_of_its_last_round_finishes(
     async with scene_of(tmp_path, Setting(2, DilocoConfig(steps=4), rounds), [1, 2]) as scene:
         with trio.fail_after(300):
             (first,), later = scene.stages
-            await first.engine.run()
+            await first.run()
             await heard_of_the_end(scene, rounds)
             if gone:
                 del scene.table[first.replica.peer]
                 await all_read(scene, monkeypatch)
-            async with trio.open_nursery() as nursery:
-                for member in later:
-                    nursery.start_soon(member.engine.run)
+            await run_members(later)
             for member in later:
                 before, last = member.heads[-2:]
                 assert (before.round, last.round) == (1, rounds) and len(last.members) == 2
@@ -89,17 +88,26 @@ async def test_stage_ahead_of_its_last_round_finishes(
                 assert before.ledger.cursor == first.heads[-1].ledger.cursor, "it has counted all"
 
 
-async def test_stage_that_lost_its_last_samples_finishes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("share", [0.0, 1.0], ids=["lost", "come again"])
+async def test_stage_that_lost_its_last_samples_finishes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float
+) -> None:
+    """They are dispatched again, as far as the budget allows; the rest is declared lost."""
+    monkeypatch.setattr(local_steps, "REDISPATCH_SHARE", share)
     async with scene_of(tmp_path, Setting(2, DilocoConfig(steps=4), rounds=1), [1, 1]) as scene:
         with trio.fail_after(300):
             (first,), (last,) = scene.stages
-            await first.engine.run()
+            await first.run()
             await heard_of_the_end(scene, 1)
             kill_worker(last)
             await until(lambda: last.replica.seen("worker_died"))
-            await last.engine.run()
-            assert last.heads[-1].round == 1 and last.heads[-1].tokens == 0
-            assert last.replica.seen("round_empty") and last.replica.seen("pipeline_lost")
+            await last.run()
+            ours, theirs = last.heads[-1], first.heads[-1]
+            assert ours.round == 1 and last.replica.seen("pipeline_lost")
+            assert ours.ledger.settled == theirs.ledger.settled and theirs.ledger.lost == 0
+            assert ours.tokens == share * theirs.tokens and bool(ours.ledger.lost) == (share == 0)
+            assert bool(last.replica.seen("round_empty")) == (share == 0)
+            assert last.replica.seen("pipeline_redispatched")
 
 
 async def all_read(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +137,7 @@ async def test_late_plan_submits_what_there_is(tmp_path: Path) -> None:
     async with scene_of(tmp_path, Setting(2, DilocoConfig(steps=4), rounds=9), [1, 1]) as scene:
         with trio.fail_after(300):
             (member,) = scene.stages[1]
-            head, context = member.engine.head, member.context
+            head, context = member.head, member.context
             coding = context.state.strategy.coding(context.schedule.round_info(head), context.state.tensors)
             assignment = Assignment(context.me, (), context.schedule.most_steps(head))
             work = await member.trainer.train(

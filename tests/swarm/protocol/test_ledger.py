@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarm.protocol.ledger import Ledger, Range, contains, count, head_of, overlaps
+from swarm.protocol.ledger import Ledger, Range, common, contains, count, head_of, overlaps
 
 
 def samples(ranges: list[Range] | tuple[Range, ...]) -> list[int]:
@@ -28,13 +28,22 @@ def test_every_sample_is_committed_once_or_free(plan: list[list[tuple[int, int]]
     assert sorted(committed + outstanding) == list(range(ledger.cursor))
 
 
-def test_a_narrowed_ledger_keeps_the_nearest_ranges() -> None:
+def test_the_oldest_ranges_are_given_up_and_declared_lost() -> None:
     ledger = Ledger(90, tuple((10 * k, 10 * k + 4) for k in range(9)))
-    narrow = ledger.narrowed(at=43, most=2)
-    assert narrow == Ledger(70, ((30, 34), (40, 44), (50, 54), (60, 64)))
-    assert narrow.is_free([(42, 44), (70, 90)]) and not narrow.is_free([(20, 24)])
-    for at, most in ((0, 9), (90, 9), (43, 5)):
-        assert ledger.narrowed(at, most) == ledger
+    less = ledger.without_oldest(at=43, most=2)
+    assert less == Ledger(90, ((30, 34), (40, 44), (50, 54), (60, 64), (70, 74), (80, 84)), lost=12)
+    assert ledger.ranges_from(43) == 4 and ledger.ranges_from(40) == 5
+    for at, most in ((0, 0), (90, 9), (43, 5)):
+        assert ledger.without_oldest(at, most) == ledger
+
+
+def test_at_the_end_a_later_stage_has_settled_what_the_first_one_has() -> None:
+    first = Ledger(100, ((40, 50), (80, 90)), lost=4)
+    later = Ledger(90, ((0, 10), (44, 60)), lost=2)
+    closed = later.closed(first)
+    assert closed == Ledger(100, ((44, 50),), lost=2 + 10 + 10 + 10)
+    assert not count(common(first.settled, closed.returned))
+    assert Ledger(120, ((100, 110),)).closed(first) == Ledger(120, ((100, 110),)), "ahead of the first stage"
 
 
 @settings(deadline=None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from itertools import combinations
 from typing import Any
 
 import msgspec
@@ -17,24 +16,22 @@ from peer.identity import Identity, Signed, sign_body
 from peer.net.wire import LARGE_HEADER_BYTES
 from swarm.protocol.head import Head, Member, genesis
 from swarm.protocol.ledger import Ledger, Range, count, overlaps, union, without
-from swarm.protocol.overlaps import EXACT_MAX, covers_batch, select_disjoint
+from swarm.protocol.overlaps import covers_batch, select_disjoint
 from swarm.protocol.plan import (
     CONTRIBUTION_KIND,
     RANGES_MAX,
     REACH_MAX,
     RETURNED_MAX,
+    ROSTER_BYTES_MAX,
     Contribution,
-    Roster,
     WorkPlan,
     check_plan,
     fit_roster,
     make_plan,
-    next_head,
-    open_contribution,
-    open_roster,
+    within_reach,
 )
 from swarm.protocol.round_schedule import RoundSchedule
-from tests.swarm.support.group import schedule_of
+from tests.swarm.support.group import committed, open_contribution, regrouped, schedule_of
 
 replace = msgspec.structs.replace
 STEPS, MICRO = 4, 2
@@ -45,7 +42,7 @@ LATER = dataclasses.replace(FIRST, stage=1)
 SYNCHRONOUS = dataclasses.replace(FIRST, outer=AllReduceConfig(batch=16))
 SYNCHRONOUS_LATER = dataclasses.replace(SYNCHRONOUS, stage=2)
 HEAD = replace(
-    genesis("group 1", b"s" * 32).regrouped(MEMBERS, 1), ledger=Ledger(cursor=100, returned=((10, 14), (40, 90)))
+    regrouped(genesis("group 1", b"s" * 32), MEMBERS, 1), ledger=Ledger(cursor=100, returned=((10, 14), (40, 90)))
 )
 WHOLE = replace(HEAD, ledger=Ledger(cursor=96))
 SPEEDS = dict.fromkeys(MEMBERS, 1.0)
@@ -168,28 +165,43 @@ def bodies_of(claimed: list[set[int]]) -> list[Contribution]:
 
 
 @settings(deadline=None)
-@given(claims)
-def test_the_largest_disjoint_set_is_merged(claimed: list[set[int]]) -> None:
+@given(claims, st.data())
+def test_what_is_merged_has_no_overlaps_and_leaves_out_only_rivals(
+    claimed: list[set[int]], data: st.DataObject
+) -> None:
     bodies = bodies_of(claimed)
-    kept = select_disjoint(bodies)
+    signed = [data.draw(st.sets(st.sampled_from(sorted(claim)))) if claim else set() for claim in claimed]
+    receipts = [spans(*(100 + MICRO * k for k in own)) for own in signed]
+    kept = select_disjoint(bodies, receipts)
     chosen = [claim for claim, merged in zip(claimed, kept, strict=True) if merged]
     assert sum(map(len, chosen)) == len(set().union(*chosen))
-    best = max(
-        sum(map(len, some))
-        for size in range(len(claimed) + 1)
-        for some in combinations(claimed, size)
-        if sum(map(len, some)) == len(set().union(*some))
-    )
-    assert sum(map(len, chosen)) == best
+    for i, (claim, merged) in enumerate(zip(claimed, kept, strict=True)):
+        rivals = [other for j, other in enumerate(claimed) if j != i and claim & other]
+        assert merged or rivals, "one without a rival was left out"
     whole = set().union(*chosen)
     assert covers_batch([b for b, k in zip(bodies, kept, strict=True) if k], (100, 124)) == (len(whole) == 12)
 
 
-def test_a_large_cluster_is_merged_without_overlaps() -> None:
-    chain = [{k, k + 1} for k in range(2 * EXACT_MAX)]
-    kept = select_disjoint(bodies_of(chain))
-    chosen = [claim for claim, merged in zip(chain, kept, strict=True) if merged]
-    assert chosen and sum(map(len, chosen)) == len(set().union(*chosen))
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 5), min_size=12, max_size=12), st.sets(st.integers(0, 11)), st.integers(0, 5))
+def test_who_claims_what_others_have_receipts_for_takes_nothing(
+    counted_by: list[int], claimed: set[int], liar: int
+) -> None:
+    """Honest replicas count each micro-batch once and have receipts; a liar claims any, and has one for its own."""
+    honest = [{k for k, peer in enumerate(counted_by) if peer == i and peer != liar} for i in range(6)]
+    own = {k for k, peer in enumerate(counted_by) if peer == liar}
+    claims = [claim if i != liar else claimed | own for i, claim in enumerate(honest)]
+    receipts = [spans(*(100 + MICRO * k for k in (claim if i != liar else own))) for i, claim in enumerate(honest)]
+    kept = select_disjoint(bodies_of(claims), receipts)
+    assert all(merged for i, merged in enumerate(kept) if i != liar)
+    assert kept[liar] == (not (claimed - own))
+
+
+def test_a_claim_of_everything_loses_to_all_without_any_receipt() -> None:
+    claimed = [set(range(12)), {0, 1}, {2, 3, 4}, {5}, {6, 7, 8, 9}]
+    assert select_disjoint(bodies_of(claimed)) == (False, True, True, True, True)
+    assert select_disjoint(bodies_of([{0, 1}, {1, 2}, {2, 3}])) == (True, False, True)
+    assert select_disjoint(bodies_of([{0, 1}, {1, 2, 3}])) == (False, True), "of two the larger one"
 
 
 def test_scattered_claims_do_not_grow_the_head() -> None:
@@ -205,7 +217,9 @@ def test_scattered_claims_do_not_grow_the_head() -> None:
         claims = [wanted[:RANGES_MAX], spans(at, at + 6), spans(at + 2, at + 12), spans(at + 8)]
         bodies = [body_of(i, plan, counted) for i, counted in enumerate(claims)]
         merged = [open_contribution(signed_by(i, body), plan, 1, head, schedule) for i, body in enumerate(bodies)]
-        head = replace(next_head(head, plan, merged, merged, schedule, b"t" * 32), members=MEMBERS)
+        merged = list(within_reach(head, plan, merged, schedule))
+        assert [body.member for body in merged] == list(MEMBERS[1:])
+        head = committed(head, plan, merged, merged, schedule)
         assert len(head.ledger.returned) <= 2 * RETURNED_MAX
         assert len(msgspec.msgpack.encode(head)) < LARGE_HEADER_BYTES / 8
         assert head.ledger.is_free([(at + 4, at + 6), (at + 10, at + 12), (at + 14, at + 150)])
@@ -218,8 +232,7 @@ def test_a_roster_leaves_out_the_longest_contributions() -> None:
     far = tuple((REACH_MAX + 2 * MICRO * k, REACH_MAX + 2 * MICRO * k + MICRO) for k in range(RANGES_MAX))
     signed = {MEMBERS[i]: signed_by(i, body_of(i, plan, claim)) for i, claim in enumerate((far, spans(100), far, ()))}
     assert fit_roster(signed) == [MEMBERS[0], MEMBERS[1], MEMBERS[3]]
-    roster = Roster(HEAD.hash, plan.hash, 0, tuple(signed[member] for member in fit_roster(signed)), (0,))
-    assert len(msgspec.msgpack.encode(roster)) < LARGE_HEADER_BYTES * 0.9
+    assert sum(len(signed[member].body) for member in fit_roster(signed)) <= ROSTER_BYTES_MAX < LARGE_HEADER_BYTES * 0.9
     del signed[MEMBERS[0]]
     assert fit_roster(signed) == list(MEMBERS[1:])
 
@@ -239,18 +252,13 @@ def test_over_many_rounds_every_sample_is_merged_once_or_free(
         for i, claim in enumerate(claimed):
             signed = signed_by(i, body_of(i, plan, spans(*(MICRO * k for k in claim))))
             try:
-                opened.append((open_contribution(signed, plan, 1, head, LATER), signed))
+                opened.append(open_contribution(signed, plan, 1, head, LATER))
             except ProtocolViolation:
                 assert overlaps({"before": tuple(merged_before), "now": spans(*(MICRO * k for k in claim))})
-        if len(opened) < head.quorum:
-            continue
-        everyone = open_roster(
-            Roster(head.hash, plan.hash, 0, tuple(signed for _, signed in opened), (0,)), head, plan, 1, LATER
-        )
-        merged = [body for body, kept in zip(everyone, select_disjoint(everyone), strict=True) if kept and body.steps]
+        merged = [body for body, kept in zip(opened, select_disjoint(opened), strict=True) if kept and body.steps]
         if not merged:
             continue
-        head = replace(next_head(head, plan, merged, everyone, LATER, b"t" * 32), members=MEMBERS)
+        head = committed(head, plan, merged, opened, LATER)
         merged_before += [r for body in merged for r in body.counted]
         assert not overlaps({"all": tuple(merged_before)}), "a sample was merged twice"
         seen = union([*merged_before, *head.ledger.returned])

@@ -2,55 +2,46 @@
 
 from __future__ import annotations
 
-import trio
-import trio.testing
-
-from swarm.protocol.head import Member
-from swarm.protocol.join_requests import JOIN_REQUESTS_MAX, REQUEST_LASTS_S, WAITING_FACTOR, JoinRequests
-from swarm.protocol.prefix_cap import FullPrefixes, admit
+from swarm.protocol.prefix_cap import ASKING_MAX, ASKS_AGAIN_S, PrefixCap
 
 CROWD, HOME = "198.51.100.0/24", "203.0.113.0/24"
-
-
-def named(*peers: str) -> list[Member]:
-    return [Member(peer, "s") for peer in peers]
+INSIDE = {"home": HOME, "first": CROWD, "second": CROWD, "third": CROWD}
 
 
 def test_newcomers_of_a_full_prefix_wait_and_members_stay() -> None:
-    crowd = named(*(f"sybil{i}" for i in range(200)))
-    honest = named("honest")[0]
-    newcomers = [*((member, CROWD) for member in crowd), (honest, HOME)]
+    cap = PrefixCap(8)
+    let_in = [number for number in range(200) if cap.lets_in(f"sybil{number}", CROWD, INSIDE, 0.0)]
+    assert let_in == [0, 1, 2, 3, 4], "three of the prefix are members already"
+    assert cap.lets_in("honest", HOME, INSIDE, 0.0)
+    assert cap.lets_in("sybil2", CROWD, INSIDE, 1.0), "it keeps its place"
+    assert cap.newly_full() == {CROWD: 195}
 
-    admission = admit(newcomers, [HOME, CROWD, CROWD, CROWD], per_prefix=8, room=60)
-    assert admission.admitted == (*crowd[:5], honest), "three of the prefix are members already"
-    assert admission.waiting == {CROWD: 195}
+    crowded = {f"member{number}": CROWD for number in range(9)}
+    assert PrefixCap(8).lets_in("member3", CROWD, crowded, 0.0), "a member that comes back"
+    assert not PrefixCap(8).lets_in("newcomer", CROWD, crowded, 0.0)
 
-    over = admit([(member, CROWD) for member in crowd], [CROWD] * 9, per_prefix=8, room=60)
-    assert over.admitted == () and over.waiting == {CROWD: 200}, "nobody is put out"
 
-    small = admit(newcomers, [], per_prefix=8, room=3)
-    assert small.admitted == tuple(crowd[:3])
-    assert not admit([(honest, HOME)], [], per_prefix=8, room=-1).admitted
+def test_a_place_is_free_once_its_holder_asks_no_more_or_is_in_the_head() -> None:
+    cap = PrefixCap(1)
+    assert cap.lets_in("a", CROWD, {}, 0.0) and not cap.lets_in("b", CROWD, {}, 1.0)
+    assert not cap.lets_in("b", CROWD, {"a": CROWD}, 2.0), "as a member it counts once"
+    assert cap.lets_in("b", CROWD, {}, 2.0 + ASKS_AGAIN_S)
 
 
 def test_each_full_prefix_is_told_of_once_until_it_has_room() -> None:
-    full = FullPrefixes()
-    crowd = [(member, CROWD) for member in named("a", "b", "c")]
-    assert full.fresh(admit(crowd, [], per_prefix=1, room=9)) == {CROWD: 2}
-    assert full.fresh(admit(crowd, [], per_prefix=1, room=9)) == {}
-    assert full.fresh(admit(crowd[:1], [], per_prefix=1, room=9)) == {}
-    assert full.fresh(admit(crowd, [CROWD], per_prefix=1, room=9)) == {CROWD: 3}
+    cap = PrefixCap(1)
+    cap.lets_in("a", CROWD, {}, 0.0)
+    for peer, told in (("b", {CROWD: 1}), ("c", {}), ("b", {})):
+        assert not cap.lets_in(peer, CROWD, {}, 1.0)
+        assert cap.newly_full() == told
+    later = 1.0 + 2 * ASKS_AGAIN_S
+    assert cap.lets_in("a", CROWD, {}, later) and cap.newly_full() == {}
+    assert not cap.lets_in("b", CROWD, {}, later) and cap.newly_full() == {CROWD: 1}
 
 
-async def test_a_crowd_of_one_prefix_takes_no_room_from_other_newcomers(autojump_clock: trio.testing.MockClock) -> None:
-    requests = JoinRequests(per_prefix=8)
-    for number in range(2 * JOIN_REQUESTS_MAX):
-        requests.add(Member(f"sybil{number}", "s"), CROWD)
-    assert len(requests._waiting) == 8 * WAITING_FACTOR
-    requests.add(Member("honest", "s"), HOME)
-    found = requests.ready(60, [HOME, HOME])
-    assert len(found.admitted) == 9 and Member("honest", "s") in found.admitted
-
-    await trio.sleep(REQUEST_LASTS_S + 1)
-    requests.add(Member("late", "s"), CROWD)
-    assert requests.ready(60, ()).admitted == (Member("late", "s"),), "the crowd's requests are over"
+def test_a_crowd_of_many_prefixes_takes_bounded_memory() -> None:
+    cap = PrefixCap(1)
+    for number in range(2 * ASKING_MAX):
+        cap.lets_in(f"sybil{number}", f"prefix {number}", {}, 0.0)
+        cap.lets_in(f"other{number}", f"prefix {number}", {}, 0.0)
+    assert len(cap._let_in) == len(cap._waiting) == ASKING_MAX

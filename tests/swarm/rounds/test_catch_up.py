@@ -1,64 +1,123 @@
-"""Catching up after replay has already brought the state to this peer's own candidate head."""
+"""A member that has missed rounds: it replays their results, or fetches the state whole."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import trio.testing
+import trio
 
-from optim.codecs import get_codec
-from optim.strategies.interface import RoundInfo
-from peer.errors import NetworkError
-from peer.events import EventLog
-from swarm.protocol.head import Member, genesis
-from swarm.protocol.quorum import HeadCandidate
-from swarm.rounds.engine import Engine
-from swarm.rounds.round_state import RoundState
-from swarm.state.outer_state import OuterState
-from tests.swarm.support.group import diloco
-
-ME = Member("me", "s")
-NUMEL = 64
+from peer.identity import Identity
+from peer.net.method import Call
+from swarm.state.messages import StateMethods
+from swarm.state.upload_limits import SnapshotLimits
+from tests.swarm.rounds.test_driver import deltas
+from tests.swarm.rounds.test_losses import QUICK
+from tests.swarm.support.driven_group import DrivenGroup, DrivenReplica, GroupSetting, open_driven_group
 
 
-class Listener:
-    """Its first donor delivers the round of the candidate, and fails before the next one."""
+async def miss(group: DrivenGroup, away: DrivenReplica, others: list[DrivenReplica], rounds: int) -> int:
+    """Cut a member off until the others are exactly that many rounds further; return their round then."""
+    away.trainer.gate, away.trainer.gated_from = trio.Event(), 0
+    await group.until(lambda: away.trainer.waiting)
+    stood = away.head.round
+    group.part([away.peer], [*(other.peer for other in others), group.coordinator_host.peer_id])
+    for other in others:
+        other.trainer.gate, other.trainer.gated_from = trio.Event(), stood + rounds + 1
+    await group.until(lambda: all(other.trainer.waiting for other in others))
+    assert all(other.head.round == stood + rounds for other in others) and away.head.round == stood
+    group.heal()
+    return stood + rounds
 
-    def __init__(self, state: OuterState, candidate: bytes) -> None:
-        self.state, self.candidate = state, candidate
-        self.adopted: list[object] = []
 
-    async def fetch(self, candidate: HeadCandidate, mine: object) -> None:
-        self.state.commit(self.candidate)
-        raise NetworkError("the donor is gone")
-
-    async def committed(self, head: object, results: list[memoryview]) -> None:
-        self.adopted.append(head)
+def open_gates(group: DrivenGroup) -> None:
+    for member in group.members:
+        if member.trainer.gate is not None:
+            member.trainer.gate.set()
 
 
-async def test_a_candidate_that_replay_has_committed_is_not_committed_again(
-    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
-) -> None:
-    state = OuterState([torch.zeros(NUMEL), torch.zeros(NUMEL)], diloco(NUMEL, "fp32"))
-    round_info = RoundInfo(1, 0, 1.0)
-    state.begin(round_info, state.strategy.coding(round_info, state.tensors))
-    state.build(0, get_codec("fp32").encode(torch.ones(NUMEL)).numpy().data)
-    head = genesis("run", state.tree.root).regrouped((ME,), 1)
-    candidate = genesis("run", state.hash_next()).regrouped((ME,), 2)
-    further = genesis("run", b"s2" * 16).regrouped((ME,), 3)
+@pytest.mark.parametrize("rounds", [1, 3])
+async def test_missed_rounds_are_replayed(tmp_path: Path, rounds: int) -> None:
+    """Applying their results is less than a whole state, and leads to the same bits."""
+    async with open_driven_group(tmp_path, GroupSetting(limits=QUICK, work_s=0.3)) as group:
+        away, *others = [await group.enter(deltas) for _ in range(3)]
+        await group.until_round(1)
+        goal = await miss(group, away, others, rounds)
+        await group.until(lambda: away.head.round == goal and away.state.tree.root == away.head.state_hash)
+        fetched = away.seen("state_fetched")
+        assert fetched and all(event.fields["replayed"] for event in fetched)
+        assert torch.equal(away.state.theta, others[0].state.theta)
+        assert torch.equal(away.state.tensors[1], others[0].state.tensors[1])
+        open_gates(group)
+        await group.until(lambda: away.head.round > goal + 2 and away.head.has(away.driver.me))
+        group.check()
 
-    round_state, listener = RoundState(head, ME), Listener(state, candidate.state_hash)
-    round_state.candidate = candidate
-    engine: Any = Engine.__new__(Engine)
-    engine._state = SimpleNamespace(head=head, regroup=None, phase="")
-    engine._context, engine._listener = SimpleNamespace(state=state, events=EventLog()), listener
 
-    async def best_candidate() -> HeadCandidate:
-        return HeadCandidate(candidate, (), None)
+async def test_many_missed_rounds_take_a_whole_state(tmp_path: Path) -> None:
+    scarce = SnapshotLimits(small_bytes=0)
+    async with open_driven_group(tmp_path, GroupSetting(limits=QUICK, work_s=0.3, snapshots=scarce)) as group:
+        away, *others = [await group.enter(deltas) for _ in range(3)]
+        await group.until_round(1)
+        kept = int(SnapshotLimits.results_share * 8)  # at int8 a result is an eighth of a state
+        goal = await miss(group, away, others, kept + 2)
+        await group.until(lambda: away.head.round == goal and away.state.tree.root == away.head.state_hash)
+        assert any(not event.fields["replayed"] for event in away.seen("state_fetched"))
+        assert torch.equal(away.state.theta, others[0].state.theta)
+        open_gates(group)
+        await group.until_round(goal + 2)
+        group.check()
 
-    monkeypatch.setattr(engine, "best_candidate", best_candidate)
-    await engine._catch_up(round_state, HeadCandidate(further, (), None))
-    assert listener.adopted == [candidate] and engine.head == candidate
+
+async def test_a_donor_with_other_results_is_not_believed(tmp_path: Path) -> None:
+    """Its results lead to another state than the certified one: nothing of them enters the weights."""
+    async with open_driven_group(tmp_path, GroupSetting(codec="fp32", limits=QUICK, work_s=0.3)) as group:
+        away, *others = [await group.enter(deltas) for _ in range(3)]
+        await group.until_round(1)
+        lied: list[str] = []
+        name = StateMethods.of(away.state.size_bytes, 8 << 20).result.name
+        for other in others:
+            served: Any = other.host.rpc.server._methods[name]
+
+            async def lie(call: Call[Any], honest: Any = served.handler, peer: str = other.peer) -> Any:
+                body, payload = await honest(call)
+                lied.append(peer)
+                return body, bytes(len(payload))
+
+            served.handler = lie
+        goal = await miss(group, away, others, 1)
+        await group.until(lambda: away.head.round == goal and away.state.tree.root == away.head.state_hash)
+        assert lied and torch.equal(away.state.theta, others[0].state.theta)
+        assert not any(event.fields["replayed"] for event in away.seen("state_fetched"))
+        open_gates(group)
+        await group.until_round(goal + 1)
+
+
+async def test_a_member_that_restarts_replays_what_it_has_missed(tmp_path: Path) -> None:
+    """Its records say where it stood, its results lead there, and the others' go on from there."""
+    identity = Identity.generate()
+    async with open_driven_group(tmp_path, GroupSetting(limits=QUICK, work_s=0.3)) as group:
+        others = [await group.enter(deltas) for _ in range(2)]
+        first = await group.enter(deltas, identity)
+        await group.until_round(2)
+        for replica in (first, *others):
+            replica.trainer.gate, replica.trainer.gated_from = trio.Event(), first.head.round + 2
+        await group.until(lambda: all(other.trainer.waiting for other in (first, *others)))
+        stood = first.head.round
+        await group.leave(first)
+        for other in others:
+            gate = other.trainer.gate
+            other.trainer.gate, other.trainer.gated_from = trio.Event(), stood + 3
+            assert gate is not None
+            gate.set()
+        await group.until(lambda: all(o.head.round == stood + 2 and o.trainer.waiting for o in others))
+        again = await group.enter(deltas, identity)
+        await group.until(lambda: again.head.round == stood + 2)
+        fetched = again.seen("state_fetched")
+        assert fetched and all(event.fields["replayed"] for event in fetched)
+        assert torch.equal(again.state.theta, others[0].state.theta)
+        open_gates(group)
+        await group.until_round(stood + 4)
+        group.check([first, again, *others])
+        assert again.driver.me == first.driver.me

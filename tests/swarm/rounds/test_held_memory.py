@@ -14,8 +14,8 @@ import trio
 from tests.dht.support.open_run import guard
 from tests.peer.support.honest import running
 from tests.peer.support.victim_child import ATTACKERS, attacker
-from tests.swarm.rounds.test_engine import deltas
-from tests.swarm.support.group import Group, Patient, StageReplica, open_group
+from tests.swarm.rounds.test_driver import deltas
+from tests.swarm.support.driven_group import DrivenReplica, GroupSetting, open_driven_group
 
 ROUNDS = 20  # of each measurement
 SLOWER_MAX = 1.2
@@ -25,31 +25,26 @@ pytestmark = pytest.mark.process
 
 
 @asynccontextmanager
-async def open_run(folder: Path) -> AsyncIterator[list[StageReplica]]:
-    """Two members of an open run, of which the first leads, and which train without end."""
-    async with AsyncExitStack() as stack:
-        group: Group = await stack.enter_async_context(open_group(folder, 40_000, rounds=100_000, min_peers=2))
-        group.timeouts = Patient
-        replicas = [await stack.enter_async_context(group.join(deltas)) for _ in range(2)]
-        members = [group.authority_host.peer_id, *(replica.host.peer_id for replica in replicas)]
-        for host in (group.authority_host, *(replica.host for replica in replicas)):
+async def open_run(folder: Path) -> AsyncIterator[list[DrivenReplica]]:
+    """Two members of an open run which train without end."""
+    async with open_driven_group(folder, GroupSetting(min_peers=2), timeout_s=600.0) as group:
+        replicas = [await group.enter(deltas) for _ in range(2)]
+        members = [group.coordinator_host.peer_id, *(replica.peer for replica in replicas)]
+        for host in (group.coordinator_host, *(replica.host for replica in replicas)):
             guard(host, members=members)
             for number in range(ATTACKERS):
                 host.admissions.grant(attacker(number).peer_id, "member", trusted=False)
-        async with trio.open_nursery() as nursery:
-            for replica in replicas:
-                nursery.start_soon(replica.engine.run)
-            yield replicas
-            nursery.cancel_scope.cancel()
+        await group.until_round(1)
+        yield replicas
 
 
-async def round_s(replica: StageReplica) -> float:
+async def round_s(replica: DrivenReplica) -> float:
     """Return the median time of the next rounds."""
     times: list[float] = []
     seen = len(replica.heads)
     with trio.fail_after(120):
         while len(times) <= ROUNDS:
-            await trio.sleep(0.001)
+            await replica.changed.wait(1.0)
             if len(replica.heads) > seen:
                 seen = len(replica.heads)
                 times.append(trio.current_time())

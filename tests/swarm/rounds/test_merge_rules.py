@@ -8,12 +8,10 @@ away from the target.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 import torch
-import trio
 
 from optim.algorithms.outer_step import DilocoOuter
 from optim.config import DilocoConfig
@@ -21,7 +19,8 @@ from optim.merge import NormGate
 from optim.rules.interface import MergeRule
 from optim.rules.registry import build_rule
 from swarm.protocol.plan import Assignment
-from tests.swarm.support.group import Deltas, Patient, StageReplica, diloco, open_group
+from tests.swarm.support.driven_group import DrivenReplica, GroupSetting, open_driven_group
+from tests.swarm.support.group import Deltas
 
 Answer = Callable[[torch.Tensor, str, int], torch.Tensor]
 NUMEL, ROUNDS = 20_000, 8
@@ -48,12 +47,12 @@ def unmoved(peer: str, first_step: int, assignment: Assignment) -> torch.Tensor:
 
 
 def deltas_of(
-    member: StageReplica, first: torch.Tensor, answer: Callable[[torch.Tensor, str, int], torch.Tensor]
+    member: DrivenReplica, first: torch.Tensor, answer: Callable[[torch.Tensor, str, int], torch.Tensor]
 ) -> Deltas:
     """Return a member's deltas, which depend on the weights that it stands at. `first`: those of round 0."""
 
     def deltas(peer: str, first_step: int, assignment: Assignment) -> torch.Tensor:
-        theta = member.context.trainer.theta
+        theta = member.trainer.theta
         return answer(first if theta is None else theta, peer, first_step)
 
     return deltas
@@ -62,25 +61,17 @@ def deltas_of(
 async def losses(folder: Path, rule: MergeRule, liars: int) -> tuple[float, float]:
     """Return the loss after some rounds, a value's mean squared distance from the target: of all values, and of those
     that a liar pushes."""
-    async with AsyncExitStack() as stack:
-        group = await stack.enter_async_context(
-            open_group(folder, NUMEL, codec="fp32", rounds=ROUNDS, min_peers=4, outer=PLAIN)
-        )
-        group.timeouts = Patient
-        group.strategy = lambda: diloco(NUMEL, "fp32", PLAIN, rule)
-        members: list[StageReplica] = []
+    setting = GroupSetting(numel=NUMEL, codec="fp32", rounds=ROUNDS, min_peers=4, outer=PLAIN, rule=rule)
+    async with open_driven_group(folder, setting) as group:
         for number in range(4):
-            members.append(await stack.enter_async_context(group.join(unmoved)))
-            answer = lie if number < liars else honest
-            members[-1].context.trainer.deltas = deltas_of(members[-1], group.theta, answer)
-        with trio.fail_after(150):
-            async with trio.open_nursery() as nursery:
-                for member in members:
-                    nursery.start_soon(member.engine.run)
-        assert len({member.context.state.tree.root for member in members}) == 1
-        assert all(member.engine.head.round == ROUNDS for member in members)
-        assert not any(member.seen("peer_penalized") for member in members)  # the liar breaks no rule
-        squares = (members[-1].context.state.theta - TARGET).square()
+            member = await group.enter(unmoved)
+            member.trainer.deltas = deltas_of(member, group.theta, lie if number < liars else honest)
+        await group.until_round(ROUNDS)
+        group.check()  # the liar breaks no rule
+        members = group.members
+        assert len({member.state.tree.root for member in members}) == 1
+        assert all(len(bodies or ()) == 4 for bodies in members[0].merged[1:])
+        squares = (members[-1].state.theta - TARGET).square()
         return float(squares.mean()), float(squares[:HELD].mean())
 
 
@@ -88,9 +79,9 @@ async def losses(folder: Path, rule: MergeRule, liars: int) -> tuple[float, floa
 async def test_a_liar_within_the_gate_pulls_the_mean_and_not_the_rule(tmp_path: Path, merge: str) -> None:
     robust = build_rule(DilocoConfig(steps=4, merge=merge))
     mean = build_rule(DilocoConfig(steps=4))
-    _, peace_there = await losses(tmp_path, mean, liars=0)
-    pulled, pulled_there = await losses(tmp_path, mean, liars=1)
-    kept, kept_there = await losses(tmp_path, robust, liars=1)
+    _, peace_there = await losses(tmp_path / "peace", mean, liars=0)
+    pulled, pulled_there = await losses(tmp_path / "mean", mean, liars=1)
+    kept, kept_there = await losses(tmp_path / "robust", robust, liars=1)
     assert pulled_there > 20 * peace_there
     assert kept_there < pulled_there / 10
     assert kept < pulled / 2

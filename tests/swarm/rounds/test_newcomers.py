@@ -1,135 +1,170 @@
-"""A joiner that fails in its first round, before it is a member of any head, does not hold up the others."""
+"""Newcomers: learners first, then members; those that fail, lie in wait or are many do not hold up the others."""
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import trio
 
+from peer.checkpoint.hash_tree import MIN_CHUNK
 from peer.net.method import Call
+from swarm.protocol.agreement.messages import RosterMessage
+from swarm.protocol.head import Member
 from swarm.protocol.plan import Assignment
-from tests.swarm.support.group import Patient, StageReplica, open_group, schedule_of
+from swarm.rounds.driver.messages import AGREE
+from swarm.state.upload_limits import SnapshotLimits
+from tests.swarm.rounds.test_driver import deltas
+from tests.swarm.rounds.test_losses import QUICK
+from tests.swarm.support.driven_group import DrivenReplica, GroupSetting, open_driven_group
+from tests.swarm.support.group import schedule_of
 
-NUMEL = 1000
-STEPS = 4
-ROUND_S = 3000.0  # the plans' deadlines; the test ends after a tenth of it
-
-
-def no_change(peer: str, first_step: int, assignment: Assignment) -> torch.Tensor:
-    return torch.zeros(NUMEL)
-
-
-def slow(replica: StageReplica) -> StageReplica:
-    """Let it report a low speed, so that its rounds have a deadline of many minutes."""
-    replica.context.trainer.speed = STEPS / ROUND_S  # type: ignore[misc]
-    return replica
+ROUND_S = 3000.0  # a plan's deadline; the test ends long before
 
 
-async def test_a_joiner_that_dies_before_its_first_commit_is_not_waited_for(tmp_path: Path) -> None:
-    killed = trio.CancelScope()
-    async with AsyncExitStack() as stack:
-        group = await stack.enter_async_context(open_group(tmp_path, NUMEL, rounds=100_000, min_peers=1, steps=STEPS))
-        group.schedule, group.timeouts = schedule_of(STEPS, compute_s_max=ROUND_S), Patient
-        replica = slow(await stack.enter_async_context(group.join(no_change)))
-
-        async def live_until_killed(task_status: trio.TaskStatus[StageReplica]) -> None:
-            with killed:
-                async with group.join(no_change) as newcomer:
-                    slow(newcomer).context.trainer.gate = trio.Event()  # type: ignore[attr-defined]
-                    task_status.started(newcomer)
-                    await newcomer.engine.run()
-
-        with trio.fail_after(ROUND_S / 10):
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(replica.engine.run)
-                while replica.engine.head.round < 1:  # the run's first members are not newcomers
-                    await trio.sleep(0.02)
-                newcomer = await nursery.start(live_until_killed)
-                while not newcomer.context.trainer.waiting:
-                    await trio.sleep(0.02)
-                round_ = replica.engine._state.round
-                assert round_ is not None
-                plan = round_.round_state.plan
-                assert plan is not None and plan.deadline_s > ROUND_S / 2
-                assert newcomer.context.me in {each.member for each in plan.assignments}
-                before = replica.engine.head
-                assert not before.has(newcomer.context.me)
-                killed.cancel()
-                while replica.engine.head.round == before.round:
-                    await trio.sleep(0.02)
-                nursery.cancel_scope.cancel()
+def learns(replica: DrivenReplica, member: Member) -> bool:
+    return any(learner.member == member for head in replica.heads for learner in head.learners)
 
 
-async def test_a_joiner_that_plays_dead_in_every_exchange_stops_no_round(tmp_path: Path) -> None:
-    """It joins, promises and submits as an honest peer, and falls silent whenever an exchange begins."""
-    rounds = set[int]()  # the latest committed round at each order to exchange
+async def test_a_newcomer_becomes_a_learner_and_then_a_member(tmp_path: Path) -> None:
+    async with open_driven_group(tmp_path, GroupSetting(min_peers=2, work_s=0.2)) as group:
+        replicas = [await group.enter(deltas) for _ in range(2)]
+        await group.until_round(2)
+        late = await group.enter(deltas)
+        await group.until(lambda: replicas[0].head.has(late.driver.me))
+        await group.until_round(replicas[0].head.round + 2)
+        group.check()
+        assert learns(replicas[0], late.driver.me), "it has shown its work before it votes"
+        heads = [head for head in replicas[0].heads if head.has(late.driver.me)]
+        merged = [
+            any(body.member == late.driver.me for body in bodies or ())
+            for head, bodies in zip(replicas[0].heads, replicas[0].merged, strict=True)
+            if head.round <= heads[0].round
+        ]
+        assert sum(merged) == 2, "a member after two contributions that were merged"
+        assert late.seen("state_fetched")
 
-    async with AsyncExitStack() as stack:
-        group = await stack.enter_async_context(open_group(tmp_path, NUMEL, rounds=100_000, min_peers=3, steps=STEPS))
-        replicas = [await stack.enter_async_context(group.join(no_change)) for _ in range(3)]
-        liar = await stack.enter_async_context(group.join(no_change))
-        methods: dict[str, Any] = liar.host.rpc.server._methods
-        honest = {name: methods[name].handler for name in ("net/ping", "round.exchange")}
 
-        async def is_gone(call: Call[Any]) -> Any:
-            await trio.sleep_forever()
+async def test_a_crowd_of_newcomers_is_taken_in_step_by_step(tmp_path: Path) -> None:
+    """So that those who vote have been seen at work, and no crowd is a majority at once."""
+    async with open_driven_group(tmp_path, GroupSetting(min_peers=2, work_s=0.2)) as group:
+        first = [await group.enter(deltas) for _ in range(2)]
+        await group.until_round(1)
+        crowd = [await group.enter(deltas) for _ in range(4)]
+        await group.until(lambda: all(first[0].head.has(peer.driver.me) for peer in crowd))
+        group.check()
+        for before, after in zip(first[0].heads, first[0].heads[1:], strict=False):
+            new = set(after.members) - set(before.members)
+            assert not before.members or len(new) <= max(1, (len(before.members) - 1) // 2)
+
+
+async def test_a_newcomer_that_dies_in_its_first_round_is_not_waited_for(tmp_path: Path) -> None:
+    setting = GroupSetting(min_peers=1, limits=QUICK, schedule=schedule_of(4, compute_s_max=ROUND_S))
+    async with open_driven_group(tmp_path, setting) as group:
+        replica = await group.enter(deltas)
+        replica.trainer.speed = 4 / ROUND_S  # plans have deadlines of many minutes
+        replica.trainer.work_s = 0.1
+        await group.until_round(1)
+        newcomer = await group.enter(deltas)
+        newcomer.trainer.speed, newcomer.trainer.gate = 4 / ROUND_S, trio.Event()
+        await group.until(lambda: newcomer.trainer.waiting)
+        at = replica.head.round
+        await group.leave(newcomer)
+        await group.until_round(at + 3, [replica])
+        assert not replica.head.has(newcomer.driver.me)
+
+
+async def test_a_newcomer_that_falls_silent_in_every_exchange_stops_no_round(tmp_path: Path) -> None:
+    """It asks to join, promises and submits as an honest peer, and is gone whenever an exchange begins."""
+    setting = GroupSetting(limits=QUICK, exchange_s=8.0, work_s=0.2)
+    async with open_driven_group(tmp_path, setting) as group:
+        replicas = [await group.enter(deltas) for _ in range(3)]
+        await group.until_round(1)
+        liar = await group.enter(deltas)
+        methods: Any = liar.host.rpc.server._methods
+        serve, silent = methods[AGREE.name].handler, set[int]()
 
         async def plays_dead(call: Call[Any]) -> Any:
-            rounds.add(max(replica.engine.head.round for replica in replicas))
-            methods["net/ping"].handler = is_gone
-            await trio.sleep_forever()
+            if any(isinstance(message, RosterMessage) for message in call.body.messages):
+                silent.add(max(replica.head.round for replica in replicas))
+                group.part([liar.peer], [replica.peer for replica in replicas])
+                group.nursery.start_soon(come_back)
+            return await serve(call)
 
-        async def is_back(call: Call[Any]) -> Any:
-            methods["net/ping"].handler = honest["net/ping"]
-            return await prepared(call)
+        async def come_back() -> None:
+            at = max(replica.head.round for replica in replicas)
+            await group.until(lambda: min(replica.head.round for replica in replicas) > at)
+            group.heal()
 
-        with trio.fail_after(300):
-            async with trio.open_nursery() as nursery:
-                for replica in replicas:
-                    nursery.start_soon(replica.engine.run)
-                while replicas[0].engine.head.round < 1:
-                    await trio.sleep(0.02)
-                nursery.start_soon(liar.engine.run)
-                while "round.prepare" not in methods:
-                    await trio.sleep(0.02)
-                prepared, methods["round.prepare"].handler = methods["round.prepare"].handler, is_back
-                methods["round.exchange"].handler = plays_dead
-                while not rounds:
-                    await trio.sleep(0.02)
-                before = max(rounds)
-                while any(replica.engine.head.round <= before for replica in replicas):
-                    await trio.sleep(0.02)
-                nursery.cancel_scope.cancel()
-    head = next(head for replica in replicas for head in replica.heads if head.round == before + 1)
-    assert not head.has(liar.context.me), "it was left out"
+        methods[AGREE.name].handler = plays_dead
+        await group.until(lambda: len(silent) >= 2)
+        await group.until_round(max(silent) + 2, replicas)
+        group.check(replicas)
+        assert not replicas[0].head.has(liar.driver.me)
 
 
-async def test_newcomers_of_a_full_address_prefix_wait_for_room(tmp_path: Path) -> None:
-    """All peers are at 127.0.0.1, so a head has two members at most: of the first group, and of every later one."""
-    async with AsyncExitStack() as stack:
-        group = await stack.enter_async_context(
-            open_group(tmp_path, NUMEL, rounds=100_000, min_peers=2, steps=STEPS, members_per_prefix=2)
-        )
-        replicas = [await stack.enter_async_context(group.join(no_change)) for _ in range(4)]
+async def test_a_newcomer_survives_a_dead_and_a_lying_donor(tmp_path: Path) -> None:
+    numel = 2_000_000  # 16 MB of state, in chunks enough for all donors
+    asked = trio.Event()
 
-        async def commits(rounds: int) -> None:
-            target = max(replica.engine.head.round for replica in replicas) + rounds
-            while max(replica.engine.head.round for replica in replicas) < target:
-                await trio.sleep(0.02)
+    def big(peer: str, first_step: int, assignment: Assignment) -> torch.Tensor:
+        return deltas(peer, first_step, assignment, numel)
 
-        with trio.fail_after(60):
-            async with trio.open_nursery() as nursery:
-                for replica in replicas:
-                    nursery.start_soon(replica.engine.run)
-                while not any(replica.seen("prefix_full") for replica in replicas):
-                    await trio.sleep(0.02)
-                await commits(3)
-                nursery.cancel_scope.cancel()
-    heads = [head for replica in replicas for head in replica.heads]
-    assert heads and {len(head.members) for head in heads if head.members} == {2}
-    told = [event.fields for replica in replicas for event in replica.seen("prefix_full")]
-    assert {(fields["prefix"], fields["most"]) for fields in told} == {("127.0.0.0/24", 2)}
-    assert all(len(replica.seen("prefix_full")) <= 1 for replica in replicas), "told once"
+    async def never(call: Call[Any], honest: Any) -> Any:
+        asked.set()
+        await trio.sleep_forever()
+
+    async def corrupt(call: Call[Any], honest: Any) -> Any:
+        answer = await honest(call)
+        return (answer[0], bytes(len(answer[1]))) if isinstance(answer, tuple) else answer
+
+    async def not_before_it(call: Call[Any], honest: Any) -> Any:
+        await asked.wait()  # else these two might serve everything before the other two are asked
+        await group.until(lambda: late.seen("peer_penalized"))
+        return await honest(call)
+
+    def instead(replica: DrivenReplica, answer: Any) -> None:
+        served: Any = replica.host.rpc.server._methods["state.chunk"]  # type: ignore[attr-defined]
+        served.handler = lambda call, honest=served.handler: answer(call, honest)
+
+    setting = GroupSetting(numel=numel, min_peers=4, limits=QUICK, snapshots=SnapshotLimits(small_bytes=0))
+    async with open_driven_group(tmp_path, setting, timeout_s=180.0) as group:
+        stood = SnapshotLimits.results + 2  # so many missed rounds take a whole state
+        for _ in range(4):  # all hold the same state when the newcomer asks
+            replica = await group.enter(big)
+            replica.trainer.gate, replica.trainer.gated_from = trio.Event(), stood + 1
+        *replicas, doomed = group.members
+        await group.until(lambda: all(replica.trainer.waiting for replica in (*replicas, doomed)))
+        instead(doomed, never)
+        instead(replicas[2], corrupt)
+        instead(replicas[0], not_before_it)
+        instead(replicas[1], not_before_it)
+        late = await group.enter(big)
+        await asked.wait()
+        await group.leave(doomed)
+        await group.until(lambda: late.head.round == stood and late.state.tree.root == late.head.state_hash)
+        assert torch.equal(late.state.theta, replicas[0].state.theta)
+        assert {event.fields["peer"] for event in late.seen("peer_penalized")} == {replicas[2].peer}
+        gave = {replica.peer: late.host.bytes_by_peer[replica.peer].bytes_down for replica in replicas[:2]}
+        assert all(received > MIN_CHUNK for received in gave.values()), gave
+        for replica in replicas:
+            replica.trainer.work_s = 0.5
+            assert replica.trainer.gate is not None
+            replica.trainer.gate.set()
+        late.trainer.work_s = 0.5
+        await group.until(lambda: replicas[0].head.has(late.driver.me))
+
+
+@pytest.mark.parametrize("mode", ["required", "witness"])
+async def test_a_run_of_one_peer_grows(tmp_path: Path, mode: Any) -> None:
+    setting = replace(GroupSetting(min_peers=1, work_s=0.1), mode=mode)
+    async with open_driven_group(tmp_path, setting) as group:
+        first = await group.enter(deltas)
+        await group.until_round(2)
+        others = [await group.enter(deltas) for _ in range(2)]
+        await group.until(lambda: all(first.head.has(other.driver.me) for other in others))
+        await group.until_round(first.head.round + 1)
+        group.check()

@@ -27,7 +27,7 @@ from peer.checkpoint.checkpoint_file import CheckpointManifest
 from peer.config import DataConfig, InnerConfig, ModelConfig, RopeScaling
 from peer.errors import ProtocolViolation
 from peer.identity import Identity, sign_body
-from swarm.run.manifest import Manifest, ServedModelManifest, open_any_manifest
+from swarm.run.manifest import Manifest, ServedModelManifest, TextRules, open_any_manifest
 from swarm.run.sections import PipelineConfig, RunRules
 from tests.swarm.run.test_manifest import make_manifest
 from tests.swarm.run.test_served_model import served_model
@@ -62,6 +62,7 @@ SECTIONS: list[msgspec.Struct] = [
     InnerConfig(lr=1e-3, batch_size=4, total_steps=100),
     CodecConfig(),
     PipelineConfig(),
+    TextRules(),
     *METHODS,
 ]
 FLOATS = (math.nan, math.inf, -math.inf, 1e308, -1e308)

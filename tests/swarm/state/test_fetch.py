@@ -161,6 +161,21 @@ async def test_when_no_donor_has_the_state_the_error_says_so(joiner: Joiner) -> 
         await joiner.fetch()
 
 
+async def test_a_state_that_most_members_have_left_behind_is_gone_at_once(
+    joiner: Joiner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dead strangers among the donors kept the hope up for seconds, while a fast group had gone on by fifty rounds. One
+    member that says so is not enough: it may lie."""
+    monkeypatch.setattr("swarm.state.chunk_fetch._may_deliver", lambda donor: True)
+    async with donors(SnapshotLimits()) as [good], bare_host() as one, bare_host() as two:
+        for host in (one, two):
+            SnapshotStore(TREE.size_bytes, 1 << 16).serve(host.rpc)
+        members = [good.peer_id, one.peer_id, two.peer_id]
+        with trio.fail_after(60), pytest.raises(NetworkError, match="3 do not hold it any more"):
+            await joiner.fetch(one, two, good, root=bytes(32), certain=members)
+        assert arrived_whole(await joiner.fetch(one, good, certain=members))
+
+
 async def test_peers_that_serve_no_states_are_not_waited_for(joiner: Joiner, monkeypatch: pytest.MonkeyPatch) -> None:
     """Such as the authority, if only its signed head is known."""
     monkeypatch.setattr("swarm.state.chunk_fetch.HOPELESS_S", math.inf)

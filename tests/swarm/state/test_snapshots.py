@@ -46,7 +46,7 @@ def commit(snapshots: SnapshotStore, seed: int) -> bytes | None:
 
 
 async def test_a_reader_that_makes_progress_keeps_its_snapshot(clock: Time) -> None:
-    snapshots = SnapshotStore(TREE.size_bytes, 1 << 16, SnapshotLimits(snapshots=1))
+    snapshots = SnapshotStore(TREE.size_bytes, 1 << 16, SnapshotLimits(snapshots=1, small_bytes=0))
     snapshots.publish(TREE, STATE)
     for index in range(len(TREE.hashes) - 1):  # the last one is shorter
         chunk = await read(snapshots, TREE.root, index)
@@ -61,7 +61,7 @@ async def test_a_reader_that_makes_progress_keeps_its_snapshot(clock: Time) -> N
 
 async def test_readers_that_repeat_themselves_do_not_hold_both_buffers(clock: Time) -> None:
     """Each asks again and again for the hashes and a chunk that it had, to hold the donor's memory."""
-    snapshots = SnapshotStore(TREE.size_bytes, 1 << 16, SnapshotLimits())
+    snapshots = SnapshotStore(TREE.size_bytes, 1 << 16, SnapshotLimits(small_bytes=0))
     snapshots.publish(TREE, STATE)
     other = commit(snapshots, 8)
     assert other is not None
@@ -77,7 +77,7 @@ async def test_readers_that_repeat_themselves_do_not_hold_both_buffers(clock: Ti
 
 
 async def test_readers_that_never_read_do_not_hold_both_buffers(clock: Time) -> None:
-    snapshots = SnapshotStore(TREE.size_bytes, 1 << 16, SnapshotLimits())
+    snapshots = SnapshotStore(TREE.size_bytes, 1 << 16, SnapshotLimits(small_bytes=0))
     snapshots.publish(TREE, STATE)
     other = commit(snapshots, 8)
     assert other is not None
@@ -89,16 +89,29 @@ async def test_readers_that_never_read_do_not_hold_both_buffers(clock: Time) -> 
 
 
 async def test_a_reader_that_is_done_holds_nothing(clock: Time) -> None:
-    snapshots = SnapshotStore(TREE.size_bytes, 1 << 16, SnapshotLimits(snapshots=1))
+    snapshots = SnapshotStore(TREE.size_bytes, 1 << 16, SnapshotLimits(snapshots=1, small_bytes=0))
     snapshots.publish(TREE, STATE)
     for index in range(len(TREE.hashes)):
+        assert commit(snapshots, 8) is None or not index
+        snapshots.publish(TREE, STATE)
         await read(snapshots, TREE.root, index)
-    clock.now += snapshots.limits.lease_pause_s
     assert commit(snapshots, 8)
 
 
+async def test_a_reader_that_follows_the_group_holds_one_buffer(clock: Time) -> None:
+    """It has asked for a state that is gone before it has all of it, and turns to the next one, again and again."""
+    snapshots = SnapshotStore(TREE.size_bytes, 1 << 16, SnapshotLimits(small_bytes=0))
+    newest: bytes | None = None
+    for seed in range(8):
+        newest = commit(snapshots, seed)
+        assert newest is not None, f"no buffer was free for state {seed}"
+        await snapshots.send_hashes(Call("reader", AskHashes(newest), memoryview(b"")))
+        await read(snapshots, newest, 0)
+    assert newest in snapshots.state_hashes
+
+
 async def test_many_names_of_one_reader_do_not_hold_a_buffer(clock: Time) -> None:
-    snapshots = SnapshotStore(TREE.size_bytes, 1 << 16, SnapshotLimits(snapshots=1))
+    snapshots = SnapshotStore(TREE.size_bytes, 1 << 16, SnapshotLimits(snapshots=1, small_bytes=0))
     snapshots.publish(TREE, STATE)
     for number in range(3 * snapshots.limits.lease_readers):
         await read(snapshots, TREE.root, 0, f"reader {number}")
@@ -107,7 +120,7 @@ async def test_many_names_of_one_reader_do_not_hold_a_buffer(clock: Time) -> Non
 
 
 async def test_an_exchange_costs_a_reader_no_lease(clock: Time) -> None:
-    snapshots = SnapshotStore(TREE.size_bytes, 1 << 16, SnapshotLimits(snapshots=1))
+    snapshots = SnapshotStore(TREE.size_bytes, 1 << 16, SnapshotLimits(snapshots=1, small_bytes=0))
     snapshots.publish(TREE, STATE)
     await read(snapshots, TREE.root, 0)
     with snapshots.stepping_back():
@@ -143,3 +156,14 @@ async def test_the_share_follows_the_speed_of_uploads(monkeypatch: pytest.Monkey
     for _ in range(40):
         stuck = await upload(900.0)  # a slow reader tells nothing about the donor's link
     assert stuck == pytest.approx(0.1 * (4 << 20), rel=1e-3)
+
+
+def test_small_states_are_kept_for_longer_than_their_rounds_take(clock: Time) -> None:
+    """A joiner asks for a state that it has heard of: rounds of a small one may be over sooner than that."""
+    limits = SnapshotLimits(small_bytes=5 * TREE.size_bytes)
+    snapshots = SnapshotStore(TREE.size_bytes, 1 << 16, limits)
+    hashes = [commit(snapshots, seed) for seed in range(12)]
+    assert snapshots.state_hashes == tuple(hashes[-5:])
+    snapshots = SnapshotStore(TREE.size_bytes, 1 << 16, SnapshotLimits(snapshots_max=4))
+    hashes = [commit(snapshots, seed) for seed in range(12)]
+    assert snapshots.state_hashes == tuple(hashes[-4:])

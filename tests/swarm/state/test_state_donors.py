@@ -47,7 +47,7 @@ __all__ = ["joiner"]
 
 
 async def test_commits_do_not_disturb_a_joiner_nor_grow_the_store(joiner: Joiner) -> None:
-    limits = dataclasses.replace(SLOW, lease_pause_s=60.0)  # so that a slow test machine costs no lease
+    limits = dataclasses.replace(SLOW, lease_pause_s=60.0, small_bytes=0)  # so that a slow test machine costs no lease
     snapshots = SnapshotStore(TREE.size_bytes, 1 << 16, limits)
     snapshots.publish(TREE, STATE)
     async with bare_host() as host:
@@ -111,7 +111,7 @@ async def test_during_an_exchange_joiners_get_a_small_share(joiner: Joiner, monk
 
 
 async def test_the_results_of_the_last_rounds_are_kept(joiner: Joiner) -> None:
-    snapshots = SnapshotStore(TREE.size_bytes, 1 << 16, SnapshotLimits(results=3))
+    snapshots = SnapshotStore(TREE.size_bytes, 1 << 16, SnapshotLimits(results=3, results_share=0.0, small_bytes=0))
     states = [seeded_state(1000, seed) for seed in range(6)]
     trees = [hash_state(state) for state in states]
     for n in range(6):
@@ -135,6 +135,17 @@ async def test_the_results_of_the_last_rounds_are_kept(joiner: Joiner) -> None:
         assert (await ask(3, 0)).body.outcome == "gone"  # state 4 was fetched, without a result
         with pytest.raises(RemoteError, match="asked for part 5 of 5"):
             await ask(1, 5)
+
+
+def test_results_are_kept_up_to_a_share_of_the_state() -> None:
+    states = [seeded_state(1000, seed) for seed in range(9)]
+    trees = [hash_state(state) for state in states]
+    limits = SnapshotLimits(results=1, results_share=0.5, results_max=3, small_bytes=0)
+    for size_bytes, kept in ((100, 3), (TREE.size_bytes // 4, 2), (TREE.size_bytes, 1)):
+        snapshots = SnapshotStore(TREE.size_bytes, TREE.size_bytes, limits)
+        for tree, state in zip(trees, states, strict=True):
+            snapshots.publish(tree, state, parts=[bytes(size_bytes)])
+        assert list(snapshots._results) == [tree.root for tree in trees[-1 - kept : -1]]
 
 
 # -- donors in processes of their own ------------------------------------------------------------------------

@@ -1,55 +1,60 @@
-"""One of several processes that run rounds of any method with invented work; started by `test_methods.py`.
+"""One of several processes that run rounds of any method with invented work; started by `test_methods.py` and
+`test_four_processes.py`.
 
-    python -m tests.swarm.method_child NUMBER ROUNDS FOLDER   < {"outer": ..., "codec": ...}
+    python -m tests.swarm.support.method_child NUMBER ROUNDS FOLDER   < {"outer": ..., "codec": ...}
 
-The child prints {"peer", "session", "addresses"}, reads the list of what all children printed, and prints that it is
-ready. After another line it runs the rounds. It stays until a last line comes, because the others look for it at
-the end. After each round it prints {"round", "state_hash", "members", "bulk_bytes_up", "ideal_bytes"}: the bytes it has
-sent in total, and the bytes that the round's coding needs for the exchange of all these members together.
+The child prints {"peer", "addresses"}, number 0 also those of the coordinator, which is in its process; it reads the
+list of what all children printed, and prints that it is ready. After another line it takes part in the rounds. After
+each one it prints {"round", "state_hash", "members", "bulk_bytes_up", "ideal_bytes"}: the bytes it has sent in total,
+and the bytes that the round's coding needs for the exchange of all these members together. It writes the last state to
+FOLDER and stays until a last line comes, because the others look for it at the end.
 """
 
 from __future__ import annotations
 
 import json
-import secrets
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
 import trio
+from safetensors.torch import save_file
 
 from optim.config import CodecConfig, OuterConfig
 from optim.strategies.registry import build_strategy
 from peer.config import InnerConfig, ModelConfig
 from peer.events import EventLog
-from peer.identity import Identity, sign_body
+from peer.identity import Identity
 from peer.model.layout import FlatLayout
-from peer.net.host import HostConfig, open_host
+from peer.net.host import Host, HostConfig, open_host
 from peer.net.limits import NetLimits
 from peer.net.method import Call
-from swarm.protocol.head import Head, Member, genesis
-from swarm.protocol.messages import REGROUP_KIND
-from swarm.protocol.quorum import HeadCandidate
+from swarm.protocol.agreement.config import AgreementConfig
+from swarm.protocol.head import Head, genesis
+from swarm.protocol.plan import Contribution
 from swarm.protocol.round_schedule import RoundSchedule
 from swarm.protocol.timeouts import AdaptiveTimeouts
-from swarm.rounds.context import RoundContext
-from swarm.rounds.engine import Engine
-from swarm.rounds.handlers import RunLimits
-from swarm.rounds.replay import replay
+from swarm.rounds.driver.group_driver import GroupDriver
+from swarm.rounds.driver.handlers import serve_agreement
+from swarm.rounds.driver.records import RecordFiles
+from swarm.rounds.driver.replica_driver import ReplicaDriver, ReplicaParts
+from swarm.rounds.driver.work import work_of
 from swarm.rounds.trainer import TrainRequest, TrainResult
-from swarm.state.fetch import fetch_state
 from swarm.state.messages import AskChunk, AskResult
 from swarm.state.outer_state import OuterState
 from swarm.state.snapshots import SnapshotStore
+from tests.swarm.support.driven_group import Weightless
 
 MODEL = ModelConfig(
     hidden_size=96, layers=5, heads=4, kv_heads=4, intermediate_size=256, max_seq_len=128, vocab_size=512
 )
 PATIENT = NetLimits(suspect_after_s=120.0)  # a peer that stands still for some seconds must be in every round
 INNER = InnerConfig(lr=1e-3, batch_size=1, total_steps=1000)
+TIMEOUT_S = 60.0
 
 
 class Setup(msgspec.Struct):
@@ -57,8 +62,19 @@ class Setup(msgspec.Struct):
     codec: CodecConfig
 
 
+def initial_theta() -> torch.Tensor:
+    return torch.randn(FlatLayout.of(MODEL).numel, generator=torch.Generator().manual_seed(1)) * 0.02
+
+
+def delta_of(number: int, round_number: int, size: int) -> torch.Tensor:
+    """The product of peer `number` in a round: of the size the method wants, different at every peer and in every
+    round."""
+    generator = torch.Generator().manual_seed(1000 * number + round_number)
+    return torch.randn(size, generator=generator) * (1e-3 + 1e-4 * number)
+
+
 class Invented:
-    """Work of the size the method wants, different at every peer and in every round."""
+    """Work that takes no time."""
 
     speed = 1.0
 
@@ -66,16 +82,15 @@ class Invented:
         self._number = number
 
     async def train(self, request: TrainRequest) -> TrainResult:
-        steps = request.assignment.steps
-        size = sum(place.stop - place.start for place in request.places)
-        generator = torch.Generator().manual_seed(1000 * self._number + request.round_info.round)
-        return TrainResult(steps, steps, 1.0, torch.randn(size, generator=generator).mul_(1e-3))
+        await trio.lowlevel.checkpoint()
+        steps, size = request.assignment.steps, sum(place.stop - place.start for place in request.places)
+        return TrainResult(steps, steps, 1.0, delta_of(self._number, request.round_info.round, size))
 
     def finish_early(self) -> None:
         """Do nothing: training takes no time."""
 
     def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None, head: Head) -> None:
-        """Wait without end: each member knows its own work."""
+        """Do nothing: the work does not depend on the weights."""
 
     def has_run_dry(self, round: int) -> bool:
         return False
@@ -101,41 +116,33 @@ class Snapshots(SnapshotStore):
 
 
 class Reporter:
-    """The engine's `CommitListener`: prints each commit. A peer that missed commits replays or fetches them."""
+    """The driver's `CommitListener`: prints each commit."""
 
-    def __init__(self, context: RoundContext, snapshots: Snapshots, part_file: Path) -> None:
-        self._context, self._snapshots = context, snapshots
-        self._part_file = part_file
+    def __init__(self, parts: ReplicaParts, snapshots: Snapshots, others: list[str]) -> None:
+        self._parts, self._snapshots, self._others = parts, snapshots, others
+        self._before: Head | None = None
 
-    async def committed(self, head: Head, results: list[memoryview]) -> None:
-        context, members = self._context, len(head.members)
-        context.snapshots.publish(context.state.tree, context.state.tensors, msgspec.msgpack.encode(head), results)
-        coding = context.state.strategy.coding(
-            context.schedule.round_info(head), context.state.tensors
-        )  # the same size every round
+    async def committed(self, head: Head, merged: Sequence[Contribution] | None, results: list[memoryview]) -> None:
+        parts, state, members = self._parts, self._parts.state, len(head.members)
+        self._snapshots.publish(state.tree, state.tensors, msgspec.msgpack.encode(head), results)
+        coding = state.strategy.coding(parts.schedule.round_info(self._before or head), state.tensors)
+        self._before = head
         slices = range(coding.count)
         messages = sum(coding.message_bytes(i) for i in slices)
         down = sum(coding.result_bytes(i, members) for i in slices)
-        report = {
-            "round": head.round,
-            "state_hash": head.state_hash.hex(),
-            "members": members,
-            "bulk_bytes_up": context.host.bulk_bytes_up - self._snapshots.uploaded_bytes,
-            "ideal_bytes": (members - 1) * (messages + down),
-        }
-        say(report)
+        say(
+            {
+                "round": head.round,
+                "state_hash": head.state_hash.hex(),
+                "members": members,
+                "merged": len(merged or ()),
+                "bulk_bytes_up": parts.host.bulk_bytes_up - self._snapshots.uploaded_bytes,
+                "ideal_bytes": (members - 1) * (messages + down),
+            }
+        )
 
-    async def fetch(self, candidate: HeadCandidate, mine: Head) -> None:
-        context, wanted, donors = self._context, candidate.head.state_hash, candidate.holders
-        if not await replay(context, mine, wanted, donors):
-            state, file, vectors = context.state, self._part_file, len(context.state.tensors)
-            fetched = await fetch_state(
-                context.host.rpc, lambda: donors, wanted, state.size_bytes, file, context.events, vectors
-            )
-            state.replace(fetched.tensors, fetched.tree)
-
-    def known_peers(self) -> Iterable[str]:
-        return ()
+    def donors(self, head: Head) -> Iterable[str]:
+        return self._others
 
 
 def say(message: object) -> None:
@@ -149,32 +156,56 @@ async def hear() -> str:
 async def main(number: int, rounds: int, folder: Path) -> None:
     torch.set_num_threads(1)
     setup = msgspec.json.decode(await hear(), type=Setup)
-    layout = FlatLayout.of(MODEL)
-    strategy = build_strategy(setup.outer, setup.codec, layout, INNER)
-    theta = torch.randn(layout.numel, generator=torch.Generator().manual_seed(1)) * 0.02
+    strategy = build_strategy(setup.outer, setup.codec, FlatLayout.of(MODEL), INNER)
+    theta = initial_theta()
     state = OuterState([theta, *(torch.zeros_like(theta) for _ in strategy.shared)], strategy)
-    authority, identity, log = Identity.load_or_create(folder / "authority.key"), Identity.generate(), EventLog()
-    async with open_host(HostConfig(identity=identity, events=log, limits=PATIENT)) as host:
-        me = Member(host.peer_id, secrets.token_hex(4))
-        say({"peer": me.peer, "session": me.session, "addresses": host.addresses})
-        group = json.loads(await hear())
-        for hello in group:
-            host.book.add(hello["peer"], hello["addresses"])
-        first = genesis("methods", state.tree.root)
-        head = first.regrouped(tuple(Member(hello["peer"], hello["session"]) for hello in group), 1)
-        schedule, snapshots = RoundSchedule(setup.outer, INNER, 8, 60.0), Snapshots(state.size_bytes, 9 << 20)
+    authority = Identity.load_or_create(folder / "authority.key")
+    schedule, timeouts = RoundSchedule(setup.outer, INNER, 8, 60.0), AdaptiveTimeouts(timeout_floor_s=TIMEOUT_S)
+    work = work_of(strategy, schedule, lambda head: TIMEOUT_S)
+
+    async with AsyncExitStack() as stack:
+
+        async def host_of(identity: Identity) -> Host:
+            config = HostConfig(identity=identity, events=EventLog(), limits=PATIENT)
+            return await stack.enter_async_context(open_host(config))
+
+        host = await host_of(Identity.generate())
+        hosts = [host, await host_of(authority)] if number == 0 else [host]
+        say([{"peer": each.peer_id, "addresses": each.addresses} for each in hosts])
+        group = [hello for said in json.loads(await hear()) for hello in said]
+        for each in hosts:
+            for hello in group:
+                each.book.add(hello["peer"], hello["addresses"])
+        others = [hello["peer"] for hello in group if hello["peer"] != host.peer_id]
+
+        def config_of(peer: str) -> AgreementConfig:
+            first = genesis("methods", state.tree.root)
+            members = len(group) - 1
+            return AgreementConfig(
+                genesis=first, peer=peer, coordinator=authority.peer_id, rounds=rounds, min_peers=members
+            )
+
+        snapshots = Snapshots(state.size_bytes, 9 << 20)
         snapshots.publish(state.tree, state.tensors)
         snapshots.serve(host.rpc)
-        context = RoundContext(
-            me, host, state, snapshots, Invented(number), schedule, AdaptiveTimeouts(timeout_floor_s=60.0)
-        )
-        limits = RunLimits(first, authority.peer_id, rounds, len(group))
-        signed = sign_body(authority, REGROUP_KIND, head)
-        engine = Engine(context, limits, head, signed, Reporter(context, snapshots, folder / f"{number}.part"))
+        parts = ReplicaParts(host, state, snapshots, Invented(number), schedule, timeouts, folder / str(number))
+        driver = ReplicaDriver(parts, config_of(host.peer_id), work, lambda: others)
+        nursery = await stack.enter_async_context(trio.open_nursery())
         say("ready")
         await hear()
-        await engine.run()
+        if number == 0:
+            records, peers = RecordFiles(folder / "coordinator"), [host.peer_id, *others]
+            coordinator = GroupDriver(hosts[1], config_of(authority.peer_id), work, records, timeouts, lambda: peers)
+            coordinator.begin([])
+            serve_agreement(hosts[1].rpc, lambda: {coordinator.group: coordinator})
+            nursery.start_soon(coordinator.run, Weightless())
+        await driver.begin(Reporter(parts, snapshots, others))
+        nursery.start_soon(driver.run)
+        await driver.until_round(rounds)
+        save_file(state.named(), folder / f"{number}.safetensors")
+        say("saved")
         await hear()
+        nursery.cancel_scope.cancel()
 
 
 if __name__ == "__main__":

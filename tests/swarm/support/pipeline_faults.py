@@ -9,8 +9,8 @@ from typing import Final
 
 import trio
 
+from tests.support.peer_process import POLL_S
 from tests.swarm.support.pipeline_run import STAGES, Pipeline, Replica
-from tests.swarm.support.swarm_harness import POLL_S
 
 KILL_COSTS_S: Final = 3.0
 FREEZE_COSTS_S: Final = 15.0

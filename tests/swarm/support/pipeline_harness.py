@@ -28,6 +28,7 @@ from swarm.pipeline.source import MicroBatchSource
 from swarm.pipeline.stage_server import IgnoreEvents, StageServer
 from swarm.protocol.head import Head, genesis
 from swarm.protocol.ledger import Ledger, Range
+from swarm.protocol.receipts import StageProof
 from tests.peer.support.stage_harness import INNER, MODEL, SPLITS, spec_of
 from tests.peer.support.worker_harness import Log, worker_config
 
@@ -78,6 +79,11 @@ def ids_of(span: Range) -> bytes:
     return tokens_of(span).numpy().astype("<u4").tobytes()
 
 
+async def prove_nothing(stage: int) -> StageProof:
+    """Know of no other stage's heads."""
+    return ()
+
+
 def without_haste(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no answer be late, however long this machine stands still: for tests that count calls."""
     config = RouterConfig(deadline_first_s=60.0, deadline_min_s=60.0)
@@ -86,7 +92,7 @@ def without_haste(monkeypatch: pytest.MonkeyPatch) -> None:
         "stage_server.IS_COUNTED_S",
         "sender.IS_COUNTED_S",
         "duplicate_checks.STILL_WAITING_S",
-        "synchronous.ANSWER_S",
+        "recovery.redispatch.ANSWER_S",
         "data_feed.FEED_S",
     ):
         monkeypatch.setattr(f"swarm.pipeline.{name}", 60.0)
@@ -117,7 +123,7 @@ class Listener(IgnoreEvents):
     def redispatch(self, ranges: tuple[Range, ...], epoch: int) -> None:
         self.redispatched.append(ranges)
         if self.source is not None:
-            self.source.redispatch(ranges, epoch)
+            self.source.redispatch(ranges, epoch if self.source._runner.accounting.synchronous else None)
 
     def dispatching(self) -> tuple[Range, ...]:
         return self.source.dispatching if self.source is not None else ()
@@ -164,7 +170,9 @@ class Replica:
             self.host.watch(found, "next stage") if stage > self.stage else None
             return found
 
-        self.server = StageServer(self.stage, rules, self.worker_group, self.host, accounting, replicas_of)
+        self.server = StageServer(
+            self.stage, rules, self.worker_group, self.host, accounting, replicas_of, prove_nothing
+        )
         self.listener = Listener()
         if self.stage == 0:
             self.source = self.listener.source = MicroBatchSource(self.server, read_tokens)

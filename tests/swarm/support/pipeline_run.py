@@ -18,7 +18,9 @@ import trio
 from cli.views.micro_batch_audit import AuditEntry, AuditTrail, audit
 from swarm.protocol.head import Head
 from swarm.training.saved_models import newest_model
-from tests.swarm.support.swarm_harness import POLL_S, Fact, PeerProcess, Swarm, open_swarm
+from tests.simulation.histories.checks import check_histories
+from tests.support.peer_process import POLL_S, Fact, PeerProcess
+from tests.swarm.support.swarm_harness import Swarm, open_swarm
 
 STAGES: Final = 3
 BUSY_MAX: Final = 0.9
@@ -243,6 +245,7 @@ class Pipeline:
         once."""
         for peer in self.all_peers():
             peer.poll()
+        check_histories([peer.home for peer in (self.swarm.coordinator, *self.all_peers())])
         arrived = [replica.peer.home for replica in self.replicas if replica.peer.commits]
         model, audit_trail = newest_model(arrived), self._accounts()
         for stage, part in enumerate(model.parts):
@@ -250,7 +253,7 @@ class Pipeline:
             merged = audit_trail.merged(stage, model.manifest.first_head(stage).hash.hex(), head.hash.hex())
             assert merged is not None, f"no peer told of all the commits of stage {stage}"
             elsewhere = audit_trail.merged_elsewhere(stage) if stage == 0 else ()
-            found = audit(merged, head.ledger.cursor, head.ledger.returned, elsewhere)
+            found = audit(merged, head.ledger, elsewhere)
             assert not found.twice and not found.lost, f"stage {stage}: {found}"
             if found.undone:
                 print(f"stage 0 lost all its replicas: {found.undone} samples that others have merged")  # noqa: T201

@@ -1,4 +1,4 @@
-"""One replica of a stage with its engine in a process of its own, for a test that kills it.
+"""One replica of a stage with its driver in a process of its own, for a test that kills it.
 
     stage_child.py FOLDER STAGES STAGE BATCH ROUNDS
 
@@ -29,7 +29,7 @@ async def main(folder: Path, stages: int, stage: int, batch: int, rounds: int) -
         table = json.loads(await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True))
         async with open_member(replica, setting, table, authority, folder / "child") as member:
             print(json.dumps({"ready": True}), flush=True)  # noqa: T201
-            await member.engine.run()
+            await member.run()
 
 
 if __name__ == "__main__":

@@ -13,12 +13,16 @@ import torch
 
 from peer.checkpoint.hash_tree import hash_state
 from peer.events import Event, EventLog
-from peer.identity import Identity, Signed, sign_body
+from peer.identity import Identity, sign_body
 from peer.net.host import Host, HostConfig, open_host
+from peer.net.method import Call
 from swarm.membership.member_record import MemberRecord, member_record
+from swarm.membership.proven_heads import ProvenHead
 from swarm.placement.stages import layout_of, vectors_of
+from swarm.protocol.agreement.messages import ChainLink, StartBody
+from swarm.protocol.agreement.rules.evidence import START
 from swarm.protocol.head import Head, Member
-from swarm.protocol.messages import REGROUP_KIND
+from swarm.protocol.messages import HEAD_REPORT, AskHead, HeadReport
 from swarm.run.home import Home
 from swarm.run.invite import Invite
 from swarm.run.manifest import Manifest
@@ -26,8 +30,8 @@ from swarm.run.peer_context import JoinConfig, PeerContext
 from swarm.state.fetch import Fetched
 
 STAGE = 1
-Commit = tuple[Head, Signed, Fetched]
-"""A head of that stage, the authority's signature of its term, and the state."""
+Commit = tuple[ProvenHead, Fetched]
+"""A head of that stage with its proof, and the state."""
 
 
 @asynccontextmanager
@@ -46,10 +50,29 @@ def record_of(host: Host, head: Head, stage: int) -> MemberRecord:
     return msgspec.structs.replace(record, stage=stage, since=time.time())
 
 
-def commit_of(manifest: Manifest, authority: Identity, round: int, stage: int = STAGE) -> Commit:
+def begun(head: Head, *members: Member, term: int = 1) -> Head:
+    """Return the first head of a term, over the state of `head`."""
+    return msgspec.structs.replace(head, term=term, previous=head.hash, members=tuple(sorted(members)))
+
+
+def started(authority: Identity, head: Head) -> ProvenHead:
+    """Prove a head of a pipeline by what the authority has signed: it begins a term there."""
+    return ProvenHead(head, (ChainLink(head, start=sign_body(authority, START, StartBody(head))),))
+
+
+def commit_of(manifest: Manifest, authority: Identity, round: int, stage: int = STAGE, term: int = 1) -> Commit:
     numel = layout_of(manifest, stage).numel
     tensors = tuple(torch.full((numel,), float(round + n)) for n in range(len(vectors_of(manifest, stage))))
     tree = hash_state(tensors)
-    first = manifest.first_head(stage).regrouped((Member("gone", "s"),), 1)
+    first = begun(manifest.first_head(stage), Member("gone", "s"), term=term)
     head = msgspec.structs.replace(first, round=round, state_hash=tree.root, previous=first.hash)
-    return head, sign_body(authority, REGROUP_KIND, first), Fetched(tensors, tree, {}, 0, 0.0)
+    return started(authority, head), Fetched(tensors, tree, {}, 0, 0.0)
+
+
+def serve_head_report(host: Host, report: HeadReport) -> None:
+    """Let a host report that head."""
+
+    async def answer(call: Call[AskHead]) -> HeadReport:
+        return report
+
+    host.rpc.register(HEAD_REPORT, answer)

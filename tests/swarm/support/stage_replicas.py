@@ -1,10 +1,10 @@
-"""Replicas of a small model's stages with their engines, over real sockets and with real workers. A static table of
-replicas stands in for the DHT, and a throwaway key for the authority."""
+"""Replicas of a small model's stages with their drivers, over real sockets and with real workers. A static table of
+replicas stands in for the DHT, and a throwaway key for the coordinator: it signs the start of the first term."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,27 +16,35 @@ import trio
 
 from optim.config import AllReduceConfig, CodecConfig, OuterConfig
 from optim.strategies.registry import build_strategy
+from peer.checkpoint.hash_tree import hash_state
 from peer.config import InnerConfig
 from peer.identity import Identity, sign_body
 from peer.model.layout import init_flat, split_flat
+from swarm.membership.proven_heads import ask_proven_heads
 from swarm.pipeline.accounting import SampleAccounting
 from swarm.pipeline.config import LoadReport, PipelineSettings
 from swarm.pipeline.local_steps import LocalSteps
+from swarm.pipeline.recovery.lost_samples import LostSamples
+from swarm.pipeline.recovery.redispatch import Redispatcher
 from swarm.pipeline.source import MicroBatchSource
 from swarm.pipeline.stage_server import StageServer
 from swarm.pipeline.stage_trainer import StageTrainer
 from swarm.pipeline.synchronous import BatchTracker, Synchronous
+from swarm.protocol.agreement import events
+from swarm.protocol.agreement.config import AgreementConfig
+from swarm.protocol.agreement.messages import StartBody, StartMessage
+from swarm.protocol.agreement.records import IDENTITY_KEY
+from swarm.protocol.agreement.rules.evidence import START
 from swarm.protocol.head import Head, Member, genesis
 from swarm.protocol.ledger import Range
-from swarm.protocol.messages import REGROUP_KIND
-from swarm.protocol.quorum import HeadCandidate
+from swarm.protocol.plan import Contribution
+from swarm.protocol.receipts import StageProof
 from swarm.protocol.round_schedule import RoundSchedule
 from swarm.protocol.timeouts import AdaptiveTimeouts
 from swarm.rounds.context import RoundContext
-from swarm.rounds.engine import Engine
-from swarm.rounds.handlers import RunLimits
-from swarm.rounds.replay import replay
-from swarm.state.fetch import fetch_state
+from swarm.rounds.driver.records import RecordFiles
+from swarm.rounds.driver.replica_driver import ReplicaDriver, ReplicaParts
+from swarm.rounds.driver.work import work_of, work_timeout
 from swarm.state.outer_state import OuterState
 from swarm.state.snapshots import SnapshotStore
 from tests.peer.support.stage_harness import INNER, MODEL, SPLITS
@@ -73,47 +81,58 @@ class Setting:
 
 @dataclass
 class StageMember:
-    """One replica that takes part in its group's rounds. Implements the engine's `CommitListener`."""
+    """One replica that takes part in its group's rounds. Implements the driver's `CommitListener`."""
 
     replica: Replica
-    context: RoundContext
     trainer: StageTrainer
     snapshots: SnapshotStore
+    driver: ReplicaDriver
+    first: Head  # of the group's first term
+    start: StartMessage
     others: Callable[[], Iterable[str]]
-    folder: Path
     entry: dict[str, Any]  # in the table: its round, as records say it
-    heads: list[Head] = field(default_factory=list)
+    heads: list[Head] = field(default_factory=list)  # of rounds that were committed
     merged: list[tuple[tuple[Range, ...], ...]] = field(default_factory=list)
     gradients: dict[int, torch.Tensor] = field(default_factory=dict)  # synchronous: what each round has merged
-    engine: Engine = field(init=False)
 
-    async def committed(self, head: Head, results: list[memoryview]) -> None:
+    @property
+    def context(self) -> RoundContext:
+        assert self.driver.actor is not None
+        return self.driver.actor.context
+
+    @property
+    def head(self) -> Head:
+        """Its last commit, else the first head of its group."""
+        return self.heads[-1] if self.heads else self.first
+
+    async def run(self, done: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Take part until the last round is committed here, and then until `done` returns."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.driver.run)
+            self.driver.group.feed(events.Received(self.driver.group.config.coordinator, self.start))
+            await self.driver.until_round(self.driver.group.config.rounds)
+            if done is not None:
+                await done()
+            nursery.cancel_scope.cancel()
+
+    async def committed(self, head: Head, merged: Sequence[Contribution] | None, results: list[memoryview]) -> None:
         state = self.context.state
         assert state.tree.root == head.state_hash
-        self.merged.append(self.engine.counted if results else ())
+        if head == self.first:
+            return
+        self.merged.append(tuple(body.counted for body in merged or ()))
         if results and self.context.schedule.synchronous:
             self._note_gradient(head, results)
+        if merged is not None and not merged:
+            self.replica.host.events.emit("round_empty", round=head.round, members=len(head.members))
         self.entry["round"] = head.round
-        same = bool(self.heads) and self.heads[-1].state_hash == head.state_hash
+        same = self.head.state_hash == head.state_hash
         self.heads.append(head)
         self.snapshots.publish(state.tree, state.tensors, msgspec.msgpack.encode(head), results)
-        changed = () if same else state.changed if results else None
+        changed = () if same else state.changed if merged is not None else None
         self.trainer.adopt(state.theta, changed, head)
 
-    async def fetch(self, candidate: HeadCandidate, mine: Head) -> None:
-        donors = list(candidate.holders)
-        if not await replay(self.context, mine, candidate.head.state_hash, donors):
-            fetched = await fetch_state(
-                self.replica.host.rpc,
-                lambda: donors,
-                candidate.head.state_hash,
-                self.context.state.size_bytes,
-                self.folder / "state.part",
-                self.context.events,
-            )
-            self.context.state.replace(fetched.tensors, fetched.tree)
-
-    def known_peers(self) -> Iterable[str]:
+    def donors(self, head: Head) -> Iterable[str]:
         return self.others()
 
     def _note_gradient(self, head: Head, results: list[memoryview]) -> None:
@@ -125,6 +144,22 @@ class StageMember:
         for index, result in enumerate(results):
             for place, values in coding.updates(index, result):
                 merged[place] = values
+
+
+async def run_members(members: Sequence[StageMember]) -> None:
+    """Run these until each has committed the last round."""
+    left, all_done = len(members), trio.Event()
+
+    async def done() -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            all_done.set()
+        await all_done.wait()
+
+    async with trio.open_nursery() as nursery:
+        for member in members:
+            nursery.start_soon(member.run, done)
 
 
 def _first_round(table: Table) -> int | None:
@@ -140,15 +175,23 @@ def entry_of(replica: Replica) -> dict[str, Any]:
 async def open_member(
     replica: Replica, setting: Setting, table: Table, authority: Identity, folder: Path
 ) -> AsyncIterator[StageMember]:
-    """Open a member whose engine is ready to run. `table` has all replicas by peer id."""
+    """Open a member that is ready to run. `table` has all replicas by peer id."""
     stage, rules, host = replica.stage, setting.rules, replica.host
-    theta = split_flat(MODEL, init_flat(MODEL, seed=0), SPLITS[setting.stages])[stage]
+    thetas = split_flat(MODEL, init_flat(MODEL, seed=0), SPLITS[setting.stages])
     strategy = build_strategy(setting.outer, setting.codec, replica.worker_group.layout, setting.inner)
-    state = OuterState([theta.clone(), *(torch.zeros_like(theta) for _ in strategy.shared)], strategy)
-    first = genesis(rules.groups[stage], state.tree.root)
+    first_states = [[theta.clone(), *(torch.zeros_like(theta) for _ in strategy.shared)] for theta in thetas]
+    state = OuterState(first_states[stage], strategy)
+    groups = [
+        AgreementConfig(
+            genesis=genesis(name, hash_state(tensors).root), peer=host.peer_id, coordinator=authority.peer_id
+        )
+        for name, tensors in zip(rules.groups, first_states, strict=True)
+    ]
+    begun = groups[stage].genesis
     mates = {peer: entry for peer, entry in table.items() if entry["stage"] == stage}
-    head = first.regrouped(tuple(Member(peer, entry["session"]) for peer, entry in mates.items()), 1)
-    schedule = RoundSchedule(setting.outer, setting.inner, SEQ, 600.0, stage, setting.stages, MICRO)
+    members = tuple(sorted(Member(peer, entry["session"]) for peer, entry in mates.items()))
+    head = msgspec.structs.replace(begun, term=1, boot=1, previous=begun.hash, members=members, attempt=-1)
+    schedule = RoundSchedule(setting.outer, setting.inner, SEQ, 600.0, stage, setting.stages, MICRO, setting.rounds)
     accounting = SampleAccounting(head, MICRO, rules.round_samples or None, host.peer_id)
 
     def replicas_of(of: int) -> dict[str, LoadReport]:
@@ -157,25 +200,38 @@ async def open_member(
     async def tokens(spans: Sequence[Range]) -> torch.Tensor:
         return torch.cat([tokens_of(span) for span in spans])
 
-    server = StageServer(stage, rules, replica.worker_group, host, accounting, replicas_of)
+    async def prove(other: int) -> StageProof:
+        """Return the proof of the newest head that another stage's replicas in the table report."""
+        peers = [peer for peer, entry in table.items() if entry["stage"] == other]
+        found = await ask_proven_heads(host, groups[other], peers)
+        return found[0].links if found else ()
+
+    server = StageServer(stage, rules, replica.worker_group, host, accounting, replicas_of, prove)
     replica.server = server
     source = None
     if stage == 0:
         source = replica.source = MicroBatchSource(server, tokens)
+    redispatcher = Redispatcher(server, lambda: list(replicas_of(0)), source)
     trainer: StageTrainer
     if rules.synchronous:
-        tracker = BatchTracker(server, schedule, lambda: list(replicas_of(0)), source)
-        trainer = Synchronous(server, schedule, tracker, source)
+        trainer = Synchronous(server, schedule, BatchTracker(server, schedule, redispatcher), source)
     else:
-        trainer = LocalSteps(server, schedule, source, None, lambda: _first_round(table), setting.rounds)
+        lost = LostSamples(server, redispatcher, lambda: list(replicas_of(stage)), setting.rounds)
+        trainer = LocalSteps(server, schedule, source, None, lambda: _first_round(table), lost if stage else None)
     snapshots = SnapshotStore(state.size_bytes, 9 << 20)
     snapshots.publish(state.tree, state.tensors)
     snapshots.serve(host.rpc)
-    me = Member(host.peer_id, table[host.peer_id]["session"])
-    round_context = RoundContext(me, host, state, snapshots, trainer, schedule, AdaptiveTimeouts(60.0))
-    member = StageMember(replica, round_context, trainer, snapshots, lambda: list(mates), folder, table[host.peer_id])
-    facts = RunLimits(first, authority.peer_id, setting.rounds, 64)
-    member.engine = Engine(round_context, facts, head, sign_body(authority, REGROUP_KIND, head), member)
+    parts = ReplicaParts(host, state, snapshots, trainer, schedule, AdaptiveTimeouts(60.0), folder / host.peer_id)
+    # The group is known before its members start, so each has drawn its incarnation already.
+    session = table[host.peer_id]["session"]
+    RecordFiles(parts.folder / "agreement").write({IDENTITY_KEY: session.encode()})
+    config = AgreementConfig(genesis=begun, peer=host.peer_id, coordinator=authority.peer_id, rounds=setting.rounds)
+    timeout = work_timeout(schedule, parts.timeouts, lambda: trainer.speed)
+    work = work_of(strategy, schedule, lambda head: 60.0, timeout, dict(enumerate(groups[: max(1, stage)])))
+    driver = ReplicaDriver(parts, config, work, tuple)
+    start = StartMessage(sign_body(authority, START, StartBody(head)))
+    member = StageMember(replica, trainer, snapshots, driver, head, start, lambda: list(mates), table[host.peer_id])
+    await driver.begin(member)
     for peer, entry in table.items():
         host.book.add(peer, entry["addresses"])
     host.watch(table, "pipeline")

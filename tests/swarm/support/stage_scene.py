@@ -20,10 +20,11 @@ from optim.config import AllReduceConfig
 from peer.compute.train_loop import learning_rate
 from peer.identity import Identity
 from peer.model.layout import FlatLayout, init_flat, join_flat
-from swarm.protocol.ledger import count, overlaps, union
+from swarm.protocol.head import Member
+from swarm.protocol.ledger import count, overlaps, union, without
 from tests.peer.support.stage_harness import MODEL, SPLITS, relative, whole_gradient
 from tests.swarm.support.pipeline_harness import Table, open_replicas, tokens_of
-from tests.swarm.support.stage_replicas import UNCLIPPED, Setting, StageMember, entry_of, open_member
+from tests.swarm.support.stage_replicas import UNCLIPPED, Setting, StageMember, entry_of, open_member, run_members
 
 ROOT = Path(__file__).parents[3]
 BATCH = 24
@@ -40,9 +41,7 @@ class Scene:
 
     async def run(self) -> None:
         """Run until every member has committed the last round."""
-        async with trio.open_nursery() as nursery:
-            for member in self.members:
-                nursery.start_soon(member.engine.run)
+        await run_members(self.members)
 
     def tell(self) -> None:
         """Print what happened, for the output of a failed test."""
@@ -70,7 +69,12 @@ class Scene:
             empty = {event.fields["round"] for member in members for event in member.replica.seen("round_empty")}
             assert merged.keys() | empty == set(range(1, rounds + 1)) and not merged.keys() & empty
             assert all(member.trainer.has_run_dry(number) for number in empty for member in members)
-            assert count(used) + count(ledger.returned) == ledger.cursor == union([*used, *ledger.returned])[0][1]
+            assert count(used) + count(ledger.returned) + ledger.lost == ledger.cursor
+            missing = without([(0, ledger.cursor)], [*used, *ledger.returned])
+            assert count(missing) == ledger.lost, "a sample was lost silently"
+            if not members[0].replica.server.settings.synchronous:
+                first = max((m.heads[-1] for m in self.stages[0]), key=lambda head: head.round).ledger
+                assert not without(first.settled, ledger.settled), "the first stage has merged more, and none was told"
 
 
 @asynccontextmanager
@@ -151,12 +155,18 @@ async def check_a_kill(folder: Path, replicas: list[int], stage: int, steps: int
                         await until(lambda: len(witness.heads) >= 2 and witness.replica.server.accounting.counted)
                         child.kill()
                     group = scene.stages[stage]
-                    assert len(group[0].heads[0].members) == len(group) + 1
-                    assert len(group[0].heads[-1].members) == len(group)
+                    victim, head = member_of(entry), group[0].heads[-1]
+                    assert group[0].heads[0].has(victim)
+                    assert not head.has(victim) or any(absence.member == victim for absence in head.absent)
                     scene.check(steps)
                     check_one_process(scene, steps)
         finally:
             child.kill()
+
+
+def member_of(entry: Table) -> Member:
+    ((peer, fields),) = entry.items()
+    return Member(peer, fields["session"])
 
 
 async def until(ready: Callable[[], Any]) -> None:

@@ -16,6 +16,7 @@ from peer.events import Event, EventLog
 from peer.identity import Identity
 from peer.net.host import Host, HostConfig, open_host
 from peer.net.rpc import Buffer, Call
+from swarm.state.chunk_fetch import Holders
 from swarm.state.fetch import Fetched, FetchedRanges, fetch_ranges, fetch_state
 from swarm.state.messages import AskChunk, AskHashes, StateMethods, StateReply
 from swarm.state.ranges import ByteRange
@@ -41,13 +42,17 @@ class Joiner:
     events: EventLog
     seen: list[Event] = field(default_factory=list)
 
-    async def fetch(self, *donors: Host | str, root: bytes = TREE.root) -> Fetched:
+    async def fetch(self, *donors: Host | str, root: bytes = TREE.root, certain: Sequence[str] = ()) -> Fetched:
         names = [self.know(donor) if isinstance(donor, Host) else donor for donor in donors]
-        return await self.fetch_from(lambda: names, root)
+        return await self.fetch_from(lambda: names, root, certain)
 
-    async def fetch_from(self, donors: Callable[[], Sequence[str]], root: bytes = TREE.root) -> Fetched:
+    async def fetch_from(
+        self, donors: Callable[[], Sequence[str]], root: bytes = TREE.root, certain: Sequence[str] = ()
+    ) -> Fetched:
+        rpc, size_bytes = self.host.rpc, TREE.size_bytes
         with self.events.subscribed(self.seen.append), trio.fail_after(120):
-            return await fetch_state(self.host.rpc, donors, root, TREE.size_bytes, self.part_file, self.events)
+            holders = Holders(donors, certain)
+            return await fetch_state(rpc, holders, root, size_bytes, self.part_file, self.events)
 
     async def fetch_ranges(self, ranges: Sequence[ByteRange], *donors: Host) -> FetchedRanges:
         names, size_bytes = [self.know(donor) for donor in donors], TREE.size_bytes

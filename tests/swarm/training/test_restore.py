@@ -1,10 +1,10 @@
-"""A peer that takes a stage without replicas begins with the newest backup that the authority would go on from. It asks
-while a backup holder may still come."""
+"""A peer that takes a stage without replicas begins with the best backup that is proved. It asks while a backup holder
+may still come."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -14,46 +14,38 @@ import trio
 
 from peer.checkpoint.checkpoint_file import LoadedCheckpoint
 from peer.events import Event, EventLog
-from peer.identity import Identity, sign_body
-from peer.net.host import Host, HostConfig, open_host
-from swarm.coordinator.authority import Authority
-from swarm.coordinator.durable_state import DurableState
-from swarm.coordinator.handlers import CoordinatorHandlers
-from swarm.coordinator.history import STAGE_HISTORY_S
-from swarm.coordinator.rules import GroupRules
+from peer.identity import Identity
+from peer.net.host import HostConfig, open_host
 from swarm.membership.member_record import MemberRecord
 from swarm.placement.stages import open_store
-from swarm.protocol.head import Head
-from swarm.protocol.messages import REGROUP_KIND
+from swarm.protocol.head import Head, Member
+from swarm.protocol.messages import HeadReport
 from swarm.run.manifest import Manifest
 from swarm.run.peer_context import PeerContext
 from swarm.state.server import serve_snapshots
 from swarm.training import restore as module
-from swarm.training.checkpoints import LocalCheckpoint
+from swarm.training.checkpoints import LocalCheckpoint, proof_of
 from swarm.training.restore import restore
 from swarm.training.stage_backup import BackupHead, StageBackup, save_backup
-from tests.swarm.support.stage_commits import STAGE, Commit, commit_of, context_of, record_of
+from tests.swarm.support.stage_commits import STAGE, Commit, commit_of, context_of, record_of, serve_head_report
 from tests.swarm.training.test_roles import run_of
 
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slow machine must not end the waits: without an answer of the authority any commit would do."""
-    monkeypatch.setattr(module, "BELIEVED_S", 60.0)
+    """A slow machine must not end the waits: without an answer of the authority nothing would be waited for."""
+    monkeypatch.setattr(module, "AUTHORITY_S", 60.0)
     monkeypatch.setattr(module, "HELD_S", 60.0)
     monkeypatch.setattr(module, "ASK_FOR_S", 120.0)
 
 
 class Scene:
-    """A fresh machine that takes the stage, the authority that has seen some heads of it, and backup holders."""
+    """A fresh machine that takes the stage, the authority that stands at a head of it, and backup holders."""
 
-    def __init__(
-        self, folder: Path, manifest: Manifest, authority: Host, fresh: PeerContext, events: list[Event]
-    ) -> None:
+    def __init__(self, folder: Path, manifest: Manifest, fresh: PeerContext, events: list[Event]) -> None:
         self.manifest, self.fresh = manifest, fresh
         self.records: dict[str, MemberRecord] = {}
-        self._folder, self._authority, self._events = folder, authority, events
-        self.sees: Callable[[Head], None] = lambda head: None
+        self._folder, self._events = folder, events
         self._count = 0
 
     @asynccontextmanager
@@ -86,31 +78,29 @@ class Scene:
 
 @asynccontextmanager
 async def scene_of(
-    folder: Path, commits: Sequence[int], seen: Sequence[int]
+    folder: Path, commits: Sequence[int], stands_at: int, term: int = 1
 ) -> AsyncIterator[tuple[Scene, list[Commit]]]:
-    """With commits of these rounds, of which the authority has seen those `seen`."""
+    """With commits of these rounds in term 1, and the authority at that round."""
     me = Identity.generate()
     manifest = msgspec.structs.replace(run_of(3), authority=me.peer_id)
-    made = {round: commit_of(manifest, me, round) for round in {*commits, *seen}}
-    durable = DurableState(made[seen[0]][1])
-    for round in seen:
-        durable.see(made[round][0], STAGE_HISTORY_S)
+    last, _ = commit_of(manifest, me, stands_at, term=term)
     async with (
         open_host(HostConfig(identity=me, events=EventLog())) as host,
         context_of(manifest, folder / "fresh") as (fresh, events),
     ):
-        first = manifest.first_head(STAGE)
-        CoordinatorHandlers(host, [Authority(host, GroupRules(genesis=first, stage=STAGE), durable, list)])
+        report = HeadReport(last.head, Member(me.peer_id, "coordinator"), "coordinating", last.links)
+        serve_head_report(host, report)
         await fresh.host.connect_address(host.addresses[0], timeout_s=60)
         with trio.fail_after(120):
-            scene = Scene(folder, manifest, host, fresh, events)
-            scene.sees = lambda head: durable.see(head, STAGE_HISTORY_S)
-            yield scene, [made[round] for round in commits]
+            scene = Scene(folder, manifest, fresh, events)
+            yield scene, [commit_of(manifest, me, round) for round in commits]
 
 
-async def test_the_newest_backup_the_authority_accepts_is_taken(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("stands_at", "term", "best"), [(9, 1, 8), (8, 1, 8), (5, 1, 8), (7, 2, 7), (9, 2, 8)])
+async def test_the_best_backup_is_taken(tmp_path: Path, stands_at: int, term: int, best: int) -> None:
+    """The highest one, also above the authority, unless the authority has gone back to the state of another one."""
     async with (
-        scene_of(tmp_path, (5, 7, 8), seen=(5, 7, 9)) as (scene, commits),
+        scene_of(tmp_path, (5, 7, 8), stands_at, term) as (scene, commits),
         scene.machine() as one,
         scene.machine() as two,
         scene.machine() as three,
@@ -119,13 +109,13 @@ async def test_the_newest_backup_the_authority_accepts_is_taken(tmp_path: Path) 
             scene.enters(holder)
             await scene.opens(holder, commit)
         await restore(scene.fresh, STAGE, lambda: scene.records)
-        assert scene.restored == [7]
-        assert await scene.begins_with() == commits[1][0]
+        assert scene.restored == [best]
+        assert await scene.begins_with() == {5: commits[0], 7: commits[1], 8: commits[2]}[best][0].head
 
 
 async def test_a_late_backup_holder_is_asked(tmp_path: Path) -> None:
     async with (
-        scene_of(tmp_path, (5, 7), seen=(5, 7, 9)) as (scene, (old, new)),
+        scene_of(tmp_path, (5, 7), stands_at=9) as (scene, (old, new)),
         scene.machine() as one,
         scene.machine() as two,
     ):
@@ -147,12 +137,11 @@ async def test_a_late_backup_holder_is_asked(tmp_path: Path) -> None:
             assert scene.restored == [5], "what there was at first"
             await scene.opens(two, new)
         assert scene.restored == [5, 7]
-        assert await scene.begins_with() == new[0]
+        assert await scene.begins_with() == new[0].head
 
 
 async def test_a_peer_without_a_commit_waits_for_an_answer(tmp_path: Path) -> None:
-    async with scene_of(tmp_path, (5,), seen=(5, 9)) as (scene, (saved,)), scene.machine() as holder:
-        scene.sees(scene.manifest.first_head(STAGE))  # it may begin with that, if there is nothing else
+    async with scene_of(tmp_path, (5,), stands_at=9) as (scene, (saved,)), scene.machine() as holder:
         await scene.opens(holder, saved)
         looked = 0
 
@@ -164,39 +153,40 @@ async def test_a_peer_without_a_commit_waits_for_an_answer(tmp_path: Path) -> No
             return scene.records
 
         await restore(scene.fresh, STAGE, known)
-        assert scene.restored == [5] and await scene.begins_with() == saved[0]
+        assert scene.restored == [5] and await scene.begins_with() == saved[0].head
 
 
 async def test_a_peer_with_the_last_commit_does_not_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ASK_FOR_S", math.inf)
-    async with scene_of(tmp_path, (5, 9), seen=(5, 9)) as (scene, (_, last)), scene.machine() as silent:
+    async with scene_of(tmp_path, (5, 9), stands_at=9) as (scene, (_, last)), scene.machine() as silent:
         scene.enters(silent)
         assert await save_backup(scene.fresh, STAGE, *last)
         await restore(scene.fresh, STAGE, lambda: scene.records)
-        assert scene.restored == [] and await scene.begins_with() == last[0]
+        assert scene.restored == [] and await scene.begins_with() == last[0].head
 
 
-async def test_an_own_commit_the_authority_rejects_is_replaced(tmp_path: Path) -> None:
-    async with scene_of(tmp_path, (5, 8), seen=(5, 9)) as (scene, (saved, own)), scene.machine() as holder:
+async def test_an_own_commit_without_a_proof_is_replaced(tmp_path: Path) -> None:
+    async with scene_of(tmp_path, (5, 8), stands_at=9) as (scene, (saved, own)), scene.machine() as holder:
         assert await save_backup(scene.fresh, STAGE, *own)
+        scene.fresh.home.stage(STAGE, 3).proof.unlink()
         scene.enters(holder)
         await scene.opens(holder, saved)
         await restore(scene.fresh, STAGE, lambda: scene.records)
-        assert scene.restored == [5] and await scene.begins_with() == saved[0]
+        assert scene.restored == [5] and await scene.begins_with() == saved[0].head
 
 
 async def test_restoring_gives_up_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ASK_FOR_S", 1.5)
-    async with scene_of(tmp_path, (8,), seen=(5, 9)) as (scene, (own,)), scene.machine() as silent:
+    async with scene_of(tmp_path, (8,), stands_at=9) as (scene, (own,)), scene.machine() as silent:
         assert await save_backup(scene.fresh, STAGE, *own)
         scene.enters(silent)
         await restore(scene.fresh, STAGE, lambda: scene.records)
-        assert scene.restored == [] and await scene.begins_with() == own[0]
+        assert scene.restored == [] and await scene.begins_with() == own[0].head
 
 
 async def test_a_backup_that_cannot_be_fetched_is_passed_over(tmp_path: Path) -> None:
     async with (
-        scene_of(tmp_path, (5, 9), seen=(5, 9)) as (scene, (saved, last)),
+        scene_of(tmp_path, (5, 9), stands_at=9) as (scene, (saved, last)),
         scene.machine() as one,
         scene.machine() as two,
     ):
@@ -206,7 +196,7 @@ async def test_a_backup_that_cannot_be_fetched_is_passed_over(tmp_path: Path) ->
         assert await save_backup(two, STAGE, *last)
         StageBackup(two, STAGE - 1, dict)  # it answers, but serves no snapshot
         await restore(scene.fresh, STAGE, lambda: scene.records)
-        assert scene.restored == [5] and await scene.begins_with() == saved[0]
+        assert scene.restored == [5] and await scene.begins_with() == saved[0].head
 
 
 # -- without the authority --------------------------------------------------------------------------------------------
@@ -215,12 +205,13 @@ async def test_a_backup_that_cannot_be_fetched_is_passed_over(tmp_path: Path) ->
 async def test_without_the_authority_the_newest_backup_is_taken(tmp_path: Path) -> None:
     authority = Identity.generate()
     manifest = msgspec.structs.replace(run_of(3), authority=authority.peer_id)
-    head, regroup, state = commit_of(manifest, authority, 7)
+    proven, state = commit_of(manifest, authority, 7)
+    head = proven.head
     async with (
         context_of(manifest, tmp_path / "a") as (holder, _),
         context_of(manifest, tmp_path / "b") as (fresh, seen),
     ):
-        assert await save_backup(holder, STAGE, head, regroup, state)
+        assert await save_backup(holder, STAGE, proven, state)
         backup = StageBackup(holder, STAGE - 1, dict)
         assert backup.of == STAGE
         serve_snapshots(holder.host.rpc, [backup.snapshots])
@@ -230,27 +221,31 @@ async def test_without_the_authority_the_newest_backup_is_taken(tmp_path: Path) 
         await restore(fresh, STAGE, lambda: records)
         saved = await LocalCheckpoint.open(fresh, STAGE)
         assert saved.head == head and saved.state.tree.root == head.state_hash
-        assert saved.load_regroup() == regroup
+        assert proof_of(fresh, STAGE, head) == proven.links
         assert [event.name for event in seen].count("stage_restored") == 1
 
         await restore(fresh, STAGE, lambda: records)
         assert [event.name for event in seen].count("stage_restored") == 1, "it is on its own disk by now"
 
 
-async def test_a_backup_without_the_authoritys_signature_is_refused(tmp_path: Path) -> None:
+async def test_a_backup_that_the_authority_has_not_signed_for_is_refused(tmp_path: Path) -> None:
     manifest = msgspec.structs.replace(run_of(3), authority=Identity.generate().peer_id)
-    head, forged, state = commit_of(manifest, Identity.generate(), 7)
-    async with context_of(manifest, tmp_path / "a") as (holder, _), context_of(manifest, tmp_path / "b") as (fresh, _b):
-        assert await save_backup(holder, STAGE, head, forged, state)
+    forged, state = commit_of(manifest, Identity.generate(), 7)
+    async with (
+        context_of(manifest, tmp_path / "a") as (holder, _),
+        context_of(manifest, tmp_path / "b") as (fresh, seen),
+    ):
+        assert await save_backup(holder, STAGE, forged, state)
         backup = StageBackup(holder, STAGE - 1, dict)
         backup._held = backup._publish(commit_on_disk(holder))
-        assert backup._held.regroup is None, "an honest holder does not offer it"
-        backup._held = BackupHead(head, forged)
+        assert backup._held == BackupHead(), "an honest holder does not offer it"
+        backup._held = BackupHead(forged.head, forged.links)
         serve_snapshots(holder.host.rpc, [backup.snapshots])
         await fresh.host.connect_address(holder.host.addresses[0], timeout_s=60)
-        records = {holder.host.peer_id: record_of(holder.host, head, STAGE - 1)}
+        records = {holder.host.peer_id: record_of(holder.host, forged.head, STAGE - 1)}
         await restore(fresh, STAGE, lambda: records)
         assert open_store(fresh.home, manifest, STAGE, fresh.host.identity, EventLog()).load_latest() is None
+        assert {event.fields["peer"] for event in seen if event.name == "peer_penalized"} == {holder.host.peer_id}
 
 
 def commit_on_disk(context: PeerContext) -> LoadedCheckpoint:
@@ -262,9 +257,10 @@ def commit_on_disk(context: PeerContext) -> LoadedCheckpoint:
 async def test_a_stage_with_replicas_is_not_restored(tmp_path: Path) -> None:
     authority = Identity.generate()
     manifest = msgspec.structs.replace(run_of(3), authority=authority.peer_id)
-    head, regroup, state = commit_of(manifest, authority, 7)
+    proven, state = commit_of(manifest, authority, 7)
+    head = proven.head
     async with context_of(manifest, tmp_path / "a") as (holder, _), context_of(manifest, tmp_path / "b") as (fresh, _b):
-        assert await save_backup(holder, STAGE, head, regroup, state)
+        assert await save_backup(holder, STAGE, proven, state)
         serve_snapshots(holder.host.rpc, [StageBackup(holder, STAGE - 1, dict).snapshots])
         await fresh.host.connect_address(holder.host.addresses[0], timeout_s=60)
         records = {
@@ -273,31 +269,3 @@ async def test_a_stage_with_replicas_is_not_restored(tmp_path: Path) -> None:
         }
         await restore(fresh, STAGE, lambda: records)
         assert open_store(fresh.home, manifest, STAGE, fresh.host.identity, EventLog()).load_latest() is None
-
-
-# -- over regroups ----------------------------------------------------------------------------------------------------
-
-
-async def test_a_commit_of_the_previous_term_keeps_its_signature(tmp_path: Path) -> None:
-    """A peer that is killed after a regroup, before the next checkpoint, begins with the commit before."""
-    authority = Identity.generate()
-    manifest = msgspec.structs.replace(run_of(3), authority=authority.peer_id)
-    head, regroup, state = commit_of(manifest, authority, 7)
-    async with context_of(manifest, tmp_path / "mine") as (context, _):
-        assert await save_backup(context, STAGE, head, regroup, state)
-        saved, backup = await LocalCheckpoint.open(context, STAGE), StageBackup(context, STAGE - 1, dict)
-        for term in (2, 2, 3):
-            saved.save_regroup(sign_body(authority, REGROUP_KIND, head.regrouped(head.members, term)))
-            again = await LocalCheckpoint.open(context, STAGE)
-            assert again.head == head and again.load_regroup() == regroup
-            assert backup._publish(commit_on_disk(context)) == BackupHead(head, regroup)
-            await restore(context, STAGE, dict)
-            assert (await LocalCheckpoint.open(context, STAGE)).head == head
-
-        later = head.regrouped(head.members, 3)
-        await saved.save(later)
-        again = await LocalCheckpoint.open(context, STAGE)
-        assert again.head == later and again.load_regroup() == sign_body(authority, REGROUP_KIND, later)
-        last = sign_body(authority, REGROUP_KIND, later.regrouped(head.members, 4))
-        again.save_regroup(last)
-        assert (await LocalCheckpoint.open(context, STAGE)).load_regroup() == sign_body(authority, REGROUP_KIND, later)

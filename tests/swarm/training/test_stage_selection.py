@@ -12,15 +12,14 @@ import msgspec
 import pytest
 import trio
 
-from peer.net.host import Host
-from peer.net.method import Call
+from peer.identity import Identity
 from swarm.membership.member_record import MemberRecord
+from swarm.membership.proven_heads import ask_proven_heads
 from swarm.protocol.head import Member
-from swarm.protocol.messages import HEAD_REPORT, AskHead, HeadReport
-from swarm.protocol.quorum import ask_head_reports
+from swarm.protocol.messages import HeadReport
 from swarm.training import stage_selection as module
 from swarm.training.stage_selection import StageSelection
-from tests.swarm.support.stage_commits import STAGE, context_of, record_of
+from tests.swarm.support.stage_commits import STAGE, begun, context_of, record_of, serve_head_report, started
 from tests.swarm.training.test_roles import run_of
 
 
@@ -67,10 +66,15 @@ async def test_a_peer_outside_the_group_asks_the_backup_holders_again(tmp_path: 
     async with context_of(manifest, tmp_path / "mine") as (context, _):
         first = manifest.first_head(0)
         begun = record_of(context.host, msgspec.structs.replace(first, round=3), 0)
-        engine = SimpleNamespace(head=manifest.first_head(STAGE), phase="joining")
         idle = SimpleNamespace(service_s=0.0, queue=0.0)
         replica = SimpleNamespace(
-            stage=STAGE, engine=engine, is_member=False, passed=0, load=lambda: idle, measures_last=False
+            stage=STAGE,
+            head=manifest.first_head(STAGE),
+            phase="joining",
+            is_member=False,
+            passed=0,
+            load=lambda: idle,
+            measures_last=False,
         )
         selection = StageSelection(context)
         selection.go(STAGE)
@@ -86,8 +90,9 @@ async def test_a_peer_outside_the_group_asks_the_backup_holders_again(tmp_path: 
 
 async def test_a_leaving_peer_needs_another_member_at_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stranger publishes that it is a replica of the stage, and says so when it is asked."""
-    monkeypatch.setattr("swarm.training.stage_selection.ask_head_reports", partial(ask_head_reports, timeout_s=60.0))
-    manifest = run_of(3)
+    monkeypatch.setattr(module, "ask_proven_heads", partial(ask_proven_heads, timeout_s=60.0))
+    authority = Identity.generate()
+    manifest = msgspec.structs.replace(run_of(3), authority=authority.peer_id)
     async with (
         context_of(manifest, tmp_path / "mine") as (context, _),
         context_of(manifest, tmp_path / "mate") as (mate, _),
@@ -96,12 +101,12 @@ async def test_a_leaving_peer_needs_another_member_at_work(tmp_path: Path, monke
         hosts = [context.host, mate.host, stranger.host]
         me, left, unknown = (Member(host.peer_id, "s") for host in hosts)
         first = manifest.first_head(STAGE)
-        head, forged = first.regrouped((me, left), 1), first.regrouped((me, unknown), 1)
+        head, forged = begun(first, me, left), begun(first, me, unknown)
         for host, member, theirs in ((mate.host, left, head), (stranger.host, unknown, forged)):
-            serve_head_report(host, HeadReport(theirs, member, "training", None))
+            serve_head_report(host, HeadReport(theirs, member, "training", started(authority, theirs).links))
             await context.host.connect_address(host.addresses[0], timeout_s=30)
         selection = StageSelection(context)
-        selection._replica = cast(Any, SimpleNamespace(engine=SimpleNamespace(head=head)))
+        selection._replica = cast(Any, SimpleNamespace(head=head))
         mates, claims = record_of(mate.host, head, STAGE), record_of(stranger.host, forged, STAGE)
         moving = msgspec.structs.replace(mates, ready_at=time.time() + 60)
         for records, expected in (
@@ -112,13 +117,6 @@ async def test_a_leaving_peer_needs_another_member_at_work(tmp_path: Path, monke
         ):
             selection.membership.view = records
             assert await selection._has_other_replica(STAGE) is expected
-        selection._replica = cast(Any, SimpleNamespace(engine=SimpleNamespace(head=forged)))
+        selection._replica = cast(Any, SimpleNamespace(head=forged))
         selection.membership.view = {left.peer: mates}
         assert not await selection._has_other_replica(STAGE), "it is no member any more"
-
-
-def serve_head_report(host: Host, report: HeadReport) -> None:
-    async def answer(call: Call[AskHead]) -> HeadReport:
-        return report
-
-    host.rpc.register(HEAD_REPORT, answer)

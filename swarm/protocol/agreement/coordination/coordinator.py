@@ -23,6 +23,7 @@ from swarm.protocol.agreement.chain import Chain, position_of
 from swarm.protocol.agreement.context import AgreementContext
 from swarm.protocol.agreement.records import RESTORED_KEY
 from swarm.protocol.agreement.rules import evidence
+from swarm.protocol.agreement.rules.sponsors import Sponsors
 from swarm.protocol.head import Head, Member
 
 TIMER: Final = "ask"
@@ -110,15 +111,22 @@ class Coordinator(ABC):
 
     def committed(self) -> None:
         """Note that this node stands at a new head. Of every few, vouch for it to those that were not there."""
-        now = self.context.now
-        self.round_s, self.committed_at = now - self.committed_at, now
-        head = self.chain.head
+        now, head = self.context.now, self.chain.head
+        if head.attempt >= 0:  # how long a group stood before a start says nothing about its rounds
+            self.round_s = now - self.committed_at
+        self.committed_at = now
         if head.round % ENDORSED_EVERY == 0 and not self.context.mute:
             body = say.EndorsementBody(self.chain.hash)
             signed = self.context.signer.sign(evidence.ENDORSEMENT, body)
             self.chain.endorse(self.chain.hash, signed)
             for member in head.members:
                 self.context.out.send(member.peer, say.EndorsementMessage(signed))
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run is complete: its members leave, so that only a person starts another term."""
+        said, rounds = self.context.work.is_over(), self.context.config.rounds
+        return 0 < rounds <= self.chain.head.round and said is not False
 
     @property
     def patient_s(self) -> float:
@@ -199,7 +207,7 @@ class Coordinator(ABC):
         """Return the members with which the group may begin now; empty while too few wait."""
         if self.chain.head.members or self.context.mute:
             return ()
-        waiting = tuple(self.applicants.first())[: self.context.config.max_peers]
+        waiting = self.applicants.first()[0][: self.context.config.max_peers]
         return waiting if self._may_begin(len(waiting)) else ()
 
     def _may_begin(self, waiting: int) -> bool:
@@ -213,10 +221,7 @@ class Coordinator(ABC):
     ) -> tuple[Head, Signed]:
         """Return the first head of a term over the state of `base`, and its signed start."""
         chosen = tuple(sorted(members))
-        held = [(serial, peer) for serial, peer in base.invites if peer in {member.peer for member in chosen}]
-        if not base.members:  # as `first_members`
-            first = self.applicants.first()
-            held = [(first[member], member.peer) for member in chosen if first.get(member)]
+        sponsors = Sponsors(base.sponsored) if base.members else self.applicants.first()[1]
         head = msgspec.structs.replace(
             self.context.work.fast_forward(base),
             term=term,
@@ -226,7 +231,7 @@ class Coordinator(ABC):
             witness=self.context.me,
             learners=(),
             absent=(),
-            invites=tuple(sorted(held)),
+            sponsored=sponsors.among({member.peer for member in chosen}),
             attempt=-1,
         )
         body = say.StartBody(head, tuple(undoes)[: say.LINKS_MAX])

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
+import msgspec
+
 from peer.errors import ProtocolViolation
 from swarm.protocol.agreement import events
 from swarm.protocol.agreement import messages as say
@@ -15,9 +17,11 @@ from swarm.protocol.agreement.applicants import Applicants
 from swarm.protocol.agreement.chain import Chain, position_of
 from swarm.protocol.agreement.context import AgreementContext
 from swarm.protocol.agreement.coordination.coordinator import RESTORED_JUMP, Coordinator, Inquiry, returned
+from swarm.protocol.agreement.rules.sponsors import Sponsors
 from swarm.protocol.head import Head, Member
 
 DOUBLINGS_MAX: Final = 10
+REMEMBERED: Final = 8  # heads
 
 
 class RequiredCoordinator(Coordinator):
@@ -30,6 +34,8 @@ class RequiredCoordinator(Coordinator):
         self._starts_in_vain = 0
         self._unheld_since: float | None = None
         self._last_round = -1
+        self._without: frozenset[str] = frozenset()
+        """Peers that a person left out. No start of this process takes them in again."""
 
     def poll(self) -> None:
         """Begin the group; ask who is there; start a new term where the group cannot go on."""
@@ -38,7 +44,7 @@ class RequiredCoordinator(Coordinator):
             genesis = self.context.config.genesis
             self._start(genesis, genesis.hash, self.highest_term + 1, set(first), ())
             return
-        if not self.chain.head.members or self.context.mute or self.inquiry is not None:
+        if not self.chain.head.members or self.context.mute or self.inquiry is not None or self.is_over:
             return
         if not self._is_ready():
             if self._is_lost():
@@ -82,6 +88,7 @@ class RequiredCoordinator(Coordinator):
 
     def committed(self) -> None:
         super().committed()
+        self._unheld_since = None
         if self.chain.head.round > self._last_round:
             self._last_round, self._starts_in_vain = self.chain.head.round, 0
 
@@ -94,27 +101,43 @@ class RequiredCoordinator(Coordinator):
         return self._ready
 
     @property
-    def _undo_s(self) -> float:
-        longest = max(self.context.config.undo_s, 10.0 * self.round_s)
-        return longest * float(2 ** min(self._starts_in_vain, DOUBLINGS_MAX))
+    def _doubled(self) -> float:
+        return float(2 ** min(self._starts_in_vain, DOUBLINGS_MAX))
 
     def _is_lost(self) -> bool:
-        now, members = self.context.now, self.chain.head.members
-        if now - max(self.began_at, self.committed_at) < self.patient_s:
+        members = self.chain.head.members
+        stood_s = self.context.now - max(self.began_at, self.committed_at)
+        if stood_s < self.patient_s:
             return False
         heard = self.heard_within(self.patient_s)
         alive = sum(member in heard for member in members)
+        stalled_s = max(self.context.config.stalled_s, 10.0 * self.round_s) * self._doubled
         too_few = alive < self.context.electorate.members_needed(len(members))
-        return too_few or now - max(self.began_at, self.committed_at) > self._undo_s
+        came_back = stood_s > self.patient_s * self._doubled and self._leaves_out(heard)
+        return too_few or came_back or stood_s > stalled_s
+
+    def _leaves_out(self, heard: set[Member]) -> bool:
+        """Return whether members answer that this term began without, though they stand at its first head: before
+        its first round another start takes them in. Those that it began with may be too few, or liars, to end one."""
+        head = self.chain.head
+        absent = self._earned(head)[0] - set(head.members) if head.attempt < 0 else set()
+        return any(self.is_held((member,)) for member in absent & heard if member.peer not in self._banned)
+
+    @property
+    def _banned(self) -> frozenset[str]:
+        """Peers that a proof convicts or a person left out: no start takes them in where another member remains."""
+        return self._without.union(self.applicants.proofs)
 
     def ask(self, person: events.Asked) -> None:
         """Start a new term because a person says so."""
         term = self.highest_term + (RESTORED_JUMP if self.context.mute else 1)
+        self._without = frozenset(person.without)
         self.inquire(term, seal=False, person=person)
 
     def decide(self, inquiry: Inquiry) -> None:
         """Start from the last head that this node certified, with those members that hold its state."""
-        if not inquiry.by_person and (not self._is_ready() or not self._is_lost()):
+        inquiry.told = {m: told for m, told in inquiry.told.items() if m.peer not in self._without}
+        if not inquiry.by_person and (self.is_over or not self._is_ready() or not self._is_lost()):
             return
         if inquiry.by_person and not inquiry.without and self._goes_on:
             self.context.out.tell("regroup_withdrawn", round=self.chain.head.round, answered=len(inquiry.told))
@@ -125,13 +148,16 @@ class RequiredCoordinator(Coordinator):
             self.context.out.tell("regroup_failed", round=self.chain.head.round, reason=reason)
             return
         base, undoes = held
-        if undoes and not self._may_undo(inquiry):
+        if undoes and not self._may_undo(inquiry, base):
             return
         self._unheld_since = None
         holders = self.state_holders(inquiry, base.state_hash)
-        electorate = self._last_electorate(base)
-        members = (holders & electorate) | returned(holders, electorate) or holders
-        self._start(base, base.hash, inquiry.term, members, undoes)
+        earned, sponsors = self._earned(base)
+        members = (holders & earned) | returned(holders, earned) or holders
+        members = {member for member in members if member.peer not in self._banned} or members
+        peers = {member.peer for member in members}
+        sponsored = sponsors.among(peers)
+        self._start(msgspec.structs.replace(base, sponsored=sponsored), base.hash, inquiry.term, members, undoes)
 
     @property
     def _goes_on(self) -> bool:
@@ -139,28 +165,34 @@ class RequiredCoordinator(Coordinator):
         lately = self.committed_at > self.began_at and self.context.now - self.committed_at < self.patient_s
         return lately and not self._starts_in_vain and self._ready and not self.context.mute
 
-    def _may_undo(self, inquiry: Inquiry) -> bool:
+    def _may_undo(self, inquiry: Inquiry, base: Head) -> bool:
         """Return whether certified heads may be taken back whose state no peer has brought: after a long time, or by
-        a person."""
+        a person. Only a person gives up all that was learned."""
         if inquiry.by_person:
             if not inquiry.undo:
                 self.context.out.tell("regroup_undoes", round=self.chain.head.round)
             return inquiry.undo
+        if base.round <= 0:
+            self.tell_lost("no peer that answers has weights of the run")
+            return False
         if self._unheld_since is None:
             self._unheld_since = self.context.now
-        return self.context.now - self._unheld_since >= self._undo_s
+        return self.context.now - self._unheld_since >= self.context.config.undo_s * self._doubled
 
-    def _last_electorate(self, base: Head) -> set[Member]:
-        """Return the members of that head and of the starts that led to it, back to the last commit."""
-        found: set[Member] = set()
-        reached = False
-        for head in self.chain.ancestors():
-            reached = reached or head.hash == base.hash
-            if reached:
-                found |= set(head.members)
-                if head.attempt >= 0 or not head.members:
-                    break
-        return found
+    def _earned(self, base: Head) -> tuple[set[Member], Sponsors]:
+        """Return the members of that head and of the few before it: one a peer, and no more of a sponsor than it may
+        bring in. A term that too few began, or liars, is not all that a group comes back to."""
+        found, sponsors = dict[str, Member](), Sponsors()
+        heads = self.chain.ancestors()
+        at = next(index for index, head in enumerate(heads) if head.hash == base.hash)
+        for head in heads[at : at + REMEMBERED]:
+            theirs = Sponsors(head.sponsored)
+            for member in head.members:
+                mine, room = theirs.of(member.peer), len(found) < self.context.config.max_peers
+                if room and member.peer not in found and sponsors.have_room(member.peer, mine, found):
+                    found[member.peer] = member
+                    sponsors.add(member.peer, mine)
+        return set(found.values()), sponsors
 
     def _start(
         self, base: Head, base_hash: bytes, term: int, members: set[Member], undoes: list[bytes] | tuple[()]

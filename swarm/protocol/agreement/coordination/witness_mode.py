@@ -79,7 +79,7 @@ class WitnessCoordinator(Coordinator):
             self._start(genesis, genesis.hash, self.highest_term + 1, set(first), ())
             return
         head, now = self.chain.head, self.context.now
-        if not head.members or now - self.began_at < self.patient_s:
+        if not head.members or self.is_over or now - self.began_at < self.patient_s:
             return
         alive = self.heard_within(self.patient_s) | {self.context.me}
         if not self.context.electorate.enough(head, alive):

@@ -18,6 +18,7 @@ TIMER: Final = "step"  # of the present phase
 class Phase(Enum):
     """What the leader waits for."""
 
+    ASSEMBLE = "the voters of this head"
     PREPARE = "promises"
     COLLECT = "contributions"
     EXCHANGE = "the built state"
@@ -31,6 +32,8 @@ class Attempt:
     number: int
     phase: Phase = Phase.PREPARE
     asked: tuple[str, ...] = ()
+    present: dict[Member, float] = field(default_factory=dict)
+    """Peers that take part, with their speeds: those that have promised, or in the first attempt voted for its head."""
     promises: dict[Member, say.PromiseMessage] = field(default_factory=dict)
     accepted: dict[Member, say.AcceptedValue | None] = field(default_factory=dict)
     joins: dict[Member, Signed] = field(default_factory=dict)

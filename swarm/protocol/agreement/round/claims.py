@@ -33,6 +33,10 @@ class Claims:
         """Note the claims, by peer id, with which a plan's batch seems complete."""
         self._claims = {peer: tuple(ranges) for peer, ranges in claims.items() if peer not in self.doubted}
 
+    def doubt(self, members: Collection[Member]) -> None:
+        """Count a false claim of each of these: what they have claimed and submitted, others have counted."""
+        self._false.update(member.peer for member in members)
+
     def settle(
         self,
         plan: WorkPlan,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import Final
 
 from peer.errors import ProtocolViolation, RoundDiscarded
 from peer.identity import Signed
@@ -19,6 +20,8 @@ from swarm.protocol.exclusion import choose_excluded
 from swarm.protocol.head import Member
 from swarm.protocol.ledger import Range
 from swarm.protocol.plan import PLAN_KIND, Contribution, WorkPlan, fit_roster
+
+NEWCOMERS_SHARE: Final = 0.25  # of the round's time so far
 
 
 class Collector:
@@ -44,8 +47,8 @@ class Collector:
     # -- plan ----------------------------------------------------------------------------------------------------------
 
     def plan(self, attempt: Attempt) -> bool:
-        """Adopt the plan that a majority already works on, or make one. Return False if no peer that may work has
-        promised."""
+        """Adopt the plan that a majority already works on, or make one. Return False if no peer that may work is
+        present."""
         head, context = self._instance.head, self._context
         self._exclude(attempt)
         adopted = self._adoptable(attempt)
@@ -65,15 +68,14 @@ class Collector:
         return True
 
     def _speeds(self, attempt: Attempt) -> dict[Member, float]:
-        """Return the speed of each peer to plan for: those that promised, and newcomers that may be a moment late
+        """Return the speed of each peer to plan for: those present, and newcomers that may be a moment late
         with the last commit. A newcomer that does not come costs no time: it is not waited for."""
         learners = [learner.member for learner in self._instance.head.learners]
         late = [] if self._context.work.divides_batch() else [*learners, *attempt.joins]
-        chosen = {member.peer: member for member in (*late, *sorted(attempt.promises))}  # one incarnation of each peer
+        chosen = {member.peer: member for member in (*late, *sorted(attempt.present))}  # one incarnation of each peer
         for peer in (*self._applicants.proofs, self._context.config.coordinator):
             chosen.pop(peer, None)
-        promised = attempt.promises
-        return {m: promised[m].speed if m in promised else 0.0 for m in sorted(chosen.values())}
+        return {m: attempt.present.get(m, 0.0) for m in sorted(chosen.values())}
 
     def _adoptable(self, attempt: Attempt) -> tuple[Signed, WorkPlan] | None:
         """Return the latest plan that a majority of the head's members can still complete, so that a dead leader
@@ -102,10 +104,10 @@ class Collector:
         self._excluded = choose_excluded(waits, tie_breaker) - {self._context.config.peer}
 
     def send_plan(self, attempt: Attempt, done: Collection[Member]) -> None:
-        """Send the plan to all but those."""
+        """Send the plan to all but those. Members that were not present learn from it that the leader goes on."""
         assert attempt.signed_plan is not None and attempt.plan is not None
         planned = {assignment.member for assignment in attempt.plan.assignments}
-        peers = sorted(member.peer for member in {*attempt.promises, *planned} - set(done))
+        peers = sorted(member.peer for member in {*self._instance.head.members, *attempt.present, *planned} - set(done))
         order = say.PlanMessage(self._instance.hash, attempt.number, attempt.signed_plan, attempt.finishing_early)
         for peer in peers:
             if peer != self._context.config.coordinator:
@@ -160,15 +162,18 @@ class Collector:
         context, head = self._context, self._instance.head
         if attempt.plan is None:
             return False
-        assigned = [a.member for a in attempt.plan.assignments if a.member in attempt.promises]
+        assigned = [a.member for a in attempt.plan.assignments if a.member in attempt.present]
         done = {*attempt.contributions, *attempt.unusable}
         missing = [m for m in assigned if m not in done and m.peer not in context.down]
         if not missing or (attempt.finishing_early and context.now >= attempt.end_at):
             return True
         if attempt.finishing_early:
             return False
-        if context.now >= attempt.end_at or not any(head.has(member) for member in missing):
+        if context.now >= attempt.end_at:
             self._finish_early(attempt)
+            return False
+        if not any(head.has(member) for member in missing):
+            self._finish_early(attempt, self._newcomers_s)
             return False
         took = [attempt.took_s[member] for member in sorted(attempt.took_s)]
         late_s = context.work.late_s(attempt.plan, took)
@@ -180,12 +185,18 @@ class Collector:
                 context.out.timer(TIMER, min(late_at, attempt.end_at))
         return False
 
-    def _finish_early(self, attempt: Attempt) -> None:
-        """Ask the missing ones for what they have, and wait a last moment."""
+    @property
+    def _newcomers_s(self) -> float:
+        """How long newcomers are waited for after all members have submitted: a small part of the round."""
+        config, took_s = self._context.config, self._context.now - self._instance.planned_at
+        return min(config.finish_s, max(config.grace_s, NEWCOMERS_SHARE * took_s))
+
+    def _finish_early(self, attempt: Attempt, wait_s: float | None = None) -> None:
+        """Ask the missing ones for what they have, and wait a last moment: `finish_s`, or `wait_s`."""
         if attempt.finishing_early:
             return
         attempt.finishing_early = True
-        attempt.end_at = self._context.now + self._context.config.finish_s
+        attempt.end_at = self._context.now + (self._context.config.finish_s if wait_s is None else wait_s)
         self._context.out.timer(TIMER, attempt.end_at)
         self.send_plan(attempt, done=attempt.contributions)
 
@@ -229,4 +240,6 @@ class Collector:
         bodies = {member: body for member, (_, body) in attempt.contributions.items()}
         liable = {*self._instance.head.members, *(a.member for a in plan.assignments)}
         self._reset = self._claims.settle(plan, liable, bodies, attempt.unusable)
-        self._reset |= set(self._context.work.reset(self._instance.head, plan, [bodies[m] for m in members]))
+        disputed = set(self._context.work.reset(self._instance.head, plan, [bodies[m] for m in members]))
+        self._claims.doubt(disputed)
+        self._reset |= disputed

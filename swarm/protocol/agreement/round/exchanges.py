@@ -101,7 +101,7 @@ class Exchanges:
 
     def repeat(self) -> None:
         """Send this node's results of the latest attempt to all that need them."""
-        attempt = self._instance.ballot.promised
+        attempt = self._instance.ballot.attempt
         for exchange in list(self._instance.exchanges.values()):
             if exchange.my_results is None or exchange.opened.attempt < attempt or attempt in self._instance.proposed:
                 continue

@@ -112,8 +112,18 @@ class Height:
             for attempt in sorted(self.instance.proposed):
                 self._voter.consider(attempt)
 
+    def here(self, message: say.VoteMessage, body: say.VoteBody) -> bool:
+        """Take a late vote for this head: its sender is here. Return whether it is news; one that repeats its vote
+        lacks those of the others."""
+        news = body.voter not in (self.instance.here or {})
+        if self.instance.here is not None and self.instance.head.has(body.voter):
+            self.instance.here[body.voter] = message.speed
+            self.leader.here(body.voter, message.speed)
+        return news
+
     def peer_down(self) -> None:
         """Do not wait for a peer that is down."""
+        self.leader.assemble()
         self.leader.collect()
         self.turn()
 

@@ -86,11 +86,16 @@ class Instance:
     """The one roster of each attempt."""
     proposed: dict[int, Proposed] = field(default_factory=dict)
     votes: Cast = field(default_factory=dict)
+    speeds: dict[Member, float] = field(default_factory=dict)
+    """What voters have said of themselves with their votes."""
+    here: dict[Member, float] | None = None
+    """Voters for this head, which hold its state, with their speeds. None: the head was found on disk, so an earlier
+    process may have led the first attempt."""
     echoes: Cast = field(default_factory=dict)
 
     @classmethod
     def load(cls, head: Head, head_hash: bytes, record: bytes | None) -> Instance:
-        """Return the instance after that head, with the promises and votes that the disk holds for it."""
+        """Return the instance after a head that was found on disk, with the promises and votes there."""
         instance = cls(head, head_hash)
         if record is not None:
             try:
@@ -124,6 +129,11 @@ class Instance:
         """Remember the one proposal of an attempt, of a bounded number of attempts."""
         self.proposed[attempt] = proposed
         _prune(self.proposed)
+
+    def voters_of(self, value: bytes) -> dict[Member, float]:
+        """Return those that have voted for that value in any attempt, with their speeds."""
+        found = (voter for voter, cast in sorted(self.votes.items()) if any(name == value for name, _ in cast.values()))
+        return {voter: self.speeds.get(voter, 0.0) for voter in found}
 
     def alike(self, cast: Cast, attempt: int, value: bytes) -> dict[Member, Signed]:
         """Return the votes (or echoes) for that value in that attempt, by voter."""

@@ -1,4 +1,4 @@
-"""The leader of attempts: prepare -> (finish what may be chosen | plan -> collect -> exchange) -> propose.
+"""The leader of attempts: assemble or prepare -> (finish what may be chosen | plan -> collect -> exchange) -> propose.
 
 A leader decides nothing that the voters cannot check. It repeats what it sends, so losses cost time only; its death
 costs a turn.
@@ -22,11 +22,11 @@ from swarm.protocol.agreement.round.exchanges import Exchanges
 from swarm.protocol.agreement.round.instance import Exchange, Instance
 from swarm.protocol.agreement.round.turns import Turns
 from swarm.protocol.agreement.rules import evidence
-from swarm.protocol.agreement.rules.acceptor import forced_value
+from swarm.protocol.agreement.rules.acceptor import forced_value, needs_promises
 from swarm.protocol.agreement.rules.succession import Succession
 from swarm.protocol.head import Head, Member
 
-TRIES_MAX: Final = 3  # attempts of one leader in one turn, after failures that a new attempt can mend
+TRIES_MAX: Final = 8  # attempts of one leader in one turn, after failures that a new attempt can mend
 
 
 class AttemptLeader:
@@ -61,8 +61,9 @@ class AttemptLeader:
 
     @property
     def phase(self) -> Phase | None:
-        """What the present attempt waits for; None while this node does not lead."""
-        return self._attempt.phase if self._attempt is not None else None
+        """What the present attempt waits for; None while this node does not lead, or a later attempt has begun."""
+        attempt = self._attempt
+        return attempt.phase if attempt is not None and attempt.number >= self._instance.ballot.promised else None
 
     def begin(self) -> None:
         """Begin this node's turn with a new attempt."""
@@ -77,15 +78,48 @@ class AttemptLeader:
         asked = (*context.electorate.voters(head), *learners, *attempt.joins)
         attempt.asked = tuple(dict.fromkeys(member.peer for member in asked))
         context.out.tell("attempt_begun", round=head.round + 1, attempt=attempt.number)
-        self.repeat()
+        if self._goes_without_promises(attempt):
+            here = {**(self._instance.here or {}), context.me: self._applicants.speed}
+            attempt.phase, attempt.present = Phase.ASSEMBLE, {m: here[m] for m in head.members if m in here}
+            self.assemble()
+        else:
+            self.repeat()
+
+    # -- the first attempt ---------------------------------------------------------------------------------------------
+
+    def _goes_without_promises(self, attempt: Attempt) -> bool:
+        """Return whether this attempt needs no promises, and most members have shown that they are here. Newcomers
+        are asked whether they come."""
+        head, here = self._instance.head, self._instance.here or {}
+        most = 2 * sum(member in here or member == self._context.me for member in head.members) > len(head.members)
+        return most and not needs_promises(attempt.number) and not attempt.joins and not head.learners
+
+    def here(self, member: Member, speed: float) -> None:
+        """Note that a member has voted for this head, so that it is here."""
+        attempt = self._attempt
+        if attempt is not None and attempt.phase is not Phase.PREPARE and self._instance.head.has(member):
+            attempt.present.setdefault(member, speed)
+            self.assemble()
+
+    def assemble(self) -> None:
+        """Plan once all live members are here, or after a moment."""
+        attempt, context = self._attempt, self._context
+        if attempt is None or attempt.phase is not Phase.ASSEMBLE:
+            return
+        missing = [m for m in self._instance.head.members if m.peer not in context.down and m not in attempt.present]
+        if not missing or (attempt.end_at and context.now >= attempt.end_at):
+            self._plan(attempt)
+        elif not attempt.end_at:
+            attempt.end_at = context.now + context.config.grace_s
+            context.out.timer(TIMER, attempt.end_at)
 
     def repeat(self) -> None:
         """Send the orders of the present phase again to those that have not answered."""
         attempt, context = self._attempt, self._context
         if attempt is None or attempt.number < self._instance.ballot.promised:
             return
-        heard = {member.peer for member in attempt.promises}
-        if attempt.phase in (Phase.PREPARE, Phase.COLLECT):
+        heard = {member.peer for member in attempt.present}
+        if attempt.phase is Phase.PREPARE or (attempt.phase is Phase.COLLECT and attempt.promises):
             prepare = say.PrepareMessage(self._instance.hash, attempt.number, position_of(self._instance.head))
             for peer in attempt.asked:
                 if peer not in heard:
@@ -120,7 +154,7 @@ class AttemptLeader:
             self._require_support(body.accepted.value, message.support)
         if not votes and not self._may_join(body.voter, message, attempt):
             return
-        attempt.promises[body.voter] = message
+        attempt.promises[body.voter], attempt.present[body.voter] = message, message.speed
         if votes:
             attempt.accepted[body.voter] = body.accepted
         if not self._context.electorate.enough(instance.head, attempt.accepted):
@@ -128,7 +162,7 @@ class AttemptLeader:
         waited_for = {voter.peer for voter in self._context.electorate.voters(instance.head)}
         if self._context.work.divides_batch():  # a newcomer must be known to come before it gets a part
             waited_for = set(attempt.asked)
-        waiting = waited_for - {m.peer for m in attempt.promises} - self._context.down
+        waiting = waited_for - {m.peer for m in attempt.present} - self._context.down
         if not waiting:
             self._decide_value(attempt)
         elif not attempt.end_at:
@@ -158,6 +192,7 @@ class AttemptLeader:
         """Take in the ready contribution of a peer whose promise has come late; a member may vote in any case."""
         if self._chain.is_voter(voter) or self._may_join(voter, message, attempt):
             attempt.promises.setdefault(voter, message)
+            attempt.present.setdefault(voter, message.speed)
         if message.contribution is not None and attempt.phase is Phase.COLLECT:
             self.submit(peer, say.SubmitMessage(self._instance.hash, message.contribution, message.join))
 
@@ -176,10 +211,10 @@ class AttemptLeader:
     # -- work ----------------------------------------------------------------------------------------------------------
 
     def _plan(self, attempt: Attempt) -> None:
-        """Send a plan to all that promised, and take what they have done under it already."""
+        """Send a plan to all that are present, and take what they have done under it already."""
         attempt.phase = Phase.COLLECT
         if not self._collector.plan(attempt):
-            self._fail("no peer that may work has promised", again=False)
+            self._fail("no peer that may work is present", again=False)
             return
         for member, message in sorted(attempt.promises.items()):
             if message.plan == attempt.signed_plan and message.contribution is not None:
@@ -227,7 +262,7 @@ class AttemptLeader:
     def _send_roster(self, attempt: Attempt) -> None:
         assert attempt.signed_plan is not None and attempt.signed_roster is not None
         order = say.RosterMessage(self._instance.hash, attempt.number, attempt.signed_plan, attempt.signed_roster)
-        peers = {member.peer for member in (*attempt.promises, *attempt.contributions)}
+        peers = {member.peer for member in (*attempt.present, *attempt.contributions)}
         for peer in sorted(peers | {member.peer for member in self._instance.head.members}):
             if peer not in (self._context.config.peer, self._context.config.coordinator):
                 self._context.out.send(peer, order)
@@ -248,7 +283,8 @@ class AttemptLeader:
         context = self._context
         body = say.ProposalBody(self._instance.hash, attempt.number, value.hash)
         signed = context.signer.sign(evidence.PROPOSAL, body)
-        promises = tuple(attempt.promises[voter].promise for voter in sorted(attempt.accepted))
+        voters = sorted(attempt.accepted) if needs_promises(attempt.number) else ()
+        promises = tuple(attempt.promises[voter].promise for voter in voters)
         attempt.proposal = say.ProposalMessage(signed, value, promises, support)
         context.out.timer(TIMER, context.now + context.work.exchange_s(self._instance.head))
         self.repeat()
@@ -263,6 +299,8 @@ class AttemptLeader:
         if attempt.phase is Phase.PREPARE:
             if self._context.electorate.enough(self._instance.head, attempt.accepted):
                 self._decide_value(attempt)
+        elif attempt.phase is Phase.ASSEMBLE:
+            self.assemble()
         elif attempt.phase is Phase.COLLECT:
             self.collect()
         else:
@@ -279,3 +317,5 @@ class AttemptLeader:
         self._tries += 1
         if again and self._tries < TRIES_MAX and attempt.number >= self._instance.ballot.promised:
             self._begin()
+        else:
+            self._turns.resign()

@@ -59,7 +59,7 @@ class Participant:
         instance = self._instance
         if not is_leader(instance.head, instance.hash, ask.attempt, peer):
             raise ProtocolViolation(f"it asked for promises in attempt {ask.attempt}, which another peer leads")
-        if ask.attempt > max(instance.ballot.promised, 0) + ATTEMPTS_AHEAD_MAX:
+        if ask.attempt > instance.ballot.attempt + ATTEMPTS_AHEAD_MAX:
             raise ProtocolViolation("a leader skipped an absurd number of attempts")
         leader = leader_of(instance.head, instance.hash, ask.attempt)
         if not self._turns.is_due(leader) and not self._turns.heard(leader, ask.attempt):
@@ -101,7 +101,8 @@ class Participant:
         if order.attempt < instance.ballot.promised:
             return
         plan = self._succession.plan(order.plan, instance.head, instance.hash, order.attempt)
-        seconds = plan.deadline_s + context.config.finish_s  # until the roster
+        work_s = context.work.timeout_s(instance.head, plan, self._turns.rotations)
+        seconds = work_s + context.config.finish_s  # until the roster
         seconds += context.work.exchange_s(instance.head) + self._turns.turn_s
         self._turns.extend(leader_of(instance.head, instance.hash, order.attempt), order.attempt, "plan", seconds)
         mine = instance.signed_plan
@@ -136,14 +137,14 @@ class Participant:
             self.submit()
 
     def submit(self) -> None:
-        """Send the contribution to the leader of the attempt promised last. A later leader gets it with the promise."""
+        """Send the contribution to the leader of the attempt under way. A later leader gets it with the promise."""
         instance = self._instance
         if instance.contribution is not None and instance.head.members:
-            leader = leader_of(instance.head, instance.hash, max(instance.ballot.promised, 0))
+            leader = leader_of(instance.head, instance.hash, instance.ballot.attempt)
             message = say.SubmitMessage(instance.hash, instance.contribution, self._applicants.request())
             self._context.out.send(leader.peer, message)
 
     def repeat(self) -> None:
         """Send again what may have been lost."""
-        if self._instance.ballot.promised not in self._instance.rosters:
+        if self._instance.ballot.attempt not in self._instance.rosters:
             self.submit()

@@ -37,8 +37,11 @@ class Turns:
         self._turn_max_s = max(context.config.attempt_max_s, 2.0 * round_s)
         self.awaited = self._promised
         """The attempt whose leader this node waits for."""
-        self.led = -1
-        """The last attempt that this node has led. It belongs to the head, so no attempt is led twice."""
+        self.led = -1 if instance.here is not None else 0
+        """The last attempt that this node has led. It belongs to the head, so no attempt is led twice; the first one
+        leaves nothing on disk, so after a restart it counts as led."""
+        self.rotations = 0
+        """How often all live members have led after this head and were given up."""
         self._expired = 0
         self._until = context.now
         self._given_up: set[Member] = set()
@@ -79,6 +82,7 @@ class Turns:
         if live <= self._given_up:
             self._given_up.clear()
             self._extended.clear()
+            self.rotations += 1
         self._wait(self.turn_s)
         self._announce()
 
@@ -98,12 +102,13 @@ class Turns:
 
     def heard(self, voter: Member, attempt: int) -> bool:
         """Note for which attempt a voter waits. Return whether this node now waits for it as well: its own leader
-        makes no progress, or is the one that has gone on."""
+        makes no progress, or is the one that has gone on, or has no quorum left."""
         head = self._instance.head
         if self._context.config.is_coordinator or not (head.has(voter) or voter == head.witness):
             return False
         self._heard[voter] = attempt
-        if (self._progresses() and voter != self.leader) or not self._follow(voter):
+        goes_on = self._progresses() and voter != self.leader and not self._is_hopeless()
+        if goes_on or not self._follow(voter):
             return False
         self._wait(self.turn_s)
         self._announce()
@@ -126,6 +131,18 @@ class Turns:
             return False
         steps = {step for attempt, step in self._extended.get(self.leader, ()) if attempt == self.awaited}
         return bool(steps - {"promise"} if self.leader == self._context.me else steps)
+
+    def _is_hopeless(self) -> bool:
+        """Return whether so many voters have gone on to later attempts that no quorum is left for the present one: it
+        was led by a peer that was frozen, say, which would wait for them as long as a plan may take.
+
+        A witness is not counted on once votes are due: with those of all that are left it would have voted at once."""
+        head, electorate = self._instance.head, self._context.electorate
+        left = {voter for voter in electorate.voters(head) if self._heard.get(voter, 0) <= self.awaited}
+        votes_are_due = (self.awaited, "proposal") in self._extended.get(self.leader, ())
+        if electorate.mode == "witness" and votes_are_due:
+            left -= {electorate.witness(head)}
+        return not electorate.enough(head, left)
 
     def _follow(self, voter: Member) -> bool:
         """Wait for the attempt that a voter waits for, if it is a later one and no leader given up leads it."""
@@ -172,6 +189,11 @@ class Turns:
         if leader == self.leader and (attempt, step) not in steps and len(steps) < STEPS_PER_LEADER:
             steps.add((attempt, step))
             self._wait(max(seconds, self._until - self._context.now))
+
+    def resign(self) -> None:
+        """Let the next leader try soon: this node has failed in its turn, which a plan may have made long."""
+        if self.leader == self._context.me:
+            self._wait(min(self.turn_s, self._until - self._context.now))
 
     def next_attempt(self) -> int:
         """Return the number of this node's next attempt, and count it as led."""

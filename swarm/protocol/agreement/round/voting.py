@@ -67,8 +67,9 @@ class Voter:
         instance, context = self._instance, self._context
         justified = context.evidence.justified(message.promises, instance.head, instance.hash, attempt)
         forced = justified.accepted
+        known = next((e.opened for e in instance.exchanges.values() if e.opened.signed == message.support.roster), None)
         opened, results = self._succession.support(
-            message.support, instance.head, instance.hash, self._exchanges.accepts_empty
+            message.support, instance.head, instance.hash, self._exchanges.accepts_empty, known
         )
         value = message.value
         if forced is not None and forced.value.hash != value.hash:
@@ -141,7 +142,7 @@ class Voter:
         self._send_vote(attempt, proposed.value, proposed.hash)
 
     def _send_vote(self, attempt: int, value: Head, value_hash: bytes) -> None:
-        message = say.VoteMessage(self._sign_vote(attempt, value_hash))
+        message = say.VoteMessage(self._sign_vote(attempt, value_hash), self._applicants.speed)
         voters = self._context.electorate.voters(self._instance.head)
         for peer in sorted({member.peer for member in (*voters, *value.members)}):
             self._context.out.send(peer, message)
@@ -184,6 +185,7 @@ class Voter:
         body = self._context.evidence.vote(message.vote)
         if not self._note(self._instance.votes, body, message.vote, evidence.VOTE):
             return
+        self._instance.speeds[body.voter] = message.speed
         if self._context.config.is_coordinator:
             self.consider(body.attempt)
         self._count(body.attempt, body.value)
@@ -217,7 +219,7 @@ class Voter:
     def repeat(self) -> None:
         """Send again what may have been lost: this node's latest echo and vote, while the attempt is not given up."""
         instance = self._instance
-        attempt = instance.ballot.promised
+        attempt = instance.ballot.attempt
         self.consider(attempt)
         if self._context.electorate.mode == "open":
             self._vote_echoed(attempt)

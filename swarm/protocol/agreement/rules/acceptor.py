@@ -2,8 +2,10 @@
 
 An *attempt* is a ballot with one leader and one value. A voter promises, then votes for the attempt's value; the
 leader of a later attempt collects the promises of a quorum and must propose the value of the highest attempt that
-they report (Lamport, "Paxos Made Simple", 2001). In open runs a voter echoes first, and what it accepted counts only
-with the echoes of a quorum, so that a leader with two faces has at most one value accepted.
+they report (Lamport, "Paxos Made Simple", 2001). Nothing can have been accepted below the first attempt, so its leader
+needs no promises; a voter that has promised a later one refuses it all the same. In open runs a voter echoes first, and
+what it accepted counts only with the echoes of a quorum, so that a leader with two faces has at most one value
+accepted.
 
 The functions are pure and know no message: `tests/simulation/test_exhaustive.py` drives these through all schedules
 of small groups. The node persists an `Acceptor` before it sends what came of it.
@@ -43,6 +45,11 @@ class Ballot(msgspec.Struct, frozen=True):
     echoed_attempt: Count = -1
     echoed: Hash = b""
 
+    @property
+    def attempt(self) -> int:
+        """The lowest attempt that may be under way here: the one promised, or the first, which needs no promise."""
+        return max(self.promised, 0)
+
     def promise(self, attempt: int) -> Ballot | None:
         """Promise to take part in no attempt below this one; None if a later one was promised or this one voted in."""
         if attempt < self.promised or attempt <= self.voted_attempt or attempt >= NEVER:
@@ -64,6 +71,11 @@ class Ballot(msgspec.Struct, frozen=True):
         if attempt == self.voted_attempt and value != self.voted:
             return None
         return msgspec.structs.replace(self, promised=attempt, voted_attempt=attempt, voted=value)
+
+
+def needs_promises(attempt: int) -> bool:
+    """Return whether a leader must ask what was accepted before: in the first attempt that is nothing."""
+    return attempt > 0
 
 
 def forced_value(accepted: Iterable[Value | None]) -> Value | None:

@@ -3,18 +3,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import msgspec
 
+from peer.bounds import Hash
+from peer.decoding import MALFORMED
 from peer.errors import ProtocolViolation
 from peer.identity import Signed
 from swarm.protocol.agreement import messages as say
 from swarm.protocol.agreement.config import AgreementConfig
-from swarm.protocol.agreement.rules.acceptor import forced_value
+from swarm.protocol.agreement.rules.acceptor import forced_value, needs_promises
 from swarm.protocol.agreement.rules.electorate import Electorate, leader_of
-from swarm.protocol.agreement.signing import Signer
+from swarm.protocol.agreement.signing import Body, Signer
 from swarm.protocol.head import Head, Member
 from swarm.protocol.plan import PLAN_KIND, WorkPlan
 
@@ -117,18 +120,21 @@ class Evidence:
             if self._electorate.mode != "open":
                 bodies = [self.proposal(signed, head, head_hash) for signed in accepted.evidence[:1]]
                 return any(body.attempt == accepted.attempt and body.value == value for body in bodies)
-            echoes = [self.echo(signed) for signed in accepted.evidence]
+            echoes = [self.echo(signed) for signed in self._by_voters(accepted.evidence, head)]
         except ProtocolViolation:
             return False
         alike = {e.voter for e in echoes if (e.head, e.attempt, e.value) == (head_hash, accepted.attempt, value)}
         return self._electorate.enough(head, alike)
 
     def justified(self, promises: Iterable[Signed], head: Head, head_hash: bytes, attempt: int) -> ForcedBy:
-        """Check the promises behind a proposal: those of a quorum, for this attempt. Return the value they force.
+        """Check the promises behind a proposal: those of a quorum, for this attempt; the first attempt needs none.
+        Return the value they force.
 
         The voters do this themselves instead of trusting the leader."""
+        if not needs_promises(attempt):
+            return ForcedBy(None)
         accepted: dict[Member, say.AcceptedValue | None] = {}
-        for signed in promises:
+        for signed in self._by_voters(promises, head):
             body = self.promise(signed)
             if (body.head, body.attempt) != (head_hash, attempt):
                 raise ProtocolViolation("a proposal rests on promises of another attempt")
@@ -149,9 +155,11 @@ class Evidence:
             raise ProtocolViolation("a chain of heads is broken")
         if head.run_id != before.run_id or head.round != before.round + 1:
             raise ProtocolViolation("a chain of heads skips a round")
-        cast = [self.vote(signed) for signed in link.votes]
-        if any((vote.head, vote.value) != (before_hash, value) for vote in cast):
-            raise ProtocolViolation("a certificate has votes for another head")
+        cast = []
+        for signed in self._by_voters(link.votes, before):
+            cast.append(self.vote(signed))
+            if (cast[-1].head, cast[-1].value) != (before_hash, value):  # before another signature is checked
+                raise ProtocolViolation("a certificate has votes for another head")
         if len({vote.attempt for vote in cast}) != 1:
             raise ProtocolViolation("a certificate mixes the votes of several attempts")
         if not self._electorate.enough(before, {vote.voter for vote in cast}):
@@ -166,11 +174,68 @@ class Evidence:
             raise ProtocolViolation("a start of term is for another head")
         if self._electorate.mode == "required":
             return body
-        acks = [self.ack(signed) for signed in link.acks]
+        acks = [self.ack(signed) for signed in self._by_voters(link.acks, link.head)]
         voters = {ack.voter for ack in acks if ack.head == name}
         if not self._electorate.enough(link.head, voters) or not voters.intersection(link.head.members):
             raise ProtocolViolation("a start of term is not acknowledged by a quorum of its members")
         return body
+
+    def link_counts(self, link: say.ChainLink, before: Head | None) -> bool:
+        """Return whether the link's head counts, after `before` (None: the one before it is not known). Raises if it
+        does not, whatever was before it."""
+        if self.is_signed_for(link):
+            return True
+        if before is None:
+            return self.is_vouched_for(link)
+        self.certificate(link, before, link.head.previous)
+        return True
+
+    def is_signed_for(self, link: say.ChainLink) -> bool:
+        """Return whether the coordinator says that the head counts, by a bound start or an endorsement."""
+        if link.start is not None:
+            self.bound(link)
+            return True
+        return link.endorsement is not None and self.endorsed(link.endorsement) == link.head.hash
+
+    def is_vouched_for(self, link: say.ChainLink) -> bool:
+        """Return whether the coordinator itself has completed this certificate: it has checked all that was before."""
+        signed = self._own_vote(link)
+        if signed is None:
+            return False
+        vote = self.vote(signed)
+        return (vote.head, vote.value) == (link.head.previous, link.head.hash)
+
+    def _own_vote(self, link: say.ChainLink) -> Signed | None:
+        if self._electorate.mode != "required":
+            return None
+        return next((signed for signed in link.votes if signed.signer == self._config.coordinator), None)
+
+    def anchor(self, link: say.ChainLink) -> say.ChainLink | None:
+        """Return the link with no more than what the coordinator has signed for it, so that it counts whatever was
+        before; None if that is nothing."""
+        if self.is_signed_for(link):
+            if link.start is None:
+                return say.ChainLink(link.head, endorsement=link.endorsement)
+            voters = self._electorate.voters(link.head)
+            acks = (
+                {}
+                if self._electorate.mode == "required"
+                else {self.ack(signed).voter: signed for signed in self._by_voters(link.acks, link.head)}
+            )
+            return say.ChainLink(link.head, start=link.start, acks=tuple(acks[v] for v in voters if v in acks))
+        signed = self._own_vote(link)
+        if signed is None or not self.is_vouched_for(link):
+            return None
+        return say.ChainLink(link.head, votes=(signed,))
+
+    def bare_certificate(self, link: say.ChainLink, before: Head) -> say.ChainLink:
+        """Return a link that follows `before` with the votes of a bare quorum: what was shown may hold any others."""
+        voters, chosen = self._electorate.voters(before), dict[Member, Signed]()
+        for signed in self._by_voters(link.votes, before):
+            voter = self.vote(signed).voter
+            if voter in voters and not self._electorate.enough(before, chosen):
+                chosen[voter] = signed
+        return say.ChainLink(link.head, votes=tuple(chosen.values()))
 
     def culprit(self, proof: say.Contradiction) -> str:
         """Return the peer that a contradiction proves guilty, or raise `ProtocolViolation` if it proves nothing."""
@@ -182,6 +247,12 @@ class Evidence:
         if first == second or _slot(first) != _slot(second):
             raise ProtocolViolation("a contradiction is not one: both bodies may stand")
         return proof.first.signer
+
+    def _by_voters(self, bodies: Iterable[Signed], head: Head) -> list[Signed]:
+        """Return those of the bodies that may be by voters of a head. A list of others' bodies may be as long as a
+        message, and made with as many keys; each signature costs more than all else about it."""
+        voters = {voter.peer for voter in self._electorate.voters(head)}
+        return list(itertools.islice((signed for signed in bodies if signed.signer in voters), 2 * len(voters)))
 
     def _require_voter(self, signed: Signed, voter: Member, what: str) -> None:
         if signed.signer != voter.peer:
@@ -218,21 +289,55 @@ def _slot(body: msgspec.Struct) -> tuple[object, ...]:
     )
 
 
-def head_named(message: say.Message, signer: Signer) -> bytes:
-    """Return the hash of the head whose round a message is about. Raises `ProtocolViolation` if a signature is
-    wrong."""
+def head_named(message: say.Message) -> bytes:
+    """Return the hash of the head whose round a message says it is about, before any signature is checked: of messages
+    about other rounds none ever is. Raises `ProtocolViolation` if a body is malformed."""
     match message:
         case say.PrepareMessage() | say.PlanMessage() | say.SubmitMessage() | say.RosterMessage():
             return message.head
         case say.ResultsMessage():
             return message.head
         case say.PromiseMessage():
-            return signer.open(message.promise, PROMISE, say.PromiseBody).head
+            return _read(message.promise, _Named).head
         case say.ProposalMessage():
-            return signer.open(message.proposal, PROPOSAL, say.ProposalBody).head
+            return _read(message.proposal, _Named).head
         case say.EchoMessage():
-            return signer.open(message.echo, ECHO, say.EchoBody).head
+            return _read(message.echo, _Named).head
         case say.VoteMessage():
-            return signer.open(message.vote, VOTE, say.VoteBody).head
+            return _read(message.vote, _Named).head
         case _:
             return b""
+
+
+def signed_in(message: say.Message, head: Head) -> Iterator[tuple[str, Signed]]:
+    """Yield what the links of a message are signed with, and for what kind each: a page of links has so many that a
+    driver may want to check them before its node, which stands at `head`, does. Of votes and acknowledgements only
+    those that the node will look at, if the links are what they seem to be."""
+    links = message.links if isinstance(message, say.ChainMessage | say.ToldMessage) else ()
+    for link in links:
+        yield from ((VOTE, signed) for signed in _by_peers_of(head, link.votes))
+        yield from ((ACK, signed) for signed in _by_peers_of(link.head, link.acks))
+        yield from ((START, signed) for signed in (link.start,) if signed is not None)
+        yield from ((ENDORSEMENT, signed) for signed in (link.endorsement,) if signed is not None)
+        head = link.head
+
+
+def _by_peers_of(head: Head, bodies: Iterable[Signed]) -> Iterator[Signed]:
+    peers = {member.peer for member in (*head.members, *((head.witness,) if head.witness else ()))}
+    return itertools.islice((signed for signed in bodies if signed.signer in peers), 2 * len(peers))
+
+
+def claimed_vote(message: say.VoteMessage) -> say.VoteBody:
+    """Return what a vote says, unchecked. Raises `ProtocolViolation` if it is malformed."""
+    return _read(message.vote, say.VoteBody)
+
+
+class _Named(msgspec.Struct, frozen=True):
+    head: Hash
+
+
+def _read(signed: Signed, type_: type[Body]) -> Body:
+    try:
+        return msgspec.msgpack.decode(signed.body, type=type_)
+    except MALFORMED as error:
+        raise ProtocolViolation("a body is malformed") from error

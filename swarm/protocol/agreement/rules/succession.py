@@ -19,11 +19,13 @@ from swarm.protocol.agreement.context import AgreementContext
 from swarm.protocol.agreement.messages import JoinBody, ResultsBody, RosterBody, Support
 from swarm.protocol.agreement.rules.electorate import leader_of, owners_of, room_for_newcomers
 from swarm.protocol.agreement.rules.evidence import RESULTS, ROSTER, is_leader
-from swarm.protocol.head import Absence, Head, Learner, Member
+from swarm.protocol.agreement.rules.sponsors import Sponsors
+from swarm.protocol.head import Absence, Head, Learner, Member, Sponsorship
 from swarm.protocol.plan import CONTRIBUTION_KIND, PLAN_KIND, Contribution, WorkPlan
 
 MERGED_MIN: Final = 2  # contributions of a learner before it becomes a member
 ABSENCES_MAX: Final = 2  # rounds without a contribution, under as many leaders, before a member is dropped
+NEWCOMERS_MIN: Final = 16  # newcomers that a roster may have at least, taken in or not
 MISSED_MAX: Final = 8  # rounds in a row without a contribution before a learner is dropped
 
 
@@ -89,8 +91,8 @@ class Succession:
         body = self._context.evidence.join(signed)
         if body.head not in (head_hash, head.previous) or body.member.peer == self._context.config.coordinator:
             raise ProtocolViolation("a join request is for another head")
-        if not self._context.work.admits(body, signed.signer):
-            raise RoundDiscarded("a join request is of a peer that the run does not admit")
+        if self._context.work.sponsors(body, signed.signer) is None:
+            raise ProtocolViolation("a join request is of a peer that the run does not admit")
         return body
 
     def roster(self, signed_plan: Signed, signed: Signed, head: Head, head_hash: bytes, dry: bool) -> OpenedRoster:
@@ -102,6 +104,7 @@ class Succession:
         plan = self.plan(signed_plan, head, head_hash, roster.attempt)
         if plan.hash != roster.plan:
             raise ProtocolViolation("a roster is for another plan")
+        self._check_size(roster, head)
         bodies = [self.contribution(contribution, plan, head) for contribution in roster.contributions]
         present = [body.member for body in bodies]
         if present != sorted(present) or len({member.peer for member in present}) != len(present):
@@ -131,10 +134,11 @@ class Succession:
             ledger=settlement.ledger,
             inner_step=settlement.inner_step,
             tokens=settlement.tokens,
+            senders=settlement.senders,
             witness=witness,
             learners=tuple(sorted(electorate.learners.values())),
             absent=tuple(sorted(electorate.absent)),
-            invites=electorate.invites(),
+            sponsored=electorate.sponsored(),
             attempt=roster.attempt,
         )
         parts: dict[Member, list[int]] = {}
@@ -153,21 +157,41 @@ class Succession:
             parts={owner: tuple(indexes) for owner, indexes in parts.items()},
         )
 
+    def _check_size(self, roster: RosterBody, head: Head) -> None:
+        """Raise if a roster has more in it than any leader may have collected: each signature takes time."""
+        n, learners = len(head.members), [learner.member.peer for learner in head.learners]
+        if len(roster.contributions) > n + len(learners) + max(2 * room_for_newcomers(n), NEWCOMERS_MIN):
+            raise ProtocolViolation("a roster has more contributions than a round has room for")
+        if len(roster.joins) > len(roster.contributions):
+            raise ProtocolViolation("a roster has join requests of peers that have contributed nothing")
+        accused = [proof.first.signer for proof in roster.proofs]
+        inside = {*(member.peer for member in head.members), *learners}
+        if len(set(accused)) != len(accused) or not inside.issuperset(accused):
+            raise ProtocolViolation("a roster has proofs against peers that are in no head, or two against one")
+
     def results(self, signed: Signed, opened: OpenedRoster, head_hash: bytes) -> tuple[Member, ResultsBody]:
         """Open an owner's results of that exchange."""
-        body = self._context.signer.open(signed, RESULTS, ResultsBody)
         owner = next((member for member in opened.parts if member.peer == signed.signer), None)
-        if owner is None or (body.head, body.attempt, body.key) != (head_hash, opened.attempt, opened.key):
-            raise ProtocolViolation("results are of another exchange or by no owner")
+        if owner is None:
+            raise ProtocolViolation("results are by no owner")
+        body = self._context.signer.open(signed, RESULTS, ResultsBody)
+        if (body.head, body.attempt, body.key) != (head_hash, opened.attempt, opened.key):
+            raise ProtocolViolation("results are of another exchange")
         if len(body.hashes) != len(opened.parts[owner]) or any(len(name) != 32 for name in body.hashes):
             raise ProtocolViolation("results name another number of slices than the owner has")
         return owner, body
 
     def support(
-        self, support: Support, head: Head, head_hash: bytes, dry: bool
+        self, support: Support, head: Head, head_hash: bytes, dry: bool, known: OpenedRoster | None = None
     ) -> tuple[OpenedRoster, dict[Member, tuple[Signed, ResultsBody]]]:
-        """Check what a value was made from: the roster, and the results of every owner."""
-        opened = self.roster(support.plan, support.roster, head, head_hash, dry)
+        """Check what a value was made from: the roster, unless it is the one `known`, and the results of every
+        owner."""
+        if known is not None and (known.signed_plan, known.signed) == (support.plan, support.roster):
+            opened = known
+        else:
+            opened = self.roster(support.plan, support.roster, head, head_hash, dry)
+        if len(support.results) != len(opened.parts):
+            raise ProtocolViolation("a value comes without the results of all owners, or with more")
         results: dict[Member, tuple[Signed, ResultsBody]] = {}
         for signed in support.results:
             owner, body = self.results(signed, opened, head_hash)
@@ -187,7 +211,7 @@ class _Electors:
         self.members: set[Member] = set(head.members)
         self.learners: dict[str, Learner] = {entry.member.peer: entry for entry in head.learners}
         self.absent: list[Absence] = []
-        self._invites: dict[str, str] = {peer: serial for serial, peer in head.invites}
+        self._work, self._sponsors = context.work, Sponsors(head.sponsored)
 
     def count(
         self, present: set[Member], merged: set[Member], joins: Mapping[Member, JoinBody], leader: Member
@@ -198,10 +222,13 @@ class _Electors:
         self._promote()
         self._take_in(present, merged, joins)
 
-    def invites(self) -> tuple[tuple[str, str], ...]:
-        """Return (serial, peer) of those that are in the next head."""
-        inside = {member.peer for member in self.members} | set(self.learners)
-        return tuple(sorted((serial, peer) for peer, serial in self._invites.items() if peer in inside))
+    @property
+    def _inside(self) -> set[str]:
+        return {member.peer for member in self.members} | set(self.learners)
+
+    def sponsored(self) -> tuple[Sponsorship, ...]:
+        """Return who vouches for those in the next head."""
+        return self._sponsors.among(self._inside)
 
     def _drop(self, present: set[Member], leader: Member) -> None:
         """Drop proved liars and members absent too often, but never below what the quorum arithmetic needs."""
@@ -240,7 +267,6 @@ class _Electors:
 
     def _take_in(self, present: set[Member], merged: set[Member], joins: Mapping[Member, JoinBody]) -> None:
         room = room_for_newcomers(len(self._head.members))
-        used = {serial for serial in self._invites.values() if serial}
         for member, join in sorted(joins.items()):
             fits = len(self.members) + len(self.learners) < self._most or member.peer in self.learners
             if member not in present or member in self.members or member.peer in self._culprits:
@@ -248,12 +274,9 @@ class _Electors:
             known = self.learners.get(member.peer)
             if known is not None and known.member == member:
                 continue
-            if join.invite and join.invite in used and self._invites.get(member.peer) != join.invite:
-                continue  # one invite has one vote, whatever keys come with it
-            if room <= 0 or not fits:
+            sponsors = self._work.sponsors(join, member.peer) or ()
+            if room <= 0 or not fits or not self._sponsors.have_room(member.peer, sponsors, self._inside):
                 continue
             room -= 1
-            if join.invite:
-                used.add(join.invite)
-                self._invites[member.peer] = join.invite
+            self._sponsors.add(member.peer, sponsors)
             self.learners[member.peer] = Learner(member, int(member in merged))

@@ -225,7 +225,7 @@ async def test_an_impostor_on_the_port_gets_no_token_and_no_payload() -> None:
             await tls.handshake()
             received.extend(buffer[: await tls.receive_into(buffer)])
 
-    async def ask(peer: str) -> Offer:
+    async def ask(peer: str, request: OfferRequest) -> Offer:
         return Offer(port, b"\0" * 32, b"t" * 32)
 
     async with trio.open_nursery() as nursery:

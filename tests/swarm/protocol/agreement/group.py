@@ -22,7 +22,7 @@ from swarm.protocol.agreement.output import encode
 from swarm.protocol.agreement.rules import evidence
 from swarm.protocol.agreement.scheduled_work import ScheduledWork
 from swarm.protocol.agreement.work import Work
-from swarm.protocol.head import Head, Member, genesis
+from swarm.protocol.head import Head, Member, Sponsor, genesis
 from swarm.protocol.ledger import Range, count
 from swarm.protocol.plan import CONTRIBUTION_KIND, Contribution, WorkPlan
 from swarm.protocol.round_schedule import RoundSchedule
@@ -32,7 +32,15 @@ GENESIS = genesis("run", blake3(b"genesis").digest())
 SCHEDULE = RoundSchedule(
     DilocoConfig(steps=4), InnerConfig(lr=1e-2, batch_size=2, total_steps=1000), seq_len=8, compute_s_max=30.0
 )
-WORK = ScheduledWork(SCHEDULE, slices_of=lambda head: 4, exchange_s_of=lambda head: 4.0)
+
+
+def sponsors_of(join: say.JoinBody, signer: str) -> tuple[Sponsor, ...] | None:
+    """Take what a credential says: "forged", or the name of an invite that brings in one peer."""
+    name = join.credential.decode()
+    return None if name == "forged" else (Sponsor(name, 1),) if name else ()
+
+
+WORK = ScheduledWork(SCHEDULE, lambda head: 4, lambda head: 4.0, sponsors_of=sponsors_of)
 COORDINATOR = "W"
 
 
@@ -138,6 +146,7 @@ class GroupOfNodes:
             "genesis": GENESIS,
             "coordinator": COORDINATOR,
             "min_peers": len(peers),
+            "stalled_s": 60.0,
             "undo_s": 60.0,
             "finish_s": 0.5,
         }
@@ -149,7 +158,7 @@ class GroupOfNodes:
 
     def start(self, peer: str, wiped: bool = False, **started: Any) -> Machine:
         """Start the process of a peer, on its disk."""
-        config = AgreementConfig(peer=peer, **self._config)
+        config = AgreementConfig(peer=peer, **{"finish_s": 0.5, **self._config})
         node = AgreementNode(config, self.table.of(peer), self.work)
         old = self.machines.get(peer)
         machine = Machine(peer, node)

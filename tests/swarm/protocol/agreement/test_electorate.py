@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 
 import msgspec
 import pytest
 
-from peer.errors import ProtocolViolation, RoundDiscarded
+from peer.errors import ProtocolViolation
 from peer.identity import Signed
 from swarm.protocol.agreement import messages as say
 from swarm.protocol.agreement.rules import evidence
@@ -19,8 +18,9 @@ from swarm.protocol.agreement.rules.electorate import (
     owners_of,
     room_for_newcomers,
 )
+from swarm.protocol.agreement.rules.sponsors import Sponsors
 from swarm.protocol.agreement.rules.succession import MISSED_MAX, OpenedRoster, Succession
-from swarm.protocol.head import Absence, Head, Learner, Member
+from swarm.protocol.head import Absence, Head, Learner, Member, Sponsor, Sponsorship
 from swarm.protocol.ledger import count
 from swarm.protocol.plan import PLAN_KIND
 from tests.swarm.protocol.agreement.group import GENESIS, WORK, GroupOfNodes, contribution_body
@@ -67,8 +67,8 @@ class Scene:
         signed = self.group.sign(signer, evidence.ROSTER, body)
         return self.succession.roster(signed_plan, signed, self.head, self.name, False)
 
-    def join(self, member: Member, head: bytes | None = None, invite: str = "") -> Signed:
-        body = say.JoinBody(self.name if head is None else head, member, invite)
+    def join(self, member: Member, head: bytes | None = None, credential: bytes = b"") -> Signed:
+        body = say.JoinBody(self.name if head is None else head, member, credential)
         return self.group.sign(member.peer, evidence.JOIN, body)
 
     def after(self, present: str, **more: str) -> Head:
@@ -149,15 +149,33 @@ def test_an_open_group_keeps_three_f_plus_one() -> None:
 
 def test_one_invite_has_one_vote() -> None:
     """F8: whatever keys come with it."""
-    scene = Scene(head_of("ABCDE"))
-    requests = {name: scene.join(Member(name, f"{name}0"), invite="serial-1") for name in "XY"}
+    scene, invite = Scene(head_of("ABCDE")), Sponsor("invite", 1)
+    requests = {name: scene.join(Member(name, f"{name}0"), credential=b"invite") for name in "XY"}
     opened = scene.roster("ABCDEXY", asked=tuple(requests.values()))
     assert [learner.member.peer for learner in opened.next.learners] == ["X"]
-    assert opened.next.invites == (("serial-1", "X"),)
-    held = head_of("ABCDE", invites=(("serial-1", "A"),))
+    assert opened.next.sponsored == (Sponsorship(invite, "X"),)
+    held = head_of("ABCDE", sponsored=(Sponsorship(invite, "A"),))
     scene = Scene(held)
-    requests = {"X": scene.join(Member("X", "X0"), invite="serial-1")}
+    requests = {"X": scene.join(Member("X", "X0"), credential=b"invite")}
     assert scene.roster("ABCDEX", asked=tuple(requests.values())).next.learners == ()
+
+
+def test_a_roster_with_a_request_that_no_credential_admits_is_refused() -> None:
+    """F7, F8: the gate is at the connection, but a leader may have made up peers that never connect to others."""
+    scene = Scene(head_of("ABCDE"))
+    with pytest.raises(ProtocolViolation, match="does not admit"):
+        scene.roster("ABCDEX", asked=(scene.join(Member("X", "X0"), credential=b"forged"),))
+
+
+def test_sponsors_bring_in_so_many_and_no_more() -> None:
+    """A member that invites counts below the invite that it came with."""
+    top, nested = Sponsor("invite", 3), Sponsor("B", 1)
+    sponsors = Sponsors([Sponsorship(top, "A"), Sponsorship(top, "B"), Sponsorship(nested, "C"), Sponsorship(top, "C")])
+    assert sponsors.have_room("C", [nested, top], "ABC"), "it is here already"
+    assert not sponsors.have_room("D", [top], "ABC")
+    assert sponsors.have_room("D", [top], "AC"), "B has left"
+    assert not sponsors.have_room("D", [top, nested], "AC")
+    assert sponsors.among("AC") == (Sponsorship(nested, "C"), Sponsorship(top, "A"), Sponsorship(top, "C"))
 
 
 def test_a_new_incarnation_takes_the_place_of_the_old_one() -> None:
@@ -200,14 +218,6 @@ def test_a_roster_of_no_member_or_nothing_is_no_value() -> None:
         scene.roster("X")
     with pytest.raises(ProtocolViolation, match="out of order"):
         scene.roster("AB", turned=True)
-
-
-def test_a_peer_that_the_gate_refuses_is_not_held_against_the_leader() -> None:
-    scene = Scene(head_of("ABC"))
-    context = scene.group.machines["A"].node._context
-    context.work = dataclasses.replace(WORK, admits_of=lambda join, signer: False)
-    with pytest.raises(RoundDiscarded):
-        scene.roster("ABCX", joins="X")
 
 
 def test_quorums() -> None:

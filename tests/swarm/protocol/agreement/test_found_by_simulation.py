@@ -15,7 +15,7 @@ from swarm.protocol.agreement.records import BallotRecord
 from swarm.protocol.agreement.rules import evidence
 from swarm.protocol.agreement.rules.acceptor import NEVER, Ballot
 from swarm.protocol.agreement.rules.electorate import attempt_of, leader_of
-from swarm.protocol.head import Member
+from swarm.protocol.head import Member, Sponsor, Sponsorship
 from swarm.protocol.plan import CONTRIBUTION_KIND, Contribution
 from tests.swarm.protocol.agreement.group import COORDINATOR, GENESIS, GroupOfNodes, contribution_body
 
@@ -84,7 +84,7 @@ def test_a_bad_contribution_in_a_promise_is_held_against_its_sender() -> None:
 
 
 def test_a_leader_without_any_peer_that_may_work_gives_its_attempt_up() -> None:
-    """All that promised are proved liars: there is no plan to make."""
+    """All that are present are proved liars: there is no plan to make."""
     group = GroupOfNodes("AB")
     group.run_to(1)
     node = group.machines["A"].node
@@ -97,7 +97,7 @@ def test_a_leader_without_any_peer_that_may_work_gives_its_attempt_up() -> None:
                 machine.node._applicants.take_proof(proof)
     group.run(20.0)
     failed = [told["reason"] for peer in "AB" for told in group.told(peer, "attempt_failed")]
-    assert "no peer that may work has promised" in failed and set(node._applicants.proofs) == {"A", "B"}
+    assert "no peer that may work is present" in failed and set(node._applicants.proofs) == {"A", "B"}
 
 
 def scatter(group: GroupOfNodes, attempts: dict[str, int]) -> None:
@@ -177,12 +177,13 @@ def test_one_invite_is_one_member_from_the_first_head_on() -> None:
     """Two keys of one invite began the group, and their invite was not noted, so that a third one came in later."""
     group = GroupOfNodes("ABC", min_peers=3)
     for name in "XY":
-        group._config["invite"] = "of liars"
+        group._config["credential"] = b"of liars"
         group.start(name)
     group.run_to(1, "ABC")
     peers = {member.peer for member in group.head("A").members}
     assert len(peers & set("XY")) == 1
-    assert group.head("A").invites == tuple(("of liars", peer) for peer in sorted(peers & set("XY")))
+    invite = Sponsor("of liars", 1)
+    assert group.head("A").sponsored == tuple(Sponsorship(invite, peer) for peer in sorted(peers & set("XY")))
 
 
 def test_a_fenced_voter_leads_and_votes_no_more() -> None:
@@ -224,7 +225,7 @@ def test_a_seal_costs_one_attempt_and_no_turn() -> None:
 
 def test_a_state_that_is_gone_is_not_waited_for_once_there_is_a_newer_one() -> None:
     """A peer that was behind asked for a state, in vain, while the group went on; it then backed off for seconds."""
-    group = GroupOfNodes("ABC")
+    group = GroupOfNodes("ABC", finish_s=0.5)
     group.run_to(1)
     group.isolate("C")
     group.run_to(2, "AB")

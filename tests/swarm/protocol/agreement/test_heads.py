@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from swarm.protocol.agreement import actions
+from swarm.protocol.agreement import actions, chain
 from swarm.protocol.agreement import messages as say
 from swarm.protocol.agreement.chain import position_of
 from swarm.protocol.agreement.output import encode
@@ -70,6 +70,26 @@ def test_a_member_that_missed_rounds_fetches_first_and_then_leaves() -> None:
     group.run(20.0)
     assert group.round("C") > 4
     group.check()
+
+
+def test_a_long_chain_comes_in_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a large group a link has many votes: 64 of them would be more than a call holds, and their signatures would
+    stop the reader's loop."""
+    group = GroupOfNodes("ABC")
+    group.run_to(2)
+    group.isolate("C")
+    group.run_to(12, "AB")
+    links = group.machines["A"].node._chain.after((group.head("C").hash,))
+    size = len(encode(links[0]))
+    monkeypatch.setattr(chain, "PAGE_BYTES", int(2.5 * size))
+    group.heal()
+    sent = len(group.sent)
+    goal = group.round("A")
+    group.run(20.0, lambda: group.round("C") >= goal)
+    pages = [m.links for _, target, m in group.sent[sent:] if target == "C" and isinstance(m, say.ChainMessage)]
+    assert max(map(len, pages)) == 2 and group.round("C") >= goal
+    monkeypatch.setattr(chain, "PAGE_BYTES", 1)
+    assert len(group.machines["A"].node._chain.after(())) == 1, "a single link goes, whatever its size"
 
 
 def test_an_empty_position_moves_no_node() -> None:

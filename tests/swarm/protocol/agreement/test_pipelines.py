@@ -9,21 +9,27 @@ import pytest
 
 from optim.config import AllReduceConfig, DilocoConfig, OuterConfig
 from peer.config import InnerConfig
+from peer.errors import ProtocolViolation
+from peer.identity import Signed
 from swarm.protocol.agreement import events
+from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement.messages import ChainLink
 from swarm.protocol.agreement.round.claims import Claims
 from swarm.protocol.agreement.rules.electorate import leader_of
-from swarm.protocol.head import Head, Member
-from swarm.protocol.ledger import Range, count, without
-from swarm.protocol.plan import Assignment, Contribution, WorkPlan
+from swarm.protocol.agreement.scheduled_work import WorkTimeout, until_deadline
+from swarm.protocol.head import Head, Member, genesis
+from swarm.protocol.ledger import Ledger, Range, count, without
+from swarm.protocol.plan import CONTRIBUTION_KIND, Assignment, Contribution, WorkPlan
+from swarm.protocol.receipts import ReceiptBody, StageProof
 from swarm.protocol.round_schedule import RoundSchedule
-from tests.swarm.protocol.agreement.group import COORDINATOR, SCHEDULE, WORK, GroupOfNodes
+from tests.swarm.protocol.agreement.group import COORDINATOR, SCHEDULE, WORK, GroupOfNodes, Machine
 
 BATCH = 24
 MICRO_BATCH = 4
 PLACES = {"A": 0, "B": 1, "C": 2}
 
 
-def pipeline(outer: OuterConfig, stage: int, peers: str = "ABC") -> GroupOfNodes:
+def pipeline(outer: OuterConfig, stage: int, peers: str = "ABC", timeout: WorkTimeout = until_deadline) -> GroupOfNodes:
     """Return the replicas of one of two stages."""
     schedule = RoundSchedule(
         outer,
@@ -34,7 +40,7 @@ def pipeline(outer: OuterConfig, stage: int, peers: str = "ABC") -> GroupOfNodes
         stages=2,
         micro_batch=MICRO_BATCH,
     )
-    return GroupOfNodes(peers, work=dataclasses.replace(WORK, schedule=schedule))
+    return GroupOfNodes(peers, work=dataclasses.replace(WORK, schedule=schedule, timeout_of=timeout))
 
 
 def third(peer: str, first: int) -> tuple[Range, ...]:
@@ -106,13 +112,106 @@ def test_a_replica_that_does_not_submit_what_it_claimed_forgets_it(lie: str) -> 
     group.counted = counted
     gathered()
     group.run(20.0, lambda: len(plans) > 1)
-    doubted = group.machines[leader].node.doubted
+    workers = group.machines[leader].node.workers
     first, second = (plans[attempt] for attempt in sorted(plans)[:2])
     assert not any(assignment.reset for assignment in first.assignments)
     assert [assignment.member.peer for assignment in second.assignments if assignment.reset] == [liar]
     group.run_to(3)
-    assert not doubted and (group.head("A").ledger.cursor, group.head("A").ledger.returned) == (3 * BATCH, ())
+    assert workers == ["A", "B", "C"] and (group.head("A").ledger.cursor, group.head("A").ledger.returned) == (
+        3 * BATCH,
+        (),
+    )
     assert {accused for _, accused, _ in group.accusations()} == ({liar} if lie == "unusable" else set())
+
+
+def test_a_leader_that_does_not_end_its_round_is_given_up_before_the_plans_deadline() -> None:
+    """The method says how long its work may take, here 2 s of the plan's 30. The next leader goes on with the plan."""
+    plans: set[bytes] = set()
+    asked: set[int] = set()
+
+    def timeout(head: Head, plan: WorkPlan, rotations: int) -> float:
+        asked.add(rotations)
+        return 2.0
+
+    group = pipeline(AllReduceConfig(batch=BATCH), 0, timeout=timeout)
+
+    def counted(peer: str, plan: WorkPlan) -> tuple[Range, ...]:
+        plans.add(plan.hash)
+        return third(peer, 0)
+
+    def lost(source: str, target: str, message: say.Message) -> bool:
+        head = group.machines[target].node.head
+        leads = bool(head.members) and leader_of(head, head.hash, 0).peer == target
+        return isinstance(message, say.SubmitMessage) and (leads or no_leader_ends)
+
+    def change(source: str, message: say.Message) -> say.Message:
+        promises = isinstance(message, say.PromiseMessage)
+        return msgspec.structs.replace(message, contribution=None) if promises and no_leader_ends else message
+
+    no_leader_ends = False
+    group.counted, group.lost, group.change = counted, lost, change
+    group.run(20.0, lambda: group.head("A").round == 1)
+    assert group.head("A").round == 1 and len(plans) == 1 and asked == {0}
+    no_leader_ends = True
+    group.run(120.0)
+    assert group.head("A").round == 1 and asked >= {0, 1, 2}, "all have led in vain"
+
+
+def test_a_leader_that_has_failed_does_not_keep_its_turn_until_its_plans_deadline() -> None:
+    group = pipeline(AllReduceConfig(batch=BATCH), 0)
+
+    def counted(peer: str, plan: WorkPlan) -> tuple[Range, ...]:
+        head = group.head(peer)
+        first = leader_of(head, head.hash, plan.attempt) == leader_of(head, head.hash, 0)
+        return () if first and peer == "C" else third(peer, 0)
+
+    group.counted = counted
+    group.run(25.0, lambda: group.head("A").round == 1)
+    assert group.head("A").round == 1, "the plan's deadline is 30 s"
+
+
+class FirstStage:
+    """The first stage, whose heads are believed."""
+
+    def head(self, stage: int, links: StageProof) -> Head:
+        assert stage == 0
+        return links[-1].head
+
+    def receipt(self, signed: Signed) -> ReceiptBody:
+        raise ProtocolViolation("there are no receipts here")
+
+
+def test_at_the_end_a_later_stage_declares_lost_what_it_has_not_merged() -> None:
+    """In the last round all that the first stage has merged is merged, or lost. Nothing is committed before a member
+    proves what that is."""
+    group = pipeline(DilocoConfig(steps=6), 1)
+    group.work = work = dataclasses.replace(
+        group.work, schedule=dataclasses.replace(group.work.schedule, rounds=2), stages=FirstStage()
+    )
+    for machine in group.machines.values():
+        machine.node._context.work = work
+    first = msgspec.structs.replace(
+        genesis("stage 0", b"s" * 32), round=2, ledger=Ledger(3 * BATCH, ((BATCH + 16, BATCH + 20),))
+    )
+    make, knows = group.contribution, False
+
+    def contribution(machine: Machine, plan: Signed) -> Signed:
+        body = msgspec.msgpack.decode(make(machine, plan).body, type=Contribution)
+        if knows and machine.peer == "B" and body.head == group.head("B").hash:
+            body = msgspec.structs.replace(body, first_stage=(ChainLink(first),))
+        return group.sign(machine.peer, CONTRIBUTION_KIND, body)
+
+    group.contribution = contribution  # type: ignore[method-assign]
+    group.counted = lambda peer, plan: third(peer, (plan.round - 1) * BATCH) if peer != "C" else ()
+    group.run_to(1)
+    group.run(20.0)
+    assert group.round("A") == 1, "no member proves the first stage's last head"
+    knows = True
+    group.run_to(2)
+    head = group.head("A")
+    merged, free = head.tokens // SCHEDULE.seq_len, head.ledger.returned
+    assert merged == 4 * BATCH // 3 and free == ((BATCH + 16, BATCH + 20),) and not group.accusations()
+    assert head.ledger.cursor == 3 * BATCH == merged + count(free) + head.ledger.lost
 
 
 def test_claims_that_prove_false_twice_in_a_round_are_ignored() -> None:
@@ -139,6 +238,8 @@ def test_claims_that_prove_false_twice_in_a_round_are_ignored() -> None:
     assert claims.settle(plan(), members, bodies | {c: body(c)}, {a}) == {b}, "the claims of C are ignored"
     assert claims.settle(plan(), members, {b: body(b)}, {a}) == {a}, "what A submitted is unusable"
     assert claims.doubted == {"B", "C", "Z"}
+    claims.doubt({a})
+    assert claims.doubted == {"A", "B", "C", "Z"}, "A has claimed what others have counted, the second false claim"
 
 
 @pytest.mark.parametrize("mode", ["witness", "required", "open"])

@@ -8,7 +8,7 @@ import pytest
 from swarm.protocol.agreement import events
 from swarm.protocol.agreement import messages as say
 from swarm.protocol.agreement.rules import evidence
-from swarm.protocol.head import Head
+from swarm.protocol.head import Head, Sponsor, Sponsorship
 from tests.swarm.protocol.agreement.group import COORDINATOR, GENESIS, GroupOfNodes
 
 
@@ -76,7 +76,7 @@ def test_an_answer_brings_the_chain_that_proves_it() -> None:
 
 def test_a_start_that_was_overtaken_on_its_way_to_disk_is_not_shown() -> None:
     """While it was written, the coordinator heard of a later round, which the start took back."""
-    group = GroupOfNodes("ABC")
+    group = GroupOfNodes("ABC", train_s=3.0)  # longer than the coordinator asks
     group.run_to(2)
     group.run(0.1)
     base = group.head(COORDINATOR)
@@ -155,3 +155,82 @@ def test_a_fenced_voter_does_not_count_as_one_that_goes_on() -> None:
     assert not group.told(COORDINATOR, "regroup_withdrawn")
     group.run_to(4)
     assert group.head("A").term == 10
+
+
+def begun_alone(group: GroupOfNodes) -> int:
+    """Let a required coordinator start a term with A alone, while B and C are cut off; return the term. From then on
+    no peer trains."""
+    group.run_to(2)
+    group.isolate("B", "C")
+    group.run(60.0, lambda: group.head("A").members == (group.member("A"),))
+    assert group.head("A").members == (group.member("A"),)
+    group.train_s = 1e6
+    return group.head("A").term
+
+
+def test_a_term_that_ends_no_round_is_followed_by_one_with_those_that_came_back() -> None:
+    """Its only member was a liar that led for ever: the coordinator heard it, so it did nothing for ten rounds."""
+    group = GroupOfNodes("ABC", mode="required", stalled_s=1e6)
+    term = begun_alone(group)
+    group.heal()
+    group.run(4.0 * group.machines[COORDINATOR].node._coordinator.patient_s, lambda: group.head("A").term > term)
+    assert group.head("A").term == term + 1
+    assert {member.peer for member in group.head("A").members} == set("ABC")
+    group.train_s = 1.0
+    group.run_to(group.round("A") + 2)
+
+
+def test_those_that_were_members_lately_return_in_the_next_start() -> None:
+    """A term's only member ended a round of it, and then none: the others were in no head since the last commit."""
+    group = GroupOfNodes("ABC", mode="required", stalled_s=20.0)
+    group.run_to(2)
+    group.isolate("B", "C")
+    group.run(60.0, lambda: group.head("A").members == (group.member("A"),))
+    term, number = group.head("A").term, group.round("A")
+    group.run_to(number + 1, "A")
+    group.train_s = 1e6
+    group.heal()
+    group.run(120.0, lambda: group.head("A").term > term)
+    assert {member.peer for member in group.head("A").members} == set("ABC")
+    group.train_s = 1.0
+    group.run_to(group.round("A") + 2)
+
+
+def test_a_peer_that_a_person_left_out_is_in_no_start_that_follows() -> None:
+    """A restart of the group by itself took it in again. It may only ask to join, as any newcomer."""
+    group = GroupOfNodes("ABC", mode="required", stalled_s=20.0)
+    group.run_to(2)
+    group.event(COORDINATOR, events.Asked(without=("C",)))
+    group.train_s = 1e6
+    group.lost = lambda source, target, message: isinstance(message, say.JoinMessage)
+    group.run(10.0)
+    term = group.head("A").term
+    assert {member.peer for member in group.head("A").members} == set("AB")
+    group.run(200.0, lambda: group.head("A").term > term)
+    assert {member.peer for member in group.head("A").members} == set("AB")
+
+
+def test_a_required_start_takes_in_no_convicted_member() -> None:
+    group = GroupOfNodes("ABC", mode="required", stalled_s=20.0)
+    group.run_to(2)
+    group.train_s, head = 1e6, group.head("C")
+    for state in (1, 2):
+        other = msgspec.structs.replace(head, state_hash=bytes([state]) * 32)
+        group.event(COORDINATOR, events.Received("C", say.VoteMessage(group.vote("C", head, 0, other))))
+    assert group.accusations() == [(COORDINATOR, "C", "signed two different bodies of kind agreement.vote")]
+    group.run(200.0, lambda: group.head("A").term > head.term)
+    assert {member.peer for member in group.head("A").members} == set("AB")
+
+
+def test_those_that_come_back_in_a_start_keep_their_invites() -> None:
+    """Another peer could have come in with the invite of one that a start had left out and the next one took back."""
+    group = GroupOfNodes("", mode="required", stalled_s=1e6, min_peers=3)
+    for peer in "ABC":
+        group._config["credential"] = f"invite {peer}".encode()
+        group.start(peer)
+    invites = tuple(Sponsorship(Sponsor(f"invite {peer}", 1), peer) for peer in "ABC")
+    term = begun_alone(group)
+    assert group.head("A").sponsored == invites[:1]
+    group.heal()
+    group.run(60.0, lambda: group.head("A").term > term)
+    assert group.head("A").sponsored == invites

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from swarm.protocol.agreement import events
 from swarm.protocol.agreement import messages as say
 from swarm.protocol.agreement.chain import position_of
 from swarm.protocol.agreement.rules.electorate import attempt_of, leader_of
-from tests.swarm.protocol.agreement.group import GroupOfNodes
+from swarm.protocol.agreement.scheduled_work import ScheduledWork
+from tests.swarm.protocol.agreement.group import COORDINATOR, SCHEDULE, GroupOfNodes
 
 
 def test_turns_grow_to_the_time_that_a_slow_network_takes() -> None:
@@ -89,3 +92,50 @@ def test_what_there_is_when_a_plans_time_is_over_is_merged() -> None:
     group.run_to(2, seconds=150.0)
     failed = [told["reason"] for peer in "ABC" for told in group.told(peer, "attempt_failed")]
     assert "no member has submitted a contribution" not in failed
+
+
+@pytest.mark.parametrize("mode", ["required", "witness"])
+def test_a_leader_that_was_frozen_follows_those_that_have_gone_on(mode: str) -> None:
+    """It had planned, so it took its own attempt for one that made progress, and refused the attempts of the only other
+    member for as long as its plan might take. That one had promised more, and could not help it any more."""
+    group = GroupOfNodes("AB", mode=mode, stalled_s=1e6, train_s=2.0)
+    group.run_to(2)
+    head = group.head("A")
+    leader = leader_of(head, head.hash, 0).peer
+    (other,) = set("AB") - {leader}
+    group.run(5.0, lambda: group.machines[other].node._height.instance.plan is not None)
+    assert group.head("A") == head
+    group.isolate(leader)
+    group.event(other, events.PeerDown(leader))
+    group.event(COORDINATOR, events.PeerDown(leader))
+    group.run(1.0)
+    assert group.machines[other].node._height._turns.latest > 0
+    group.heal()
+    group.event(other, events.PeerUp(leader))
+    group.event(COORDINATOR, events.PeerUp(leader))
+    group.run_to(head.round + 1, seconds=10.0)
+
+
+def test_a_leader_that_waits_for_votes_does_not_wait_for_a_silent_witness() -> None:
+    """Two of four had voted when they were cut off from the others and the coordinator's process ended. After the cut
+    they waited for its vote for as long as an exchange may take, while the other two had gone on."""
+    slow = ScheduledWork(SCHEDULE, lambda head: 4, lambda head: 60.0)
+    group = GroupOfNodes("ABCD", work=slow, stalled_s=1e6)
+    group.run_to(2)
+    head = group.head("A")
+    near = {leader_of(head, head.hash, attempt).peer for attempt in (0, 1)}
+    far = set("ABCD") - near
+    group.lost = lambda source, target, message: isinstance(message, say.ProposalMessage) and target not in near
+    group.run_until_sent(say.VoteMessage)
+    group.crash(COORDINATOR)
+    group.isolate(*near)
+    for peer in "ABCD":
+        for other in far if peer in near else near:
+            group.event(peer, events.PeerDown(other))
+    group.run(10.0)
+    assert {group.round(peer) for peer in "ABCD"} == {2}
+    group.heal()
+    for peer in "ABCD":
+        for other in far if peer in near else near:
+            group.event(peer, events.PeerUp(other))
+    group.run_to(3, seconds=15.0)

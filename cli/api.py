@@ -1,0 +1,129 @@
+"""`peer api`: OpenAI's interface to a served model, and a chat page, on this machine."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from cli.options import read_invite, tied_option
+from cli.run import run_until_stopped
+from cli.terminal.lines import say, say_json
+from peer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from peer.events import Event
+    from swarm.gateway.limits import ApiKeys, Quotas
+    from swarm.gateway.listening import ListenAddress
+    from swarm.run.invite import Invite
+
+
+@click.command()
+@click.argument("invite", required=False)
+@click.option(
+    "--listen", metavar="HOST:PORT", default="127.0.0.1:8080", show_default=True, help="An IP address; port 0: any."
+)
+@click.option("--key", "keys", multiple=True, help="A key that requests must bring. May be given several times.")
+@click.option(
+    "--key-file", type=click.Path(path_type=Path, dir_okay=False), help="Hashes of such keys, one a line, with names."
+)
+@click.option("--new-key", metavar="NAME", help="Print a new key, add its hash to --key-file, and stop.")
+@click.option(
+    "--rate", type=click.IntRange(1, 1_000_000), help="Requests a minute for each key.  [default: any number]"
+)
+@click.option(
+    "--at-once", type=click.IntRange(1, 512), default=16, show_default=True, help="Requests at once, each key."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print what happens as JSON lines.")
+@tied_option
+def api(
+    invite: str | None,
+    listen: str,
+    keys: tuple[str, ...],
+    key_file: Path | None,
+    new_key: str | None,
+    rate: int | None,
+    at_once: int,
+    as_json: bool,
+    tied: bool,
+) -> None:
+    """Serve OpenAI's interface to the model of INVITE, and a chat page, until Ctrl-C.
+
+    Any client of OpenAI's works, with the base URL that is printed. Without a key only this machine can use it.
+    """
+    if new_key is not None:
+        _add_key(key_file, new_key)
+        return
+    if invite is None:
+        raise click.UsageError("Missing argument 'INVITE'.")
+    from swarm.gateway.limits import Quotas
+    from swarm.gateway.listening import ListenAddress
+
+    opened, address, known = read_invite(invite), ListenAddress.parse(listen), _read_keys(keys, key_file)
+    if not address.is_loopback and not known.needed:
+        raise ConfigError(
+            f"--listen {listen} lets other machines use this model in your name: give --key or --key-file, or listen at"
+            " 127.0.0.1"
+        )
+    run_until_stopped(_Api(opened, address, known, Quotas(rate, at_once), as_json).run, tied)
+
+
+def _read_keys(keys: tuple[str, ...], key_file: Path | None) -> ApiKeys:
+    from swarm.gateway.limits import ApiKeys, key_hash, read_keys
+
+    if keys and key_file is not None:
+        raise ConfigError("--key and --key-file were both given: choose one")
+    if not all(key.strip() for key in keys):
+        raise ConfigError("--key is empty: give a key, or make one with --new-key")
+    if key_file is not None:
+        return read_keys(key_file)
+    return ApiKeys({key_hash(key.strip()): f"key {number}" for number, key in enumerate(keys, 1)})
+
+
+def _add_key(key_file: Path | None, name: str) -> None:
+    from swarm.gateway.limits import key_hash, new_key
+
+    if key_file is None:
+        raise ConfigError("--new-key has no file to write to: give --key-file")
+    key = new_key()
+    label = "".join(letter if letter.isprintable() else "?" for letter in name)
+    try:
+        with open(key_file, "a", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+            file.write(f"{key_hash(key)} {label}\n")
+    except OSError as error:
+        raise ConfigError(f"{key_file} cannot be written ({error.strerror}): choose another --key-file") from error
+    say(key)
+
+
+class _Api:
+    """The gateway of one command."""
+
+    def __init__(self, invite: Invite, address: ListenAddress, keys: ApiKeys, quotas: Quotas, as_json: bool) -> None:
+        self._invite, self._address, self._keys, self._quotas = invite, address, keys, quotas
+        self._as_json = as_json
+
+    async def run(self) -> None:
+        from swarm.gateway.app import Gateway, gateway_app
+        from swarm.gateway.listening import serve_http
+        from swarm.gateway.template import open_template
+        from swarm.inference.client import open_model
+
+        async with open_model(self._invite) as model, open_template(model.manifest.text) as template:
+            gateway = Gateway(model, template, self._keys, self._quotas, self._address.name)
+            name = model.manifest.name
+            with model.client.host.events.subscribed(self._show):
+                await serve_http(gateway_app(gateway), self._address, lambda url: self._listening(name, url))
+
+    def _listening(self, name: str, url: str) -> None:
+        if self._as_json:
+            say_json({"event": "listening", "url": url, "model": name})
+            return
+        say(f"{name} is served as OpenAI's interface at {url}/v1", f"Chat page: {url}/", err=True)
+        if not self._address.is_loopback:
+            say("Keys and texts cross this network unencrypted: put a proxy with TLS before it.", err=True)
+
+    def _show(self, event: Event) -> None:
+        if self._as_json and event.name == "request_answered":
+            say_json({"event": event.name, "at": event.at, **event.fields})

@@ -1,0 +1,150 @@
+"""`peer chat`: talk with a served model in the terminal."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Final
+
+import click
+import trio
+
+from cli.options import read_invite
+from cli.run import Stopped, run_until_stopped
+from cli.terminal.lines import say
+from cli.terminal.stream import write_text
+from cli.terminal.typed_lines import TypedLines
+from peer.errors import BarnraiseError
+
+if TYPE_CHECKING:
+    from peer.ipc.sampling_options import Sampling
+    from swarm.gateway.conversation import Conversation
+    from swarm.inference.client import ModelClient
+    from swarm.run.invite import Invite
+
+_HELP: Final = (
+    "/system TEXT  say how the model should answer; without TEXT: drop it",
+    "/reset        begin a new conversation",
+    "/exit         end, as Ctrl-D does",
+    "Ctrl-C stops an answer. A message that begins with a slash needs a space before it.",
+)
+
+
+@click.command()
+@click.argument("invite")
+@click.option("--system", default="", metavar="TEXT", help="How the model should answer.")
+@click.option("--max-tokens", type=click.IntRange(1, 1 << 20), default=512, show_default=True, help="Of one answer.")
+@click.option("--temperature", type=click.FloatRange(0, 100), default=0.7, show_default=True, help="0: the likeliest.")
+@click.option(
+    "--top-p", type=click.FloatRange(0, 1), default=1.0, help="Only the likeliest that have this probability."
+)
+@click.option("--seed", type=click.IntRange(0, (1 << 64) - 1), help="The same seed draws the same tokens.")
+def chat(invite: str, system: str, max_tokens: int, temperature: float, top_p: float, seed: int | None) -> None:
+    """Talk with the model of INVITE, computed by its servers, which can read what is said.
+
+    /system TEXT says how the model should answer, /reset begins a new conversation, /exit ends. Ctrl-C stops an answer,
+    and ends where there is none.
+    """
+    opened = read_invite(invite)
+    from peer.ipc.sampling_options import Sampling, new_seed
+
+    sampling = Sampling(temperature=temperature, top_p=top_p, seed=new_seed() if seed is None else seed)
+    run_until_stopped(_Chat(opened, system, sampling, max_tokens).run)
+
+
+class _Chat:
+    """One conversation in the terminal."""
+
+    def __init__(self, invite: Invite, system: str, sampling: Sampling, max_tokens: int) -> None:
+        self._invite, self._system, self._sampling, self._max_tokens = invite, system, sampling, max_tokens
+        self._lines = TypedLines()
+        self._answering: trio.CancelScope | None = None
+        self._interrupted = False
+
+    async def run(self) -> None:
+        from swarm.gateway.conversation import Conversation
+        from swarm.gateway.template import open_template
+        from swarm.inference.client import open_model
+
+        async with open_model(self._invite) as model, open_template(model.manifest.text) as template:
+            conversation = Conversation(model, template, self._sampling, self._max_tokens)
+            conversation.system = self._system
+            say(
+                f"{model.manifest.name}, {model.manifest.model.max_seq_len} tokens of context. /help tells more.",
+                err=True,
+            )
+            with trio.open_signal_receiver(signal.SIGINT) as signals:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._interrupt, signals, nursery.cancel_scope)
+                    await self._talk(model, conversation)
+                    nursery.cancel_scope.cancel()
+            conversation.close()
+        if self._interrupted:
+            raise Stopped(signal.SIGINT)
+
+    async def _interrupt(self, signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
+        """Stop the answer at Ctrl-C; without one end."""
+        async for _ in signals:
+            if self._answering is not None:
+                self._answering.cancel()
+            else:
+                self._interrupted = True
+                scope.cancel()
+
+    async def _talk(self, model: ModelClient, conversation: Conversation) -> None:
+        while True:
+            if self._lines.is_terminal:
+                write_text("> ")
+            line = await self._lines.next()
+            if line is None or line.strip() == "/exit":
+                return
+            if line.startswith("/"):
+                _command(conversation, line)
+            elif line.strip():
+                await self._answer(model, conversation, line.strip())
+
+    async def _answer(self, model: ModelClient, conversation: Conversation, text: str) -> None:
+        try:
+            with trio.CancelScope() as self._answering:
+                async with aclosing(conversation.answer(text)) as pieces:
+                    async for piece in pieces:
+                        write_text(piece)
+        except BarnraiseError as error:
+            if not self._lines.is_terminal:
+                raise
+            say("", f"peer: {error}", err=True)
+            return
+        finally:
+            stopped, self._answering = self._answering, None
+        write_text("\n")
+        say(_facts(model, conversation), err=True)
+        if stopped is not None and stopped.cancelled_caught:
+            say("Stopped.", err=True)
+
+
+def _command(conversation: Conversation, line: str) -> None:
+    name, _, text = line.partition(" ")
+    if name == "/system":
+        conversation.system = text.strip()
+        say("The system prompt is set." if text.strip() else "There is no system prompt now.", err=True)
+    elif name == "/reset":
+        conversation.reset()
+        say("A new conversation begins.", err=True)
+    else:
+        say(*_HELP, err=True)
+
+
+def _facts(model: ModelClient, conversation: Conversation) -> str:
+    """Return the facts about the last answer."""
+    answer = conversation.last
+    if answer is None or not answer.tokens:
+        return "No answer."
+    rate = f", {answer.tokens_a_second:.1f} a second" if answer.tokens > 1 else ""
+    records = model.servers.records
+    hops = ", ".join(
+        f"{records[hop.peer].name if hop.peer in records else hop.peer} (blocks {hop.first} to {hop.end - 1})"
+        for hop in answer.route
+    )
+    replaced = f"; {answer.failovers} replaced" if answer.failovers else ""
+    return f"[{answer.tokens} tokens{rate}, by {hops}{replaced}]"

@@ -1,0 +1,125 @@
+"""The end of a quickstart: block servers of the model that it trained, and an answer through the network.
+
+With faults, one of three servers is killed in the middle of the answer; the other two hold all blocks, so that the
+answer goes on.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from cli.demo.child_processes import ChildPeer, Children, children
+from cli.demo.cluster import LOOPBACK
+from peer.decoding import MALFORMED
+from peer.errors import RoundError
+from swarm.run.home import Home
+
+PROMPT: Final = "def "
+TOKENS: Final = 200
+STRIKE_AT: Final = 60
+"""The token after which a server is killed."""
+START_S: Final = 180.0
+POLL_S: Final = 0.1
+
+
+@dataclass
+class ServedSample:
+    """What came through the network."""
+
+    text: str
+    answer: dict[str, Any]
+    """The last line of `peer generate --json`."""
+    killed: str = ""
+    """The name of the server that was killed meanwhile."""
+
+
+def serve_sample(home: Path, homes: Sequence[Path], *, kills: bool) -> ServedSample:
+    """Export the model from `homes`, serve it, and generate. Raises RoundError if some of it fails."""
+    model = home / "model"
+    _run(["export", *(word for path in homes for word in ("--home", str(path))), "--out", str(model)])
+    layers = int(msgspec.json.decode((model / "config.json").read_bytes())["num_hidden_layers"])
+    with children() as group:
+        servers = _start(group, home, model, layers, kills)
+        invite = Home(servers[0].home).invite
+        return _generate(servers, str(invite), kills)
+
+
+def _start(group: Children, home: Path, model: Path, layers: int, kills: bool) -> list[ChildPeer]:
+    """Start servers that together hold all blocks; with `kills`, all blocks twice."""
+    half = layers // 2
+    spans = [(0, half), (half, layers)] if half else [(0, layers)]
+    if kills:
+        spans.insert(0, (0, layers))
+    servers = list[ChildPeer]()
+    for number, (first, end) in enumerate(spans, 1):
+        source = [str(Home(servers[0].home).invite)] if servers else ["--model", str(model)]
+        name = f"server-{number}"
+        options = ["--blocks", f"{first}:{end}", "--name", name, "--device", "cpu", "--threads", "1", *LOOPBACK]
+        server = group.start(name, home / name, ["serve", *source, *options], threads=1)
+        servers.append(server)
+        _wait_serving(server)
+    return servers
+
+
+def _wait_serving(server: ChildPeer) -> None:
+    deadline = time.monotonic() + START_S
+    while not any(event == "blocks_served" for _, event, _ in server.events.poll()):
+        if not server.alive or time.monotonic() > deadline:
+            raise RoundError(f"{server.name} does not serve ({server.log_tail()}): read {server.home}.log")
+        time.sleep(POLL_S)
+
+
+def _generate(servers: Sequence[ChildPeer], invite: str, kills: bool) -> ServedSample:
+    command = [sys.executable, "-m", "cli.main", "generate", invite, PROMPT, "--max-tokens", str(TOKENS)]
+    command += ["--temperature", "0.7", "--seed", "1", "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    sample, count, route = ServedSample("", {}), 0, list[dict[str, Any]]()
+    assert process.stdout is not None and process.stderr is not None
+    try:
+        for line in process.stdout:
+            fact = _fact(line)
+            if fact.get("event") == "token":
+                count += 1
+                if kills and count == STRIKE_AT and route:
+                    victim = next(server for server in servers if _names_server(server, route[0]))
+                    victim.kill()
+                    sample.killed = victim.name
+            elif fact.get("event") == "route":
+                route = fact["route"]
+            elif fact.get("event") == "answer":
+                sample.answer, sample.text = fact, PROMPT + str(fact["text"])
+        ended = process.wait(START_S)
+        if ended or not sample.answer:
+            raise RoundError(f"peer generate ended with exit code {ended}: {process.stderr.read()[-500:]}")
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+        process.stderr.close()
+    return sample
+
+
+def _names_server(server: ChildPeer, hop: dict[str, Any]) -> bool:
+    """Whether a hop of a route is at that server."""
+    return bool(hop.get("name") == server.name)
+
+
+def _fact(line: str) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(line, type=dict[str, Any])
+    except MALFORMED:
+        return {}
+
+
+def _run(arguments: Sequence[str]) -> None:
+    done = subprocess.run([sys.executable, "-m", "cli.main", *arguments], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RoundError(f"peer {arguments[0]} ended with exit code {done.returncode}: {done.stderr[-500:]}")

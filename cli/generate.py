@@ -1,0 +1,167 @@
+"""`peer generate`: continue a text with a served model."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cli.options import read_invite
+from cli.run import run_until_stopped
+from cli.terminal.lines import say, say_json
+from cli.terminal.stream import write_text
+
+if TYPE_CHECKING:
+    from peer.ipc.sampling_options import Sampling
+    from swarm.inference.client import ModelClient
+    from swarm.inference.route import Route
+    from swarm.run.invite import Invite
+
+
+@click.command()
+@click.argument("invite")
+@click.argument("prompt", required=False)
+@click.option("--max-tokens", type=click.IntRange(1, 1 << 20), default=128, show_default=True)
+@click.option("--temperature", type=click.FloatRange(0, 100), default=0.0, show_default=True, help="0: the likeliest.")
+@click.option("--top-k", type=click.IntRange(0, 1 << 24), default=0, help="Only the k likeliest tokens.")
+@click.option(
+    "--top-p", type=click.FloatRange(0, 1), default=1.0, help="Only the likeliest that have this probability."
+)
+@click.option("--min-p", type=click.FloatRange(0, 1), default=0.0, help="Only those with this share of the likeliest.")
+@click.option("--repetition-penalty", type=click.FloatRange(0.001, 1000), default=1.0)
+@click.option("--stop", "stops", multiple=True, help="A text at which the answer ends. May be given several times.")
+@click.option("--seed", type=click.IntRange(0, (1 << 64) - 1), help="The same seed draws the same tokens.")
+@click.option("--n", "count", type=click.IntRange(1, 64), default=1, show_default=True, help="How many answers.")
+@click.option("--logprobs", type=click.IntRange(0, 20), default=0, help="Tell so many likeliest tokens (with --json).")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON line for each token and one for the whole.")
+def generate(
+    invite: str,
+    prompt: str | None,
+    max_tokens: int,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    repetition_penalty: float,
+    stops: tuple[str, ...],
+    seed: int | None,
+    count: int,
+    logprobs: int,
+    as_json: bool,
+) -> None:
+    """Continue PROMPT (or standard input) with the model of INVITE, computed by its servers."""
+    opened = read_invite(invite)
+    text = sys.stdin.read() if prompt is None or prompt == "-" else prompt
+    from peer.ipc.sampling_options import Sampling
+
+    sampling = Sampling(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        seed=secrets.randbits(53) if seed is None else seed,
+        logprobs=logprobs,
+    )
+    answers = _Answers(opened, text, sampling, max_tokens, stops, count, as_json)
+    run_until_stopped(answers.run)
+
+
+class _Answers:
+    """The answers of one command."""
+
+    def __init__(
+        self,
+        invite: Invite,
+        text: str,
+        sampling: Sampling,
+        max_tokens: int,
+        stops: tuple[str, ...],
+        count: int,
+        as_json: bool,
+    ) -> None:
+        self._invite, self._text, self._sampling = invite, text, sampling
+        self._max_tokens, self._stops, self._count, self._as_json = max_tokens, stops, count, as_json
+
+    async def run(self) -> None:
+        from swarm.inference.client import open_model
+
+        began = time.monotonic()
+        async with open_model(self._invite) as model:
+            for index in range(self._count):
+                await self._answer(model, index, began)
+                began = time.monotonic()
+
+    async def _answer(self, model: ModelClient, index: int, began: float) -> None:
+        import msgspec
+
+        from swarm.inference.decoding import TextStream
+
+        sampling = msgspec.structs.replace(self._sampling, seed=(self._sampling.seed + index) % (1 << 64))
+        prompt = model.tokenizer.encode(self._text)
+        session = model.session(sampling)
+        stream = TextStream(model.tokenizer, self._stops, prompt)
+        tokens, first_s, finish, route = list[int](), 0.0, "length", list[dict[str, Any]]()
+        try:
+            async for drawn in session.generate(prompt, self._max_tokens):
+                first_s = first_s or time.monotonic() - began
+                route = self._told_route(model, session.route, route)
+                tokens.append(drawn.token)
+                if drawn.token in model.manifest.text.stops:
+                    finish = "stop"
+                    break
+                piece = stream.push(drawn.token)
+                self._show(piece, drawn.token, drawn.logprob, drawn.likeliest)
+                if stream.stopped:
+                    finish = "stop"
+                    break
+        finally:
+            session.close()
+        self._show(stream.finish())
+        seconds = time.monotonic() - began
+        if self._as_json:
+            say_json(
+                {
+                    "event": "answer",
+                    "text": stream.text,
+                    "tokens": tokens,
+                    "finish": finish,
+                    "route": route,
+                    "seed": sampling.seed,
+                    "prompt_tokens": len(prompt),
+                    "failovers": session.failovers,
+                    "first_token_s": round(first_s, 4),
+                    "seconds": round(seconds, 4),
+                },
+                uncut=True,
+            )
+            return
+        write_text("\n")
+        rate = (len(tokens) - 1) / (seconds - first_s) if len(tokens) > 1 and seconds > first_s else 0.0
+        say(
+            f"{len(tokens)} tokens by {len(route)} servers, {rate:.1f} a second, the first after {first_s:.2f} s.",
+            err=True,
+        )
+
+    def _told_route(self, model: ModelClient, route: Route, before: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the route as JSON, and tell it if it is another one than before."""
+        records = model.servers.records
+        names = {hop.peer: records[hop.peer].name if hop.peer in records else "" for hop in route}
+        now = [{"peer": h.peer, "name": names[h.peer], "first": h.first, "end": h.end} for h in route]
+        if self._as_json and now != before:
+            say_json({"event": "route", "route": now}, uncut=True)
+        return now
+
+    def _show(
+        self, piece: str, token: int | None = None, logprob: float = 0.0, likeliest: tuple[tuple[int, float], ...] = ()
+    ) -> None:
+        if not self._as_json:
+            write_text(piece)
+        elif token is not None:
+            told: dict[str, Any] = {"event": "token", "token": token, "text": piece}
+            if self._sampling.logprobs:
+                told |= {"logprob": logprob, "likeliest": likeliest}
+            say_json(told, uncut=True)

@@ -1,0 +1,176 @@
+"""`peer serve`: serve blocks of a model with this machine until Ctrl-C."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import trio
+
+from cli.options import Amount, default_home, home_option, network_options, read_invite, tied_option
+from cli.run import run_until_stopped
+from cli.terminal.lines import say, say_json
+from cli.views.event_tail import EventTail
+from cli.views.text import quoted
+from peer.errors import ConfigError
+from swarm.run.home import Home
+from swarm.run.invite import PREFIX, Invite
+
+if TYPE_CHECKING:
+    from peer.ipc.span import Span
+
+
+class BlockRange(click.ParamType):  # type: ignore[type-arg]
+    """auto, or two numbers with a colon."""
+
+    name = "auto|a:b"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, int] | None:
+        if value is None or value == "auto" or isinstance(value, tuple):
+            return None if value == "auto" else value  # type: ignore[return-value]
+        first, colon, end = str(value).partition(":")
+        if not (colon and first.isdigit() and end.isdigit() and int(first) < int(end)):
+            self.fail(f"{value!r} is no range of blocks: write auto, or the first and the one behind the last, as 0:16")
+        return int(first), int(end)
+
+
+@click.command()
+@click.argument("invite", required=False)
+@click.option(
+    "--model",
+    metavar="DIR|HF_ID|INVITE",
+    help="A checkpoint in the Hugging Face layout, or the id of one that was downloaded. Without INVITE: found a served"
+    " model of it. With one: read its parts from here instead of fetching them.",
+)
+@click.option("--blocks", type=BlockRange(), default="auto", show_default=True, help="The blocks to serve, as 0:16.")
+@click.option("--memory", type=Amount(), metavar="GB", help="For weights and caches.  [default: 0.6 of what is free]")
+@home_option("Folder for this peer's key, fetched weights and event log.  [default: ~/.barnraise/<model>]")
+@click.option("--name", default="", help="The name that others see.  [default: this machine's name]")
+@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:1, mps, ...")
+@click.option("--threads", type=click.IntRange(1), help="CPU threads.  [default: all cores]")
+@click.option("--open", "is_open", is_flag=True, help="A model that is founded: let any peer serve and use it.")
+@network_options(listen="/ip4/0.0.0.0/tcp/0")
+@click.option("--json", "as_json", is_flag=True, help="Print every event as a JSON line.")
+@tied_option
+def serve(
+    invite: str | None,
+    model: str | None,
+    blocks: tuple[int, int] | None,
+    memory: float | None,
+    home: Path | None,
+    name: str,
+    device: str,
+    threads: int | None,
+    is_open: bool,
+    listen: tuple[str, ...],
+    announce: tuple[str, ...],
+    relays: tuple[str, ...],
+    as_json: bool,
+    tied: bool,
+) -> None:
+    """Serve blocks of the model of INVITE, or of a checkpoint (--model), with this machine.
+
+    Prints an invite: with it other machines serve further blocks (`peer serve INVITE`), and anyone uses the model
+    (`peer generate INVITE "..."`). Ctrl-C leaves: clients go on with other servers.
+    """
+    opened, folder = _source(invite, model)
+    if opened is None and folder is None and home is None:
+        raise click.UsageError("Give the INVITE of a served model, or --model with the folder of a checkpoint.")
+    from swarm.inference.serving import ServeConfig, run_server
+
+    home = home or default_home(opened.run_id[:12] if opened is not None else f"serve-{folder.name}" if folder else "")
+    config = ServeConfig(
+        home=home,
+        invite=opened,
+        folder=folder,
+        name=name or socket.gethostname(),
+        listen=listen,
+        announce=announce,
+        relays=relays,
+        device=device,
+        threads=threads,
+        blocks=blocks,
+        memory_bytes=None if memory is None else memory * 1e9,
+        is_open=is_open,
+    )
+    told = False
+
+    def ready(printed: Invite, span: Span) -> None:
+        nonlocal told
+        if as_json:
+            say_json({"event": "serving", "invite": str(printed), "first": span.first, "end": span.end}, uncut=True)
+            return
+        say(f"Serving blocks {span.first} to {span.end - 1} of {span.of}.", err=True)
+        if not told:
+            told = True
+            say("To serve further blocks, or these once more, run on another machine:", "", err=True)
+            say(f"peer serve {printed}", "", uncut=True)
+            say("To use the model:", "", err=True)
+            say(f'peer generate {printed} "Once upon a time"', "", uncut=True)
+
+    tail = EventTail(Home(config.home).events, from_end=True)
+
+    async def work() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_follow, tail, as_json)
+            await run_server(config, ready)
+            nursery.cancel_scope.cancel()
+
+    with closing(tail):
+        try:
+            run_until_stopped(work, tied)
+        finally:
+            _show(tail, as_json)
+            say(f"Left. Serve again with --home {quoted(home)}.", err=True)
+
+
+def _source(invite: str | None, model: str | None) -> tuple[Invite | None, Path | None]:
+    """Return what INVITE and --model name; an invite may stand in either place."""
+    if model is not None and invite is None and model.strip().lower().startswith(PREFIX):
+        invite, model = model, None
+    return None if invite is None else read_invite(invite), None if model is None else checkpoint_folder(model)
+
+
+def checkpoint_folder(model: str) -> Path:
+    """Return the folder of a checkpoint: a path, or the id of one in the Hugging Face cache. Raises ConfigError."""
+    folder = Path(model)
+    if folder.is_dir():
+        return folder
+    if model.count("/") != 1 or model.startswith((".", "/", "~")):
+        raise ConfigError(f"{model} is no folder: name that of a checkpoint, or its id as OWNER/NAME")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(model, local_files_only=True))
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError, ValueError) as error:
+        raise ConfigError(
+            f"{model} is not in the Hugging Face cache of this machine, and this command downloads nothing: fetch it"
+            f" with `hf download {model}`, or name a folder"
+        ) from error
+
+
+async def _follow(tail: EventTail, as_json: bool) -> None:
+    """Show what happens."""
+    while True:
+        _show(tail, as_json)
+        await trio.sleep(0.3)
+
+
+def _show(tail: EventTail, as_json: bool) -> None:
+    for at, event, fields in tail.poll():
+        if as_json:
+            say_json({"event": event, "at": at, **fields})
+        elif event in _TOLD:
+            say(_TOLD[event].format_map(fields), err=True)
+
+
+_TOLD = {
+    "worker_died": "The worker has died ({cause}); a new one starts.",
+    "server_moves": "Other blocks need this machine more: moving to {first} to {end}.",
+}

@@ -1,0 +1,248 @@
+"""A range of a model's blocks, fused for inference: Llama, Mistral, Qwen2 and Qwen3.
+
+Shapes: N tokens of all segments together, C hidden_size, H query heads, K key/value heads, G = H / K, D head_size,
+V vocab_size. A step computes segments, each some tokens of one session: one token while it generates, many of its
+prompt. The matrices see all of them at once, attention each session by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from peer.config import ModelConfig
+from peer.inference.cache import SessionCache
+from peer.ipc.span import Span
+from peer.model.decoder import rotary_frequencies
+
+FEW_ROWS: Final = 6
+
+TensorSource = Callable[[str], Tensor]
+"""Returns a parameter by its Hugging Face name."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """`count` tokens of a session, which begin at `position`. Its cache has room for them."""
+
+    cache: SessionCache
+    position: int
+    count: int
+
+
+@dataclass(frozen=True)
+class _Block:
+    """The parameters of one block, those that are multiplied with the same input in one matrix. Where a norm's gain is
+    None, the matrix behind it has it, times sqrt(C)."""
+
+    attention_norm: Tensor | None
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    out: Tensor
+    mlp_norm: Tensor | None
+    gate_up: Tensor
+    down: Tensor
+
+    @classmethod
+    def load(cls, config: ModelConfig, index: int, source: TensorSource) -> _Block:
+        at = f"model.layers.{index - index % config.shared_blocks}."
+        attention = at + "self_attn."
+
+        def joined(kind: str) -> Tensor:
+            return torch.cat([source(f"{attention}{name}_proj.{kind}") for name in "qkv"])
+
+        gate_up = torch.cat([source(at + f"mlp.{name}_proj.weight") for name in ("gate", "up")])
+        attention_norm, qkv = _folded(source(at + "input_layernorm.weight"), joined("weight"))
+        mlp_norm, gate_up = _folded(source(at + "post_attention_layernorm.weight"), gate_up)
+        return cls(
+            attention_norm=attention_norm,
+            qkv=qkv,
+            qkv_bias=joined("bias") if config.attention_bias else None,
+            q_norm=source(attention + "q_norm.weight") if config.qk_norm else None,
+            k_norm=source(attention + "k_norm.weight") if config.qk_norm else None,
+            out=source(attention + "o_proj.weight"),
+            mlp_norm=mlp_norm,
+            gate_up=gate_up,
+            down=source(at + "mlp.down_proj.weight"),
+        )
+
+
+def _folded(gain: Tensor, weight: Tensor) -> tuple[Tensor | None, Tensor]:
+    """Return what is left of a norm's gain, and the matrix (M, C) behind it. In fp32 the matrix takes the gain; in
+    shorter types it would be rounded once more."""
+    if weight.dtype != torch.float32:
+        return gain, weight
+    return None, weight * (gain * len(gain) ** 0.5)
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """The rotary embedding of the tokens of one step, for queries, keys and values (N, H + 2K, D) in fp32: x cos +
+    swapped(x) sin, where swapped exchanges the halves. Queries are scaled by D^-1/2, values stay."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.addcmul(x * self.cos, x.roll(x.shape[-1] // 2, -1), self.sin).to(x.dtype)
+
+
+class SpanBlocks:
+    """The blocks of `span`. The first span takes token ids (N,) int64, any other the hidden state (N, C)."""
+
+    def __init__(
+        self, config: ModelConfig, span: Span, source: TensorSource, device: torch.device, window: int | None = None
+    ) -> None:
+        """`source` gives parameters in the type to compute in. `window`: how many tokens a token sees, itself included;
+        None for all."""
+        self.config, self.span, self.window = config, span, window
+        self._heads, self._kv_heads, self._size = config.heads, config.kv_heads, config.head_size
+
+        def placed(name: str) -> Tensor:
+            return source(name).to(device)
+
+        self._blocks = [_Block.load(config, index, placed) for index in span.blocks]
+        embedding = "model.embed_tokens.weight"
+        self._embedding = placed(embedding) if span.is_first else None
+        self._norm: Tensor | None = placed("model.norm.weight") if span.is_last else None
+        tied = config.tie_embeddings
+        self._head: Tensor | None = None
+        if span.is_last:
+            shared = self._embedding if tied else None
+            self._head = shared if shared is not None else placed(embedding if tied else "lm_head.weight")
+            if not tied:
+                self._norm, self._head = _folded(placed("model.norm.weight"), self._head)
+        angles = torch.outer(torch.arange(config.max_seq_len, dtype=torch.float32), rotary_frequencies(config))
+        self._cos = torch.cat((angles.cos(), angles.cos()), dim=-1).to(device)  # (T, D)
+        self._sin = torch.cat((-angles.sin(), angles.sin()), dim=-1).to(device)
+        heads, kv_heads = config.heads, config.kv_heads
+        turned = [config.head_size**-0.5] * heads + [1.0] * kv_heads + [0.0] * kv_heads
+        self._turned = torch.tensor(turned, device=device).unsqueeze(1)  # (H + 2K, 1)
+        self._kept = torch.tensor([0.0] * (heads + kv_heads) + [1.0] * kv_heads, device=device).unsqueeze(1)
+        self._floor = torch.tensor((config.hidden_size * config.norm_eps) ** 0.5, device=device)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of hidden states."""
+        return self._blocks[0].out.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return self._cos.device
+
+    @torch.inference_mode()
+    def forward(self, x: Tensor, segments: Sequence[Segment], part: Span | None = None) -> Tensor:
+        """Return the hidden state (N, C) behind `part` of the span (None: all of it), before the final norm; `x`, as
+        the class says of a span, holds the segments' tokens one after the other. Keys and values go into the caches,
+        whose lengths stay as they are."""
+        part = self.span if part is None else part
+        if part.is_first:
+            assert self._embedding is not None
+            x = F.embedding(x, self._embedding)
+        turn = self._turn(segments)
+        masks = [self._mask(segment) for segment in segments]
+        for layer in range(part.first - self.span.first, part.end - self.span.first):
+            block = self._blocks[layer]
+            attended = self._attend(layer, block, self._normed(x, block.attention_norm), turn, segments, masks)
+            x = _times(attended, block.out, x)
+            gate, up = _times(self._normed(x, block.mlp_norm), block.gate_up).chunk(2, dim=-1)
+            x = _times(F.silu(gate) * up, block.down, x)
+        return x.contiguous()
+
+    def _turn(self, segments: Sequence[Segment]) -> _Turn:
+        """Return the rotary embedding of these tokens."""
+        places = [at for s in segments for at in range(s.position, s.position + s.count)]
+        at = torch.tensor(places, device=self.device)
+        cos, sin = self._cos[at].unsqueeze(1), self._sin[at].unsqueeze(1)  # (N, 1, D)
+        return _Turn(torch.addcmul(self._kept, cos, self._turned), sin * self._turned)
+
+    @torch.inference_mode()
+    def logits(self, x: Tensor) -> Tensor:
+        """Return the logits (N, V), fp32, of hidden states (N, C) behind the last block."""
+        assert self._head is not None
+        return _times(self._normed(x, self._norm), self._head).float()
+
+    def _normed(self, x: Tensor, gain: Tensor | None) -> Tensor:
+        """Return RMSNorm (1910.07467) of x (N, C); without a gain, divided by sqrt(C)."""
+        if gain is not None:
+            return F.rms_norm(x, gain.shape, gain, self.config.norm_eps)
+        return x / torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), self._floor)
+
+    def _attend(
+        self,
+        layer: int,
+        block: _Block,
+        x: Tensor,
+        turn: _Turn,
+        segments: Sequence[Segment],
+        masks: Sequence[Tensor | None],
+    ) -> Tensor:
+        heads, kv_heads = self._heads, self._kv_heads
+        joined = _times(x, block.qkv)
+        if block.qkv_bias is not None:
+            joined = joined + block.qkv_bias
+        qkv = joined.view(len(x), heads + 2 * kv_heads, self._size)
+        if block.q_norm is not None and block.k_norm is not None:
+            q, k, v = qkv.split((heads, kv_heads, kv_heads), dim=1)
+            qkv = torch.cat((self._normed(q, block.q_norm), self._normed(k, block.k_norm), v), dim=1)
+        turned = turn(qkv)
+        found, start = [], 0
+        for segment, mask in zip(segments, masks, strict=True):
+            end = start + segment.count
+            found.append(self._attend_segment(layer, segment, mask, turned[start:end]))
+            start = end
+        return found[0] if len(found) == 1 else torch.cat(found)
+
+    def _attend_segment(self, layer: int, segment: Segment, mask: Tensor | None, qkv: Tensor) -> Tensor:
+        """Attend one session: qkv (count, H + 2K, D), queries scaled. Return (count, H·D)."""
+        heads, kv_heads, first = self._heads, self._kv_heads, 0
+        end = segment.position + segment.count
+        room = segment.cache.stretch[layer].flatten(0, 1)  # (2K, tokens, D)
+        if segment.count == 1:
+            room[:, segment.position] = qkv[0, heads:]
+            if self.window is not None:
+                first = max(0, end - self.window)
+            query = qkv[0, :heads].view(kv_heads, -1, self._size)  # (K, G, D)
+            scores = torch.bmm(query, room[:kv_heads, first:end].transpose(1, 2))
+            weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(qkv.dtype)
+            return torch.bmm(weights, room[kv_heads:, first:end]).view(1, -1)
+        room[:, segment.position : end] = qkv[:, heads:].transpose(0, 1)
+        y = F.scaled_dot_product_attention(
+            qkv[:, :heads].transpose(0, 1).unsqueeze(0),
+            room[:kv_heads, :end].unsqueeze(0),
+            room[kv_heads:, :end].unsqueeze(0),
+            attn_mask=mask,
+            is_causal=mask is None,
+            scale=1.0,
+            enable_gqa=heads != kv_heads,
+        )
+        return y[0].transpose(0, 1).reshape(segment.count, -1)
+
+    def _mask(self, segment: Segment) -> Tensor | None:
+        """Return which tokens each one sees (count, end); None where the plain causal mask is right."""
+        end = segment.position + segment.count
+        windowed = self.window is not None and end > self.window
+        if segment.count == 1 or (segment.position == 0 and not windowed):
+            return None
+        at = torch.arange(segment.position, end, device=self._cos.device).unsqueeze(1)
+        seen = torch.arange(end, device=self._cos.device).unsqueeze(0)
+        mask = seen <= at
+        return mask & (seen > at - self.window) if self.window is not None else mask
+
+
+def _times(x: Tensor, weight: Tensor, base: Tensor | None = None) -> Tensor:
+    """Multiply x (N, K) with weight (M, K), and add base: (N, M). With few rows a CPU's library is up to twice as fast
+    if they are columns (benchmarks/inference.py)."""
+    if len(x) > FEW_ROWS or x.device.type != "cpu":
+        product = F.linear(x, weight)
+        return product if base is None else base + product
+    product = torch.mm(weight, x.t()).t()
+    return product.contiguous() if base is None else base + product

@@ -1,0 +1,315 @@
+"""The engine of one span: sessions, continuous batches, chunked prompts.
+
+A step takes what is there: one token of each session that generates, up to a number of rows, then a chunk of one
+session's prompt, up to a number of tokens. Nothing waits for a batch to fill, and no prompt holds up a session that
+generates for longer than a chunk. Sessions take turns. A step serves sessions that use the same blocks.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from peer.inference.blocks import Segment, SpanBlocks
+from peer.inference.cache import CacheFull, CachePool, CacheShape, SessionCache
+from peer.inference.sampling import sample, top_logprobs
+from peer.ipc.block_messages import CHUNK_TOKENS, ROWS_MAX, RefusalCause
+from peer.ipc.sampling_options import Sampling
+from peer.ipc.span import Span
+
+LATELY_STEPS: Final = 16
+
+
+class StepRefused(Exception):
+    """A step that cannot be made."""
+
+    def __init__(self, cause: RefusalCause, message: str, have: int = 0) -> None:
+        super().__init__(message)
+        self.cause: RefusalCause = cause
+        self.have = have
+        """The positions of the session that are here."""
+
+
+@dataclass(frozen=True)
+class StepOutput:
+    """What a step gives of one session."""
+
+    session: int
+    position: int
+    """Of the first token that went in."""
+    ids: Sequence[int]
+    """Of the tokens that went in."""
+    hidden: Tensor | None = None
+    """(count, C) behind the session's blocks, on the CPU; None behind the last one."""
+    token: int | None = None
+    """The next token, where one was asked for."""
+    logprob: float = 0.0
+    likeliest: Sequence[tuple[int, float]] = ()
+    logits: Tensor | None = None
+    """(V,) of the last token, where they were asked for."""
+    refusal: StepRefused | None = None
+    """Why there is no output: the session then has what is before `position`."""
+
+    @property
+    def count(self) -> int:
+        """The number of tokens that went in."""
+        return len(self.ids)
+
+
+@dataclass(frozen=True)
+class _Tokens:
+    """Tokens of one session that wait for their turn, or have it."""
+
+    position: int
+    ids: Sequence[int]
+    hidden: Tensor | None
+    samples: bool
+    """Whether the last one of them is to be followed by a drawn token."""
+
+    def before(self, count: int) -> _Tokens:
+        """Return the first `count` of them, of more."""
+        return _Tokens(self.position, self.ids[:count], None if self.hidden is None else self.hidden[:count], False)
+
+    def behind(self, count: int) -> _Tokens:
+        """Return what is left without the first `count`."""
+        hidden = None if self.hidden is None else self.hidden[count:]
+        return _Tokens(self.position + count, self.ids[count:], hidden, self.samples)
+
+
+@dataclass
+class _Session:
+    part: Span
+    """The blocks that it uses."""
+    cache: SessionCache
+    sampling: Sampling
+    names: tuple[bytes, ...]
+    waiting: deque[_Tokens] = field(default_factory=deque)
+    turned_at: int = -LATELY_STEPS
+    """The engine's step in which it last had a turn."""
+
+    @property
+    def expected(self) -> int:
+        """The position that comes next, what waits included."""
+        return len(self.cache.ids)
+
+    def cut(self, position: int) -> None:
+        """Forget what waits, and what is at and behind a position."""
+        self.waiting.clear()
+        self.cache.length = min(self.cache.length, position)
+        del self.cache.ids[self.cache.length :]
+
+
+_Turn = tuple[int, _Session, _Tokens]
+
+
+class Engine:
+    """Serves sessions with the blocks of one span."""
+
+    def __init__(
+        self, blocks: SpanBlocks, pages: int, rows_max: int = ROWS_MAX, chunk_tokens: int = CHUNK_TOKENS
+    ) -> None:
+        """`pages`: of all caches together. `chunk_tokens`: of a prompt in one step."""
+        config, span = blocks.config, blocks.span
+        self.blocks = blocks
+        shape = CacheShape(
+            span.count, config.kv_heads, config.head_size, blocks.dtype, blocks.device, config.max_seq_len
+        )
+        self.pool = CachePool(shape, pages)
+        self.keeps_logits = False
+        """Whether outputs bring logits."""
+        self.rows_max = rows_max
+        """Sessions that generate in one step, at most."""
+        self._chunk_tokens = chunk_tokens
+        self._steps = 0
+        self._sessions: OrderedDict[int, _Session] = OrderedDict()  # in the order of their turns
+
+    @property
+    def sessions(self) -> int:
+        return len(self._sessions)
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Tokens that wait for their turn."""
+        return sum(len(tokens.ids) for session in self._sessions.values() for tokens in session.waiting)
+
+    def have(self, id: int) -> int:
+        """Return how many positions of a session are here, what waits included."""
+        return self._sessions[id].expected if id in self._sessions else 0
+
+    def open(
+        self, id: int, sampling: Sampling, names: Sequence[bytes] = (), blocks: tuple[int, int] | None = None
+    ) -> int:
+        """Begin a session that uses `blocks` (first, end) of the span, None for all; return how many positions are here
+        already, from another one that began alike (`names`, as `CachePool.open`). Raises StepRefused."""
+        span = self.blocks.span
+        first, end = blocks or (span.first, span.end)
+        if id in self._sessions:
+            raise StepRefused("value", f"session {id} is open already", self.have(id))
+        if not span.first <= first < end <= span.end:
+            raise StepRefused("value", f"blocks [{first}, {end}) are not in {span}")
+        own = tuple(b"%d %d %b" % (first, end, name) for name in names)  # other blocks have other keys and values
+        try:
+            cache = self.pool.open(own)
+        except CacheFull as error:
+            raise StepRefused("full", str(error)) from error
+        self._sessions[id] = _Session(Span(first, end, span.of), cache, sampling, own)
+        return cache.length
+
+    def close(self, id: int) -> None:
+        """End a session; one that is not open is ended already."""
+        session = self._sessions.pop(id, None)
+        if session is not None:
+            self.pool.close(session.cache, session.names)
+
+    def rewind(self, id: int, position: int) -> None:
+        """Forget what a session has at and behind a position. Raises StepRefused."""
+        session = self._session(id)
+        if not 0 <= position <= session.expected:
+            raise StepRefused("gap", f"session {id} has {session.expected} positions", session.expected)
+        session.cut(position)
+
+    def submit(self, id: int, position: int, ids: Sequence[int], hidden: Tensor | None, samples: bool) -> None:
+        """Add a session's next tokens, and unless it uses the first block, their hidden states (count, C). What it has
+        already is dropped. Raises StepRefused; the session is then as before."""
+        session = self._session(id)
+        tokens = _Tokens(position, ids, hidden, samples)
+        self._check(session, tokens)
+        tokens = tokens.behind(session.expected - position)
+        if not tokens.ids:
+            return
+        end = tokens.position + len(tokens.ids)
+        if end > self.blocks.config.max_seq_len:
+            raise StepRefused(
+                "shape", f"{end} tokens exceed the context of {self.blocks.config.max_seq_len}", session.expected
+            )
+        try:
+            self.pool.grow(session.cache, end)
+        except CacheFull as error:
+            raise StepRefused("full", str(error), session.expected) from error
+        session.waiting.append(tokens)
+        session.cache.ids += tokens.ids
+
+    def _session(self, id: int) -> _Session:
+        if id not in self._sessions:
+            raise StepRefused("unknown", f"session {id} is not open here")
+        return self._sessions[id]
+
+    def _check(self, session: _Session, tokens: _Tokens) -> None:
+        """Raise StepRefused for tokens that cannot come next."""
+        config, have, ids, hidden = self.blocks.config, session.expected, tokens.ids, tokens.hidden
+        if not 0 <= tokens.position <= have:
+            raise StepRefused("gap", f"position {tokens.position} does not follow {have}", have)
+        if ids and not 0 <= min(ids) <= max(ids) < config.vocab_size:
+            raise StepRefused("value", f"token ids lie in [0, {config.vocab_size})", have)
+        if session.part.is_first:
+            if hidden is not None:
+                raise StepRefused("shape", "the first block takes token ids without hidden states", have)
+            return
+        if hidden is None or hidden.shape != (len(ids), config.hidden_size) or hidden.dtype != self.blocks.dtype:
+            kind = str(self.blocks.dtype).removeprefix("torch.")
+            raise StepRefused("shape", f"a token has a hidden state of {config.hidden_size} {kind} values", have)
+        if not bool(torch.isfinite(hidden).all()):
+            raise StepRefused("not_finite", "a hidden state has values that are not finite", have)
+
+    # -- steps ---------------------------------------------------------------------------------------------------------
+
+    def step(self) -> list[StepOutput]:
+        """Compute one batch of what waits, and return what it gives. Empty if nothing waits."""
+        plan = self._plan()
+        if not plan:
+            return []
+        segments = [Segment(session.cache, tokens.position, len(tokens.ids)) for _, session, tokens in plan]
+        part = plan[0][1].part
+        hidden = self.blocks.forward(self._input(plan, part), segments, part)
+        if not part.is_last:
+            hidden = hidden.cpu()
+        finite = bool(torch.isfinite(hidden).all())
+        rows, start = list[Tensor](), 0
+        for segment in segments:
+            rows.append(hidden[start : start + segment.count])
+            start += segment.count
+            segment.cache.length = segment.position + segment.count
+        logits = self._logits(plan, rows, part)
+        return [
+            self._output(*turn, found, finite or bool(torch.isfinite(found).all()), logits.get(turn[0]))
+            for turn, found in zip(plan, rows, strict=True)
+        ]
+
+    def _logits(self, plan: Sequence[_Turn], rows: Sequence[Tensor], part: Span) -> dict[int, Tensor]:
+        """Return the logits (V,) behind the last token of each session that draws one, by session: the head is read
+        once for all."""
+        if not part.is_last:
+            return {}
+        drawing = [(turn[0], found[-1:]) for turn, found in zip(plan, rows, strict=True) if turn[2].samples]
+        if not drawing:
+            return {}
+        logits = self.blocks.logits(torch.cat([last for _, last in drawing]))
+        return {id: logits[number] for number, (id, _) in enumerate(drawing)}
+
+    def _plan(self) -> list[_Turn]:
+        """Take what comes next: of those that generate, then a part of one prompt. Who has had a turn comes last."""
+        ready = [(id, session) for id, session in self._sessions.items() if session.waiting]
+        if not ready:
+            return []
+        ready = [(id, session) for id, session in ready if session.part == ready[0][1].part]
+        short = [(id, session) for id, session in ready if len(session.waiting[0].ids) == 1][: self._rows(ready[0][1])]
+        long = next(((id, session) for id, session in ready if len(session.waiting[0].ids) > 1), None)
+        plan = [(id, session, session.waiting.popleft()) for id, session in short]
+        if long is not None:
+            id, session = long
+            tokens = session.waiting.popleft()
+            if len(tokens.ids) > self._chunk_tokens:
+                session.waiting.appendleft(tokens.behind(self._chunk_tokens))
+                tokens = tokens.before(self._chunk_tokens)
+            plan.append((id, session, tokens))
+        self._steps += 1
+        for id, session, _ in plan:
+            session.turned_at = self._steps
+            self._sessions.move_to_end(id)
+        return plan
+
+    def _rows(self, session: _Session) -> int:
+        """Return how many sessions that generate may take part in a step: this span's share of those that did lately.
+        If one step took all of them, the servers of the other spans would wait meanwhile."""
+        lately = self._steps - LATELY_STEPS
+        busy = sum(bool(other.waiting) or other.turned_at > lately for other in self._sessions.values())
+        return min(self.rows_max, max(1, -(-busy * session.part.count // session.part.of)))
+
+    def _input(self, plan: Sequence[_Turn], part: Span) -> Tensor:
+        """Return what goes into the blocks: ids (N,), or hidden states (N, C)."""
+        if part.is_first:
+            ids = [id for _, _, tokens in plan for id in tokens.ids]
+            return torch.tensor(ids, device=self.blocks.device)
+        return torch.cat([tokens.hidden for _, _, tokens in plan if tokens.hidden is not None]).to(self.blocks.device)
+
+    def _output(
+        self, id: int, session: _Session, tokens: _Tokens, rows: Tensor, finite: bool, logits: Tensor | None
+    ) -> StepOutput:
+        position, ids = tokens.position, tokens.ids
+        end = position + len(ids)
+        if not finite or (logits is not None and not bool(torch.isfinite(logits.max()))):
+            return self._broken(id, session, tokens)
+        if not session.part.is_last:
+            return StepOutput(id, position, ids, rows)
+        if logits is None:
+            return StepOutput(id, position, ids)
+        sampling = session.sampling
+        seen = session.cache.ids[:end] if sampling.repetition_penalty != 1.0 else ()
+        token = sample(logits, sampling, end, seen)
+        logprob, likeliest = 0.0, list[tuple[int, float]]()
+        if sampling.logprobs:
+            logprob, likeliest = top_logprobs(logits, token, sampling.logprobs)
+        kept = logits if self.keeps_logits else None
+        return StepOutput(id, position, ids, None, token, logprob, likeliest, kept)
+
+    def _broken(self, id: int, session: _Session, tokens: _Tokens) -> StepOutput:
+        """Take tokens back whose output is not finite: finite numbers can be too large to compute with."""
+        session.cut(tokens.position)
+        message = f"the output at position {tokens.position} is not finite"
+        refusal = StepRefused("not_finite", message, tokens.position)
+        return StepOutput(id, tokens.position, tokens.ids, refusal=refusal)

@@ -1,0 +1,238 @@
+"""What the network process and the worker of a span of blocks say to each other: the worker's first message, and the
+records of their two rings (`peer.ipc.ring`).
+
+    record    u32 bytes of the head, little endian | the head, a tagged msgpack array | the payload
+
+A payload holds hidden states (count, C) in the span's type, little endian. The worker refuses what makes no sense to
+its engine (`StepRefusal`). The network process does not trust the worker, which computes on numbers of strangers: what
+comes from there has bounds, and a malformed record ends it. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Annotated, Final, Literal
+
+import msgspec
+
+from peer.bounds import Hash, Number
+from peer.config import TOKENS_MAX, VOCABULARY_MAX, ModelConfig
+from peer.decoding import MALFORMED, told
+from peer.ipc.sampling_options import LIKELIEST_MAX, Sampling
+from peer.ipc.span import Span
+
+ROWS_MAX: Final = 64
+PAGE_TOKENS: Final = 16
+"""Of a page, the unit in which keys and values are counted and shared."""
+CHUNK_TOKENS: Final = 256
+LOGPROB_MIN: Final = -1e9
+"""Lower log-probabilities are told as this one."""
+REASON_MAX: Final = 300
+_HEAD: Final = struct.Struct("<I")
+_RING_BYTES_MIN: Final = 1 << 20
+_CHUNKS: Final = 4  # in a ring: a record may take half of it
+_ID_BYTES: Final = 8  # at most what one token id takes in a head
+
+HiddenType = Literal["fp32", "bf16"]
+"""In which parameters, hidden states and the cache are held."""
+HIDDEN_BYTES: Final[dict[HiddenType, int]] = {"fp32": 4, "bf16": 2}
+"""Of one value."""
+RefusalCause = Literal["gap", "full", "shape", "value", "not_finite", "unknown"]
+Position = Annotated[int, msgspec.Meta(ge=0, le=TOKENS_MAX)]
+TokenId = Annotated[int, msgspec.Meta(ge=0, lt=VOCABULARY_MAX)]
+Logprob = Annotated[float, msgspec.Meta(ge=LOGPROB_MIN, le=-LOGPROB_MIN)]
+Reason = Annotated[str, msgspec.Meta(max_length=REASON_MAX)]
+Fds = tuple[int, int, int]
+
+
+class RingEnds(msgspec.Struct, frozen=True):
+    """Inherited descriptors of a ring (`Ring.fds`), and its size."""
+
+    fds: Fds
+    size_bytes: int
+
+
+class LoadBlocks(msgspec.Struct, frozen=True, tag="load_blocks", kw_only=True):
+    """The first message to a worker that serves a span of blocks."""
+
+    model: ModelConfig
+    span: Span
+    dtype: HiddenType
+    window: int | None
+    """How many tokens a token sees, itself included; None for all."""
+    folders: tuple[str, ...]
+    """The folders of .safetensors files to read the parameters from; the first that holds a parameter counts."""
+    directory: str
+    """The one folder that the worker may write."""
+    device: str
+    pages: int
+    """Of all sessions' keys and values together (`peer.inference.cache`)."""
+    rows_max: int
+    """Sessions that generate in one step."""
+    chunk_tokens: int
+    """Tokens of a prompt in one step."""
+    to_worker: RingEnds
+    from_worker: RingEnds
+
+
+# -- to the worker -----------------------------------------------------------------------------------------------------
+
+
+class OpenSession(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """Begins a session that uses the blocks of the span from `first` to before `end`; None for all. The answer is
+    SessionOpened or StepRefusal."""
+
+    session: Number
+    sampling: Sampling
+    names: Annotated[tuple[Hash, ...], msgspec.Meta(max_length=TOKENS_MAX)] = ()
+    """Of the pages with which the session begins (`CachePool.open`). Only pages that end before the last token of the
+    prompt: what the session has already is not computed, and so no token follows it."""
+    first: Number | None = None
+    end: Number | None = None
+
+
+class ComputeTokens(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """The next tokens of a session, and unless it uses the first block, their hidden states as the payload. What the
+    session has already is dropped. The answers are SpanOutputs, in pieces of any size, or one StepRefusal."""
+
+    session: Number
+    position: Number
+    """Of the first of them."""
+    count: Number
+    ids: Annotated[tuple[Number, ...], msgspec.Meta(max_length=TOKENS_MAX)]
+    samples: bool
+    """Whether the last block is to be followed by a drawn token."""
+
+
+class RewindSession(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    """Has a session forget what it has at and behind a position. There is no answer, unless it is refused."""
+
+    session: Number
+    position: Number
+
+
+class CloseSession(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    """Ends a session; there is no answer."""
+
+    session: Number
+
+
+# -- from the worker ---------------------------------------------------------------------------------------------------
+
+
+class SessionOpened(msgspec.Struct, frozen=True, array_like=True, tag=5):
+    """A session has begun."""
+
+    session: Number
+    have: Position
+    """The positions that are here already."""
+
+
+class SpanOutput(msgspec.Struct, frozen=True, array_like=True, tag=6):
+    """What a step gives of one session. The payload holds the hidden states behind its blocks; it is empty behind the
+    last one."""
+
+    session: Number
+    position: Position
+    """Of the first token that went in."""
+    count: Position
+    token: TokenId | None
+    """The token behind them, where one was asked for."""
+    logprob: Logprob
+    """Of that token, if the session asks for log-probabilities."""
+    likeliest: Annotated[tuple[tuple[TokenId, Logprob], ...], msgspec.Meta(max_length=LIKELIEST_MAX)]
+    ids: Annotated[tuple[TokenId, ...], msgspec.Meta(max_length=TOKENS_MAX)]
+    """Of the tokens that went in."""
+
+
+class StepRefusal(msgspec.Struct, frozen=True, array_like=True, tag=7):
+    """A record that the worker does not follow; the session is as before. For "not_finite" it may come in place of an
+    output: the session then has what is before those tokens."""
+
+    session: Number
+    cause: RefusalCause
+    message: Reason
+    have: Position = 0
+    """The positions of the session that are here, or wait for their turn."""
+
+
+class WorkerLoad(msgspec.Struct, frozen=True, array_like=True, tag=8):
+    """What the worker has to do; sent at most every half second, when it has changed."""
+
+    pages_free: Number
+    sessions: Number
+    waiting_tokens: Number
+    step_ms: Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+    """The smoothed duration of steps without a part of a prompt; 0 before the first."""
+    rows: Annotated[float, msgspec.Meta(ge=0, le=1e6)]
+    """The smoothed number of sessions in these steps."""
+
+
+ToBlocks = OpenSession | ComputeTokens | RewindSession | CloseSession
+FromBlocks = SessionOpened | SpanOutput | StepRefusal | WorkerLoad
+
+_encoder: Final = msgspec.msgpack.Encoder()
+_to_blocks: Final[msgspec.msgpack.Decoder[ToBlocks]] = msgspec.msgpack.Decoder(ToBlocks)
+_from_blocks: Final[msgspec.msgpack.Decoder[FromBlocks]] = msgspec.msgpack.Decoder(FromBlocks)
+
+
+def pack(message: ToBlocks | FromBlocks) -> bytes:
+    """Return a record without its payload, which follows it in the ring."""
+    head = _encoder.encode(message)
+    return _HEAD.pack(len(head)) + head
+
+
+def unpack_to_worker(record: memoryview) -> tuple[ToBlocks, memoryview]:
+    """Return the message of a record to the worker, and its payload in place. Raises ValueError."""
+    head, payload = _parts(record)
+    return _to_blocks.decode(head), payload
+
+
+def unpack_from_worker(record: memoryview, load: LoadBlocks) -> tuple[FromBlocks, bytes]:
+    """Return the message of a record from the worker that was told `load`, and a copy of its payload. Raises
+    ValueError."""
+    head, rest = _parts(record)
+    try:
+        message = _from_blocks.decode(head)
+    except MALFORMED as error:
+        raise ValueError(told(error)) from error
+    payload = bytes(rest)
+    if isinstance(message, SpanOutput):
+        _check_output(message, len(payload), load)
+    elif payload:
+        raise ValueError(f"{type(message).__name__} with a payload of {len(payload)} bytes")
+    return message, payload
+
+
+def ring_bytes(model: ModelConfig, dtype: HiddenType, chunk_tokens: int) -> int:
+    """Return the size of a ring, in which there is room for several chunks of a prompt."""
+    row = model.hidden_size * HIDDEN_BYTES[dtype] + _ID_BYTES
+    return max(_RING_BYTES_MIN, _CHUNKS * chunk_tokens * row)
+
+
+def _parts(record: memoryview) -> tuple[bytes, memoryview]:
+    """Cut a record into a copy of its head, which the other process cannot change, and its payload."""
+    if len(record) < _HEAD.size:
+        raise ValueError(f"a record of {len(record)} bytes")
+    (size,) = _HEAD.unpack_from(record)
+    end = _HEAD.size + size
+    if end > len(record):
+        raise ValueError(f"a head of {size} bytes in a record of {len(record)}")
+    return bytes(record[_HEAD.size : end]), record[end:]
+
+
+def _check_output(output: SpanOutput, payload_bytes: int, load: LoadBlocks) -> None:
+    """Raise ValueError unless an output is one of the span's."""
+    model, last = load.model, load.span.is_last
+    drawn = () if output.token is None else (output.token,)
+    if not 1 <= output.count <= load.chunk_tokens or len(output.ids) != output.count:
+        raise ValueError(f"an output of {output.count} tokens with {len(output.ids)} ids")
+    if output.position + output.count > model.max_seq_len:
+        raise ValueError(f"an output at {output.position} in a context of {model.max_seq_len}")
+    if max((*output.ids, *drawn, *(token for token, _ in output.likeliest))) >= model.vocab_size:
+        raise ValueError("an output with a token outside the vocabulary")
+    if (drawn or output.likeliest) and (payload_bytes or not last):
+        raise ValueError("a drawn token before the last block")
+    hidden_bytes = output.count * model.hidden_size * HIDDEN_BYTES[load.dtype]
+    if payload_bytes != hidden_bytes and not (last and not payload_bytes):
+        raise ValueError(f"{output.count} hidden states in {payload_bytes} bytes")

@@ -1,0 +1,1 @@
+"""Flows: long-lived streams of small messages between two peers."""

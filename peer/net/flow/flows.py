@@ -1,0 +1,106 @@
+"""The flows of one host: at most one that it has opened to each peer, and those that others have opened.
+
+A flow has a TLS connection of its own, so that no message waits behind a payload. Where none can be made (NAT, a
+relay), it runs over a libp2p stream.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import trio
+
+from peer.errors import ConnectionLost
+from peer.net.flow.flow import Flow, FlowHandler, FlowParts, FlowWire
+
+FLOWS_MAX: Final = 512
+FLOWS_PER_PEER_MAX: Final = 4  # one each way, and those that we do not know yet to have ended
+IDLE_S: Final = 60.0
+ACCEPTED_IDLE_S: Final = 2 * IDLE_S  # the opener closes first, so that it never uses one that we are closing
+
+
+class Flows:
+    """Opens, accepts and keeps flows. `dial(peer)` returns a connection for one; raises as calls do."""
+
+    def __init__(self, nursery: trio.Nursery, dial: Callable[[str], Awaitable[FlowWire]], parts: FlowParts) -> None:
+        self._nursery, self._dial, self._parts = nursery, dial, parts
+        self._handler: FlowHandler | None = None
+        self._opened: dict[str, Flow] = {}
+        self._all: set[Flow] = set()
+        self._dials: dict[str, trio.Event] = {}
+
+    @property
+    def served(self) -> bool:
+        """Whether this host takes flows."""
+        return self._handler is not None
+
+    def serve(self, handler: FlowHandler | None) -> None:
+        """Take flows from now on, or no longer; those that are open end."""
+        for flow in tuple(self._all):
+            flow.close("this peer serves something else now")
+        self._handler = handler
+
+    async def open(self, peer: str) -> Flow:
+        """Return an open flow with a peer, opening one if need be. Raises DialError, ConnectionLost or RemoteError."""
+        while True:
+            known = self._known(peer)
+            if known is not None:
+                return known
+            if peer not in self._dials:
+                break
+            await self._dials[peer].wait()
+        if self._handler is None:
+            raise ConnectionLost("this peer uses no flows")
+        dialled = self._dials[peer] = trio.Event()
+        try:
+            flow = Flow(peer, await self._dial(peer), self._handler, self._parts)
+            self._opened[peer] = flow
+            self._all.add(flow)
+            self._nursery.start_soon(self._run, flow)
+            return flow
+        finally:
+            del self._dials[peer]
+            dialled.set()
+
+    def _known(self, peer: str) -> Flow | None:
+        """Return the open flow with a peer, one of our own if there is one."""
+        mine = self._opened.get(peer)
+        if mine is not None and mine.is_open:
+            return mine
+        return next((flow for flow in self._all if flow.peer == peer and flow.is_open), None)
+
+    async def accept(self, peer: str, wire: FlowWire) -> None:
+        """Serve a flow that a peer has opened, until it ends."""
+        crowded = len(self._all) >= FLOWS_MAX or Counter(flow.peer for flow in self._all)[peer] >= FLOWS_PER_PEER_MAX
+        if self._handler is None or crowded or not self._parts.admissions.allows(peer, "client"):
+            wire.close()
+            return
+        flow = Flow(peer, wire, self._handler, self._parts)
+        self._all.add(flow)
+        await self._run(flow)
+
+    async def _run(self, flow: Flow) -> None:
+        try:
+            await flow.run()
+        finally:
+            flow.close("this peer closes it")
+            self._all.discard(flow)
+            if self._opened.get(flow.peer) is flow:
+                del self._opened[flow.peer]
+
+    async def run(self) -> None:
+        """Close idle flows, until cancelled."""
+        while True:
+            await trio.sleep(IDLE_S / 4)
+            now = trio.current_time()
+            for flow in tuple(self._all):
+                idle_s = IDLE_S if self._opened.get(flow.peer) is flow else ACCEPTED_IDLE_S
+                if flow.idle_since is not None and now - flow.idle_since > idle_s:
+                    flow.close("it was idle")
+
+    def close(self) -> None:
+        """End all flows."""
+        for flow in tuple(self._all):
+            flow.close("this peer ends")

@@ -1,0 +1,243 @@
+"""The "blocks" program of a worker: it serves sessions with a span of a model's blocks.
+
+Its work comes and goes through two rings of records (`peer.ipc.block_messages`), which cost less than commands over the
+control socket. The worker sleeps only while no session waits for a step.
+"""
+
+from __future__ import annotations
+
+import select
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+import torch
+from torch import Tensor
+
+from peer.compute.device import resolve_device
+from peer.errors import CheckpointError, ConfigError
+from peer.inference.blocks import SpanBlocks, TensorSource
+from peer.inference.engine import Engine, StepOutput, StepRefused
+from peer.ipc.block_messages import (
+    HIDDEN_BYTES,
+    LOGPROB_MIN,
+    REASON_MAX,
+    ComputeTokens,
+    FromBlocks,
+    HiddenType,
+    LoadBlocks,
+    OpenSession,
+    RewindSession,
+    SessionOpened,
+    SpanOutput,
+    StepRefusal,
+    ToBlocks,
+    WorkerLoad,
+    pack,
+    unpack_to_worker,
+)
+from peer.ipc.messages import ModelLoaded, Stop
+from peer.ipc.ring import Piece, Ring
+from peer.model.layout import parameter_shapes
+from peer.model.parameter_files import EMBEDDING, ParameterFiles
+from peer.worker.control_link import ControlLink
+
+_REPORT_S: Final = 0.5
+_FULL_S: Final = 0.001
+_UNSENT_MAX: Final = 4096  # records
+_SMOOTHING: Final = 0.1
+_TYPES: Final[dict[HiddenType, torch.dtype]] = {"fp32": torch.float32, "bf16": torch.bfloat16}
+_FLOATS: Final = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+class BlockWorker:
+    """Loads once, then computes what comes through the ring, without end; the control link ends the process."""
+
+    commands: ClassVar[Any] = Stop
+
+    def __init__(self, link: ControlLink, load: LoadBlocks) -> None:
+        self._link, self._load = link, load
+        device = resolve_device(load.device)
+        blocks = SpanBlocks(load.model, load.span, parameters_of(load), device.torch, load.window)
+        self._engine = Engine(blocks, load.pages, load.rows_max, load.chunk_tokens)
+        self._incoming = Ring.attach(load.to_worker.fds, load.to_worker.size_bytes)
+        self._outgoing = Ring.attach(load.from_worker.fds, load.from_worker.size_bytes)
+        self._unsent: deque[tuple[Piece, ...]] = deque()  # what the ring has no room for yet
+        self._step_ms = self._rows = 0.0
+        self._reported: WorkerLoad | None = None
+        self._reported_at = 0.0
+        link.send(ModelLoaded(device=device.name, bf16=load.dtype == "bf16", compiled=False))
+
+    def run(self) -> None:
+        """Serve records without end."""
+        while True:
+            self._link.ticks += 1
+            if self._flush():
+                self._receive(wait=not self._engine.waiting_tokens)
+                self._step()
+                self._report()
+            else:  # no step before the network process has read what is there; but it may be waiting for room itself
+                time.sleep(_FULL_S)
+                if len(self._unsent) < _UNSENT_MAX:
+                    self._receive(wait=False)
+
+    # -- what comes ----------------------------------------------------------------------------------------------------
+
+    def _receive(self, wait: bool) -> None:
+        """Apply all records that have come. `wait`: for one, but not for long."""
+        if wait:
+            select.select([self._incoming.fds[1]], [], [], _REPORT_S)
+        for record in self._incoming.take():
+            message, payload = unpack_to_worker(record)
+            try:
+                self._apply(message, payload)
+            except StepRefused as refused:
+                have = self._engine.have(message.session)
+                self._send(pack(StepRefusal(message.session, refused.cause, str(refused)[:REASON_MAX], have)))
+        self._incoming.done()
+
+    def _apply(self, message: ToBlocks, payload: memoryview) -> None:
+        """Do what a record says. Raises StepRefused."""
+        engine = self._engine
+        if isinstance(message, ComputeTokens):
+            hidden = self._hidden(message, payload)
+            engine.submit(message.session, message.position, message.ids, hidden, message.samples)
+        elif isinstance(message, OpenSession):
+            span = self._load.span
+            first = span.first if message.first is None else message.first
+            end = span.end if message.end is None else message.end
+            have = engine.open(message.session, message.sampling, message.names, (first, end))
+            self._send(pack(SessionOpened(message.session, have)))
+        elif isinstance(message, RewindSession):
+            engine.rewind(message.session, message.position)
+        else:
+            engine.close(message.session)
+
+    def _hidden(self, message: ComputeTokens, payload: memoryview) -> Tensor | None:
+        """Return a copy of the hidden states (count, C) of a record; None if it has none. Raises StepRefused."""
+        load, count, width = self._load, message.count, self._load.model.hidden_size
+        if not count or count != len(message.ids):
+            raise StepRefused("shape", f"{len(message.ids)} token ids came for {count} positions")
+        if not payload:
+            return None
+        if len(payload) != count * width * HIDDEN_BYTES[load.dtype]:
+            raise StepRefused("shape", f"{len(payload)} bytes are no {width} values for each of {count} positions")
+        return torch.frombuffer(payload, dtype=_TYPES[load.dtype]).view(count, width).clone()
+
+    # -- what goes -----------------------------------------------------------------------------------------------------
+
+    def _step(self) -> None:
+        """Make a step, if anything waits for one, and send what it gives."""
+        started = time.perf_counter()
+        outputs = self._engine.step()
+        if not outputs:
+            return
+        self._link.ticks += 1
+        records = [_record(output) for output in outputs]
+        if all(output.count == 1 for output in outputs):
+            self._note(1000 * (time.perf_counter() - started), len(outputs))
+        for record in records:
+            self._send(*record)
+
+    def _note(self, step_ms: float, rows: int) -> None:
+        """Add a step to the smoothed figures."""
+        weight = _SMOOTHING if self._step_ms else 1.0
+        self._step_ms += weight * (step_ms - self._step_ms)
+        self._rows += weight * (rows - self._rows)
+
+    def _report(self) -> None:
+        """Tell the load, if it has changed and was not told just now."""
+        now = time.monotonic()
+        if now - self._reported_at < _REPORT_S:
+            return
+        engine = self._engine
+        load = WorkerLoad(
+            pages_free=engine.pool.free_pages,
+            sessions=engine.sessions,
+            waiting_tokens=engine.waiting_tokens,
+            step_ms=round(self._step_ms, 3),
+            rows=round(self._rows, 2),
+        )
+        if load != self._reported:
+            self._reported, self._reported_at = load, now
+            self._send(pack(load))
+
+    def _send(self, *record: Piece) -> None:
+        self._unsent.append(record)
+        self._flush()
+
+    def _flush(self) -> bool:
+        """Write what is unsent, as far as there is room; return whether all is written."""
+        while self._unsent:
+            if not self._outgoing.put(*self._unsent[0]):
+                return False
+            self._unsent.popleft()
+        return True
+
+
+def parameters_of(load: LoadBlocks) -> TensorSource:
+    """Return where the parameters of a span come from, as copies in the type to compute in. Raises ConfigError, at once
+    if one is missing."""
+    if load.span.of != load.model.layers:
+        raise ConfigError(f"the span is {load.span} and the model has {load.model.layers} blocks: choose it again")
+    shapes, folders = dict(parameter_shapes(load.model)), ", ".join(load.folders)
+    try:
+        files = ParameterFiles(map(Path, load.folders))
+    except CheckpointError as error:
+        raise ConfigError(str(error)) from error
+    for name in _needed(load):
+        if name not in files.names:
+            raise ConfigError(
+                f"no .safetensors file in {folders} holds {name}: fetch the files of blocks {load.span} again"
+            )
+
+    def source(name: str) -> Tensor:
+        try:
+            tensor = files.tensor(name)
+        except CheckpointError as error:
+            raise ConfigError(str(error)) from error
+        if tensor.shape != shapes[name]:
+            raise ConfigError(
+                f"{name} in {folders} has shape {tuple(tensor.shape)}, not {shapes[name]}: use the matching config.json"
+            )
+        if tensor.dtype not in _FLOATS:
+            kind = str(tensor.dtype).removeprefix("torch.")
+            raise ConfigError(f"{name} in {folders} is of the type {kind}: take a checkpoint in fp32, bf16 or fp16")
+        return tensor.to(_TYPES[load.dtype], copy=True)  # a mapped file may change, and lies at any address
+
+    return source
+
+
+def _needed(load: LoadBlocks) -> Iterator[str]:
+    """Yield the names of the parameters that a span cannot do without."""
+    for name, _ in parameter_shapes(load.model, load.span):
+        yield name
+    if load.span.is_last and load.model.tie_embeddings:
+        yield EMBEDDING
+
+
+def _record(output: StepOutput) -> tuple[Piece, ...]:
+    if output.refusal is not None:
+        cause, reason = output.refusal.cause, str(output.refusal)[:REASON_MAX]
+        return (pack(StepRefusal(output.session, cause, reason, output.refusal.have)),)
+    head = pack(_told(output))
+    return (head,) if output.hidden is None else (head, _bytes_of(output.hidden))
+
+
+def _told(output: StepOutput) -> FromBlocks:
+    return SpanOutput(
+        session=output.session,
+        position=output.position,
+        count=output.count,
+        token=output.token,
+        logprob=max(LOGPROB_MIN, output.logprob),
+        likeliest=tuple((token, max(LOGPROB_MIN, logprob)) for token, logprob in output.likeliest),
+        ids=tuple(output.ids),
+    )
+
+
+def _bytes_of(hidden: Tensor) -> memoryview:
+    array: Any = hidden.contiguous().view(-1).view(torch.uint8).numpy()
+    return memoryview(array)

@@ -1,0 +1,154 @@
+"""The coordinator's part in one group: the whole run, or the replicas of one stage. It keeps no weights.
+
+What it decides stands in `swarm.protocol.agreement.coordination`. Here its node is told of the other groups: a group
+begins once it has a peer and the run has `min_peers` in all groups. A stage may lose all of its replicas, and go on
+from an older commit. `RunProgress.fast_forward` then brings that to the position of the other stages: what the stage
+learned since is lost, but its weights are of the same epoch as theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Final
+
+import torch
+import trio
+
+from optim.strategies.interface import OuterStrategy
+from optim.strategies.registry import build_strategy
+from peer.events import Field
+from peer.net.host import Host
+from swarm.coordinator.run_progress import RunProgress
+from swarm.placement.stages import layout_of
+from swarm.protocol.agreement import actions
+from swarm.protocol.agreement.work import Work
+from swarm.protocol.head import Head
+from swarm.protocol.timeouts import AdaptiveTimeouts
+from swarm.rounds.driver.group_driver import DriverOptions, GroupDriver
+from swarm.rounds.driver.records import RecordFiles
+from swarm.rounds.driver.work import work_of
+from swarm.rounds.notifier import Notifier
+from swarm.run.agreement import agreement_config, schedule_of, sponsors_of, stages_before
+from swarm.run.home import Home
+from swarm.run.manifest import Manifest
+
+STEPS_ASIDE_S: Final = 3.0  # a group's number of waiting peers counts this long: it is told once a second
+
+
+class CoordinatedGroup:
+    """One group's driver, and what the other groups and people are told of it."""
+
+    def __init__(
+        self,
+        host: Host,
+        manifest: Manifest,
+        stage: int,
+        home: Home,
+        known_peers: Callable[[], Iterable[str]],
+        progress: RunProgress,
+        restored: bool = False,
+    ) -> None:
+        """`home`: the coordinator's. `known_peers`: those whose records say that they belong to the group."""
+        self.stage = stage if manifest.stages > 1 else None
+        self.told = Notifier()
+        """Notified of each event that `last_told` holds."""
+        self.last_told: dict[str, dict[str, Field]] = {}
+        """The fields of the last event of each name."""
+        self._host, self._manifest, self._progress = host, manifest, progress
+        self._waiting, self._waited_at = 0, 0.0
+        timeouts = AdaptiveTimeouts(manifest.run.timeout_floor_s)
+        config = agreement_config(manifest, stage, host.peer_id)
+        records = RecordFiles(home.stage(stage, manifest.stages).agreement)
+        options = DriverOptions(restored=restored, per_prefix=manifest.run.prefix_cap, tell=self._tell)
+        work = self._work(stage, timeouts)
+        self.driver = GroupDriver(host, config, work, records, timeouts, known_peers, options)
+        self.head: Head = config.genesis
+        """The last head whose certificate is on this disk."""
+        progress.add(self)
+
+    def _work(self, stage: int, timeouts: AdaptiveTimeouts) -> Work:
+        manifest, begins, ends = self._manifest, self._may_begin, self._is_over
+        before = stages_before(manifest, stage, self._host.peer_id)
+        schedule, exchange_s = schedule_of(manifest, stage), _no_exchange(timeouts)
+        rules = work_of(strategy_of(manifest, stage), schedule, exchange_s, stages=before)
+        rules = replace(rules, sponsors_of=sponsors_of(manifest))
+        return replace(rules, fast_forward_of=self._fast_forward, may_begin_of=begins, is_over_of=ends)
+
+    @property
+    def group(self) -> str:
+        return self.driver.group
+
+    @property
+    def completed(self) -> trio.Event:
+        return self.driver.completed
+
+    @property
+    def peers(self) -> int:
+        """How many peers take part or, before the group has begun, wait to."""
+        if self.head.members:
+            return len(self.head.members) + len(self.head.learners)
+        return self._waiting if trio.current_time() - self._waited_at < STEPS_ASIDE_S else 0
+
+    @property
+    def phase(self) -> str:
+        """What the coordinator does, for people."""
+        return self.driver.phase if self.head.members else "waiting for peers"
+
+    async def run(self) -> None:
+        """Take part until cancelled."""
+        self.driver.begin([])
+        self.head = self.driver.head
+        if self.head.members:
+            self._tell_head()
+        if self.completed.is_set():
+            self._tell("run_completed", {"round": self.head.round})
+        await self.driver.run(self)
+
+    # -- Actor ---------------------------------------------------------------------------------------------------------
+
+    async def perform(self, action: actions.Action) -> None:
+        if isinstance(action, actions.CommitHead):
+            self.head = action.head
+            self._tell_head()
+
+    async def save(self, state_hash: bytes) -> None:
+        raise AssertionError("the coordinator accepts no state")
+
+    # -- events --------------------------------------------------------------------------------------------------------
+
+    def _tell(self, event: str, fields: dict[str, Field]) -> None:
+        stage = {} if self.stage is None else {"stage": self.stage}
+        self._host.events.emit(event, **fields, **stage)
+        self.last_told[event] = fields
+        self.told.notify()
+
+    def _tell_head(self) -> None:
+        self._tell("head_seen", {"round": self.head.round, "members": len(self.head.members)})
+
+    # -- the other groups ----------------------------------------------------------------------------------------------
+
+    def _may_begin(self, waiting: int) -> bool:
+        self._waiting, self._waited_at = waiting, trio.current_time()
+        return self._progress.peers >= self._manifest.run.min_peers
+
+    def _is_over(self) -> bool:
+        return self._progress.completed
+
+    def _fast_forward(self, head: Head) -> Head:
+        if self.stage is None or not head.members:
+            return head
+        fresh = self._progress.fast_forward(head)
+        if fresh.round != head.round:
+            self._tell("stage_set_back", {"round": head.round, "goes_on_at": fresh.round})
+        return fresh
+
+
+def strategy_of(manifest: Manifest, stage: int) -> OuterStrategy:
+    """Return the method's rules for a stage, without the memory of a peer that trains: it is never touched here."""
+    with torch.device("meta"):
+        return build_strategy(manifest.outer, manifest.codec, layout_of(manifest, stage), manifest.inner)
+
+
+def _no_exchange(timeouts: AdaptiveTimeouts) -> Callable[[Head], float]:
+    return lambda head: timeouts.exchange_s(0)

@@ -1,0 +1,96 @@
+"""A person's regroup, in the coordinator that runs: every group is asked, and what came of it is told."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+import trio
+
+from peer.errors import ResourceError
+from peer.events import EventLog, Field
+from peer.files import write_atomically
+from swarm.coordinator.coordinated_group import CoordinatedGroup
+from swarm.coordinator.person import LOOK_EVERY_S, GroupOutcome, Outcome, RegroupAnswer, RegroupRequest, read_file
+from swarm.protocol.agreement import events
+from swarm.run.home import Home
+
+REQUEST_S: Final = 60.0  # a request that is older was left by a process that is gone
+SPARE_S: Final = 5.0  # beyond what the answers of peers may take
+_DECIDED: Final[dict[str, Outcome]] = {
+    "regroup_withdrawn": "withdrawn",
+    "regroup_undoes": "would_undo",
+    "regroup_failed": "failed",
+    "regrouped": "regrouped",
+}
+
+
+async def serve_requests(home: Home, groups: Sequence[CoordinatedGroup], log: EventLog) -> None:
+    """Answer requests in that home, one after the other, until cancelled."""
+    while True:
+        await trio.sleep(LOOK_EVERY_S)
+        if not home.regroup_request.exists():
+            continue
+        request, age_s = read_file(home.regroup_request, RegroupRequest), _age_s(home)
+        home.regroup_request.unlink(missing_ok=True)
+        if request is None or age_s > REQUEST_S:
+            log.emit("regroup_refused", reason="a request that cannot be read, or is old")
+            continue
+        log.emit("regroup_asked", without=list(request.without), undo=request.undo)
+        answer = RegroupAnswer(request.nonce, await regroup_all(groups, request))
+        try:
+            write_atomically(home.regroup_answer, msgspec.json.encode(answer))
+        except ResourceError as error:
+            log.emit("regroup_refused", reason=str(error))
+
+
+async def regroup_all(groups: Sequence[CoordinatedGroup], request: RegroupRequest) -> tuple[GroupOutcome, ...]:
+    """Ask all groups for a new term; return what came of it."""
+    found: dict[int, GroupOutcome] = {}
+
+    async def one(index: int, group: CoordinatedGroup) -> None:
+        found[index] = await regroup(group, request)
+
+    async with trio.open_nursery() as nursery:
+        for index, group in enumerate(groups):
+            nursery.start_soon(one, index, group)
+    return tuple(found[index] for index in sorted(found))
+
+
+async def regroup(group: CoordinatedGroup, request: RegroupRequest) -> GroupOutcome:
+    """Ask one group for a new term, wait until it has decided and, of a new term, until it is bound."""
+    config = group.driver.config
+    for event in (*_DECIDED, "start_not_bound"):
+        group.last_told.pop(event, None)
+    group.driver.feed(events.Asked(request.without, request.undo))
+    if not await group.told.until(lambda: bool(_DECIDED.keys() & group.last_told), config.ask_s + SPARE_S):
+        return GroupOutcome("silent", group.stage, group.head.round)
+    event = next(event for event in _DECIDED if event in group.last_told)
+    fields, outcome = group.last_told[event], _DECIDED[event]
+    term = _number(fields, "term")
+    if outcome == "regrouped":
+        bound = lambda: group.head.term >= term or "start_not_bound" in group.last_told  # noqa: E731
+        await group.told.until(bound, config.start_s + SPARE_S)
+        outcome = "regrouped" if group.head.term >= term else "not_bound"
+    return GroupOutcome(
+        outcome,
+        group.stage,
+        _number(fields, "goes_on_at" if "goes_on_at" in fields else "round"),
+        term,
+        _number(fields, "members"),
+        str(fields.get("reason", "")),
+    )
+
+
+def _number(fields: dict[str, Field], name: str) -> int:
+    value = fields.get(name, 0)
+    return value if isinstance(value, int) else 0
+
+
+def _age_s(home: Home) -> float:
+    try:
+        return time.time() - home.regroup_request.stat().st_mtime
+    except OSError:
+        return REQUEST_S + 1.0

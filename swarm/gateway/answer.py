@@ -1,0 +1,97 @@
+"""One answer: the tokens that a session draws, as text, until it is long enough or something ends it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Literal
+
+from peer.data.tokenizer import Tokenizer
+from swarm.inference.client import ModelClient
+from swarm.inference.decoding import TextStream
+from swarm.inference.route import Route
+from swarm.inference.session import DrawnToken, RemoteSession
+
+Finish = Literal["stop", "length"]
+
+
+@dataclass(frozen=True)
+class AnswerPart:
+    """A piece of an answer."""
+
+    text: str
+    drawn: tuple[DrawnToken, ...]
+    """The tokens that came since the last piece, without one that only ends the answer."""
+    finish: Finish | None = None
+    """In the last piece, why it is the last."""
+
+
+class TextAnswer:
+    """An answer in a session, which the caller closes."""
+
+    def __init__(
+        self, session: RemoteSession, tokenizer: Tokenizer, stop_tokens: Sequence[int] = (), stops: Sequence[str] = ()
+    ) -> None:
+        """`stops`: texts at which the answer ends, without them."""
+        self.text = ""
+        self.tokens = 0
+        """How many were drawn."""
+        self._first_at = self._last_at = 0.0
+        self._session, self._tokenizer = session, tokenizer
+        self._stop_tokens, self._stops = frozenset(stop_tokens), tuple(stops)
+
+    @property
+    def route(self) -> Route:
+        return self._session.route
+
+    @property
+    def failovers(self) -> int:
+        return self._session.failovers
+
+    @property
+    def tokens_a_second(self) -> float:
+        """How fast tokens came after the first one; 0 for fewer than two."""
+        seconds = self._last_at - self._first_at
+        return (self.tokens - 1) / seconds if seconds > 0 else 0.0
+
+    async def parts(self, prompt: Sequence[int], count: int) -> AsyncGenerator[AnswerPart, None]:
+        """Append `prompt` to the session and yield the answer, of up to `count` tokens. Raises what the session does.
+
+        Use it with `aclosing`.
+        """
+        stream = TextStream(self._tokenizer, self._stops, [*self._session.tokens, *prompt])
+        waiting = list[DrawnToken]()
+        finish: Finish = "length"
+        async with aclosing(self._session.generate(prompt, count)) as tokens:  # type: ignore[type-var]
+            async for drawn in tokens:
+                self.tokens += 1
+                self._last_at = time.monotonic()
+                self._first_at = self._first_at or self._last_at
+                if drawn.token in self._stop_tokens:
+                    finish = "stop"
+                    break
+                waiting.append(drawn)
+                text = stream.push(drawn.token)
+                self.text = stream.text
+                if stream.stopped:
+                    yield AnswerPart(text, tuple(waiting), "stop")
+                    return
+                if text:
+                    yield AnswerPart(text, tuple(waiting))
+                    waiting.clear()
+        rest = stream.finish()
+        self.text = stream.text
+        yield AnswerPart(rest, tuple(waiting), "stop" if stream.stopped else finish)
+
+
+def end_session(model: ModelClient, session: RemoteSession) -> None:
+    """End a session that is not used again."""
+    session.close()
+    model.server_flows.remove(session)
+
+
+def route_text(route: Route) -> str:
+    """Return a route as the response header has it: each server's peer id and its blocks."""
+    return ", ".join(f"{hop.peer}={hop.first}:{hop.end}" for hop in route)

@@ -1,0 +1,152 @@
+"""The application: OpenAI's paths, a chat page, and whether all blocks are served.
+
+    GET  /                        the chat page
+    GET  /healthz                 200 if every block of the model has a server, else 503
+    GET  /v1/models               the model
+    POST /v1/chat/completions     an answer to a conversation
+    POST /v1/completions          the continuation of a text
+
+Without a key only a machine's own programs may ask, and a page of another site is not one of them: requests must name
+this machine as their host, and their body as JSON, which a browser sends across sites only after asking for leave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+import trio
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from swarm.gateway.asks import GenerationAsk, read_chat, read_completion
+from swarm.gateway.choices import SESSIONS_MAX, prepare
+from swarm.gateway.errors import ApiError
+from swarm.gateway.limits import ApiKeys, Quotas
+from swarm.gateway.openai import AnswerFormat, Kind
+from swarm.gateway.page_files import page_routes
+from swarm.gateway.respond import ClientGone, Connection, Responder, read_body
+from swarm.gateway.template import ChatTemplate
+from swarm.inference.client import ModelClient
+from swarm.inference.route import uncovered
+
+_OWN_HOSTS: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
+
+
+@dataclass(frozen=True)
+class Gateway:
+    """What requests are answered with."""
+
+    model: ModelClient
+    template: ChatTemplate
+    keys: ApiKeys
+    quotas: Quotas
+    host: str = "127.0.0.1"
+    """The address that is listened at."""
+
+    def admit(self, request: Request) -> str:
+        """Return the name of the key of a request. Raises ApiError."""
+        if not self.keys.needed:
+            name = request.headers.get("host", "").lower()
+            without_port = name if name.endswith("]") else name.rpartition(":")[0] or name
+            if without_port not in _OWN_HOSTS | {self.host.lower()}:
+                raise ApiError(403, f"{name!r} is not this machine's own name: ask for 127.0.0.1", code="foreign_host")
+        return self.keys.holder(request.headers.get("authorization", ""))
+
+
+class GenerationEndpoint:
+    """One of the two paths that generate."""
+
+    def __init__(
+        self, gateway: Gateway, kind: Kind, read: Callable[[bytes], GenerationAsk], slots: trio.CapacityLimiter
+    ):
+        self._gateway, self._kind, self._read, self._slots = gateway, kind, read, slots
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope)
+        name = self._gateway.admit(request)
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+            raise ApiError(415, "the body is not declared as JSON: send Content-Type: application/json")
+        with suppress(ClientGone), self._gateway.quotas.one(name):
+            await self._answer(self._read(await read_body(receive)), Connection(receive, send))
+
+    async def _answer(self, ask: GenerationAsk, connection: Connection) -> None:
+        model = self._gateway.model
+        _check_model(model, ask.model)
+        answers = await prepare(model, self._gateway.template, ask)
+        form = AnswerFormat(self._kind, model.manifest.name, model.tokenizer, ask.logprobs)
+        responder = Responder(answers, form, connection, model.client.host.events)
+        await responder.run(self._slots, stream=ask.stream, include_usage=ask.include_usage)
+
+
+def gateway_app(gateway: Gateway) -> Starlette:
+    """Return the application."""
+    slots = trio.CapacityLimiter(SESSIONS_MAX)
+    model = gateway.model
+
+    async def list_models(request: Request) -> Response:
+        gateway.admit(request)
+        return JSONResponse({"object": "list", "data": [_model_card(model)]})
+
+    async def show_model(request: Request) -> Response:
+        gateway.admit(request)
+        _check_model(model, request.path_params["name"])
+        return JSONResponse(_model_card(model))
+
+    async def health(request: Request) -> Response:
+        await model.servers.refresh()
+        missing = uncovered(model.servers.view())
+        body = {"status": "blocks are missing" if missing else "ok", "missing": missing}
+        return JSONResponse(body, 503 if missing else 200, {"Cache-Control": "no-store"})
+
+    routes = [
+        Route("/healthz", health),
+        Route("/v1/models", list_models),
+        Route("/v1/models/{name:path}", show_model),
+        Route("/v1/chat/completions", GenerationEndpoint(gateway, "chat", read_chat, slots), methods=["POST"]),
+        Route("/v1/completions", GenerationEndpoint(gateway, "text", read_completion, slots), methods=["POST"]),
+        *page_routes(),
+    ]
+    return Starlette(routes=routes, exception_handlers={ApiError: _refuse, HTTPException: _refuse_path, 500: _fail})
+
+
+def _check_model(model: ModelClient, name: str) -> None:
+    if name not in (model.manifest.name, model.manifest.run_id):
+        raise ApiError(
+            404,
+            f"the model {name!r} is not served here: ask for {model.manifest.name!r}",
+            code="model_not_found",
+            param="model",
+        )
+
+
+def _model_card(model: ModelClient) -> dict[str, Any]:
+    manifest = model.manifest
+    return {
+        "id": manifest.name,
+        "object": "model",
+        "created": manifest.created_at,
+        "owned_by": manifest.authority,
+        "context_length": manifest.model.max_seq_len,
+    }
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return JSONResponse(error.body, error.status, error.headers)
+
+
+async def _refuse_path(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    told = ApiError(error.status_code, f"{request.method} {request.url.path} is not served here: see /v1/models")
+    return JSONResponse(told.body, told.status, error.headers)
+
+
+async def _fail(request: Request, error: Exception) -> Response:
+    return JSONResponse(ApiError(500, "a bug ended this request: tell the operator").body, 500)

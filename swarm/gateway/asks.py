@@ -1,0 +1,225 @@
+"""What clients ask for: the bodies of OpenAI's two requests, checked. What is not supported is refused by name.
+
+A parameter that is null, or has the value that changes nothing, counts as absent.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Final, TypeVar
+
+import msgspec
+
+from peer.decoding import MALFORMED, told
+from peer.ipc.sampling_options import LIKELIEST_MAX, SEED_MAX, Sampling, new_seed
+from swarm.gateway.errors import ApiError
+from swarm.gateway.template import ChatMessage
+
+CHAT_TOKENS: Final = 1024
+"""Of an answer, if the request does not say."""
+TEXT_TOKENS: Final = 16
+ANSWERS_MAX: Final = 16
+"""Of one request: prompts times n."""
+STOPS_MAX: Final = 16
+MESSAGES_MAX: Final = 4096
+_SEED_MIN: Final = -(1 << 63)
+_TEMPERATURE_MAX: Final = 2.0
+
+_Stop = Annotated[str, msgspec.Meta(min_length=1, max_length=1024)]
+_Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
+_Share = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
+_Token = Annotated[int, msgspec.Meta(ge=0, lt=1 << 24)]
+
+_CHANGES_NOTHING: Final[dict[str, tuple[Any, ...]]] = {
+    "best_of": (1,),
+    "echo": (False,),
+    "frequency_penalty": (0,),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "logit_bias": ({},),
+    "metadata": ({},),
+    "modalities": (["text"],),
+    "parallel_tool_calls": (True, False),
+    "presence_penalty": (0,),
+    "response_format": ({"type": "text"},),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+}
+_ROLES: Final = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+_EMPTY_IN_MESSAGES: Final[tuple[Any, ...]] = (None, [], "")
+
+
+class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a stream has beside the answer."""
+
+    include_usage: bool = False
+    include_obfuscation: bool = False
+
+
+class _Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    model: str
+    max_tokens: _Count | None = None
+    temperature: Annotated[float, msgspec.Meta(ge=0.0, le=_TEMPERATURE_MAX)] = 1.0
+    top_p: _Share = 1.0
+    top_k: Annotated[int, msgspec.Meta(ge=-1, le=1 << 24)] = 0
+    """-1, as vLLM has it, or 0: all."""
+    min_p: _Share = 0.0
+    repetition_penalty: Annotated[float, msgspec.Meta(ge=0.01, le=100.0)] = 1.0
+    seed: int | None = None
+    n: Annotated[int, msgspec.Meta(ge=1, le=ANSWERS_MAX)] = 1
+    stop: _Stop | Annotated[list[_Stop], msgspec.Meta(max_length=STOPS_MAX)] | None = None
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    user: str = ""
+    """Who asks, for the operator's own books: it changes no answer."""
+
+
+class _ChatBody(_Body, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    messages: Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1, max_length=MESSAGES_MAX)]
+    max_completion_tokens: _Count | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=LIKELIEST_MAX)] = 0
+
+
+class _TextBody(_Body, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    prompt: str | Annotated[list[str | _Token | list[_Token]], msgspec.Meta(min_length=1)]
+    logprobs: Annotated[int, msgspec.Meta(ge=0, le=5)] | None = None
+
+
+Prompt = str | tuple[int, ...]
+_BodyT = TypeVar("_BodyT", bound=_Body)
+
+
+@dataclass(frozen=True)
+class GenerationAsk:
+    """One request for answers."""
+
+    model: str
+    sampling: Sampling
+    count: int | None
+    """Tokens of an answer, at most; None: `CHAT_TOKENS`, or less where the context ends sooner."""
+    n: int
+    """Answers to each prompt."""
+    stops: tuple[str, ...]
+    stream: bool
+    include_usage: bool
+    logprobs: int | None
+    """How many of the likeliest tokens are told for each; None: no log-probabilities at all."""
+    messages: tuple[ChatMessage, ...] = ()
+    """Of a chat."""
+    prompts: tuple[Prompt, ...] = ()
+    """Of a completion."""
+
+
+def read_chat(body: bytes) -> GenerationAsk:
+    """Read the body of a chat completion. Raises ApiError."""
+    read = _convert(body, _ChatBody)
+    if read.max_tokens and read.max_completion_tokens and read.max_tokens != read.max_completion_tokens:
+        raise _wrong("max_tokens", "max_tokens and max_completion_tokens differ: send one of them")
+    if read.top_logprobs and not read.logprobs:
+        raise _wrong("top_logprobs", "top_logprobs needs logprobs: send logprobs=true, too")
+    messages = tuple(_message(index, message) for index, message in enumerate(read.messages))
+    ask = _ask(read, read.max_completion_tokens or read.max_tokens, read.top_logprobs if read.logprobs else None)
+    return replace(ask, messages=messages)
+
+
+def read_completion(body: bytes) -> GenerationAsk:
+    """Read the body of a text completion. Raises ApiError."""
+    read = _convert(body, _TextBody)
+    prompts = _prompts(read.prompt)
+    if len(prompts) * read.n > ANSWERS_MAX:
+        raise _wrong("n", f"{len(prompts)} prompts with n={read.n} are more than {ANSWERS_MAX} answers: send fewer")
+    return replace(_ask(read, read.max_tokens or TEXT_TOKENS, read.logprobs), prompts=prompts)
+
+
+def _convert(body: bytes, kind: type[_BodyT]) -> _BodyT:
+    try:
+        content = msgspec.json.decode(body)
+    except MALFORMED as error:
+        raise ApiError(400, f"the body is no JSON ({told(error)}): send a JSON object") from error
+    if not isinstance(content, dict):
+        raise ApiError(400, "the body is no JSON object: send one")
+    known = kind.__struct_fields__
+    given = {name: value for name, value in content.items() if value is not None}
+    for name in list(given):
+        if name not in known and given.pop(name) not in _CHANGES_NOTHING.get(name, ()):
+            raise _wrong(name, f"{name} is not supported by this server: leave it out", "unsupported_parameter")
+    try:
+        read = msgspec.convert(given, kind)
+    except MALFORMED as error:
+        name = re.search(r"`\$\.(\w+)", str(error)) or re.search(r"field `(\w+)`", str(error))
+        param = name[1] if name else None
+        raise _wrong(param, f"{param or 'the body'} is not what it should be ({told(error)}): correct it") from error
+    if read.seed is not None and not _SEED_MIN <= read.seed <= SEED_MAX:
+        raise _wrong("seed", f"seed is {read.seed}: send a number of 64 bits")
+    return read
+
+
+def _ask(body: _Body, count: int | None, logprobs: int | None) -> GenerationAsk:
+    sampling = Sampling(
+        temperature=body.temperature,
+        top_k=max(0, body.top_k),
+        top_p=body.top_p,
+        min_p=body.min_p,
+        repetition_penalty=body.repetition_penalty,
+        seed=new_seed() if body.seed is None else body.seed % (SEED_MAX + 1),
+        logprobs=0 if logprobs is None else max(1, logprobs),
+    )
+    return GenerationAsk(
+        model=body.model,
+        sampling=sampling,
+        count=count,
+        n=body.n,
+        stops=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
+        stream=body.stream,
+        include_usage=body.stream_options.include_usage,
+        logprobs=logprobs,
+    )
+
+
+def _message(index: int, message: dict[str, Any]) -> ChatMessage:
+    place = f"messages[{index}]"
+    for name, value in message.items():
+        if name not in ("role", "content") and value not in _EMPTY_IN_MESSAGES:
+            raise _wrong("messages", f"{place}.{name} is not supported: leave it out", "unsupported_parameter")
+    role = message.get("role")
+    if not isinstance(role, str) or role not in _ROLES:
+        raise _wrong("messages", f"{place}.role is not one of {', '.join(_ROLES)}: choose one of them")
+    return ChatMessage(_ROLES[role], _content(place, message.get("content")))
+
+
+def _content(place: str, content: Any) -> str:
+    """Return the text of a message: a string, or parts that are text."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise _wrong("messages", f"{place}.content is no text: send a string, or a list of text parts")
+    texts = list[str]()
+    for part in content:
+        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            kind = part.get("type") if isinstance(part, dict) else part
+            raise _wrong(
+                "messages", f"{place}.content has a part of type {str(kind)[:40]!r}: send text", "unsupported_parameter"
+            )
+        texts.append(part["text"])
+    return "".join(texts)
+
+
+def _prompts(prompt: str | list[str | int | list[int]]) -> tuple[Prompt, ...]:
+    if isinstance(prompt, str):
+        return (prompt,)
+    if all(isinstance(one, int) for one in prompt):
+        return (tuple(one for one in prompt if isinstance(one, int)),)
+    if any(isinstance(one, int) for one in prompt):
+        raise _wrong(
+            "prompt", "prompt mixes token ids with texts: send a text, texts, token ids, or lists of token ids"
+        )
+    return tuple(one if isinstance(one, str) else tuple(one) for one in prompt if not isinstance(one, int))
+
+
+def _wrong(param: str | None, message: str, code: str = "invalid_value") -> ApiError:
+    return ApiError(400, message, code=code, param=param)

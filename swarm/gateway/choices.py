@@ -1,0 +1,140 @@
+"""All answers to one request, generated at once, each in a session of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+import trio
+
+from peer.errors import BarnraiseError
+from peer.ipc.sampling_options import SEED_MAX
+from swarm.gateway.answer import AnswerPart, TextAnswer, end_session
+from swarm.gateway.asks import CHAT_TOKENS, GenerationAsk, Prompt
+from swarm.gateway.errors import ApiError, as_api_error
+from swarm.gateway.template import ChatTemplate
+from swarm.inference.client import ModelClient
+from swarm.inference.route import Route
+
+SESSIONS_MAX: Final = 48
+"""Sessions of this process at once: a server takes 64 of one client."""
+_INLINE_CHARS: Final = 16 << 10
+_CHARS_PER_TOKEN: Final = 64
+"""A text with more characters for each token of the context does not fit, whatever its tokens are."""
+
+Told = tuple[int, AnswerPart] | ApiError
+
+
+@dataclass(frozen=True)
+class EncodedPrompt:
+    """A prompt as tokens, and how many may follow."""
+
+    ids: tuple[int, ...]
+    count: int
+
+
+class Answers:
+    """The answers to one request: `n` to the first prompt, then to the next."""
+
+    def __init__(
+        self, model: ModelClient, ask: GenerationAsk, prompts: Sequence[EncodedPrompt], stops: Sequence[str]
+    ) -> None:
+        self._model, self._ask, self._prompts, self._stops = model, ask, tuple(prompts), tuple(stops)
+        self._started: dict[int, TextAnswer] = {}
+
+    @property
+    def count(self) -> int:
+        return len(self._prompts) * self._ask.n
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(len(prompt.ids) for prompt in self._prompts)
+
+    @property
+    def tokens(self) -> int:
+        """How many were drawn so far."""
+        return sum(answer.tokens for answer in self._started.values())
+
+    @property
+    def route(self) -> Route:
+        """The route of the first answer."""
+        return self._started[min(self._started)].route if self._started else ()
+
+    @property
+    def failovers(self) -> int:
+        return sum(answer.failovers for answer in self._started.values())
+
+    async def run(self, slots: trio.CapacityLimiter, out: trio.MemorySendChannel[Told]) -> None:
+        """Generate all answers, and close `out`. The parts of one answer come in order."""
+        async with out, trio.open_nursery() as nursery:
+            for index in range(self.count):
+                nursery.start_soon(self._one, index, slots, out.clone())
+
+    async def _one(self, index: int, slots: trio.CapacityLimiter, out: trio.MemorySendChannel[Told]) -> None:
+        number, nth = divmod(index, self._ask.n)
+        prompt, asked = self._prompts[number], self._ask.sampling
+        sampling = msgspec.structs.replace(asked, seed=(asked.seed + nth) % (SEED_MAX + 1))
+        async with out, slots:
+            session = self._model.session(sampling)
+            answer = TextAnswer(session, self._model.tokenizer, self._model.manifest.text.stops, self._stops)
+            self._started[index] = answer
+            try:
+                async with aclosing(answer.parts(prompt.ids, prompt.count)) as parts:
+                    async for part in parts:
+                        await out.send((index, part))
+            except BarnraiseError as error:
+                await out.send(as_api_error(error))
+            finally:
+                end_session(self._model, session)
+
+
+async def prepare(model: ModelClient, template: ChatTemplate, ask: GenerationAsk) -> Answers:
+    """Encode what a request asks for. Raises ApiError."""
+    if ask.messages:
+        try:
+            prompts: tuple[Prompt, ...] = (await template.render(ask.messages),)
+        except BarnraiseError as error:
+            raise as_api_error(error) from error
+        stops = (*ask.stops, *template.stops)
+    else:
+        prompts, stops = ask.prompts, ask.stops
+    try:
+        encoded = [_fitted(model, await _encode(model, prompt), ask.count) for prompt in prompts]
+    except BarnraiseError as error:
+        raise as_api_error(error) from error
+    return Answers(model, ask, encoded, stops)
+
+
+async def _encode(model: ModelClient, prompt: Prompt) -> tuple[int, ...]:
+    if not isinstance(prompt, str):
+        largest = model.manifest.model.vocab_size - 1
+        if any(token > largest for token in prompt):
+            raise ApiError(400, f"the model's token ids end with {largest}: send only these", param="prompt")
+        return prompt
+    context = model.manifest.model.max_seq_len
+    if len(prompt) > _CHARS_PER_TOKEN * context:
+        raise _too_long(f"a text of {len(prompt)} characters", context)
+    encode = model.tokenizer.encode
+    return tuple(encode(prompt) if len(prompt) < _INLINE_CHARS else await trio.to_thread.run_sync(encode, prompt))
+
+
+def _fitted(model: ModelClient, ids: tuple[int, ...], count: int | None) -> EncodedPrompt:
+    """Return a prompt and the length of its answer, which fit the context together. Raises ApiError."""
+    context = model.manifest.model.max_seq_len
+    if not ids:
+        raise ApiError(400, "the prompt is empty: send at least one token", param="prompt")
+    if len(ids) + (count or 1) > context:
+        wanted = f" and an answer of {count}" if count else ""
+        raise _too_long(f"a prompt of {len(ids)} tokens{wanted}", context)
+    return EncodedPrompt(ids, count or min(CHAT_TOKENS, context - len(ids)))
+
+
+def _too_long(what: str, context: int) -> ApiError:
+    return ApiError(
+        400,
+        f"{what} exceeds this model's context of {context} tokens: send less, or ask for a shorter answer",
+        code="context_length_exceeded",
+    )

@@ -1,0 +1,77 @@
+"""A conversation of several turns with a served model, in one session for as long as its tokens only grow."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+
+from peer.errors import ConfigError
+from peer.ipc.sampling_options import Sampling
+from swarm.gateway.answer import TextAnswer, end_session
+from swarm.gateway.template import ChatMessage, ChatTemplate
+from swarm.inference.client import ModelClient
+from swarm.inference.session import RemoteSession
+
+
+class Conversation:
+    """The messages so far, and the session whose servers know them."""
+
+    def __init__(self, model: ModelClient, template: ChatTemplate, sampling: Sampling, tokens_max: int) -> None:
+        """`tokens_max`: of one answer."""
+        self.system = ""
+        """The system prompt; "" for none."""
+        self.messages: list[ChatMessage] = []
+        self.last: TextAnswer | None = None
+        """The last answer, or the one that comes in."""
+        self.sessions = 0
+        """How many sessions were begun."""
+        self._model, self._template = model, template
+        self._sampling, self._tokens_max = sampling, tokens_max
+        self._session: RemoteSession | None = None
+
+    async def answer(self, text: str) -> AsyncGenerator[str, None]:
+        """Say `text` and yield the answer. What came of it counts as said, should the caller stop early; a message
+        without an answer does not. Raises ConfigError, NetworkError.
+
+        Use it with `aclosing`.
+        """
+        self.last = None
+        asked = [*self.messages, ChatMessage("user", text)]
+        system = [ChatMessage("system", self.system)] if self.system else []
+        ids = self._model.tokenizer.encode(await self._template.render([*system, *asked]))
+        room = self._model.manifest.model.max_seq_len - len(ids)
+        if room < 1:
+            raise ConfigError(
+                f"the conversation has {len(ids)} tokens, and the model's context {len(ids) + room}: begin a new one"
+            )
+        session, fresh = self._continued(ids)
+        stop_tokens, stops = self._model.manifest.text.stops, self._template.stops
+        answer = self.last = TextAnswer(session, self._model.tokenizer, stop_tokens, stops)
+        try:
+            async with aclosing(answer.parts(fresh, min(self._tokens_max, room))) as parts:
+                async for part in parts:
+                    yield part.text
+        finally:
+            if answer.tokens:
+                self.messages = [*asked, ChatMessage("assistant", answer.text)]
+
+    def _continued(self, ids: Sequence[int]) -> tuple[RemoteSession, Sequence[int]]:
+        """Return the session to go on with, and the tokens that it does not have."""
+        held = self._session
+        if held is not None and len(held.tokens) < len(ids) and list(ids[: len(held.tokens)]) == held.tokens:
+            return held, ids[len(held.tokens) :]
+        self.close()
+        self._session = self._model.session(self._sampling)
+        self.sessions += 1
+        return self._session, ids
+
+    def reset(self) -> None:
+        """Forget all messages but the system prompt."""
+        self.messages = []
+        self.close()
+
+    def close(self) -> None:
+        """End the session at its servers."""
+        if self._session is not None:
+            end_session(self._model, self._session)
+            self._session = None

@@ -1,0 +1,193 @@
+"""The web server: hypercorn's HTTP on trio, with bounds on what a client can hold.
+
+hypercorn's own `serve` waits for a client that reads nothing until it reads, which may be never, and goes on after an
+error of ours. So it gets streams that give up, and a log that lets such errors through.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+import h11
+import trio
+from h2.exceptions import H2Error
+from hypercorn.config import Config
+from hypercorn.logging import Logger
+from hypercorn.trio.tcp_server import TCPServer
+from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.typing import ConnectionState
+from hypercorn.utils import wrap_app
+from starlette.applications import Starlette
+from starlette.types import Message, Receive, Scope, Send
+
+from peer.errors import ConfigError, ResourceError
+
+CONNECTIONS_MAX: Final = 512
+IDLE_S: Final = 15.0
+"""How long a connection may stay without a request, or with half of its head."""
+SEND_S: Final = 30.0
+_HEAD_BYTES_MAX: Final = 32 << 10
+_BACKLOG: Final = 128
+_PORT_MAX: Final = 65535
+
+
+@dataclass(frozen=True)
+class ListenAddress:
+    """Where to listen."""
+
+    host: str
+    """An IP address, or "localhost"."""
+    port: int
+    """0: any that is free."""
+
+    @classmethod
+    def parse(cls, text: str) -> ListenAddress:
+        """Read HOST:PORT. Raises ConfigError."""
+        host, colon, port = text.rpartition(":")
+        bare = host.removeprefix("[").removesuffix("]") if host.startswith("[") else host
+        if not colon or not port.isascii() or not port.isdigit() or int(port) > _PORT_MAX or not _is_host(bare):
+            raise ConfigError(f"--listen {text} is no IP address and port: write one like 127.0.0.1:8080 or [::1]:8080")
+        return cls(bare, int(port))
+
+    @property
+    def is_loopback(self) -> bool:
+        return self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
+
+    @property
+    def name(self) -> str:
+        """The host as in a URL."""
+        return f"[{self.host}]" if ":" in self.host else self.host
+
+
+def _is_host(text: str) -> bool:
+    if text == "localhost":
+        return True
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+async def serve_http(app: Starlette, address: ListenAddress, listening: Callable[[str], None]) -> None:
+    """Serve until cancelled; then end all connections. `listening` gets the URL. Raises ResourceError."""
+    listener = trio.SocketListener(_listen(address))
+    port = listener.socket.getsockname()[1]
+    listening(f"http://{address.name}:{port}")
+    server = _Server(app)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(server.close_when_cancelled)
+        await trio.serve_listeners(server.handle, [listener])
+
+
+def _listen(address: ListenAddress) -> Any:
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    opened = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        opened.bind(("127.0.0.1" if address.host == "localhost" else address.host, address.port))
+        opened.listen(_BACKLOG)
+    except OSError as error:
+        opened.close()
+        why = "another program listens there" if error.errno == errno.EADDRINUSE else error.strerror
+        raise ResourceError(
+            f"cannot listen at {address.name}:{address.port} ({why}): choose another address with --listen"
+        ) from error
+    return trio.socket.from_stdlib_socket(opened)
+
+
+class _Server:
+    """The connections of one application."""
+
+    def __init__(self, app: Starlette) -> None:
+        self._config = Config()
+        self._config.logger_class = _BugLog
+        self._config.errorlog = None
+        self._config.include_server_header = False
+        self._config.keep_alive_timeout = IDLE_S
+        self._config.h11_max_incomplete_size = _HEAD_BYTES_MAX
+        self._app = wrap_app(_HttpOnly(app), self._config.wsgi_max_body_size, "asgi")  # type: ignore[arg-type]
+        self._log = self._config.log
+        assert isinstance(self._log, _BugLog)
+        self._context = WorkerContext(None)
+        self._open = set[_BoundedStream]()
+
+    async def handle(self, stream: trio.SocketStream) -> None:
+        """Serve one connection."""
+        if len(self._open) >= CONNECTIONS_MAX:
+            return  # trio closes it
+        bounded = _BoundedStream(stream)
+        self._open.add(bounded)
+        try:
+            await TCPServer(self._app, self._config, self._context, ConnectionState({}), bounded)  # type: ignore[arg-type]
+        except Exception:  # the edge to clients: what one sends may find a fault in the library
+            if self._log.found_bug:
+                raise
+        finally:
+            self._open.discard(bounded)
+
+    async def close_when_cancelled(self) -> None:
+        """End all connections in the end, those too whose clients read nothing: hypercorn shields its writes."""
+        try:
+            await trio.sleep_forever()
+        finally:
+            for stream in self._open:
+                stream.socket.close()
+
+
+class _HttpOnly:
+    """The application, for HTTP alone. What it sends on a connection that its client has spoilt is lost."""
+
+    def __init__(self, app: Starlette) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_if_possible(message: Message) -> None:
+            with suppress(h11.ProtocolError, H2Error):
+                await send(message)
+
+        if scope["type"] == "http":
+            await self._app(scope, receive, send_if_possible)
+
+
+class _BoundedStream:
+    """A TCP stream whose writes end after a while, taken or not."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self._stream = stream
+
+    @property
+    def socket(self) -> Any:
+        return self._stream.socket
+
+    async def send_all(self, data: bytes) -> None:
+        with trio.move_on_after(SEND_S) as limit:
+            await self._stream.send_all(data)
+        if limit.cancelled_caught:
+            self.socket.close()
+            raise trio.BrokenResourceError
+
+    async def receive_some(self, most: int) -> bytes | bytearray:
+        return await self._stream.receive_some(most)
+
+    async def send_eof(self) -> None:
+        await self._stream.send_eof()
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+class _BugLog(Logger):
+    """A log that tells nothing, and raises again what a handler has raised: our own bug ends this process."""
+
+    found_bug = False
+
+    async def exception(self, message: str, *args: Any, **kwargs: Any) -> None:
+        self.found_bug = True
+        raise  # called while it is handled

@@ -1,0 +1,136 @@
+"""The JSON of OpenAI's answers: whole ones, and the chunks of a stream."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Any, Final, Literal
+
+from peer.data.tokenizer import ByteTokenizer, Tokenizer
+from swarm.gateway.answer import AnswerPart, Finish
+from swarm.inference.session import DrawnToken
+
+Kind = Literal["chat", "text"]
+_ID_BYTES: Final = 12
+_OBJECTS: Final = {"chat": ("chat.completion", "chat.completion.chunk"), "text": ("text_completion", "text_completion")}
+_UNFINISHED: Final = "\ufffd"
+DONE: Final = b"data: [DONE]\n\n"
+
+
+class AnswerFormat:
+    """The format of the answers to one request. `logprobs`: how many of the likeliest tokens are told; None: none."""
+
+    def __init__(self, kind: Kind, model: str, tokenizer: Tokenizer, logprobs: int | None) -> None:
+        self._kind: Kind = kind
+        self._tokenizer, self._logprobs = tokenizer, logprobs
+        self._lengths: dict[int, int] = {}  # of each choice's text so far
+        self._frame = {
+            "id": f"{'chatcmpl' if kind == 'chat' else 'cmpl'}-{secrets.token_hex(_ID_BYTES)}",
+            "created": int(time.time()),
+            "model": model,
+        }
+
+    def first_chunk(self, index: int) -> dict[str, Any] | None:
+        """Return the chunk that begins a choice, if there is one."""
+        if self._kind == "text":
+            return None
+        return self._chunk([_chat_choice(index, "delta", {"role": "assistant", "content": ""}, None, None)])
+
+    def chunks(self, index: int, part: AnswerPart) -> list[dict[str, Any]]:
+        """Return the chunks of a part. A chat's last chunk says only why the answer ends."""
+        told = self._told(index, part.text, part.drawn)
+        if self._kind == "text":
+            return [self._chunk([_text_choice(index, part.text, told, part.finish)])]
+        found = list[dict[str, Any]]()
+        if part.text or (part.drawn and told is not None):
+            found.append(self._chunk([_chat_choice(index, "delta", {"content": part.text}, told, None)]))
+        if part.finish is not None:
+            found.append(self._chunk([_chat_choice(index, "delta", {}, None, part.finish)]))
+        return found
+
+    def usage_chunk(self, usage: dict[str, Any]) -> dict[str, Any]:
+        return {**self._chunk([]), "usage": usage}
+
+    def whole(self, answers: Sequence[Sequence[AnswerPart]], usage: dict[str, Any]) -> dict[str, Any]:
+        """Return the whole response, of the parts of each answer."""
+        choices = [self._choice(index, parts) for index, parts in enumerate(answers)]
+        return {**self._frame, "object": _OBJECTS[self._kind][0], "choices": choices, "usage": usage}
+
+    def _choice(self, index: int, parts: Sequence[AnswerPart]) -> dict[str, Any]:
+        text = "".join(part.text for part in parts)
+        told = self._told(index, text, [drawn for part in parts for drawn in part.drawn])
+        finish = parts[-1].finish if parts else None
+        if self._kind == "text":
+            return _text_choice(index, text, told, finish)
+        message = {"role": "assistant", "content": text, "refusal": None}
+        return _chat_choice(index, "message", message, told, finish)
+
+    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {**self._frame, "object": _OBJECTS[self._kind][1], "choices": choices}
+
+    # -- log-probabilities ---------------------------------------------------------------------------------------------
+
+    def _told(self, index: int, text: str, drawn: Sequence[DrawnToken]) -> dict[str, Any] | None:
+        """Return what is told of the drawn tokens. `text`: theirs."""
+        begin = self._lengths.get(index, 0)
+        self._lengths[index] = begin + len(text)
+        if self._logprobs is None:
+            return None
+        if self._kind == "chat":
+            return {"content": [self._chat_token(one) for one in drawn], "refusal": None}
+        offsets, at = list[int](), begin
+        for one in drawn:
+            offsets.append(at)
+            at += len(self._word(one.token))
+        return {
+            "tokens": [self._name(one.token) for one in drawn],
+            "token_logprobs": [one.logprob for one in drawn],
+            "top_logprobs": [self._likeliest(one) for one in drawn] if self._logprobs else None,
+            "text_offset": offsets,
+        }
+
+    def _chat_token(self, drawn: DrawnToken) -> dict[str, Any]:
+        likeliest = drawn.likeliest[: self._logprobs]
+        return {
+            **self._valued(drawn.token, drawn.logprob),
+            "top_logprobs": [self._valued(token, logprob) for token, logprob in likeliest],
+        }
+
+    def _valued(self, token: int, logprob: float) -> dict[str, Any]:
+        return {"token": self._word(token), "logprob": logprob, "bytes": self._bytes(token)}
+
+    def _likeliest(self, drawn: DrawnToken) -> dict[str, float]:
+        """Return the likeliest tokens of a completion, and the drawn one."""
+        told = {self._name(token): logprob for token, logprob in drawn.likeliest[: self._logprobs]}
+        return {**told, self._name(drawn.token): drawn.logprob}
+
+    def _word(self, token: int) -> str:
+        return self._tokenizer.decode([token])
+
+    def _name(self, token: int) -> str:
+        """Return a token's text; of a part of a letter, whose text many tokens share, its id as vLLM writes it."""
+        word = self._word(token)
+        return f"token_id:{token}" if _UNFINISHED in word else word
+
+    def _bytes(self, token: int) -> list[int] | None:
+        """Return a token's bytes; None where they are a part of a letter, which the tokenizer does not tell."""
+        if isinstance(self._tokenizer, ByteTokenizer):
+            return [token] if token < 256 else None
+        word = self._word(token)
+        return None if _UNFINISHED in word else list(word.encode())
+
+
+def usage_of(prompt_tokens: int, tokens: int) -> dict[str, Any]:
+    """Return what a request used."""
+    return {"prompt_tokens": prompt_tokens, "completion_tokens": tokens, "total_tokens": prompt_tokens + tokens}
+
+
+def _chat_choice(
+    index: int, name: str, message: dict[str, Any], logprobs: dict[str, Any] | None, finish: Finish | None
+) -> dict[str, Any]:
+    return {"index": index, name: message, "logprobs": logprobs, "finish_reason": finish}
+
+
+def _text_choice(index: int, text: str, logprobs: dict[str, Any] | None, finish: Finish | None) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}

@@ -1,0 +1,176 @@
+"""One request and its response over ASGI: the body within bounds, the answer whole or as a stream of events.
+
+A client that goes away ends its sessions at once.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+import trio
+from starlette.types import Message, Receive, Send
+
+from peer.events import EventLog
+from swarm.gateway.answer import AnswerPart, route_text
+from swarm.gateway.choices import Answers, Told
+from swarm.gateway.errors import ApiError
+from swarm.gateway.openai import DONE, AnswerFormat, usage_of
+
+BODY_BYTES_MAX: Final = 1 << 20
+BODY_S: Final = 10.0
+_DISCARDED_BYTES_MAX: Final = 16 << 20
+SEND_S: Final = 40.0
+"""A client that takes nothing for so long is gone. The stream below gives up sooner, if it is TCP's own buffer."""
+DISCONNECTED: Final = "disconnected"
+ROUTE_HEADER: Final = "X-Barnraise-Route"
+
+
+class ClientGone(Exception):
+    """The client has closed the connection."""
+
+
+async def read_body(receive: Receive) -> bytes:
+    """Return the body of a request. Raises ApiError for one that is too large or slow, ClientGone."""
+    too_large = ApiError(413, f"the body has more than {BODY_BYTES_MAX} bytes: send less", code="body_too_large")
+    body, size = bytearray(), 0
+    with trio.move_on_after(BODY_S):
+        while True:
+            message = await receive()
+            if message["type"] != "http.request":
+                raise ClientGone
+            size += len(message.get("body", b""))
+            if size <= BODY_BYTES_MAX:
+                body += message.get("body", b"")
+            if size > _DISCARDED_BYTES_MAX:
+                raise too_large
+            if not message.get("more_body", False):
+                if size > BODY_BYTES_MAX:
+                    raise too_large  # not sooner: most clients read no response while they send
+                return bytes(body)
+    raise ApiError(408, f"the body did not come within {BODY_S:.0f} s: send it at once", code="body_too_slow")
+
+
+@dataclass(frozen=True)
+class Connection:
+    """The ASGI channel of one request, behind its body."""
+
+    receive: Receive
+    send: Send
+
+    async def start(self, status: int, kind: str, headers: dict[str, str]) -> None:
+        """Send the head of the response."""
+        named = {"Content-Type": kind, "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", **headers}
+        pairs = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in named.items()]
+        await self.send({"type": "http.response.start", "status": status, "headers": pairs})
+
+    async def body(self, data: bytes, more: bool = False) -> bool:
+        """Send a part of the body. Return False if the client takes nothing."""
+        message: Message = {"type": "http.response.body", "body": data, "more_body": more}
+        with trio.move_on_after(SEND_S) as limit:
+            await self.send(message)
+        return not limit.cancelled_caught
+
+    async def json(self, status: int, value: Any, headers: dict[str, str] | None = None) -> None:
+        """Send a whole response."""
+        data = msgspec.json.encode(value)
+        await self.start(status, "application/json", {"Content-Length": str(len(data)), **(headers or {})})
+        await self.body(data)
+
+    async def gone(self) -> None:
+        """Wait until the client has closed the connection."""
+        while (await self.receive())["type"] != "http.disconnect":
+            pass
+
+
+class Responder:
+    """Answers one request."""
+
+    def __init__(self, answers: Answers, form: AnswerFormat, connection: Connection, events: EventLog) -> None:
+        self._answers, self._format, self._connection, self._events = answers, form, connection, events
+        self._ended = DISCONNECTED
+
+    async def run(self, slots: trio.CapacityLimiter, *, stream: bool, include_usage: bool) -> None:
+        """Generate and send. Returns early if the client goes away."""
+        began = time.monotonic()
+        outgoing, incoming = trio.open_memory_channel[Told](0)
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._watch, nursery.cancel_scope)
+                nursery.start_soon(self._answers.run, slots, outgoing)
+                if stream:
+                    await self._stream(incoming, include_usage)
+                else:
+                    await self._whole(incoming)
+                nursery.cancel_scope.cancel()
+        finally:
+            self._events.emit(
+                "request_answered",
+                ended=self._ended,
+                seconds=round(time.monotonic() - began, 4),
+                answers=self._answers.count,
+                prompt_tokens=self._answers.prompt_tokens,
+                tokens=self._answers.tokens,
+                failovers=self._answers.failovers,
+            )
+
+    async def _watch(self, scope: trio.CancelScope) -> None:
+        await self._connection.gone()
+        if self._ended == DISCONNECTED:  # else the response is out but for its end, which must not be cut
+            scope.cancel()
+
+    async def _whole(self, incoming: trio.MemoryReceiveChannel[Told]) -> None:
+        parts: list[list[AnswerPart]] = [[] for _ in range(self._answers.count)]
+        async for told in incoming:
+            if isinstance(told, ApiError):
+                self._ended = told.code or "error"
+                await self._connection.json(told.status, told.body, told.headers)
+                return
+            parts[told[0]].append(told[1])
+        self._ended = "done"
+        body = {**self._format.whole(parts, self._usage()), **self._extras()}
+        await self._connection.json(200, body, self._headers())
+
+    async def _stream(self, incoming: trio.MemoryReceiveChannel[Told], include_usage: bool) -> None:
+        """Send parts as they come. The head waits for the first one: until then an error has a status of its own."""
+        begun = set[int]()
+        async for told in incoming:
+            if isinstance(told, ApiError):
+                await self._fail(told, bool(begun))
+                return
+            if not begun:
+                await self._connection.start(200, "text/event-stream", self._headers())
+            index, part = told
+            chunks = self._format.chunks(index, part)
+            if index not in begun and (first := self._format.first_chunk(index)) is not None:
+                chunks.insert(0, first)
+            begun.add(index)
+            if include_usage:
+                chunks = [{**chunk, "usage": None} for chunk in chunks]
+            if not await self._connection.body(b"".join(map(_event, chunks)), more=True):
+                return
+        self._ended = "done"
+        last = _event({**self._format.usage_chunk(self._usage()), **self._extras()}) if include_usage else b""
+        await self._connection.body(last + DONE)
+
+    async def _fail(self, error: ApiError, begun: bool) -> None:
+        self._ended = error.code or "error"
+        if begun:
+            await self._connection.body(_event(error.body))
+        else:
+            await self._connection.json(error.status, error.body, error.headers)
+
+    def _usage(self) -> dict[str, Any]:
+        return usage_of(self._answers.prompt_tokens, self._answers.tokens)
+
+    def _headers(self) -> dict[str, str]:
+        return {ROUTE_HEADER: route_text(self._answers.route)}
+
+    def _extras(self) -> dict[str, Any]:
+        return {"barnraise": {"route": route_text(self._answers.route), "failovers": self._answers.failovers}}
+
+
+def _event(value: dict[str, Any]) -> bytes:
+    return b"data: " + msgspec.json.encode(value) + b"\n\n"

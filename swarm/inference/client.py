@@ -1,0 +1,53 @@
+"""A client of a served model: finds its servers and generates through them. It loads no torch, and keeps nothing.
+
+async with open_model(invite) as model:
+    session = model.session(Sampling(temperature=0.7, seed=1))
+    async for drawn in session.generate(model.tokenizer.encode("Once"), 64): ...
+    session.close()
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from peer.data.tokenizer import ByteTokenizer, Tokenizer, read_tokenizer
+from peer.ipc.sampling_options import Sampling
+from swarm.client.session import RunClient, open_client
+from swarm.inference.client_view import ServersView
+from swarm.inference.record import server_schema
+from swarm.inference.server_flows import ServerFlows
+from swarm.inference.session import RemoteSession
+from swarm.run.invite import Invite
+from swarm.run.manifest import ServedModelManifest, served_manifest
+
+
+@dataclass(frozen=True)
+class ModelClient:
+    """An open connection to a served model."""
+
+    client: RunClient
+    manifest: ServedModelManifest
+    tokenizer: Tokenizer
+    servers: ServersView
+    server_flows: ServerFlows
+
+    def session(self, sampling: Sampling, stops: Sequence[int] | None = None) -> RemoteSession:
+        """Return a new session; call its `close` in the end. `stops`: tokens that end an answer; None: the model's."""
+        chosen = self.manifest.text.stops if stops is None else stops
+        context = self.manifest.model.max_seq_len
+        return RemoteSession(self.server_flows, self.servers, sampling, stops=chosen, context=context)
+
+
+@asynccontextmanager
+async def open_model(invite: Invite, home: Path | None = None) -> AsyncIterator[ModelClient]:
+    """Connect to the served model of `invite` inside the block. Raises ConfigError if it is a training run, and what
+    `open_client` raises."""
+    async with open_client(invite, home, schemas=lambda gate: [server_schema(gate)]) as client:
+        manifest = served_manifest(client.manifest)
+        tokenizer = read_tokenizer(client.tokenizer) if client.tokenizer else ByteTokenizer()
+        servers = ServersView(client.host, client.node, manifest.run_id, manifest.model.layers)
+        await servers.refresh()
+        yield ModelClient(client, manifest, tokenizer, servers, ServerFlows(client.host))

@@ -1,0 +1,90 @@
+"""What a client knows of the servers: their records, the measured ways to them, and those that have failed it."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping
+from typing import Final
+
+import trio
+
+from dht.node import Node
+from peer.errors import BarnraiseError
+from peer.net.host import Host
+from swarm.inference.record import SERVERS, ServerRecord, servers_key
+from swarm.inference.route import Hop, Route, RouteView, find_route, uncovered
+from swarm.membership.membership import read_records
+
+AVOID_S: Final = 20.0
+"""A server that has failed is not chosen for so long, unless no other has its blocks."""
+FRESH_S: Final = 10.0
+
+
+class ServersView:
+    """The servers of one served model, as one client sees them."""
+
+    def __init__(self, host: Host, node: Node, run_id: str, blocks: int) -> None:
+        self.records: Mapping[str, ServerRecord] = {}
+        self.blocks = blocks
+        self._host, self._node, self._key = host, node, servers_key(run_id)
+        self._chance = random.Random().random
+        self._failed_at: dict[str, float] = {}
+        self._way_ms: dict[str, float] = {}
+        self._read_at = float("-inf")
+        self._reading = trio.Lock()
+
+    async def refresh(self, age_s: float = FRESH_S) -> None:
+        """Read the records, unless they were read less than `age_s` ago. What cannot be read stays as it is."""
+        async with self._reading:
+            if trio.current_time() - self._read_at < age_s:
+                return
+            try:
+                self.records = await read_records(self._node, self._host, SERVERS, self._key)
+                self._read_at = trio.current_time()
+            except BarnraiseError as error:
+                self._host.events.emit("membership_stale", reason=str(error))
+
+    def failed(self, peer: str) -> None:
+        """Note that a server has failed this client."""
+        self._failed_at[peer] = trio.current_time()
+
+    def measured(self, peer: str, rtt_s: float) -> None:
+        """Note the round trip to a server."""
+        if rtt_s > 0:
+            self._way_ms[peer] = 500.0 * rtt_s
+
+    @property
+    def avoided(self) -> frozenset[str]:
+        """Servers that have failed lately."""
+        now = trio.current_time()
+        return frozenset(peer for peer, at in self._failed_at.items() if now - at < AVOID_S)
+
+    def plan(self, kept: Route, avoids: bool = True) -> Route | None:
+        """Return a route that keeps these hops and fills the gaps, or None. `avoids`: without servers that have failed
+        lately."""
+        view, without = self.view(), {hop.peer for hop in kept}
+        if avoids:
+            without |= self.avoided
+        route, at = list[Hop](), 0
+        for first, end, hop in [*((hop.first, hop.end, hop) for hop in kept), (view.blocks, view.blocks, None)]:
+            if at < first:
+                filled = find_route(view, self._chance, first=at, end=first, without=without)
+                if filled is None:
+                    return None
+                route += filled
+            if hop is not None:
+                route.append(hop)
+            at = end
+        return tuple(route)
+
+    def missing(self, refusal: str) -> str:
+        """Say what is missing for a route, and what to do. `refusal`: the last one of a server."""
+        gap = uncovered(self.view(), self.avoided)
+        blocks = f"blocks {gap[0]} to {gap[-1]}" if gap else "some blocks"
+        why = f" ({refusal})" if refusal else ""
+        return f"no server takes {blocks} of the model now{why}: start one with `peer serve INVITE`, or try again later"
+
+    def view(self) -> RouteView:
+        """Return what routes are planned with."""
+        return RouteView(self.blocks, self.records, time.time(), self._way_ms.get)

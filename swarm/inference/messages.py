@@ -1,0 +1,153 @@
+"""What block servers and clients say to each other over flows (`peer.net.flow`).
+
+    client -> server    StartSession, PassTokens (to the first), Replay, Rewind, Allow, EndSession
+    server -> client    SessionStarted, SessionRefused, TokenDrawn, NeighbourLost
+    server -> server    PassTokens, with hidden states as the payload; from the last to the first the drawn token
+
+A session is the client's: it starts the session at each server of its route, and says to each from which peer tokens
+come and to which they go. A server takes tokens of a session from that peer or the client, and from no other.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+import msgspec
+
+from peer.bounds import Name
+from peer.ipc.sampling_options import Sampling
+
+NAMES_MAX: Final = 2048
+IDS_MAX: Final = 4096
+LIKELIEST_MAX: Final = 20
+STOPS_MAX: Final = 64
+
+SessionId = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+Position = Annotated[int, msgspec.Meta(ge=0, le=1 << 24)]
+Token = Annotated[int, msgspec.Meta(ge=0, lt=1 << 24)]
+Block = Annotated[int, msgspec.Meta(ge=0, le=1 << 12)]
+Revision = Annotated[int, msgspec.Meta(ge=0, le=1 << 32)]
+PageName = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+Ids = Annotated[tuple[Token, ...], msgspec.Meta(max_length=IDS_MAX)]
+Logprob = Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)]
+Sentence = Annotated[str, msgspec.Meta(max_length=300)]
+Cause = Literal["gap", "full", "shape", "value", "not_finite", "unknown", "span", "busy", "lost", "leaving"]
+
+
+class StartSession(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """Begins a session at a server, or wires one that is there again."""
+
+    session: SessionId
+    revision: Revision
+    """Grows with each revision of the session, so that answers tell which one they belong to."""
+    first: Block
+    """The blocks to use are those from `first` to before `end`: the server's own."""
+    end: Block
+    source: Name
+    """The peer that tokens come from; "" for the client alone."""
+    target: Name
+    """The peer that tokens go to; "" for the client alone."""
+    sampling: Sampling
+    stops: Annotated[tuple[Token, ...], msgspec.Meta(max_length=STOPS_MAX)] = ()
+    """Tokens that the last server sends to the client only."""
+    names: Annotated[tuple[PageName, ...], msgspec.Meta(max_length=NAMES_MAX)] = ()
+    """Of the pages with which the session begins (`peer.inference.cache`)."""
+    known: Position = 0
+    """Positions whose tokens the client has: the last server draws none of them."""
+    allowed: Position = 0
+    """The last server draws tokens for positions below this, until `Allow` raises it."""
+
+
+class SessionStarted(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """The session is wired."""
+
+    session: SessionId
+    revision: Revision
+    have: Position
+    """The positions that are here."""
+
+
+class SessionRefused(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    """The server cannot begin the session, or cannot go on with it."""
+
+    session: SessionId
+    revision: Revision
+    cause: Cause
+    reason: Sentence
+    have: Position = 0
+
+
+class PassTokens(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    """The next tokens of a session; behind the first server with their hidden states (count, C) as the payload."""
+
+    session: SessionId
+    position: Position
+    ids: Ids
+    draws: bool
+    """Whether the last server draws the token after these."""
+
+
+class Replay(msgspec.Struct, frozen=True, array_like=True, tag=5):
+    """Asks a server to send again what it has sent of a session, from a position on."""
+
+    session: SessionId
+    revision: Revision
+    position: Position
+    known: Position
+    """Positions whose tokens the client has: what is to be drawn behind them is sent apart."""
+
+
+class Rewind(msgspec.Struct, frozen=True, array_like=True, tag=6):
+    """Has a server forget what a session has at and behind a position."""
+
+    session: SessionId
+    position: Position
+
+
+class Allow(msgspec.Struct, frozen=True, array_like=True, tag=7):
+    """Lets the last server draw tokens for positions below `position`."""
+
+    session: SessionId
+    position: Position
+    known: Position
+    """The client has set the tokens below this position: the last server sends none of them on."""
+
+
+class EndSession(msgspec.Struct, frozen=True, array_like=True, tag=8):
+    """Ends a session; its pages are free then."""
+
+    session: SessionId
+
+
+class TokenDrawn(msgspec.Struct, frozen=True, array_like=True, tag=9):
+    """A drawn token, to the client."""
+
+    session: SessionId
+    revision: Revision
+    """The revision of the last server when it drew the token."""
+    position: Position
+    token: Token
+    logprob: Logprob = 0.0
+    likeliest: Annotated[tuple[tuple[Token, Logprob], ...], msgspec.Meta(max_length=LIKELIEST_MAX)] = ()
+
+
+class NeighbourLost(msgspec.Struct, frozen=True, array_like=True, tag=10):
+    """The server cannot reach the peer that tokens go to."""
+
+    session: SessionId
+    revision: Revision
+    peer: Name
+
+
+ServingMessage = (
+    StartSession
+    | SessionStarted
+    | SessionRefused
+    | PassTokens
+    | Replay
+    | Rewind
+    | Allow
+    | EndSession
+    | TokenDrawn
+    | NeighbourLost
+)

@@ -1,0 +1,144 @@
+"""One session at one server: whom it belongs to, where its tokens come from and go to, and what was sent of it."""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import ExitStack
+from typing import Final
+
+import trio
+
+from peer.errors import ConnectionLost
+from peer.net.flow.flow import Flow
+from swarm.inference.messages import (
+    Cause,
+    NeighbourLost,
+    PassTokens,
+    ServingMessage,
+    SessionRefused,
+    SessionStarted,
+    StartSession,
+    TokenDrawn,
+)
+from swarm.inference.output_log import OutputLog, SentTokens
+
+SMALL_BYTES: Final = 60 << 10
+"""Payloads up to this size go at once; larger ones in pieces, which small messages pass."""
+REASON_CHARS: Final = 300
+
+
+class ServedSession:
+    """A session of the client `flow.peer`; `number` is its name between this process and its worker."""
+
+    def __init__(self, number: int, flow: Flow, start: StartSession) -> None:
+        self.id: Final = start.session
+        self.client: Final = flow.peer
+        self.number: Final = number
+        self.flow = flow
+        """The flow with the client."""
+        self.start = start
+        """The last revision."""
+        self.received = 0
+        """The position of the token that comes next."""
+        self.opened = False
+        """Whether the worker has it."""
+        self.allowed, self.known = start.allowed, start.known
+        self.held: tuple[int, int] | None = None
+        """A drawn token (position, id) that waits until the client allows more."""
+        self.draws_at = set[int]()
+        """Positions to draw the token of, as asked for and not yet computed."""
+        self.log = OutputLog(0)
+        self.parked = True
+        """Whether outputs wait in the log for the client's `Replay`: it says where the next server stands."""
+        self.target: Flow | None = None
+        """The flow with the peer that tokens go to; None while there is none, and for this peer itself."""
+        self.ended_at: float | None = None
+        """When the client's flow ended, in trio's time."""
+        self._send_queue: deque[SentTokens] = deque()
+        self._sending = False
+        self._held_flows = ExitStack()
+
+    def wire(self, flow: Flow, start: StartSession) -> None:
+        """Take over a new revision."""
+        self.flow, self.start, self.ended_at = flow, start, None
+        self.allow(start.allowed, start.known)
+        self.held, self.parked = None, True
+        self._send_queue.clear()
+        self.set_target(None)
+
+    def allow(self, position: int, known: int) -> None:
+        """Take over how far tokens may be drawn, and which ones the client has set."""
+        self.allowed, self.known = max(self.allowed, position), max(self.known, known)
+        if self.held is not None and self.held[0] < self.known:
+            self.held = None
+
+    def set_target(self, flow: Flow | None) -> None:
+        """Send tokens there from now on, and watch whether that peer is alive."""
+        self._held_flows.close()
+        self.target = flow
+        if flow is not None:
+            self._held_flows.enter_context(flow.hold())
+
+    def close(self) -> None:
+        """Let go of the flows."""
+        self._send_queue.clear()
+        self.set_target(None)
+
+    # -- to the client -------------------------------------------------------------------------------------------------
+
+    def tell(self, message: ServingMessage) -> None:
+        """Send a message to the client. A lost flow says so itself."""
+        try:
+            self.flow.send(message)
+        except ConnectionLost:
+            return
+
+    def tell_started(self) -> None:
+        self.tell(SessionStarted(self.id, self.start.revision, self.received))
+
+    def refuse(self, cause: Cause, reason: str, have: int | None = None) -> None:
+        """Tell the client that it cannot go on like this."""
+        at = self.received if have is None else have
+        self.tell(SessionRefused(self.id, self.start.revision, cause, reason[:REASON_CHARS], at))
+
+    def tell_token(self, position: int, token: int, logprob: float, likeliest: tuple[tuple[int, float], ...]) -> None:
+        self.tell(TokenDrawn(self.id, self.start.revision, position, token, logprob, likeliest))
+
+    def tell_lost(self) -> None:
+        """Tell the client that tokens cannot be passed on."""
+        self.tell(NeighbourLost(self.id, self.start.revision, self.start.target))
+
+    # -- to the target -------------------------------------------------------------------------------------------------
+
+    def may_pass(self, position: int, token: int) -> bool:
+        """Whether the last server sends a drawn token on, so that the next one is drawn."""
+        return bool(self.start.target) and token not in self.start.stops and position + 1 < self.allowed
+
+    def send(self, sent: SentTokens, nursery: trio.Nursery) -> None:
+        """Pass tokens on, in order. A large one goes in the background, and what follows waits for it."""
+        if self.target is None:
+            return  # the log has it, and the next revision asks for it
+        if self._sending or len(sent.payload) > SMALL_BYTES:
+            self._send_queue.append(sent)
+            if not self._sending:
+                self._sending = True
+                nursery.start_soon(self._drain)
+            return
+        try:
+            self.target.send(self._message(sent), sent.payload)
+        except ConnectionLost:
+            self.tell_lost()
+
+    async def _drain(self) -> None:
+        try:
+            while self._send_queue and self.target is not None:
+                sent = self._send_queue.popleft()
+                await self.target.send_large(self._message(sent), sent.payload)
+        except ConnectionLost:
+            self._send_queue.clear()
+            self.tell_lost()
+        finally:
+            self._sending = False
+
+    def _message(self, sent: SentTokens) -> PassTokens:
+        return PassTokens(self.id, sent.position, sent.ids, sent.draws)

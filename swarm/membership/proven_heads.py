@@ -1,0 +1,132 @@
+"""Which heads of a group are proved, and which peers hold their states: for those that look and have no vote there.
+
+One honest answer is enough, since a head counts by its proof (`swarm.protocol.agreement.proof`) and not by how many
+report it. A lie is told as the event `peer_penalized`, and changes nothing else. What no peer can prove is that there
+is no later head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Final
+
+import trio
+
+from peer.errors import BarnraiseError, ProtocolViolation
+from peer.identity import Identity
+from peer.net.host import Host
+from swarm.protocol.agreement.chain import position_of
+from swarm.protocol.agreement.config import AgreementConfig
+from swarm.protocol.agreement.messages import ChainLink
+from swarm.protocol.agreement.proof import ProofChecker
+from swarm.protocol.head import Head, Member
+from swarm.protocol.messages import HEAD_REPORT, AskHead, HeadReport
+from swarm.rounds.driver.signer import KeySigner
+
+POLL_S: Final = 4.0
+CHECKS_S: Final = 10.0  # for all proofs together, after the last answer
+ASKED_MAX: Final = 64
+AT_ONCE: Final = 32  # calls; an answer has at most 1 MiB
+
+
+@dataclass(frozen=True)
+class ProvenHead:
+    """A head that its links prove, and those that answered from near it."""
+
+    head: Head
+    links: tuple[ChainLink, ...]
+    holders: tuple[str, ...] = ()
+    """The peers that stand at this head or the one after it: both hold its state, as they say. The coordinator holds
+    only the first state of all."""
+    near: tuple[Member, ...] = ()
+    """All that stand at this head, the one before or the one after: some hear of a commit a moment later."""
+
+
+async def ask_proven_heads(
+    host: Host, config: AgreementConfig, peers: Iterable[str], timeout_s: float = POLL_S, most: int = ASKED_MAX
+) -> list[ProvenHead]:
+    """Ask the first `most` peers for their head in the group; return those that are proved, best first.
+
+    Of `config` only the group's facts count (`agreement_config`). Peers that do not answer in `timeout_s` seconds, or
+    are in another group, are left out."""
+    asked = [peer for peer in dict.fromkeys(peers) if peer != host.peer_id][:most]
+    poll = _Poll(host, config)
+    at_once = trio.CapacityLimiter(AT_ONCE)
+    until = trio.current_time() + timeout_s
+
+    async def ask(peer: str) -> None:
+        async with at_once:
+            left_s = until - trio.current_time()
+            if left_s <= 0:
+                return
+            try:
+                report = (await host.rpc.call(peer, HEAD_REPORT, AskHead(poll.group), timeout_s=left_s)).body
+            except BarnraiseError:
+                return
+            await poll.take(peer, report)
+
+    with trio.move_on_at(until + CHECKS_S):
+        async with trio.open_nursery() as nursery:
+            for peer in asked:
+                nursery.start_soon(ask, peer)
+    return poll.found()
+
+
+class ProofBook:
+    """Proofs of one group's heads, each head checked once."""
+
+    def __init__(self, config: AgreementConfig) -> None:
+        genesis = config.genesis
+        self._checker = ProofChecker(config, KeySigner(Identity.generate()))  # it signs nothing
+        self.proven: dict[bytes, ProvenHead] = {genesis.hash: ProvenHead(genesis, ())}
+        """By hash of the head."""
+
+    def add(self, head: Head, links: tuple[ChainLink, ...]) -> None:
+        """Check a proof, which may take a second of computing. Raises `ProtocolViolation`."""
+        name = head.hash
+        if name not in self.proven:
+            self._checker.check(head, links)
+            self.proven[name] = ProvenHead(head, links)
+
+
+class _Poll:
+    """The answers so far."""
+
+    def __init__(self, host: Host, config: AgreementConfig) -> None:
+        self.group = config.genesis.run_id
+        self._host, self._coordinator, self._book = host, config.coordinator, ProofBook(config)
+        self._said: dict[Member, bytes] = {}  # the hash of the head where each says that it stands
+        self._checking = trio.Lock()
+
+    async def take(self, peer: str, report: HeadReport) -> None:
+        """Take what a peer reports. Without a proof it counts only if another peer proves that head."""
+        head = report.head
+        async with self._checking:
+            try:
+                if head.run_id != self.group or report.member.peer != peer:
+                    raise ProtocolViolation("a report is of another group, or names another peer than its sender")
+                if report.links:
+                    await trio.to_thread.run_sync(self._book.add, head, report.links)
+            except ProtocolViolation as error:
+                self._host.events.emit("peer_penalized", peer=peer, reason=str(error))
+                return
+        self._said[report.member] = head.hash
+
+    def found(self) -> list[ProvenHead]:
+        """Return the proved heads that peers report, best first."""
+        at: dict[bytes, set[Member]] = {}
+        for member, name in self._said.items():
+            if name in self._book.proven:
+                at.setdefault(name, set()).add(member)
+        after: dict[bytes, set[Member]] = {}
+        for name, members in at.items():
+            after.setdefault(self._book.proven[name].head.previous, set()).update(members)
+        found = []
+        for name in at:
+            proven = self._book.proven[name]
+            holding = at[name] | after.get(name, set())
+            near = holding | at.get(proven.head.previous, set())
+            holders = {m.peer for m in holding if m.peer != self._coordinator or proven.head.round == 0}
+            found.append(replace(proven, holders=tuple(sorted(holders)), near=tuple(sorted(near))))
+        return sorted(found, key=lambda proven: position_of(proven.head), reverse=True)

@@ -1,0 +1,33 @@
+"""Which keys vouch for the peers of a head. Each brings in so many and no more, whatever keys come with it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from swarm.protocol.head import Sponsor, Sponsorship
+
+
+class Sponsors:
+    """The sponsorships of one head, in the making."""
+
+    def __init__(self, sponsorships: Iterable[Sponsorship] = ()) -> None:
+        self._of: dict[str, dict[str, int]] = {}
+        for entry in sponsorships:
+            self._of.setdefault(entry.peer, {})[entry.sponsor.key] = entry.sponsor.guests
+
+    def of(self, peer: str) -> tuple[Sponsor, ...]:
+        """Return those that vouch for a peer."""
+        return tuple(Sponsor(key, guests) for key, guests in self._of.get(peer, {}).items())
+
+    def have_room(self, peer: str, sponsors: Iterable[Sponsor], inside: Collection[str]) -> bool:
+        """Return whether each of these may bring in that peer besides those of the peers `inside` that it has brought
+        in."""
+        others = [self._of.get(other, {}) for other in inside if other != peer]
+        return all(sum(sponsor.key in brought for brought in others) < sponsor.guests for sponsor in sponsors)
+
+    def add(self, peer: str, sponsors: Iterable[Sponsor]) -> None:
+        self._of[peer] = {sponsor.key: sponsor.guests for sponsor in sponsors}
+
+    def among(self, inside: Collection[str]) -> tuple[Sponsorship, ...]:
+        """Return the sponsorships of those peers, in order."""
+        return tuple(sorted(Sponsorship(sponsor, peer) for peer in inside for sponsor in self.of(peer)))

@@ -1,0 +1,1 @@
+"""What connects a node of the agreement to sockets, timers, files, the trainer and the weights."""

@@ -1,0 +1,268 @@
+"""What a replica does for its node: train, merge, build, fetch and commit."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Final, Protocol
+
+import trio
+from blake3 import blake3
+
+from optim.strategies.interface import Coding
+from peer.errors import BarnraiseError, RoundDiscarded
+from peer.identity import open_body
+from swarm.protocol.agreement import actions, events
+from swarm.protocol.head import Head
+from swarm.protocol.plan import PLAN_KIND, Contribution, WorkPlan
+from swarm.rounds.context import RoundContext
+from swarm.rounds.driver.audits import Audits
+from swarm.rounds.driver.building import StateBuilder
+from swarm.rounds.driver.catch_up import CatchUp
+from swarm.rounds.driver.group_driver import GroupDriver
+from swarm.rounds.driver.merge_order import MergeOrder
+from swarm.rounds.driver.result_log import LoggedResult, ResultLog, path_between, reachable
+from swarm.rounds.driver.slice_exchange import ExchangePart, Received, SliceExchange
+from swarm.rounds.driver.training import Training
+from swarm.rounds.notifier import Notifier
+
+EXCHANGES_MAX: Final = 4  # the latest, whose results other peers may fetch
+LINGER_S: Final = 20.0  # after a commit, to serve slower peers the slices that they lack
+
+
+class CommitListener(Protocol):
+    """Hears of commits, and says which peers may have a state (`swarm.training.replica`)."""
+
+    async def committed(self, head: Head, merged: Sequence[Contribution] | None, results: list[memoryview]) -> None:
+        """Take note that `head` is committed: `merged` are the contributions in it and `results` the encoded merged
+        slices that led to its state, None and empty where the state was fetched."""
+
+    def donors(self, head: Head) -> Iterable[str]:
+        """Return peers that say they stand at that head."""
+
+
+class ReplicaActor:
+    """The actor of one replica. `run` must be running before actions come."""
+
+    def __init__(
+        self,
+        context: RoundContext,
+        head: Head,
+        coding: Coding,
+        listener: CommitListener,
+        log: ResultLog,
+        part_file: Path,
+        group: GroupDriver,
+    ) -> None:
+        """`head`: where the replica stands; `coding`: of the round after it. `group`: its node."""
+        feed = group.feed
+        self.head, self.coding = head, coding
+        self.context = context
+        self.builder = StateBuilder(context, log)
+        self.training = Training(context, feed)
+        self.catch_up = CatchUp(context, self.builder, part_file, listener.donors, feed)
+        self.audits = Audits(context, group.leave_out)
+        self.began = Notifier()
+        """Notified when an exchange begins."""
+        self.committed = Notifier()
+        """Notified once a head's weights are here."""
+        self.fetching = 0
+        """States on their way here."""
+        self.exchanges: OrderedDict[bytes, SliceExchange] = OrderedDict()
+        self._listener, self._log, self._feed = listener, log, feed
+        self._received: Received = {}
+        self._delivered: set[tuple[int, str]] = set()
+        self._round: trio.CancelScope = trio.CancelScope()
+        self._tasks: trio.Nursery | None = None
+
+    async def run(self) -> None:
+        """Have the tasks of this replica, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            self._tasks = nursery
+            await trio.sleep_forever()
+
+    @property
+    def tasks(self) -> trio.Nursery:
+        assert self._tasks is not None
+        return self._tasks
+
+    async def perform(self, action: actions.Action) -> None:
+        """Carry out an action, or begin to."""
+        match action:
+            case actions.Train():
+                plan = open_body(action.plan, PLAN_KIND, WorkPlan)
+                self.training.begin(plan, self.head, self.coding, action.finish_early, self.tasks)
+            case actions.StopTraining():
+                self.training.stop(action.reason)
+                self._received, self._delivered = {}, set()
+            case actions.MergeSlices():
+                self._merge(action)
+            case actions.Build():
+                self.tasks.start_soon(self._build, action, self.head)
+            case actions.Fetch():
+                self.tasks.start_soon(self._fetch, action)
+            case actions.CommitHead():
+                await self._commit(action)
+            case _:
+                raise TypeError(f"no replica can carry out {type(action).__name__}")
+
+    async def _fetch(self, action: actions.Fetch) -> None:
+        self.fetching += 1
+        try:
+            ok = await self.catch_up.fetch(action, self.head, self._moved)
+        finally:
+            self.fetching -= 1
+        state = self.context.state
+        if ok and action.state_hash == self.head.state_hash != state.tree.root:  # of the head where the node stands
+            await self._stand_at(self.head, None, [])
+        self._feed(events.StateFetched(action.state_hash, ok))
+
+    async def _moved(self, state_hash: bytes, timeout_s: float) -> Head:
+        await self.committed.until(lambda: self.head.state_hash == state_hash, timeout_s)
+        return self.head
+
+    # -- exchange ------------------------------------------------------------------------------------------------------
+
+    def _order(self, action: actions.MergeSlices | actions.Build) -> MergeOrder:
+        round_info = self.context.schedule.round_info(self.head)
+        return MergeOrder.of(action.roster, action.weights, self.head, round_info, self.coding)
+
+    def _merge(self, action: actions.MergeSlices) -> None:
+        for exchange in self.exchanges.values():
+            exchange.scope.cancel()
+        order = self._order(action)
+        exchange = self._exchange(order, action.owners, action.indexes)
+        self.context.events.emit("phase_entered", round=order.round_info.round, phase="exchange")
+        self.tasks.start_soon(exchange.run)
+        self.tasks.start_soon(self.builder.build_ahead, exchange)
+
+    def _exchange(self, order: MergeOrder, owners: Sequence[str], indexes: Sequence[int]) -> SliceExchange:
+        update = self.training.update
+        named = update is not None and any(body.hashes == update.hashes for body in order.merged)
+        mine = update.slices if update is not None and named else ()  # its contribution may be of a process before this
+        voters = [member.peer for member in self.head.members]
+        part = ExchangePart(owners, indexes, mine, self._received, self._delivered, voters)
+        timeout_s = self.context.timeouts.exchange_s(self.payload_bytes())
+        exchange = SliceExchange(self.context, order, part, timeout_s, self._feed)
+        self.exchanges[order.key] = exchange
+        while len(self.exchanges) > EXCHANGES_MAX:
+            self.exchanges.popitem(last=False)[1].scope.cancel()
+        self.began.notify()
+        return exchange
+
+    async def _build(self, action: actions.Build, head: Head) -> None:
+        key = blake3(action.roster.body).digest()
+        exchange = self.exchanges.get(key) or self._exchange(self._order(action), (), ())
+        state_hash = await self.builder.build(exchange, action.results, action.holders)
+        if head is not self.head:
+            return
+        if state_hash is not None:
+            self.context.timeouts.note_exchange(trio.current_time() - exchange.began_at)
+            self.context.events.emit("phase_entered", round=head.round + 1, phase="vote")
+        self._feed(events.Built(action.key, state_hash))
+
+    def payload_bytes(self) -> int:
+        """Estimate what this peer sends in one exchange: its update, and as much again as an owner."""
+        members = max(1, len(self.head.members))
+        slices = range(self.coding.count)
+        return sum(self.coding.message_bytes(i) + self.coding.result_bytes(i, members) for i in slices)
+
+    async def exchange_named(self, key: bytes, sender: str) -> SliceExchange:
+        """Return an exchange; wait for its roster if a slice was faster. Raises `RoundDiscarded`."""
+        plan = self.training.plan
+        known = key in self.exchanges or any(m.peer == sender for m in self.head.members)
+        if not known and (plan is None or all(a.member.peer != sender for a in plan.assignments)):
+            raise RoundDiscarded("the sender of a slice has no part in this round")  # hold no memory for other peers
+        await self.began.until(lambda: key in self.exchanges, self.context.timeouts.answer_s)
+        if key not in self.exchanges:
+            raise RoundDiscarded("that attempt is over or has not begun here")
+        return self.exchanges[key]
+
+    # -- commit --------------------------------------------------------------------------------------------------------
+
+    async def _commit(self, action: actions.CommitHead) -> None:
+        head, before = action.head, self.head
+        bodies = self._bodies(action)
+        result = self.builder.result_of(head.state_hash) if bodies is not None else None
+        self.training.settle(self._is_merged(before, head, bodies))
+        for exchange in self.exchanges.values():
+            exchange.scope.deadline = min(exchange.scope.deadline, trio.current_time() + LINGER_S)
+        self._received, self._delivered = {}, set()
+        merged_in = self.exchanges.get(result.key) if result is not None and result.parts else None
+        await self._stand_at(head, bodies, list(result.parts) if result is not None else [])
+        if result is not None and merged_in is not None:
+            await trio.lowlevel.checkpoint_if_cancelled()  # the tasks may have ended while the weights were written
+            self.audits.remember(merged_in, result.parts)
+            self.tasks.start_soon(self.audits.audit, result.key, head)
+
+    async def _stand_at(self, head: Head, bodies: Sequence[Contribution] | None, parts: list[memoryview]) -> None:
+        """Make the state of that head the committed one, and tell."""
+        await self.builder.commit(head)
+        self.head = head
+        await self._recode()
+        await self._listener.committed(head, bodies, parts)
+        self.committed.notify()
+
+    async def _recode(self) -> None:
+        """Find out how the updates of the next round are coded. This takes a while if it depends on the state."""
+        state, round_info = self.context.state, self.context.schedule.round_info(self.head)
+        self.coding = await trio.to_thread.run_sync(state.strategy.coding, round_info, state.tensors)
+
+    def _bodies(self, action: actions.CommitHead) -> list[Contribution] | None:
+        """Return the contributions that a commit has merged; None where its state was fetched, so that they are not
+        known here."""
+        order = self.builder.order_of(action.head.state_hash)
+        if order is None and action.support is not None:
+            key = blake3(action.support.roster.body).digest()
+            order = self.exchanges[key].order if key in self.exchanges else None
+        return order.merged if order is not None and action.head.round == self.head.round + 1 else None
+
+    def _is_merged(self, before: Head, head: Head, bodies: Sequence[Contribution] | None) -> bool:
+        """Return whether this peer's update is in the commit. Where that cannot be known it counts as merged, so that
+        no sample enters the weights twice."""
+        me = self.context.me
+        if bodies is not None:
+            return any(body.member == me for body in bodies)
+        if head.previous != before.hash:
+            return True
+        return all(absence.member != me for absence in head.absent)
+
+    async def save(self, state_hash: bytes) -> None:
+        """Put on disk what leads to that state. Raises ResourceError."""
+        await self.builder.save(state_hash)
+
+    async def _is_whole(self, result: LoggedResult) -> bool:
+        """Build what a result on disk leads to; return whether it is what it names. Forget it if not."""
+        try:
+            if await self.builder.leads_on(result):
+                return True
+            reason = "they lead to another state than they name"
+        except BarnraiseError as error:
+            reason = str(error)
+        self.context.events.emit("results_damaged", round=result.before.round + 1, reason=reason)
+        await trio.to_thread.run_sync(self._log.forget, result.leads_to)
+        return False
+
+    async def restore(self, results: Mapping[bytes, LoggedResult], head: Head) -> None:
+        """After a start, bring the state to that of the node's head, as far as results on disk lead there, and offer
+        those of states that come next."""
+        found, state = dict(results), self.context.state
+        told = reachable(found, state.tree.root)
+        for result in path_between(found, state.tree.root, head.state_hash):
+            if not await self._is_whole(result):
+                del found[result.leads_to]
+                break
+            state.commit(result.leads_to)
+        self.head = head
+        for result in list(found.values()):
+            if result.before.state_hash == state.tree.root == head.state_hash:
+                if await self._is_whole(result):
+                    self.builder.offer(result)
+                else:
+                    del found[result.leads_to]
+        here = reachable(found, state.tree.root)
+        for name in told if len(found) < len(results) else ():
+            if name not in here:
+                self._feed(events.StateFetched(name, False))
+        await self._recode()

@@ -1,0 +1,180 @@
+"""The encoded results of rounds on disk: from the last checkpoint they lead to every state that this peer has voted
+for or committed since.
+
+A result is a fraction of a state's size, so it can be on disk before a vote is sent; whole states are written seldom.
+Its bytes are staged while the state is hashed. A footer at their end then says to which state they lead: one sync.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+
+from peer.bounds import SLICES_MAX, Hash, Number
+from peer.decoding import MALFORMED
+from peer.errors import ResourceError
+from peer.files import fsync_path, make_folder
+from swarm.protocol.head import Head
+
+FOOTER_BYTES_MAX: Final = 8 << 20
+_SUFFIX: Final = ".result"
+STAGED_MAX: Final = 4
+_SIZE_BYTES: Final = 4  # of the footer's size, at the end of the file
+
+
+class _Footer(msgspec.Struct, frozen=True):
+    before: Head
+    """The head whose state the result was merged on."""
+    leads_to: Hash
+    sizes: Annotated[tuple[Number, ...], msgspec.Meta(max_length=SLICES_MAX)]
+    key: Annotated[bytes, msgspec.Meta(max_length=32)] = b""
+    """As `LoggedResult.key`."""
+
+
+@dataclass(frozen=True)
+class LoggedResult:
+    """The encoded result of one round."""
+
+    before: Head
+    """The head before the round."""
+    leads_to: bytes
+    """The hash of the state after it."""
+    parts: Sequence[memoryview]
+    """Each slice's encoded result."""
+    key: bytes = b""
+    """The exchange that it is of, under which others ask for it; empty if it came from another peer."""
+
+
+class ResultLog:
+    """The results of one replica, in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._whole: dict[bytes, Path] = {}  # the file of each result that is whole, by the state that it leads to
+
+    def has(self, leads_to: bytes) -> bool:
+        """Return whether a whole result that leads to that state was written or loaded."""
+        return leads_to in self._whole
+
+    def stage(self, name: bytes, parts: Sequence[memoryview]) -> None:
+        """Put the bytes of a result on disk while it is not known yet to which state it leads. Raises ResourceError."""
+        path = self._path(name)
+        if path not in self._whole.values():  # else it is there since an earlier process
+            self._write(path, parts, b"")
+
+    def write(self, result: LoggedResult, name: bytes) -> None:
+        """Put a result on disk, of which `stage` may have written the bytes under that name: file and folder are synced
+        when this returns. Raises ResourceError."""
+        sizes = tuple(part.nbytes for part in result.parts)
+        footer = msgspec.msgpack.encode(_Footer(result.before, result.leads_to, sizes, result.key))
+        footer += len(footer).to_bytes(_SIZE_BYTES, "big")
+        path = self._path(name)
+        staged = path.exists() and path.stat().st_size == sum(sizes)
+        self._write(path, () if staged else result.parts, footer, append=staged)
+        self._whole[result.leads_to] = path
+
+    def _path(self, name: bytes) -> Path:
+        return self._folder / f"{name.hex()[:40]}{_SUFFIX}"
+
+    def _write(self, path: Path, parts: Sequence[memoryview], footer: bytes, append: bool = False) -> None:
+        """Write and sync a file, and the folder's entry of a new one."""
+        try:
+            make_folder(self._folder)
+            with path.open("ab" if append else "wb") as file:
+                for piece in parts:
+                    file.write(piece)
+                file.write(footer)
+                file.flush()
+                os.fsync(file.fileno())
+            if not append:
+                fsync_path(self._folder)
+        except OSError as error:
+            raise ResourceError(
+                f"cannot write {path} ({error.strerror}): free some space or choose another --home"
+            ) from error
+
+    def load(self) -> dict[bytes, LoggedResult]:
+        """Return all results that are whole, by the state that they lead to."""
+        found: dict[bytes, LoggedResult] = {}
+        for path in sorted(self._folder.glob(f"*{_SUFFIX}")):
+            result = _read(path)
+            if result is not None:
+                found[result.leads_to], self._whole[result.leads_to] = result, path
+        return found
+
+    def forget(self, leads_to: bytes) -> None:
+        """Forget a result that is damaged."""
+        path = self._whole.pop(leads_to, None)
+        if path is not None:
+            path.unlink(missing_ok=True)
+
+    def drop(self, until_round: int) -> None:
+        """Forget the results that led to a state of that round or an earlier one: a checkpoint has it. Forget what was
+        staged in vain, too."""
+        staged: list[Path] = []
+        for path in sorted(self._folder.glob(f"*{_SUFFIX}"), key=lambda path: path.stat().st_mtime):
+            footer = _read_footer(path)
+            if footer is None:
+                staged.append(path)
+            elif footer.before.round + 1 <= until_round:
+                path.unlink(missing_ok=True)
+                self._whole.pop(footer.leads_to, None)
+        for path in staged[:-STAGED_MAX]:
+            path.unlink(missing_ok=True)
+
+
+def reachable(results: Mapping[bytes, LoggedResult], state_hash: bytes) -> list[bytes]:
+    """Return the hashes of the states that results lead to from one, that one first."""
+    found, fresh = [state_hash], [state_hash]
+    while fresh:
+        name = fresh.pop()
+        led = [to for to, result in results.items() if result.before.state_hash == name and to not in found]
+        found += led
+        fresh += led
+    return found
+
+
+def path_between(results: Mapping[bytes, LoggedResult], state_hash: bytes, goal: bytes) -> list[LoggedResult]:
+    """Return the results that lead from one state to another, in order; none if there is no way."""
+    path: list[LoggedResult] = []
+    while goal != state_hash:
+        if goal not in results or len(path) > len(results):
+            return []
+        path.append(results[goal])
+        goal = results[goal].before.state_hash
+    return path[::-1]
+
+
+def _read_footer(path: Path) -> _Footer | None:
+    """Return what a file says of its result; None if it is not whole."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            file.seek(max(0, size - _SIZE_BYTES))
+            length = int.from_bytes(file.read(_SIZE_BYTES), "big")
+            if length > min(FOOTER_BYTES_MAX, size - _SIZE_BYTES):
+                return None
+            file.seek(size - _SIZE_BYTES - length)
+            footer = msgspec.msgpack.decode(file.read(length), type=_Footer)
+    except (OSError, *MALFORMED):
+        return None
+    return footer if sum(footer.sizes) + length + _SIZE_BYTES == size else None
+
+
+def _read(path: Path) -> LoggedResult | None:
+    footer = _read_footer(path)
+    if footer is None:
+        return None
+    with path.open("rb") as file:  # not read before it is used: together they can be many times the state's size
+        view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    parts: list[memoryview] = []
+    for size in footer.sizes:
+        parts.append(view[:size])
+        view = view[size:]
+    return LoggedResult(footer.before, footer.leads_to, parts, footer.key)

@@ -1,0 +1,69 @@
+"""Messages on their way to other peers. Each is sent once; the node repeats what matters."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+import trio
+
+from peer import faults
+from peer.errors import BarnraiseError
+from peer.events import EventLog
+from peer.net.rpc import Rpc
+from swarm.protocol.agreement.messages import Message, VoteMessage
+from swarm.rounds.driver.messages import AGREE, LETTER_BYTES_MAX, MESSAGES_MAX, Letter
+
+UNANSWERED_MAX: Final = 32  # calls to one peer; while so many wait for an answer, further messages are lost
+
+
+class MessageSender:
+    """Sends the messages of one group's node. Those that are ready together go to a peer in one call."""
+
+    def __init__(self, rpc: Rpc, group: str, timeout_s: Callable[[], float], events: EventLog) -> None:
+        self._rpc, self._group, self._timeout_s, self._events = rpc, group, timeout_s, events
+        self._unanswered: Counter[str] = Counter()
+        self._ready: dict[str, list[Message]] = {}
+
+    def add(self, peer: str, message: Message) -> None:
+        """Take a message; it goes with the next `send`."""
+        self._ready.setdefault(peer, []).append(message)
+
+    def send(self, round: int, tasks: trio.Nursery) -> None:
+        """Send what was added, each call in a task of its own. `round`: the one that is under way."""
+        for peer, messages in self._ready.items():
+            for first in range(0, len(messages), MESSAGES_MAX):
+                if self._unanswered[peer] < UNANSWERED_MAX:
+                    self._unanswered[peer] += 1
+                    tasks.start_soon(self._deliver, peer, messages[first : first + MESSAGES_MAX], round)
+        self._ready.clear()
+
+    async def _deliver(self, peer: str, messages: Sequence[Message], round: int) -> None:
+        try:
+            for letter in self._letters(peer, messages):
+                votes = any(isinstance(message, VoteMessage) for message in letter.messages)
+                if votes:
+                    faults.reach("before_vote", round)
+                await self._rpc.call(peer, AGREE, letter, timeout_s=self._timeout_s())
+                if votes:
+                    faults.reach("after_vote", round)
+        except BarnraiseError:
+            return  # lost: the node repeats what matters, and the heartbeat finds dead peers
+        finally:
+            self._unanswered[peer] -= 1
+            if not self._unanswered[peer]:
+                del self._unanswered[peer]
+
+    def _letters(self, peer: str, messages: Sequence[Message]) -> list[Letter]:
+        """Return the messages in as few letters as a call has room for."""
+        letter = Letter(self._group, tuple(messages))
+        size = len(msgspec.msgpack.encode(letter))
+        if size <= LETTER_BYTES_MAX:
+            return [letter]
+        if len(messages) == 1:
+            self._events.emit("message_too_large", peer=peer, bytes=size, kind=type(messages[0]).__name__)
+            return []
+        half = len(messages) // 2
+        return self._letters(peer, messages[:half]) + self._letters(peer, messages[half:])

@@ -1,0 +1,349 @@
+"""Butterfly all-reduce: contributors send each slice to its owner, which merges it and sends the result to all.
+
+    own update --encode--> slice i --> owner of i: wait for all, check, merge in fixed order, encode ONCE
+                                          |--> result i --> every voter: decode, build the next state
+
+Where a contributor does not hear an owner that the others hear, one of those passes its slices on.
+
+All slices move at once. Slices received or delivered are kept over the attempts of a round, so that the loss of a
+member costs only the slices it owned. Results are sent as soon as they are merged; which of them count, their owners'
+signatures say, through the agreement.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import isclose
+from typing import Final
+
+import trio
+from blake3 import blake3
+
+from peer import faults
+from peer.errors import BarnraiseError, NetworkError, ProtocolViolation, RemoteError, RoundDiscarded, RoundError
+from peer.net.rpc import Method
+from swarm.protocol.agreement import events
+from swarm.protocol.messages import CONTRIBUTION, FETCH_RESULT, RELAY, RESULT, Done, SliceOf
+from swarm.protocol.plan import Contribution
+from swarm.rounds.context import RoundContext
+from swarm.rounds.driver.merge_order import MergeOrder
+
+SENDS_PER_PEER: Final = 2  # keeps a link busy while a call waits for its answer, and leaves room for other peers
+THREADS: Final = max(1, (os.cpu_count() or 2) // 2)  # two threads on one core compete for its cache
+HASHED_INLINE_BYTES: Final = 1 << 18  # takes as long as the way to a thread and back
+RETRY_PAUSE_S: Final = 0.25
+REFUSALS_MAX: Final = 8
+
+Received = dict[tuple[int, str], tuple[bytes, memoryview]]
+"""Other contributors' slices by (index, peer), each with its blake3 hash."""
+
+
+@dataclass(frozen=True)
+class ExchangePart:
+    """One peer's part in an exchange."""
+
+    owners: Sequence[str]
+    """The owner of each slice; empty where the results alone are wanted."""
+    indexes: Sequence[int]
+    """The slices that this peer merges."""
+    mine: Sequence[memoryview]
+    """Its encoded slices, as it has committed to them; none if they went with an earlier process."""
+    received: Received
+    """Slices of others; outlives the exchange, as `delivered`."""
+    delivered: set[tuple[int, str]]
+    """(index, owner) of own slices that have arrived."""
+    voters: Sequence[str]
+    """The peers besides the contributors that need the results."""
+
+
+class SliceExchange:
+    """One exchange at one peer. Calls may take `timeout_s`; what happens is told to `feed`."""
+
+    def __init__(
+        self,
+        context: RoundContext,
+        order: MergeOrder,
+        part: ExchangePart,
+        timeout_s: float,
+        feed: Callable[[events.Event], None],
+    ) -> None:
+        self.order, self.owners = order, part.owners
+        self.results: dict[int, tuple[bytes, memoryview]] = {}
+        """The result of each slice that is here, with its hash."""
+        self.scope = trio.CancelScope()
+        self.began_at = trio.current_time()
+        self._context, self._rpc, self._me = context, context.host.rpc, context.me.peer
+        self._mine, self._received, self._delivered = part.mine, part.received, part.delivered
+        self.timeout_s, self._feed = timeout_s, feed
+        self._merged = order.merged
+        self._owned = [index for index in part.indexes if index in order.indices]
+        others = dict.fromkeys([*order.peers, *part.voters])
+        others.pop(self._me, None)
+        self._others = _clockwise(list(others), self._me)
+        self._arrived = {index: trio.Event() for index in self._owned}
+        self._came = {index: trio.Event() for index in order.indices}
+        self._links = {peer: trio.CapacityLimiter(SENDS_PER_PEER) for peer in {*self._others, *part.owners}}
+        self._mergers = trio.CapacityLimiter(THREADS)
+
+    # -- what this peer does -------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Send slices, merge, and send results until all is delivered or `scope` is cancelled."""
+        faults.reach("before_send", self.order.round_info.round)
+        with self.scope, self._context.snapshots.stepping_back():  # joiners get less of the link meanwhile
+            async with trio.open_nursery() as nursery:
+                if self._mine and any(body.member == self._context.me for body in self._merged):
+                    for owner in _clockwise(sorted(set(self.owners) - {self._me}), self._me):
+                        nursery.start_soon(self._send_part, owner)
+                if not self._owned:
+                    nursery.start_soon(self._merge_nothing)
+                for index in self._owned:
+                    self._check_arrived(index)
+                    nursery.start_soon(self._own, index, nursery)
+                nursery.start_soon(self._tell_lacking)
+                await self._all_results()
+
+    async def _merge_nothing(self) -> None:
+        """Tell the node of the slices that it owns although nothing is merged: their result is empty."""
+        if not self.order.indices:
+            for index, owner in enumerate(self.owners):
+                if owner == self._me:
+                    self._feed(events.SliceResult(self.order.key, index, blake3(b"").digest()))
+        await trio.lowlevel.checkpoint()
+
+    async def _all_results(self) -> None:
+        for came in list(self._came.values()):
+            await came.wait()
+
+    async def _tell_lacking(self) -> None:
+        """Tell the node, once the exchange takes long, for whom this peer still waits."""
+        await trio.sleep(self.timeout_s / 2)
+        missing, silent = self._missing(), self._silent()
+        if missing or silent:
+            self._feed(events.Lacking(self.order.key, missing, silent))
+
+    async def _send_part(self, owner: str) -> None:
+        left = deque(
+            index
+            for index in self.order.indices
+            if self.owners[index] == owner and (index, owner) not in self._delivered
+        )
+        async with trio.open_nursery() as nursery:
+            for _ in range(SENDS_PER_PEER):
+                nursery.start_soon(self._send_slices, left, owner)
+
+    async def _send_slices(self, left: deque[int], owner: str) -> None:
+        """Send slices in the same order as every contributor, so that the owner can merge the first ones early."""
+        while left:
+            index = left.popleft()
+            named, data = SliceOf(self.order.key, index), self._mine[index]
+            if await self._relay(owner, named, data) or await self._send(owner, CONTRIBUTION, named, data):
+                self._delivered.add((index, owner))
+            faults.reach("during_exchange", self.order.round_info.round)
+
+    async def _relay(self, owner: str, named: SliceOf, data: memoryview) -> bool:
+        """Have another peer pass one slice on, if this one does not hear the owner. Return whether it has arrived."""
+        suspects = self._context.host.suspects
+        for peer in self._others if owner in suspects else ():
+            if peer != owner and peer not in suspects:
+                try:
+                    await self._rpc.call(peer, RELAY, named, data, timeout_s=self.timeout_s, bulk=True)
+                    return True
+                except BarnraiseError:
+                    continue
+        return False
+
+    async def _own(self, index: int, nursery: trio.Nursery) -> None:
+        """Merge one slice, and send the result to all that need it."""
+        await self._arrived[index].wait()
+        try:
+            result, name = await trio.to_thread.run_sync(self._merge, index, limiter=self._mergers)
+        except ProtocolViolation as error:  # the mean does not fit the codec: without a result the attempt times out
+            self._context.events.emit("merge_failed", round=self.order.round_info.round, reason=str(error))
+            return
+        self._keep(index, name, result)
+        self._feed(events.SliceResult(self.order.key, index, name))
+        for peer in self._others:
+            nursery.start_soon(self._send, peer, RESULT, SliceOf(self.order.key, index), result)
+
+    def _merge(self, index: int) -> tuple[memoryview, bytes]:
+        encoded = [data for body in self._merged if (data := self.input_of(index, body)) is not None]
+        result = self.order.merge(index, encoded)
+        return result, blake3(result).digest()
+
+    def input_of(self, index: int, body: Contribution) -> memoryview | None:
+        """Return a contributor's slice, if it is here."""
+        if not self._has(index, body):
+            return None
+        peer = body.member.peer
+        return self._mine[index] if peer == self._me else self._received[index, peer][1]
+
+    # -- results -------------------------------------------------------------------------------------------------------
+
+    async def any_result(self, index: int) -> tuple[bytes, memoryview]:
+        """Wait for a result of this slice, whichever came first from its owner."""
+        await self._came[index].wait()
+        return self.results[index]
+
+    async def result(self, index: int, name: bytes, holders: Sequence[str]) -> memoryview:
+        """Return the result of a slice with that hash: what its owner has sent, else what a holder has. Raises
+        `NetworkError` if none has it."""
+        owner = self.owners[index] if self.owners else ""
+        with trio.move_on_after(self.timeout_s / 2):
+            while index not in self.results and owner not in self._context.host.suspects | {""}:
+                with trio.move_on_after(RETRY_PAUSE_S):
+                    await self._came[index].wait()
+        for holder in ("", *dict.fromkeys([owner, *holders])):
+            if index in self.results and self.results[index][0] == name:
+                return self.results[index][1]
+            if holder and holder != self._me and holder not in self._context.host.suspects:
+                await self._fetch(index, name, holder)
+        if index in self.results and self.results[index][0] == name:
+            return self.results[index][1]
+        raise NetworkError(f"no peer has the result of slice {index}")
+
+    async def _fetch(self, index: int, name: bytes, holder: str) -> None:
+        try:
+            call = SliceOf(self.order.key, index)
+            reply = await self._rpc.call(holder, FETCH_RESULT, call, timeout_s=self.timeout_s, bulk=True)
+        except BarnraiseError:
+            return
+        fits = len(reply.payload) == self.order.coding.result_bytes(index, len(self._merged))
+        if fits and await trio.to_thread.run_sync(_hash, reply.payload) == name:
+            self._keep(index, name, reply.payload)
+
+    def _keep(self, index: int, name: bytes, result: memoryview) -> None:
+        self.results[index] = name, result
+        self._came[index].set()
+
+    # -- what others send ----------------------------------------------------------------------------------------------
+
+    def expect_contribution(self, index: int, peer: str, size_bytes: int) -> None:
+        """Raise unless a contributor's slice of that size is still wanted: no memory is given to any other."""
+        body = self._contributor(index, peer)
+        if size_bytes != self.order.coding.message_bytes(index):
+            raise ProtocolViolation(f"a slice of {size_bytes} bytes has the wrong size")
+        if self._has(index, body):
+            raise RoundError("that slice is here already: send the next")
+
+    def take_contribution(self, index: int, peer: str, data: memoryview) -> None:
+        """Keep a contributor's slice. Raise `ProtocolViolation` unless it is what the peer committed to."""
+        body = self._contributor(index, peer)
+        if self._has(index, body):
+            return  # sent again after a lost answer
+        if _hash(data) != body.hashes[index]:
+            raise ProtocolViolation("a slice differs from the hash its sender committed to")
+        sqnorm = self.order.coding.message_sqnorm(index, data)
+        if not isclose(sqnorm, body.sqnorms[index], rel_tol=1e-6):  # also refuses NaN
+            raise ProtocolViolation("a slice has another norm than its sender committed to")
+        self._received[index, peer] = body.hashes[index], data
+        self._check_arrived(index)
+
+    def expect_relay(self, index: int, peer: str, size_bytes: int) -> None:
+        """Raise unless a contributor's slice of that size is one that this peer may pass on to its owner."""
+        self._relayed(index, peer)
+        if size_bytes != self.order.coding.message_bytes(index):
+            raise ProtocolViolation(f"a slice of {size_bytes} bytes has the wrong size")
+
+    async def pass_on(self, index: int, peer: str, data: memoryview) -> None:
+        """Send a contributor's slice to its owner. Raise `ProtocolViolation` unless it is what the peer committed to:
+        the owner would take it for this peer's fault. Raises `NetworkError` if the owner is not reached from here."""
+        if await trio.to_thread.run_sync(_hash, data) != self._relayed(index, peer).hashes[index]:
+            raise ProtocolViolation("a slice differs from the hash its sender committed to")
+        owner, named = self.owners[index], SliceOf(self.order.key, index, peer)
+        try:
+            await self._rpc.call(owner, CONTRIBUTION, named, data, timeout_s=self.timeout_s, bulk=True)
+        except ProtocolViolation as error:  # of the owner: not the contributor's fault
+            raise NetworkError(f"{owner} gave no valid answer") from error
+
+    def _relayed(self, index: int, peer: str) -> Contribution:
+        """Return the contribution of a peer that asks this one to pass a slice on."""
+        body = next((body for body in self._merged if body.member.peer == peer), None)
+        if body is None or index not in self._came:
+            raise ProtocolViolation("a slice is to be passed on that this exchange does not expect from that peer")
+        if not self.owners or self.owners[index] == self._me:
+            raise RoundDiscarded("this peer does not pass on slices of that exchange")
+        return body
+
+    def expect_result(self, index: int, peer: str, size_bytes: int) -> None:
+        """Raise unless a merged slice of that size, from its owner, is still wanted."""
+        if index not in self._came or self.owners[index] != peer:
+            raise ProtocolViolation("a result was sent by a peer that does not own the slice")
+        if size_bytes != self.order.coding.result_bytes(index, len(self._merged)):
+            raise ProtocolViolation("a result has the wrong size")
+        if index in self.results:
+            raise RoundError("that result is here already: send the next")
+
+    async def take_result(self, index: int, data: memoryview) -> None:
+        """Keep a merged slice from its owner."""
+        name = _hash(data) if len(data) <= HASHED_INLINE_BYTES else await trio.to_thread.run_sync(_hash, data)
+        if index not in self.results:
+            self._keep(index, name, data)
+
+    def _missing(self) -> tuple[str, ...]:
+        """Return the contributors whose slices this peer, as an owner, still waits for."""
+        late = {
+            body.member.peer
+            for index in self._owned
+            for body in self._merged
+            if index not in self.results and not self._has(index, body)
+        }
+        return tuple(sorted(late))
+
+    def _silent(self) -> tuple[str, ...]:
+        """Return the other owners whose results this peer still waits for."""
+        return tuple(sorted({self.owners[i] for i in self.order.indices if i not in self.results} - {self._me}))
+
+    def _contributor(self, index: int, peer: str) -> Contribution:
+        """Return the contribution of a peer that sends this owner one of its slices."""
+        body = next((body for body in self._merged if body.member.peer == peer), None)
+        if body is not None and index in self._arrived:
+            return body
+        if body is not None and index < len(self.owners) and self.owners[index] == self._me:
+            # it owns nothing: its sender cannot know of the new incarnation
+            raise RoundDiscarded("that slice is for this peer's earlier incarnation, which has lost its disk")
+        raise ProtocolViolation("a slice was sent that this exchange does not expect from that peer")
+
+    def _has(self, index: int, body: Contribution) -> bool:
+        """Return whether the slice committed to in this exchange is here; an earlier one may have left another."""
+        peer = body.member.peer
+        if peer == self._me:
+            return bool(self._mine)
+        return self._received.get((index, peer), (b"",))[0] == body.hashes[index]
+
+    def _check_arrived(self, index: int) -> None:
+        if all(self._has(index, body) for body in self._merged):
+            self._arrived[index].set()
+
+    async def _send(self, peer: str, method: Method[SliceOf, Done], message: SliceOf, data: memoryview) -> bool:
+        """Send one slice until the peer takes it (True) or refuses it (False)."""
+        async with self._links[peer]:
+            refusals = 0
+            while refusals < REFUSALS_MAX:
+                try:
+                    await self._rpc.call(peer, method, message, data, timeout_s=self.timeout_s, bulk=True)
+                    return True
+                except RemoteError as error:
+                    if error.code != "RoundDiscarded":  # the peer may not have begun this exchange yet
+                        return False
+                    refusals += 1
+                except ProtocolViolation:
+                    return False
+                except NetworkError:
+                    pass
+                await trio.sleep(RETRY_PAUSE_S)
+            return False
+
+
+def _clockwise(peers: list[str], me: str) -> list[str]:
+    """Return the peers in an order that starts after this one, so that contributors start with different owners."""
+    ordered = sorted(peers)
+    after = sum(peer < me for peer in ordered)
+    return ordered[after:] + ordered[:after]
+
+
+def _hash(data: memoryview) -> bytes:
+    return blake3(data).digest()

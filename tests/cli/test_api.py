@@ -1,0 +1,56 @@
+"""What `peer api` and `peer chat` refuse before they connect, and keys."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from peer.identity import Identity
+from swarm.gateway.limits import read_keys
+from swarm.run.invite import Invite
+from tests.cli.support.typed import Peer, said
+
+AUTHORITY = Identity.generate().peer_id
+
+
+@pytest.fixture
+def invite() -> str:
+    return str(Invite("a" * 32, AUTHORITY, (f"/ip4/127.0.0.1/tcp/1/p2p/{AUTHORITY}",)))
+
+
+def test_other_machines_need_a_key(peer: Peer, invite: str) -> None:
+    for listen in ("0.0.0.0:8080", "[::]:8080", "192.0.2.1:80"):
+        assert "give --key or --key-file" in said(peer("api", invite, "--listen", listen), 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--listen", "example.com:80"], "no IP address and port"),
+        (["--key", "a", "--key-file", "keys"], "choose one"),
+        (["--key", " "], "--key is empty"),
+        (["--key-file", "no/such/file"], "cannot be read"),
+        (["--new-key", "me"], "give --key-file"),
+        (["--new-key", "me", "--key-file", "no/such/file"], "cannot be written"),
+    ],
+)
+def test_wrong_options_name_the_remedy(
+    peer: Peer, invite: str, options: list[str], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert reason in said(peer("api", invite, *options), 2)
+
+
+def test_a_new_key_is_printed_once_and_kept_as_a_hash(peer: Peer, tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    first, second = (peer("api", "--new-key", name, "--key-file", path).stdout.strip() for name in ("Ada", "Bo\nb"))
+    assert first.startswith("sk-") and first not in path.read_text() and len(path.read_text().splitlines()) == 2
+    keys = read_keys(path)
+    assert [keys.holder(f"Bearer {key}") for key in (first, second)] == ["Ada", "Bo?b"]
+    assert path.stat().st_mode & 0o077 == 0
+
+
+def test_an_invite_is_needed(peer: Peer) -> None:
+    assert "Missing argument 'INVITE'" in said(peer("api"), 2)
+    assert peer("api", "nonsense").code == peer("chat", "nonsense").code == 2

@@ -1,0 +1,157 @@
+"""The costliest letter that a member may send: what it blocks the event loop for at a member of a group of four."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from peer.errors import ProtocolViolation
+from peer.identity import Identity, Signed, sign_body
+from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement.rules import evidence
+from swarm.protocol.agreement.rules.electorate import leader_of
+from swarm.protocol.head import Head, Member
+from swarm.protocol.plan import CONTRIBUTION_KIND, PLAN_KIND, Contribution, WorkPlan
+from swarm.rounds.driver.messages import LETTER_BYTES_MAX, MESSAGES_MAX, Letter
+from tests.swarm.support.hostile import Scene, hostile_scene
+
+BLOCKED_S_MAX = 0.1
+"""CPU of one letter. 3,300 signatures, as many as it has room for, take half a second."""
+STRANGERS = [Identity.from_seed(number.to_bytes(32, "big")) for number in range(1, 33)]
+replace = msgspec.structs.replace
+
+
+def full(make: Callable[[int], Any]) -> list[Any]:
+    """Return as many of something as a letter has room for."""
+    size = len(msgspec.msgpack.encode(make(0)))
+    return [make(number) for number in range(LETTER_BYTES_MAX * 9 // 10 // size)]
+
+
+def votes(scene: Scene, head: Head, value: bytes, signers: list[Identity]) -> tuple[Signed, ...]:
+    def vote(number: int) -> Signed:
+        signer = signers[number % len(signers)]
+        body = say.VoteBody(head.hash, 0, value, Member(signer.peer_id, str(number)))
+        return sign_body(signer, evidence.VOTE, body)
+
+    return tuple(full(vote))
+
+
+def chain_of_strangers(scene: Scene, head: Head) -> list[Any]:
+    value = replace(head, round=head.round + 1, previous=head.hash)
+    return [say.ChainMessage((say.ChainLink(value, votes=votes(scene, head, value.hash, STRANGERS)),))]
+
+
+def chain_of_its_own(scene: Scene, head: Head) -> list[Any]:
+    value = replace(head, round=head.round + 1, previous=head.hash)
+    mine = [scene.liar.member.host.identity]
+    return [say.ChainMessage((say.ChainLink(value, votes=votes(scene, head, value.hash, mine)),))]
+
+
+def many_chains(scene: Scene, head: Head) -> list[Any]:
+    """Sixteen chains with as many of its own votes each as are looked at."""
+    value = replace(head, round=head.round + 1, previous=head.hash)
+    cast = votes(scene, head, value.hash, [scene.liar.member.host.identity])
+    step = len(cast) // MESSAGES_MAX - 4
+    parts = [cast[n * step : (n + 1) * step] for n in range(MESSAGES_MAX)]
+    return [say.ChainMessage((say.ChainLink(value, votes=part),)) for part in parts]
+
+
+def leads(scene: Scene, head: Head) -> int:
+    return next(a for a in range(64) if leader_of(head, head.hash, a).peer == scene.liar.peer)
+
+
+def promises_of(signer: list[Identity]) -> Callable[[Scene, Head], list[Any]]:
+    def proposal(scene: Scene, head: Head) -> list[Any]:
+        liar, attempt = scene.liar, leads(scene, head)
+        signers = signer or [liar.member.host.identity]
+
+        def promise(number: int) -> Signed:
+            by = signers[number % len(signers)]
+            body = say.PromiseBody(head.hash, attempt, Member(by.peer_id, str(number)))
+            return sign_body(by, evidence.PROMISE, body)
+
+        value = replace(head, round=head.round + 1, previous=head.hash)
+        signed = liar.sign(evidence.PROPOSAL, say.ProposalBody(head.hash, attempt, value.hash))
+        support = say.Support(signed, signed, ())
+        return [say.ProposalMessage(signed, value, tuple(full(promise)), support)]
+
+    return proposal
+
+
+def roster(scene: Scene, head: Head, **fields: Any) -> list[Any]:
+    """A roster over the plan that the liar makes of the present one."""
+    liar, attempt = scene.liar, leads(scene, head)
+    plan = _plan(scene, head, attempt)
+    signed_plan = liar.sign(PLAN_KIND, plan)
+    body = say.RosterBody(head.hash, attempt, plan.hash, fields.pop("contributions", ()), **fields)
+    return [say.RosterMessage(head.hash, attempt, signed_plan, liar.sign(evidence.ROSTER, body))]
+
+
+def _plan(scene: Scene, head: Head, attempt: int) -> WorkPlan:
+    node: Any = scene.honest[0].driver.group._node
+    signed = node._height.instance.signed_plan
+    assert signed is not None
+    return replace(msgspec.msgpack.decode(signed.body, type=WorkPlan), head=head.hash, attempt=attempt)
+
+
+def contributions(scene: Scene, head: Head) -> list[Any]:
+    liar, plan = scene.liar, _plan(scene, head, leads(scene, head))
+    member = liar.member.driver.me
+
+    def contribution(number: int) -> Signed:
+        body = Contribution(head.hash, plan.hash, member, 0, 0, float(number), (), ())
+        return liar.sign(CONTRIBUTION_KIND, body)
+
+    return roster(scene, head, contributions=tuple(full(contribution)))
+
+
+def joins(scene: Scene, head: Head) -> list[Any]:
+    def join(number: int) -> Signed:
+        by = STRANGERS[number % len(STRANGERS)]
+        return sign_body(by, evidence.JOIN, say.JoinBody(head.hash, Member(by.peer_id, str(number))))
+
+    return roster(scene, head, joins=tuple(full(join)))
+
+
+def proofs(scene: Scene, head: Head) -> list[Any]:
+    def proof(number: int) -> say.Contradiction:
+        by = STRANGERS[number % len(STRANGERS)]
+        pair = (say.VoteBody(head.hash, number, bytes([n]) * 32, Member(by.peer_id, "s")) for n in range(2))
+        return say.Contradiction(evidence.VOTE, *(sign_body(by, evidence.VOTE, body) for body in pair))
+
+    return roster(scene, head, proofs=tuple(full(proof)))
+
+
+LETTERS: dict[str, Callable[[Scene, Head], list[Any]]] = {
+    "chain of strangers": chain_of_strangers,
+    "chain of its own": chain_of_its_own,
+    "many chains": many_chains,
+    "promises of strangers": promises_of(STRANGERS),
+    "promises of its own": promises_of([]),
+    "contributions": contributions,
+    "joins": joins,
+    "proofs": proofs,
+}
+
+
+@pytest.mark.parametrize("name", LETTERS)
+async def test_a_letter_of_a_mebibyte_blocks_no_member(tmp_path: Path, name: str) -> None:
+    async with hostile_scene(tmp_path) as scene:
+        await scene.rounds(1)
+        driver = scene.honest[0].driver.group
+        node: Any = driver._node
+        await scene.group.until(lambda: node._height.instance.signed_plan is not None)
+        messages = LETTERS[name](scene, driver.head)  # no await from here on: the head stays
+        data = msgspec.msgpack.encode(Letter(driver.group, tuple(messages)))
+        assert 0.5 * LETTER_BYTES_MAX < len(data) <= LETTER_BYTES_MAX
+        letter = msgspec.msgpack.decode(data, type=Letter)
+        began = time.thread_time()
+        with pytest.raises(ProtocolViolation):
+            driver.receive(scene.liar.peer, letter.messages)
+        took = time.thread_time() - began
+        assert took < BLOCKED_S_MAX

@@ -1,0 +1,1 @@
+"""The second layer: the real driver with real tensors under a virtual clock, judged by the invariants of the first."""

@@ -1,0 +1,252 @@
+"""One peer's machine: a folder, and the processes of the real driver that run from it one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import torch
+import trio
+
+from peer.checkpoint.hash_tree import hash_state
+from swarm.protocol.agreement import actions, events
+from swarm.protocol.agreement.config import AgreementConfig
+from swarm.protocol.agreement.node import AgreementNode
+from swarm.protocol.head import Head
+from swarm.protocol.ledger import head_of
+from swarm.protocol.plan import Contribution
+from swarm.protocol.timeouts import AdaptiveTimeouts
+from swarm.rounds.driver.group_driver import GroupDriver
+from swarm.rounds.driver.handlers import serve_agreement, serve_heads
+from swarm.rounds.driver.records import RecordFiles
+from swarm.rounds.driver.replica_driver import ReplicaDriver, ReplicaParts
+from swarm.rounds.driver.work import work_of, work_timeout
+from swarm.rounds.trainer import TrainRequest, TrainResult
+from swarm.state.outer_state import OuterState
+from swarm.state.snapshots import SnapshotStore
+from tests.simulation.driven.disk import PeerDisk
+from tests.simulation.driven.network import MemoryHost, MemoryRpc
+from tests.simulation.setups import COORDINATOR
+from tests.simulation.tensors import SCHEDULE
+from tests.swarm.support.group import diloco
+
+if TYPE_CHECKING:
+    from tests.simulation.driven.world import DrivenWorld
+
+NUMEL = 512
+SNAPSHOT_BYTES = 1 << 20
+
+
+def first_state() -> list[torch.Tensor]:
+    """Return the weights and the momentum with which every peer begins."""
+    theta = torch.randn(NUMEL, generator=torch.Generator().manual_seed(0))
+    return [theta, torch.zeros(NUMEL)]
+
+
+class DrivenMachine:
+    """A machine and the process on it, with the face of `tests.simulation.machine.Machine`. `life` counts processes."""
+
+    def __init__(self, world: DrivenWorld, peer: str, config: AgreementConfig, disk: PeerDisk) -> None:
+        self.world, self.peer, self.config = world, peer, config
+        self.disk = disk
+        self.life, self.frozen_until = 0, 0.0
+        self.train_s, self.sync_s, self.fetch_s = 0.5, 0.005, 0.1
+        self.alone = trio.Lock()
+        self.lives_left: int | None = None
+        self.dies_as, self.restored, self.is_honest, self.rate = "kept", False, True, 1.0
+        self.suspects: set[str] = set()
+        self.rpc: MemoryRpc | None = None
+        self.group: GroupDriver | None = None
+        self.replica: ReplicaDriver | None = None
+        self.state: OuterState | None = None
+        self._scope: trio.CancelScope | None = None
+        self._held: list[events.Event] = []
+        self._base, self._build = b"", {}
+        self._finish = trio.Event()
+        self.speed = 0.0
+
+    @property
+    def is_coordinator(self) -> bool:
+        return self.peer == COORDINATOR
+
+    @property
+    def up(self) -> bool:
+        return self.group is not None
+
+    @property
+    def node(self) -> AgreementNode | None:
+        return self.group._node if self.group is not None else None
+
+    def has(self, state: bytes) -> bool:
+        """Whether this machine has that state, or can rebuild it."""
+        actor = self.replica.actor if self.replica is not None else None
+        return actor is not None and (state in actor.builder.holds or self.disk.holds(state))
+
+    def step(self, event: events.Event) -> None:
+        if self.group is not None:
+            self.group.feed(event)
+
+    async def awake(self) -> None:
+        """Wait until the process is not frozen."""
+        while self.frozen_until > self.world.now:
+            await trio.sleep_until(self.world.began + self.frozen_until)
+
+    # -- process -------------------------------------------------------------------------------------------------------
+
+    def stop(self, kind: str) -> None:
+        """End the process. What this kind of crash does to the disk comes once all its tasks have ended."""
+        assert self._scope is not None and self.rpc is not None
+        self.dies_as, self.life = kind, self.life + 1
+        self.rpc.end()
+        self._scope.cancel()
+        self.rpc = self.group = self.replica = self.state = None
+
+    async def live(self) -> None:
+        """Run one process on what the disk holds, until it is stopped."""
+        self.life += 1
+        self.frozen_until, self.lives_left, self._held = 0.0, None, []
+        self.suspects.clear()
+        host: Any = MemoryHost(self.world, self)
+        with host.events.subscribed(self.world.emitted(self)), trio.CancelScope() as self._scope:
+            if self.is_coordinator:
+                await self._coordinate(host)
+            else:
+                await self._train(host)
+        self.disk.crash(self.dies_as)
+        if self.dies_as == "wiped":
+            self.world.invariants.wiped(self)
+
+    def _known(self) -> Iterable[str]:
+        machines = self.world.machines.values()
+        return [m.peer for m in machines if m.up and m is not self and not self.world.network.is_cut(m.peer, self.peer)]
+
+    async def _coordinate(self, host: Any) -> None:
+        strategy = diloco(NUMEL, "int8")
+        work = work_of(strategy, SCHEDULE, lambda head: 4.0)
+        records = RecordFiles(self.disk.root / "agreement")
+        group = GroupDriver(host, self.config, work, records, AdaptiveTimeouts(), self._known)
+        self._take(host, group)
+        group.begin([])
+        serve_agreement(host.rpc, lambda: {group.group: group})
+        serve_heads(host.rpc, lambda: {group.group: group})
+        self.world.started(self)
+        await group.run(SimpleNamespace(perform=self._perform_nothing))  # type: ignore[arg-type]
+
+    async def _train(self, host: Any) -> None:
+        self.state = OuterState(first_state(), diloco(NUMEL, "int8"))
+        snapshots = SnapshotStore(self.state.size_bytes, SNAPSHOT_BYTES)
+        snapshots.publish(self.state.tree, self.state.tensors)
+        snapshots.serve(host.rpc)
+        self._snapshots = snapshots
+        timeouts = AdaptiveTimeouts()
+        parts = ReplicaParts(host, self.state, snapshots, self, SCHEDULE, timeouts, self.disk.root)
+        timeout = work_timeout(SCHEDULE, timeouts, lambda: self.speed)
+        work = work_of(self.state.strategy, SCHEDULE, lambda head: 4.0, timeout)
+        replica = ReplicaDriver(parts, self.config, work, self._known)
+        self.replica = replica
+        self._take(host, replica.group)
+        await replica.begin(self)
+        assert replica.actor is not None
+        perform = replica.actor.perform
+
+        async def performed(action: actions.Action) -> None:
+            await self._before(action)
+            await perform(action)
+            if isinstance(action, actions.CommitHead):
+                self._judge_weights(action)
+                self.world.committed(self, action)
+
+        replica.actor.perform = performed  # type: ignore[method-assign]
+        self.world.started(self)
+        await replica.run()
+
+    def _take(self, host: Any, group: GroupDriver) -> None:
+        """Stand between a driver and its node: while the process is frozen it takes no event."""
+        feed, do = group.feed, group._do
+
+        def fed(event: events.Event) -> None:
+            if self.frozen_until > self.world.now:
+                if not self._held:
+                    self.world.at(self.frozen_until + 1e-4, self, thaw)
+                self._held.append(event)
+                return
+            if isinstance(event, events.Built) and event.state_hash is not None and event.key in self._build:
+                base, action = self._build[event.key]
+                if event.state_hash not in self.world.tensors.states:
+                    self.world.tensors.note(event.state_hash, base, action.plan, action.roster, action.weights)
+            feed(event)
+
+        def thaw() -> None:
+            held, self._held = self._held, []
+            for event in held:
+                fed(event)
+
+        async def done(action: actions.Action, actor: Any, tasks: trio.Nursery) -> None:
+            if self.lives_left is not None:
+                self.lives_left -= 1
+                if self.lives_left < 0:
+                    self.world.crash(self, self.dies_as)
+                    await trio.sleep_forever()
+            if isinstance(action, actions.Send):
+                self.world.sent(self, action.peer, action.message)
+            await do(action, actor, tasks)
+
+        group.feed = fed  # type: ignore[method-assign]
+        group._do = done  # type: ignore[method-assign]
+        self.rpc, self.group = host.rpc, group
+
+    async def _perform_nothing(self, action: actions.Action) -> None:
+        if isinstance(action, actions.CommitHead):
+            self.world.committed(self, action)
+
+    async def _before(self, action: actions.Action) -> None:
+        await trio.lowlevel.checkpoint()
+        if isinstance(action, actions.Build) and self.replica is not None:
+            self._build[action.key] = (self.replica.head.state_hash, action)
+
+    def _judge_weights(self, action: actions.CommitHead) -> None:
+        state = self.state
+        if state is not None and hash_state(state.tensors).root != action.head.state_hash:
+            self.world.broken("5 weights", f"{self.peer} stands at round {action.head.round} with other weights")
+
+    # -- the driver's listener -----------------------------------------------------------------------------------------
+
+    async def committed(self, head: Head, merged: Sequence[Contribution] | None, results: list[memoryview]) -> None:
+        await trio.lowlevel.checkpoint()
+        if self.state is not None:
+            self._snapshots.publish(self.state.tree, self.state.tensors, msgspec.msgpack.encode(head), results)
+        self.world.stood(self, head, merged is not None)
+
+    def donors(self, head: Head) -> Iterable[str]:
+        return self._known()
+
+    # -- the driver's trainer ------------------------------------------------------------------------------------------
+
+    async def train(self, request: TrainRequest) -> TrainResult:
+        """Return an invented gradient after the time that this machine takes, or for fewer steps before."""
+        assignment, began = request.assignment, trio.current_time()
+        self._finish = trio.Event()
+        if not request.cut_short:
+            with trio.move_on_after(min(self.train_s * (0.8 + 0.4 * self.world.random.random()), request.deadline_s)):
+                await self._finish.wait()
+        took_s = trio.current_time() - began
+        steps = max(1, min(assignment.steps, round(assignment.steps * took_s / (0.8 * self.train_s))))
+        self.speed = SCHEDULE.steps(self.config.genesis) / self.train_s
+        samples = steps * SCHEDULE.unit
+        seed = sum(first * 31 + end for first, end in head_of(assignment.ranges, samples)) + ord(self.peer[0])
+        delta = torch.randn(NUMEL, generator=torch.Generator().manual_seed(seed)) * 1e-2
+        return TrainResult(steps, samples, 1.0, delta)
+
+    def finish_early(self) -> None:
+        self._finish.set()
+
+    def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None, head: Head) -> None:
+        """Invented gradients follow from no weights."""
+
+    def has_run_dry(self, round: int) -> bool:
+        return False
+
+    async def gather(self, members: Sequence[str]) -> None:
+        await trio.sleep_forever()

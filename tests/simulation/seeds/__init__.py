@@ -1,0 +1,1 @@
+"""Schedules that broke an invariant once, and what makes them small."""

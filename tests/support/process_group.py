@@ -1,0 +1,121 @@
+"""Real `peer` processes of one test: started, read and ended together."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from cli.views.event_tail import EventTail
+from tests.support.peer_process import POLL_S, PeerProcess, state_of
+
+REPO: Final = Path(__file__).parents[2]
+LEAVE_S: Final = 15.0
+MARK: Final = "BARNRAISE_HARNESS"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a process is started: what its command begins with, the address it listens on, and its program."""
+
+    listen: str = "/ip4/127.0.0.1/tcp/0"
+    place: tuple[str, ...] = ()
+    module: str = "cli.main"
+
+
+class ProcessGroup:
+    """The processes whose homes are in `folder`. `launch`: how the process of that name is started."""
+
+    def __init__(self, folder: Path, launch: Callable[[str], Launch] = lambda name: Launch()) -> None:
+        self.folder = folder
+        self.token = uuid.uuid4().hex
+        self.all: list[PeerProcess] = []
+        self._launch = launch
+
+    def start(self, name: str, arguments: list[str], fault: str = "") -> PeerProcess:
+        """Start a process. `fault`: a BARNRAISE_FAULT such as "kill:before_vote:3"."""
+        home = self.folder / name
+        tail = EventTail(home / "events.jsonl")
+        peer = PeerProcess(name, home, tuple(arguments), self._spawn(home, tuple(arguments), fault), tail)
+        self.all.append(peer)
+        return peer
+
+    def restart(self, peer: PeerProcess, fault: str = "") -> None:
+        """Start a process that has ended again, with the same home; its facts go on."""
+        assert not peer.alive, f"{peer.name} is still running"
+        peer.kill()  # closes what is left of its last life
+        peer.process = self._spawn(peer.home, peer.arguments, fault)
+
+    def living(self) -> list[PeerProcess]:
+        return [peer for peer in self.all if peer.alive]
+
+    def ended(self) -> str:
+        """What each process that is no more said last: the one that a test waits for may be waiting for it."""
+        gone = [peer for peer in self.all if not peer.alive]
+        return "\n".join(f"== {peer.name} ended with {peer.process.returncode}\n{peer.transcript(5)}" for peer in gone)
+
+    async def run(self) -> None:
+        """Read what all processes report, until cancelled."""
+        while True:
+            for peer in self.all:
+                peer.poll()
+            await trio.sleep(POLL_S)
+
+    async def end_all(self) -> None:
+        """Ask all processes to leave, then end them."""
+        for peer in self.living():
+            peer.interrupt()
+            peer.thaw()
+        with trio.move_on_after(LEAVE_S):
+            while self.living() or self.leftovers():
+                await trio.sleep(POLL_S)
+        for peer in self.all:
+            peer.kill()
+        for pid in self.leftovers():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        with trio.move_on_after(LEAVE_S):
+            while self.leftovers():  # a killed process takes a moment to be gone
+                await trio.sleep(POLL_S)
+        for peer in self.all:
+            peer.tail.close()
+
+    def leftovers(self) -> list[int]:
+        """Processes that our children started and that still run: their environment names this group."""
+        marked = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                if self.token.encode() in (folder / "environ").read_bytes() and state_of(int(folder.name)) != "Z":
+                    marked.append(int(folder.name))
+        known = {peer.process.pid for peer in self.all}
+        return [pid for pid in marked if pid not in known]
+
+    def _spawn(self, home: Path, arguments: tuple[str, ...], fault: str) -> subprocess.Popen[bytes]:
+        launch = self._launch(home.name)
+        options = ["--listen", launch.listen, "--home", str(home)]
+        extra = {MARK: self.token, "BARNRAISE_FAULT": fault}
+        return spawn([*arguments, *options], home.with_suffix(".log"), extra, launch)
+
+
+def spawn(
+    arguments: Sequence[str], log: Path, environment: Mapping[str, str], launch: Launch = Launch()
+) -> subprocess.Popen[bytes]:
+    """Start `peer ARGUMENTS --tied`, whose output is added to `log`. It ends with this process."""
+    command = [*launch.place, sys.executable, "-m", launch.module, *arguments, "--tied"]
+    if setpriv := shutil.which("setpriv"):  # a frozen child would not notice that we are gone
+        command = [setpriv, "--pdeathsig", "KILL", *command]
+    own = {**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1", **environment}
+    with log.open("ab") as file:
+        return subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=file, stderr=file, env=own, start_new_session=True
+        )

@@ -1,0 +1,235 @@
+"""The official `openai` client, and `peer chat`, against a model that is served by real processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+import trio
+
+from swarm.inference.client import open_model
+from swarm.inference.record import ServerRecord
+from swarm.run.invite import Invite
+from tests.swarm.gateway.served_model import KEY, NAME, REPO, TEMPLATE, ServedModel, decoded, encoded, served_model
+from tests.swarm.inference.serving_swarm import CONTEXT, reference_tokens
+
+pytestmark = pytest.mark.process
+
+HELLO: Any = [{"role": "user", "content": "Hello there"}]
+PROMPT = "<|im_start|>user\nHello there<|im_end|>\n<|im_start|>assistant\n"
+GREEDY: Any = {"model": NAME, "messages": HELLO, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedModel]:
+    with served_model(tmp_path_factory.mktemp("served"), "--at-once", "4") as model:
+        yield model
+
+
+@pytest.fixture
+def client(served: ServedModel) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key=KEY, max_retries=0, timeout=60) as made:
+        yield made
+
+
+def greedy_text(count: int) -> str:
+    """Return the likeliest answer to HELLO, as transformers computes it."""
+    assert TEMPLATE.startswith("{% for")
+    return decoded(reference_tokens(encoded(PROMPT), count))
+
+
+def test_a_chat_says_what_transformers_says(client: openai.OpenAI) -> None:
+    raw = client.chat.completions.with_raw_response.create(**GREEDY, max_tokens=24)
+    answer = raw.parse()
+    assert answer.choices[0].message.content == greedy_text(24) and answer.choices[0].finish_reason == "length"
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(encoded(PROMPT)), 24)
+    assert [hop.rpartition("=")[2] for hop in raw.headers["x-barnraise-route"].split(", ")] == ["0:3", "3:6"]
+    assert [model.id for model in client.models.list()] == [NAME]
+    assert client.models.retrieve(NAME).id == NAME
+
+
+def test_a_stream_has_the_same_text_and_its_usage(client: openai.OpenAI) -> None:
+    stream = client.chat.completions.create(
+        **GREEDY, max_tokens=24, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = list(stream)
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == greedy_text(24) and chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[-1].usage is not None and chunks[-1].usage.completion_tokens == 24
+    assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == "length"
+
+
+def test_a_stop_text_and_a_completion(client: openai.OpenAI) -> None:
+    whole = greedy_text(24)
+    stop = whole[len(whole) // 2 :][:3]
+    cut = whole[: whole.index(stop)]
+    answer = client.chat.completions.create(**GREEDY, max_tokens=24, stop=["never so", stop])
+    assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == (cut, "stop")
+    same = client.completions.create(model=NAME, prompt=PROMPT, max_tokens=24, temperature=0, stop=stop, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in same) == cut
+
+
+def test_seeds_and_several_answers(client: openai.OpenAI) -> None:
+    def texts(**options: Any) -> list[str | None]:
+        answer = client.chat.completions.create(model=NAME, messages=HELLO, max_tokens=12, **options)
+        return [choice.message.content for choice in answer.choices]
+
+    three = texts(seed=4, n=3)
+    assert len(set(three)) == 3 and three == texts(seed=4, n=3) and three[1:] == texts(seed=5, n=2)
+    assert texts(seed=4, extra_body={"top_k": 1}) == texts(temperature=0)
+
+
+def test_logprobs(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(**GREEDY, max_tokens=4, logprobs=True, top_logprobs=3)
+    assert answer.choices[0].logprobs is not None and answer.choices[0].logprobs.content is not None
+    for token in answer.choices[0].logprobs.content:
+        assert len(token.top_logprobs) == 3 and token.top_logprobs[0].logprob == token.logprob < 0
+    text = client.completions.create(model=NAME, prompt=PROMPT, max_tokens=4, temperature=0, logprobs=2)
+    assert text.choices[0].logprobs is not None and text.choices[0].logprobs.token_logprobs is not None
+    assert [round(value, 4) for value in text.choices[0].logprobs.token_logprobs] == [
+        round(token.logprob, 4) for token in answer.choices[0].logprobs.content
+    ]
+
+
+def test_errors_are_those_of_openai(client: openai.OpenAI, served: ServedModel) -> None:
+    with pytest.raises(openai.NotFoundError) as unknown:
+        client.chat.completions.create(**{**GREEDY, "model": "gpt-4o"})
+    with pytest.raises(openai.BadRequestError) as too_long:
+        client.chat.completions.create(**{**GREEDY, "messages": [{"role": "user", "content": "x" * CONTEXT}]})
+    with pytest.raises(openai.BadRequestError) as unsupported:
+        client.chat.completions.create(**GREEDY, response_format={"type": "json_object"})
+    with pytest.raises(openai.AuthenticationError) as wrong_key:
+        client.with_options(api_key="sk-other").chat.completions.create(**GREEDY)
+    codes = [caught.value.code for caught in (unknown, too_long, unsupported, wrong_key)]
+    assert codes == ["model_not_found", "context_length_exceeded", "unsupported_parameter", "invalid_api_key"]
+    assert unsupported.value.param == "response_format"
+    assert urllib.request.urlopen(f"{served.url}/healthz", timeout=20).status == 200
+
+
+def test_too_many_requests_at_once(client: openai.OpenAI) -> None:
+    streams = [client.chat.completions.create(**GREEDY, max_tokens=2000, stream=True) for _ in range(4)]
+    try:
+        with pytest.raises(openai.RateLimitError) as refused:
+            client.chat.completions.create(**GREEDY)
+        assert refused.value.response.headers["retry-after"] == "1"
+    finally:
+        for stream in streams:
+            stream.close()
+
+
+async def test_a_client_that_goes_away_in_mid_stream_ends_the_servers_work(served: ServedModel) -> None:
+    """Each server publishes a record every few seconds: those that say how it is a second later know of no session."""
+    body = {**GREEDY, "max_tokens": 3000, "stream": True}
+    async with open_model(Invite.parse(served.invite.read_text())) as model:
+
+        async def records(since: float) -> list[ServerRecord]:
+            with trio.fail_after(30):
+                while True:
+                    await model.servers.refresh(0.2)
+                    found = [record for record in model.servers.records.values() if record.at >= since]
+                    if len(found) == 2:
+                        return found
+                    await trio.sleep(0.2)
+
+        before = len(served.events("api", "request_answered"))
+        async with httpx2.AsyncClient(base_url=served.url, headers={"Authorization": f"Bearer {KEY}"}) as http:
+            async with http.stream("POST", "/v1/chat/completions", json=body, timeout=60) as response:
+                assert response.status_code == 200
+                began = time.time()
+                assert [record.sessions for record in await records(began)] == [1, 1]
+            gone = time.time()
+        with trio.fail_after(1.0):
+            while len(served.events("api", "request_answered")) == before:
+                await trio.sleep(0.02)
+        assert served.events("api", "request_answered")[-1]["ended"] == "disconnected"
+        assert [record.sessions for record in await records(gone + 1.0)] == [0, 0]
+
+
+# -- peer chat ---------------------------------------------------------------------------------------------------------
+
+
+def chat(served: ServedModel, typed: str, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "cli.main", "chat", str(served.invite), "--temperature", "0", *options]
+    environment = {**os.environ, "PYTHONPATH": str(REPO), "PYTHONUTF8": "1"}
+    return subprocess.run(
+        command, input=typed, capture_output=True, encoding="utf-8", timeout=120, env=environment, check=False
+    )
+
+
+def shown(text: str) -> str:
+    """Return a text as a terminal is shown it."""
+    from peer.plain_text import plain
+
+    return "\n".join("\t".join(map(plain, line.split("\t"))) for line in text.split("\n"))
+
+
+def test_a_chat_in_the_terminal(served: ServedModel) -> None:
+    done = chat(served, "Hello there\n\nAgain\n/reset\n/what\nHello there\n/exit\nnever\n", "--max-tokens", "8")
+    assert done.returncode == 0, done.stderr
+    first = greedy_text(8)
+    talk = f"{PROMPT}{first}<|im_end|>\n<|im_start|>user\nAgain<|im_end|>\n<|im_start|>assistant\n"
+    second = decoded(reference_tokens(encoded(talk), 8))
+    assert done.stdout == "".join(shown(text) + "\n" for text in (first, second, first))
+    facts = [line for line in done.stderr.splitlines() if line.startswith("[")]
+    assert len(facts) == 3 and all(line.startswith("[8 tokens, ") for line in facts)
+    assert all("s0 (blocks 0 to 2), s1 (blocks 3 to 5)]" in line for line in facts)
+    assert "A new conversation begins." in done.stderr and "/system TEXT" in done.stderr
+
+
+def test_a_chat_with_a_system_prompt(served: ServedModel) -> None:
+    done = chat(served, "/system Be brief.\nHello there\n", "--max-tokens", "8")
+    answer = decoded(reference_tokens(encoded(f"<|im_start|>system\nBe brief.<|im_end|>\n{PROMPT}"), 8))
+    assert (done.returncode, done.stdout) == (0, shown(answer) + "\n")
+    same = chat(served, "Hello there", "--max-tokens", "8", "--system", "Be brief.")
+    assert same.stdout == done.stdout
+
+
+def test_a_chat_that_is_too_long_says_so(served: ServedModel) -> None:
+    done = chat(served, "x" * (CONTEXT + 1) + "\n")
+    assert done.returncode == 2 and "begin a new one" in done.stderr
+
+
+def test_ctrl_c_stops_an_answer_and_then_the_chat(served: ServedModel) -> None:
+    """On a terminal of its own."""
+    code, output = type_on_a_terminal(served)
+    assert code == 130 and b"Stopped." in output and b"a second, by s0" in output
+
+
+def type_on_a_terminal(served: ServedModel) -> tuple[int, bytes]:
+    ours, theirs = os.openpty()
+    command = [sys.executable, "-m", "cli.main", "chat", str(served.invite), "--max-tokens", "3900"]
+    environment = {**os.environ, "PYTHONPATH": str(REPO)}
+    process = subprocess.Popen(
+        ["setsid", "--ctty", *command], stdin=theirs, stdout=theirs, stderr=theirs, env=environment
+    )
+    os.close(theirs)
+    output = b""
+
+    def until(text: bytes, since: int, more: int = 0) -> int:
+        """Read until the text has come, and so many bytes behind it."""
+        nonlocal output
+        while (at := output.find(text, since)) < 0 or len(output) < at + len(text) + more:
+            output += os.read(ours, 1 << 16)
+        return at + len(text)
+
+    try:
+        at = until(b"> ", 0)
+        os.write(ours, b"Hello there\n")
+        at = until(b"Hello there\r\n", at, more=100)  # it answers
+        os.write(ours, b"\x03")
+        until(b"Stopped.\r\n> ", at)
+        os.write(ours, b"\x03")
+        return process.wait(60), output
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)

@@ -1,0 +1,118 @@
+"""Block servers as real processes on 127.0.0.1, of a tiny random Llama, and a client in this process."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import trio
+
+from swarm.inference.client import ModelClient, open_model
+from swarm.run.invite import Invite
+from tests.support.peer_process import POLL_S, PeerProcess
+from tests.support.process_group import ProcessGroup
+
+LAYERS: Final = 6
+CONTEXT: Final = 4096
+SIZES: Final[dict[str, Any]] = {
+    "vocab_size": 300,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": CONTEXT,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+
+
+@cache
+def reference_model() -> Any:
+    """Return a random Llama of `transformers`."""
+    import transformers
+
+    torch.manual_seed(7)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES)).eval()
+    for parameter in model.parameters():
+        parameter.data.normal_(0, 0.1)
+    return model
+
+
+def reference_tokens(prompt: Sequence[int], count: int) -> list[int]:
+    """Return what `transformers` says after a prompt, greedily."""
+    ids = torch.tensor([list(prompt)])
+    out = reference_model().generate(ids, max_new_tokens=count, do_sample=False, attention_mask=torch.ones_like(ids))
+    return [int(token) for token in out[0, ids.shape[1] :]]
+
+
+class ServingSwarm:
+    """The servers of one model; the first one founds it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.group = ProcessGroup(folder)
+        self.servers: dict[str, PeerProcess] = {}
+
+    @property
+    def invite(self) -> Invite:
+        """One that works through a server that lives."""
+        living = next(server for server in self.servers.values() if server.alive and not server.is_stopped)
+        return Invite.parse((living.home / "invite").read_text())
+
+    async def serve(self, name: str, blocks: str, *options: str) -> PeerProcess:
+        """Start a server and wait until it serves."""
+        source = [str(self.invite)] if self.servers else ["--model", str(self.folder / "checkpoint")]
+        fixed = ["--name", name, "--threads", "1", "--blocks", blocks]
+        server = self.servers[name] = self.group.start(name, ["serve", *source, *fixed, *options])
+        await server.wait_for("blocks_served", timeout_s=120)
+        return server
+
+    @asynccontextmanager
+    async def client(self) -> AsyncIterator[ModelClient]:
+        """Open a client that knows all servers that live."""
+        async with open_model(self.invite) as model:
+            await self.known(model)
+            yield model
+
+    async def known(self, model: ModelClient) -> None:
+        """Wait until a client sees all servers that live, and that they serve."""
+        living = {name for name, server in self.servers.items() if server.alive}
+        with trio.fail_after(30):
+            while True:
+                await model.servers.refresh(0.0)
+                view = model.servers.view()
+                if living <= {record.name for record in view.servers.values() if record.serves(view.now)}:
+                    return
+                await trio.sleep(10 * POLL_S)
+
+    def name_of(self, model: ModelClient, peer: str) -> str:
+        """Return the name of a server by its id."""
+        return model.servers.records[peer].name
+
+
+@asynccontextmanager
+async def open_serving(folder: Path, **servers: str) -> AsyncIterator[ServingSwarm]:
+    """Start servers of these blocks, by name."""
+    reference_model().save_pretrained(folder / "checkpoint")
+    swarm = ServingSwarm(folder)
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(swarm.group.run)
+            try:
+                for name, blocks in servers.items():
+                    await swarm.serve(name, blocks)
+                yield swarm
+            except Exception:
+                sys.stderr.write(swarm.group.ended())
+                raise
+            nursery.cancel_scope.cancel()
+    finally:
+        with trio.CancelScope(shield=True):
+            await swarm.group.end_all()

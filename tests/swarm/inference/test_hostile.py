@@ -1,0 +1,178 @@
+"""What no honest client or server sends: refused with a reason, struck where it is an violation, and nothing grows."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+import pytest
+import trio
+
+from peer.errors import BarnraiseError
+from peer.ipc.sampling_options import Sampling
+from peer.net.flow.flow import Flow
+from swarm.inference.client import ModelClient
+from swarm.inference.messages import (
+    EndSession,
+    PassTokens,
+    Replay,
+    Rewind,
+    ServingMessage,
+    SessionRefused,
+    SessionStarted,
+    StartSession,
+    TokenDrawn,
+)
+from swarm.inference.server import SESSIONS_PER_CLIENT_MAX
+from tests.swarm.inference.serving_swarm import SIZES, ServingSwarm, open_serving, reference_tokens
+
+pytestmark = pytest.mark.process
+
+WIDTH = 4 * SIZES["hidden_size"]
+FRAMES = 10_000
+
+
+class Intruder:
+    """A client that says what it likes, in a session of its own."""
+
+    def __init__(self, model: ModelClient) -> None:
+        self._model = model
+        self.heard: list[Any] = []
+        self.news = trio.Event()
+        self.id = b""
+
+    async def flow_with(self, swarm: ServingSwarm, name: str) -> Flow:
+        peer = next(peer for peer, record in self._model.servers.records.items() if record.name == name)
+        return await self._model.server_flows.open(peer)
+
+    async def start(self, flow: Flow, first: int, end: int, source: str = "") -> None:
+        """Begin a session, and hear all that is said about it."""
+        self.id = secrets.token_bytes(16)
+        self._model.server_flows.add(self)
+        flow.send(StartSession(self.id, 1, first, end, source, "", Sampling()))
+        await self.hear(SessionStarted)
+
+    def take(self, flow: Flow, message: ServingMessage) -> None:
+        self.heard.append(message)
+        self.news.set()
+
+    def flow_ended(self, flow: Flow) -> None:
+        self.news.set()
+
+    async def hear(self, kind: type[Any]) -> Any:
+        """Return the next message of that kind; others before it are forgotten."""
+        with trio.fail_after(20):
+            while True:
+                while self.heard:
+                    message = self.heard.pop(0)
+                    if isinstance(message, kind):
+                        return message
+                self.news = trio.Event()
+                await self.news.wait()
+
+
+async def ended(flow: Flow) -> None:
+    with trio.fail_after(20):
+        await flow.ended.wait()
+
+
+async def test_what_is_wrong_is_refused_and_what_is_an_violation_ends_the_flow(tmp_path: Path) -> None:
+    async with open_serving(tmp_path, s0="0:3", s1="3:6") as swarm, swarm.client() as model, swarm.client() as other:
+        me = Intruder(model)
+
+        # -- refused with a reason ---------------------------------------------------------------------------------
+        flow = await me.flow_with(swarm, "s0")
+        await me.start(flow, 0, 3)
+        flow.send(PassTokens(me.id, 7, (1,), True))
+        assert (await me.hear(SessionRefused)).cause == "gap"
+        flow.send(PassTokens(me.id, 0, (SIZES["vocab_size"],), True))
+        assert (await me.hear(SessionRefused)).cause == "value"
+        flow.send(PassTokens(me.id, 0, tuple([1] * 4000), True))
+        flow.send(PassTokens(me.id, 4000, tuple([1] * 200), True))
+        refused = await me.hear(SessionRefused)
+        assert refused.cause == "shape" and "context" in refused.reason
+        flow.send(EndSession(me.id))
+        await me.start(flow, 1, 3)  # a part of its blocks
+        flow.send(PassTokens(me.id, 0, (1, 2), True), b"\0" * 2 * WIDTH)
+        flow.send(PassTokens(me.id, 2, (3,), True), msgspec.json.encode(None).ljust(WIDTH, b"\xff"))
+        assert (await me.hear(SessionRefused)).cause == "not_finite"
+        assert flow.is_open, "honest clients make such mistakes"
+
+        # -- violations ----------------------------------------------------------------------------------------------
+        theirs = Intruder(other)
+        their_flow = await theirs.flow_with(swarm, "s0")
+        await theirs.start(their_flow, 0, 3)
+        violations: list[tuple[Any, bytes]] = [
+            (PassTokens(me.id, 0, (1, 2), True), b"\0" * WIDTH),
+            (PassTokens(me.id, 0, (), True), b""),
+            (EndSession(theirs.id), b""),
+            (Rewind(theirs.id, 0), b""),
+            (Replay(theirs.id, 1, 0, 0), b""),
+            (StartSession(theirs.id, 2, 0, 3, "", "", Sampling()), b""),
+            (TokenDrawn(me.id, 1, 0, 1), b""),
+            (EndSession(me.id), b"with a payload"),
+            (Unknown(1), b""),
+        ]
+        for message, payload in violations:
+            flow = await me.flow_with(swarm, "s0")
+            await me.start(flow, 1, 3)
+            message = msgspec.structs.replace(message, session=me.id) if needs(message, me, theirs) else message
+            flow.send(message, payload)
+            await ended(flow)
+        their_flow.send(PassTokens(theirs.id, 0, (1,), True))
+        assert their_flow.is_open and await said(swarm, other) == reference_tokens([1, 2], 12)
+
+
+class Unknown(msgspec.Struct, frozen=True, array_like=True, tag=77):
+    number: int
+
+
+def needs(message: Any, me: Intruder, theirs: Intruder) -> bool:
+    """Whether a message is about the intruder's own session, which is another one each time."""
+    return hasattr(message, "session") and message.session != theirs.id
+
+
+async def said(swarm: ServingSwarm, model: ModelClient) -> list[int]:
+    session = model.session(Sampling())
+    try:
+        with trio.fail_after(60):
+            return [drawn.token async for drawn in session.generate([1, 2], 12)]
+    finally:
+        session.close()
+
+
+async def test_floods_cost_no_memory_and_too_many_sessions_are_refused(tmp_path: Path) -> None:
+    async with open_serving(tmp_path, s0="0:6") as swarm, swarm.client() as model:
+        me = Intruder(model)
+        flow = await me.flow_with(swarm, "s0")
+        network = psutil.Process(swarm.servers["s0"].process.pid)
+        await me.start(flow, 0, 6)
+        await flood(me, flow, FRAMES // 10)
+        before = network.memory_info().rss
+        await flood(me, flow, FRAMES)
+        assert network.memory_info().rss - before < 20 << 20
+        flow.send(EndSession(me.id))
+        for _ in range(SESSIONS_PER_CLIENT_MAX):
+            await me.start(flow, 0, 6)
+        me.id = secrets.token_bytes(16)
+        model.server_flows.add(me)
+        flow.send(StartSession(me.id, 1, 0, 6, "", "", Sampling()))
+        assert (await me.hear(SessionRefused)).cause == "full"
+        with pytest.raises(BarnraiseError):  # this client has them all
+            await said(swarm, model)
+        async with swarm.client() as other:
+            assert await said(swarm, other) == reference_tokens([1, 2], 12)
+
+
+async def flood(me: Intruder, flow: Flow, frames: int) -> None:
+    """Send what is dropped, unknown or out of place, and wait until all of it was read."""
+    for number in range(frames):
+        flow.send(EndSession(secrets.token_bytes(16)))
+        flow.send(PassTokens(secrets.token_bytes(16), number, (1,), False))
+        if number % 100 == 0:
+            await trio.lowlevel.checkpoint()
+    flow.send(PassTokens(me.id, 9, (1,), True))
+    assert (await me.hear(SessionRefused)).cause == "gap"

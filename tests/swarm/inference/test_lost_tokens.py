@@ -1,0 +1,143 @@
+"""Moments of a replacement at which a drawn token has no second copy: it must not be lost. The other side is scripted,
+since real processes are in such a moment only now and then."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import trio
+import trio.testing
+
+from peer.ipc.block_messages import OpenSession, SessionOpened, SpanOutput
+from peer.ipc.sampling_options import Sampling
+from peer.ipc.span import Span
+from swarm.inference.messages import (
+    NeighbourLost,
+    PassTokens,
+    ServingMessage,
+    SessionStarted,
+    StartSession,
+    TokenDrawn,
+)
+from swarm.inference.route import Hop
+from swarm.inference.server import BlockServer, ServedSpan
+from swarm.inference.session import RemoteSession
+
+SESSION = b"s" * 16
+
+
+class ScriptedFlow:
+    """Keeps what is sent over it, and hands it to `hears`."""
+
+    def __init__(self, peer: str) -> None:
+        self.peer = peer
+        self.sent: list[Any] = []
+        self.is_open, self.rtt_s = True, 0.0
+        self.hears: Any = lambda message: None
+
+    def send(self, message: ServingMessage, payload: bytes = b"") -> None:
+        self.sent.append(message)
+        self.hears(message)
+
+    def hold(self) -> Any:
+        return nullcontext()
+
+    def of(self, kind: type[Any]) -> list[Any]:
+        return [message for message in self.sent if isinstance(message, kind)]
+
+
+class ScriptedWorker:
+    """Opens sessions; what it computes comes from the test."""
+
+    def __init__(self) -> None:
+        self._send, self._receive = trio.open_memory_channel[Any](100)
+
+    def send(self, message: Any, payload: bytes = b"") -> None:
+        if isinstance(message, OpenSession):
+            self.gives(SessionOpened(message.session, 0))
+
+    def gives(self, message: Any) -> None:
+        self._send.send_nowait(message)
+
+    async def receive(self) -> list[Any]:
+        return [(await self._receive.receive(), b"")]
+
+
+async def settled() -> None:
+    await trio.testing.wait_all_tasks_blocked()
+
+
+async def test_a_token_drawn_before_the_next_server_is_connected_is_sent_once_it_is() -> None:
+    """The client believes that it was: the token names the newest revision."""
+    connected, to_first, client = trio.Event(), ScriptedFlow("first"), ScriptedFlow("client")
+
+    async def open_flow(peer: str) -> ScriptedFlow:
+        await connected.wait()
+        return to_first
+
+    worker: Any = ScriptedWorker()
+    host: Any = SimpleNamespace(peer_id="last", flows=SimpleNamespace(open=open_flow), events=None)
+    async with trio.open_nursery() as nursery:
+        server = BlockServer(ServedSpan(Span(3, 6, 6), 4, 16, 100), worker, host, nursery)
+        nursery.start_soon(server.run)
+        flow: Any = client
+        start = StartSession(SESSION, 1, 3, 6, "first", "first", Sampling(), known=5, allowed=50)
+        await server.on_message(flow, start, memoryview(b""))
+        await settled()
+        assert not client.of(SessionStarted)
+        worker.gives(SpanOutput(1, 4, 1, 77, 0.0, (), (9,)))
+        await settled()
+        assert [(t.position, t.token) for t in client.of(TokenDrawn)] == [(5, 77)]
+        connected.set()
+        await settled()
+        assert client.of(SessionStarted)
+        assert to_first.of(PassTokens) == [PassTokens(SESSION, 5, (77,), True)]
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_token_that_comes_while_a_route_fails_is_kept() -> None:
+    """The last server stays, and draws it only once."""
+    flows = {peer: ScriptedFlow(peer) for peer in ("a", "b", "c", "last")}
+    routes = iter([("a", "last"), ("b", "last"), ("c", "last")])
+    known_peers = set[str]()
+
+    async def open_flow(peer: str) -> ScriptedFlow:
+        return flows[peer]
+
+    def plan(kept: Any, avoids: bool = True) -> Any:
+        first, last = next(routes)
+        return (Hop(first, 0, 3), Hop(last, 3, 6))
+
+    servers: Any = SimpleNamespace(
+        plan=plan, failed=known_peers.add, measured=lambda peer, rtt_s: None, missing=lambda refusal: "none"
+    )
+    server_flows: Any = SimpleNamespace(open=open_flow, add=lambda s: None, remove=lambda s: None)
+    session = RemoteSession(server_flows, servers, Sampling(), stops=(), context=100)
+
+    def answer(peer: str) -> Any:
+        def hears(message: Any) -> None:
+            flow: Any = flows[peer]
+            if not isinstance(message, StartSession):
+                return
+            if peer == "last" and message.revision == 1:
+                session.take(flow, TokenDrawn(session.id, 1, 2, 40))
+            if peer == "last" and message.revision == 2:
+                session.take(flow, TokenDrawn(session.id, 1, 3, 41))
+                session.take(flow, NeighbourLost(session.id, 2, "b"))
+                return
+            session.take(flow, SessionStarted(session.id, message.revision, 0 if peer == "c" else 2))
+
+        return hears
+
+    for peer, flow in flows.items():
+        flow.hears = answer(peer)
+    answers = session.generate([7, 8], 10)
+    with trio.fail_after(5):
+        assert (await anext(answers)).token == 40
+        flows["a"].is_open = False
+        drawn = await anext(answers)
+    assert (drawn.position, drawn.token) == (3, 41)
+    assert known_peers == {"a", "b"} and [hop.peer for hop in session.route] == ["c", "last"]
+    await answers.aclose()

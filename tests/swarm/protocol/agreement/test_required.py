@@ -1,0 +1,168 @@
+"""The coordinator as a required voter: what it starts by itself, what it waits for, and when it stops."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import msgspec
+import pytest
+
+from swarm.protocol.agreement import actions, events
+from swarm.protocol.agreement import messages as say
+from tests.swarm.protocol.agreement.group import COORDINATOR, WORK, GroupOfNodes
+
+
+def test_a_required_coordinator_regroups_by_itself() -> None:
+    """B4, B5: from the last head that it certified, with those that hold its state."""
+    group = GroupOfNodes("ABC", mode="required")
+    group.run_to(2)
+    group.crash("B")
+    group.crash("C")
+    group.run(60.0)
+    assert group.head("A").term >= 2 and group.round("A") > 2
+    group.check()
+
+
+@pytest.mark.parametrize("mode", ["witness", "required"])
+def test_a_complete_run_needs_no_quorum_any_more(mode: str) -> None:
+    """Its members leave after the last round: no new term begins, and no person is called."""
+    group = GroupOfNodes("ABC", mode=mode, rounds=3)
+    group.run_to(3)
+    for peer in "ABC":
+        group.crash(peer)
+    group.run(300.0)
+    assert group.round(COORDINATOR) == 3 and group.head(COORDINATOR).term == 1
+    assert not group.told(COORDINATOR, "quorum_lost")
+    group.start("A")
+    group.run(300.0)
+    assert group.head("A").term == 1, "one of three came back, to show its weights"
+
+
+@pytest.mark.parametrize("mode", ["witness", "required"])
+def test_a_complete_stage_goes_on_until_all_are(mode: str) -> None:
+    """The other stages of a pipeline need it for their last rounds."""
+    others_are: list[bool] = []
+    work = dataclasses.replace(WORK, is_over_of=lambda: bool(others_are))
+    group = GroupOfNodes("ABC", mode=mode, rounds=3, work=work)
+    group.run_to(3)
+    for peer in "BC":
+        group.crash(peer)
+    group.run(100.0)
+    assert group.told(COORDINATOR, "quorum_lost") and group.head("A").term == (2 if mode == "required" else 1)
+    others_are.append(True)
+    group.crash("A")
+    term, told = group.head(COORDINATOR).term, len(group.told(COORDINATOR, "quorum_lost"))
+    group.run(100.0)
+    assert group.head(COORDINATOR).term == term and len(group.told(COORDINATOR, "quorum_lost")) == told
+
+
+def test_nothing_is_committed_without_a_required_coordinator() -> None:
+    group = GroupOfNodes("ABC", mode="required")
+    group.run_to(2)
+    group.isolate(COORDINATOR)
+    rounds = {peer: group.round(peer) for peer in "ABC"}
+    group.run(30.0)
+    assert all(group.round(peer) <= rounds[peer] + 1 for peer in "ABC")
+    group.heal()
+    group.run_to(max(rounds.values()) + 3)
+
+
+def test_a_required_coordinator_has_written_before_any_other_peer_hears_of_its_vote() -> None:
+    """B2: it stands at the new head, on disk, and only then lets its vote out."""
+    group = GroupOfNodes("ABC", mode="required")
+    group.run_to(1)
+    node = group.machines[COORDINATOR].node
+    group.lost = lambda source, target, message: target == COORDINATOR and isinstance(message, say.VoteMessage)
+    group.run(4.0, lambda: bool(node._height.instance.proposed))
+    head = group.head(COORDINATOR)
+    ((attempt, proposed),) = node._height.instance.proposed.items()
+    found: list[actions.Action] = []
+    for peer in "AB":
+        vote = say.VoteMessage(group.vote(peer, head, attempt, proposed.value))
+        found = group.give(COORDINATOR, vote, peer)
+    assert node.head == proposed.value
+    assert [type(action) for action in found if not isinstance(action, actions.SetTimer)] == [actions.Persist]
+    (record,) = [action for action in found if isinstance(action, actions.Persist)]
+    out = node.step(group.now, events.Persisted(record.id))
+    assert any(isinstance(action, actions.Send) and isinstance(action.message, say.ChainMessage) for action in out)
+
+
+def test_a_restarted_required_coordinator_asks_before_it_starts_a_term() -> None:
+    """B7: put back from a backup unnoticed, it hears of what its disk forgot from n - k + 1 members, or starts
+    nothing."""
+    group = GroupOfNodes("ABC", mode="required")
+    group.run_to(1)
+    backup = dict(group.machines[COORDINATOR].records)
+    group.run_to(4)
+    group.crash(COORDINATOR)
+    group.machines[COORDINATOR].records = backup
+    for peer in "AB":
+        group.crash(peer)
+    group.start(COORDINATOR)
+    group.run(120.0)
+    assert group.head("C").term == 1, "one of three answers: it may not be the newest"
+    for peer in "AB":
+        group.start(peer)
+    group.run_to(6)
+    assert group.head("A").term == 1
+    group.check()
+
+
+def test_a_restarted_required_coordinator_whose_members_lost_their_disks_calls_a_person() -> None:
+    """B7: no member of its head is left to tell whether its disk is the newest."""
+    group = GroupOfNodes("AB", mode="required")
+    group.run_to(2)
+    for peer in ("A", "B", COORDINATOR):
+        group.crash(peer)
+    for peer in "AB":
+        group.start(peer, wiped=True)
+    group.start(COORDINATOR)
+    group.run(60.0)
+    assert group.told(COORDINATOR, "quorum_lost") and group.head(COORDINATOR).term == 1
+    group.event(COORDINATOR, events.Asked(undo=True))
+    group.run(30.0)
+    assert group.head("A").term == 2 and group.round("A") > 0, "both hold the first state, and begin again from there"
+
+
+def test_a_required_coordinator_goes_back_only_after_a_long_time() -> None:
+    """B6: the members of its last head lost their disks; after `undo_s` it starts from the newest head that a peer
+    holds."""
+    group = GroupOfNodes("ABC", mode="required", undo_s=30.0)
+    group.run_to(2)
+    group.isolate("C")
+    group.run_to(4, "AB")
+    behind = group.round("C")
+    for peer in "AB":
+        group.crash(peer)
+    group.machines["A"].has.clear()
+    group.machines["B"].has.clear()
+    for peer in "AB":
+        group.start(peer, wiped=True)
+    group.heal()
+    group.run(20.0)
+    assert group.head("C").term == 1
+    group.run(200.0)
+    assert group.head("C").term >= 2 and group.round("C") > behind
+    group.check()
+
+
+def test_a_required_coordinator_stops_at_its_own_signature_that_it_does_not_know() -> None:
+    """B9: its disk is an old copy. It neither votes nor starts anything until a person regroups."""
+    group = GroupOfNodes("ABC", mode="required")
+    group.run_to(3)
+    group.run(0.1)
+    before, head = group.machines[COORDINATOR].committed[-2:]
+    other = msgspec.structs.replace(head, state_hash=bytes(32))
+    forged = tuple(group.vote(peer, before, 0, other) for peer in "AB")
+    group.event(COORDINATOR, events.Received("A", say.ChainMessage((say.ChainLink(other, votes=forged),))))
+    assert not group.told(COORDINATOR, "coordinator_restored")
+    votes = (*forged, group.vote(COORDINATOR, before, 0, other))
+    group.event(COORDINATOR, events.Received("A", say.ChainMessage((say.ChainLink(other, votes=votes),))))
+    group.run(0.1)
+    assert group.told(COORDINATOR, "coordinator_restored")
+    stopped = group.round("A")
+    group.run(20.0)
+    assert group.round("A") <= stopped + 1
+    group.event(COORDINATOR, events.Asked())
+    group.run_to(stopped + 3)
+    assert group.head("A").term > 1000

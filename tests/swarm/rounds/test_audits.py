@@ -1,0 +1,123 @@
+"""Owners whose results are not the merge of what they were sent, and members that accuse honest owners."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import trio
+from blake3 import blake3
+
+from peer.errors import RemoteError, RoundDiscarded
+from swarm.protocol.messages import ACCUSE, SHOW, SliceOf
+from swarm.rounds.contribution import as_bytes
+from swarm.rounds.driver import audits
+from swarm.rounds.driver.slice_exchange import SliceExchange
+from tests.swarm.support.hostile import Liar, Scene, hostile_scene
+
+
+@pytest.fixture
+def false_merges(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The peers whose results are reversed: all members get the same bytes, and their norm is in order."""
+    liars: list[str] = []
+    monkeypatch.setattr(audits, "SHARE", 1.0)
+    monkeypatch.setattr(audits, "UNSHOWN_MAX", 2)
+    honest = SliceExchange._merge
+
+    def merge(exchange: SliceExchange, index: int) -> tuple[memoryview, bytes]:
+        result, name = honest(exchange, index)
+        if exchange._me in liars:
+            values = torch.frombuffer(bytearray(result), dtype=torch.float32)
+            result = as_bytes((-values).view(torch.uint8))
+            name = blake3(result).digest()
+        return result, name
+
+    monkeypatch.setattr(SliceExchange, "_merge", merge)
+    return liars
+
+
+async def until_put_out(scene: Scene) -> None:
+    """Wait until the members have committed a head without the liar."""
+    group, liar = scene.group, scene.liar.member.driver.me
+    await group.until(lambda: all(member.head.has(liar) for member in scene.honest))
+    await group.until(lambda: all(not member.head.has(liar) for member in scene.honest))
+
+
+@pytest.mark.parametrize(
+    ("shows", "reason"),
+    [(True, "is not the merge"), (False, "has not shown what it merged")],
+    ids=["shows what it merged", "shows nothing"],
+)
+async def test_an_owner_that_merges_falsely_is_put_out(
+    tmp_path: Path, false_merges: list[str], shows: bool, reason: str
+) -> None:
+    """Every certificate is in order: all members have built the same state from the owner's results."""
+
+    def lie(liar: Liar) -> None:
+        false_merges.append(liar.peer)
+        if not shows:
+            served: Any = liar.member.host.rpc.server._methods[SHOW.name]
+            served.handler = refuse
+
+    async def refuse(call: object) -> None:
+        raise RoundDiscarded("it does not show that")
+
+    async with hostile_scene(tmp_path, lie) as scene:
+        await until_put_out(scene)
+        assert any(reason in penalty for penalty in scene.penalties())
+        found = [event for member in scene.honest for event in member.seen("slice_audited")]
+        false = {event.fields["peer"] for event in found if event.fields["is_true"] is False}
+        assert false == ({scene.liar.peer} if shows else set())
+        await scene.rounds(3)
+
+
+async def test_audits_find_nothing_where_all_are_honest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audits, "SHARE", 1.0)
+    async with hostile_scene(tmp_path) as scene:
+        await scene.rounds(6)
+        found = [event for member in scene.honest for event in member.seen("slice_audited")]
+        assert len(found) >= 6 and not [event for event in found if event.fields["is_true"] is False]
+        assert not scene.penalties()
+
+
+async def test_a_member_that_accuses_an_honest_owner_is_struck_itself(tmp_path: Path) -> None:
+    async with hostile_scene(tmp_path) as scene:
+        driver: Any = scene.liar.member.driver
+        commits = driver.actor.audits._commits
+        await scene.group.until(lambda: bool(commits))
+        key, commit = next(reversed(commits.items()))
+        judge = next(member for member in scene.honest if member.peer != commit.exchange.owners[0])
+        with pytest.raises(RemoteError):
+            await scene.liar.call(judge.peer, ACCUSE, SliceOf(key, 0))
+        assert any("accused the owner of a slice" in reason for reason in scene.penalties())
+        await scene.rounds(2)
+
+
+async def test_a_commit_that_is_forgotten_before_its_turn_is_not_audited(tmp_path: Path) -> None:
+    async with hostile_scene(tmp_path) as scene:
+        await scene.rounds(1)
+        member: Any = scene.honest[0]
+        await member.driver.actor.audits.audit(b"k" * 32, member.head)
+
+
+async def test_a_member_may_leave_while_it_commits(tmp_path: Path) -> None:
+    """The weights are written without a place to stop; by then all other tasks of the member may have ended."""
+    async with hostile_scene(tmp_path) as scene:
+        await scene.rounds(1)
+        member: Any = scene.liar.member
+        actor = member.driver.actor
+        honest = actor._stand_at
+
+        async def stand_at(*commit: Any) -> None:
+            with trio.CancelScope(shield=True):
+                await honest(*commit)
+                member.stop.cancel()
+                while not actor.tasks._closed:
+                    await trio.lowlevel.checkpoint()
+
+        actor._stand_at = stand_at
+        with trio.fail_after(30):
+            await member.gone.wait()
+        await scene.group.until(lambda: all(not m.head.has(member.driver.me) for m in scene.honest))

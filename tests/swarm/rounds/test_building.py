@@ -1,0 +1,78 @@
+"""Builders of the next state take turns for its room: the last one to come has it, however many wait."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import trio
+import trio.testing
+
+from swarm.protocol.head import genesis
+from swarm.rounds.context import RoundContext
+from swarm.rounds.driver.building import StateBuilder
+from swarm.rounds.driver.result_log import ResultLog
+from swarm.rounds.driver.slice_exchange import SliceExchange
+
+HERE, NEXT = b"h" * 32, b"n" * 32
+LIMIT_S = 10.0
+
+
+class HeldState:
+    """An outer state of one slice; the first builder that begins is held in its thread, which cannot be cancelled."""
+
+    def __init__(self) -> None:
+        self.tree = SimpleNamespace(root=HERE)
+        self.tensors = ()
+        self.strategy = SimpleNamespace(coding=lambda round_info, tensors: SimpleNamespace(count=1))
+        self.begun = 0
+        self.go_on = threading.Event()
+
+    def begin(self, round_info: object, coding: object) -> None:
+        self.begun += 1
+        assert self.go_on.wait(LIMIT_S)
+
+    def build(self, index: int, part: memoryview) -> None:
+        pass
+
+    def hash_next(self) -> bytes:
+        return NEXT
+
+
+def exchange_without_results(key: bytes) -> SliceExchange:
+    """Return an exchange of one slice whose owner is cut off: its result never comes."""
+
+    async def any_result(index: int) -> Any:
+        await trio.sleep_forever()
+
+    order = SimpleNamespace(key=key, before=genesis("run", HERE), round_info=None, coding=None, indices=(0,))
+    return cast(SliceExchange, SimpleNamespace(order=order, any_result=any_result))
+
+
+async def test_a_replay_does_not_wait_for_a_builder_that_waited_before_it(tmp_path: Path) -> None:
+    """A peer that was cut off is told the roster of a round that the others have finished since: the replay of that
+    round must not wait for the results, which no owner sends any more."""
+    state = HeldState()
+    schedule = SimpleNamespace(round_info=lambda head: None)
+    context = cast(RoundContext, SimpleNamespace(state=state, schedule=schedule))
+    builder = StateBuilder(context, ResultLog(tmp_path))
+    followed = trio.Event()
+
+    async def follow() -> None:
+        assert await builder.follow(genesis("run", HERE), {0: memoryview(b"result")}, NEXT)
+        followed.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(builder.build_ahead, exchange_without_results(b"before"))
+        while not state.begun:
+            await trio.sleep(0.01)
+        nursery.start_soon(builder.build_ahead, exchange_without_results(b"of a round that is over"))
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        nursery.start_soon(follow)
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        state.go_on.set()
+        with trio.fail_after(LIMIT_S):
+            await followed.wait()
+        nursery.cancel_scope.cancel()

@@ -1,0 +1,55 @@
+"""One exchange of slices at one peer."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from peer.errors import ProtocolViolation, RoundDiscarded
+from peer.events import EventLog
+from swarm.protocol.agreement import events
+from swarm.protocol.head import Member
+from swarm.rounds.driver.slice_exchange import ExchangePart, SliceExchange
+
+ME = Member("A", "A0")
+
+
+async def test_a_peer_that_restarted_after_it_had_submitted_tells_that_its_update_is_gone(
+    autojump_clock: MockClock,
+) -> None:
+    """Its roster names a contribution of the process before, which has taken the slices with it. The exchange ended the
+    new process, too."""
+    body = SimpleNamespace(member=ME, hashes=(b"hash",), sqnorms=(1.0,))
+    order: Any = SimpleNamespace(
+        merged=[body], peers=["A"], indices=range(1), key=b"key", round_info=SimpleNamespace(round=1), weights=(1.0,)
+    )
+    host = SimpleNamespace(rpc=None, suspects=frozenset())
+    snapshots = SimpleNamespace(stepping_back=nullcontext)
+    context: Any = SimpleNamespace(me=ME, host=host, snapshots=snapshots, events=EventLog())
+    told: list[events.Event] = []
+    part = ExchangePart(owners=["A"], indexes=[0], mine=(), received={}, delivered=set(), voters=["A"])
+    exchange = SliceExchange(context, order, part, 10.0, told.append)
+    with trio.move_on_after(20.0):
+        await exchange.run()
+    assert told == [events.Lacking(b"key", ("A",), ())]
+
+
+async def test_a_slice_for_an_earlier_incarnation_is_held_against_no_sender() -> None:
+    """The peer has lost its disk, so it owns nothing any more. Its honest sender, which knows owners by their peer id,
+    was struck."""
+    sender = SimpleNamespace(member=Member("B", "B0"), hashes=(b"hash",), sqnorms=(1.0,))
+    coding = SimpleNamespace(message_bytes=lambda index: 1)
+    order: Any = SimpleNamespace(merged=[sender], peers=["B"], indices=range(2), key=b"key", coding=coding)
+    context: Any = SimpleNamespace(me=Member("A", "A1"), host=SimpleNamespace(rpc=None), events=EventLog())
+    part = ExchangePart(owners=["A", "C"], indexes=[], mine=(), received={}, delivered=set(), voters=["A", "B"])
+    exchange = SliceExchange(context, order, part, 10.0, lambda event: None)
+    with pytest.raises(RoundDiscarded, match="earlier incarnation"):
+        exchange.expect_contribution(0, "B", 1)
+    for index, peer in ((1, "B"), (2, "B"), (0, "D")):
+        with pytest.raises(ProtocolViolation):
+            exchange.expect_contribution(index, peer, 1)

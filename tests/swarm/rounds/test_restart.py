@@ -1,0 +1,160 @@
+"""A member's process ends and starts again: with its disk, with what a power cut leaves of it, and without."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import trio
+
+from peer.errors import ConnectionLost
+from peer.events import EventLog
+from peer.identity import Identity
+from peer.net.host import HostConfig, open_host
+from swarm.protocol.agreement.messages import VoteMessage
+from swarm.protocol.agreement.records import BALLOT_KEY, BallotRecord
+from swarm.protocol.messages import FETCH_RESULT, SliceOf
+from swarm.rounds.driver.messages import AGREE
+from swarm.rounds.driver.records import RecordFiles
+from tests.swarm.rounds.shadow_disk import ShadowDisk, put_back
+from tests.swarm.rounds.test_driver import deltas
+from tests.swarm.support.driven_group import DrivenGroup, DrivenReplica, GroupSetting, open_driven_group
+
+PACED = GroupSetting(work_s=0.2)  # a round takes longer than fetching its state, as it does in earnest
+
+
+async def grow(group: DrivenGroup, rounds: int, replicas: list[DrivenReplica]) -> None:
+    """Wait until these replicas have committed that many further rounds."""
+    await group.until_round(max(replica.head.round for replica in replicas) + rounds, replicas)
+
+
+async def test_a_member_with_its_disk_goes_on_without_fetching(tmp_path: Path) -> None:
+    identity = Identity.generate()
+    async with open_driven_group(tmp_path, PACED) as group:
+        others = [await group.enter(deltas) for _ in range(2)]
+        first = await group.enter(deltas, identity)
+        await group.until_round(3)
+        others[0].trainer.gate = others[1].trainer.gate = gate = trio.Event()
+        await group.until(lambda: all(other.trainer.waiting for other in others))  # no round ends meanwhile
+        await group.leave(first)
+        again = await group.enter(deltas, identity)
+        assert again.driver.me == first.driver.me, "the same voter"
+        await group.until(lambda: again.head == others[0].head)
+        assert again.head.round >= first.head.round and again.state.tree.root == again.head.state_hash
+        assert not again.seen("state_fetched"), "its results have led it to its head"
+        gate.set()
+        await grow(group, 3, [*others, again])
+        group.check()
+        assert again.heads[-1].has(first.driver.me)
+
+
+async def test_all_members_restart_at_once(tmp_path: Path) -> None:
+    """The whole state of the run is on the members' disks."""
+    identities = [Identity.generate() for _ in range(3)]
+    async with open_driven_group(tmp_path, PACED) as group:
+        before = [await group.enter(deltas, identity) for identity in identities]
+        await group.until_round(3)
+        for replica in before:
+            await group.leave(replica)
+        reached = max(replica.heads[-1].round for replica in before)
+        after = [await group.enter(deltas, identity) for identity in identities]
+        await group.until_round(reached + 2)
+        group.check(before + after)
+        assert after[0].head.term == before[0].head.term, "no new term was needed"
+
+
+async def test_a_lost_disk_makes_another_voter(tmp_path: Path) -> None:
+    identity = Identity.generate()
+    async with open_driven_group(tmp_path, PACED) as group:
+        others = [await group.enter(deltas) for _ in range(2)]
+        first = await group.enter(deltas, identity)
+        await group.until_round(2)
+        await group.leave(first)
+        shutil.rmtree(tmp_path / first.peer)
+        again = await group.enter(deltas, identity)
+        assert again.driver.me.peer == first.driver.me.peer
+        assert again.driver.me.session != first.driver.me.session, "it has forgotten its votes"
+        await group.until(lambda: again.head.has(again.driver.me))
+        assert not again.head.has(first.driver.me), "the new voter takes the old one's place"
+        await grow(group, 2, [*others, again])
+        group.check()
+        assert again.seen("state_fetched")
+
+
+@pytest.mark.parametrize("lost", ["what was not synced", "results", "agreement"])
+async def test_power_fails_as_a_vote_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str) -> None:
+    """The vote and the results that lead to its value are on disk before anyone hears of it. A disk that has lost its
+    results only fetches; one that has lost its records is another voter."""
+    identity = Identity.generate()
+    disk = ShadowDisk(tmp_path, monkeypatch)
+    kept: dict[Path, bytes] = {}
+    async with open_driven_group(tmp_path, PACED) as group:
+        others = [await group.enter(deltas) for _ in range(2)]
+        first = await group.enter(deltas, identity)
+        rpc: Any = first.host.rpc
+        honest = rpc.call
+
+        async def call(peer: str, method: Any, body: Any, *arguments: Any, **options: Any) -> Any:
+            votes = method is AGREE and any(isinstance(message, VoteMessage) for message in body.messages)
+            if votes and first.head.round >= 2:
+                kept.update(kept or disk.files())
+                first.stop.cancel()
+                raise ConnectionLost("the power has failed")
+            return await honest(peer, method, body, *arguments, **options)
+
+        rpc.call = call
+        await first.gone.wait()
+        mine = {path.relative_to(first.peer): content for path, content in kept.items() if path.parts[0] == first.peer}
+        assert any(path.parts[0] == "results" for path in mine) and any(path.parts[0] == "agreement" for path in mine)
+        put_back({path: content for path, content in mine.items() if path.parts[0] != lost}, tmp_path / first.peer)
+        again = await group.enter(deltas, identity)
+        assert (again.driver.me == first.driver.me) == (lost != "agreement")
+        await group.until(lambda: again.heads and again.heads[-1].has(again.driver.me))
+        await grow(group, 2, [*others, again])
+        group.check([*others, first, again])
+
+
+async def test_a_restarted_voter_serves_the_results_that_it_has_voted_for(tmp_path: Path) -> None:
+    """The value may have been chosen, and the owners who have merged its slices may be gone."""
+    identity = Identity.generate()
+    async with open_driven_group(tmp_path, PACED) as group:
+        others = [await group.enter(deltas) for _ in range(2)]
+        first = await group.enter(deltas, identity)
+        await group.until_round(1)
+        for replica in (first, *others):  # no vote arrives any more
+            _drops_votes(replica)
+        await group.until(lambda: _votes_on_disk(tmp_path, first))
+        key, exchange = next(reversed(first.actor.exchanges.items()))
+        at, results = first.head, [bytes(data) for _, (_, data) in sorted(exchange.results.items())]
+        await group.leave(first)
+        for other in others:
+            await group.leave(other)
+        again = await group.enter(deltas, identity)
+        assert again.driver.group.head.round >= at.round and not again.actor.exchanges
+        async with open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as asker:
+            await asker.connect_address(again.host.addresses[0], timeout_s=30)
+            for index, result in enumerate(results):
+                reply = await asker.rpc.call(again.peer, FETCH_RESULT, SliceOf(key, index), timeout_s=30)
+                assert bytes(reply.payload) == result
+
+
+def _drops_votes(replica: DrivenReplica) -> None:
+    rpc: Any = replica.host.rpc
+    honest = rpc.call
+
+    async def call(peer: str, method: Any, body: Any, *arguments: Any, **options: Any) -> Any:
+        if method is AGREE and any(isinstance(message, VoteMessage) for message in body.messages):
+            raise ConnectionLost("the vote is lost")
+        return await honest(peer, method, body, *arguments, **options)
+
+    rpc.call = call
+
+
+def _votes_on_disk(folder: Path, replica: DrivenReplica) -> bool:
+    """Return whether the replica has voted after the head where it stands."""
+    record = RecordFiles(folder / replica.peer / "agreement").read().get(BALLOT_KEY)
+    ballot = msgspec.msgpack.decode(record, type=BallotRecord) if record else None
+    return ballot is not None and ballot.head == replica.head.hash and ballot.accepted is not None

@@ -1,0 +1,337 @@
+"""A group on the driver, with real sockets and invented gradients, for tests of rounds and benchmarks.
+
+async with open_driven_group(folder, GroupSetting(numel=40_000)) as group:
+    replicas = [await group.enter(deltas) for _ in range(3)]
+    await group.until_round(3)
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+import trio
+
+from optim.algorithms.outer_step import DilocoOuter
+from optim.rules.interface import MergeRule
+from optim.rules.registry import MEAN
+from optim.strategies.interface import OuterStrategy
+from peer.errors import ConnectionLost
+from peer.events import Event, EventLog
+from peer.identity import Identity
+from peer.net.host import Host, HostConfig, open_host
+from peer.net.limits import NetLimits
+from swarm.protocol.agreement import actions
+from swarm.protocol.agreement.chain import position_of
+from swarm.protocol.agreement.config import AgreementConfig, Mode
+from swarm.protocol.agreement.messages import ChainLink
+from swarm.protocol.head import Head, genesis
+from swarm.protocol.plan import Contribution
+from swarm.protocol.round_schedule import RoundSchedule
+from swarm.protocol.timeouts import AdaptiveTimeouts
+from swarm.rounds.driver.group_driver import GroupDriver
+from swarm.rounds.driver.handlers import serve_agreement, serve_heads
+from swarm.rounds.driver.records import RecordFiles
+from swarm.rounds.driver.replica_actor import ReplicaActor
+from swarm.rounds.driver.replica_driver import ReplicaDriver, ReplicaParts
+from swarm.rounds.driver.work import work_of, work_timeout
+from swarm.rounds.notifier import Notifier
+from swarm.state.outer_state import OuterState
+from swarm.state.snapshots import SnapshotStore
+from swarm.state.upload_limits import SnapshotLimits
+from tests.swarm.support.group import NESTEROV, Deltas, InventedTrainer, Patient, diloco, schedule_of
+
+Backup = tuple[Sequence[torch.Tensor], Sequence[ChainLink]]
+"""The tensors of a state, and the proof of its head."""
+
+STALLED_S = 0.05  # how often a condition is looked at again while nothing is told
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupSetting:
+    """What a test's group is like. `agreement`: fields of `AgreementConfig` in place of the defaults."""
+
+    numel: int = 40_000
+    codec: str = "int8"
+    rounds: int = 0
+    min_peers: int = 3
+    schedule: RoundSchedule = schedule_of(4)  # noqa: RUF009 - frozen
+    outer: DilocoOuter = NESTEROV
+    rule: MergeRule = MEAN
+    mode: Mode = "witness"
+    timeouts: Callable[[], AdaptiveTimeouts] = Patient
+    limits: NetLimits = NetLimits()  # noqa: RUF009 - frozen
+    exchange_s: float = 60.0
+    snapshots: SnapshotLimits = SnapshotLimits()  # noqa: RUF009 - frozen
+    work_s: float = 0.0
+    """How long each replica trains a round."""
+    agreement: Mapping[str, Any] = field(default_factory=dict)
+
+    def strategy(self) -> OuterStrategy:
+        return diloco(self.numel, self.codec, self.outer, self.rule)
+
+
+class Weightless:
+    """The coordinator's actor: it keeps no weights."""
+
+    def __init__(self) -> None:
+        self.heads: list[Head] = []
+
+    async def perform(self, action: actions.Action) -> None:
+        if isinstance(action, actions.CommitHead):
+            self.heads.append(action.head)
+
+    async def save(self, state_hash: bytes) -> None:
+        raise AssertionError("a coordinator has no state")
+
+
+@dataclass(eq=False)
+class DrivenReplica:
+    """One replica, with what it has committed. Implements the driver's `CommitListener`."""
+
+    host: Host
+    driver: ReplicaDriver
+    state: OuterState
+    snapshots: SnapshotStore
+    trainer: InventedTrainer
+    others: Callable[[], list[str]]
+    changed: Notifier
+    heads: list[Head] = field(default_factory=list)
+    merged: list[Sequence[Contribution] | None] = field(default_factory=list)
+    """The contributions in each of `heads`; None where the state was fetched."""
+    events: list[Event] = field(default_factory=list)
+    stop: trio.CancelScope = field(default_factory=trio.CancelScope)
+    gone: trio.Event = field(default_factory=trio.Event)
+
+    async def committed(self, head: Head, merged: Sequence[Contribution] | None, results: list[memoryview]) -> None:
+        assert self.state.tree.root == head.state_hash
+        self.heads.append(head)
+        self.merged.append(merged)
+        self.snapshots.publish(self.state.tree, self.state.tensors, msgspec.msgpack.encode(head), results)
+        self.trainer.adopt(self.state.theta, None, head)
+        self.changed.notify()
+
+    def donors(self, head: Head) -> Iterable[str]:
+        return self.others()
+
+    def seen(self, name: str) -> list[Event]:
+        return [event for event in self.events if event.name == name]
+
+    def note(self, event: Event) -> None:
+        self.events.append(event)
+        self.changed.notify()
+
+    @property
+    def peer(self) -> str:
+        return self.host.peer_id
+
+    @property
+    def head(self) -> Head:
+        """The head whose weights are here."""
+        return self.driver.head
+
+    @property
+    def actor(self) -> ReplicaActor:
+        assert self.driver.actor is not None
+        return self.driver.actor
+
+
+@dataclass
+class DrivenGroup:
+    """A group's coordinator, and the way to add replicas."""
+
+    setting: GroupSetting
+    folder: Path
+    nursery: trio.Nursery
+    theta: torch.Tensor
+    members: list[DrivenReplica] = field(default_factory=list)
+    cut: set[frozenset[str]] = field(default_factory=set)
+    """Pairs of peers that cannot call each other."""
+    changed: Notifier = field(default_factory=Notifier)
+    coordinator_identity: Identity = field(default_factory=Identity.generate)
+    coordinator_events: list[Event] = field(default_factory=list)
+    actor: Weightless = field(default_factory=Weightless)
+    coordinator_host: Host = field(init=False)
+    coordinator: GroupDriver = field(init=False)
+    stop_coordinator: trio.CancelScope = field(default_factory=trio.CancelScope)
+
+    @property
+    def genesis(self) -> Head:
+        state = OuterState([self.theta.clone(), torch.zeros_like(self.theta)], self.setting.strategy())
+        return genesis("run", state.tree.root)
+
+    # -- peers ---------------------------------------------------------------------------------------------------------
+
+    async def enter(
+        self, deltas: Deltas, identity: Identity | None = None, backup: Backup | None = None
+    ) -> DrivenReplica:
+        """Start a replica. The same identity again is the same peer with its disk."""
+        replica: DrivenReplica = await self.nursery.start(self._live, deltas, identity or Identity.generate(), backup)
+        return replica
+
+    async def leave(self, replica: DrivenReplica) -> None:
+        """End a replica's process, as far as this one can play that: its disk stays."""
+        replica.stop.cancel()
+        await replica.gone.wait()
+
+    async def _live(
+        self,
+        deltas: Deltas,
+        identity: Identity,
+        backup: Backup | None,
+        task_status: trio.TaskStatus[DrivenReplica] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        tensors, proof = backup or ((self.theta, torch.zeros_like(self.theta)), ())
+        async with AsyncExitStack() as stack:
+            replica = await self._open(stack, deltas, identity, tensors)
+            self.members.append(replica)
+            try:
+                with replica.stop:
+                    await replica.driver.begin(replica, proof)
+                    task_status.started(replica)
+                    await replica.driver.run()
+            finally:
+                self.members.remove(replica)
+                stack.callback(replica.gone.set)
+                self.changed.notify()
+
+    async def _open(
+        self, stack: AsyncExitStack, deltas: Deltas, identity: Identity, tensors: Sequence[torch.Tensor]
+    ) -> DrivenReplica:
+        log, setting = EventLog(), self.setting
+        config = HostConfig(identity=identity, events=log, limits=setting.limits)
+        host = await stack.enter_async_context(open_host(config))
+        self.obey_cuts(host)
+        for other in (self.coordinator_host, *(member.host for member in self.members)):  # as the DHT would
+            host.book.add(other.peer_id, other.addresses)
+            other.book.add(host.peer_id, host.addresses)
+        state = OuterState([tensor.clone() for tensor in tensors], setting.strategy())
+        trainer = InventedTrainer(host.peer_id, deltas, work_s=setting.work_s)
+        snapshots = SnapshotStore(state.size_bytes, 8 << 20, setting.snapshots)
+        snapshots.publish(state.tree, state.tensors)
+        snapshots.serve(host.rpc)
+        folder = self.folder / host.peer_id
+        parts = ReplicaParts(host, state, snapshots, trainer, setting.schedule, setting.timeouts(), folder)
+        timeout = work_timeout(setting.schedule, parts.timeouts, lambda: trainer.speed)
+        work = work_of(state.strategy, setting.schedule, lambda head: setting.exchange_s, timeout)
+        driver = ReplicaDriver(parts, self.config(host.peer_id), work, lambda: self._known(host.peer_id))
+        replica = DrivenReplica(
+            host, driver, state, snapshots, trainer, lambda: self._known(host.peer_id), self.changed
+        )
+        stack.enter_context(log.subscribed(replica.note))
+        return replica
+
+    def config(self, peer: str) -> AgreementConfig:
+        setting, coordinator = self.setting, self.coordinator_identity.peer_id
+        fields = {"mode": setting.mode, "rounds": setting.rounds, "min_peers": setting.min_peers, **setting.agreement}
+        return AgreementConfig(genesis=self.genesis, peer=peer, coordinator=coordinator, **fields)
+
+    def _known(self, me: str) -> list[str]:
+        peers = [self.coordinator_identity.peer_id, *(member.peer for member in self.members)]
+        return [peer for peer in peers if peer != me and frozenset((peer, me)) not in self.cut]
+
+    def obey_cuts(self, host: Host) -> None:
+        """Let calls between peers that are cut off from each other fail, also those under way."""
+        rpc: Any = host.rpc
+        honest = rpc.call
+
+        async def call(peer: str, *arguments: Any, **options: Any) -> Any:
+            pair = frozenset((host.peer_id, peer))
+            if pair in self.cut:
+                await trio.lowlevel.checkpoint()
+                raise ConnectionLost(f"{peer} is cut off")
+            answer = await honest(peer, *arguments, **options)
+            if pair in self.cut:
+                raise ConnectionLost(f"{peer} was cut off")
+            return answer
+
+        rpc.call = call
+
+    def part(self, some: Iterable[str], others: Iterable[str]) -> None:
+        """Cut peers off from others, until `heal`."""
+        self.cut |= {frozenset((one, other)) for one in some for other in others if one != other}
+
+    def heal(self) -> None:
+        self.cut.clear()
+
+    async def coordinate(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Run the coordinator until `stop_coordinator`; started again, it is a new process with its disk."""
+        log, setting = EventLog(), self.setting
+        config = HostConfig(identity=self.coordinator_identity, events=log, limits=setting.limits)
+        self.stop_coordinator = trio.CancelScope()
+        with log.subscribed(self._note), self.stop_coordinator:
+            async with open_host(config) as host:
+                self.obey_cuts(host)
+                for member in self.members:
+                    member.host.book.add(host.peer_id, host.addresses)
+                    host.book.add(member.peer, member.host.addresses)
+                work = work_of(setting.strategy(), setting.schedule, lambda head: setting.exchange_s)
+                records = RecordFiles(self.folder / "coordinator")
+                known = lambda: self._known(host.peer_id)  # noqa: E731
+                driver = GroupDriver(host, self.config(host.peer_id), work, records, setting.timeouts(), known)
+                self.coordinator_host, self.coordinator = host, driver
+                driver.begin([])
+                serve_agreement(host.rpc, lambda: {driver.group: driver})
+                serve_heads(host.rpc, lambda: {driver.group: driver})
+                task_status.started()
+                await driver.run(self.actor)
+
+    def _note(self, event: Event) -> None:
+        self.coordinator_events.append(event)
+        self.changed.notify()
+
+    # -- waiting -------------------------------------------------------------------------------------------------------
+
+    async def until(self, ready: Callable[[], object]) -> None:
+        """Wait for anything that a replica commits, tells or is."""
+        while not ready():
+            await self.changed.wait(STALLED_S)
+
+    async def until_round(self, number: int, replicas: Sequence[DrivenReplica] = ()) -> None:
+        """Wait until these replicas (else all) have the weights of that round or a later one."""
+        await self.until(lambda: all(r.heads and r.heads[-1].round >= number for r in replicas or self.members))
+
+    def check(self, replicas: Sequence[DrivenReplica] = ()) -> None:
+        """Check what must hold in any case: one chain, the same bits, no bug, nobody penalized."""
+        replicas = replicas or self.members
+        chain: dict[tuple[int, int, int], bytes] = {}
+        for replica in replicas:
+            assert not replica.seen("bug"), replica.seen("bug")
+            assert not replica.seen("peer_penalized"), replica.seen("peer_penalized")
+            for head in replica.heads:
+                assert chain.setdefault(position_of(head), head.hash) == head.hash, "a fork"
+        for one in replicas:
+            for other in replicas:
+                if one.head == other.head:
+                    assert torch.equal(one.state.theta, other.state.theta)
+
+    def tell(self) -> None:
+        """Print what happened, for the output of a failed test."""
+        told = [(e.at, member.peer[-4:], e) for member in self.members for e in member.events]
+        told += [(e.at, "coordinator", e) for e in self.coordinator_events]
+        for at, who, event in sorted(told, key=lambda entry: entry[0]):
+            print(f"{at % 1000:8.3f} {who} {event.name} {event.fields}")  # noqa: T201
+
+
+@asynccontextmanager
+async def open_driven_group(
+    folder: Path, setting: GroupSetting | None = None, timeout_s: float = 120.0
+) -> AsyncIterator[DrivenGroup]:
+    """Open a group with a coordinator that begins it once `min_peers` ask to join. The block must end in time."""
+    setting = setting or GroupSetting()
+    theta = torch.randn(setting.numel, generator=torch.Generator().manual_seed(0))
+    with trio.fail_after(timeout_s):
+        async with trio.open_nursery() as nursery:
+            group = DrivenGroup(setting, folder, nursery, theta)
+            await nursery.start(group.coordinate)
+            try:
+                yield group
+            except BaseException:
+                group.tell()
+                raise
+            nursery.cancel_scope.cancel()
