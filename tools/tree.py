@@ -1,17 +1,17 @@
-"""Prints the tree of the repository: folders, git-tracked files, lines, and what each folder is for.
+"""Prints the tree of the repository: its folders, and what each is for.
 
-`python tools/tree.py --write` updates the tree in CONTRIBUTING.md between its markers. Descriptions are kept;
-describe a new folder there by hand.
+`python tools/tree.py --write` updates the tree in CONTRIBUTING.md between its markers. A package is described by the
+first line of its `__init__.py`. The line of another folder is kept; describe a new one there by hand.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
-from collections import defaultdict
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 PAGE: Final = ROOT / "CONTRIBUTING.md"
@@ -20,46 +20,33 @@ MARKED: Final = re.compile(r"(<!-- tree -->\n```\n)(.*?)(```\n<!-- /tree -->)", 
 UNKNOWN: Final = "?"
 
 
-class Folder(NamedTuple):
-    """One folder without its subfolders; of tests, with them."""
-
-    name: str
-    files: int
-    lines: int
-    """Rounded to hundreds."""
-
-
-def folders() -> list[Folder]:
-    """Count the git-tracked text files of each folder, parents before children."""
+def folders() -> list[str]:
+    """Return the folders with git-tracked files, parents before children; of `tests`, the first two levels."""
     tracked = subprocess.run(["git", "ls-files", *ROOMS], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    sizes: defaultdict[Path, list[int]] = defaultdict(list)
-    for name in tracked.splitlines():
-        path = ROOT / name
-        folder = Path(name).parent
-        if folder.parts[0] == "tests":
-            folder = Path(*folder.parts[:2])
-        if path.exists():
-            sizes[folder].append(path.read_bytes().count(b"\n"))
-    order = {room: place for place, room in enumerate(ROOMS)}
-    ordered = sorted(sizes, key=lambda folder: (order[folder.parts[0]], folder.parts))
-    return [Folder(f"{folder}/", len(sizes[folder]), round(sum(sizes[folder]), -2)) for folder in ordered]
+    found = {Path(name).parent for name in tracked.splitlines() if (ROOT / name).exists()}
+    found = {Path(*folder.parts[:2]) if folder.parts[0] == "tests" else folder for folder in found}
+    return [f"{folder}/" for folder in sorted(found, key=lambda folder: (ROOMS.index(folder.parts[0]), folder.parts))]
+
+
+def docstring(folder: str) -> str:
+    """Return the first line of a package's docstring, else ""."""
+    init = ROOT / folder / "__init__.py"
+    text = ast.get_docstring(ast.parse(init.read_text())) if init.exists() else None
+    return text.splitlines()[0] if text else ""
 
 
 def written(page: str) -> dict[str, str]:
     """Return the descriptions by folder, as they stand in the page."""
     found = MARKED.search(page)
-    rows = found[2].splitlines()[1:] if found else []
-    return {row.split()[0]: re.split(r"\s{2,}", row.strip(), maxsplit=3)[3] for row in rows}
+    rows = [row.split(maxsplit=1) for row in found[2].splitlines()] if found else []
+    return {row[0]: row[-1] for row in rows}
 
 
 def tree(descriptions: dict[str, str]) -> str:
     """Return the tree as text: one line a folder."""
     rows = folders()
-    width = max(len(row.name) for row in rows)
-    lines = [f"{'folder':<{width}}  files   lines  what it is for"]
-    for row in rows:
-        lines.append(f"{row.name:<{width}}  {row.files:>5}  {row.lines:>6}  {descriptions.get(row.name, UNKNOWN)}")
-    return "\n".join(lines) + "\n"
+    width = max(len(row) for row in rows)
+    return "".join(f"{row:<{width}}  {docstring(row) or descriptions.get(row, UNKNOWN)}\n" for row in rows)
 
 
 def updated(page: str) -> str:

@@ -41,9 +41,9 @@ from swarm.protocol.head import Head, Member, genesis
 from swarm.protocol.plan import Contribution
 from swarm.protocol.round_schedule import RoundSchedule
 from swarm.protocol.timeouts import AdaptiveTimeouts
-from swarm.rounds.driver.replica_driver import ReplicaDriver, ReplicaParts
-from swarm.rounds.driver.work import work_of
-from swarm.rounds.trainer import TrainRequest, TrainResult
+from swarm.rounds.replica_driver import ReplicaDriver, ReplicaParts
+from swarm.rounds.trainers.trainer import TrainRequest, TrainResult
+from swarm.rounds.work import work_of
 from swarm.state.outer_state import OuterState
 from swarm.state.snapshots import SnapshotStore
 

@@ -25,10 +25,10 @@ from swarm.protocol.agreement import actions
 from swarm.protocol.agreement.work import Work
 from swarm.protocol.head import Head
 from swarm.protocol.timeouts import AdaptiveTimeouts
-from swarm.rounds.driver.group_driver import DriverOptions, GroupDriver
-from swarm.rounds.driver.records import RecordFiles
-from swarm.rounds.driver.work import work_of
+from swarm.rounds.group_driver import DriverOptions, GroupDriver
 from swarm.rounds.notifier import Notifier
+from swarm.rounds.records import RecordFiles
+from swarm.rounds.work import work_of
 from swarm.run.agreement import agreement_config, schedule_of, sponsors_of, stages_before
 from swarm.run.home import Home
 from swarm.run.manifest import Manifest

@@ -32,7 +32,7 @@ from swarm.membership.bans import extend_bans, spread_bans
 from swarm.membership.member_record import MEMBERS, MemberRecord, member_record, member_schema
 from swarm.membership.membership import Membership
 from swarm.membership.reachability import serve_dial_back
-from swarm.rounds.driver.handlers import serve_agreement, serve_heads
+from swarm.rounds.handlers import serve_agreement, serve_heads
 from swarm.run.config import RunConfig
 from swarm.run.gate import Gate
 from swarm.run.guests import GuestBook

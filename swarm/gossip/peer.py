@@ -35,9 +35,9 @@ from swarm.protocol.head import Head, Member
 from swarm.protocol.ledger import Range
 from swarm.protocol.plan import Assignment
 from swarm.protocol.timeouts import AdaptiveTimeouts
-from swarm.rounds.trainer import TrainRequest
-from swarm.rounds.upkeep import ReplicaUpkeep
-from swarm.rounds.worker_trainer import WorkerTrainer
+from swarm.rounds.trainers.trainer import TrainRequest
+from swarm.rounds.trainers.upkeep import ReplicaUpkeep
+from swarm.rounds.trainers.worker_trainer import WorkerTrainer
 from swarm.run.manifest import Manifest
 from swarm.run.peer_context import PeerContext
 from swarm.state.snapshots import SnapshotStore

@@ -22,7 +22,7 @@ from swarm.protocol.agreement.messages import ChainLink
 from swarm.protocol.agreement.proof import ProofChecker
 from swarm.protocol.head import Head, Member
 from swarm.protocol.messages import HEAD_REPORT, AskHead, HeadReport
-from swarm.rounds.driver.signer import KeySigner
+from swarm.protocol.signer import KeySigner
 
 POLL_S: Final = 4.0
 CHECKS_S: Final = 10.0  # for all proofs together, after the last answer

@@ -28,7 +28,7 @@ from swarm.pipeline.stage_trainer import HeldOut, StageTrainer
 from swarm.pipeline.weight_sync import WATCH_S, Adoption
 from swarm.protocol.ledger import Range, contains, count, head_of, without
 from swarm.protocol.round_schedule import RoundSchedule
-from swarm.rounds.trainer import TrainRequest, TrainResult
+from swarm.rounds.trainers.trainer import TrainRequest, TrainResult
 
 REDISPATCH_SHARE: Final = 0.05  # of the micro-batches that a replica of stage 0 has dispatched
 GRACE_S: Final = 4.0  # for micro-batches in flight at the end of a round

@@ -24,7 +24,7 @@ from swarm.pipeline.stage_server import StageServer
 from swarm.pipeline.weight_sync import WeightSync
 from swarm.protocol.ledger import Range, without
 from swarm.protocol.round_schedule import RoundSchedule
-from swarm.rounds.trainer import TrainRequest, TrainResult
+from swarm.rounds.trainers.trainer import TrainRequest, TrainResult
 
 SPEED_MEMORY: Final = 0.7  # of the smoothed speed
 VALIDATION_SHARE: Final = 0.03  # of the time, at most
@@ -44,8 +44,10 @@ class HeldOut:
 
 
 class StageTrainer(WeightSync):
-    """Implements `swarm.rounds.trainer.Trainer` and the server's `StageListener`. `run` must be running, and `server`
-    open, while a round trains. On stage 0 there is a `source`, and `held_out` where the held-out loss is measured."""
+    """The trainer of a stage (`swarm.rounds.trainers.trainer.Trainer`) and the server's `StageListener`.
+
+    `run` must be running, and `server` open, while a round trains. On stage 0 there is a `source`, and `held_out` where
+    the held-out loss is measured."""
 
     def __init__(
         self,

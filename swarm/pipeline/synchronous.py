@@ -22,7 +22,7 @@ from swarm.pipeline.weight_sync import Adoption
 from swarm.protocol.head import Head
 from swarm.protocol.ledger import Range, contains, count, union
 from swarm.protocol.round_schedule import RoundSchedule
-from swarm.rounds.trainer import TrainRequest, TrainResult
+from swarm.rounds.trainers.trainer import TrainRequest, TrainResult
 
 POLL_S: Final = 0.2
 

@@ -1,1 +1,1 @@
-"""Messages of a round, and the pure rules that all peers compute alike: heads, plans, ledger, Paxos, quorum."""
+"""Messages of a round, and the pure rules that all peers compute alike: heads, plans, ledger, agreement."""

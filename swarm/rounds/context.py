@@ -10,7 +10,7 @@ from peer.net.host import Host
 from swarm.protocol.head import Member
 from swarm.protocol.round_schedule import RoundSchedule
 from swarm.protocol.timeouts import AdaptiveTimeouts
-from swarm.rounds.trainer import Trainer
+from swarm.rounds.trainers.trainer import Trainer
 from swarm.state.outer_state import OuterState
 from swarm.state.snapshots import SnapshotStore
 

@@ -33,8 +33,8 @@ from swarm.pipeline.synchronous import BatchTracker, Synchronous
 from swarm.placement.stage_choice import at_work, replicas_of
 from swarm.protocol.ledger import count
 from swarm.protocol.receipts import PROOF_MAX, StageProof
-from swarm.rounds.overlapped_trainer import trainer_of
-from swarm.rounds.upkeep import ReplicaTrainer
+from swarm.rounds.trainers.overlapped_trainer import trainer_of
+from swarm.rounds.trainers.upkeep import ReplicaTrainer
 from swarm.run.agreement import agreement_config, schedule_of
 from swarm.run.manifest import Manifest
 from swarm.run.peer_context import PeerContext

@@ -21,8 +21,8 @@ from swarm.placement.stages import layout_of, open_store
 from swarm.protocol.agreement.messages import ChainLink
 from swarm.protocol.agreement.proof import HeadProof, ProofChecker
 from swarm.protocol.head import Head
-from swarm.rounds.driver.records import RecordFiles
-from swarm.rounds.driver.signer import KeySigner
+from swarm.protocol.signer import KeySigner
+from swarm.rounds.records import RecordFiles
 from swarm.run.agreement import agreement_config
 from swarm.run.home import Home
 from swarm.run.manifest import Manifest

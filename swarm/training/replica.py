@@ -25,10 +25,10 @@ from swarm.protocol.head import Head
 from swarm.protocol.messages import SLICE_BYTES_MAX
 from swarm.protocol.plan import Contribution
 from swarm.protocol.timeouts import AdaptiveTimeouts
-from swarm.rounds.driver.replica_driver import ReplicaDriver, ReplicaParts
-from swarm.rounds.driver.work import work_of, work_timeout
 from swarm.rounds.notifier import Notifier
-from swarm.rounds.upkeep import ReplicaUpkeep
+from swarm.rounds.replica_driver import ReplicaDriver, ReplicaParts
+from swarm.rounds.trainers.upkeep import ReplicaUpkeep
+from swarm.rounds.work import work_of, work_timeout
 from swarm.run.agreement import agreement_config, schedule_of, sponsors_of, stages_before
 from swarm.run.peer_context import PeerContext
 from swarm.state.server import serve_snapshots
@@ -63,7 +63,7 @@ async def open_replica(context: PeerContext, stage: int, known: MemberView) -> A
 class StageReplica:
     """Applies what the group commits: publishes snapshots, hands weights to the trainer, saves checkpoints.
 
-    Implements `swarm.rounds.driver.replica_actor.CommitListener`.
+    Implements `swarm.rounds.replica_actor.CommitListener`.
     """
 
     def __init__(

@@ -32,9 +32,9 @@ from swarm.protocol.agreement.records import BallotRecord, CoordinatorRecord, Fe
 from swarm.protocol.agreement.rules.acceptor import Ballot
 from swarm.protocol.agreement.rules.evidence import ACK, START
 from swarm.protocol.head import Member
-from swarm.rounds.driver.records import LOG_NAME, RecordFiles
-from swarm.rounds.driver.result_log import LoggedResult, ResultLog
-from swarm.rounds.driver.signer import KeySigner
+from swarm.protocol.signer import KeySigner
+from swarm.rounds.records import LOG_NAME, RecordFiles
+from swarm.rounds.result_log import LoggedResult, ResultLog
 from swarm.run.ban_list import BanList, sign_bans
 from swarm.run.config import read_run_config
 from swarm.run.guests import GuestBook

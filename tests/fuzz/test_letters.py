@@ -17,7 +17,7 @@ from swarm.protocol.agreement.rules import evidence
 from swarm.protocol.agreement.rules.electorate import leader_of
 from swarm.protocol.head import Head, Member
 from swarm.protocol.plan import CONTRIBUTION_KIND, PLAN_KIND, Contribution, WorkPlan
-from swarm.rounds.driver.messages import LETTER_BYTES_MAX, MESSAGES_MAX, Letter
+from swarm.rounds.messages import LETTER_BYTES_MAX, MESSAGES_MAX, Letter
 from tests.swarm.support.hostile import Scene, hostile_scene
 
 BLOCKED_S_MAX = 0.1

@@ -14,8 +14,8 @@ from typing import Final
 import torch
 
 from cli.main import main
-from swarm.rounds.trainer import TrainRequest, TrainResult
-from swarm.rounds.worker_trainer import WorkerTrainer
+from swarm.rounds.trainers.trainer import TrainRequest, TrainResult
+from swarm.rounds.trainers.worker_trainer import WorkerTrainer
 
 KIND_VARIABLE: Final = "FREE_RIDER"
 KINDS: Final = ("zeros", "old", "noise")

@@ -54,7 +54,7 @@ from swarm.protocol.agreement.rules import evidence
 from swarm.protocol.head import Member
 from swarm.protocol.messages import HEAD_REPORT, AskHead, Done
 from swarm.protocol.plan import WorkPlan
-from swarm.rounds.driver.messages import AGREE, Letter
+from swarm.rounds.messages import AGREE, Letter
 from swarm.run.bootstrap import enter_run
 from swarm.run.home import Home
 from swarm.run.invite import Invite

@@ -12,7 +12,7 @@ import pytest
 
 from peer.decoding import MALFORMED
 from swarm.protocol.agreement.records import LINK_KEY, LinkRecord
-from swarm.rounds.driver.records import LOG_NAME, entries_in
+from swarm.rounds.records import LOG_NAME, entries_in
 from tests.swarm.rounds.shadow_disk import ShadowDisk, put_back
 
 

@@ -18,12 +18,12 @@ from swarm.protocol.head import Head
 from swarm.protocol.ledger import head_of
 from swarm.protocol.plan import Contribution
 from swarm.protocol.timeouts import AdaptiveTimeouts
-from swarm.rounds.driver.group_driver import GroupDriver
-from swarm.rounds.driver.handlers import serve_agreement, serve_heads
-from swarm.rounds.driver.records import RecordFiles
-from swarm.rounds.driver.replica_driver import ReplicaDriver, ReplicaParts
-from swarm.rounds.driver.work import work_of, work_timeout
-from swarm.rounds.trainer import TrainRequest, TrainResult
+from swarm.rounds.group_driver import GroupDriver
+from swarm.rounds.handlers import serve_agreement, serve_heads
+from swarm.rounds.records import RecordFiles
+from swarm.rounds.replica_driver import ReplicaDriver, ReplicaParts
+from swarm.rounds.trainers.trainer import TrainRequest, TrainResult
+from swarm.rounds.work import work_of, work_timeout
 from swarm.state.outer_state import OuterState
 from swarm.state.snapshots import SnapshotStore
 from tests.simulation.driven.disk import PeerDisk

@@ -16,7 +16,7 @@ from peer.net.admissions import Admissions
 from peer.net.limits import NetLimits
 from peer.net.method import Call, Method, Reply
 from peer.net.rpc_server import Outcome, RpcServer, flat
-from swarm.rounds.driver.messages import AGREE
+from swarm.rounds.messages import AGREE
 
 if TYPE_CHECKING:
     from tests.simulation.driven.world import DrivenMachine, DrivenWorld

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from swarm.rounds.driver.building import StateBuilder
-from swarm.rounds.driver.records import RecordFiles
+from swarm.rounds.building import StateBuilder
+from swarm.rounds.records import RecordFiles
 from swarm.state.outer_state import OuterState
 from tests.simulation.campaign import run_one, run_world, world_of
 from tests.simulation.setups import DRIVEN

@@ -18,8 +18,10 @@ from trio.testing import MockClock
 
 from optim.strategies import dense
 from peer.identity import Signed
-from swarm.rounds import contribution
-from swarm.rounds.driver import audits, group_driver, merge_order, replica_actor, signer, training
+from swarm.protocol import signer
+from swarm.rounds import group_driver, replica_actor, training
+from swarm.rounds.exchange import audits, merge_order
+from swarm.rounds.trainers import contribution
 from swarm.state import snapshots, upload_limits
 from tests.simulation.signatures import Signatures
 

@@ -20,7 +20,7 @@ from peer.net.method import Method
 from swarm.protocol.agreement import actions
 from swarm.protocol.agreement import messages as say
 from swarm.protocol.head import Head, genesis
-from swarm.rounds.driver.records import RecordFiles
+from swarm.rounds.records import RecordFiles
 from swarm.state.outer_state import OuterState
 from tests.simulation import faults
 from tests.simulation.driven.disk import PeerDisk

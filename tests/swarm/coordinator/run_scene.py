@@ -30,11 +30,11 @@ from swarm.coordinator.regroup import serve_requests
 from swarm.coordinator.run_progress import RunProgress
 from swarm.placement.stages import layout_of
 from swarm.protocol.plan import Assignment
-from swarm.rounds.driver.handlers import serve_agreement, serve_heads
-from swarm.rounds.driver.replica_driver import ReplicaDriver, ReplicaParts
-from swarm.rounds.driver.work import work_of
+from swarm.rounds.handlers import serve_agreement, serve_heads
 from swarm.rounds.notifier import Notifier
-from swarm.rounds.trainer import TrainRequest, TrainResult
+from swarm.rounds.replica_driver import ReplicaDriver, ReplicaParts
+from swarm.rounds.trainers.trainer import TrainRequest, TrainResult
+from swarm.rounds.work import work_of
 from swarm.run.agreement import agreement_config, schedule_of
 from swarm.run.home import Home
 from swarm.run.manifest import Manifest, sign_manifest

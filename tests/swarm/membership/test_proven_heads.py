@@ -20,7 +20,7 @@ from swarm.membership.proven_heads import ProvenHead, ask_proven_heads
 from swarm.protocol.agreement.config import AgreementConfig, Mode
 from swarm.protocol.head import Head, Member
 from swarm.protocol.messages import HEAD_REPORT, AskHead, HeadReport
-from swarm.rounds.driver import group_driver
+from swarm.rounds import group_driver
 from tests.swarm.rounds.test_driver import deltas
 from tests.swarm.support.driven_group import DrivenGroup, GroupSetting, open_driven_group
 from tests.swarm.support.stage_commits import serve_head_report

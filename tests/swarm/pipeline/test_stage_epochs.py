@@ -17,7 +17,7 @@ from peer.model.layout import init_flat, join_flat, split_flat
 from swarm.protocol.head import Head, Member
 from swarm.protocol.ledger import Ledger, Range
 from swarm.protocol.plan import Assignment
-from swarm.rounds.trainer import TrainRequest
+from swarm.rounds.trainers.trainer import TrainRequest
 from tests.peer.support.stage_harness import MODEL, SPLITS, whole_gradient
 from tests.swarm.support.group import regrouped
 from tests.swarm.support.pipeline_harness import MICRO, tokens_of

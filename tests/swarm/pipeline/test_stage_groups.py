@@ -19,7 +19,7 @@ from swarm.protocol.ledger import Range, count, union
 from swarm.protocol.plan import Assignment
 from swarm.protocol.round_schedule import RoundSchedule
 from swarm.protocol.timeouts import AdaptiveTimeouts
-from swarm.rounds.trainer import TrainRequest, TrainResult
+from swarm.rounds.trainers.trainer import TrainRequest, TrainResult
 from tests.swarm.support.driven_group import DrivenGroup, DrivenReplica, GroupSetting, open_driven_group
 from tests.swarm.support.group import Patient, schedule_of
 

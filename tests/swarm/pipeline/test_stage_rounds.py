@@ -13,7 +13,7 @@ import trio
 from optim.config import AllReduceConfig, CodecConfig, DilocoConfig, SparseLocoConfig
 from swarm.pipeline import local_steps
 from swarm.protocol.plan import Assignment
-from swarm.rounds.trainer import TrainRequest
+from swarm.rounds.trainers.trainer import TrainRequest
 from tests.swarm.support import stage_replicas as stage_members
 from tests.swarm.support.pipeline_harness import without_haste
 from tests.swarm.support.stage_replicas import FP32, Setting, StageMember, run_members

@@ -12,9 +12,9 @@ from blake3 import blake3
 
 from peer.errors import RemoteError, RoundDiscarded
 from swarm.protocol.messages import ACCUSE, SHOW, SliceOf
-from swarm.rounds.contribution import as_bytes
-from swarm.rounds.driver import audits
-from swarm.rounds.driver.slice_exchange import SliceExchange
+from swarm.rounds.exchange import audits
+from swarm.rounds.exchange.slice_exchange import SliceExchange
+from swarm.rounds.trainers.contribution import as_bytes
 from tests.swarm.support.hostile import Liar, Scene, hostile_scene
 
 

@@ -11,10 +11,10 @@ import trio
 import trio.testing
 
 from swarm.protocol.head import genesis
+from swarm.rounds.building import StateBuilder
 from swarm.rounds.context import RoundContext
-from swarm.rounds.driver.building import StateBuilder
-from swarm.rounds.driver.result_log import ResultLog
-from swarm.rounds.driver.slice_exchange import SliceExchange
+from swarm.rounds.exchange.slice_exchange import SliceExchange
+from swarm.rounds.result_log import ResultLog
 
 HERE, NEXT = b"h" * 32, b"n" * 32
 LIMIT_S = 10.0

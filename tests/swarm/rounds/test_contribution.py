@@ -19,7 +19,7 @@ from optim.strategies.interface import RoundInfo
 from optim.strategies.registry import build_strategy
 from peer.config import InnerConfig
 from peer.errors import ProtocolViolation
-from swarm.rounds.contribution import Contributor
+from swarm.rounds.trainers.contribution import Contributor
 from tests.optim.support.rounds import decoded
 
 LAYOUT = layout_of({"embed": torch.zeros(128, 64), "gain": torch.zeros(64), "w": torch.zeros(64, 96)})

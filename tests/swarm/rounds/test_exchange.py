@@ -14,7 +14,7 @@ from peer.errors import ProtocolViolation, RoundDiscarded
 from peer.events import EventLog
 from swarm.protocol.agreement import events
 from swarm.protocol.head import Member
-from swarm.rounds.driver.slice_exchange import ExchangePart, SliceExchange
+from swarm.rounds.exchange.slice_exchange import ExchangePart, SliceExchange
 
 ME = Member("A", "A0")
 

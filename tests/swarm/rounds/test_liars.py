@@ -17,7 +17,7 @@ from swarm.protocol.agreement import messages as say
 from swarm.protocol.agreement.rules import evidence
 from swarm.protocol.head import Member
 from swarm.protocol.plan import PLAN_KIND, WorkPlan
-from swarm.rounds.driver.messages import AGREE, Letter
+from swarm.rounds.messages import AGREE, Letter
 from tests.swarm.support.hostile import Liar, Scene, hostile_scene
 
 replace = msgspec.structs.replace

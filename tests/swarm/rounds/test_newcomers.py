@@ -15,7 +15,7 @@ from peer.net.method import Call
 from swarm.protocol.agreement.messages import RosterMessage
 from swarm.protocol.head import Member
 from swarm.protocol.plan import Assignment
-from swarm.rounds.driver.messages import AGREE
+from swarm.rounds.messages import AGREE
 from swarm.state.upload_limits import SnapshotLimits
 from tests.swarm.rounds.test_driver import deltas
 from tests.swarm.rounds.test_losses import QUICK

@@ -27,9 +27,9 @@ from peer.model.layout import FlatLayout, init_flat
 from peer.worker.client import WorkerGroup
 from swarm.protocol.head import Member
 from swarm.protocol.plan import Assignment
-from swarm.rounds.overlapped_trainer import OverlapTrainer, StreamingPolicy, trainer_of
-from swarm.rounds.trainer import TrainRequest, TrainResult
-from swarm.rounds.worker_trainer import WorkerTrainer
+from swarm.rounds.trainers.overlapped_trainer import OverlapTrainer, StreamingPolicy, trainer_of
+from swarm.rounds.trainers.trainer import TrainRequest, TrainResult
+from swarm.rounds.trainers.worker_trainer import WorkerTrainer
 from tests.peer.support.worker_harness import HOUR_S, INNER, MODEL, Log, freeze, open_test_worker_group
 
 pytestmark = pytest.mark.process

@@ -10,8 +10,8 @@ import pytest
 
 from peer.errors import ResourceError
 from swarm.protocol.agreement.records import BALLOT_KEY
-from swarm.rounds.driver import records as records_module
-from swarm.rounds.driver.records import LOG_NAME, RecordFiles
+from swarm.rounds import records as records_module
+from swarm.rounds.records import LOG_NAME, RecordFiles
 
 
 def log_of(folder: Path, *batches: dict[str, bytes]) -> list[int]:

@@ -17,8 +17,8 @@ from peer.net.host import HostConfig, open_host
 from swarm.protocol.agreement.messages import VoteMessage
 from swarm.protocol.agreement.records import BALLOT_KEY, BallotRecord
 from swarm.protocol.messages import FETCH_RESULT, SliceOf
-from swarm.rounds.driver.messages import AGREE
-from swarm.rounds.driver.records import RecordFiles
+from swarm.rounds.messages import AGREE
+from swarm.rounds.records import RecordFiles
 from tests.swarm.rounds.shadow_disk import ShadowDisk, put_back
 from tests.swarm.rounds.test_driver import deltas
 from tests.swarm.support.driven_group import DrivenGroup, DrivenReplica, GroupSetting, open_driven_group

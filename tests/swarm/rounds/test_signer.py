@@ -13,7 +13,7 @@ from peer.identity import Identity, Signed, sign_body
 from swarm.protocol.agreement import messages as say
 from swarm.protocol.agreement.rules.evidence import ACK, VOTE, signed_in
 from swarm.protocol.head import Member, genesis
-from swarm.rounds.driver.signer import KeySigner, check_all
+from swarm.protocol.signer import KeySigner, check_all
 from tests.swarm.protocol.agreement import group as nodes
 
 ROUNDS = 3

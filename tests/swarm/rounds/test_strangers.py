@@ -22,8 +22,8 @@ from swarm.protocol.agreement.rules.electorate import leader_of
 from swarm.protocol.head import Head, Member
 from swarm.protocol.messages import CONTRIBUTION, FETCH_RESULT, RESULT, SliceOf
 from swarm.protocol.plan import PLAN_KIND
-from swarm.rounds.driver.messages import AGREE, Letter
-from swarm.rounds.driver.replica_actor import EXCHANGES_MAX
+from swarm.rounds.messages import AGREE, Letter
+from swarm.rounds.replica_actor import EXCHANGES_MAX
 from tests.swarm.rounds.test_driver import deltas
 from tests.swarm.support.driven_group import DrivenReplica, GroupSetting, open_driven_group
 from tests.swarm.support.hostile import Liar, hostile_scene

@@ -13,8 +13,8 @@ from peer.events import EventLog
 from swarm.protocol.agreement import events
 from swarm.protocol.head import Member, genesis
 from swarm.protocol.plan import Assignment, WorkPlan
-from swarm.rounds.contribution import Contributor
-from swarm.rounds.driver.training import Training
+from swarm.rounds.trainers.contribution import Contributor
+from swarm.rounds.training import Training
 from tests.swarm.rounds.test_driver import deltas
 from tests.swarm.rounds.test_losses import QUICK
 from tests.swarm.support.driven_group import GroupSetting, open_driven_group

@@ -24,7 +24,7 @@ from swarm.protocol.ledger import count
 from swarm.protocol.plan import CONTRIBUTION_KIND, Assignment, Contribution, WorkPlan, check_contribution, next_ledger
 from swarm.protocol.round_schedule import RoundSchedule
 from swarm.protocol.timeouts import AdaptiveTimeouts
-from swarm.rounds.trainer import TrainRequest, TrainResult
+from swarm.rounds.trainers.trainer import TrainRequest, TrainResult
 
 Deltas = Callable[[str, int, Assignment], torch.Tensor]
 BATCH, SEQ = 2, 8

@@ -17,7 +17,7 @@ from peer.net.method import Method
 from swarm.protocol.agreement.chain import position_of
 from swarm.protocol.plan import CONTRIBUTION_KIND, Assignment, Contribution
 from swarm.protocol.timeouts import AdaptiveTimeouts
-from swarm.rounds.driver.messages import AGREE, Letter
+from swarm.rounds.messages import AGREE, Letter
 from swarm.state.upload_limits import SnapshotLimits
 from tests.swarm.support.driven_group import DrivenGroup, DrivenReplica, GroupSetting, open_driven_group
 

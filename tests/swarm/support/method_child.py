@@ -38,12 +38,12 @@ from swarm.protocol.head import Head, genesis
 from swarm.protocol.plan import Contribution
 from swarm.protocol.round_schedule import RoundSchedule
 from swarm.protocol.timeouts import AdaptiveTimeouts
-from swarm.rounds.driver.group_driver import GroupDriver
-from swarm.rounds.driver.handlers import serve_agreement
-from swarm.rounds.driver.records import RecordFiles
-from swarm.rounds.driver.replica_driver import ReplicaDriver, ReplicaParts
-from swarm.rounds.driver.work import work_of
-from swarm.rounds.trainer import TrainRequest, TrainResult
+from swarm.rounds.group_driver import GroupDriver
+from swarm.rounds.handlers import serve_agreement
+from swarm.rounds.records import RecordFiles
+from swarm.rounds.replica_driver import ReplicaDriver, ReplicaParts
+from swarm.rounds.trainers.trainer import TrainRequest, TrainResult
+from swarm.rounds.work import work_of
 from swarm.state.messages import AskChunk, AskResult
 from swarm.state.outer_state import OuterState
 from swarm.state.snapshots import SnapshotStore

@@ -42,9 +42,9 @@ from swarm.protocol.receipts import StageProof
 from swarm.protocol.round_schedule import RoundSchedule
 from swarm.protocol.timeouts import AdaptiveTimeouts
 from swarm.rounds.context import RoundContext
-from swarm.rounds.driver.records import RecordFiles
-from swarm.rounds.driver.replica_driver import ReplicaDriver, ReplicaParts
-from swarm.rounds.driver.work import work_of, work_timeout
+from swarm.rounds.records import RecordFiles
+from swarm.rounds.replica_driver import ReplicaDriver, ReplicaParts
+from swarm.rounds.work import work_of, work_timeout
 from swarm.state.outer_state import OuterState
 from swarm.state.snapshots import SnapshotStore
 from tests.peer.support.stage_harness import INNER, MODEL, SPLITS

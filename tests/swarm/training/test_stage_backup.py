@@ -13,7 +13,7 @@ from peer.identity import Identity
 from swarm.protocol.agreement.records import LinkRecord
 from swarm.protocol.head import Member
 from swarm.protocol.messages import HeadReport
-from swarm.rounds.driver.records import RecordFiles
+from swarm.rounds.records import RecordFiles
 from swarm.state.server import serve_snapshots
 from swarm.training import stage_backup as backup
 from swarm.training.checkpoints import note_stage, proof_of, saved_stages

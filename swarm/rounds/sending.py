@@ -14,7 +14,7 @@ from peer.errors import BarnraiseError
 from peer.events import EventLog
 from peer.net.rpc import Rpc
 from swarm.protocol.agreement.messages import Message, VoteMessage
-from swarm.rounds.driver.messages import AGREE, LETTER_BYTES_MAX, MESSAGES_MAX, Letter
+from swarm.rounds.messages import AGREE, LETTER_BYTES_MAX, MESSAGES_MAX, Letter
 
 UNANSWERED_MAX: Final = 32  # calls to one peer; while so many wait for an answer, further messages are lost
 

@@ -16,7 +16,7 @@ from peer.ipc.inner_options import ElementRange, InnerRunOptions
 from peer.ipc.train_messages import InnerResult
 from peer.worker.client import WorkerGroup
 from swarm.protocol.head import Head
-from swarm.rounds.trainer import TrainRequest, TrainResult
+from swarm.rounds.trainers.trainer import TrainRequest, TrainResult
 
 SPEED_MEMORY: Final = (
     0.7  # weight of the old value in the smoothed speed; other programs slow volunteers' machines at times
@@ -27,7 +27,7 @@ NOTHING: Final = InnerResult(steps=0, sequences=0, tokens=0, loss=math.nan, seco
 
 
 class WorkerTrainer:
-    """Trains in a compute worker; implements `swarm.rounds.trainer.Trainer`. `product` is what the method needs.
+    """A `swarm.rounds.trainers.trainer.Trainer` that trains in a compute worker. `product` is what the method needs.
 
     Event `round_trained` tells how long the worker made steps (`busy_s`) and how long it was idle (`idle_s`) since the
     last capture. Event `val_evaluated` tells a held-out loss."""

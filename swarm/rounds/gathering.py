@@ -8,8 +8,8 @@ import trio
 
 from swarm.protocol.agreement import events
 from swarm.protocol.plan import WorkPlan
-from swarm.rounds.driver.group_driver import GroupDriver
-from swarm.rounds.trainer import Trainer
+from swarm.rounds.group_driver import GroupDriver
+from swarm.rounds.trainers.trainer import Trainer
 
 
 async def gather_batches(

@@ -26,7 +26,7 @@ from swarm.protocol.head import Head
 from swarm.protocol.messages import ACCUSE, SHOW, Done, SliceOf
 from swarm.protocol.plan import Contribution
 from swarm.rounds.context import RoundContext
-from swarm.rounds.driver.slice_exchange import SliceExchange
+from swarm.rounds.exchange.slice_exchange import SliceExchange
 from swarm.rounds.notifier import Notifier
 
 SHARE: Final = 1 / 64  # of what an exchange moves through a member, spent on audits

@@ -15,8 +15,8 @@ from swarm.protocol.agreement.scheduled_work import NO_STAGES, ScheduledWork, Wo
 from swarm.protocol.head import Head
 from swarm.protocol.plan import ROUND_TIME_SLACK, WorkPlan
 from swarm.protocol.round_schedule import RoundSchedule
+from swarm.protocol.signer import KeySigner
 from swarm.protocol.timeouts import AdaptiveTimeouts
-from swarm.rounds.driver.signer import KeySigner
 
 # A synchronous pipeline's gradient is exactly that of its batch, however uneven the shares are. Only a gradient an
 # order of magnitude longer than the others is clipped.

@@ -18,9 +18,9 @@ from swarm.protocol.messages import (
     HeadReport,
     SliceOf,
 )
-from swarm.rounds.driver.group_driver import GroupDriver
-from swarm.rounds.driver.messages import AGREE, Letter
-from swarm.rounds.driver.replica_actor import ReplicaActor
+from swarm.rounds.group_driver import GroupDriver
+from swarm.rounds.messages import AGREE, Letter
+from swarm.rounds.replica_actor import ReplicaActor
 
 
 def serve_agreement(rpc: Rpc, drivers: Callable[[], Mapping[str, GroupDriver]]) -> None:

@@ -13,7 +13,7 @@ from swarm.protocol.agreement.messages import RosterBody
 from swarm.protocol.agreement.rules.evidence import ROSTER
 from swarm.protocol.head import Head
 from swarm.protocol.plan import CONTRIBUTION_KIND, Contribution
-from swarm.rounds.contribution import as_bytes
+from swarm.rounds.trainers.contribution import as_bytes
 
 
 @dataclass(frozen=True)

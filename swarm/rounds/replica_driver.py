@@ -18,13 +18,13 @@ from swarm.protocol.plan import WorkPlan
 from swarm.protocol.round_schedule import RoundSchedule
 from swarm.protocol.timeouts import AdaptiveTimeouts
 from swarm.rounds.context import RoundContext
-from swarm.rounds.driver.gathering import gather_batches
-from swarm.rounds.driver.group_driver import DriverOptions, GroupDriver
-from swarm.rounds.driver.handlers import SliceHandlers, serve_agreement, serve_heads
-from swarm.rounds.driver.records import RecordFiles
-from swarm.rounds.driver.replica_actor import CommitListener, ReplicaActor
-from swarm.rounds.driver.result_log import ResultLog, reachable
-from swarm.rounds.trainer import Trainer
+from swarm.rounds.gathering import gather_batches
+from swarm.rounds.group_driver import DriverOptions, GroupDriver
+from swarm.rounds.handlers import SliceHandlers, serve_agreement, serve_heads
+from swarm.rounds.records import RecordFiles
+from swarm.rounds.replica_actor import CommitListener, ReplicaActor
+from swarm.rounds.result_log import ResultLog, reachable
+from swarm.rounds.trainers.trainer import Trainer
 from swarm.state.outer_state import OuterState
 from swarm.state.snapshots import SnapshotStore
 

@@ -10,7 +10,7 @@ import trio
 
 from peer.events import EventLog
 from swarm.protocol.head import Head
-from swarm.rounds.trainer import Trainer
+from swarm.rounds.trainers.trainer import Trainer
 
 CHECKPOINT_EVERY_S: Final = 10.0
 

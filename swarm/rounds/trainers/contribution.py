@@ -18,7 +18,7 @@ from peer.identity import Signed, sign_body
 from peer.net.wire import allocate
 from swarm.protocol.plan import CONTRIBUTION_KIND, Contribution, WorkPlan
 from swarm.rounds.context import RoundContext
-from swarm.rounds.trainer import TrainRequest, TrainResult
+from swarm.rounds.trainers.trainer import TrainRequest, TrainResult
 
 
 def as_bytes(encoded: torch.Tensor) -> memoryview:

@@ -29,7 +29,7 @@ from swarm.protocol.agreement import events
 from swarm.protocol.messages import CONTRIBUTION, FETCH_RESULT, RELAY, RESULT, Done, SliceOf
 from swarm.protocol.plan import Contribution
 from swarm.rounds.context import RoundContext
-from swarm.rounds.driver.merge_order import MergeOrder
+from swarm.rounds.exchange.merge_order import MergeOrder
 
 SENDS_PER_PEER: Final = 2  # keeps a link busy while a call waits for its answer, and leaves room for other peers
 THREADS: Final = max(1, (os.cpu_count() or 2) // 2)  # two threads on one core compete for its cache

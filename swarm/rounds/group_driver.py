@@ -29,13 +29,13 @@ from swarm.protocol.agreement.rules.evidence import signed_in
 from swarm.protocol.agreement.work import Work
 from swarm.protocol.head import Head, Member
 from swarm.protocol.messages import HeadReport
+from swarm.protocol.signer import KeySigner, check_all
 from swarm.protocol.timeouts import AdaptiveTimeouts
-from swarm.rounds.driver.newcomers import NewcomerFilter
-from swarm.rounds.driver.records import RecordFiles
-from swarm.rounds.driver.sending import MessageSender
-from swarm.rounds.driver.signer import KeySigner, check_all
-from swarm.rounds.driver.timers import Timers
+from swarm.rounds.newcomers import NewcomerFilter
 from swarm.rounds.notifier import Notifier
+from swarm.rounds.records import RecordFiles
+from swarm.rounds.sending import MessageSender
+from swarm.rounds.timers import Timers
 
 LOOK_S: Final = 0.25  # between two looks at the failure detector
 KNOWN_S: Final = 2.0  # between two looks at who publishes that it takes part

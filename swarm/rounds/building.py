@@ -16,9 +16,9 @@ from peer.errors import BarnraiseError, ProtocolViolation, ResourceError
 from swarm.protocol.agreement.round.instance import name_build
 from swarm.protocol.head import Head
 from swarm.rounds.context import RoundContext
-from swarm.rounds.driver.merge_order import MergeOrder
-from swarm.rounds.driver.result_log import LoggedResult, ResultLog, path_between
-from swarm.rounds.driver.slice_exchange import THREADS, SliceExchange
+from swarm.rounds.exchange.merge_order import MergeOrder
+from swarm.rounds.exchange.slice_exchange import THREADS, SliceExchange
+from swarm.rounds.result_log import LoggedResult, ResultLog, path_between
 from swarm.state.fetch import Fetched
 
 BUILT_MAX: Final = 4  # the accepted state and a candidate, and what a restart has found

@@ -18,8 +18,8 @@ from swarm.protocol.agreement import events
 from swarm.protocol.agreement.actions import Fetch
 from swarm.protocol.head import Head
 from swarm.protocol.messages import SLICE_BYTES_MAX
+from swarm.rounds.building import StateBuilder
 from swarm.rounds.context import RoundContext
-from swarm.rounds.driver.building import StateBuilder
 from swarm.state.chunk_fetch import Holders
 from swarm.state.fetch import fetch_state
 from swarm.state.messages import AskResult, StateMethods

@@ -29,8 +29,8 @@ from peer.ipc.train_messages import InnerResult
 from peer.worker.client import WorkerGroup
 from swarm.protocol.head import Head
 from swarm.protocol.ledger import Range, tail_of
-from swarm.rounds.trainer import TrainRequest, TrainResult
-from swarm.rounds.worker_trainer import NOTHING, WorkerTrainer, spans_of
+from swarm.rounds.trainers.trainer import TrainRequest, TrainResult
+from swarm.rounds.trainers.worker_trainer import NOTHING, WorkerTrainer, spans_of
 
 
 class OverlapPolicy(Protocol):
@@ -66,7 +66,7 @@ class _Tail:
 
 
 class OverlapTrainer(WorkerTrainer):
-    """Trains while an exchange is in flight; implements `swarm.rounds.trainer.Trainer`. `run` must be running."""
+    """A `swarm.rounds.trainers.trainer.Trainer` that trains while an exchange is in flight. `run` must be running."""
 
     def __init__(self, worker_group: WorkerGroup, policy: OverlapPolicy, events: EventLog) -> None:
         super().__init__(worker_group, "delta", events)

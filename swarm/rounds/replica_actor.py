@@ -16,16 +16,16 @@ from peer.identity import open_body
 from swarm.protocol.agreement import actions, events
 from swarm.protocol.head import Head
 from swarm.protocol.plan import PLAN_KIND, Contribution, WorkPlan
+from swarm.rounds.building import StateBuilder
+from swarm.rounds.catch_up import CatchUp
 from swarm.rounds.context import RoundContext
-from swarm.rounds.driver.audits import Audits
-from swarm.rounds.driver.building import StateBuilder
-from swarm.rounds.driver.catch_up import CatchUp
-from swarm.rounds.driver.group_driver import GroupDriver
-from swarm.rounds.driver.merge_order import MergeOrder
-from swarm.rounds.driver.result_log import LoggedResult, ResultLog, path_between, reachable
-from swarm.rounds.driver.slice_exchange import ExchangePart, Received, SliceExchange
-from swarm.rounds.driver.training import Training
+from swarm.rounds.exchange.audits import Audits
+from swarm.rounds.exchange.merge_order import MergeOrder
+from swarm.rounds.exchange.slice_exchange import ExchangePart, Received, SliceExchange
+from swarm.rounds.group_driver import GroupDriver
 from swarm.rounds.notifier import Notifier
+from swarm.rounds.result_log import LoggedResult, ResultLog, path_between, reachable
+from swarm.rounds.training import Training
 
 EXCHANGES_MAX: Final = 4  # the latest, whose results other peers may fetch
 LINGER_S: Final = 20.0  # after a commit, to serve slower peers the slices that they lack

@@ -13,7 +13,7 @@ from swarm.protocol.agreement import events
 from swarm.protocol.head import Head
 from swarm.protocol.plan import CONTRIBUTION_KIND, Contribution, WorkPlan
 from swarm.rounds.context import RoundContext
-from swarm.rounds.contribution import Contributor, EncodedUpdate
+from swarm.rounds.trainers.contribution import Contributor, EncodedUpdate
 
 _STOPPED: Final = "a new plan replaced it"
 

@@ -1,1 +1,0 @@
-"""What connects a node of the agreement to sockets, timers, files, the trainer and the weights."""

@@ -1,0 +1,1 @@
+"""The exchange of one round: each slice to its owner, merged there, audited by others."""
