@@ -39,6 +39,13 @@ def make_folder(path: Path) -> None:
         fsync_path(path.parent)
 
 
+def set_usual_mode(path: Path) -> None:
+    """Give a file the mode that a new one has here, by the umask. Raises OSError."""
+    umask = os.umask(0o077)
+    os.umask(umask)
+    path.chmod(0o666 & ~umask)
+
+
 def fsync_path(path: Path) -> None:
     """Wait until the disk has a file's bytes, or a folder's entries."""
     fd = os.open(path, os.O_RDONLY)

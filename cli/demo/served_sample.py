@@ -44,7 +44,7 @@ class ServedSample:
 def serve_sample(home: Path, homes: Sequence[Path], *, kills: bool) -> ServedSample:
     """Export the model from `homes`, serve it, and generate. Raises RoundError if some of it fails."""
     model = home / "model"
-    _run(["export", *(word for path in homes for word in ("--home", str(path))), "--out", str(model)])
+    _run(["export", *(word for path in homes for word in ("--home", str(path))), "--out", str(model), "--force"])
     layers = int(msgspec.json.decode((model / "config.json").read_bytes())["num_hidden_layers"])
     with children() as group:
         servers = _start(group, home, model, layers, kills)

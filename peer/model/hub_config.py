@@ -182,7 +182,4 @@ def hub_config(config: ModelConfig) -> dict[str, Any]:
         "rms_norm_eps": config.norm_eps,
         "hidden_act": "silu",
         "tie_word_embeddings": config.tie_embeddings,
-        "bos_token_id": None,
-        "eos_token_id": None,
-        "torch_dtype": "float32",
     }

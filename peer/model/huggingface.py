@@ -22,15 +22,16 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from peer.config import ModelConfig
+from peer.config import ModelConfig, WeightType
 from peer.data.tokenizer import Tokenizer
 from peer.decoding import MALFORMED, told
-from peer.errors import CheckpointError, ResourceError
-from peer.files import read_bounded
+from peer.errors import CheckpointError, ConfigError, ResourceError
+from peer.files import read_bounded, set_usual_mode
 from peer.model.decoder import rotary_frequencies
 from peer.model.hub_config import CONFIG_BYTES_MAX, hub_config, read_hub_config
 from peer.model.layout import FlatLayout, parameter_shapes
 from peer.model.parameter_files import EMBEDDING, HEAD
+from peer.model.text_rules import TextRules, special_ids, write_text_rules
 
 _WEIGHTS: Final = "model.safetensors"
 _INDEX: Final = "model.safetensors.index.json"
@@ -39,6 +40,14 @@ _DTYPES: Final = ("F32", "BF16", "F16", "F64")
 _ROTARY: Final = "rotary_emb.inv_freq"
 _ROTARY_TOLERANCE: Final = 0.02  # bf16 rounds by 0.004; another base is another model
 _PLAIN: Final = re.compile(r"[\w.-]+\.safetensors", re.ASCII)
+
+
+WEIGHT_TYPES: Final[Mapping[WeightType, torch.dtype]] = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
+NO_RULES: Final = TextRules()
 
 
 class _Index(msgspec.Struct):
@@ -80,20 +89,42 @@ def flatten(config: ModelConfig, tensors: Mapping[str, Tensor], out: Tensor | No
     return flat
 
 
-def export_pretrained(folder: Path, config: ModelConfig, flat: Tensor, tokenizer: Tokenizer) -> None:
-    """Write config.json, model.safetensors (fp32) and the tokenizer into `folder`, which is created if it is missing.
+def weight_type(tensors: Mapping[str, Tensor]) -> WeightType:
+    """Return the type of a checkpoint's parameters, "fp32" if they are of several or of another."""
+    kinds = {tensor.dtype for tensor in tensors.values()}
+    return next((name for name, kind in WEIGHT_TYPES.items() if kinds == {kind}), "fp32")
+
+
+def export_pretrained(
+    folder: Path,
+    config: ModelConfig,
+    flat: Tensor,
+    tokenizer: Tokenizer,
+    text: TextRules = NO_RULES,
+    dtype: WeightType = "fp32",
+) -> None:
+    """Write config.json, model.safetensors, the tokenizer and what `text` says into `folder`, created if missing.
 
     The weights are renamed into place when complete, and config.json comes last: an interrupted export is no
-    checkpoint. Raises ResourceError if the disk is full or read-only.
+    checkpoint. Weights of another checkpoint in `folder` are removed before. Raises ResourceError if the disk is full
+    or read-only, and ConfigError if a weight is beyond what `dtype` can hold.
     """
-    weights = _unshared(config, {name: view.detach() for name, view in FlatLayout.of(config).views(flat).items()})
+    weights = {name: view.detach().to(WEIGHT_TYPES[dtype]) for name, view in FlatLayout.of(config).views(flat).items()}
+    if dtype == "fp16" and not all(bool(torch.isfinite(tensor).all()) for tensor in weights.values()):
+        raise ConfigError("a weight is beyond what fp16 can hold: export with --dtype bf16")
+    weights = _unshared(config, weights)
     partial = folder / (_WEIGHTS + ".part")
+    hub = hub_config(config) | special_ids(text) | {"torch_dtype": str(WEIGHT_TYPES[dtype]).removeprefix("torch.")}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        tokenizer.save(folder)
         save_file(weights, partial, metadata={"format": "pt"})
+        set_usual_mode(partial)  # the library makes its files private
+        for old in [*folder.glob("*.safetensors"), folder / _INDEX, folder / "config.json"]:
+            old.unlink(missing_ok=True)
+        tokenizer.save(folder)
+        write_text_rules(folder, text)
         os.replace(partial, folder / _WEIGHTS)
-        (folder / "config.json").write_text(json.dumps(hub_config(config), indent=2) + "\n")
+        (folder / "config.json").write_text(json.dumps(hub, indent=2) + "\n")
     except BaseException as error:  # Ctrl-C as well
         with suppress(OSError):
             partial.unlink()

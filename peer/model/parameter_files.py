@@ -25,7 +25,8 @@ class ParameterFiles:
         self._files: dict[Path, Any] = {}
         self._paths: dict[str, Path] = {}
         for folder in folders:
-            for path in sorted(folder.glob("*.safetensors")):
+            whole = folder / "model.safetensors"  # then shards beside it are those of another download
+            for path in [whole] if whole.is_file() else sorted(folder.glob("*.safetensors")):
                 for name in self._opened(path).keys():  # noqa: SIM118  not a dict
                     self._paths.setdefault(name, path)
 

@@ -16,20 +16,21 @@ from optim.config import GossipConfig
 from optim.strategies.interface import RoundInfo
 from optim.strategies.registry import build_strategy, shared_vectors
 from peer.checkpoint.hash_tree import StateTree, hash_state
-from peer.config import ModelConfig
+from peer.config import ModelConfig, WeightType
 from peer.errors import CheckpointError, ConfigError
 from peer.events import EventLog
 from peer.identity import Identity, Signed
 from peer.ipc.span import spans_of
-from peer.model.huggingface import flatten, load_pretrained
+from peer.model.huggingface import flatten, load_pretrained, weight_type
 from peer.model.layout import FlatLayout, init_flat, split_flat, untie
+from peer.model.text_rules import TextRules, read_text_rules
 from swarm.placement.stages import cut, layout_of, open_store
 from swarm.protocol.messages import SLICE_BYTES_MAX
 from swarm.run.config import RunConfig
 from swarm.run.home import Home
 from swarm.run.manifest import PROTOCOL_VERSION, Manifest, sign_manifest
 from swarm.run.manifest_transfer import save_run_files
-from swarm.run.sections import check_fit, check_pipeline
+from swarm.run.sections import AUTO_TOKENIZER, BYTES_TOKENIZER, check_fit, check_pipeline
 from swarm.run.tokenizer import read_tokenizer
 
 
@@ -48,7 +49,7 @@ CreatedRun = tuple[Signed, bytes, list[InitialState]]
 
 def create_run(path: Path, run: RunConfig, identity: Identity, events: EventLog) -> CreatedRun:
     """Make the initial state, sign the manifest, keep both under `path`. Raises ConfigError, CheckpointError."""
-    model, theta = _model(run)
+    model, theta, dtype = _model(run)
     tokenizer, tokenizer_name, vocabulary = read_tokenizer(run)
     if vocabulary > model.vocab_size:
         raise ConfigError(
@@ -83,6 +84,8 @@ def create_run(path: Path, run: RunConfig, identity: Identity, events: EventLog)
         pipeline=run.pipeline,
         cuts=cuts,
         genesis=tuple(state.tree.root for state in states),
+        text=_text_rules(run, tokenizer_name),
+        export_dtype=dtype,
     )
     for stage, state in enumerate(states):
         store = open_store(Home(path), manifest, stage, identity, events)
@@ -110,14 +113,24 @@ def reload(path: Path, manifest: Manifest, identity: Identity, events: EventLog)
     return states
 
 
-def _model(run: RunConfig) -> tuple[ModelConfig, Tensor]:
-    """Return the model's shape and its initial weights, flat fp32; for a pipeline with the head untied."""
+def _model(run: RunConfig) -> tuple[ModelConfig, Tensor, WeightType]:
+    """Return the model's shape, its initial weights, flat fp32, and the type in which they were read; for a pipeline
+    with the head untied."""
     if run.pretrained is None:
         assert run.model is not None
-        return run.model, init_flat(run.model, run.run.seed)
+        return run.model, init_flat(run.model, run.run.seed), "fp32"
     model, tensors = load_pretrained(Path(run.pretrained.init))
-    theta = flatten(model, tensors)
-    return untie(model, theta) if run.pipeline.stages > 1 else (model, theta)
+    theta, dtype = flatten(model, tensors), weight_type(tensors)
+    if run.pipeline.stages > 1:
+        model, theta = untie(model, theta)
+    return model, theta, dtype
+
+
+def _text_rules(run: RunConfig, tokenizer: str) -> TextRules:
+    """Return what the checkpoint that the run starts from says of texts, if the run reads them with its tokenizer."""
+    if run.pretrained is None or run.tokenizer.source != AUTO_TOKENIZER or tokenizer == BYTES_TOKENIZER:
+        return TextRules()
+    return read_text_rules(Path(run.pretrained.init))
 
 
 def _check_slices(run: RunConfig, layout: FlatLayout, state: Sequence[Tensor]) -> None:

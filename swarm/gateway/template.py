@@ -25,9 +25,9 @@ import trio
 
 from peer.confinement.environment import passed_on
 from peer.errors import ConfigError
+from peer.model.text_rules import TextRules
 from peer.plain_text import plain
 from swarm.gateway.template_child import FRAME, TEXT_CHARS_MAX
-from swarm.run.manifest import TextRules
 
 RENDER_S: Final = 2.0
 START_S: Final = 20.0

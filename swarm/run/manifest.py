@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from base64 import b32encode
 from itertools import pairwise
-from typing import Annotated, Final, cast
+from typing import Final, cast
 
 import msgspec
 from blake3 import blake3
 
 from optim.config import AllReduceConfig, CodecConfig, OuterConfig, check_merge
 from peer.bounds import HASH_BYTES
-from peer.config import TOKENS_MAX, VOCABULARY_MAX, DataConfig, InnerConfig, ModelConfig, check_range
+from peer.config import TOKENS_MAX, DataConfig, InnerConfig, ModelConfig, WeightType, check_range
 from peer.errors import ConfigError, NotAdmitted, ProtocolViolation
 from peer.identity import Identity, Signed, is_peer_id, open_body, sign_body
 from peer.ipc.block_messages import HiddenType
+from peer.model.text_rules import TextRules
 from swarm.protocol.agreement.config import Mode
 from swarm.protocol.head import Head, genesis
 from swarm.run.sections import (
@@ -38,7 +39,6 @@ MANIFEST_BYTES_MAX: Final = 64 << 10
 TIME_MAX_S: Final = 1 << 40
 VERSION_MAX: Final = 1 << 16
 RUN_ID_BYTES: Final = 20
-TEMPLATE_CHARS_MAX: Final = 32 << 10
 
 _KIND: Final = "manifest"
 _TAG_FIELD: Final = "kind"
@@ -91,6 +91,10 @@ class Manifest(
     """The blocks of each stage."""
     genesis: tuple[bytes, ...]
     """The state hash of round 0 of each stage."""
+    text: TextRules = TextRules()
+    """Of the checkpoint that the run starts from; an export writes it back."""
+    export_dtype: WeightType = "fp32"
+    """That checkpoint's, and so that of an export if nothing else is asked for."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -158,21 +162,6 @@ class Manifest(
     def synchronous(self) -> bool:
         """Whether weights change at commits only: all replicas of a stage make each step together."""
         return isinstance(self.outer, AllReduceConfig)
-
-
-_TokenId = Annotated[int, msgspec.Meta(ge=0, lt=VOCABULARY_MAX)]
-
-
-class TextRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What the checkpoint says of texts: where an answer ends, and how a conversation is written."""
-
-    stops: Annotated[tuple[_TokenId, ...], msgspec.Meta(max_length=32)] = ()
-    """Tokens that end an answer."""
-    bos: Annotated[str, msgspec.Meta(max_length=64)] = ""
-    """The token before a text, as chat templates name it."""
-    eos: Annotated[str, msgspec.Meta(max_length=64)] = ""
-    chat_template: Annotated[str, msgspec.Meta(max_length=TEMPLATE_CHARS_MAX)] = ""
-    """Jinja2, run in a sandboxed process of its own; "" for none."""
 
 
 class ServedModelManifest(

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 import trio
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from cli.templates import template
-from peer.config import ModelConfig
+from peer.config import ModelConfig, WeightType
 from peer.data.tokenizer import ByteTokenizer
+from peer.errors import CheckpointError, ConfigError
 from peer.events import EventLog
 from peer.identity import Identity
 from peer.model.huggingface import export_pretrained
 from peer.model.layout import init_flat
+from peer.model.text_rules import Generation, TextRules, read_text_rules
 from swarm.coordinator.create_run import create_run
 from swarm.run.config import parse_run_config
 from swarm.run.home import Home
-from swarm.run.manifest import open_manifest
+from swarm.run.manifest import Manifest, open_manifest
 from swarm.run.manifest_transfer import load_run_files
 from tests.cli.support.typed import Peer, said
 from tests.cli.test_pipeline_input import home_with_checkpoints
@@ -51,3 +55,96 @@ def test_an_interrupted_export_leaves_no_model(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(KeyboardInterrupt):
         export_pretrained(tmp_path, MODEL, init_flat(MODEL, 0), ByteTokenizer())
     assert not list(tmp_path.glob("model.safetensors*")) and not (tmp_path / "config.json").exists()
+
+
+def original(folder: Path, dtype: WeightType) -> Path:
+    """Write a checkpoint with all that people put beside the weights."""
+    config = ModelConfig(
+        vocab_size=300, hidden_size=16, layers=1, heads=2, kv_heads=1, intermediate_size=16, max_seq_len=128
+    )
+    text = TextRules(
+        stops=(257, 258), bos_id=256, pad_id=259, bos="<s>", eos="</s>", pad="<pad>", unk="<unk>",
+        chat_template="{% for m in messages %}{{ bos_token }}{{ m.content }}{% endfor %}",
+        generation=Generation(do_sample=True, temperature=0.6, top_p=0.9, top_k=20),
+    )  # fmt: skip
+    export_pretrained(folder, config, init_flat(config, 0), ByteTokenizer(), text, dtype)
+    return folder
+
+
+async def created(home: Path, folder: Path, authority: Identity) -> Manifest:
+    """Create a run from a checkpoint, and give the home a checkpoint of round 4."""
+    text = template()
+    sized = text[text.index("vocab_size") : text.index("# [tokenizer]")]
+    run = parse_run_config(text.replace(sized, f"init = {str(folder)!r}\n"))
+    await trio.to_thread.run_sync(create_run, home / "c", run, authority, EventLog())
+    run_files = load_run_files(home / "c")
+    assert run_files is not None
+    manifest = open_manifest(run_files[0])
+    await home_with_checkpoints(home / "p", manifest, authority, [0])
+    return manifest
+
+
+@pytest.mark.parametrize(("dtype", "option"), [("bf16", ""), ("fp16", ""), ("fp32", ""), ("bf16", "fp32")])
+async def test_what_a_checkpoint_says_comes_back(
+    peer: Peer, tmp_path: Path, dtype: WeightType, option: WeightType
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    authority = Identity.load_or_create(Home(tmp_path / "c").identity)
+    folder, out = original(tmp_path / "hub", dtype), tmp_path / "out"
+    manifest = await created(tmp_path, folder, authority)
+    shutil.copy(folder / "tokenizer.json", tmp_path / "p" / "tokenizer.json")
+    chosen = ["--dtype", option] if option else []
+    before = os.umask(0o022)
+    try:
+        ended = peer("export", "--home", tmp_path / "p", "--out", out, *chosen)
+    finally:
+        os.umask(before)
+    assert ended.code == 0, ended.stderr
+    assert manifest.text == read_text_rules(out) == read_text_rules(folder)
+    assert {str(tensor.dtype) for tensor in load_file(out / "model.safetensors").values()} == {
+        {"bf16": "torch.bfloat16", "fp16": "torch.float16", "fp32": "torch.float32"}[option or dtype]
+    }
+    assert {path.stat().st_mode & 0o777 for path in out.iterdir()} == {0o644}
+    tokenizer = transformers.AutoTokenizer.from_pretrained(out)
+    assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token) == ("<s>", "</s>", "<pad>")
+    chat = [{"role": "user", "content": "hi"}]
+    assert tokenizer.apply_chat_template(chat, tokenize=False) == "<s>hi"
+    drawn = transformers.GenerationConfig.from_pretrained(out)
+    assert (drawn.eos_token_id, drawn.bos_token_id, drawn.pad_token_id) == ([257, 258], 256, 259)
+    assert (drawn.do_sample, drawn.temperature, drawn.top_p, drawn.top_k) == (True, 0.6, 0.9, 20)
+
+
+async def test_another_model_is_replaced_only_if_asked_for(peer: Peer, tmp_path: Path) -> None:
+    home, out = tmp_path / "coordinator", tmp_path / "out"
+    authority = Identity.load_or_create(Home(home).identity)
+    await trio.to_thread.run_sync(create_run, home, parse_run_config(template()), authority, EventLog())
+    run_files = load_run_files(home)
+    assert run_files is not None
+    trained = await home_with_checkpoints(tmp_path / "peer", open_manifest(run_files[0]), authority, [0])
+    original(out, "bf16")
+    (out / "model.safetensors").rename(out / "model-00001-of-00002.safetensors")
+    (out / "notes.txt").write_text("mine")
+    kept = {path.name: path.read_bytes() for path in out.iterdir()}
+    export = ("export", "--home", trained, "--out", out)
+    sentence = said(peer(*export), 2)
+    assert "holds another model or other files" in sentence and "--force" in sentence
+    assert kept == {path.name: path.read_bytes() for path in out.iterdir()}
+    assert peer(*export, "--force").code == 0
+    assert [path.name for path in out.glob("*.safetensors")] == ["model.safetensors"]
+    assert (out / "notes.txt").read_text() == "mine" and not (out / "chat_template.jinja").exists()
+    assert peer(*export).code == 0, "an export of the same run is brought up to date"
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("generation_config.json", '{"temperature": 1e9}'),
+        ("generation_config.json", '{"eos_token_id": -4}'),
+        ("chat_template.jinja", "x" * 40_000),
+        ("tokenizer_config.json", '{"bos_token": 7}'),
+    ],
+)
+def test_texts_out_of_bounds_are_refused(tmp_path: Path, name: str, content: str) -> None:
+    (original(tmp_path, "fp32") / name).write_text(content)
+    with pytest.raises((CheckpointError, ConfigError), match=r"out of bounds|malformed"):
+        read_text_rules(tmp_path)

@@ -13,13 +13,13 @@ import trio
 from peer.data.tokenizer import ByteTokenizer
 from peer.events import Event, EventLog
 from peer.ipc.sampling_options import Sampling
+from peer.model.text_rules import TextRules
 from swarm.gateway.app import Gateway, gateway_app
 from swarm.gateway.limits import ApiKeys, Quotas
 from swarm.gateway.listening import ListenAddress, serve_http
 from swarm.gateway.template import open_template
 from swarm.inference.route import Hop, RouteView
 from swarm.inference.session import DrawnToken
-from swarm.run.manifest import TextRules
 
 CONTEXT = 200
 

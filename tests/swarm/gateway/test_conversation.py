@@ -9,10 +9,10 @@ import pytest
 
 from peer.errors import ConfigError
 from peer.ipc.sampling_options import Sampling
+from peer.model.text_rules import TextRules
 from swarm.gateway.conversation import Conversation
 from swarm.gateway.template import ChatMessage, ChatTemplate
 from swarm.inference.session import NoServers
-from swarm.run.manifest import TextRules
 from tests.swarm.gateway.scripted import CONTEXT, ScriptedModel
 
 

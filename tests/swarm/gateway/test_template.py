@@ -9,9 +9,9 @@ import psutil
 import pytest
 import trio
 
+from peer.model.text_rules import TextRules
 from swarm.gateway import template as module
 from swarm.gateway.template import ChatMessage, TemplateFailed, open_template
-from swarm.run.manifest import TextRules
 
 pytestmark = pytest.mark.process
 

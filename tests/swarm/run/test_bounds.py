@@ -27,7 +27,8 @@ from peer.checkpoint.checkpoint_file import CheckpointManifest
 from peer.config import DataConfig, InnerConfig, ModelConfig, RopeScaling
 from peer.errors import ProtocolViolation
 from peer.identity import Identity, sign_body
-from swarm.run.manifest import Manifest, ServedModelManifest, TextRules, open_any_manifest
+from peer.model.text_rules import Generation, TextRules
+from swarm.run.manifest import Manifest, ServedModelManifest, open_any_manifest
 from swarm.run.sections import PipelineConfig, RunRules
 from tests.swarm.run.test_manifest import make_manifest
 from tests.swarm.run.test_served_model import served_model
@@ -63,6 +64,7 @@ SECTIONS: list[msgspec.Struct] = [
     CodecConfig(),
     PipelineConfig(),
     TextRules(),
+    Generation(),
     *METHODS,
 ]
 FLOATS = (math.nan, math.inf, -math.inf, 1e308, -1e308)
