@@ -49,7 +49,7 @@ async def check_status_tells(swarm: Swarm, gone: PeerProcess, witness: PeerProce
 
 
 def is_of(name: str) -> Callable[[dict[str, Any]], bool]:
-    return lambda fields: bool(fields["name"] == name)
+    return lambda fields: fields["name"] == name
 
 
 @pytest.mark.process

@@ -44,7 +44,8 @@ from swarm.state.outer_state import OuterState
 from swarm.state.snapshots import SnapshotStore
 from tests.support.newer_trio import TaskStatus
 from tests.swarm.run.test_manifest import make_manifest
-from tests.swarm.support.driven_group import STALLED_S, DrivenReplica, InventedTrainer, Patient
+from tests.swarm.support.driven_group import STALLED_S, DrivenReplica
+from tests.swarm.support.group import InventedTrainer, Patient
 
 
 def make_run(authority: str, stages: int = 1, **rules: object) -> Manifest:
