@@ -1,4 +1,4 @@
-"""What trio has and the stubs of trio_typing lack: they are of an older trio, and mypy takes them before trio's own types."""
+"""What trio has and the stubs of trio_typing, which mypy takes before trio's own types, lack: they are older."""
 
 from __future__ import annotations
 

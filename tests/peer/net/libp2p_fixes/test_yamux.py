@@ -349,11 +349,9 @@ async def test_a_closed_send_queue_blocks_no_writer(autojump_clock: trio.testing
 
 
 def _handshaken() -> tuple[NoiseConnection, NoiseConnection]:
-    sides: list[Any] = []
-    for _ in range(2):
-        side = NoiseConnection.from_name(b"Noise_XX_25519_ChaChaPoly_SHA256")
-        side.set_keypair_from_private_bytes(Keypair.STATIC, bytes([7 + len(sides)] * 32))
-        sides.append(side)
+    sides = [NoiseConnection.from_name(b"Noise_XX_25519_ChaChaPoly_SHA256") for _ in range(2)]
+    for k, side in enumerate(sides):
+        side.set_keypair_from_private_bytes(Keypair.STATIC, bytes([7 + k] * 32))
     initiator, responder = sides
     initiator.set_as_initiator()
     responder.set_as_responder()
