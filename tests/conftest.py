@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections import Counter
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -38,7 +38,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """In CI a skip is a failure: the machine lacks a tool that .ci/run should have installed."""
     report = yield
     if report.skipped and os.environ.get("CI") == "true" and not hasattr(report, "wasxfail"):
@@ -53,10 +53,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """With TEST_DURATIONS set, write what each file took, in seconds, to tests/durations.json."""
     if not os.environ.get("TEST_DURATIONS"):
         return
-    seconds = Counter[str]()
+    seconds: dict[str, float] = defaultdict(float)
     for reports in terminalreporter.stats.values():
         for report in reports:
             if isinstance(report, pytest.TestReport):
                 seconds[report.nodeid.partition("::")[0]] += report.duration
-    told = {file: round(total, 1) for file, total in seconds.most_common() if total >= 1.0}
+    told = {file: round(total, 1) for file, total in sorted(seconds.items(), key=lambda one: -one[1]) if total >= 1.0}
     DURATIONS.write_text(json.dumps(told, indent=1) + "\n")

@@ -64,7 +64,7 @@ class TextAnswer:
         stream = TextStream(self._tokenizer, self._stops, [*self._session.tokens, *prompt])
         waiting = list[DrawnToken]()
         finish: Finish = "length"
-        async with aclosing(self._session.generate(prompt, count)) as tokens:  # type: ignore[type-var]
+        async with aclosing(self._session.generate(prompt, count)) as tokens:
             async for drawn in tokens:
                 self.tokens += 1
                 self._last_at = time.monotonic()

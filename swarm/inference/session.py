@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Final
@@ -109,7 +109,7 @@ class RemoteSession:
 
     # -- generating ----------------------------------------------------------------------------------------------------
 
-    async def generate(self, prompt: Sequence[int], count: int) -> AsyncIterator[DrawnToken]:
+    async def generate(self, prompt: Sequence[int], count: int) -> AsyncGenerator[DrawnToken, None]:
         """Append `prompt` to the session and yield up to `count` tokens that follow; ends early behind a stop token,
         which is yielded, too. An empty prompt goes on where an error ended the last answer.
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.common import options
-from benchmarks.report import FILE, RESULTS, SECTIONS, report
+from benchmarks.common.options import RESULTS
+from benchmarks.report import FILE, SECTIONS, report
 
 
 def test_results_page_is_what_the_files_say() -> None:

@@ -18,7 +18,7 @@ from trio.testing import MockClock
 
 from peer.errors import ConnectionLost, NetworkError, ProtocolViolation, WorkerError
 from peer.events import Event, EventLog
-from peer.ipc.messages import ControlFrames, WorkerReply
+from peer.ipc.messages import ControlFrames, WorkerEvent, WorkerReply
 from peer.ipc.stage_spec import Moved, Taken
 from peer.ipc.train_messages import InnerResult
 from peer.net.admissions import Admissions
@@ -158,7 +158,7 @@ def test_answers(count: int) -> None:
     async def channel(peer: str, bulk: bool) -> Channel:
         return Recorded(data, chance)
 
-    rpc = Rpc("me", SimpleNamespace(open=channel), NetLimits(), meter(), EventLog())  # type: ignore[arg-type]
+    rpc = Rpc("me", SimpleNamespace(open=channel), NetLimits(), meter(), EventLog())
 
     async def call(answer: bytes) -> None:
         nonlocal data
@@ -248,7 +248,7 @@ def test_messages_of_a_worker(tmp_path: Any, count: int) -> None:
                         message.result(kind)
                     except WorkerError as error:
                         assert len(str(error)) < 500
-            elif hasattr(message, "fields"):
+            elif isinstance(message, WorkerEvent):
                 log.emit(message.name, **message.fields)
         log.close()
 

@@ -43,7 +43,7 @@ def wires() -> dict[str, tuple[str, CodecConfig]]:
     """Return each method of training in rounds and, of DiLoCo, each way to code its updates."""
     found = {name: (name, CodecConfig()) for name in METHODS if name != "gossip"}
     for up in ("powersgd", "lgreco"):
-        found[f"diloco {up}"] = ("diloco", CodecConfig(up=up, rank=2))  # type: ignore[arg-type]
+        found[f"diloco {up}"] = ("diloco", CodecConfig(up=up, rank=2))
     return found
 
 

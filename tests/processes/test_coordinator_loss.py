@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 
 from peer.errors import DialError
 from peer.net.address_book import AddressBook
-from swarm.client.status import read_status
+from swarm.client.status import SwarmStatus, read_status
 from swarm.run.home import Home
 from swarm.run.invite import Invite
 from tests.support.peer_process import PeerProcess
@@ -39,10 +41,15 @@ async def check_status_tells(swarm: Swarm, gone: PeerProcess, witness: PeerProce
                 seen = await read_status(invite, witness.home)
             except DialError:
                 continue
+            assert isinstance(seen, SwarmStatus)
             names = {peer.name for peer in seen.peers}
             is_told = seen.round is not None and seen.round >= round_then and seen.quorum_alive
             if is_told and witness.name in names and gone.name not in names:
                 return
+
+
+def is_of(name: str) -> Callable[[dict[str, Any]], bool]:
+    return lambda fields: fields["name"] == name
 
 
 @pytest.mark.process
@@ -89,7 +96,7 @@ async def test_a_lost_majority_is_regrouped_by_a_person_and_a_lost_everybody_com
         swarm.restart(swarm.coordinator)
         again = swarm.coordinator.mark()
         for i in range(3):  # it knows whom to ask; who finds whom first is chance
-            await swarm.coordinator.wait_for("member_joined", lambda f, i=i: f["name"] == f"p{i}", since=again)
+            await swarm.coordinator.wait_for("member_joined", is_of(f"p{i}"), since=again)
         before, together = p0.mark(), int(p0.commits[-1].fields["term"])
         p1.kill()
         p2.kill()

@@ -82,8 +82,8 @@ def test_peers_behind_nat_form_one_group(lab_of: Callable[[bool], Lab], tmp_path
             "public": children.enter_context(_child(lab.command("public", *node))),
         }
         told = {name: node.hear() for name, node in nodes.items()}
-        for node in nodes.values():
-            node.tell({"know": {fact["peer"]: fact["addresses"] for fact in told.values()}})
+        for child in nodes.values():
+            child.tell({"know": {fact["peer"]: fact["addresses"] for fact in told.values()}})
 
         def reach(caller: str, callee: str) -> str:
             nodes[caller].tell({"reach": told[callee]["peer"]})

@@ -39,13 +39,13 @@ def main() -> int:
         os.execve(sys.executable, sys.orig_argv, {**os.environ, "PYTHONHASHSEED": "0"})
     say = sys.stdout.write
     if options.shrink is not None:
-        found = shrink(options.setup[0], options.shrink)
-        if found is None:
+        least = shrink(options.setup[0], options.shrink)
+        if least is None:
             say(f"{options.setup[0]} {options.shrink}: nothing breaks\n")
             return 0
-        say("\n".join(found.timeline) + f"\n{found.what}\nwithout faults {list(found.without)}\n")
+        say("\n".join(least.timeline) + f"\n{least.what}\nwithout faults {list(least.without)}\n")
         if options.keep:
-            say(f"kept as {keep(found, options.keep)}\n")
+            say(f"kept as {keep(least, options.keep)}\n")
         return 1
     if options.mutations is not None:
         return mutations.write_table(options.mutations, options.schedules, options.workers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from peer.identity import Signed
 from swarm.protocol.agreement import messages as say
 from swarm.protocol.head import Head, Member
 from swarm.protocol.ledger import Ledger, Range, union, without
@@ -66,7 +67,7 @@ def require_certificate(invariants: Invariants, setup: Setup, signatures: Signat
         raise Broken("11 not by hearsay", f"round {head.round} of term {head.term} has no certificate")
 
 
-def _own(signed: tuple[say.Signed, ...], voter: Member) -> bool:
+def _own(signed: tuple[Signed, ...], voter: Member) -> bool:
     return any(one.signer == voter.peer for one in signed)
 
 

@@ -4,7 +4,8 @@ Nothing here asks the core: quorums, ledgers and electorates are judged by rules
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import msgspec
 
@@ -154,7 +155,7 @@ class Invariants:
             if link.start is not None:
                 self._signed_start(self._world.signatures.open(link.start, "agreement.start", say.StartBody))
 
-    _JUDGES = {  # noqa: RUF012
+    _JUDGES: ClassVar[dict[type[msgspec.Struct], Callable[..., None]]] = {
         say.VoteMessage: _vote,
         say.EchoMessage: _echo,
         say.PromiseMessage: _promise,
@@ -327,9 +328,9 @@ class Invariants:
         if culprit is None or (culprit.is_honest and not culprit.restored):
             raise Broken("12 honest is never struck", f"{machine.peer} accuses {action.peer}: {action.reason}")
 
-    def wiped(self, machine: Machine) -> None:
+    def wiped(self, peer: str) -> None:
         """A machine has another disk: it may begin again."""
-        self._highest.pop(machine.peer, None)
+        self._highest.pop(peer, None)
 
     def forget(self, newest: int) -> None:
         """Forget all but so many of the newest heads, so that long schedules stay small. What would follow a forgotten

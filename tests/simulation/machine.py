@@ -143,14 +143,13 @@ class Machine:
                 return
 
     def _do(self, action: actions.Action) -> None:
-        kind = type(action)
-        if kind is actions.Send:
+        if isinstance(action, actions.Send):
             self.world.send(self, action.peer, action.message)
-        elif kind is actions.SetTimer:
+        elif isinstance(action, actions.SetTimer):
             self.timers[action.id] = action.at
             self._arm(action.id, action.at)
         else:
-            self._ACTIONS[kind](self, action)
+            self._ACTIONS[type(action)](self, action)
 
     def _arm(self, id: str, at: float) -> None:
         self.later(max(0.0, (at - self.local_time()) / self.rate) + SPARK_S, self._ring, id, at)

@@ -20,6 +20,8 @@ from swarm.protocol.agreement.rules.acceptor import Ballot
 from swarm.protocol.agreement.rules.evidence import Evidence, ForcedBy
 from swarm.protocol.head import Member
 from swarm.protocol.ledger import Ledger
+from swarm.protocol.plan import next_ledger
+from swarm.protocol.receipts import receipted
 from tests.simulation import machine
 from tests.simulation.setups import COORDINATOR
 from tests.swarm.protocol.agreement import group
@@ -112,11 +114,11 @@ def _always_room(*args: Any, **more: Any) -> bool:
 
 
 def _keep_what_failed(*args: Any, **more: Any) -> Any:
-    return replace(_next_ledger(*args, **more), returned=())
+    return replace(next_ledger(*args, **more), returned=())
 
 
 def _of_anybody(counted: Any, receipts: Any, open_receipt: Any, senders: Any) -> Any:
-    return _receipted(counted, receipts, open_receipt, {receipt.signer for receipt in receipts})
+    return receipted(counted, receipts, open_receipt, {receipt.signer for receipt in receipts})
 
 
 def _give_up_silently(self: Ledger, cursor: int, returned: Any) -> Ledger:
@@ -186,8 +188,6 @@ def _never_led() -> list[Any]:
     return [patch.object(turns.Turns, "led", property(lambda self: -1, _nothing), create=True)]
 
 
-_next_ledger = scheduled_work.next_ledger
-_receipted = scheduled_work.receipted
 _THREE = ("witness3", "witness5", "witness7", "witness4")
 
 RULES: Final = (

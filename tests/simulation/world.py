@@ -149,7 +149,7 @@ class World:
         self.note(machine.peer, f"CRASHES, disk {kind}")
         machine.stop(kind)
         if kind == "wiped":
-            self.invariants.wiped(machine)
+            self.invariants.wiped(machine.peer)
         for other in sorted(self.machines):
             self.at(self.now + self.random.uniform(0.3, 3.0), None, self.suspect, other, machine.peer)
 

@@ -91,14 +91,15 @@ async def open_crowd(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=environment, cwd=REPOSITORY
         )
     os.setpriority(os.PRIO_PROCESS, process.pid, 19)  # their own work must not slow the others
-    assert process.stdin is not None and process.stdout is not None
+    stdin, stdout = process.stdin, process.stdout
+    assert stdin is not None and stdout is not None
     unread = b""
 
     async def ask(line: str) -> dict[str, Any]:
         nonlocal unread
-        await process.stdin.send_all(line.encode() + b"\n")
+        await stdin.send_all(line.encode() + b"\n")
         while b"\n" not in unread:
-            chunk = await process.stdout.receive_some()
+            chunk = await stdout.receive_some()
             assert chunk, f"the crowd has ended: {(folder / 'sybils.log').read_text()[-2000:]}"
             unread += chunk
         answer, _, unread = unread.partition(b"\n")

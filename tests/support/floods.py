@@ -271,7 +271,7 @@ async def together(*tasks: Callable[[], Awaitable[None]]) -> None:
 
 async def main(invite: str) -> None:
     os.setpriority(os.PRIO_PROCESS, 0, 19)  # what it costs us must not slow the honest caller
-    trio.open_tcp_stream = partial(trio.open_tcp_stream, local_address=SOURCE)  # type: ignore[assignment]
+    trio.open_tcp_stream = partial(trio.open_tcp_stream, local_address=SOURCE)
     say({"ready": True})
     stdin, unread = trio.lowlevel.FdStream(0), b""
     link, scope, ended = Link(), trio.CancelScope(), trio.Event()

@@ -8,8 +8,9 @@ What it submits afterwards: zeros; the update of its first round; or noise with 
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable
-from typing import Final
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+from unittest.mock import patch
 
 import torch
 
@@ -19,7 +20,7 @@ from swarm.rounds.trainers.worker_trainer import WorkerTrainer
 
 KIND_VARIABLE: Final = "FREE_RIDER"
 KINDS: Final = ("zeros", "old", "noise")
-Train = Callable[[WorkerTrainer, TrainRequest], Awaitable[TrainResult]]
+Train = Callable[[WorkerTrainer, TrainRequest], Coroutine[Any, Any, TrainResult]]
 
 
 def idle_after_one_round(kind: str, train: Train) -> Train:
@@ -48,5 +49,5 @@ def idle_after_one_round(kind: str, train: Train) -> Train:
 
 
 if __name__ == "__main__":
-    WorkerTrainer.train = idle_after_one_round(os.environ[KIND_VARIABLE], WorkerTrainer.train)  # type: ignore[method-assign]
-    main()
+    with patch.object(WorkerTrainer, "train", idle_after_one_round(os.environ[KIND_VARIABLE], WorkerTrainer.train)):
+        main()

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -106,7 +107,7 @@ class LanSwarm:
         took = []
         for peer in self.peers:
             with trio.move_on_after(max(0.0, since + FOUND_S - now_s())):
-                await peer.until(lambda peer=peer: committed_in(peer, since), "commit after healing", 2 * FOUND_S)  # type: ignore[misc]
+                await peer.until(partial(has_committed, peer, since), "commit after healing", 2 * FOUND_S)
             took.append(min((fact.at - since for fact in committed_in(peer, since)), default=math.inf))
         return max(took)
 
@@ -147,6 +148,10 @@ class LanSwarm:
         self.swarm.check_agreement()
         processes = self.swarm.processes()
         assert not [(peer.name, fact.fields) for peer in processes for fact in peer.all("peer_penalized")]
+
+
+def has_committed(peer: PeerProcess, since: float) -> bool:
+    return bool(committed_in(peer, since))
 
 
 def committed_in(peer: PeerProcess, since: float, until: float = math.inf) -> list[Fact]:

@@ -33,7 +33,7 @@ def all_methods() -> tuple[Method[Any, Any], ...]:
                     continue
                 name, request, reply = (ast.unparse(argument) for argument in node.args[:3])
                 module = vars(importlib.import_module(".".join(path.relative_to(REPOSITORY).with_suffix("").parts)))
-                access = next((k.value.value for k in node.keywords if k.arg == "access"), "member")  # type: ignore[attr-defined]
+                access: Any = next((k.value.value for k in node.keywords if k.arg == "access"), "member")  # type: ignore[attr-defined]
                 text = ast.literal_eval(name)
                 found[text] = Method(text, module[request], module[reply], PAYLOAD_MAX, PAYLOAD_MAX, access)
     return tuple(found.values())
@@ -83,7 +83,8 @@ def _value(info: inspect.Type, known: Mapping[str, Any], zero: bool) -> Any:
         case inspect.NoneType() | inspect.AnyType() | inspect.RawType():
             return None
         case _:  # lists, sets, tuples of any length
-            return [_value(info.item_type, known, zero)] * (getattr(info, "min_length", None) or 0)
+            members: Any = info
+            return [_value(members.item_type, known, zero)] * (getattr(info, "min_length", None) or 0)
 
 
 def _fits(value: Any, cls: type, field: str) -> bool:

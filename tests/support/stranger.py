@@ -88,11 +88,14 @@ class Recorder:
                 file.write(view[:count])
             return count
 
-        NoiseTransport.decrypt = noted_decrypt  # type: ignore[method-assign]
-        StreamChannel.__init__ = noted_begin  # type: ignore[method-assign]
-        StreamChannel._read = noted_read  # type: ignore[method-assign]
-        StreamChannel.receive_into = noted_receive_into  # type: ignore[method-assign]
-        TlsSocket.receive_into = noted_receive  # type: ignore[method-assign]
+        for owner, method, noted in (
+            (NoiseTransport, "decrypt", noted_decrypt),
+            (StreamChannel, "__init__", noted_begin),
+            (StreamChannel, "_read", noted_read),
+            (StreamChannel, "receive_into", noted_receive_into),
+            (TlsSocket, "receive_into", noted_receive),
+        ):
+            setattr(owner, method, noted)
 
 
 class Stranger:

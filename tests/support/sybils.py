@@ -192,7 +192,7 @@ async def live(crowd: Crowd, mode: str) -> None:
 
 
 async def main(text: str, identities: int, hosts: int, modes: list[str]) -> None:
-    trio.open_tcp_stream = partial(trio.open_tcp_stream, local_address=SOURCE)  # type: ignore[assignment]
+    trio.open_tcp_stream = partial(trio.open_tcp_stream, local_address=SOURCE)
     invite = Invite.parse(text)
     crowd = Crowd(msgspec.structs.replace(invite, key=b"", chain=()), not invite.chain, [])
 

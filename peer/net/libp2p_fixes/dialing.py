@@ -20,7 +20,7 @@ from libp2p.peer.id import ID
 from libp2p.peer.peerdata import PeerData
 from libp2p.peer.peerstore import PeerStoreError
 from multiaddr import Multiaddr
-from noise.exceptions import NoiseHandshakeError, NoiseInvalidMessage, NoiseValueError  # type: ignore[import-untyped]
+from noise.exceptions import NoiseHandshakeError, NoiseInvalidMessage, NoiseValueError
 
 from peer.errors import DialError
 from peer.net.dialing import race

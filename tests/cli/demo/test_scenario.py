@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -27,11 +28,13 @@ ARRIVALS = ((1, 0), (2, 1), (3, 0), (4, 1))
 class Late(LocalCluster):
     """A cluster whose rounds are committed before its last peers have a stage. Its peers do nothing."""
 
-    def __init__(self, home: Path, group: Children, progress: Progress) -> None:
-        super().__init__(home, 12, group, progress, lambda: None)
+    def __init__(self, home: Path, group: Children, progress: Progress, rounds: int = 12) -> None:
+        super().__init__(home, rounds, group, progress, lambda: None)
         self.at_the_kill: list[int | None] = []
-        self._to_come = [("replica_opened", f"peer-{number}", {"stage": stage}) for number, stage in ARRIVALS]
-        committed = {"round": 9, "state_hash": "ab", "head": "h", "previous": "g", "counted": []}
+        self._to_come: list[tuple[str, str, dict[str, Any]]] = [
+            ("replica_opened", f"peer-{number}", {"stage": stage}) for number, stage in ARRIVALS
+        ]
+        committed: dict[str, Any] = {"round": 9, "state_hash": "ab", "head": "h", "previous": "g", "counted": []}
         for stage in (1, 0):
             self._to_come.insert(2, ("round_committed", f"peer-{stage + 1}", {**committed, "stage": stage}))
 
@@ -84,8 +87,7 @@ class Fast(Late):
 def test_a_frozen_peer_is_thawed_before_the_end(tmp_path: Path) -> None:
     """Else all others would have the last round and leave."""
     with children() as group:
-        cluster = Fast(tmp_path, group, Progress("test", keeps_all=True, stages=2))
-        cluster.rounds = 15
+        cluster = Fast(tmp_path, group, Progress("test", keeps_all=True, stages=2), rounds=15)
         play_pipeline(cluster, 4)
     assert cluster.thawed_in <= cluster.rounds - 3
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, Literal
 
-import trio
+from tests.support.newer_trio import run_abandonable
 
 SCRIPT = Path(__file__).with_name("shown.py")
 ROOT = Path(__file__).parents[3]
@@ -58,7 +58,7 @@ async def shown_by(actions: Sequence[dict[str, Any]], on: Literal["terminal", "p
         )
     os.close(theirs)
     try:
-        return (await trio.to_thread.run_sync(_read, ours, abandon_on_cancel=True)).split(b"<next>")[: len(actions)]
+        return (await run_abandonable(_read, ours)).split(b"<next>")[: len(actions)]
     finally:
         process.kill()
         process.wait()

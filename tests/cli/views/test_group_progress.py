@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -80,9 +81,9 @@ def test_a_lost_stage_is_named_with_its_last_members() -> None:
 def test_the_run_is_complete_with_its_last_stage(stages: int) -> None:
     progress = coordinator_view(stages)
     for stage in range(stages):
-        assert not progress.complete and "go on training" in _farewell(progress, HOME)
+        assert not progress.complete and "go on training" in _farewell(progress, Path(HOME))
         tell(progress, "run_completed", round=9, **({"stage": stage} if stages > 1 else {}))
-    assert progress.complete and _farewell(progress, HOME) == "The run is complete. It is kept in coordinator."
+    assert progress.complete and _farewell(progress, Path(HOME)) == "The run is complete. It is kept in coordinator."
     assert told(progress)[1:] == ["the run is complete at round 9"]
     assert lines_of(progress)[0][-1] == "complete"
 

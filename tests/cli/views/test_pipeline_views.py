@@ -16,6 +16,7 @@ from cli.views.facts import CommitRow
 from cli.views.micro_batch_audit import MicroBatches
 from cli.views.progress import Progress
 from cli.views.table import live_view
+from optim.config import DilocoConfig
 from swarm.run.config import parse_run_config
 
 
@@ -204,5 +205,5 @@ def test_the_quickstarts_pipeline_is_valid() -> None:
     config = parse_run_config(run_toml(12, 3))
     assert config.model is not None and config.pipeline.stages == 3
     assert config.model.layers == 6 and not config.model.tie_embeddings
-    assert config.inner.total_steps == 12 * config.outer.steps  # type: ignore[union-attr]
+    assert isinstance(config.outer, DilocoConfig) and config.inner.total_steps == 12 * config.outer.steps
     assert parse_run_config(run_toml(12)).pipeline.stages == 1

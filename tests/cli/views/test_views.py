@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -154,8 +155,8 @@ def test_a_round_repeated_after_a_regroup_is_no_fork() -> None:
         ({"traffic_factor": 10.0}, "only 10 times"),
     ],
 )
-def test_each_broken_invariant_is_named(changes: dict[str, object], words: str) -> None:
-    arguments: dict[str, object] = {
+def test_each_broken_invariant_is_named(changes: dict[str, Any], words: str) -> None:
+    arguments: dict[str, Any] = {
         "commits": GOOD, "ended": {"a": 2, "b": 2}, "rounds": 2, "killed": ["k"], "added": ["n"],
         "val_losses": LOSSES, "traffic_factor": 100.0,
     }  # fmt: skip

@@ -59,9 +59,9 @@ class Instances:
                     return chance.choice(known)
                 return chance.choice([low, high, chance.randint(low, min(high, low + 8))])
             case inspect.FloatType():
-                low = info.ge if info.ge is not None else 0.0 if info.gt is None else info.gt + 1e-3
-                high = info.le if info.le is not None else low + 10.0 if info.lt is None else info.lt * 0.999
-                return chance.choice([float(low), float(high), min(high, low + chance.random())])
+                least = info.ge if info.ge is not None else 0.0 if info.gt is None else info.gt + 1e-3
+                most = info.le if info.le is not None else least + 10.0 if info.lt is None else info.lt * 0.999
+                return chance.choice([float(least), float(most), min(most, least + chance.random())])
             case inspect.BoolType():
                 return chance.random() < 0.5
             case inspect.NoneType():

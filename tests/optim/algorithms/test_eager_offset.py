@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -19,7 +21,7 @@ def test_shared_state_and_offset_are_the_papers_weights(outer: DilocoOuter) -> N
     goals = [torch.randn(n, dtype=torch.float64) for _ in range(K)]
     start = torch.randn(n, dtype=torch.float64)
 
-    settings = {"outer_lr": outer.lr, "outer_momentum": outer.momentum, "nesterov": outer.nesterov}
+    settings: dict[str, Any] = {"outer_lr": outer.lr, "outer_momentum": outer.momentum, "nesterov": outer.nesterov}
     group = Group("eager", {"w": start}, K, H=1, inner={"optimizer": "lion", "lr": lr, "weight_decay": 0.0}, **settings)
     signs = [torch.zeros(n, dtype=torch.float64) for _ in range(K)]  # Lion's momentum, by hand
 

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from optim.algorithms.demo import DemoScheme
+from optim.algorithms.packing import Sparse
 from optim.algorithms.sparse import Scheme
 from optim.algorithms.sparseloco import SparseLocoScheme
 from optim.simulate import layout_of
@@ -43,7 +44,7 @@ def test_a_message_takes_the_documented_bits() -> None:
     """Of whole 64 x 64 tiles: demo 32 of 4096 at 12 + 32 bits, sparseloco 64 at 12 + 2."""
     layout = layout_of({"w": torch.zeros(1024, 2048)})
     for scheme, bits in ((DemoScheme(), 32 * 44 / 4096), (SparseLocoScheme(), 64 * 14 / 4096)):
-        coding = SparseCoding(layout, scheme, 64)  # type: ignore[arg-type]
+        coding = SparseCoding(layout, scheme, 64)
         size = sum(coding.message_bytes(i) for i in range(coding.count))
         assert size * 8 / layout.numel == pytest.approx(bits, rel=1e-3)
 
@@ -79,7 +80,7 @@ def test_cutting_a_parameter_does_not_change_demo(monkeypatch: pytest.MonkeyPatc
 def test_memory_holds_what_was_not_sent_and_restored_messages(name: str) -> None:
     scheme = replace(SCHEMES[name], **{"decay" if name == "demo" else "ef_decay": 1.0})  # type: ignore[type-var]
     sender = strategy(name)
-    sender.scheme = sender._coding.scheme = scheme  # type: ignore[assignment]
+    sender.scheme = sender._coding.scheme = scheme
     round_info = Rounds(lambda: sender, torch.zeros(1), peers=1).round_info(lr=1.0)
     coding = sender.coding(round_info, [])
     heard, asked = torch.zeros(LAYOUT.numel), torch.zeros(LAYOUT.numel)
@@ -145,5 +146,5 @@ def valid(coding: SparseCoding) -> bytearray:
     memory = torch.sin(torch.arange(float(SMALL.numel)))
     taken = [coding.scheme.take(memory[piece.span], piece.tiling) for piece in coding.slices[0]]
     quantized = tuple(q for _, q in taken if q is not None)
-    message = sparse.Sparse(tuple(part for part, _ in taken), quantized or None)
+    message = Sparse(tuple(part for part, _ in taken), quantized or None)
     return bytearray(coding.packings[0].pack(message).numpy().tobytes())

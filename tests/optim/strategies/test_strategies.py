@@ -30,7 +30,7 @@ from tests.optim.algorithms.test_methods_rounds import diloco_by_formula
 from tests.optim.algorithms.test_methods_sparse import CHUNK, demo_by_formula, sparseloco_by_formula
 from tests.optim.algorithms.test_methods_steps import LION, allreduce_by_formula, lion_by_formula
 from tests.optim.support.rounds import Rounds, encoded, flat, trajectory
-from tests.optim.support.trajectory import K, apart, initial
+from tests.optim.support.trajectory import Arrays, K, apart, initial
 
 CLOSE = 2e-5  # fp32, sixty steps
 FP32 = get_codec("fp32")
@@ -61,8 +61,8 @@ def wire() -> DenseWire:
     return DenseWire([[slice(0, LAYOUT.numel)]], FP32, FP32)
 
 
-def distance(build: Callable[[], OuterStrategy], every: int, theirs: list[dict[str, object]], lr: float = 0.0) -> float:
-    return apart(trajectory(build, LAYOUT, every, lr), theirs)  # type: ignore[arg-type]
+def distance(build: Callable[[], OuterStrategy], every: int, theirs: list[Arrays], lr: float = 0.0) -> float:
+    return apart(trajectory(build, LAYOUT, every, lr), theirs)
 
 
 def test_diloco(short_slices: None) -> None:
@@ -89,7 +89,7 @@ def test_streaming_steps_one_fragment_a_round(short_slices: None, up: str) -> No
                     view.copy_(torch.outer(view[:, 0], torch.linspace(0.5, 1.5, view.shape[1])))
         rounds.exchange(products)
         for n, at in fragments[number % 2].items():
-            delta = sum(LAYOUT.views(p)[n].double().numpy() for p in products)[at] / K
+            delta = sum(LAYOUT.views(p)[n].double().numpy()[at] for p in products) / K
             velocity[n][at] = 0.9 * velocity[n][at] + delta
             theta[n][at] = theta[n][at] - 0.4 * (delta + 0.9 * velocity[n][at])
         ours = {n: v.double().numpy() for n, v in LAYOUT.views(rounds.tensors[0]).items()}
@@ -146,7 +146,7 @@ def test_the_large_batch_step_clips_and_decays_as_a_worker_does() -> None:
 @pytest.mark.parametrize(
     ("name", "codec"),
     [(name, config.CodecConfig()) for name in METHODS]
-    + [("diloco", config.CodecConfig(up=up)) for up in ("fp32", "lgreco", "topk", "sign", "ternary")]  # type: ignore
+    + [("diloco", config.CodecConfig(up=up)) for up in ("fp32", "lgreco", "topk", "sign", "ternary")]
     + [(name, config.CodecConfig(up="powersgd", rank=1)) for name in ("diloco", "streaming", "lamb")],
 )
 def test_the_order_of_senders_does_not_change_a_bit(name: str, codec: config.CodecConfig) -> None:
@@ -166,7 +166,7 @@ def test_the_order_of_senders_does_not_change_a_bit(name: str, codec: config.Cod
 @pytest.mark.parametrize(
     ("name", "codec"),
     [(name, config.CodecConfig()) for name in METHODS]
-    + [("diloco", config.CodecConfig(up=up, rank=1)) for up in ("topk", "sign", "powersgd", "lgreco")],  # type: ignore
+    + [("diloco", config.CodecConfig(up=up, rank=1)) for up in ("topk", "sign", "powersgd", "lgreco")],
 )
 def test_a_product_that_is_not_finite_is_refused_and_changes_nothing(name: str, codec: config.CodecConfig) -> None:
     spoiled, clean = (build_strategy(METHODS[name], codec, LAYOUT, INNER) for _ in range(2))

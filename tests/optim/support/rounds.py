@@ -44,7 +44,7 @@ def trajectory(build: Callable[[], OuterStrategy], layout: FlatLayout, every: in
         if rounds.strategies[0].product == "delta":
             products = [rounds.tensors[0] - flat(params) for params in workers]
         else:
-            products = [sum(flat(grads[k]) for grads in gathered) / len(gathered) for k in range(K)]
+            products = [sum((flat(grads[k]) for grads in gathered), torch.zeros(())) / len(gathered) for k in range(K)]
         gathered.clear()
         rounds.exchange(products, lr=lr)
         theta = layout.views(rounds.tensors[0])

@@ -121,7 +121,7 @@ def test_fused_adamw_equals_adamw_up_to_rounding() -> None:
         g = torch.randn(layout.numel, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         for optimizer, theta in zip(optimizers, thetas, strict=True):
             optimizer.step(theta, g)
-    assert torch.allclose(*thetas, rtol=0, atol=1e-13)
+    assert torch.allclose(thetas[0], thetas[1], rtol=0, atol=1e-13)
     assert torch.allclose(optimizers[0].state, optimizers[1].state, rtol=0, atol=1e-13)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import msgspec
 import pytest
@@ -53,7 +54,8 @@ class ForwardRequest:
         of_input = self.stage.backward(msgspec.structs.replace(self.micro_batch, **changes), self.seed)
         exact_input, of_weights = self.exact.backward(self.seed)
         assert (of_input is None) == (exact_input is None)
-        assert of_input is None or relative(of_input, exact_input) < BOUND
+        if of_input is not None and exact_input is not None:
+            assert relative(of_input, exact_input) < BOUND
         return of_weights
 
 
@@ -63,7 +65,7 @@ def refused(reason: str, call: Callable[[], object]) -> None:
     assert caught.value.reason == reason, caught.value
 
 
-def stages(**changes: object) -> Iterator[tuple[int, Stage]]:
+def stages(**changes: Any) -> Iterator[tuple[int, Stage]]:
     return enumerate(open_stages(STAGES, **changes))
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -48,7 +50,7 @@ def refused(stage: Stage, reason: str, call: Callable[[], object]) -> None:
     assert state(stage) == before
 
 
-def busy_chain(**changes: object) -> list[Stage]:
+def busy_chain(**changes: Any) -> list[Stage]:
     """Two stages that have counted "done" and hold "held"."""
     chain = open_stages(SPLITS[2], **changes)
     for name in ("done", "held"):
@@ -99,10 +101,10 @@ def test_a_bad_gradient_leaves_the_micro_batch_held() -> None:
     first, held = chain[0], MicroBatch("held", 0, 0)
     bad = ((NAN, "not_finite"), (1e18 * X, "not_finite"), (X[:3], "shape"), (X.half(), "dtype"), (None, "shape"))
     for gradient, reason in bad:
-        refused(first, reason, lambda gradient=gradient: first.backward(held, gradient))
+        refused(first, reason, partial(first.backward, held, gradient))
     refused(chain[1], "shape", lambda: chain[1].backward(MicroBatch("held", 1, 0), X))
     for name, reason in (("never", "unknown"), ("done", "unknown")):
-        refused(first, reason, lambda name=name: first.backward(MicroBatch(name, 0, 0), X))
+        refused(first, reason, partial(first.backward, MicroBatch(name, 0, 0), X))
     backward(chain, "held")
     assert first.take_gradient(torch.empty(first.layout.numel)).micro_batches == ("done", "held")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import msgspec
 import pytest
@@ -53,7 +54,8 @@ def test_steps_equal_adamw_written_out() -> None:
         trainer.step(tokens, step=t - 1)
         reference.zero_grad()
         next_token_loss(reference(tokens[:, :-1]), tokens).backward()
-        norm = torch.sqrt(sum(p.grad.square().sum() for p in reference.parameters()))  # type: ignore[arg-type,union-attr]
+        gradients: list[Any] = [p.grad for p in reference.parameters()]
+        norm = torch.sqrt(sum((g.square().sum() for g in gradients), torch.tensor(0.0)))
         scale = min(1.0, INNER.clip_norm / float(norm))
         lr = learning_rate(INNER, t - 1)
         with torch.no_grad():

@@ -6,6 +6,7 @@ import itertools
 import sys
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -162,7 +163,7 @@ def test_has_text(tmp_path: Path) -> None:
 def test_the_standard_library_is_a_corpus() -> None:
     lines = 0
 
-    def count(frame: FrameType, event: str, arg: object) -> object:
+    def count(frame: FrameType, event: str, arg: object) -> Any:
         nonlocal lines
         lines += 1
         return count

@@ -156,7 +156,7 @@ def test_17_mib_are_not_parsed(tmp_path: Path) -> None:
 
 def test_padding_and_truncation_of_a_file_do_not_apply(sound: dict[str, Any]) -> None:
     truncation = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 5}
-    padding = {"strategy": {"Fixed": 1 << 31}, "direction": "Right", "pad_to_multiple_of": None}
+    padding: dict[str, Any] = {"strategy": {"Fixed": 1 << 31}, "direction": "Right", "pad_to_multiple_of": None}
     padding |= {"pad_id": 0, "pad_type_id": 0, "pad_token": "x"}
     tokenizer = read_tokenizer(json.dumps({**sound, "truncation": truncation, "padding": padding}).encode())
     assert tokenizer.encode("long enough") == list(b"long enough")

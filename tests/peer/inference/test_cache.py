@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peer.inference.cache import PAGE_TOKENS, CacheFull, CachePool, CacheShape, SessionCache, pages_of
+from peer.inference.cache import CacheFull, CachePool, CacheShape, SessionCache, pages_of
+from peer.ipc.block_messages import PAGE_TOKENS
 
 SHAPE = CacheShape(2, 1, 4, torch.float32, torch.device("cpu"), tokens_max=40 * PAGE_TOKENS)
 

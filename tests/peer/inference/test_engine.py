@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from peer.inference.cache import PAGE_TOKENS
 from peer.inference.engine import Engine, StepRefused
+from peer.ipc.block_messages import PAGE_TOKENS
 from peer.ipc.sampling_options import Sampling
 from tests.peer.inference.test_golden import chain, expected, prompt_of
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import numpy as np
 import pytest
 import torch
@@ -51,7 +53,7 @@ def test_the_noise_is_gumbels() -> None:
 def test_filters_are_those_of_transformers(scores: list[float], top_k: int, top_p: float, min_p: float) -> None:
     from transformers.generation.logits_process import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-    ids = torch.zeros(1, 1, dtype=torch.int64)
+    ids = cast(torch.LongTensor, torch.zeros(1, 1, dtype=torch.int64))
     values = torch.tensor(scores)
     if len(set(values.tolist())) < len(scores):
         return  # equal scores are cut in another order there
@@ -62,7 +64,7 @@ def test_filters_are_those_of_transformers(scores: list[float], top_k: int, top_
     ):
         if warper is None:
             continue
-        theirs, ours = warper(ids, values.unsqueeze(0))[0], filtered(values, sampling)
+        theirs, ours = warper(ids, cast(torch.FloatTensor, values.unsqueeze(0)))[0], filtered(values, sampling)
         total = values.double().softmax(-1).sort(descending=True).values.cumsum(-1)
         near_edge = sampling.top_p < 1 and bool(((total - top_p).abs() < 1e-5).any())
         assert near_edge or torch.equal(theirs, ours)

@@ -7,6 +7,7 @@ import pytest
 import trio
 
 from peer.errors import ConnectionLost, RemoteError, RoundDiscarded
+from peer.net.admissions import Access
 from peer.net.limits import NetLimits
 from peer.net.method import Call, Method
 from peer.net.wire import HEADER_BYTES, LARGE_HEADER_BYTES
@@ -83,12 +84,13 @@ async def test_calls_at_once_depend_on_what_a_peer_has_proved() -> None:
 
         b.rpc.register(stall, hold)
         b.admissions.guard()
-        for access, trusted, most in (
+        cases: tuple[tuple[Access, bool, int], ...] = (
             ("open", False, 2),
             ("client", False, 4),
             ("member", False, 12),
             ("member", True, 16),
-        ):
+        )
+        for access, trusted, most in cases:
             b.admissions.grant(a.peer_id, access, trusted=trusted)
             async with trio.open_nursery() as nursery:
                 for _ in range(most):

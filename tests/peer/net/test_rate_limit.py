@@ -65,7 +65,8 @@ async def test_the_meter_counts_and_smooths() -> None:
     meter.transferred("a", 1 << 20, 1.0)
     assert meter.by_peer["a"].bandwidth == 1 << 20
     meter.transferred("a", 1 << 20, 0.5)
-    assert 1 << 20 < meter.by_peer["a"].bandwidth < 2 << 20
+    bandwidth = meter.by_peer["a"].bandwidth
+    assert bandwidth is not None and 1 << 20 < bandwidth < 2 << 20
 
 
 async def test_the_meter_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager, suppress
 import msgspec
 import pytest
 import trio
+from libp2p.abc import INetStream
 from libp2p.network.stream.exceptions import StreamError
 from libp2p.peer.id import ID
 
@@ -284,7 +285,7 @@ async def test_a_malformed_body_is_penalized() -> None:
         assert "malformed body" in str((await facts.wait("peer_penalized")).fields["reason"])
 
 
-async def raw_stream(host: Host, peer: str):  # type: ignore[no-untyped-def]
+async def raw_stream(host: Host, peer: str) -> INetStream:
     with trio.fail_after(60):
         return await host.libp2p.new_stream(ID.from_base58(peer), [PROTOCOL])
 

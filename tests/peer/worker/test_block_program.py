@@ -104,7 +104,7 @@ def running(folder: Path, span: Span) -> Iterator[tuple[Ring, Ring, BlockWorker,
     thread = threading.Thread(target=run)
     thread.start()
     try:
-        yield *rings, worker, load  # type: ignore[misc]
+        yield *rings, worker, load
     finally:
         link.stopped = True
         thread.join(60)

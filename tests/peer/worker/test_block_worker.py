@@ -100,7 +100,7 @@ async def generate(groups: Sequence[BlockWorkerGroup], session: int, prompt: lis
                     if behind is not None:
                         step = ComputeTokens(session, output.position, output.count, output.ids, done == end)
                         behind.send(step, payload)
-        assert output.token is not None
+        assert isinstance(output, SpanOutput) and output.token is not None
         said.append(output.token)
         ids = (output.token,)
     return said

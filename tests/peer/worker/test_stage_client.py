@@ -33,7 +33,8 @@ async def through(
 ) -> None:
     """One micro-batch forward and back, as over the network."""
     ids, targets = tokens[:, :-1], tokens[:, 1:]
-    at = tuple(ids.shape)
+    rows, columns = ids.shape
+    at = rows, columns
     async with first.slot() as near:
         near.tokens(*at).copy_(ids)
         await first.forward(MicroBatch(name, 0, 0), near, *at)

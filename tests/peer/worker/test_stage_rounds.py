@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -41,7 +42,7 @@ def fill(slot: MicroBatchSlot, seed: int, shape: tuple[int, int] = SHAPE) -> tup
 async def test_the_worker_equals_a_local_stage(tmp_path: Path) -> None:
     """Every call of a round, bit for bit."""
     torch.set_num_threads(1)
-    changes = {"previous": True, "staleness": 1}
+    changes: dict[str, Any] = {"previous": True, "staleness": 1}
     twin = open_stages(STAGES, **changes)[1]
     async with open_worker(tmp_path, 1, **changes) as (worker_group, _), worker_group.slot() as slot:
         out = torch.empty_like(worker_group.delta)
@@ -58,7 +59,8 @@ async def test_the_worker_equals_a_local_stage(tmp_path: Path) -> None:
             )  # an evaluation under the same name, meanwhile
             done = await worker_group.backward(micro_batch, slot, *SHAPE)
             assert done.counted == count
-            assert torch.equal(slot.hidden(*SHAPE), twin.backward(micro_batch))
+            of_input = twin.backward(micro_batch)
+            assert of_input is not None and torch.equal(slot.hidden(*SHAPE), of_input)
 
         await both("a", 0, epoch=0)
         await both("a", 2, epoch=0, count=False, attempt=1)

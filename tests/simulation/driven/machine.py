@@ -63,7 +63,8 @@ class DrivenMachine:
         self.state: OuterState | None = None
         self._scope: trio.CancelScope | None = None
         self._held: list[events.Event] = []
-        self._base, self._build = b"", {}
+        self._base = b""
+        self._build: dict[Any, tuple[bytes, Any]] = {}
         self._finish = trio.Event()
         self.speed = 0.0
 
@@ -116,7 +117,7 @@ class DrivenMachine:
                 await self._train(host)
         self.disk.crash(self.dies_as)
         if self.dies_as == "wiped":
-            self.world.invariants.wiped(self)
+            self.world.invariants.wiped(self.peer)
 
     def _known(self) -> Iterable[str]:
         machines = self.world.machines.values()
@@ -132,7 +133,7 @@ class DrivenMachine:
         serve_agreement(host.rpc, lambda: {group.group: group})
         serve_heads(host.rpc, lambda: {group.group: group})
         self.world.started(self)
-        await group.run(SimpleNamespace(perform=self._perform_nothing))  # type: ignore[arg-type]
+        await group.run(SimpleNamespace(perform=self._perform_nothing))
 
     async def _train(self, host: Any) -> None:
         self.state = OuterState(first_state(), diloco(NUMEL, "int8"))

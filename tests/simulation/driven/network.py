@@ -19,7 +19,8 @@ from peer.net.rpc_server import Outcome, RpcServer, flat
 from swarm.rounds.messages import AGREE
 
 if TYPE_CHECKING:
-    from tests.simulation.driven.world import DrivenMachine, DrivenWorld
+    from tests.simulation.driven.machine import DrivenMachine
+    from tests.simulation.driven.world import DrivenWorld
 
 LOST_S = 1.0  # after which a broken connection is noticed, if it is before the call's deadline
 

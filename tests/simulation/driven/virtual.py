@@ -9,6 +9,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any, TypeVar
 from unittest.mock import patch
@@ -28,6 +29,7 @@ from tests.simulation.signatures import Signatures
 THREAD_S = 0.001
 SLICE_VALUES = 128  # so that small vectors have several slices
 Result = TypeVar("Result")
+_run = import_module("trio._core._run")  # by name: the stubs of trio_typing lack it
 
 
 @contextmanager
@@ -47,7 +49,7 @@ def repeatable(seed: str, signatures: Signatures, disk_s: Callable[[Any], float]
         **{**vars(secrets), "token_hex": lambda n: draws.randbytes(n).hex(), "token_bytes": draws.randbytes}
     )
     with ExitStack() as stack:
-        stack.enter_context(patch.object(trio._core._run, "_ALLOW_DETERMINISTIC_SCHEDULING", True))
+        stack.enter_context(patch.object(_run, "_ALLOW_DETERMINISTIC_SCHEDULING", True))
         stack.enter_context(patch.object(trio.to_thread, "run_sync", run_sync))
         stack.enter_context(patch.object(dense, "SLICE_VALUES_MIN", SLICE_VALUES))
         for module in (snapshots, upload_limits):
@@ -57,7 +59,7 @@ def repeatable(seed: str, signatures: Signatures, disk_s: Callable[[Any], float]
             stack.enter_context(patch.object(module, "sign_body", sign))
         for module in (signer, merge_order, training, replica_actor):
             stack.enter_context(patch.object(module, "open_body", signatures.open))
-        trio._core._run._r.seed(seed)
+        _run._r.seed(seed)
         yield
 
 

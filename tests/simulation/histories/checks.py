@@ -179,7 +179,7 @@ class History:
 
     def _counts_once(self, stage: int, heads: Mapping[str, Stand]) -> None:
         """Judge the samples of a stage, along the history of its last head. (9)"""
-        at = max((s for s in heads.values() if s.stage == stage), key=lambda s: s.place)
+        at: Stand | None = max((s for s in heads.values() if s.stage == stage), key=lambda s: s.place)
         ranges: list[Range] = []
         while at is not None:
             ranges += at.counted

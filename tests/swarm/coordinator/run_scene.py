@@ -42,8 +42,10 @@ from swarm.run.manifest_transfer import save_run_files
 from swarm.run.sections import PipelineConfig, RunRules
 from swarm.state.outer_state import OuterState
 from swarm.state.snapshots import SnapshotStore
+from tests.support.newer_trio import TaskStatus
 from tests.swarm.run.test_manifest import make_manifest
-from tests.swarm.support.driven_group import STALLED_S, DrivenReplica, InventedTrainer, Patient
+from tests.swarm.support.driven_group import STALLED_S, DrivenReplica
+from tests.swarm.support.group import InventedTrainer, Patient
 
 
 def make_run(authority: str, stages: int = 1, **rules: object) -> Manifest:
@@ -89,7 +91,7 @@ class CoordinatedRun:
     stop: trio.CancelScope = field(default_factory=trio.CancelScope)
 
     async def coordinate(
-        self, restored: bool = False, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+        self, restored: bool = False, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
         """Run the coordinator until `stop`; started again, it is a new process with its disk."""
         log, manifest = EventLog(), self.manifest
@@ -131,7 +133,7 @@ class CoordinatedRun:
         await replica.gone.wait()
 
     async def _live(
-        self, stage: int, identity: Identity, task_status: trio.TaskStatus[DrivenReplica] = trio.TASK_STATUS_IGNORED
+        self, stage: int, identity: Identity, task_status: TaskStatus[DrivenReplica] = trio.TASK_STATUS_IGNORED
     ) -> None:
         log, manifest, mates = EventLog(), self.manifest, self.members.setdefault(stage, [])
         async with open_host(HostConfig(identity=identity, events=log)) as host:

@@ -8,9 +8,10 @@ import msgspec
 import pytest
 import trio
 
+from peer.bounds import NUMBERS_END
 from swarm.coordinator.run_progress import RunProgress, fast_forward
 from swarm.protocol.head import Head, genesis
-from swarm.protocol.ledger import NUMBERS_END, Ledger
+from swarm.protocol.ledger import Ledger
 
 BATCH = 64
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -35,7 +35,7 @@ class ScriptedSession:
         self.closed = trio.Event()
         self._script = script
 
-    async def generate(self, prompt: Sequence[int], count: int) -> AsyncIterator[DrawnToken]:
+    async def generate(self, prompt: Sequence[int], count: int) -> AsyncGenerator[DrawnToken, None]:
         self.tokens += prompt
         said = [one for part in self._script for one in (part if isinstance(part, bytes) else [part])]
         for one in said[:count]:

@@ -76,7 +76,7 @@ class ServedModel:
         self.processes.append(spawn([*map(str, arguments)], self.folder / f"{name}.log", {}))
 
     def serve(self, name: str, source: list[str | Path], blocks: str) -> None:
-        place = ["--listen", "/ip4/127.0.0.1/tcp/0", "--home", self.folder / name]
+        place: list[str | Path] = ["--listen", "/ip4/127.0.0.1/tcp/0", "--home", self.folder / name]
         self.start(name, "serve", *source, "--blocks", blocks, "--name", name, "--threads", "1", "--json", *place)
         self.event(name, "serving")
 
@@ -117,7 +117,7 @@ def served_model(folder: Path, *options: str) -> Iterator[ServedModel]:
     try:
         served.serve("s0", ["--model", folder / NAME], "0:3")
         served.serve("s1", [served.invite], "3:6")
-        place = ["--listen", "127.0.0.1:0", "--key-file", folder / "keys", "--json"]
+        place: list[str | Path] = ["--listen", "127.0.0.1:0", "--key-file", folder / "keys", "--json"]
         served.start("api", "api", served.invite, *place, *options)
         served.url = served.event("api", "listening")["url"]
         yield served

@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peer.data.tokenizer import ByteTokenizer
+from peer.ipc.block_messages import PAGE_TOKENS
 from swarm.inference.decoding import TextStream
-from swarm.inference.page_names import PAGE_TOKENS, page_names
+from swarm.inference.page_names import page_names
 
 BYTES = ByteTokenizer()
 

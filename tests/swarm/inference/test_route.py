@@ -126,6 +126,6 @@ def test_no_server_comes_twice() -> None:
     ways = dict.fromkeys(servers, 0.01)
     for seed in range(20):
         numbers = iter([((seed + 3 * i) % 7) / 7 for i in range(1000)])
-        route = find_route(view(9, servers, ways), lambda numbers=numbers: next(numbers))
+        route = find_route(view(9, servers, ways), numbers.__next__)
         assert route is not None and len({hop.peer for hop in route}) == len(route)
         assert [hop.first for hop in route] == [0, *(hop.end for hop in route[:-1])] and route[-1].end == 9

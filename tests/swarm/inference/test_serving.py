@@ -94,10 +94,10 @@ async def all_pages_free(swarm: ServingSwarm, model: ModelClient, within_s: floa
 
 
 STRUCK = [
-    pytest.param("first", signal.SIGKILL, id="first-killed"),
-    pytest.param("last", signal.SIGKILL, id="last-killed"),
-    pytest.param("middle", signal.SIGSTOP, id="middle-frozen"),
-    pytest.param("both", signal.SIGKILL, id="two-neighbours-killed"),
+    ("first", signal.SIGKILL),
+    ("last", signal.SIGKILL),
+    ("middle", signal.SIGSTOP),
+    ("both", signal.SIGKILL),
 ]
 
 
@@ -107,7 +107,7 @@ async def test_a_dead_or_frozen_server_is_replaced(tmp_path: Path) -> None:
     async with open_serving(tmp_path, **spans) as swarm, swarm.client() as model:
         undisturbed = await ask(model, PROMPT, 400, WARM)
         numbers = count(1)
-        for where, how in [struck.values for struck in STRUCK]:
+        for where, how in STRUCK:
             for name, blocks in spans.items():  # a spare for each
                 if sum(server.alive for n, server in swarm.servers.items() if n[0] == name[0]) < 2:
                     await swarm.serve(f"{name[0]}{next(numbers)}", blocks)

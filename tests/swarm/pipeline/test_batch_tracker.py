@@ -20,6 +20,7 @@ from peer.net.host import Host
 from peer.net.method import Call
 from peer.net.rpc_server import BUSY
 from swarm.pipeline.messages import COUNTED, REDISPATCH, AskCounted, Counted, Redispatch
+from swarm.pipeline.synchronous import Synchronous
 from swarm.protocol.agreement import events
 from swarm.protocol.ledger import Range
 from swarm.protocol.messages import Done
@@ -114,6 +115,7 @@ async def test_resumed_round_is_redispatched_at_once(tmp_path: Path, monkeypatch
 
         mate.host.rpc.register(REDISPATCH, on_redispatch)
         at.book.add(mate.host.peer_id, list(mate.host.addresses))
+        assert isinstance(member.trainer, Synchronous)
         member.trainer._tracker._redispatcher._sources = lambda: [mate.host.peer_id]
         with trio.fail_after(60):
             await until(lambda: member.trainer.head == before and member.trainer._adoption is None)

@@ -53,7 +53,8 @@ async def gradient_of(stages: list[list[Replica]]) -> tuple[torch.Tensor, list[i
     micro-batches that each stage counted."""
     sums, counted = [], []
     for replicas in stages:
-        total, tokens, seen = torch.zeros_like(replicas[0].worker_group.delta), 0, []
+        total, tokens = torch.zeros_like(replicas[0].worker_group.delta), 0
+        seen: list[str] = []
         for replica in replicas:
             taken = await replica.worker_group.take_gradient()
             total += replica.worker_group.delta * taken.tokens
@@ -98,7 +99,7 @@ async def test_bad_input_is_refused(tmp_path: Path) -> None:
         nan[len(tokens) : len(tokens) + 4] = b"\xff\xff\xff\xff"  # the first block's scale
         async with open_impostor(rules, 0, table, None) as stranger:
             stranger.book.add(last.peer, last.host.addresses)
-            violations = [
+            violations: list[tuple[bytes, dict[str, Any], str, str]] = [
                 (good[:-1], {}, "refused", "shape"),
                 (b"", {}, "refused", "shape"),
                 (good, {"samples": (1, 1 + MICRO)}, "refused", "shape"),

@@ -231,6 +231,7 @@ async def test_nonsensical_requests_are_refused(tmp_path: Path) -> None:
 
         source = first.source
         async with source.open():
+            spans: tuple[Range, ...]
             for spans in (((1, 1 + MICRO),), ((MICRO, 0),), ((0, 0),), ((0, 1),), ((0, far),), ((0, far), (far, 0))):
                 await refused(stranger, first, REDISPATCH, Redispatch(group, 0, spans), "ProtocolViolation|samples")
             for spans in (((-MICRO, 0),), ((0, 1 << 60),), ((0, MICRO),) * (SAMPLE_RANGES_MAX + 1)):

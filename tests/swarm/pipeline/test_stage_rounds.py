@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from swarm.pipeline import local_steps
 from swarm.protocol.plan import Assignment
 from swarm.rounds.trainers.trainer import TrainRequest
 from tests.swarm.support import stage_replicas as stage_members
-from tests.swarm.support.pipeline_harness import without_haste
+from tests.swarm.support.pipeline_harness import Table, without_haste
 from tests.swarm.support.stage_replicas import FP32, Setting, StageMember, run_members
 from tests.swarm.support.stage_scene import BATCH, Scene, check_a_kill, check_one_process, kill_worker, scene_of, until
 
@@ -59,7 +60,7 @@ async def test_lost_worker_costs_no_commit(tmp_path: Path) -> None:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(scene.run)
                 for members in scene.stages:
-                    await until(lambda members=members: at_work(members))
+                    await until(partial(at_work, members))
                     kill_worker(at_work(members)[0])
             scene.check(rounds)
 
@@ -113,7 +114,12 @@ async def test_stage_that_lost_its_last_samples_finishes(
 async def all_read(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait until every later replica has read again what stage 0 says."""
     reads, look = list[int | None](), stage_members._first_round
-    monkeypatch.setattr(stage_members, "_first_round", lambda table: reads.append(look(table)) or reads[-1])
+
+    def noting(table: Table) -> int | None:
+        reads.append(look(table))
+        return reads[-1]
+
+    monkeypatch.setattr(stage_members, "_first_round", noting)
     await until(lambda: len(reads) >= 2 * len(scene.stages[1]))  # all look equally often
 
 

@@ -29,7 +29,7 @@ def test_an_owner_without_results_is_excluded(tie_breaker: int) -> None:
 @pytest.mark.parametrize("tie_breaker", TIE_BREAKERS)
 def test_a_peer_that_accuses_the_group_is_excluded(tie_breaker: int) -> None:
     """One honest peer, to which the liar sends nothing, accuses it in turn."""
-    honest = {"a": (["liar"], []), "b": ([], []), "c": ([], [])}
+    honest: dict[str, tuple[list[str], list[str]]] = {"a": (["liar"], []), "b": ([], []), "c": ([], [])}
     assert choose_excluded({**honest, "liar": (["a", "b", "c"], [])}, tie_breaker) == {"liar"}
 
 

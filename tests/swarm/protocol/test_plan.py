@@ -199,7 +199,7 @@ def test_forged_and_foreign_contributions_are_refused() -> None:
         {"steps": 1},
     ],
 )
-def test_claims_beyond_the_assignment_are_refused(claims: dict[str, int]) -> None:
+def test_claims_beyond_the_assignment_are_refused(claims: dict[str, Any]) -> None:
     refuse_contribution(contribution(0, **claims), "more work")
 
 
@@ -224,7 +224,7 @@ def test_samples_that_were_not_merged_are_returned(steps: list[int], dropped: se
     bodies = []
     for i, n in enumerate(steps):
         slices = SLICES if n else 0
-        claims = {"hashes": (b"h" * 32,) * slices, "sqnorms": (1.0,) * slices}
+        claims: dict[str, Any] = {"hashes": (b"h" * 32,) * slices, "sqnorms": (1.0,) * slices}
         signed = contribution(i, steps=n, samples=n * BATCH, **claims)
         bodies.append(open_contribution(signed, PLAN, SLICES, HEAD, SCHEDULE))
     merged = [body for i, body in enumerate(bodies) if i not in dropped and body.steps]

@@ -24,7 +24,7 @@ from tests.optim.support.rounds import decoded
 
 LAYOUT = layout_of({"embed": torch.zeros(128, 64), "gain": torch.zeros(64), "w": torch.zeros(64, 96)})
 ROUND_INFO = RoundInfo(round=1, step=0, lr=1.0)
-METHODS = {
+METHODS: dict[str, tuple[config.OuterConfig, config.CodecConfig]] = {
     "diloco, topk": (config.DilocoConfig(steps=4), config.CodecConfig(up="topk")),
     "diloco, powersgd": (config.DilocoConfig(steps=4), config.CodecConfig(up="powersgd")),
     "diloco, int8": (config.DilocoConfig(steps=4), config.CodecConfig()),

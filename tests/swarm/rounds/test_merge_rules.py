@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -76,7 +77,7 @@ async def losses(folder: Path, rule: MergeRule, liars: int) -> tuple[float, floa
 
 
 @pytest.mark.parametrize("merge", ["median", "trimmed_mean", "flag"])
-async def test_a_liar_within_the_gate_pulls_the_mean_and_not_the_rule(tmp_path: Path, merge: str) -> None:
+async def test_a_liar_within_the_gate_pulls_the_mean_and_not_the_rule(tmp_path: Path, merge: Any) -> None:
     robust = build_rule(DilocoConfig(steps=4, merge=merge))
     mean = build_rule(DilocoConfig(steps=4))
     _, peace_there = await losses(tmp_path / "peace", mean, liars=0)

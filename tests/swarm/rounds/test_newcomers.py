@@ -127,7 +127,7 @@ async def test_a_newcomer_survives_a_dead_and_a_lying_donor(tmp_path: Path) -> N
         return await honest(call)
 
     def instead(replica: DrivenReplica, answer: Any) -> None:
-        served: Any = replica.host.rpc.server._methods["state.chunk"]  # type: ignore[attr-defined]
+        served: Any = replica.host.rpc.server._methods["state.chunk"]
         served.handler = lambda call, honest=served.handler: answer(call, honest)
 
     setting = GroupSetting(numel=numel, min_peers=4, limits=QUICK, snapshots=SnapshotLimits(small_bytes=0))

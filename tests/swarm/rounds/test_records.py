@@ -73,7 +73,12 @@ def test_what_is_written_together_costs_one_sync(tmp_path: Path, monkeypatch: py
     files.write({"identity": b"me"})
     synced: list[int] = []
     sync = os.fsync
-    monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(fd), sync(fd))[1])
+
+    def noting(fd: int) -> None:
+        synced.append(fd)
+        sync(fd)
+
+    monkeypatch.setattr(os, "fsync", noting)
     files.write({"link/0": b"x", "ballot": b"y"})
     assert len(synced) == 1
 

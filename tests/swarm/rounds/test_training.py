@@ -13,7 +13,6 @@ from peer.events import EventLog
 from swarm.protocol.agreement import events
 from swarm.protocol.head import Member, genesis
 from swarm.protocol.plan import Assignment, WorkPlan
-from swarm.rounds.trainers.contribution import Contributor
 from swarm.rounds.training import Training
 from tests.swarm.rounds.test_driver import deltas
 from tests.swarm.rounds.test_losses import QUICK
@@ -95,7 +94,7 @@ async def test_what_was_not_merged_goes_into_the_next_update_once(tmp_path: Path
     setting = GroupSetting(codec="fp32", limits=QUICK, work_s=0.2)
     async with open_driven_group(tmp_path, setting) as group:
         away, *others = [await group.enter(deltas) for _ in range(3)]
-        contributor = cast(Contributor, away.actor.training._contributor)
+        contributor = away.actor.training._contributor
         restore = contributor.restore_residual
 
         def note(update: Any) -> None:

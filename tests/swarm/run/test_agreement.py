@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -28,7 +30,7 @@ TWO_STAGES = {
 }
 
 
-def manifest_of(rules: dict[str, object], **sections: object) -> Manifest:
+def manifest_of(rules: dict[str, Any], **sections: Any) -> Manifest:
     return make_manifest(AUTHORITY.peer_id, run=RunRules(**{"name": "x", **rules}), **sections)
 
 

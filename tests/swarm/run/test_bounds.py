@@ -94,8 +94,8 @@ def test_every_section_of_a_manifest_is_walked() -> None:
     for manifest in (Manifest, ServedModelManifest):
         for kind in typing.get_type_hints(manifest).values():
             wanted = typing.get_args(kind) or (kind,)
-            wanted = [one for one in wanted if isinstance(one, type) and issubclass(one, msgspec.Struct)]
-            assert tested.issuperset(wanted)
+            structs = [one for one in wanted if isinstance(one, type) and issubclass(one, msgspec.Struct)]
+            assert tested.issuperset(structs)
     assert tested.issuperset(typing.get_args(OuterConfig))
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cli.templates import template
-from optim.config import METHODS, EagerConfig
+from optim.config import METHODS, DilocoConfig, EagerConfig
 from peer.errors import ConfigError
 from swarm.run.config import parse_run_config, read_run_config
 from swarm.run.sections import PipelineConfig
@@ -45,6 +45,7 @@ STRETCH = "factor = 0.0, low_freq_factor = 1.0, high_freq_factor = 4.0, original
 def test_defaults_fill_what_is_left_out() -> None:
     config = parse_run_config(GOOD)
     assert config.run.open and config.run.rounds == 3
+    assert isinstance(config.outer, DilocoConfig)
     assert (config.outer.lr, config.outer.momentum, config.outer.nesterov) == (0.7, 0.9, True)
     assert (config.codec.up, config.codec.down, config.tokenizer.source) == ("int8", "int8", "auto")
 

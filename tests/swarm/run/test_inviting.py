@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,8 +62,11 @@ def run(tmp_path: Path) -> Run:
     return Run(home, authority, manifest, invite)
 
 
+Asks = Callable[..., str]
+
+
 @pytest.fixture
-def peer_invite(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> object:
+def peer_invite(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Asks:
     """Returns what `peer invite` prints, or its error."""
 
     def call(home: Home, *options: str) -> str:
@@ -89,7 +93,7 @@ def test_a_coordinator_prints_one_invite_however_often_it_starts(run: Run) -> No
     assert run.access(other.membership(guest), guest, open_bans(bans, run.manifest)) == "member"
 
 
-def test_any_member_invites_while_the_coordinator_is_away(run: Run, tmp_path: Path, peer_invite) -> None:  # type: ignore[no-untyped-def]
+def test_any_member_invites_while_the_coordinator_is_away(run: Run, tmp_path: Path, peer_invite: Asks) -> None:
     home, identity = run.member(tmp_path / "member", run.invite)
     invite = Invite.parse(peer_invite(home, "--guests", "2", "--days", "3"))
     assert invite.addresses == (f"/ip4/192.0.2.9/tcp/7/p2p/{identity.peer_id}", *run.invite.addresses)
@@ -102,7 +106,7 @@ def test_any_member_invites_while_the_coordinator_is_away(run: Run, tmp_path: Pa
     assert "without the right to invite" in told and far_identity.peer_id not in told
 
 
-def test_an_invite_for_one_peer(run: Run, tmp_path: Path, peer_invite) -> None:  # type: ignore[no-untyped-def]
+def test_an_invite_for_one_peer(run: Run, tmp_path: Path, peer_invite: Asks) -> None:
     guest, other = Identity.generate(), Identity.generate()
     invite = Invite.parse(peer_invite(run.home, "--for", guest.peer_id))
     assert not invite.key and run.access(invite.membership(guest), guest) == "member"
@@ -116,7 +120,7 @@ def test_an_invite_for_one_peer(run: Run, tmp_path: Path, peer_invite) -> None: 
         make_invite(guest, invite.chain, run.manifest, (), guests=1, days=1)
 
 
-def test_bad_requests_have_one_sentence(run: Run, tmp_path: Path, peer_invite) -> None:  # type: ignore[no-untyped-def]
+def test_bad_requests_have_one_sentence(run: Run, tmp_path: Path, peer_invite: Asks) -> None:
     home, identity = run.member(tmp_path / "member", run.invite)
     assert "is not a peer id" in peer_invite(run.home, "--for", "nonsense")
     assert "holds no run yet" in peer_invite(Home(tmp_path / "empty"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -119,7 +121,7 @@ def test_signed_nonsense_is_refused(authority: Identity) -> None:
         ({"name": "\n"}, "name"),
     ],
 )
-def test_run_rules_are_checked(rules: dict[str, object], word: str) -> None:
+def test_run_rules_are_checked(rules: dict[str, Any], word: str) -> None:
     with pytest.raises(ValueError, match=word):
         RunRules(**{"name": "x", **rules})
 

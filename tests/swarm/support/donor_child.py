@@ -17,6 +17,7 @@ from peer.identity import Identity
 from peer.net.host import HostConfig, open_host
 from swarm.state.snapshots import SnapshotStore
 from swarm.state.upload_limits import SnapshotLimits
+from tests.support.newer_trio import run_abandonable
 
 
 def seeded_state(numel: int, seed: int) -> list[torch.Tensor]:
@@ -35,7 +36,7 @@ async def main() -> None:
         snapshots.serve(host.rpc)
         sys.stdout.write(json.dumps({"peer": host.peer_id, "addresses": host.addresses}) + "\n")
         sys.stdout.flush()
-        await trio.to_thread.run_sync(sys.stdin.read, abandon_on_cancel=True)
+        await run_abandonable(sys.stdin.read)
 
 
 if __name__ == "__main__":

@@ -44,6 +44,7 @@ from swarm.rounds.work import work_of, work_timeout
 from swarm.state.outer_state import OuterState
 from swarm.state.snapshots import SnapshotStore
 from swarm.state.upload_limits import SnapshotLimits
+from tests.support.newer_trio import TaskStatus
 from tests.swarm.support.group import NESTEROV, Deltas, InventedTrainer, Patient, diloco, schedule_of
 
 Backup = tuple[Sequence[torch.Tensor], Sequence[ChainLink]]
@@ -184,7 +185,7 @@ class DrivenGroup:
         deltas: Deltas,
         identity: Identity,
         backup: Backup | None,
-        task_status: trio.TaskStatus[DrivenReplica] = trio.TASK_STATUS_IGNORED,
+        task_status: TaskStatus[DrivenReplica] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         tensors, proof = backup or ((self.theta, torch.zeros_like(self.theta)), ())
         async with AsyncExitStack() as stack:
@@ -259,7 +260,7 @@ class DrivenGroup:
     def heal(self) -> None:
         self.cut.clear()
 
-    async def coordinate(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+    async def coordinate(self, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run the coordinator until `stop_coordinator`; started again, it is a new process with its disk."""
         log, setting = EventLog(), self.setting
         config = HostConfig(identity=self.coordinator_identity, events=log, limits=setting.limits)

@@ -37,6 +37,7 @@ from swarm.protocol.head import Head, Member
 from swarm.protocol.ledger import Range
 from swarm.protocol.timeouts import AdaptiveTimeouts
 from swarm.state.snapshots import SnapshotStore
+from tests.support.newer_trio import run_abandonable
 
 RUN, BATCH, STEPS, SEQ, PEERS = "gossip test", 1, 2, 8, 4
 COMPUTE_S = 0.1
@@ -100,7 +101,7 @@ def say(message: object) -> None:
 
 
 async def hear() -> str:
-    return await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True)
+    return await run_abandonable(sys.stdin.readline)
 
 
 async def main(number: int, numel: int, codec_name: str, folder: Path) -> None:

@@ -47,6 +47,7 @@ from swarm.rounds.work import work_of
 from swarm.state.messages import AskChunk, AskResult
 from swarm.state.outer_state import OuterState
 from swarm.state.snapshots import SnapshotStore
+from tests.support.newer_trio import run_abandonable
 from tests.swarm.support.driven_group import Weightless
 
 MODEL = ModelConfig(
@@ -150,7 +151,7 @@ def say(message: object) -> None:
 
 
 async def hear() -> str:
-    return await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True)
+    return await run_abandonable(sys.stdin.readline)
 
 
 async def main(number: int, rounds: int, folder: Path) -> None:

@@ -20,11 +20,12 @@ import trio
 from swarm.pipeline import duplicate_checks
 from swarm.pipeline.accounting import SampleAccounting
 from swarm.protocol.ledger import Range
+from tests.support.newer_trio import run_abandonable
 from tests.swarm.support.pipeline_harness import open_replica, rules_of
 
 
 async def read_line() -> str:
-    return await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True)
+    return await run_abandonable(sys.stdin.readline)
 
 
 def say(**fields: Any) -> None:
@@ -40,10 +41,8 @@ async def main(folder: Path, stages: int, stage: int, activations: str) -> None:
             begun[span[0]] = time.monotonic()
             return super().begin(span, epoch)
 
-    duplicate_checks.STILL_WAITING_S, duplicate_checks.CHECKS_MAX = (
-        60.0,
-        100,
-    )  # a missing answer means no; here every peer has time to answer
+    # A missing answer means no; here every peer has time to answer.
+    vars(duplicate_checks).update(STILL_WAITING_S=60.0, CHECKS_MAX=100)
     async with open_replica(folder, stages, stage) as replica:
         say(peer=replica.peer, stage=stage, addresses=list(replica.host.addresses))
         table = json.loads(await read_line())

@@ -15,9 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import trio
-
 from swarm.pipeline.accounting import micro_batches_of
+from tests.support.newer_trio import run_abandonable
 from tests.swarm.support.pipeline_harness import MICRO
 
 ROOT = Path(__file__).parents[3]
@@ -41,7 +40,7 @@ class Child:
 
     async def answer(self) -> dict[str, Any]:
         assert self.process.stdout is not None
-        line = await trio.to_thread.run_sync(self.process.stdout.readline, abandon_on_cancel=True)
+        line = await run_abandonable(self.process.stdout.readline)
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -55,7 +54,7 @@ class Child:
     async def stopped(self) -> None:
         """Wait until its script has frozen it."""
         options = os.WSTOPPED | os.WNOWAIT
-        await trio.to_thread.run_sync(os.waitid, os.P_PID, self.process.pid, options, abandon_on_cancel=True)
+        await run_abandonable(os.waitid, os.P_PID, self.process.pid, options)
 
     def thaw(self) -> float:
         """Continue the process; return when."""

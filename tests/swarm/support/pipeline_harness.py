@@ -31,6 +31,7 @@ from swarm.protocol.ledger import Ledger, Range
 from swarm.protocol.receipts import StageProof
 from tests.peer.support.stage_harness import INNER, MODEL, SPLITS, spec_of
 from tests.peer.support.worker_harness import Log, worker_config
+from tests.support.newer_trio import TaskStatus
 
 MICRO, SEQ = 2, 16
 HIDDEN_BYTES = MICRO * SEQ * MODEL.hidden_size * 4  # as it is (activations "none"), and so is its gradient
@@ -221,7 +222,7 @@ async def open_replicas(folder: Path, replicas: list[int], **spec: Any) -> Async
     done = trio.Event()
     async with trio.open_nursery() as replicas_open:
 
-        async def keep(stage: int, k: int, task_status: trio.TaskStatus[None]) -> None:
+        async def keep(stage: int, k: int, task_status: TaskStatus[None]) -> None:
             async with open_replica(folder / f"{stage}-{k}", len(replicas), stage, **spec) as replica:
                 found[stage].append(replica)
                 task_status.started()

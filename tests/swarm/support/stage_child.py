@@ -16,6 +16,7 @@ import trio
 
 from optim.config import AllReduceConfig
 from peer.identity import Identity
+from tests.support.newer_trio import run_abandonable
 from tests.swarm.support.pipeline_harness import open_replica
 from tests.swarm.support.stage_replicas import Setting, entry_of, open_member
 
@@ -26,7 +27,7 @@ async def main(folder: Path, stages: int, stage: int, batch: int, rounds: int) -
     authority = Identity.load_or_create(folder / "authority.key")
     async with open_replica(folder / "child", stages, stage, **setting.spec) as replica:
         print(json.dumps({replica.peer: entry_of(replica)}), flush=True)  # noqa: T201
-        table = json.loads(await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True))
+        table = json.loads(await run_abandonable(sys.stdin.readline))
         async with open_member(replica, setting, table, authority, folder / "child") as member:
             print(json.dumps({"ready": True}), flush=True)  # noqa: T201
             await member.run()

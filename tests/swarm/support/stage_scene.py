@@ -23,6 +23,7 @@ from peer.model.layout import FlatLayout, init_flat, join_flat
 from swarm.protocol.head import Member
 from swarm.protocol.ledger import count, overlaps, union, without
 from tests.peer.support.stage_harness import MODEL, SPLITS, relative, whole_gradient
+from tests.support.newer_trio import run_abandonable
 from tests.swarm.support.pipeline_harness import Table, open_replicas, tokens_of
 from tests.swarm.support.stage_replicas import UNCLIPPED, Setting, StageMember, entry_of, open_member, run_members
 
@@ -66,7 +67,7 @@ class Scene:
             assert not overlaps(parts), "a sample was merged twice"
             ledger = chain[rounds].ledger
             used = union(r for part in parts.values() for r in part)
-            empty = {event.fields["round"] for member in members for event in member.replica.seen("round_empty")}
+            empty = {int(str(event.fields["round"])) for m in members for event in m.replica.seen("round_empty")}
             assert merged.keys() | empty == set(range(1, rounds + 1)) and not merged.keys() & empty
             assert all(member.trainer.has_run_dry(number) for number in empty for member in members)
             assert count(used) + count(ledger.returned) + ledger.lost == ledger.cursor
@@ -142,12 +143,12 @@ async def check_a_kill(folder: Path, replicas: list[int], stage: int, steps: int
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as child:
         try:
             assert child.stdin is not None and child.stdout is not None
-            entry = json.loads(await trio.to_thread.run_sync(child.stdout.readline, abandon_on_cancel=True))
+            entry = json.loads(await run_abandonable(child.stdout.readline))
             async with scene_of(folder, setting, replicas, entry) as scene:
                 with trio.fail_after(240 + 30 * steps):
                     child.stdin.write(json.dumps(scene.table) + "\n")
                     child.stdin.flush()
-                    ready = await trio.to_thread.run_sync(child.stdout.readline, abandon_on_cancel=True)
+                    ready = await run_abandonable(child.stdout.readline)
                     assert json.loads(ready) == {"ready": True}, "else its first round may begin without it"
                     async with trio.open_nursery() as nursery:
                         nursery.start_soon(scene.run)

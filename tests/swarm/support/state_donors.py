@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -81,7 +81,7 @@ async def joiner(tmp_path: Path) -> AsyncIterator[Joiner]:
 async def donors(*limits: SnapshotLimits) -> AsyncIterator[list[Host]]:
     """Honest donors of STATE."""
     async with AsyncExitStack() as stack:
-        hosts = []
+        hosts: list[Host] = []
         for limit in limits:
             snapshots = SnapshotStore(TREE.size_bytes, 1 << 16, limit)
             snapshots.publish(TREE, STATE)
@@ -90,7 +90,7 @@ async def donors(*limits: SnapshotLimits) -> AsyncIterator[list[Host]]:
         yield hosts
 
 
-def bare_host() -> object:
+def bare_host() -> AbstractAsyncContextManager[Host]:
     return open_host(HostConfig(identity=Identity.generate(), events=EventLog()))
 
 

@@ -17,6 +17,7 @@ import sys
 import sysconfig
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -98,7 +99,7 @@ class Swarm:
     async def committed(self, round_number: int, *peers: PeerProcess, timeout_s: float = 300.0) -> None:
         """Until each of `peers` (default: all that live) stands at `round_number` or later."""
         for peer in peers or tuple(self.living()):
-            await peer.until(lambda peer=peer: peer.round >= round_number, f"round {round_number}", timeout_s)
+            await peer.until(partial(_stands_at, peer, round_number), f"round {round_number}", timeout_s)
 
     def living(self) -> Iterator[PeerProcess]:
         return (peer for peer in self.peers.values() if peer.alive)
@@ -158,6 +159,10 @@ async def open_swarm(
     finally:
         with trio.CancelScope(shield=True):
             await swarm.group.end_all()
+
+
+def _stands_at(peer: PeerProcess, round_number: int) -> bool:
+    return peer.round >= round_number
 
 
 def _write_text(folder: Path) -> None:

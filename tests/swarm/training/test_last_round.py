@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import trio
@@ -23,6 +24,7 @@ TWO_STAGES = (
 stages = 2
 """
 )
+T = TypeVar("T")
 
 
 @pytest.mark.process
@@ -82,6 +84,10 @@ class Readings:
             self.view = self._rest.pop(0)
 
 
+def always(value: T) -> Callable[[], T]:
+    return lambda: value
+
+
 def at(round: int, role: str = "stage", phase: str = "finished") -> MemberRecord:
     return record(0 if role == "stage" else -1, round=round, role=role, phase=phase)
 
@@ -130,11 +136,11 @@ async def test_a_peer_that_comes_too_late_is_told(autojump_clock: MockClock) -> 
     alone, mate = {"c": at(3, "coordinator")}, {"c": at(3, "coordinator"), "a": at(2)}
     for view in (alone, mate):
         with pytest.raises(NoQuorum, match="peer export"), trio.fail_after(2 * TOO_LATE_S):
-            await check_run_alive(lambda view=view: view, "c", 3, lambda: True)
-    others = ({}, {"c": at(2, "coordinator")}, {"x": at(3, "coordinator")}, {**alone, "a": at(3)})
-    for view, waits in (*((view, True) for view in others), (alone, False)):
+            await check_run_alive(always(view), "c", 3, lambda: True)
+    seen: list[dict[str, MemberRecord]] = [{}, {"c": at(2, "coordinator")}, {"x": at(3, "coordinator")}]
+    for view, waits in (*((view, True) for view in (*seen, {**alone, "a": at(3)})), (alone, False)):
         with trio.move_on_after(10 * TOO_LATE_S) as waiting:
-            await check_run_alive(lambda view=view: view, "c", 3, lambda waits=waits: waits)
+            await check_run_alive(always(view), "c", 3, always(waits))
         assert waiting.cancelled_caught
 
 

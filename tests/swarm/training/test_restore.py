@@ -73,7 +73,7 @@ class Scene:
     @property
     def restored(self) -> list[int]:
         """The rounds of the commits that were fetched."""
-        return [int(event.fields["round"]) for event in self._events if event.name == "stage_restored"]
+        return [int(str(event.fields["round"])) for event in self._events if event.name == "stage_restored"]
 
 
 @asynccontextmanager

@@ -288,7 +288,7 @@ async def test_a_violation_is_penalized_and_ends_the_connection(garbage: bytes) 
         await tls.send(garbage)
         struck = await facts.wait("peer_penalized")
         assert struck.fields["peer"] == a.peer_id
-        assert "bulk" in struck.fields["reason"]
+        assert "bulk" in str(struck.fields["reason"])
         with trio.fail_after(60), suppress(ConnectionLost):
             while True:
                 await tls.receive_into(memoryview(bytearray(100)))

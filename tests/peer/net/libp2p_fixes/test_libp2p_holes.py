@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,7 +41,8 @@ def _provoke(library: str, names: list[str]) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def outcomes(request: pytest.FixtureRequest) -> Iterator[dict[tuple[str, str], Future[dict[str, str]]]]:
     """Run the selected scenarios, two children at a time."""
-    selected = [item.callspec.params for item in request.session.items if item.path == request.path]
+    items = [item for item in request.session.items if isinstance(item, pytest.Function) and item.path == request.path]
+    selected: list[dict[str, Any]] = [dict(item.callspec.params) for item in items]
     fixed = [params["name"] for params in selected if params["library"] == "fixed"]
     stock = [params["name"] for params in selected if params["library"] == "stock"]
     with ThreadPoolExecutor(max_workers=2) as pool:

@@ -19,8 +19,9 @@ from noise.connection import Keypair, NoiseConnection
 
 from peer.net.libp2p_fixes.noise import NoiseTransport
 from peer.net.libp2p_fixes.send_queue import DATA_BYTES, SendQueue
-from peer.net.libp2p_fixes.yamux import STREAMS_IN_MAX, STREAMS_OUT_MAX, Yamux
+from peer.net.libp2p_fixes.yamux import STREAMS_IN_MAX, Yamux
 from peer.net.libp2p_fixes.yamux_inbound import SILENT_MAX, WASTED_MAX, WASTED_S
+from peer.net.libp2p_fixes.yamux_outbound import STREAMS_OUT_MAX
 from peer.net.libp2p_fixes.yamux_stream import WINDOW_INITIAL, YamuxStream
 from tests.peer.support.holes_in_muxer import (
     ACK,
@@ -348,11 +349,9 @@ async def test_a_closed_send_queue_blocks_no_writer(autojump_clock: trio.testing
 
 
 def _handshaken() -> tuple[NoiseConnection, NoiseConnection]:
-    sides = []
-    for _ in range(2):
-        side = NoiseConnection.from_name(b"Noise_XX_25519_ChaChaPoly_SHA256")
-        side.set_keypair_from_private_bytes(Keypair.STATIC, bytes([7 + len(sides)] * 32))
-        sides.append(side)
+    sides = [NoiseConnection.from_name(b"Noise_XX_25519_ChaChaPoly_SHA256") for _ in range(2)]
+    for k, side in enumerate(sides):
+        side.set_keypair_from_private_bytes(Keypair.STATIC, bytes([7 + k] * 32))
     initiator, responder = sides
     initiator.set_as_initiator()
     responder.set_as_responder()

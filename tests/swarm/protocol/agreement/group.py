@@ -142,7 +142,7 @@ class GroupOfNodes:
         self.sent: list[tuple[str, str, say.Message]] = []
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
-        defaults = {
+        defaults: dict[str, Any] = {
             "genesis": GENESIS,
             "coordinator": COORDINATOR,
             "min_peers": len(peers),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import msgspec
 import pytest
@@ -39,7 +40,7 @@ def head_of(names: str, **changes: object) -> Head:
 class Scene:
     """Rosters of a head, made by whichever member leads the attempt."""
 
-    def __init__(self, head: Head, **config: object) -> None:
+    def __init__(self, head: Head, **config: Any) -> None:
         self.group = GroupOfNodes("A", **config)
         self.head, self.name = head, head.hash
         self.succession = Succession(self.group.machines["A"].node._context)
@@ -71,7 +72,7 @@ class Scene:
         body = say.JoinBody(self.name if head is None else head, member, credential)
         return self.group.sign(member.peer, evidence.JOIN, body)
 
-    def after(self, present: str, **more: str) -> Head:
+    def after(self, present: str, **more: Any) -> Head:
         return self.roster(present, **more).next
 
 

@@ -16,7 +16,7 @@ from swarm.protocol.agreement import messages as say
 from swarm.protocol.agreement.messages import ChainLink
 from swarm.protocol.agreement.round.claims import Claims
 from swarm.protocol.agreement.rules.electorate import leader_of
-from swarm.protocol.agreement.scheduled_work import WorkTimeout, until_deadline
+from swarm.protocol.agreement.scheduled_work import ScheduledWork, WorkTimeout, until_deadline
 from swarm.protocol.head import Head, Member, genesis
 from swarm.protocol.ledger import Ledger, Range, count, without
 from swarm.protocol.plan import CONTRIBUTION_KIND, Assignment, Contribution, WorkPlan
@@ -185,6 +185,7 @@ def test_at_the_end_a_later_stage_declares_lost_what_it_has_not_merged() -> None
     """In the last round all that the first stage has merged is merged, or lost. Nothing is committed before a member
     proves what that is."""
     group = pipeline(DilocoConfig(steps=6), 1)
+    assert isinstance(group.work, ScheduledWork)
     group.work = work = dataclasses.replace(
         group.work, schedule=dataclasses.replace(group.work.schedule, rounds=2), stages=FirstStage()
     )
@@ -195,8 +196,8 @@ def test_at_the_end_a_later_stage_declares_lost_what_it_has_not_merged() -> None
     )
     make, knows = group.contribution, False
 
-    def contribution(machine: Machine, plan: Signed) -> Signed:
-        body = msgspec.msgpack.decode(make(machine, plan).body, type=Contribution)
+    def contribution(machine: Machine, signed: Signed) -> Signed:
+        body = msgspec.msgpack.decode(make(machine, signed).body, type=Contribution)
         if knows and machine.peer == "B" and body.head == group.head("B").hash:
             body = msgspec.structs.replace(body, first_stage=(ChainLink(first),))
         return group.sign(machine.peer, CONTRIBUTION_KIND, body)

@@ -22,7 +22,7 @@ Links = tuple[say.ChainLink, ...]
 
 def is_proved(group: GroupOfNodes, head: Head, proof: Sequence[say.ChainLink], **config: Any) -> bool:
     """Whether a client believes the head."""
-    facts = {"genesis": GENESIS, "peer": "client", "coordinator": COORDINATOR} | config
+    facts: dict[str, Any] = {"genesis": GENESIS, "peer": "client", "coordinator": COORDINATOR} | config
     checker = ProofChecker(AgreementConfig(**facts), group.table.of("client"))
     try:
         checker.check(head, proof)

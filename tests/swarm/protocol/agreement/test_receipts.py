@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -41,7 +42,7 @@ class Stages:
         return self.group.table.of("any").open(signed, RECEIPT_KIND, ReceiptBody)
 
 
-def stage_one(outer: OuterConfig, claims: dict[str, tuple[Range, ...]], receipts: dict[str, Any]) -> GroupOfNodes:
+def stage_one(outer: OuterConfig, claims: Mapping[str, tuple[Range, ...]], receipts: dict[str, Any]) -> GroupOfNodes:
     """Return the replicas of stage 1, which claim these samples of each round's `BATCH`, with these receipts: the
     signer and the samples."""
     schedule = RoundSchedule(
@@ -64,9 +65,9 @@ def stage_one(outer: OuterConfig, claims: dict[str, tuple[Range, ...]], receipts
     def counted(peer: str, plan: WorkPlan) -> tuple[Range, ...]:
         return moved(claims[peer], plan.round)
 
-    def contribution(machine: Machine, plan: Signed) -> Signed:
-        number = msgspec.msgpack.decode(plan.body, type=WorkPlan).round
-        body = msgspec.msgpack.decode(make(machine, plan).body, type=Contribution)
+    def contribution(machine: Machine, signed: Signed) -> Signed:
+        number = msgspec.msgpack.decode(signed.body, type=WorkPlan).round
+        body = msgspec.msgpack.decode(make(machine, signed).body, type=Contribution)
         given = [
             group.sign(signer, RECEIPT_KIND, ReceiptBody(body.head, machine.peer, moved(ranges, number)))
             for signer, ranges in receipts.get(machine.peer, {}).items()

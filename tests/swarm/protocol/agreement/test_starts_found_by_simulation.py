@@ -173,7 +173,9 @@ def test_a_term_that_ends_no_round_is_followed_by_one_with_those_that_came_back(
     group = GroupOfNodes("ABC", mode="required", stalled_s=1e6)
     term = begun_alone(group)
     group.heal()
-    group.run(4.0 * group.machines[COORDINATOR].node._coordinator.patient_s, lambda: group.head("A").term > term)
+    coordinator = group.machines[COORDINATOR].node._coordinator
+    assert coordinator is not None
+    group.run(4.0 * coordinator.patient_s, lambda: group.head("A").term > term)
     assert group.head("A").term == term + 1
     assert {member.peer for member in group.head("A").members} == set("ABC")
     group.train_s = 1.0

@@ -148,7 +148,9 @@ def test_the_coordinator_believes_no_single_member() -> None:
     evil = msgspec.structs.replace(head, round=head.round + 1, previous=head.hash, members=(group.member("C"),))
     group.event(COORDINATOR, events.Asked())
     group.crash("C")
-    inquiry = group.machines[COORDINATOR].node._coordinator.inquiry
+    coordinator = group.machines[COORDINATOR].node._coordinator
+    assert coordinator is not None
+    inquiry = coordinator.inquiry
     assert inquiry is not None
     for accepted in (None, say.AcceptedValue(0, evil, ())):
         told = say.ToldMessage(
