@@ -7,7 +7,6 @@ import signal
 from pathlib import Path
 
 import pytest
-import trio
 from rich.console import Console
 
 from cli.templates import template
@@ -16,6 +15,7 @@ from cli.terminal.lines import say
 from cli.views.progress import Progress
 from cli.views.table import live_view
 from tests.cli.support.seen_in import LINES, Terminal, command
+from tests.support.newer_trio import run_abandonable
 from tests.support.ports import free_port
 
 LONG = "barnraise2" + "".join(chr(97 + number % 26) for number in range(330))
@@ -72,9 +72,9 @@ async def test_coordinate_and_join_show_what_a_person_needs(tmp_path: Path) -> N
             await seen.until(lambda text: "text as bytes" in text)
             assert invite in shown.text
             peer.send_signal(signal.SIGINT)
-            assert await trio.to_thread.run_sync(peer.wait, 60, abandon_on_cancel=True) == 130
+            assert await run_abandonable(peer.wait, 60) == 130
             await seen.until(lambda text: "Stopping cleanly" in text)
         coordinator.send_signal(signal.SIGINT)
-        assert await trio.to_thread.run_sync(coordinator.wait, 60, abandon_on_cancel=True) == 130
+        assert await run_abandonable(coordinator.wait, 60) == 130
         await shown.until(lambda text: "Stopping cleanly" in text and "The run is kept in" in text)
         assert invite in shown.text
