@@ -50,13 +50,15 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """With TEST_DURATIONS set, write what each file took, in seconds, to tests/durations.json."""
-    if not os.environ.get("TEST_DURATIONS"):
+    """Write what each file took, in seconds, to tests/durations.json. TEST_DURATIONS names a file, empty at first, that
+    carries the figures of one pass of `make durations` to the next: a file may have tests in both."""
+    if not (carried := os.environ.get("TEST_DURATIONS")):
         return
-    seconds = Counter[str]()
+    seconds = Counter[str](json.loads(Path(carried).read_text() or "{}"))
     for reports in terminalreporter.stats.values():
         for report in reports:
             if isinstance(report, pytest.TestReport):
                 seconds[report.nodeid.partition("::")[0]] += report.duration
+    Path(carried).write_text(json.dumps(seconds))
     told = {file: round(total, 1) for file, total in seconds.most_common() if total >= 1.0}
     DURATIONS.write_text(json.dumps(told, indent=1) + "\n")
