@@ -37,8 +37,8 @@ async def crowded_run(
     join_s: float = math.inf,
 ) -> dict[str, Any]:
     """Let the crowd press for that long. Every reading, by one who is there and by one who comes, shows all members; a
-    newcomer joins, within `join_s` where a test looks at the clock; at most `PER_PREFIX` of the crowd are planned for in
-    one round. Returns the last report."""
+    newcomer joins, within `join_s` where a test looks at the clock; at most `PER_PREFIX` of the crowd are planned for
+    in one round. Returns the last report."""
     toml = RUN_TOML.replace("members_per_prefix = 64", f"members_per_prefix = {PER_PREFIX}")
     toml = toml.replace('name = "harness"', f'name = "crowded"\nopen = {str(is_open).lower()}')
     async with open_swarm(folder, min_peers=3, steps=10, run=toml) as swarm:

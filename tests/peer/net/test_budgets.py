@@ -60,14 +60,14 @@ async def test_strangers_hold_all_they_can_and_a_member_is_served(timed: bool) -
         assert not timed or attacked_s <= 2 * max(quiet_s, 0.5)
 
 
+@pytest.mark.soak
 @pytest.mark.process
-@TIMED
-async def test_payloads_that_trickle_give_way(timed: bool) -> None:
-    """At a host of no run, where no peer is trusted. `timed`: after seconds."""
+async def test_payloads_that_trickle_give_way_after_seconds() -> None:
+    """At a host of no run, where no peer is trusted."""
     async with scene() as honest:
         await honest.take_s()
         async with honest.under("trickle", 4, 60):
-            assert await honest.take_s() < 10 or not timed
+            assert await honest.take_s() < 10
 
 
 @pytest.mark.process

@@ -14,7 +14,7 @@ import trio
 
 ANSWER_S = 300.0
 TRIES = 3
-TIMED = pytest.mark.parametrize("timed", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["", "timed"])
+TIMED = pytest.mark.parametrize("timed", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["untimed", "timed"])
 """For tests that look at latencies in the soak only: on a busy machine these say nothing about us."""
 FLOOR_S = 0.02  # twice the longest garbage collection of a host that holds all it may
 
