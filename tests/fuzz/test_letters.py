@@ -23,7 +23,7 @@ from tests.swarm.support.hostile import Scene, hostile_scene
 pytestmark = pytest.mark.slow
 
 BLOCKED_S_MAX = 0.1
-"""CPU of one letter. 3,300 signatures, as many as it has room for, take half a second."""
+"""CPU of one letter. 3,300 signatures, as many as it has room for, take half a second; what is refused takes 10 ms."""
 STRANGERS = [Identity.from_seed(number.to_bytes(32, "big")) for number in range(1, 33)]
 replace = msgspec.structs.replace
 
