@@ -32,7 +32,7 @@ async def say(
 ) -> list[int]:
     """Generate; `at` says what to do once so many tokens have come."""
     said = list[int]()
-    with trio.fail_after(120):
+    with trio.fail_after(300):
         async for drawn in session.generate(prompt, tokens):
             said.append(drawn.token)
             if at and len(said) in at:
