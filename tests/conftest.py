@@ -50,13 +50,15 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """With TEST_DURATIONS set, write what each file took, in seconds, to tests/durations.json."""
-    if not os.environ.get("TEST_DURATIONS"):
+    """Write what each file took, in seconds, to tests/durations.json. TEST_DURATIONS names a file, empty at first, that
+    carries the figures of one pass of `make durations` to the next: a file may have tests in both."""
+    if not (carried := os.environ.get("TEST_DURATIONS")):
         return
-    seconds: dict[str, float] = defaultdict(float)
+    seconds: dict[str, float] = defaultdict(float, json.loads(Path(carried).read_text() or "{}"))
     for reports in terminalreporter.stats.values():
         for report in reports:
             if isinstance(report, pytest.TestReport):
                 seconds[report.nodeid.partition("::")[0]] += report.duration
+    Path(carried).write_text(json.dumps(seconds))
     told = {file: round(total, 1) for file, total in sorted(seconds.items(), key=lambda one: -one[1]) if total >= 1.0}
     DURATIONS.write_text(json.dumps(told, indent=1) + "\n")

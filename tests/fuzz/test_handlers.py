@@ -36,6 +36,8 @@ from tests.swarm.support import gossip_group
 from tests.swarm.support.hostile import Scene, hostile_scene
 from tests.swarm.support.pipeline_harness import head_at, open_replicas, rules_of, serving, tokens_of, without_haste
 
+pytestmark = pytest.mark.slow
+
 NOT_HERE = {"backup.held"}  # reads a stage number only; test_messages.py mutates it
 CHECKED = {"bug", "peer_penalized"}  # the events that a scene looks at in the end
 IDENTITY = Identity.from_seed(bytes(32))

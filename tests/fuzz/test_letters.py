@@ -20,8 +20,10 @@ from swarm.protocol.plan import CONTRIBUTION_KIND, PLAN_KIND, Contribution, Work
 from swarm.rounds.messages import LETTER_BYTES_MAX, MESSAGES_MAX, Letter
 from tests.swarm.support.hostile import Scene, hostile_scene
 
+pytestmark = pytest.mark.slow
+
 BLOCKED_S_MAX = 0.1
-"""CPU of one letter. 3,300 signatures, as many as it has room for, take half a second."""
+"""CPU of one letter. 3,300 signatures, as many as it has room for, take half a second; what is refused takes 10 ms."""
 STRANGERS = [Identity.from_seed(number.to_bytes(32, "big")) for number in range(1, 33)]
 replace = msgspec.structs.replace
 

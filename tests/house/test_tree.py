@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from pathlib import Path
 from types import ModuleType
 
@@ -25,3 +26,8 @@ def test_the_tree_in_contributing_is_true() -> None:
 def test_every_folder_is_described() -> None:
     descriptions = tree_tool().written((ROOT / "CONTRIBUTING.md").read_text())
     assert descriptions and "?" not in descriptions.values()
+
+
+def test_every_measured_test_file_is_there() -> None:
+    measured = json.loads((ROOT / "tests" / "durations.json").read_text())
+    assert [name for name in measured if not (ROOT / name).is_file()] == []

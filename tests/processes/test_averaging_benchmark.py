@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.soak  # its traffic is bounded
 @pytest.mark.process
 def test_three_processes_average_to_the_same_bits(tmp_path: Path) -> None:
     file = tmp_path / "report.json"

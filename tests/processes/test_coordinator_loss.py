@@ -86,6 +86,7 @@ async def test_training_and_joining_without_a_coordinator(tmp_path: Path) -> Non
         swarm.check_agreement()
 
 
+@pytest.mark.soak  # tests/swarm/coordinator/test_regroup.py is smaller
 @pytest.mark.process
 async def test_a_lost_majority_is_regrouped_by_a_person_and_a_lost_everybody_comes_back(tmp_path: Path) -> None:
     async with open_swarm(tmp_path, min_peers=3) as swarm:

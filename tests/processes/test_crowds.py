@@ -1,4 +1,5 @@
-"""Many identities of one host crowd a run of four peers. All of them, and at once, here; one kind at a time in soak."""
+"""Many identities of one host crowd a run of four peers, in all ways at once; tests/soak has more of them, one way at a
+time, and looks at the clock."""
 
 from __future__ import annotations
 
@@ -11,7 +12,9 @@ from tests.support.crowd import crowded_run
 pytestmark = pytest.mark.process
 
 
-@pytest.mark.parametrize("is_open", [True, False], ids=["open", "closed"])
+@pytest.mark.parametrize(
+    "is_open", [pytest.param(True, id="open"), pytest.param(False, id="closed", marks=pytest.mark.soak)]
+)
 async def test_a_crowd_hides_no_member_and_keeps_no_newcomer_out(tmp_path: Path, is_open: bool) -> None:
     modes = ("connect", "node", "record", "ask")
-    await crowded_run(tmp_path, is_open=is_open, identities=24, hosts=6, seconds=5, modes=modes, join_s=60.0)
+    await crowded_run(tmp_path, is_open=is_open, identities=24, hosts=6, seconds=5, modes=modes)

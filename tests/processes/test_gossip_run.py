@@ -42,6 +42,7 @@ def has_learnt(swarm: Swarm) -> bool:
     return len(losses) > 1 and losses[-1] < 0.7 * losses[0]
 
 
+@pytest.mark.soak  # test_gossip_processes is smaller
 @pytest.mark.process
 async def test_peers_learn_by_gossip_come_late_and_go(tmp_path: Path) -> None:
     async with open_swarm(tmp_path, outer=OUTER, run=PATIENT) as swarm:

@@ -1,4 +1,5 @@
-"""Every method over real sockets: four processes, thirty rounds, one of them killed on the way."""
+"""Every method over real sockets: four processes, thirty rounds, one of them killed on the way. What a round sends
+again is in its traffic, so this is for a machine that does nothing else."""
 
 from __future__ import annotations
 
@@ -46,11 +47,9 @@ def tell(child: subprocess.Popen[str], message: object) -> None:
     child.stdin.flush()
 
 
-OFTEN = ("streaming",)  # `make soak` runs them all
-
-
+@pytest.mark.soak
 @pytest.mark.process
-@pytest.mark.parametrize("name", [n if n in OFTEN else pytest.param(n, marks=pytest.mark.soak) for n in RUNS])
+@pytest.mark.parametrize("name", RUNS)
 def test_thirty_rounds_and_one_kill(name: str, tmp_path: Path) -> None:
     outer, codec = RUNS[name]
     Identity.load_or_create(tmp_path / "authority.key")

@@ -84,6 +84,7 @@ def test_ctrl_c_ends_every_child(tmp_path: Path) -> None:
     assert not alive and len(gone) == len(family)
 
 
+@pytest.mark.soak  # tests/cli/demo/test_child_processes.py has one child
 def test_children_end_with_a_parent_that_was_killed(tmp_path: Path) -> None:
     process = start(tmp_path / "q", "--peers", "3")
     for name in ("coordinator", "peer-1", "peer-2", "peer-3"):  # who is still importing notices later

@@ -15,7 +15,8 @@ from peer.errors import ConnectionLost
 from peer.events import Event
 from peer.net.host import Host
 from peer.net.wire import Buffer, Channel, ReplyHeader, RequestHeader
-from tests.fuzz.support.guard import SECONDS_MAX, SEED, LongestStep, chance_for, no_growth
+from tests.fuzz.support import guard
+from tests.fuzz.support.guard import SEED, LongestStep, chance_for, no_growth
 from tests.fuzz.support.instances import Instances
 from tests.fuzz.support.mutations import of_bytes, of_msgpack
 
@@ -139,7 +140,9 @@ class Watch:
             return
         self._stack.close()
         assert not self.wrong, f"FUZZ_SEED={SEED}: {self.wrong[0].name} {str(self.wrong[0].fields)[:TEXT_MAX]}"
-        assert self._step.seconds < SECONDS_MAX, f"FUZZ_SEED={SEED}: {self._step.task} took {self._step.seconds:.2f} s"
+        assert self._step.seconds < guard.SECONDS_MAX, (
+            f"FUZZ_SEED={SEED}: {self._step.task} took {self._step.seconds:.2f} s"
+        )
 
     def _look(self, event: Event) -> None:
         """Keep an event that tells of a bug, or whose text a peer made long."""

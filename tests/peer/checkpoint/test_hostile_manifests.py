@@ -16,7 +16,7 @@ from peer.errors import CheckpointError
 from peer.identity import Identity, sign_body
 from tests.peer.checkpoint.test_store import LAYOUT, some_state
 
-AT_ONCE_S = 0.5
+AT_ONCE_S = 0.5  # of processor time; all of these take 1 ms
 MEMORY_BYTES = 16 << 20
 SIGNER = Identity.generate()
 FIRST = next(iter(LAYOUT.slots))

@@ -15,7 +15,7 @@ from peer.data.tokenizer import ByteTokenizer, FileTokenizer, load_tokenizer, re
 from peer.data.tokenizer_rules import REGEXES, check_tokenizer
 from peer.errors import ConfigError
 
-AT_ONCE_S = 0.5
+AT_ONCE_S = 0.5  # of processor time; what is read here takes 40 ms at most
 EVIL = "(a+)+$"
 LLAMA_3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -82,9 +82,9 @@ def test_every_known_regex_is_one_and_takes_no_time(sound: dict[str, Any], regex
         "'" * 10_000,
         "é!" * 5_000,
     ):
-        began = time.monotonic()
+        began = time.process_time()
         assert tokenizer.decode(tokenizer.encode(text)) == text
-        assert time.monotonic() - began < AT_ONCE_S
+        assert time.process_time() - began < AT_ONCE_S
 
 
 def test_sentencepiece_tokenizers_are_read(sound: dict[str, Any]) -> None:
@@ -134,10 +134,10 @@ def test_sentencepiece_tokenizers_are_read(sound: dict[str, Any]) -> None:
 )
 def test_what_has_no_known_cost_is_refused(sound: dict[str, Any], changes: dict[str, Any], words: str) -> None:
     content = json.dumps({**sound, **changes}).encode()
-    began = time.monotonic()
+    began = time.process_time()
     with pytest.raises(ConfigError, match=words):
         read_tokenizer(content)
-    assert time.monotonic() - began < AT_ONCE_S
+    assert time.process_time() - began < AT_ONCE_S
 
 
 @pytest.mark.parametrize("content", [b"", b"null", b"[" * 200_000, b'{"model":' * 200_000, b"\xff", b"{}"])

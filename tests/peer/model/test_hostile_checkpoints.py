@@ -21,7 +21,7 @@ from peer.errors import BarnraiseError, CheckpointError, ConfigError
 from peer.model.huggingface import export_pretrained, load_pretrained
 from peer.model.layout import init_flat
 
-AT_ONCE_S = 0.1
+AT_ONCE_S = 0.1  # of processor time; all of these take 1 ms
 MEMORY_BYTES = 4 << 20
 MODEL = ModelConfig(hidden_size=16, layers=1, heads=2, kv_heads=2, intermediate_size=32, max_seq_len=16)
 INDEX = "model.safetensors.index.json"

@@ -13,15 +13,17 @@ import trio
 from peer.net.libp2p_fixes import abort_connection
 from peer.net.stream_channel import LOST
 from tests.peer.support.attacked import Attacked, a_host, attacked_host
+from tests.peer.support.honest import FLOOR_S, TIMED
 
 FRAME = struct.Struct("!BBHII")  # version, type, flags, stream, length
 DATA, WINDOW_UPDATE, PING, GO_AWAY = range(4)
 SYN, ACK, FIN, RST = 1, 2, 4, 8
 WINDOW = 256 * 1024
 GROWTH_MAX = 8 << 20
-CPU_MAX_S = 0.62
+CPU_MAX_S = 0.62  # the dearest takes 24 ms
+IDLE_CPU_MAX_S = 2.1  # ten times what they take
 IDLE_STREAMS_BYTES_MAX = 9_000_000  # of 8,000 on 32 connections
-PING_MAX_S = 0.444
+PING_TIMES = 20.0  # the slowest of calls beside resets, of quiet ones
 FIRST = 1001  # the attacker's own multiplexer has used the ids below
 
 pytestmark = pytest.mark.process
@@ -108,13 +110,16 @@ async def test_hostile_frames_cost_little(attacked: Attacked) -> None:
                 await attacked.cost()  # it has read them by now: the frames came before this call
                 await abort_connection(connection)
 
-        assert (await attacked.cost_of(attack)).cpu_s <= CPU_MAX_S, name
+        cost = await attacked.cost_of(attack)
+        print(f"{name}: {1e3 * cost.cpu_s:.1f} ms")  # noqa: T201
+        assert cost.cpu_s <= CPU_MAX_S, name
     await files_are_back(attacked, begun.files)
     assert (await attacked.cost()).resident_bytes - begun.resident_bytes <= GROWTH_MAX
     await attacked.still_serves()
 
 
-async def test_streams_opened_to_be_reset_end_the_connection(attacked: Attacked) -> None:
+@TIMED
+async def test_streams_opened_to_be_reset_end_the_connection(attacked: Attacked, timed: bool) -> None:
     quiet = await attacked.caller.latency()
     for frames in RAPID_RESETS:
         async with a_host() as attacker:
@@ -126,8 +131,9 @@ async def test_streams_opened_to_be_reset_end_the_connection(attacked: Attacked)
                     await connection.muxed_conn.event_closed.wait()
 
             beside = await attacked.caller.latency(attack)
-            beside.check_beside(quiet)
-            assert beside.max <= PING_MAX_S
+            if timed:
+                beside.check_beside(quiet)
+                assert beside.max <= PING_TIMES * max(quiet.max, FLOOR_S)
 
 
 async def test_thousands_of_idle_streams_cost_little(attacked: Attacked) -> None:
@@ -145,7 +151,8 @@ async def test_thousands_of_idle_streams_cost_little(attacked: Attacked) -> None
         cost = await attacked.cost()
         assert cost.files - begun.files == connections
         assert cost.resident_bytes - begun.resident_bytes <= IDLE_STREAMS_BYTES_MAX
-        assert cost.cpu_s - begun.cpu_s <= 1.4
+        print(f"{1e3 * (cost.cpu_s - begun.cpu_s):.0f} ms")  # noqa: T201
+        assert cost.cpu_s - begun.cpu_s <= IDLE_CPU_MAX_S
         for connection in held:
             await abort_connection(connection)
     await files_are_back(attacked, begun.files)

@@ -24,19 +24,23 @@ from multiaddr import Multiaddr
 from peer.errors import ConfigError, DialError, ResourceError
 from peer.events import EventLog
 from peer.identity import Identity
+from peer.net import relay_daemon
 from peer.net.host import Host, HostConfig, open_host
 from peer.net.method import Call, Method
 from peer.net.nat.reachability import probe
 from peer.net.relay_daemon import Relay, RelayConfig, find_daemon, open_relay
 
 _ROOT = Path(__file__).parents[3]
-_CLI = "from cli.main import main; main()"
+# A relay gets a minute to start: its Go daemon shares the machine with other tests.
+START_S = 60.0
+_CLI = f"from peer.net import relay_daemon; relay_daemon._START_S = {START_S}; from cli.main import main; main()"
 
 pytestmark = pytest.mark.process
 
 
 @pytest.fixture
-def daemon() -> None:
+def daemon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay_daemon, "_START_S", START_S)
     try:
         find_daemon()
     except ResourceError as reason:

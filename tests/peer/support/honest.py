@@ -9,10 +9,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import msgspec
+import pytest
 import trio
 
-ANSWER_S = 120.0
+ANSWER_S = 300.0
 TRIES = 3
+TIMED = pytest.mark.parametrize("timed", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["untimed", "timed"])
+"""For tests that look at latencies in the soak only: on a busy machine these say nothing about us."""
 FLOOR_S = 0.02  # twice the longest garbage collection of a host that holds all it may
 
 
@@ -24,9 +27,9 @@ class Latency(msgspec.Struct, frozen=True):
     p99: float
     max: float
 
-    def check_beside(self, quiet: Latency) -> None:
-        """Assert that these calls were at most twice as slow as quiet ones."""
-        assert self.p99 <= max(2 * quiet.p99, FLOOR_S), (self, quiet)
+    def check_beside(self, quiet: Latency, times: float = 2.0) -> None:
+        """Assert that these calls were at most that many times as slow as quiet ones."""
+        assert self.p99 <= max(times * quiet.p99, FLOOR_S), (self, quiet)
 
 
 class Child:
@@ -70,7 +73,7 @@ async def running(module: str, *arguments: str) -> AsyncIterator[Child]:
 class HonestCaller:
     """A peer of the victim that calls it a hundred times a second when it is told to.
 
-    Processor time is measured, so a limit of milliseconds holds on a busy machine, too.
+    Processor time is measured, so that what else runs on the machine counts little.
     """
 
     def __init__(self, child: Child) -> None:

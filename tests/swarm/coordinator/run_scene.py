@@ -200,7 +200,7 @@ def _deltas(numel: int) -> Callable[[str, int, Assignment], torch.Tensor]:
 
 @asynccontextmanager
 async def open_run(
-    folder: Path, timeout_s: float = 90.0, stages: int = 1, **rules: object
+    folder: Path, timeout_s: float = 180.0, stages: int = 1, **rules: object
 ) -> AsyncIterator[CoordinatedRun]:
     """Open a run with these rules and its coordinator. The block must end in time."""
     home = Home(folder / "coordinator")

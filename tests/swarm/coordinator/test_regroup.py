@@ -16,6 +16,8 @@ from swarm.coordinator.regroup import regroup_all
 from swarm.run.home import Home
 from tests.swarm.coordinator.run_scene import CoordinatedRun, open_run
 
+pytestmark = pytest.mark.slow
+
 
 async def ask(run: CoordinatedRun, *without: str, undo: bool = False) -> GroupOutcome:
     """Ask as `peer regroup` does, from another thread."""

@@ -70,7 +70,7 @@ async def failure_of(url: str) -> Event:
     async with trio.open_nursery() as nursery:
         hook = Webhook(url, "id", "a run", log)
         nursery.start_soon(hook.run)
-        with log.subscribed(note), trio.fail_after(30):
+        with log.subscribed(note), trio.fail_after(60):
             await trio.testing.wait_all_tasks_blocked()
             log.emit("run_completed", round=4)
             await failed.wait()
@@ -88,7 +88,7 @@ async def test_a_service_is_told_of_what_calls_for_a_person() -> None:
             log.emit("head_seen", round=3, members=2)
             log.emit("quorum_lost", round=3, reason="too few voters answer", away=["peer"], stage=1)
             log.emit("run_completed", round=4)
-            with trio.fail_after(30):
+            with trio.fail_after(60):
                 for _ in range(2):
                     await trio.to_thread.run_sync(service.came.acquire)
             nursery.cancel_scope.cancel()

@@ -27,6 +27,8 @@ from swarm.gossip.matchmaking import Matchmaker
 from swarm.gossip.pairing import PeerView
 from tests.swarm.support.gossip_group import CONSTANTS, NUMEL, Group, Peer, noise
 
+pytestmark = pytest.mark.slow
+
 ALPHA, BETA, GAMMA = CONSTANTS
 Vector = np.ndarray
 

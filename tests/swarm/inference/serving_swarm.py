@@ -84,7 +84,7 @@ class ServingSwarm:
     async def known(self, model: ModelClient) -> None:
         """Wait until a client sees all servers that live, and that they serve."""
         living = {name for name, server in self.servers.items() if server.alive}
-        with trio.fail_after(30):
+        with trio.fail_after(120):
             while True:
                 await model.servers.refresh(0.0)
                 view = model.servers.view()

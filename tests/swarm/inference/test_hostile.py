@@ -64,7 +64,7 @@ class Intruder:
 
     async def hear(self, kind: type[Any]) -> Any:
         """Return the next message of that kind; others before it are forgotten."""
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             while True:
                 while self.heard:
                     message = self.heard.pop(0)
@@ -75,7 +75,7 @@ class Intruder:
 
 
 async def ended(flow: Flow) -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         await flow.ended.wait()
 
 

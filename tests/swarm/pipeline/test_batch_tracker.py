@@ -129,6 +129,7 @@ async def test_resumed_round_is_redispatched_at_once(tmp_path: Path, monkeypatch
 # -- members that do not submit what they say they have ---------------------------------------------------------------
 
 
+@pytest.mark.soak  # the test below is of its kind
 async def test_false_claim_delays_no_round(tmp_path: Path) -> None:
     """The member that claims the batch gets no micro-batch either."""
     setting = Setting(2, AllReduceConfig(batch=BATCH), rounds=2)

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import trio
 
@@ -22,6 +23,8 @@ from swarm.protocol.timeouts import AdaptiveTimeouts
 from swarm.rounds.trainers.trainer import TrainRequest, TrainResult
 from tests.swarm.support.driven_group import DrivenGroup, DrivenReplica, GroupSetting, open_driven_group
 from tests.swarm.support.group import Patient, schedule_of
+
+pytestmark = pytest.mark.slow
 
 NUMEL, MICRO = 2_000, 2
 LATER = dataclasses.replace(schedule_of(4), stage=1, stages=2, micro_batch=MICRO)

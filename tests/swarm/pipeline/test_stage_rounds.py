@@ -52,6 +52,7 @@ def at_work(members: list[StageMember]) -> list[StageMember]:
     return [member for member in members if member.heads and member.replica.server.accounting.counted]
 
 
+@pytest.mark.soak  # test_synchronous_batches_survive_a_killed_replica is of its kind
 async def test_lost_worker_costs_no_commit(tmp_path: Path) -> None:
     """Local steps; the worker of a replica of each stage dies in the middle."""
     rounds = 3
@@ -89,7 +90,9 @@ async def test_stage_ahead_of_its_last_round_finishes(
                 assert before.ledger.cursor == first.heads[-1].ledger.cursor, "it has counted all"
 
 
-@pytest.mark.parametrize("share", [0.0, 1.0], ids=["lost", "come again"])
+@pytest.mark.parametrize(
+    "share", [pytest.param(0.0, id="lost", marks=pytest.mark.soak), pytest.param(1.0, id="come again")]
+)
 async def test_stage_that_lost_its_last_samples_finishes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float
 ) -> None:
@@ -165,7 +168,7 @@ async def test_synchronous_batches_equal_one_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("stage", [pytest.param(0, marks=pytest.mark.soak), 1])
+@pytest.mark.parametrize("stage", [0, 1])
 async def test_synchronous_batches_survive_a_lost_worker(tmp_path: Path, stage: int) -> None:
     setting = Setting(2, AllReduceConfig(batch=BATCH), STEPS)
     async with scene_of(tmp_path, setting, [2, 2]) as scene:

@@ -17,6 +17,8 @@ from swarm.rounds.exchange.slice_exchange import SliceExchange
 from swarm.rounds.trainers.contribution import as_bytes
 from tests.swarm.support.hostile import Liar, Scene, hostile_scene
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def false_merges(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -118,6 +120,6 @@ async def test_a_member_may_leave_while_it_commits(tmp_path: Path) -> None:
                     await trio.lowlevel.checkpoint()
 
         actor._stand_at = stand_at
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             await member.gone.wait()
         await scene.group.until(lambda: all(not m.head.has(member.driver.me) for m in scene.honest))

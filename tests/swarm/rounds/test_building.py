@@ -17,7 +17,7 @@ from swarm.rounds.exchange.slice_exchange import SliceExchange
 from swarm.rounds.result_log import ResultLog
 
 HERE, NEXT = b"h" * 32, b"n" * 32
-LIMIT_S = 10.0
+LIMIT_S = 60.0
 
 
 class HeldState:

@@ -17,6 +17,8 @@ from tests.swarm.rounds.test_driver import deltas
 from tests.swarm.rounds.test_losses import QUICK
 from tests.swarm.support.driven_group import DrivenGroup, DrivenReplica, GroupSetting, open_driven_group
 
+pytestmark = pytest.mark.slow
+
 
 async def miss(group: DrivenGroup, away: DrivenReplica, others: list[DrivenReplica], rounds: int) -> int:
     """Cut a member off until the others are exactly that many rounds further; return their round then."""

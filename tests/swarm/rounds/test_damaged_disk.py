@@ -11,6 +11,7 @@ from peer.identity import Identity
 from tests.swarm.rounds.test_driver import deltas
 from tests.swarm.support.driven_group import open_driven_group
 
+pytestmark = pytest.mark.slow
 Damage = Callable[[bytes], bytes]
 
 
@@ -28,8 +29,14 @@ def emptied(data: bytes) -> bytes:
     return b""
 
 
-@pytest.mark.parametrize("damage", [flipped, torn, emptied])
-@pytest.mark.parametrize("files", ["agreement/records.log", "results/*.result"])
+RECORDS, RESULTS = "agreement/records.log", "results/*.result"
+OFTEN = [(RECORDS, torn), (RESULTS, flipped)]
+ALL = [(files, damage) for files in (RECORDS, RESULTS) for damage in (flipped, torn, emptied)]
+
+
+@pytest.mark.parametrize(
+    ("files", "damage"), [one if one in OFTEN else pytest.param(*one, marks=pytest.mark.soak) for one in ALL]
+)
 async def test_a_member_begins_on_damaged_files(tmp_path: Path, files: str, damage: Damage) -> None:
     identity = Identity.generate()
     async with open_driven_group(tmp_path) as group:

@@ -10,6 +10,8 @@ import torch
 from swarm.protocol.plan import Assignment
 from tests.swarm.support.driven_group import GroupSetting, open_driven_group
 
+pytestmark = pytest.mark.slow
+
 NUMEL = 40_000
 
 

@@ -20,6 +20,8 @@ from swarm.protocol.plan import PLAN_KIND, WorkPlan
 from swarm.rounds.messages import AGREE, Letter
 from tests.swarm.support.hostile import Liar, Scene, hostile_scene
 
+pytestmark = pytest.mark.slow
+
 replace = msgspec.structs.replace
 SLICES = 5
 
@@ -189,19 +191,19 @@ def soak(attack: Any) -> Any:
 
 PENALIZED = [
     other_bytes,
-    nan_bytes,
-    short_slices,
+    soak(nan_bytes),
+    soak(short_slices),
     soak(another_index),
-    passes_on_other_bytes,
+    soak(passes_on_other_bytes),
     relays_other_bytes,
     lying_norms,
     soak(too_much_work),
-    negative_work,
+    soak(negative_work),
     soak(infinite_norm),
-    in_anothers_name,
+    soak(in_anothers_name),
     corrupt_results,
     soak(huge_results),
-    short_results,
+    soak(short_results),
     soak(foreign_results),
     promises_without_evidence,
     orders_the_same_samples_for_all,
@@ -286,14 +288,14 @@ def signs_junk(scene: Scene) -> None:
 
 
 GONE_ON = [
-    silent_to_one,
+    soak(silent_to_one),
     soak(accuses_others),
     two_faced_owner,
     silent_leader,
     soak(silent_voter),
     soak(says_it_is_far_ahead),
     shows_a_chain_of_its_own,
-    false_speeds,
+    soak(false_speeds),
     soak(signs_junk),
 ]
 

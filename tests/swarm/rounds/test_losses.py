@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 import trio
 
 from peer.errors import ConnectionLost
@@ -14,6 +15,7 @@ from swarm.protocol.messages import CONTRIBUTION, RESULT
 from tests.swarm.rounds.test_driver import deltas
 from tests.swarm.support.driven_group import DrivenGroup, DrivenReplica, GroupSetting, open_driven_group
 
+pytestmark = pytest.mark.slow
 QUICK = NetLimits(ping_interval_s=0.5, suspect_after_s=2.0)
 
 

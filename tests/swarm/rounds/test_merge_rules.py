@@ -23,6 +23,7 @@ from swarm.protocol.plan import Assignment
 from tests.swarm.support.driven_group import DrivenReplica, GroupSetting, open_driven_group
 from tests.swarm.support.group import Deltas
 
+pytestmark = pytest.mark.slow
 Answer = Callable[[torch.Tensor, str, int], torch.Tensor]
 NUMEL, ROUNDS = 20_000, 8
 HELD = NUMEL // 100  # coordinates that the liar pushes

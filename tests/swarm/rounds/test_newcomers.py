@@ -22,6 +22,7 @@ from tests.swarm.rounds.test_losses import QUICK
 from tests.swarm.support.driven_group import DrivenReplica, GroupSetting, open_driven_group
 from tests.swarm.support.group import schedule_of
 
+pytestmark = pytest.mark.slow
 ROUND_S = 3000.0  # a plan's deadline; the test ends long before
 
 

@@ -23,6 +23,7 @@ from tests.swarm.rounds.shadow_disk import ShadowDisk, put_back
 from tests.swarm.rounds.test_driver import deltas
 from tests.swarm.support.driven_group import DrivenGroup, DrivenReplica, GroupSetting, open_driven_group
 
+pytestmark = pytest.mark.slow
 PACED = GroupSetting(work_s=0.2)  # a round takes longer than fetching its state, as it does in earnest
 
 
@@ -51,6 +52,7 @@ async def test_a_member_with_its_disk_goes_on_without_fetching(tmp_path: Path) -
         assert again.heads[-1].has(first.driver.me)
 
 
+@pytest.mark.soak  # each of them does what the one of the test before does
 async def test_all_members_restart_at_once(tmp_path: Path) -> None:
     """The whole state of the run is on the members' disks."""
     identities = [Identity.generate() for _ in range(3)]
@@ -84,7 +86,10 @@ async def test_a_lost_disk_makes_another_voter(tmp_path: Path) -> None:
         assert again.seen("state_fetched")
 
 
-@pytest.mark.parametrize("lost", ["what was not synced", "results", "agreement"])
+SOAKED = [pytest.param(lost, marks=pytest.mark.soak) for lost in ("results", "agreement")]
+
+
+@pytest.mark.parametrize("lost", ["what was not synced", *SOAKED])
 async def test_power_fails_as_a_vote_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str) -> None:
     """The vote and the results that lead to its value are on disk before anyone hears of it. A disk that has lost its
     results only fetches; one that has lost its records is another voter."""

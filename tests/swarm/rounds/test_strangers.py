@@ -28,6 +28,8 @@ from tests.swarm.rounds.test_driver import deltas
 from tests.swarm.support.driven_group import DrivenReplica, GroupSetting, open_driven_group
 from tests.swarm.support.hostile import Liar, hostile_scene
 
+pytestmark = pytest.mark.slow
+
 
 class Junk(msgspec.Struct):
     """A body that no method accepts."""

