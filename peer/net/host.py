@@ -27,6 +27,7 @@ from peer.identity import Identity
 from peer.net.address_book import AddressBook, closed_range, ip_of, is_circuit, split_address
 from peer.net.admissions import Admissions
 from peer.net.bulk.transport import OFFER, BulkTransport, Offer, OfferRequest
+from peer.net.connection_counts import ConnectionCounts
 from peer.net.connections import Connections
 from peer.net.flow.dialing import open_flows
 from peer.net.flow.flow import FlowParts
@@ -34,6 +35,7 @@ from peer.net.flow.flows import Flows
 from peer.net.heartbeat import Heartbeat
 from peer.net.hello import HELLO, Addresses
 from peer.net.libp2p_fixes import apply_fixes, harden
+from peer.net.libp2p_fixes.inbound_limits import inbound_gate
 from peer.net.libp2p_fixes.streams import serve_greeted
 from peer.net.libp2p_fixes.turns import accept_in_turn, turns_of
 from peer.net.libp2p_fixes.yamux_stream import YamuxStream
@@ -113,6 +115,10 @@ class Host:
         self.traversal.ask_addresses = self._ask_addresses
         self._connections.traversal = self.traversal
         self._connections.on_dialled = lambda peer: nursery.start_soon(self._say_hello, peer)
+        gate = inbound_gate(libp2p_host.get_network())
+        counted = (self._connections.counts, gate.counts, self._bulk.counts, self.rpc.counts)
+        self.counts: Final = ConnectionCounts(config.events, counted, trio.current_time)
+        self._connections.on_refused = gate.on_refused = self._bulk.on_refused = self.counts.refuse
         self._greeting: dict[str, trio.Event] = {}
         serve_greeted(libp2p_host.get_network(), GREETING, self._on_greeted_stream)
         libp2p_host.set_stream_handler(TProtocol(PROTOCOL), self._on_stream)
@@ -252,6 +258,7 @@ class Host:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._heartbeat.run)
             nursery.start_soon(self._turns.run)
+            nursery.start_soon(self.counts.run)
             nursery.start_soon(self._bulk.run)
             nursery.start_soon(self.flows.run)
             nursery.start_soon(self.traversal.run)
