@@ -128,6 +128,10 @@ def _checkpoint_saved(view: ViewState, row: Row, at: float, fields: Fields) -> N
         view.saved = Saved(int(fields["round"]), path, row.stage)
 
 
+def _last_checkpoint_failed(view: ViewState, row: Row, at: float, fields: Fields) -> None:
+    view.left_unsaved = True
+
+
 def _position(view: ViewState, row: Row, at: float, fields: Fields) -> None:
     """Take in the round, state and members that a peer stands at."""
     row.round = int(fields["round"])
@@ -167,6 +171,8 @@ PEER_EVENTS: Final[dict[str, Callable[[ViewState, Row, float, Fields], None]]] =
     "worker_died": _problem,
     "worker_failed": _problem,
     "checkpoint_failed": _problem,
+    "state_at_risk": _problem,
+    "last_checkpoint_failed": _last_checkpoint_failed,
     "checkpoint_saved": _checkpoint_saved,
     "peer_suspect": _peer_suspect,
     "peer_recovered": _peer_recovered,
