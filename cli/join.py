@@ -99,10 +99,18 @@ def join(
     feed = EventFeed()
 
     async def work() -> None:
+        view = trio.CancelScope(shield=True)  # who leaves sees what is waited for
+
+        async def show() -> None:
+            with view:
+                await follow(progress, {config.name: feed}, as_json)
+
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(follow, progress, {config.name: feed}, as_json)
-            await run_participant(config, feed.take)
-            nursery.cancel_scope.cancel()
+            nursery.start_soon(show)
+            try:
+                await run_participant(config, feed.take)
+            finally:
+                view.cancel()
 
     try:
         run_until_stopped(work, tied)
