@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cli.options import read_invite, tied_option
+from cli.options import invite_argument, read_invite, tied_option
 from cli.run import run_until_stopped
 from cli.terminal.lines import say, say_json
 from peer.errors import ConfigError
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("invite", required=False)
+@invite_argument(required=False)
 @click.option(
     "--listen", metavar="HOST:PORT", default="127.0.0.1:8080", show_default=True, help="An IP address; port 0: any."
 )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import click
 import trio
 
-from cli.options import read_invite
+from cli.options import invite_argument, read_invite
 from cli.run import Stopped, run_until_stopped
 from cli.terminal.lines import say
 from cli.terminal.stream import write_text
@@ -32,7 +32,7 @@ _HELP: Final = (
 
 
 @click.command()
-@click.argument("invite")
+@invite_argument()
 @click.option("--system", default="", metavar="TEXT", help="How the model should answer.")
 @click.option("--max-tokens", type=click.IntRange(1, 1 << 20), default=512, show_default=True, help="Of one answer.")
 @click.option("--temperature", type=click.FloatRange(0, 100), default=0.7, show_default=True, help="0: the likeliest.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 import trio
@@ -104,6 +104,16 @@ def _write_template(path: Path) -> None:
     say(f"Wrote {path}. Edit it, then: peer coordinate {path}")
 
 
+_REACH: Final = {
+    "everywhere": "",
+    "network": "These are addresses of your own network. For peers beyond it forward a port and name it (--announce"
+    " /ip4/PUBLIC_IP/tcp/PORT), use a relay (--relay), or send them the invite of a member that they can reach"
+    " (`peer invite`).",
+    "machine": "Only this machine can reach that address. Listen on another (--listen /ip4/0.0.0.0/tcp/31337) for peers"
+    " elsewhere.",
+}
+
+
 def _run(config: CoordinatorConfig, as_json: bool, tied: bool) -> None:
     from peer.files import write_atomically
     from swarm.coordinator.coordinator import run_coordinator
@@ -119,8 +129,11 @@ def _run(config: CoordinatorConfig, as_json: bool, tied: bool) -> None:
             say_json(shown, uncut=True)
             return
         say(f"Run {invite.run_id} is open at {', '.join(invite.addresses)}", err=True, uncut=True)
+        if caution := _REACH[invite.reach]:
+            say(caution, err=True)
         say("To take part, run on another machine:", "", err=True)
         say(f"peer join {text}", "", uncut=True)
+        progress.footer = f"The invite stands in {Home(config.home).invite}; Ctrl-C stops."
 
     progress = Progress(f"coordinator   home {config.home}")
     feed = EventFeed()

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from cli.checks.confinement import confinement_findings
 from cli.checks.machine import DISK_MIN_BYTES, Finding, disk_finding, local_findings
-from cli.options import default_home, home_option, network_options, read_invite
+from cli.options import default_home, home_option, invite_argument, network_options, read_invite
 from cli.run import run_until_stopped
 from cli.terminal.lines import say, say_json
 from cli.terminal.screen import screen
@@ -22,7 +22,7 @@ _MARKS = {"ok": ("ok     ", "green"), "warning": ("warning", "yellow"), "failure
 
 
 @click.command()
-@click.argument("invite", required=False)
+@invite_argument(required=False)
 @home_option("The home that `peer join` would use.  [default: ~/.barnraise/<run id>]")
 @click.option("--device", default="auto", show_default=True, help="The device that `peer join` would use.")
 @network_options(listen="/ip4/0.0.0.0/tcp/0")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from cli.options import read_invite
+from cli.options import invite_argument, read_invite
 from cli.run import run_until_stopped
 from cli.terminal.lines import say
 from cli.views.text import several
@@ -29,7 +29,7 @@ APART_MAX: Final = 1  # rounds; stages commit one after the other
 
 
 @click.command()
-@click.argument("invite", required=False)
+@invite_argument(required=False)
 @click.option(
     "--home",
     "homes",

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING
 import click
 import trio
 
-from cli.options import Amount, default_home, home_option, network_options, read_invite, tied_option
+from cli.options import (
+    Amount,
+    default_home,
+    home_option,
+    invite_argument,
+    network_options,
+    read_invite,
+    tied_option,
+)
 from cli.run import run_until_stopped
 from cli.terminal.lines import say
 from cli.views.event_feed import EventFeed
@@ -22,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("invite")
+@invite_argument()
 @home_option("Folder for this peer's key, checkpoints and event log.  [default: ~/.barnraise/<run id>]")
 @click.option("--name", default="", help="The name shown by `peer status`.  [default: this machine's name]")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:1, mps, ...")

@@ -38,6 +38,17 @@ def read_invite(text: str) -> Invite:
     return Invite.parse(text)
 
 
+def invite_argument(required: bool = True) -> Callable[[Command], Command]:
+    """Add the argument INVITE. An invite that a chat program or a terminal has broken into several words is one."""
+
+    def joined(context: click.Context, parameter: click.Parameter, words: tuple[str, ...]) -> str | None:
+        return "".join(words) or None
+
+    return click.argument(
+        "invite", nargs=-1, required=required, callback=joined, metavar="INVITE" if required else "[INVITE]"
+    )
+
+
 def network_options(listen: str) -> Callable[[Command], Command]:
     """Add --listen (with this default), --announce and --relay: how other peers reach this machine."""
     options = (

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING
 import click
 import trio
 
-from cli.options import Amount, default_home, home_option, network_options, read_invite, tied_option
+from cli.options import (
+    Amount,
+    default_home,
+    home_option,
+    invite_argument,
+    network_options,
+    read_invite,
+    tied_option,
+)
 from cli.run import run_until_stopped
 from cli.terminal.lines import say, say_json
 from cli.views.event_feed import EventFeed
@@ -38,7 +46,7 @@ class BlockRange(click.ParamType):  # type: ignore[type-arg]
 
 
 @click.command()
-@click.argument("invite", required=False)
+@invite_argument(required=False)
 @click.option(
     "--model",
     metavar="DIR|HF_ID|INVITE",

@@ -12,7 +12,7 @@ from rich.box import HEAVY_HEAD, SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from cli.options import home_option, read_invite
+from cli.options import home_option, invite_argument, read_invite
 from cli.run import run_until_stopped
 from cli.terminal.lines import say_json
 from cli.terminal.screen import screen
@@ -31,7 +31,7 @@ _LEFT: Final = ("blocks", "members", "phase", "peer", "id", "state")
 
 
 @click.command()
-@click.argument("invite", required=False)
+@invite_argument(required=False)
 @home_option("Show the run of the peer that has this home (it need not be running).")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, which has more about each peer.")
 def status(invite: str | None, home: Path | None, as_json: bool) -> None:

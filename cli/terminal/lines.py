@@ -1,7 +1,8 @@
 """Lines on standard output and standard error. Every command says what it says by `say` and `say_json`.
 
 Each argument of `say` becomes exactly one line: text that another peer wrote can neither begin a line of its own nor be
-obeyed by the terminal.
+obeyed by the terminal. While a live view is redrawn (`cli.terminal.screen.live`), lines go through it and stand above
+it: a line written beside it would be drawn over.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from io import StringIO
 from typing import IO, Any, Final, cast
@@ -23,13 +24,30 @@ from peer.plain_text import json_line, plain
 LINE_MAX: Final = 1000
 """Characters of a line, in which several foreign sentences may stand."""
 _UNCUT: Final = 1 << 20
+_view: Callable[[str], None] | None = None
+"""Writes a line above the live view; None while there is none."""
 
 
 def say(*lines: str, err: bool = False, uncut: bool = False) -> None:
     """Write each argument as one plain line. `uncut` is for what this program has composed of its own words, such as
     an invite."""
     for line in lines:
-        click.echo(plain(line, _UNCUT if uncut else LINE_MAX), err=err)
+        text = plain(line, _UNCUT if uncut else LINE_MAX)
+        if _view is not None and (err or sys.stdout.isatty()):
+            _view(text)
+        else:
+            click.echo(text, err=err)
+
+
+@contextmanager
+def through(view: Callable[[str], None]) -> Iterator[None]:
+    """Inside the block give to `view` the lines that would go to the terminal."""
+    global _view
+    _view = view
+    try:
+        yield
+    finally:
+        _view = None
 
 
 def say_json(value: Mapping[str, Any], uncut: bool = False) -> None:

@@ -3,13 +3,15 @@ obeyed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.live import Live
 from rich.segment import Segment
 
+from cli.terminal.lines import through
 from peer.plain_text import plain
 
 _UNCUT: Final = 1 << 20  # rich wraps and crops
@@ -28,9 +30,13 @@ def screen(err: bool = False, width: int | None = None, wraps: bool = True) -> C
     return _PlainConsole(stderr=err, width=width, markup=False, emoji=False, highlight=False, soft_wrap=not wraps)
 
 
-def live(renderable: RenderableType, on: Console) -> Live:
-    """Return a display that is redrawn by `update`."""
-    return Live(renderable, console=on, auto_refresh=False)
+@contextmanager
+def live(renderable: RenderableType, on: Console) -> Iterator[Live]:
+    """Show a display that is redrawn by `update` until the block ends. Lines of `say` are written above it, unbroken:
+    who copies an invite from there gets it whole."""
+    above = through(lambda text: on.print(text, soft_wrap=True))
+    with Live(renderable, console=on, auto_refresh=False) as display, above:
+        yield display
 
 
 def _plain_lines(text: str) -> str:

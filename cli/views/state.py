@@ -48,6 +48,8 @@ class ViewState:
     """Newest round by stage."""
     missed: set[str] = field(default_factory=set)
     """Ids of peers that another peer no longer hears."""
+    footer: str = ""
+    """A line that stands below the notes."""
     say: Callable[[str], None] | None = None
     """Called with each note as a plain line where there is no terminal to redraw."""
 

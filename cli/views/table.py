@@ -21,10 +21,11 @@ NOTHING: Final = "-"  # not applicable, or not known yet
 
 
 def live_view(view: ViewState) -> RenderableType:
-    """Return the table and the notes below it."""
+    """Return the table, and the notes and the footer below it."""
     peers = [row for row in view.rows.values() if row.role != "coordinator"]
     table = _peers(view.title, peers) if peers or not view.groups else _groups(view)
-    return Group(table, *(Text(note, style="dim") for note in view.notes))
+    footer = [Text(view.footer)] if view.footer else []
+    return Group(table, *(Text(note, style="dim") for note in view.notes), *footer)
 
 
 def _peers(title: str, rows: Iterable[Row]) -> Table:

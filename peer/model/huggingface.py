@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,13 +27,17 @@ from peer.data.tokenizer import Tokenizer
 from peer.decoding import MALFORMED, told
 from peer.errors import CheckpointError, ResourceError
 from peer.files import read_bounded
+from peer.model.decoder import rotary_frequencies
 from peer.model.hub_config import CONFIG_BYTES_MAX, hub_config, read_hub_config
 from peer.model.layout import FlatLayout, parameter_shapes
+from peer.model.parameter_files import EMBEDDING, HEAD
 
 _WEIGHTS: Final = "model.safetensors"
 _INDEX: Final = "model.safetensors.index.json"
 _INDEX_BYTES_MAX: Final = 16 << 20
 _DTYPES: Final = ("F32", "BF16", "F16", "F64")
+_ROTARY: Final = "rotary_emb.inv_freq"
+_ROTARY_TOLERANCE: Final = 0.02  # bf16 rounds by 0.004; another base is another model
 _PLAIN: Final = re.compile(r"[\w.-]+\.safetensors", re.ASCII)
 
 
@@ -43,8 +48,9 @@ class _Index(msgspec.Struct):
 def load_pretrained(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
     """Return the model's shape and its parameters by canonical name, in the checkpoint's dtype; `flatten` packs them.
 
-    The headers of all files are compared with config.json before any parameter is read. Raises ConfigError for a model
-    outside the family, CheckpointError for missing or unfit files.
+    The headers of all files are compared with config.json before any parameter is read. A head that config.json calls
+    tied is one of its own where it differs from the embedding, as in transformers 5. Raises ConfigError for a model
+    outside the family, CheckpointError for missing or unfit files and for values that are not finite.
     """
     config = read_hub_config(_read(folder, "config.json", CONFIG_BYTES_MAX))
     shards = _shards(folder)
@@ -53,7 +59,15 @@ def load_pretrained(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
     tensors: dict[str, Tensor] = {}
     for path in shards:
         with _opened(path) as file:
-            tensors.update({name: file.get_tensor(name) for name in held if held[name].path == path})
+            for name in (name for name in held if held[name].path == path):
+                tensors[name] = file.get_tensor(name)
+                _check_finite(folder, name, tensors[name])
+    for name in [name for name in tensors if name.endswith(_ROTARY)]:
+        _check_rotary(folder, name, tensors.pop(name), config)
+    if config.tie_embeddings and HEAD in tensors:
+        if not torch.equal(tensors[HEAD], tensors[EMBEDDING]):
+            return msgspec.structs.replace(config, tie_embeddings=False), tensors
+        del tensors[HEAD]
     return config, tensors
 
 
@@ -123,9 +137,16 @@ def _headers(shards: Sequence[Path]) -> dict[str, _Held]:
 
 
 def _check_held(folder: Path, config: ModelConfig, held: dict[str, _Held]) -> None:
-    """Check that the files hold the model's parameters and no others; drop from `held` what follows from the rest."""
+    """Check that the files hold the model's parameters, and no others but what must agree with these: the rotary table
+    of old exports, and a head beside a tied embedding."""
     surplus = set(held)
-    for name, shape in parameter_shapes(config):  # ends at the first that is missing, however many are described
+    more: dict[str, tuple[int, ...]] = {
+        name: (config.head_size // 2,) for name in sorted(surplus) if name.endswith(_ROTARY)
+    }
+    if HEAD in held and config.tie_embeddings:
+        more[HEAD] = (config.vocab_size, config.hidden_size)
+    # ends at the first that is missing, however many are described
+    for name, shape in chain(parameter_shapes(config), more.items()):
         if name not in held:
             raise CheckpointError(f"{folder} lacks {name}: download it again, all shards included")
         if held[name].shape != shape:
@@ -137,13 +158,30 @@ def _check_held(folder: Path, config: ModelConfig, held: dict[str, _Held]) -> No
                 f"{name} in {folder} is of the type {held[name].dtype}: take a checkpoint of {', '.join(_DTYPES)}"
             )
         surplus.discard(name)
-    for name in sorted(surplus):
-        # Old exports carry the rotary table, and some a copy of a tied head: both follow from the rest.
-        if not (name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and config.tie_embeddings)):
-            raise CheckpointError(
-                f"{folder} holds {name}, which its config.json does not describe: use the config.json of these weights"
-            )
-        del held[name]
+    if surplus:
+        raise CheckpointError(
+            f"{folder} holds {min(surplus)}, which its config.json does not describe:"
+            " use the config.json of these weights"
+        )
+
+
+def _check_finite(folder: Path, name: str, tensor: Tensor) -> None:
+    """Check the values as they will be in fp32."""
+    if not bool(torch.isfinite(tensor.float()).all()):
+        raise CheckpointError(
+            f"{name} in {folder} holds NaN or infinity: take an earlier checkpoint, from before the weights diverged"
+        )
+
+
+def _check_rotary(folder: Path, name: str, table: Tensor, config: ModelConfig) -> None:
+    """Check that a rotary table is that of config.json, with its scaling or without: its values are not used."""
+    plain = msgspec.structs.replace(config, rope_scaling=None)
+    if not any(
+        torch.allclose(table.float(), rotary_frequencies(own), rtol=_ROTARY_TOLERANCE) for own in (config, plain)
+    ):
+        raise CheckpointError(
+            f"{name} in {folder} has another base than its config.json: correct rope_theta, or drop this tensor"
+        )
 
 
 @contextmanager

@@ -41,7 +41,7 @@ from swarm.run.invite import ADDRESSES_MAX, Invite
 from swarm.run.inviting import printed_invite, saved_invite_keys
 from swarm.run.manifest import Manifest, open_manifest
 from swarm.run.manifest_transfer import load_run_files, serve_run_files
-from swarm.run.sections import BYTES_TOKENIZER
+from swarm.run.sections import AUTO_TOKENIZER
 from swarm.run.tokenizer import read_tokenizer
 from swarm.state.server import serve_snapshots
 from swarm.state.snapshots import SnapshotStore
@@ -83,7 +83,14 @@ async def run_coordinator(
         run_files, tokenizer, states = await trio.to_thread.run_sync(_create_or_reopen, config, identity, events)
         manifest = open_manifest(run_files)
         rules, stages = manifest.run, manifest.stages
-        events.emit("run_entered", name=rules.name, role="coordinator", rounds=rules.rounds, stages=stages)
+        events.emit(
+            "run_entered",
+            name=rules.name,
+            role="coordinator",
+            rounds=rules.rounds,
+            stages=stages,
+            tokenizer=manifest.tokenizer,
+        )
         host_config = HostConfig(
             identity=identity, events=events, listen=config.listen, announce=config.announce, relays=config.relays
         )
@@ -191,7 +198,7 @@ def _check_same(run: RunConfig, manifest: Manifest, home: Path) -> None:
     if run.pretrained is None:
         sections.insert(1, "model")
     differing = [f"[{name}]" for name in sections if getattr(run, name) != getattr(manifest, name)]
-    if run.pretrained is None or run.tokenizer.source != BYTES_TOKENIZER:  # else the checkpoint's is used
+    if run.pretrained is None or run.tokenizer.source != AUTO_TOKENIZER:  # else the checkpoint may be gone
         with suppress(ConfigError):  # the run has a copy, so the file may be missing
             if read_tokenizer(run)[1] != manifest.tokenizer:
                 differing.append("[tokenizer]")

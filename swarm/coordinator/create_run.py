@@ -48,8 +48,8 @@ CreatedRun = tuple[Signed, bytes, list[InitialState]]
 
 def create_run(path: Path, run: RunConfig, identity: Identity, events: EventLog) -> CreatedRun:
     """Make the initial state, sign the manifest, keep both under `path`. Raises ConfigError, CheckpointError."""
-    tokenizer, tokenizer_name, vocabulary = read_tokenizer(run)
     model, theta = _model(run)
+    tokenizer, tokenizer_name, vocabulary = read_tokenizer(run)
     if vocabulary > model.vocab_size:
         raise ConfigError(
             f"the tokenizer has {vocabulary} ids and the model only {model.vocab_size}: raise [model] vocab_size,"

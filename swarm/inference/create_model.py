@@ -25,7 +25,6 @@ from peer.model.parameter_files import ParameterFiles
 from swarm.inference.parts import hash_parts
 from swarm.run.manifest import PROTOCOL_VERSION, TEMPLATE_CHARS_MAX, ServedModelManifest, TextRules, sign_manifest
 from swarm.run.manifest_transfer import save_run_files
-from swarm.run.sections import BYTES_TOKENIZER
 
 _TOKENIZER: Final = "tokenizer.json"
 _SMALL_BYTES_MAX: Final = 1 << 20
@@ -110,9 +109,10 @@ def _dtype(files: ParameterFiles, model: ModelConfig) -> HiddenType:
 def _tokenizer(folder: Path, model: ModelConfig) -> tuple[bytes, str]:
     path = folder / _TOKENIZER
     if not path.is_file():
-        if model.vocab_size >= 256:
-            return b"", BYTES_TOKENIZER
-        raise CheckpointError(f"{folder} has no {_TOKENIZER}: take a checkpoint that has one")
+        raise CheckpointError(
+            f"{folder} has no {_TOKENIZER}: convert its tokenizer (transformers:"
+            f" AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r}))"
+        )
     size = load_tokenizer(str(path)).vocab_size
     if size > model.vocab_size:
         raise CheckpointError(f"the tokenizer has {size} ids and the model only {model.vocab_size}: fetch both again")

@@ -19,7 +19,14 @@ import msgspec
 from optim.config import DENSE, MEAN_ONLY, METHODS, CodecConfig, OuterConfig, check_merge
 from peer.config import DataConfig, InnerConfig, ModelConfig
 from peer.errors import ConfigError
-from swarm.run.sections import PipelineConfig, RunRules, TokenizerConfig, check_agreement, check_fit, check_pipeline
+from swarm.run.sections import (
+    PipelineConfig,
+    RunRules,
+    TokenizerConfig,
+    check_agreement,
+    check_fit,
+    check_pipeline,
+)
 
 if sys.version_info >= (3, 11):
     import tomllib

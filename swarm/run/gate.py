@@ -28,7 +28,7 @@ from peer.net.rpc import Call, Method, Rpc
 from swarm.run.ban_list import BANS_BYTES_MAX, BanList, Serial, open_bans
 from swarm.run.credentials import Chain, Rights, judge
 from swarm.run.guests import GuestBook
-from swarm.run.manifest import PROTOCOL_VERSION, AnyManifest, check_protocol
+from swarm.run.manifest import PROTOCOL_VERSION, AnyManifest
 
 CHALLENGES_MAX: Final = 1024  # a challenge that is pushed out costs its peer one more introduction
 _NONCE_BYTES: Final = 32
@@ -193,7 +193,12 @@ class Gate:
 
     async def _enter(self, call: Call[Entry]) -> EntryReply:
         entry = call.body
-        check_protocol(entry.protocol)
+        if entry.protocol != PROTOCOL_VERSION:
+            old = "the caller's machine" if entry.protocol < PROTOCOL_VERSION else "the run's machines"
+            raise NotAdmitted(
+                f"the caller speaks protocol version {entry.protocol} and this run version {PROTOCOL_VERSION}:"
+                f" upgrade barnraise on {old}"
+            )
         if entry.run != self._run_hash(entry.nonce):
             raise NotAdmitted("this peer is in another run: ask for an invite to the right run")
         admission = self._judge(call.peer, entry.chain)

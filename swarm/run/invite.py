@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from base64 import b32decode, b32encode
 from collections.abc import Iterable
+from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import msgspec
 from blake3 import blake3
@@ -36,6 +37,8 @@ _TEXT_MAX: Final = 8192
 _CHECKSUM_BYTES: Final = 4
 _REMEDY: Final = "copy it again from where `peer coordinate` printed it, from its first letter to its last"
 
+Reach = Literal["machine", "network", "everywhere"]
+_REACHES: Final[tuple[Reach, ...]] = ("machine", "network", "everywhere")
 Seed = Annotated[bytes, msgspec.Meta(max_length=32)]
 
 
@@ -50,6 +53,11 @@ class Invite(msgspec.Struct, frozen=True):
     """Of a closed run: ends with the invite's link or, for one peer, with the link of that member."""
     key: Seed = b""
     """The private key (a seed of 32 bytes) of the invite at the end of `chain`; empty for one peer."""
+
+    @property
+    def reach(self) -> Reach:
+        """Return from where the best of the addresses can be reached, as far as the addresses themselves tell."""
+        return max((_reach(address) for address in self.addresses), key=_REACHES.index, default="machine")
 
     def membership(self, identity: Identity) -> Chain:
         """Return what this invite makes of a peer that takes part: nothing new in an open run or for one peer."""
@@ -104,6 +112,15 @@ class Invite(msgspec.Struct, frozen=True):
         if wire.key and (not wire.chain or Identity.from_seed(wire.key).peer_id != peer_id_of(wire.chain[-1].key)):
             raise ConfigError(f"the invite's key does not fit what it grants: {_REMEDY}")
         return cls(run_id_text(wire.run_id), wire.authority, addresses, wire.chain, wire.key)
+
+
+def _reach(address: str) -> Reach:
+    """Return from where the first host of a multiaddr, a relay's if it goes through one, can be reached."""
+    _, kind, host, *_ = address.split("/")
+    if kind not in ("ip4", "ip6"):
+        return "everywhere"  # a name
+    ip = ip_address(host)
+    return "machine" if ip.is_loopback else "everywhere" if ip.is_global else "network"
 
 
 def read_saved_invite(home: Path) -> Invite:

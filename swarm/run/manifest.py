@@ -261,14 +261,17 @@ def training_manifest(manifest: AnyManifest) -> Manifest:
 
 
 def check_protocol(version: int) -> None:
-    """Raise NotAdmitted if the other side speaks another version of the protocol."""
-    if version == PROTOCOL_VERSION:
-        return
-    side = "this machine" if version > PROTOCOL_VERSION else "the other side"
-    raise NotAdmitted(
-        f"the run speaks protocol version {version} and this software version {PROTOCOL_VERSION}:"
-        f" upgrade barnraise on {side}"
-    )
+    """Raise NotAdmitted if a run, in a home or of other peers, is of another version of the protocol."""
+    if version > PROTOCOL_VERSION:
+        raise NotAdmitted(
+            f"the run speaks protocol version {version} and this software version {PROTOCOL_VERSION}:"
+            " upgrade barnraise on this machine"
+        )
+    if version < PROTOCOL_VERSION:
+        raise NotAdmitted(
+            f"the run speaks protocol version {version}, which this software (version {PROTOCOL_VERSION}) does not:"
+            " finish or export it with the barnraise that made it, or create a new run in another home"
+        )
 
 
 def check_run(manifest: CommonManifest, run_id: str) -> None:

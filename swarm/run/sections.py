@@ -12,6 +12,7 @@ from peer.config import SEQUENCES_MAX, DataConfig, InnerConfig, ModelConfig
 from swarm.protocol.plan import RANGES_MAX
 
 BYTES_TOKENIZER: Final = "bytes"
+AUTO_TOKENIZER: Final = "auto"
 PEERS_MAX: Final = 1024
 STAGES_MAX: Final = 1024
 ROUNDS_MAX: Final = 1 << 40
@@ -88,8 +89,9 @@ class RunRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 class TokenizerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The section [tokenizer]."""
 
-    source: str = BYTES_TOKENIZER
-    """"bytes", or the path of a `tokenizer.json` or of a folder that holds one."""
+    source: str = AUTO_TOKENIZER
+    """"auto": that of the checkpoint which the run starts from, bytes for a new model. Or "bytes", or the path of a
+    `tokenizer.json` or of a folder that holds one."""
 
 
 class PipelineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -126,7 +128,7 @@ def check_tokenizer_name(tokenizer: str) -> None:
 
 def check_model(model: ModelConfig, tokenizer: str) -> None:
     """Raise ValueError, beginning with the field's name, unless the model has room for the tokenizer's ids."""
-    if tokenizer == BYTES_TOKENIZER and model.vocab_size < 256:
+    if tokenizer in (AUTO_TOKENIZER, BYTES_TOKENIZER) and model.vocab_size < 256:
         raise ValueError(f"vocab_size is {model.vocab_size}: give the byte tokenizer at least 256")
 
 

@@ -12,17 +12,25 @@ from peer.data.tokenizer_rules import TOKENIZER_BYTES_MAX
 from peer.errors import ConfigError
 from peer.files import read_bounded
 from swarm.run.config import RunConfig
-from swarm.run.sections import BYTES_TOKENIZER
+from swarm.run.sections import AUTO_TOKENIZER, BYTES_TOKENIZER
 
 FILE: Final = "tokenizer.json"
 
 
 def read_tokenizer(run: RunConfig) -> tuple[bytes, str, int]:
-    """Return the file (empty for bytes), its name in the manifest and its number of ids. Raises ConfigError."""
+    """Return the file (empty for bytes), its name in the manifest and its number of ids. Raises ConfigError.
+
+    A checkpoint is trained on bytes only if RUN.toml says so: they would mean other text to it."""
     source = run.tokenizer.source
-    if source == BYTES_TOKENIZER and run.pretrained is not None and (Path(run.pretrained.init) / FILE).is_file():
+    if source == AUTO_TOKENIZER and run.pretrained is not None:
         source = run.pretrained.init
-    if source == BYTES_TOKENIZER:
+        if not (Path(source) / FILE).is_file():
+            raise ConfigError(
+                f"{source} has no {FILE}: convert its tokenizer (transformers:"
+                f" AutoTokenizer.from_pretrained({source!r}).save_pretrained({source!r})), or name one in [tokenizer]"
+                ' source; source = "bytes" trains on bytes'
+            )
+    if source in (AUTO_TOKENIZER, BYTES_TOKENIZER):
         return b"", BYTES_TOKENIZER, ByteTokenizer.vocab_size
     path = Path(source)
     if path.is_dir():

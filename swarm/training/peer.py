@@ -54,7 +54,14 @@ async def run_participant(config: JoinConfig, watch: Watcher | None = None) -> N
             write_atomically(home.invite, f"{config.invite}\n".encode())
             write_atomically(home.listening, "".join(f"{address}\n" for address in host.addresses).encode())
             rules, stages = manifest.run, manifest.stages
-            events.emit("run_entered", name=rules.name, role=config.role, rounds=rules.rounds, stages=stages)
+            events.emit(
+                "run_entered",
+                name=rules.name,
+                role=config.role,
+                rounds=rules.rounds,
+                stages=stages,
+                tokenizer=manifest.tokenizer,
+            )
             serve_run_files(host.rpc, entered.signed, entered.tokenizer)
             serve_dial_back(host)
             node_config = NodeConfig(manifest.run_id, config.invite.addresses, home.addresses)

@@ -240,9 +240,14 @@ def test_a_checkpoint_or_tokenizer_that_does_not_fit_the_run(peer: Peer, tmp_pat
     assert "does not fit the model: seq_len is 128" in sentence
     path.write_text(
         text.replace("vocab_size = 256", "vocab_size = 100").replace(
-            '# [tokenizer]\n# source = "bytes"', f'[tokenizer]\nsource = "{tmp_path / "hub"}"'
+            '# [tokenizer]\n# source = "auto"', f'[tokenizer]\nsource = "{tmp_path / "hub"}"'
         )
     )
     assert "the tokenizer has 256 ids" in said(peer("coordinate", path, "--home", tmp_path / "b"), 2)
+    (tmp_path / "hub" / "tokenizer.json").unlink()
+    path.write_text(text.replace(sized, f'init = "{tmp_path / "hub"}"\n').replace("seq_len = 128", "seq_len = 64"))
+    sentence = said(peer("coordinate", path, "--home", tmp_path / "d"), 2)
+    assert "has no tokenizer.json: convert" in sentence and 'source = "bytes" trains on bytes' in sentence
+    assert "has no tokenizer.json: convert" in said(peer("serve", "--model", tmp_path / "hub"), 6)
     path.write_text(text.replace(sized, 'init = "nowhere"\n'))
     assert "nowhere" in said(peer("coordinate", path, "--home", tmp_path / "c"), 6)

@@ -43,7 +43,7 @@ def pretrained(folder: Path) -> str:
 @pytest.mark.parametrize("kind", ["plain", "cut", "folder", "pretrained", "tokenizer"])
 async def test_the_same_settings_continue_the_run(tmp_path: Path, kind: str) -> None:
     from_hub = pretrained(tmp_path / "hub")
-    with_file = PLAIN.replace('# [tokenizer]\n# source = "bytes"', f"[tokenizer]\nsource = {str(tmp_path / 'hub')!r}")
+    with_file = PLAIN.replace('# [tokenizer]\n# source = "auto"', f"[tokenizer]\nsource = {str(tmp_path / 'hub')!r}")
     text = {"plain": PLAIN, "cut": CUT, "folder": FOLDER, "pretrained": from_hub, "tokenizer": with_file}[kind]
     run_id = await coordinate(tmp_path / "home", text)
     spelt_out = text.replace("# seed = 0", "seed = 0").replace("# weight_decay = 0.1", "weight_decay = 0.1")
@@ -64,7 +64,7 @@ async def test_the_same_settings_continue_the_run(tmp_path: Path, kind: str) -> 
         ("\nsteps = 100", "\nsteps = 50", r"\[outer\]"),
         ('# [codec]\n# up = "int8"', '[codec]\nup = "int4"', r"\[codec\]"),
         ("stages = 2", "stages = 2\nrecompute = true", r"\[pipeline\]"),
-        ('# [tokenizer]\n# source = "bytes"', '[tokenizer]\nsource = "hub"', r"\[tokenizer\]"),
+        ('# [tokenizer]\n# source = "auto"', '[tokenizer]\nsource = "hub"', r"\[tokenizer\]"),
         ("batch_size = 8 ", 'dtype = "fp32"\nbatch_size = 16 ', r"\[inner\]"),
     ],
 )

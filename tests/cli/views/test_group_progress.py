@@ -15,7 +15,7 @@ HOME = "coordinator"
 
 def coordinator_view(stages: int) -> Progress:
     progress = Progress("coordinator")
-    tell(progress, "run_entered", name="big", role="coordinator", rounds=9, stages=stages)
+    tell(progress, "run_entered", name="big", role="coordinator", rounds=9, stages=stages, tokenizer="bytes")
     return progress
 
 
@@ -26,6 +26,16 @@ def tell(progress: Progress, event: str, **fields: Any) -> None:
 def lines_of(progress: Progress) -> list[list[str]]:
     """The words of each line of the table."""
     return [line.split() for line in shown(progress).splitlines() if line.split()[:1] and line.split()[0].isdigit()]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("bytes", "text as bytes"), ("ab" * 32, "text by tokenizer.json abababab")]
+)
+def test_the_run_says_how_it_reads_text(name: str, words: str) -> None:
+    progress, said = Progress("p"), list[str]()
+    progress.say = said.append
+    tell(progress, "run_entered", name="big", role="auto", rounds=9, stages=1, tokenizer=name)
+    assert len(said) == 1 and words in said[0]
 
 
 def test_each_stage_has_a_line_and_is_named_in_notes() -> None:
@@ -40,7 +50,7 @@ def test_each_stage_has_a_line_and_is_named_in_notes() -> None:
     assert lines_of(progress)[1] == ["1", "4", "2", "cannot", "go", "on"]
     tell(progress, "regrouped", stage=1, term=2, round=4, members=1)
     assert told(progress) == [
-        "coordinator is in the run 'big': a model in 2 stages, 9 rounds",
+        "coordinator is in the run 'big': a model in 2 stages, 9 rounds, text as bytes",
         "stage 1 begins with 2 members",
         "round 4 of stage 1 committed by 2 members",
         "stage 1 cannot go on from round 4 (too few members answer): start nknown99 again, or continue without"

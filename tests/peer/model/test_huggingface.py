@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from peer.config import ModelConfig, RopeScaling
 from peer.data.tokenizer import ByteTokenizer, load_tokenizer
 from peer.errors import CheckpointError, ConfigError, ResourceError
-from peer.model.decoder import Decoder, init_flat
+from peer.model.decoder import Decoder, init_flat, rotary_frequencies
 from peer.model.huggingface import export_pretrained, flatten, load_pretrained
 
 TOLERANCE = 1e-4
@@ -107,6 +109,55 @@ def test_an_export_computes_the_same_in_transformers(
     assert difference < TOLERANCE
     again, tensors = load_pretrained(tmp_path)
     assert torch.equal(flatten(again, tensors), flat)
+
+
+@pytest.mark.parametrize("own_head", [False, True], ids=["a copy", "a head of its own"])
+def test_a_head_beside_a_tied_embedding_counts_by_its_values(
+    transformers: ModuleType, tmp_path: Path, own_head: bool
+) -> None:
+    """As in transformers 5: config.json says tied, and the file holds a head."""
+    theirs = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL, tie_word_embeddings=True)).eval()
+    theirs.save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    embedding = weights["model.embed_tokens.weight"]
+    weights["lm_head.weight"] = (torch.randn_like(embedding) if own_head else embedding).clone()
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    ours, tokens = _ours(tmp_path), _tokens(SMALL["vocab_size"])
+    assert ours.config.tie_embeddings is not own_head
+    with torch.no_grad():
+        assert (ours(tokens) - theirs(tokens).logits).abs().max() < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("model.layers.0.mlp.up_proj.weight", lambda x: x.index_fill(0, torch.tensor([3]), torch.nan), "NaN"),
+        ("model.norm.weight", lambda x: x * torch.inf, "infinity"),
+        ("model.norm.weight", lambda x: x.double() * 1e300, "infinity"),
+        ("lm_head.weight", lambda x: torch.zeros(3, 3), "has shape"),
+        ("model.layers.0.self_attn.rotary_emb.inv_freq", lambda x: 5000.0 ** -(torch.arange(4) / 4), "another base"),
+        ("model.layers.0.self_attn.rotary_emb.inv_freq", lambda x: torch.ones(3), "has shape"),
+    ],
+)
+def test_values_that_cannot_be_right_are_refused_by_name(
+    tmp_path: Path, name: str, change: Callable[[torch.Tensor], torch.Tensor], words: str
+) -> None:
+    weights = load_file(_exported(tmp_path) / "model.safetensors")
+    weights[name] = change(weights.get(name, torch.ones(1)))
+    save_file(weights, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=f"{name} .*{words}"):
+        load_pretrained(tmp_path)
+
+
+def test_the_rotary_table_of_old_exports_is_accepted(tmp_path: Path) -> None:
+    weights = load_file(_exported(tmp_path) / "model.safetensors")
+    config, tensors = load_pretrained(tmp_path)
+    weights["model.layers.0.self_attn.rotary_emb.inv_freq"] = rotary_frequencies(config).bfloat16()
+    save_file(weights, tmp_path / "model.safetensors")
+    again, same = load_pretrained(tmp_path)
+    assert again == config and same.keys() == tensors.keys()
 
 
 def test_the_byte_tokenizer_is_exported_with_equal_ids(transformers: ModuleType, tmp_path: Path) -> None:

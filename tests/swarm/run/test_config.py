@@ -46,7 +46,7 @@ def test_defaults_fill_what_is_left_out() -> None:
     config = parse_run_config(GOOD)
     assert config.run.open and config.run.rounds == 3
     assert (config.outer.lr, config.outer.momentum, config.outer.nesterov) == (0.7, 0.9, True)
-    assert (config.codec.up, config.codec.down, config.tokenizer.source) == ("int8", "int8", "bytes")
+    assert (config.codec.up, config.codec.down, config.tokenizer.source) == ("int8", "int8", "auto")
 
 
 def test_a_model_may_come_from_a_folder() -> None:

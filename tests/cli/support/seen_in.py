@@ -1,0 +1,97 @@
+"""A pseudo-terminal that a command writes to, read by a terminal emulator: what a person sees."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+import pyte
+import trio
+
+ROOT: Final = Path(__file__).parents[3]
+LINES: Final = 40
+WAIT_S: Final = 120.0
+
+
+class Terminal:
+    """A screen of so many columns, with all that has left it at the top."""
+
+    def __init__(self, columns: int) -> None:
+        self.columns = columns
+        self._screen = pyte.HistoryScreen(columns, LINES, history=1000, ratio=0.5)
+        self._stream = pyte.ByteStream(self._screen)
+        self.changed = trio.Event()
+
+    def write(self, data: bytes) -> None:
+        self._stream.feed(data)
+        self.changed.set()
+        self.changed = trio.Event()
+
+    @property
+    def rows(self) -> list[str]:
+        """All rows, the oldest first, as wide as the screen."""
+        gone = [
+            "".join(row[column].data for column in range(self.columns)) for row in self._screen.history.top
+        ]
+        return [*gone, *self._screen.display]
+
+    @property
+    def text(self) -> str:
+        """All rows joined, as a person copies what runs over the end of a row."""
+        return "".join(self.rows)
+
+    async def until(self, condition: Callable[[str], bool]) -> None:
+        """Wait until the text is such."""
+        with trio.move_on_after(WAIT_S):
+            while not condition(self.text):
+                await self.changed.wait()
+            return
+        raise AssertionError("the terminal shows:\n" + "\n".join(self.rows))
+
+
+@asynccontextmanager
+async def command(columns: int, *arguments: str) -> AsyncIterator[tuple[Terminal, subprocess.Popen[bytes]]]:
+    """Run a `peer` command in a terminal until the block ends."""
+    async with program(columns, [sys.executable, "-m", "cli.main", *arguments]) as running:
+        yield running
+
+
+@asynccontextmanager
+async def program(
+    columns: int, arguments: Sequence[str]
+) -> AsyncIterator[tuple[Terminal, subprocess.Popen[bytes]]]:
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, columns, 0, 0))
+    environment = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES", "NO_COLOR")}
+    environment |= {"TERM": "xterm-256color", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(
+        arguments, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, cwd=ROOT, start_new_session=True
+    )
+    os.close(theirs)
+    os.set_blocking(ours, False)
+    terminal = Terminal(columns)
+
+    async def read() -> None:
+        with suppress(OSError):  # how a pseudo-terminal ends
+            while True:
+                await trio.lowlevel.wait_readable(ours)
+                terminal.write(os.read(ours, 1 << 16))
+
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read)
+            yield terminal, process
+            nursery.cancel_scope.cancel()
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
