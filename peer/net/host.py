@@ -9,6 +9,7 @@ TCP, Noise and Yamux only, with the library's holes fixed (`peer.net.libp2p_fixe
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -47,6 +48,9 @@ from peer.net.nat.traversal import Traversal
 from peer.net.rate_limit import Meter, TokenBucket, Traffic
 from peer.net.rpc import Rpc
 from peer.net.stream_channel import GREETING, PROTOCOL, StreamChannel
+
+if sys.version_info < (3, 11):
+    from exceptiongroup import BaseExceptionGroup
 
 _HELLO_S: Final = 10.0
 _GOODBYE_S: Final = 1.0
@@ -361,29 +365,31 @@ async def open_host(config: HostConfig) -> AsyncIterator[Host]:
     for address in config.listen:
         check_port_free(address)
     harden(libp2p_host)
-    failure: Exception | None = None
-    async with trio.open_nursery() as nursery:
-        host = Host(config, libp2p_host, nursery)
-        async with libp2p_host.run(listen_addrs=listen):
-            missing = [str(address) for address in listen if str(address) not in network.listeners]
-            if missing:
-                failure = ResourceError(f"cannot listen on {missing[0]}: choose this machine's address with --listen")
-            else:
-                for listener in (each for tcp in network.listeners.values() for each in tcp.listeners):
-                    accept_in_turn(listener, turns_of(network))
-                nursery.start_soon(host.run)
-                try:
-                    await host.listen_bulk()
-                    yield host
-                except Exception as error:  # noqa: BLE001 - raised below, outside the nurseries, which would wrap it
-                    failure = error
-                finally:
-                    with trio.CancelScope(shield=True), trio.move_on_after(_GOODBYE_S):
-                        await host.close()
-                        await network.close()
-        nursery.cancel_scope.cancel()
-    if failure is not None:
-        raise failure
+    failure: BaseException | None = None
+    try:
+        async with trio.open_nursery() as nursery:
+            host = Host(config, libp2p_host, nursery)
+            async with libp2p_host.run(listen_addrs=listen):
+                missing = [str(address) for address in listen if str(address) not in network.listeners]
+                if missing:
+                    failure = ResourceError(f"cannot listen on {missing[0]}: choose this machine's address by --listen")
+                else:
+                    for listener in (each for tcp in network.listeners.values() for each in tcp.listeners):
+                        accept_in_turn(listener, turns_of(network))
+                    nursery.start_soon(host.run)
+                    try:
+                        await host.listen_bulk()
+                        yield host
+                    except (Exception, BaseExceptionGroup) as error:  # noqa: BLE001 - raised below, outside the nurseries
+                        failure = error
+                    finally:
+                        with trio.CancelScope(shield=True), trio.move_on_after(_GOODBYE_S):
+                            await host.close()
+                            await network.close()
+            nursery.cancel_scope.cancel()
+    finally:
+        if failure is not None:  # they would wrap it, and a cancellation would take its place
+            raise failure
 
 
 async def _dial_no_peer() -> None:
