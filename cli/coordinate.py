@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -13,7 +12,7 @@ from cli.options import default_home, home_option, network_options, tied_option
 from cli.run import run_until_stopped
 from cli.templates import template
 from cli.terminal.lines import say, say_json
-from cli.views.event_tail import EventTail
+from cli.views.event_feed import EventFeed
 from cli.views.live import follow, read_tails
 from cli.views.progress import Progress
 from cli.views.text import quoted
@@ -137,21 +136,20 @@ def _run(config: CoordinatorConfig, as_json: bool, tied: bool) -> None:
         progress.footer = f"The invite stands in {Home(config.home).invite}; Ctrl-C stops."
 
     progress = Progress(f"coordinator   home {config.home}")
-    tail = EventTail(Home(config.home).events, from_end=True)
+    feed = EventFeed()
 
     async def work() -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(follow, progress, {"coordinator": tail}, as_json)
-            await run_coordinator(config, ready)
+            nursery.start_soon(follow, progress, {"coordinator": feed}, as_json)
+            await run_coordinator(config, ready, feed.take)
             nursery.cancel_scope.cancel()
 
-    with closing(tail):
-        try:
-            run_until_stopped(work, tied)
-        finally:
-            read_tails(progress, {"coordinator": tail}, as_json)
-            if opened:
-                say(_farewell(progress, config.home), err=True)
+    try:
+        run_until_stopped(work, tied)
+    finally:
+        read_tails(progress, {"coordinator": feed}, as_json)
+        if opened:
+            say(_farewell(progress, config.home), err=True)
 
 
 def _farewell(progress: Progress, home: Path) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,11 +20,10 @@ from cli.options import (
 )
 from cli.run import run_until_stopped
 from cli.terminal.lines import say
-from cli.views.event_tail import EventTail
+from cli.views.event_feed import EventFeed
 from cli.views.live import follow, read_tails
 from cli.views.progress import Progress
 from cli.views.text import quoted, several
-from swarm.run.home import Home
 
 if TYPE_CHECKING:
     from swarm.run.peer_context import Role
@@ -106,22 +104,29 @@ def join(
         memory_bytes=None if memory_limit is None else memory_limit * 1e9,
     )
     progress = Progress(f"run {opened.run_id}   home {home}")
-    tail = EventTail(Home(config.home).events, from_end=True)
+    feed = EventFeed()
 
     async def work() -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(follow, progress, {config.name: tail}, as_json)
-            await run_participant(config)
-            nursery.cancel_scope.cancel()
+        view = trio.CancelScope(shield=True)  # who leaves sees what is waited for
 
-    with closing(tail):
-        try:
-            run_until_stopped(work, tied)
-            say("The run is complete.", err=True)
-        finally:
-            read_tails(progress, {config.name: tail}, as_json)  # the last checkpoint is saved after everything else
-            if kept := what_was_kept(progress, config.home):
-                say(kept, err=True)
+        async def show() -> None:
+            with view:
+                await follow(progress, {config.name: feed}, as_json)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(show)
+            try:
+                await run_participant(config, feed.take)
+            finally:
+                view.cancel()
+
+    try:
+        run_until_stopped(work, tied)
+        say("The run is complete.", err=True)
+    finally:
+        read_tails(progress, {config.name: feed}, as_json)  # the last checkpoint is saved after everything else
+        if kept := what_was_kept(progress, config.home):
+            say(kept, err=True)
 
 
 def what_was_kept(progress: Progress, home: Path) -> str:
@@ -132,6 +137,8 @@ def what_was_kept(progress: Progress, home: Path) -> str:
         return f"Read {several(row.fed.micro_batches, 'micro-batch')} for {peers}. A feeder saves nothing."
     if not progress.round:
         return ""
+    if progress.saved is None and progress.left_unsaved:
+        return ""  # the error says it
     if progress.saved is None:
         return (
             f"Left after round {progress.round}. No checkpoint was written: joining again fetches the state from peers."

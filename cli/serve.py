@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,10 +20,9 @@ from cli.options import (
 )
 from cli.run import run_until_stopped
 from cli.terminal.lines import say, say_json
-from cli.views.event_tail import EventTail
+from cli.views.event_feed import EventFeed
 from cli.views.text import quoted
 from peer.errors import ConfigError
-from swarm.run.home import Home
 from swarm.run.invite import PREFIX, Invite
 
 if TYPE_CHECKING:
@@ -121,20 +119,19 @@ def serve(
             say("To use the model:", "", err=True)
             say(f'peer generate {printed} "Once upon a time"', "", uncut=True)
 
-    tail = EventTail(Home(config.home).events, from_end=True)
+    feed = EventFeed()
 
     async def work() -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_follow, tail, as_json)
-            await run_server(config, ready)
+            nursery.start_soon(_follow, feed, as_json)
+            await run_server(config, ready, feed.take)
             nursery.cancel_scope.cancel()
 
-    with closing(tail):
-        try:
-            run_until_stopped(work, tied)
-        finally:
-            _show(tail, as_json)
-            say(f"Left. Serve again with --home {quoted(home)}.", err=True)
+    try:
+        run_until_stopped(work, tied)
+    finally:
+        _show(feed, as_json)
+        say(f"Left. Serve again with --home {quoted(home)}.", err=True)
 
 
 def _source(invite: str | None, model: str | None) -> tuple[Invite | None, Path | None]:
@@ -163,15 +160,15 @@ def checkpoint_folder(model: str) -> Path:
         ) from error
 
 
-async def _follow(tail: EventTail, as_json: bool) -> None:
+async def _follow(feed: EventFeed, as_json: bool) -> None:
     """Show what happens."""
     while True:
-        _show(tail, as_json)
+        _show(feed, as_json)
         await trio.sleep(0.3)
 
 
-def _show(tail: EventTail, as_json: bool) -> None:
-    for at, event, fields in tail.poll():
+def _show(feed: EventFeed, as_json: bool) -> None:
+    for at, event, fields in feed.poll():
         if as_json:
             say_json({"event": event, "at": at, **fields})
         elif event in _TOLD:

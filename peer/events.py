@@ -38,18 +38,23 @@ class Event(msgspec.Struct, frozen=True):
     fields: dict[str, Field]
 
 
+Watcher = Callable[[Event], None]
+"""Takes an event in the thread that emits it, and returns soon."""
+
+
 class EventLog:
     """Appends events to a file, one JSON object a line, and passes each to the subscribers. Thread-safe.
 
     The file rotates once (`events.jsonl` -> `events.1.jsonl`) when it exceeds `rotate_bytes`, so it cannot fill a disk.
-    A failed write loses log lines, never a round.
+    A failed write loses log lines, never a round, and no subscriber misses an event for it.
     """
 
-    def __init__(self, path: Path | None = None, rotate_bytes: int = 64 << 20) -> None:
-        """Raises ResourceError if `path` cannot be written."""
+    def __init__(self, path: Path | None = None, rotate_bytes: int = 64 << 20, watch: Watcher | None = None) -> None:
+        """`watch` is the first subscriber. Raises ResourceError if `path` cannot be written."""
         self._path = path
         self._rotate_bytes = rotate_bytes
-        self._subscribers: list[Callable[[Event], None]] = []
+        self._subscribers: list[Watcher] = [] if watch is None else [watch]
+        self._torn = False  # the last write ended in the middle of a line
         self._lock = threading.Lock()
         self._fd: int | None = None
         if path is not None:
@@ -73,7 +78,7 @@ class EventLog:
             subscriber(event)
 
     @contextmanager
-    def subscribed(self, subscriber: Callable[[Event], None]) -> Iterator[None]:
+    def subscribed(self, subscriber: Watcher) -> Iterator[None]:
         """Call `subscriber` with every event inside the block (in the emitting thread; it must return soon)."""
         with self._lock:
             self._subscribers.append(subscriber)
@@ -96,7 +101,9 @@ class EventLog:
     def _append(self, line: bytes) -> None:
         assert self._fd is not None and self._path is not None
         try:
-            os.write(self._fd, line)  # one write a line: readers never see half an event
+            line = b"\n" + line if self._torn else line  # readers skip the half line
+            written = os.write(self._fd, line)  # one write a line, so that they never see one on a disk with room
+            self._torn = written < len(line) if written else self._torn
             if os.fstat(self._fd).st_size > self._rotate_bytes:
                 with suppress(FileNotFoundError):  # an earlier rename succeeded, and the new file could not be opened
                     os.replace(self._path, self._path.with_suffix(".1.jsonl"))

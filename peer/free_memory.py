@@ -1,4 +1,4 @@
-"""The free memory of this machine."""
+"""The memory that this process can get: the machine's, or what its control groups allow of it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,20 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from peer.cgroup import ROOT, memory_limit
 
-def free_memory_bytes() -> float:
-    """Return the memory that a worker could get now, with reclaimable caches where the system reports them."""
+
+def free_memory_bytes(root: Path = ROOT) -> float:
+    """Return the memory in bytes that a worker could get now, with reclaimable caches where the system reports them.
+
+    `root` is the folder that stands for `/`."""
+    limit = memory_limit(root)
+    return min(_free_on_machine(root), float("inf") if limit is None else float(limit.free_bytes))
+
+
+def _free_on_machine(root: Path) -> float:
     with suppress(OSError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
+        for line in (root / "proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 return 1024.0 * int(line.split()[1])
     return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))

@@ -13,6 +13,8 @@ from typing import Final, Literal
 
 import msgspec
 
+from peer.cgroup import ROOT, cpu_limit, memory_limit
+from peer.cores import usable_cores
 from peer.errors import BarnraiseError, ConfigError, IdentityError, ResourceError
 
 State = Literal["ok", "warning", "failure"]
@@ -42,6 +44,7 @@ def local_findings(home: Path, device: str, make_key: bool = False) -> Iterator[
     yield python_finding(sys.version_info[:3])
     yield from _library_findings()
     yield _device_finding(device)
+    yield from container_findings()
     yield home_finding(home)
     yield identity_finding(home, make_key)
 
@@ -119,7 +122,7 @@ def _library_findings() -> Iterator[Finding]:
 
 def _device_finding(spec: str) -> Finding:
     try:
-        from peer.compute.device import resolve_device, usable_cores
+        from peer.compute.device import resolve_device
 
         device = resolve_device(spec, compiles=True)
     except ConfigError as error:
@@ -129,6 +132,19 @@ def _device_finding(spec: str) -> Finding:
     extras = [word for word, has in (("bf16", device.bf16), ("torch.compile", device.compile)) if has]
     with_extras = f" with {' and '.join(extras)}" if extras else ""
     return Finding("device", "ok", f"{device.name} ({device.torch}){with_extras}, {usable_cores()} cores")
+
+
+def container_findings(root: Path = ROOT) -> Iterator[Finding]:
+    """Name what the control groups of this process allow, if they limit it. `root` stands for `/`."""
+    memory, cpu = memory_limit(root), cpu_limit(root)
+    limits = []
+    if memory is not None:
+        free = f"{memory.free_bytes / 1e9:.1f} GB of it free"
+        limits.append(f"{memory.limit_bytes / 1e9:.1f} GB of memory, {free} ({memory.path})")
+    if cpu is not None:
+        limits.append(f"{cpu.cores:.3g} cores ({cpu.path})")
+    if limits:
+        yield Finding("container", "ok", f"this process may use {' and '.join(limits)}")
 
 
 def memory_finding(free_bytes: float, needs: Sequence[float]) -> Finding:

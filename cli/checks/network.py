@@ -20,10 +20,9 @@ from peer.net.host import Host, open_host
 from peer.net.nat.reachability import probe
 from swarm.client.session import DialBackConfig, RunClient, open_client
 from swarm.membership.reachability import CONNECT_S, DIAL_BACK, DialBackReply, DialBackRequest
-from swarm.placement.stages import state_bytes
 from swarm.run.invite import Invite
 from swarm.run.manifest import Manifest
-from swarm.training.join_checks import STATE_COPIES_ON_DISK, memory_needs
+from swarm.training.join_checks import disk_needs, memory_needs
 
 DIAL_S: Final = 8.0
 PROBE_S: Final = 15.0
@@ -83,7 +82,7 @@ def clock_finding(others_ahead_s: float) -> Finding:
 def size_findings(manifest: Manifest, home: Path, device: str) -> tuple[Finding, Finding]:
     """Check that the run's model, or a stage of it, fits on this machine's disk and in its memory."""
     return (
-        disk_finding(home, [STATE_COPIES_ON_DISK * state_bytes(manifest, stage) for stage in range(manifest.stages)]),
+        disk_finding(home, disk_needs(manifest, "")),
         memory_finding(free_memory_bytes(), memory_needs(manifest, device)),
     )
 

@@ -63,6 +63,8 @@ class Row:
     fed: FeederRow | None = None
     stale: bool = False
     """Whether the peer has ever lost touch with the other members' records."""
+    unsaved: bool = False
+    """Whether its disk takes no records of the round that it stands at."""
 
 
 @dataclass

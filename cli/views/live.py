@@ -4,20 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final, Protocol
 
 import trio
 
 from cli.terminal.lines import say, say_json
 from cli.terminal.screen import live, screen
-from cli.views.event_tail import EventTail
 from cli.views.progress import Progress
 from cli.views.table import live_view
 
 POLL_S: Final = 0.25
 
 
-def read_tails(progress: Progress, tails: Mapping[str, EventTail], as_json: bool = False) -> None:
+class EventSource(Protocol):
+    """Where a view reads events: `EventFeed` for those of this process, `EventTail` for those of another."""
+
+    def poll(self) -> Iterator[tuple[float, str, dict[str, Any]]]:
+        """Yield (Unix time, name, fields) of each event since the last call."""
+
+
+def read_tails(progress: Progress, tails: Mapping[str, EventSource], as_json: bool = False) -> None:
     """Apply the new events of each stream to `progress`; with `as_json` also print them to standard output."""
     for name, tail in tails.items():
         for at, event, fields in tail.poll():
@@ -41,7 +47,7 @@ def shown(progress: Progress, as_json: bool = False) -> Iterator[Callable[[], No
             yield lambda: display.update(live_view(progress), refresh=True)
 
 
-async def follow(progress: Progress, tails: Mapping[str, EventTail], as_json: bool = False) -> None:
+async def follow(progress: Progress, tails: Mapping[str, EventSource], as_json: bool = False) -> None:
     """Read and redraw until cancelled, and once more at the end."""
     with shown(progress, as_json) as redraw:
         try:

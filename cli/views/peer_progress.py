@@ -96,6 +96,13 @@ def _membership_stale(view: ViewState, row: Row, at: float, fields: Fields) -> N
         _problem(view, row, at, fields)
 
 
+def _records_unsaved(view: ViewState, row: Row, at: float, fields: Fields) -> None:
+    """Note once why rounds stand still: it is tried again every second until the disk takes it."""
+    if not row.unsaved:
+        row.unsaved = True
+        _problem(view, row, at, fields)
+
+
 def _peer_suspect(view: ViewState, row: Row, at: float, fields: Fields) -> None:
     peer = str(fields.get("peer", ""))
     if peer not in view.missed:
@@ -128,9 +135,14 @@ def _checkpoint_saved(view: ViewState, row: Row, at: float, fields: Fields) -> N
         view.saved = Saved(int(fields["round"]), path, row.stage)
 
 
+def _last_checkpoint_failed(view: ViewState, row: Row, at: float, fields: Fields) -> None:
+    view.left_unsaved = True
+
+
 def _position(view: ViewState, row: Row, at: float, fields: Fields) -> None:
     """Take in the round, state and members that a peer stands at."""
     row.round = int(fields["round"])
+    row.unsaved = False
     row.state_hash = str(fields.get("state_hash", ""))
     row.members = int(fields.get("members") or row.members)
     _numbers(view, row, at, fields)
@@ -167,6 +179,9 @@ PEER_EVENTS: Final[dict[str, Callable[[ViewState, Row, float, Fields], None]]] =
     "worker_died": _problem,
     "worker_failed": _problem,
     "checkpoint_failed": _problem,
+    "records_unsaved": _records_unsaved,
+    "state_at_risk": _problem,
+    "last_checkpoint_failed": _last_checkpoint_failed,
     "checkpoint_saved": _checkpoint_saved,
     "peer_suspect": _peer_suspect,
     "peer_recovered": _peer_recovered,

@@ -38,6 +38,8 @@ class ViewState:
     """Reasons by (stage, round)."""
     notes: deque[str] = field(default_factory=lambda: deque(maxlen=NOTES_MAX))
     saved: Saved | None = None
+    left_unsaved: bool = False
+    """Whether a peer that no other peer could stand in for left without a checkpoint of its last commit."""
     names: dict[str, str] = field(default_factory=dict)
     """Names by peer id."""
     moves: list[MoveRow] = field(default_factory=list)

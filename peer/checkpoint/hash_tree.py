@@ -7,7 +7,6 @@ list of chunk hashes, and the list to check each chunk before it is written.
 
 from __future__ import annotations
 
-import os
 import struct
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +18,7 @@ from blake3 import blake3
 from torch import Tensor
 
 from peer.bounds import Hash, Number
+from peer.cores import usable_cores
 
 HASH_BYTES: Final = 32
 MIN_CHUNK: Final = 64 << 10
@@ -126,6 +126,6 @@ def hash_state(buffers: Sequence[Tensor]) -> StateTree:
     if len(starts) < 4:
         hashes = tuple(map(digest, starts))
     else:
-        with ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="hash") as pool:
+        with ThreadPoolExecutor(usable_cores(), thread_name_prefix="hash") as pool:
             hashes = tuple(pool.map(digest, starts))
     return StateTree(chunk, state.size, hashes)

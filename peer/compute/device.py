@@ -53,13 +53,6 @@ def uses_bf16(device: Device, config: InnerConfig) -> bool:
     return device.bf16 if config.dtype == "auto" else config.dtype == "bf16"
 
 
-def usable_cores() -> int:
-    """Return the cores that this process may run on: in a container fewer than the machine has."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def _cpu_has_bf16_units() -> bool:
     """Whether the CPU has AMX; without it bf16 products are slower than fp32."""
     probe = getattr(torch.cpu, "_is_amx_tile_supported", None)

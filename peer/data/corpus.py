@@ -29,6 +29,7 @@ __all__ = ["Corpus", "DataConfig", "check_source", "has_text", "load_corpus", "p
 
 _SEPARATOR = b"\n\n"
 _HEADER_BYTES = 128  # of an .npy file of one dimension
+_BYTES_AN_ID_MIN = 2
 _NOT_PROSE = {"test", "tests", "idle_test", "site-packages", "dist-packages", "lib2to3", "__pycache__"}
 _TEXT_SUFFIXES = {
     ".txt",
@@ -146,6 +147,18 @@ def check_source(config: DataConfig, folder: str) -> None:
     """Raise ConfigError if the run wants text of the user's own and the user has named no folder."""
     if config.source == "folder" and not folder:
         raise ConfigError("this run trains on text of your own: name a folder of text files with --data DIR")
+
+
+def token_cache_bytes(config: DataConfig, folder: str = "") -> int:
+    """Return the bytes that `cache` of `load_corpus` takes: four for each id, of which a text has at most one for two
+    bytes; tokenizers commonly make it one for four. Reads no text. What cannot be examined counts as none."""
+    if config.source == "folder" and not folder:
+        return 0
+    size_bytes = 0
+    for _, path in _find(*_source(folder)):
+        with suppress(OSError):  # deleted meanwhile
+            size_bytes += path.stat().st_size
+    return min(size_bytes, config.max_bytes) * np.dtype(np.int32).itemsize // _BYTES_AN_ID_MIN
 
 
 def has_text(config: DataConfig, folder: str = "") -> bool:

@@ -51,13 +51,21 @@ class Connections:
         """Dials addresses behind a relay."""
         self.on_dialled: Callable[[str], None] = lambda peer: None
         """Called with every peer that we have just connected to."""
+        self.on_refused: Callable[[str], None] = lambda cap: None
+        """Called when we dial no peer because a cap is reached, with the name of the cap."""
         self._claimed = ClaimedDials(lambda: admissions.guarded)
+        self._racing = 0
         self._dials: dict[tuple[str, tuple[str, ...]], Dial] = {}
         self._bulk: dict[str, Connection] = {}
         self._bulk_dials: dict[str, trio.Lock] = {}
         self._bulk_refused = Backoff(_BULK_RETRY_S, _BULK_RETRY_S, factor=1)
         inbound_gate(self._network).judge_by(admissions)
         self._network.register_notifee(OnConnections(lambda peer: None, self._on_gone))
+
+    def counts(self) -> dict[str, int]:
+        """Return the connections to peers, and our dials under way."""
+        dials = self._racing + len(self._network._ongoing_dials)
+        return {"connections": len(self._network.get_connections()), "dials": dials + len(self._bulk_dials)}
 
     @property
     def connected(self) -> frozenset[str]:
@@ -154,9 +162,6 @@ class Connections:
         peer = str(peer_id)
         self._admissions.revoke(peer)
         self._bulk.pop(peer, None)
-        dialling = self._bulk_dials.get(peer)
-        if dialling is not None and not dialling.locked():
-            del self._bulk_dials[peer]
         if self.bulk is not None:
             self.bulk.leave(peer)
         if self.traversal is not None:
@@ -197,6 +202,9 @@ class Connections:
 
     async def _race(self, peer: str, addresses: tuple[str, ...], vouched: bool = False) -> Connection:
         peer_id = _libp2p_id(peer)
+        if (count := len(self._network.get_connections())) >= self._limits.connections:
+            self.on_refused("connections")
+            raise DialError(f"{peer} is not dialled, as {count} connections are open: let some peers leave", "refused")
 
         direct = [address for address in addresses if not is_circuit(address)]
         relayed = [address for address in addresses if is_circuit(address)]
@@ -218,31 +226,43 @@ class Connections:
                 await trio.sleep(_DIRECT_FIRST_S)
             return await self.traversal.dial(address, peer)
 
-        return await race(
-            peer,
-            direct + relayed,
-            attempt,
-            timeout_s=self._limits.dial_timeout_s,
-            stagger_s=self._limits.dial_stagger_s,
-            discard=lambda connection: self._nursery.start_soon(connection.close),
-        )
+        self._racing += 1
+        try:
+            return await race(
+                peer,
+                direct + relayed,
+                attempt,
+                timeout_s=self._limits.dial_timeout_s,
+                stagger_s=self._limits.dial_stagger_s,
+                discard=lambda connection: self._nursery.start_soon(connection.close),
+            )
+        finally:
+            self._racing -= 1
 
     async def _bulk_connection(self, peer: str) -> Connection | None:
         """Return the libp2p connection for bulk, made on first use, None if the peer cannot be dialled directly."""
-        async with self._bulk_dials.setdefault(peer, trio.Lock()):
-            connection = self._bulk.get(peer)
-            if connection is not None and not connection.is_closed:
-                return connection
-            self._bulk.pop(peer, None)
-            if self._bulk_refused.paused(peer):
-                return None
-            try:
-                direct = tuple(address for address in self._book.get(peer) if not is_circuit(address))
-                connection = self._bulk[peer] = await self._race(peer, direct)
-            except DialError:
-                self._bulk_refused.failed(peer)
-                return None
+        turn = self._bulk_dials.setdefault(peer, trio.Lock())
+        try:
+            async with turn:
+                return await self._dial_bulk(peer)
+        finally:
+            if not turn.locked():  # a released lock is locked at once for the next that waits
+                self._bulk_dials.pop(peer, None)
+
+    async def _dial_bulk(self, peer: str) -> Connection | None:
+        connection = self._bulk.get(peer)
+        if connection is not None and not connection.is_closed:
             return connection
+        self._bulk.pop(peer, None)
+        if self._bulk_refused.paused(peer):
+            return None
+        direct = tuple(address for address in self._book.get(peer) if not is_circuit(address))
+        try:
+            connection = self._bulk[peer] = await self._race(peer, direct)
+        except DialError:
+            self._bulk_refused.failed(peer)
+            return None
+        return connection
 
     async def _open_on(self, connection: Connection, peer: str, greeting: bytes = GREETING) -> StreamChannel | None:
         """Open a stream on this connection. Returns None if the connection is dead."""

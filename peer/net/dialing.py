@@ -103,7 +103,7 @@ async def race(
     """Return the first connection that `attempt` makes to any address. Raises DialError if it makes none.
 
     The next address starts when the previous one has failed or `stagger_s` has passed. `discard` gets a connection that
-    comes second.
+    comes second, or that the caller does not get because it is cancelled.
     """
     if not addresses:
         raise DialError(f"no address of {peer} is known: wait until it announces itself", "unreachable")
@@ -111,33 +111,38 @@ async def race(
     told: dict[DialReason, str] = {}
     winner: Connection | None = None
 
-    async with trio.open_nursery() as nursery:
+    try:
+        async with trio.open_nursery() as nursery:
 
-        async def try_one(address: str, failed: trio.Event) -> None:
-            nonlocal winner
-            with trio.move_on_after(timeout_s) as scope:
-                try:
-                    connection = await attempt(address)
-                except DialError as error:  # its message is more precise than ours
-                    failures[address] = error.reason
-                    told.setdefault(error.reason, str(error))
-                except LOST as error:
-                    failures[address] = classify(error)
-                else:
-                    if winner is None:
-                        winner = connection
-                        nursery.cancel_scope.cancel()
+            async def try_one(address: str, failed: trio.Event) -> None:
+                nonlocal winner
+                with trio.move_on_after(timeout_s) as scope:
+                    try:
+                        connection = await attempt(address)
+                    except DialError as error:  # its message is more precise than ours
+                        failures[address] = error.reason
+                        told.setdefault(error.reason, str(error))
+                    except LOST as error:
+                        failures[address] = classify(error)
                     else:
-                        discard(connection)
-            if scope.cancelled_caught:
-                failures[address] = "timeout"
-            failed.set()
+                        if winner is None:
+                            winner = connection
+                            nursery.cancel_scope.cancel()
+                        else:
+                            discard(connection)
+                if scope.cancelled_caught:
+                    failures[address] = "timeout"
+                failed.set()
 
-        for address in addresses:
-            failed = trio.Event()
-            nursery.start_soon(try_one, address, failed)
-            with trio.move_on_after(stagger_s):
-                await failed.wait()
+            for address in addresses:
+                failed = trio.Event()
+                nursery.start_soon(try_one, address, failed)
+                with trio.move_on_after(stagger_s):
+                    await failed.wait()
+    except BaseException:
+        if winner is not None:  # the caller is cancelled at the moment of success
+            discard(winner)
+        raise
     if winner is not None:
         return winner
     raise _dial_error(peer, failures, told)

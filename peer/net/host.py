@@ -9,6 +9,7 @@ TCP, Noise and Yamux only, with the library's holes fixed (`peer.net.libp2p_fixe
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ from peer.identity import Identity
 from peer.net.address_book import AddressBook, closed_range, ip_of, is_circuit, split_address
 from peer.net.admissions import Admissions
 from peer.net.bulk.transport import OFFER, BulkTransport, Offer, OfferRequest
+from peer.net.connection_counts import ConnectionCounts
 from peer.net.connections import Connections
 from peer.net.flow.dialing import open_flows
 from peer.net.flow.flow import FlowParts
@@ -34,6 +36,7 @@ from peer.net.flow.flows import Flows
 from peer.net.heartbeat import Heartbeat
 from peer.net.hello import HELLO, Addresses
 from peer.net.libp2p_fixes import apply_fixes, harden
+from peer.net.libp2p_fixes.inbound_limits import inbound_gate
 from peer.net.libp2p_fixes.streams import serve_greeted
 from peer.net.libp2p_fixes.turns import accept_in_turn, turns_of
 from peer.net.libp2p_fixes.yamux_stream import YamuxStream
@@ -45,6 +48,9 @@ from peer.net.nat.traversal import Traversal
 from peer.net.rate_limit import Meter, TokenBucket, Traffic
 from peer.net.rpc import Rpc
 from peer.net.stream_channel import GREETING, PROTOCOL, StreamChannel
+
+if sys.version_info < (3, 11):
+    from exceptiongroup import BaseExceptionGroup
 
 _HELLO_S: Final = 10.0
 _GOODBYE_S: Final = 1.0
@@ -113,6 +119,10 @@ class Host:
         self.traversal.ask_addresses = self._ask_addresses
         self._connections.traversal = self.traversal
         self._connections.on_dialled = lambda peer: nursery.start_soon(self._say_hello, peer)
+        gate = inbound_gate(libp2p_host.get_network())
+        counted = (self._connections.counts, gate.counts, self._bulk.counts, self.rpc.counts)
+        self.counts: Final = ConnectionCounts(config.events, counted, trio.current_time)
+        self._connections.on_refused = gate.on_refused = self._bulk.on_refused = self.counts.refuse
         self._greeting: dict[str, trio.Event] = {}
         serve_greeted(libp2p_host.get_network(), GREETING, self._on_greeted_stream)
         libp2p_host.set_stream_handler(TProtocol(PROTOCOL), self._on_stream)
@@ -252,6 +262,7 @@ class Host:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._heartbeat.run)
             nursery.start_soon(self._turns.run)
+            nursery.start_soon(self.counts.run)
             nursery.start_soon(self._bulk.run)
             nursery.start_soon(self.flows.run)
             nursery.start_soon(self.traversal.run)
@@ -354,29 +365,31 @@ async def open_host(config: HostConfig) -> AsyncIterator[Host]:
     for address in config.listen:
         check_port_free(address)
     harden(libp2p_host)
-    failure: Exception | None = None
-    async with trio.open_nursery() as nursery:
-        host = Host(config, libp2p_host, nursery)
-        async with libp2p_host.run(listen_addrs=listen):
-            missing = [str(address) for address in listen if str(address) not in network.listeners]
-            if missing:
-                failure = ResourceError(f"cannot listen on {missing[0]}: choose this machine's address with --listen")
-            else:
-                for listener in (each for tcp in network.listeners.values() for each in tcp.listeners):
-                    accept_in_turn(listener, turns_of(network))
-                nursery.start_soon(host.run)
-                try:
-                    await host.listen_bulk()
-                    yield host
-                except Exception as error:  # noqa: BLE001 - raised below, outside the nurseries, which would wrap it
-                    failure = error
-                finally:
-                    with trio.CancelScope(shield=True), trio.move_on_after(_GOODBYE_S):
-                        await host.close()
-                        await network.close()
-        nursery.cancel_scope.cancel()
-    if failure is not None:
-        raise failure
+    failure: BaseException | None = None
+    try:
+        async with trio.open_nursery() as nursery:
+            host = Host(config, libp2p_host, nursery)
+            async with libp2p_host.run(listen_addrs=listen):
+                missing = [str(address) for address in listen if str(address) not in network.listeners]
+                if missing:
+                    failure = ResourceError(f"cannot listen on {missing[0]}: choose this machine's address by --listen")
+                else:
+                    for listener in (each for tcp in network.listeners.values() for each in tcp.listeners):
+                        accept_in_turn(listener, turns_of(network))
+                    nursery.start_soon(host.run)
+                    try:
+                        await host.listen_bulk()
+                        yield host
+                    except (Exception, BaseExceptionGroup) as error:  # noqa: BLE001 - raised below, outside the nurseries
+                        failure = error
+                    finally:
+                        with trio.CancelScope(shield=True), trio.move_on_after(_GOODBYE_S):
+                            await host.close()
+                            await network.close()
+            nursery.cancel_scope.cancel()
+    finally:
+        if failure is not None:  # they would wrap it, and a cancellation would take its place
+            raise failure
 
 
 async def _dial_no_peer() -> None:

@@ -88,6 +88,12 @@ class Rpc:
         """Answer calls of `method` with `handler` from now on, those that `check` does not refuse."""
         self.server.add(method, handler, check)
 
+    def counts(self) -> dict[str, int]:
+        """Return the calls under way, those that wait for their turn too."""
+        slots = self._slots.values()
+        ours = sum(each.borrowed_tokens + each.statistics().tasks_waiting for each in slots)
+        return {"calls_in": self.server.calls.total(), "calls_out": int(ours)}
+
     def scope(self) -> AbstractContextManager[None]:
         """Withdraw at the end of the block the methods that were registered in it.
 

@@ -91,7 +91,8 @@ class RpcServer:
         self._events = events
         self._penalties = PenaltyLog(events, admissions.is_trusted)
         self._methods: dict[str, RegisteredMethod] = {}
-        self._calls: Counter[str] = Counter()
+        self.calls: Final[Counter[str]] = Counter()
+        """The calls that each peer has open to us."""
         self._refusals = 0
         self._budget = ByteBudget(limits.payload_bytes_in_flight, admissions)
         self._stranger_headers = ByteBudget(limits.stranger_header_bytes)
@@ -125,13 +126,13 @@ class RpcServer:
         try:
             if self._too_many(peer):
                 raise _Refused(BUSY, f"too many calls at once: {_TRY_AGAIN}")
-            self._calls[peer] += 1
+            self.calls[peer] += 1
             try:
                 answered = await self._read_and_answer(peer, frames)
             finally:
-                self._calls[peer] -= 1
-                if not self._calls[peer]:
-                    del self._calls[peer]
+                self.calls[peer] -= 1
+                if not self.calls[peer]:
+                    del self.calls[peer]
         except _Refused as refused:
             await self._refuse(frames, refused)
         except ProtocolViolation as error:
@@ -152,7 +153,7 @@ class RpcServer:
         else:
             mine = limits.calls_in_per_client if admissions.allows(peer, "client") else limits.calls_in_per_stranger
         kept = limits.calls_in_total // 4 if admissions.guarded and not admissions.is_trusted(peer) else 0
-        return self._calls[peer] >= mine or self._calls.total() >= limits.calls_in_total - kept
+        return self.calls[peer] >= mine or self.calls.total() >= limits.calls_in_total - kept
 
     async def _read_and_answer(self, peer: str, frames: Frames) -> bool:
         """Read a request's header, then answer. Returns whether the answer was sent.

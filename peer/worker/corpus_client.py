@@ -7,7 +7,7 @@ from typing import Final
 
 import trio
 
-from peer.compute.device import usable_cores
+from peer.cores import usable_cores
 from peer.data.corpus import Corpus, load_corpus, map_ids
 from peer.data.tokenizer import BYTES, ByteTokenizer, Ids
 from peer.errors import ConfigError, WorkerError

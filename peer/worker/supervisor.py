@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import trio
 
-from peer.compute.device import usable_cores
+from peer.cores import usable_cores
 from peer.errors import ConfigError, ResourceError, StageRefused, WorkerError
 from peer.ipc.messages import Beat, Command, ModelLoaded, Stop, WorkerEvent, WorkerReply
 from peer.worker.launch import WorkerLaunch

@@ -19,7 +19,7 @@ import trio
 from dht.node import NodeConfig, open_node
 from optim.config import GossipConfig
 from peer.errors import ConfigError
-from peer.events import EventLog
+from peer.events import EventLog, Watcher
 from peer.files import write_atomically
 from peer.identity import Identity
 from peer.net.host import Host, HostConfig, open_host
@@ -69,14 +69,16 @@ class CoordinatorConfig:
     """The http(s) URL that is told of what calls for a person; empty for none."""
 
 
-async def run_coordinator(config: CoordinatorConfig, ready: Callable[[Invite], None]) -> None:
-    """Coordinate until cancelled. `ready` gets the invite once peers can join.
+async def run_coordinator(
+    config: CoordinatorConfig, ready: Callable[[Invite], None], watch: Watcher | None = None
+) -> None:
+    """Coordinate until cancelled. `ready` gets the invite once peers can join, `watch` every event.
 
     Raises ConfigError, ResourceError, CheckpointError, IdentityError.
     """
     home = Home(config.home)
     with home.locked():
-        events = EventLog(home.events)
+        events = EventLog(home.events, watch=watch)
         identity = Identity.load_or_create(home.identity)
         run_files, tokenizer, states = await trio.to_thread.run_sync(_create_or_reopen, config, identity, events)
         manifest = open_manifest(run_files)

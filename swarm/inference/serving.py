@@ -19,7 +19,7 @@ import trio
 
 from dht.node import Node, NodeConfig, open_node
 from peer.errors import CheckpointError, ConfigError, ResourceError
-from peer.events import EventLog
+from peer.events import EventLog, Watcher
 from peer.files import write_atomically
 from peer.identity import Identity, Signed
 from peer.ipc.block_messages import CHUNK_TOKENS, HIDDEN_BYTES
@@ -80,14 +80,15 @@ class _Entered:
     gate: Gate
 
 
-async def run_server(config: ServeConfig, ready: Callable[[Invite, Span], None]) -> None:
-    """Serve blocks until cancelled. `ready` gets an invite to the model and the blocks, each time it begins to serve.
+async def run_server(config: ServeConfig, ready: Callable[[Invite, Span], None], watch: Watcher | None = None) -> None:
+    """Serve blocks until cancelled. `ready` gets an invite to the model and the blocks, each time it begins to serve,
+    `watch` every event.
 
     Raises ConfigError, NetworkError, NotAdmitted, ResourceError, CheckpointError.
     """
     home = Home(config.home)
     with home.locked():
-        events = EventLog(home.events)
+        events = EventLog(home.events, watch=watch)
         identity = Identity.load_or_create(home.identity)
         founded = await trio.to_thread.run_sync(_create_or_reopen, config, identity)
         host_config = HostConfig(

@@ -13,14 +13,18 @@ from typing import Final
 
 from peer.compute.device import resolve_device
 from peer.config import ModelConfig
-from peer.data.corpus import check_source
+from peer.data.corpus import check_source, token_cache_bytes
 from peer.errors import ConfigError, ResourceError
 from peer.free_memory import free_memory_bytes
 from swarm.placement.stages import BYTES_A_VALUE, stage_costs, state_bytes
 from swarm.run.manifest import Manifest
 from swarm.run.peer_context import JoinConfig
+from swarm.run.sections import BYTES_TOKENIZER
 
-STATE_COPIES_ON_DISK: Final = 4  # two checkpoints, one being written, one being fetched
+STATE_COPIES_ON_DISK: Final = 5
+"""Two checkpoints, one being written, the part file of one being fetched, and as much for the log of results, which
+grows until a checkpoint is written."""
+BACKUP_COPIES_ON_DISK: Final = 4  # the same of the next stage in a pipeline, without a log of results
 _ACTIVATION_BYTES: Final = 2  # bf16 at least
 
 
@@ -32,7 +36,7 @@ def check_join(config: JoinConfig, manifest: Manifest) -> None:
         check_source(manifest.data, config.data_folder)
     if config.role != "feeder":
         check_memory(config, manifest)
-        check_disk(config, manifest)
+    check_disk(config, manifest)
 
 
 def check_role(config: JoinConfig, manifest: Manifest) -> None:
@@ -71,16 +75,32 @@ def check_memory(config: JoinConfig, manifest: Manifest) -> None:
 
 
 def check_disk(config: JoinConfig, manifest: Manifest) -> None:
-    """Raise ResourceError if the home's disk has too little room for this peer's stage, or for every stage. What the
-    home holds already counts as room."""
-    stages = range(manifest.stages) if config.stage is None else [config.stage]
-    needed = STATE_COPIES_ON_DISK * min(state_bytes(manifest, stage) for stage in stages)
+    """Raise ResourceError if the home's disk has too little room for all that this peer writes, in its stage or in the
+    smallest one. What the home holds already counts as room."""
+    needs = disk_needs(manifest, config.data_folder)
+    needed = min(needs) if config.stage is None else needs[config.stage]
+    if config.role == "feeder":
+        needed = _cached_bytes(manifest, config.data_folder)
     free = shutil.disk_usage(config.home).free
     if needed > free and needed > free + _held_bytes(config.home):
         raise ResourceError(
-            f"{free / 1e9:.3g} GB are free on the disk of {config.home} and this run's checkpoints need"
-            f" {needed / 1e9:.3g} GB: free some space, or choose a --home on another disk"
+            f"{free / 1e9:.3g} GB are free on the disk of {config.home} and this run's checkpoints, results and tokens"
+            f" need {needed / 1e9:.3g} GB: free some space, or choose a --home on another disk"
         )
+
+
+def disk_needs(manifest: Manifest, data_folder: str) -> list[int]:
+    """Return the bytes on disk that each stage needs: all copies of its state and of the next stage's backup, and the
+    cache of token ids where it reads text. `data_folder` is this machine's text, "" for none."""
+    sizes = [state_bytes(manifest, stage) for stage in range(manifest.stages)]
+    backups = [0] if manifest.stages == 1 else [BACKUP_COPIES_ON_DISK * size for size in (*sizes[1:], sizes[0])]
+    needs = [STATE_COPIES_ON_DISK * size + backup for size, backup in zip(sizes, backups, strict=True)]
+    needs[0] += _cached_bytes(manifest, data_folder)
+    return needs
+
+
+def _cached_bytes(manifest: Manifest, data_folder: str) -> int:
+    return 0 if manifest.tokenizer == BYTES_TOKENIZER else token_cache_bytes(manifest.data, data_folder)
 
 
 def memory_needs(manifest: Manifest, device: str) -> list[float]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dht.node import NodeConfig, open_node
 from optim.config import GossipConfig
-from peer.events import EventLog
+from peer.events import EventLog, Watcher
 from peer.files import write_atomically
 from peer.identity import Identity
 from peer.net.host import HostConfig, open_host
@@ -27,14 +27,15 @@ from swarm.training.worker_config import worker_config
 __all__ = ["JoinConfig", "run_participant"]
 
 
-async def run_participant(config: JoinConfig) -> None:
-    """Join the run and train until it is complete or the task is cancelled; the last commit is then saved.
+async def run_participant(config: JoinConfig, watch: Watcher | None = None) -> None:
+    """Join the run and train until it is complete or the task is cancelled; the last commit is then saved. `watch` gets
+    every event.
 
     Raises ConfigError, NetworkError, NotAdmitted, ResourceError or CheckpointError if this machine cannot join.
     """
     home = Home(config.home)
     with home.locked():
-        events = EventLog(home.events)
+        events = EventLog(home.events, watch=watch)
         identity = Identity.load_or_create(home.identity)
         host_config = HostConfig(
             identity=identity,

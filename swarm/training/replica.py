@@ -109,18 +109,23 @@ class StageReplica:
 
     async def run(self, stay: Callable[[], Awaitable[None]]) -> None:
         """Take part until the run is complete, then serve other peers until `stay` returns. The last commit is saved at
-        the end, also when cancelled."""
+        the end, also when cancelled. Raises ResourceError if it is lost, as the disk is full."""
         rounds = self._manifest.run.rounds
-        async with self._upkeep.open(lambda: self.driver.head) as tasks:
-            tasks.start_soon(self.trainer.run)
-            tasks.start_soon(self.driver.run)
-            if self._backup is not None:
-                tasks.start_soon(self._backup.run)
-            if not rounds:
-                await trio.sleep_forever()
-            await self.driver.until_round(rounds)
-            await self._upkeep.finish(self.driver.head, self._measures(self.driver.head))
-            await stay()
+        try:
+            async with self._upkeep.open(lambda: self.driver.head) as tasks:
+                tasks.start_soon(self.trainer.run)
+                tasks.start_soon(self.driver.run)
+                if self._backup is not None:
+                    tasks.start_soon(self._backup.run)
+                if not rounds:
+                    await trio.sleep_forever()
+                await self.driver.until_round(rounds)
+                await self._upkeep.finish(self.driver.head, self._measures(self.driver.head))
+                await stay()
+        finally:
+            with trio.CancelScope(shield=True):
+                head = self.driver.head
+                await self._checkpoint.save_last(head, lambda: self._is_kept(head), self.driver.log)
 
     async def _save(self, head: Head) -> None:
         """Write a checkpoint; the results that led to it are needed no more."""
@@ -237,6 +242,12 @@ class StageReplica:
                 for at in range(0, len(ranges), _RANGES_LISTED)
             ],
         }
+
+    def _is_kept(self, head: Head) -> bool:
+        """Whether another peer with that state stays until it has saved it: of all that have it the one with the least
+        id, so that peers that cannot save it do not leave it to each other."""
+        others = self._group().items()
+        return any(record.state_hash == head.state_hash and peer < self._host.peer_id for peer, record in others)
 
     def _group(self) -> dict[str, MemberRecord]:
         """Return the peers that may know of the group's heads: its other members, joiners, and the authority."""

@@ -64,8 +64,15 @@ def test_a_stage_that_fits_is_enough(tmp_path: Path) -> None:
 
 def test_each_stage_of_a_pipeline_is_measured(tmp_path: Path) -> None:
     manifest = manifest_of(Identity.generate(), 3)
-    wide = msgspec.structs.replace(manifest.model, vocab_size=1 << 24, hidden_size=4096, head_dim=16)
-    disk, memory = size_findings(msgspec.structs.replace(manifest, model=wide), tmp_path, "cpu")
+    wide = msgspec.structs.replace(manifest.model, layers=4, vocab_size=1 << 24, hidden_size=4096, head_dim=16)
+    four = msgspec.structs.replace(  # the second stage is small, and so is the third, whose backups it keeps
+        manifest,
+        model=wide,
+        pipeline=msgspec.structs.replace(manifest.pipeline, stages=4),
+        cuts=((0, 1), (1, 2), (2, 3), (3, 4)),
+        genesis=(bytes(32),) * 4,
+    )
+    disk, memory = size_findings(four, tmp_path, "cpu")
     assert wide.vocab_size * wide.hidden_size > 1 << 35, "the first and the last stage fit nowhere"
     assert (disk.state, memory.state) == ("warning", "warning")
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from cli.views.event_feed import EventFeed
 from cli.views.event_tail import EventTail
 from peer.errors import ResourceError
 from peer.events import Event, EventLog, PenaltyLog
@@ -134,3 +135,31 @@ def test_a_line_comes_a_minute_after_a_flood() -> None:
         now = 61.0
         penalties.note("new", "bad")
     assert len(heard) == 21
+
+
+@contextmanager
+def files_no_larger_than(size_bytes: int) -> Iterator[None]:
+    """Inside the block a file takes so many bytes and no more, as on a disk that fills up in the middle of a write."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_keeps_no_event_from_the_view_and_tears_one_line(tmp_path: Path) -> None:
+    path, feed = tmp_path / "events.jsonl", EventFeed()
+    log = EventLog(path, watch=feed.take)
+    log.emit("tick", number=0)
+    with files_no_larger_than(2 * path.stat().st_size - 9):
+        for number in range(1, 5):
+            log.emit("tick", number=number)
+    log.emit("tick", number=5)
+    log.emit("tick", number=6)
+    log.close()
+    shown = list(feed.poll())
+    assert [fields["number"] for _, _, fields in shown] == [*range(7)] and not list(feed.poll())
+    read = list(EventTail(path).poll())
+    assert [fields["number"] for _, _, fields in read] == [0, 5, 6], "what follows a torn line is whole"
+    assert read[0] == shown[0], "a view shows the same from memory as from a file"

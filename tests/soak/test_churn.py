@@ -108,6 +108,13 @@ def longest_pause(times: list[float]) -> float:
     return max((b - a for a, b in pairwise([*times, time.time()])), default=float("inf"))
 
 
+def counters(swarm: Swarm, name: str) -> object:
+    """The last that a peer has told of them: what only grows has leaked."""
+    lasting = {peer.name: peer for peer in (swarm.coordinator, *swarm.peers.values())}
+    told = lasting[name].all("connections_counted")
+    return told[-1].fields["counts"] if told else "not told yet"
+
+
 def report(churn: Churn, weights: dict[str, ProcessWeight]) -> Iterator[str]:
     times = commit_times(churn.swarm)
     terms = max((term for term, _ in churn.swarm.hashes()), default=0)
@@ -116,6 +123,7 @@ def report(churn: Churn, weights: dict[str, ProcessWeight]) -> Iterator[str]:
         early, late = weight.early_and_late(weight.rss, WARM_UP_SHARE)
         few, many = weight.early_and_late(weight.files, WARM_UP_SHARE)
         yield f"  {name}: memory {early / 1e6:.1f} -> {late / 1e6:.1f} MB, open files {few:g} -> {many:g}"
+        yield f"    counters of its connections: {counters(churn.swarm, name)}"
 
 
 @pytest.mark.soak

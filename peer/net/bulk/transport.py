@@ -120,7 +120,10 @@ class BulkTransport:
         self._remote_ips = remote_ips
         self._turns = turns
         self._tokens: dict[bytes, _Offered] = {}
+        self.on_refused: Callable[[str], None] = lambda cap: None
+        """Called when a connection gives way because a cap is reached, with the name of the cap."""
         self._handshakes = Handshakes(_HANDSHAKES_MAX, _HANDSHAKES_PER_GROUP_MAX)
+        self._handshakes.on_given_way = lambda: self.on_refused("bulk_handshakes")
         self._slots: Slots[BulkConnection] = Slots(_CONNECTIONS_MAX, admissions, _last_used)
         self._ours: dict[str, BulkConnection] = {}
         """The connections for calls that we begin, by peer."""
@@ -130,6 +133,11 @@ class BulkTransport:
         self.flows: FlowAcceptor | None = None
         """Takes the connections of flows."""
         self._failed = Backoff(_RETRY_S, _RETRY_S, factor=1)
+
+    def counts(self) -> dict[str, int]:
+        """Return the connections, those in their handshake, and our dials under way."""
+        connections = sum(map(len, self._links.values()))
+        return {"bulk": connections, "bulk_handshakes": len(self._handshakes), "bulk_dials": len(self._dials)}
 
     async def listen(self, ip: str, port: int) -> None:
         """Accept connections at `ip`; port 0 takes any free one. Raises OSError if the port is taken."""
@@ -269,6 +277,7 @@ class BulkTransport:
         """Read a connection that was made to us until it ends. Another one may end for it."""
         loser = self._slots.add(link, link.peer, group)
         if loser is not None:
+            self.on_refused("bulk")
             loser.close()
         try:
             await self._read(link)

@@ -16,6 +16,7 @@ As released, a remote peer can crash, hang, deafen or fill a py-libp2p node, or 
     peer_cleanup    the library's data about a peer ends with its last connection
     noise           the same bytes on the wire for a third of the CPU
     streams         calls do without the library's negotiation, locks and notices
+    counts          one count of connections; what ends by a cancelled task is forgotten too
 
 `apply_fixes()` patches the library once a process, before the first host is made. `harden(host)` completes each host.
 """
@@ -27,7 +28,7 @@ from importlib import metadata
 from typing import Final
 
 from peer.errors import ConfigError
-from peer.net.libp2p_fixes import dialing, handlers, inbound_limits, keys, noise, sockets, streams, yamux
+from peer.net.libp2p_fixes import counts, dialing, handlers, inbound_limits, keys, noise, sockets, streams, yamux
 from peer.net.libp2p_fixes.handlers import harden
 from peer.net.libp2p_fixes.sockets import abort_connection
 
@@ -51,7 +52,7 @@ def apply_fixes() -> None:
             f"py-libp2p {installed} is installed but only {SUPPORTED_VERSION} is known to be safe: "
             f"run `pip install libp2p=={SUPPORTED_VERSION}`"
         )
-    for theme in (keys, handlers, inbound_limits, dialing, sockets, yamux, noise, streams):
+    for theme in (keys, handlers, inbound_limits, dialing, sockets, yamux, noise, streams, counts):
         theme.apply()
     _quiet_logging()
     _applied = True

@@ -21,6 +21,7 @@ from libp2p.security.noise.transport import PROTOCOL_ID as NOISE
 from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX
 from libp2p.utils.varint import read_varint_prefixed_bytes_limited
 
+from peer.net.libp2p_fixes.counts import count_once
 from peer.net.libp2p_fixes.identify import drop_identify
 from peer.net.libp2p_fixes.peer_cleanup import forget_disconnected
 
@@ -52,8 +53,10 @@ async def _read_name(reader: Reader) -> bytes:
 
 
 def harden(host: IHost) -> None:
-    """Contain exceptions of this host's stream handlers, allow only Noise and Yamux, drop identify, forget who left."""
+    """Contain exceptions of this host's stream handlers, allow only Noise and Yamux, drop identify, forget who left,
+    count connections once."""
     network: Any = host.get_network()
+    count_once(network)
     drop_identify(host)
     forget_disconnected(network)
     _keep_only(network.upgrader.security_multistream, NOISE)

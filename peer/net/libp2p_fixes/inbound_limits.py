@@ -10,6 +10,7 @@ gives way (`shares`).
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any, Final
 
 import trio
@@ -53,7 +54,10 @@ class InboundGate:
 
     def __init__(self, swarm: Swarm) -> None:
         self._swarm = swarm
+        self.on_refused: Callable[[str], None] = lambda cap: None
+        """Called when a connection is refused, or gives way, because a cap is reached, with the name of the cap."""
         self._handshakes = Handshakes(HANDSHAKES_MAX, HANDSHAKES_PER_GROUP_MAX)
+        self._handshakes.on_given_way = lambda: self.on_refused("handshakes")
         self.judge_by(Admissions())
 
     def judge_by(self, admissions: Admissions) -> None:
@@ -63,11 +67,19 @@ class InboundGate:
         give_turns(self._swarm, admissions)
         self._slots: Slots[Yamux] = Slots(most, admissions, lambda muxed: muxed.last_used)
 
+    def counts(self) -> dict[str, int]:
+        """Return the unfinished handshakes, and the slots that are taken."""
+        return {"handshakes": len(self._handshakes), "inbound": len(self._slots)}
+
     async def handle(self, stream: Any, maddr: Any) -> None:
         """Handle one accepted socket. Returns when its connection is over; the listener then closes the socket."""
         remote = stream.get_remote_address()
         group = address_group(remote[0] if remote is not None else "")
         if not allowances_of(self._swarm).take_connection(group):
+            self.on_refused("connections a second")
+            return
+        if len(self._swarm.get_connections()) >= self._swarm.connection_config.max_connections:
+            self.on_refused("connections")
             return
         multiaddr = self._swarm._build_remote_multiaddr(stream)
         if multiaddr is not None and not await self._swarm.connection_gate.is_allowed(multiaddr):
@@ -88,6 +100,7 @@ class InboundGate:
         loser = self._slots.add(muxed, str(muxed.peer_id), group)
         if loser is not None:
             logger.debug("inbound connection of %s gives way", loser.peer_id)
+            self.on_refused("inbound")
             loser.abort()
         self._trim(muxed)
         try:
@@ -103,4 +116,5 @@ class InboundGate:
             if not conn.is_closed and not conn.muxed_conn.is_initiator
         ]
         for conn in live[: max(0, len(live) - self._swarm.connection_config.max_connections_per_peer)]:
+            self.on_refused("connections of a peer")
             conn.muxed_conn.abort()  # type: ignore[attr-defined]

@@ -35,18 +35,23 @@ class Handshakes:
     """Unfinished handshakes. Above the limits the oldest gives way to the newest: an honest one takes milliseconds."""
 
     def __init__(self, total_max: int, per_group_max: int) -> None:
+        self.on_given_way: Callable[[], None] = lambda: None
+        """Called when one gives way."""
         self._total_max = total_max
         self._per_group_max = per_group_max
         self._running: dict[str, list[trio.CancelScope]] = {}  # per group, oldest first
+
+    def __len__(self) -> int:
+        return sum(map(len, self._running.values()))
 
     @contextmanager
     def count(self, group: str) -> Iterator[None]:
         """Count as an unfinished handshake inside the block. A newer one may cancel it."""
         mine = self._running.setdefault(group, [])
         if len(mine) >= self._per_group_max:
-            mine.pop(0).cancel()
-        elif sum(map(len, self._running.values())) >= self._total_max:
-            max(self._running.values(), key=len).pop(0).cancel()
+            self._give_way(mine)
+        elif len(self) >= self._total_max:
+            self._give_way(max(self._running.values(), key=len))
         with trio.CancelScope() as scope:
             mine.append(scope)
             try:
@@ -56,6 +61,10 @@ class Handshakes:
                     mine.remove(scope)
                 if not mine and self._running.get(group) is mine:
                     del self._running[group]
+
+    def _give_way(self, group: list[trio.CancelScope]) -> None:
+        group.pop(0).cancel()
+        self.on_given_way()
 
 
 @dataclass(frozen=True)
@@ -75,6 +84,9 @@ class Slots(Generic[Holder]):
         self._admissions = admissions
         self._last_used = last_used
         self._held: dict[Holder, _Slot] = {}
+
+    def __len__(self) -> int:
+        return len(self._held)
 
     def add(self, holder: Holder, peer: str, group: str) -> Holder | None:
         """Give a slot to `holder`. Returns the one that has to be closed for it, which may be `holder` itself."""

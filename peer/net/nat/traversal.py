@@ -128,8 +128,12 @@ class Traversal:
         """Connect to `peer` by a circuit address. Raises DialError: whether relay or peer failed, and why."""
         relay, relay_id = split_address(address.removesuffix("/p2p-circuit"))
         self._relay_ids.add(relay_id)
-        if not self._dialer.live(relay_id):
-            await learn_observed_address(self._host, await self._dialer.dial(relay_id, (relay,)))
+        try:
+            if not self._dialer.live(relay_id):
+                await learn_observed_address(self._host, await self._dialer.dial(relay_id, (relay,)))
+        finally:
+            if relay_id not in self._own_relays and not self._dialer.live(relay_id):
+                self._relay_ids.discard(relay_id)  # it will not be `forget` that does it
         self._unpunchable.discard(peer)
         try:
             return await circuit.connect(self._host, ID.from_base58(relay_id), ID.from_base58(peer))

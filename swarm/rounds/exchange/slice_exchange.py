@@ -12,7 +12,6 @@ signatures say, through the agreement.
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ import trio
 from blake3 import blake3
 
 from peer import faults
+from peer.cores import usable_cores
 from peer.errors import BarnraiseError, NetworkError, ProtocolViolation, RemoteError, RoundDiscarded, RoundError
 from peer.net.rpc import Method
 from swarm.protocol.agreement import events
@@ -32,7 +32,7 @@ from swarm.rounds.context import RoundContext
 from swarm.rounds.exchange.merge_order import MergeOrder
 
 SENDS_PER_PEER: Final = 2  # keeps a link busy while a call waits for its answer, and leaves room for other peers
-THREADS: Final = max(1, (os.cpu_count() or 2) // 2)  # two threads on one core compete for its cache
+THREADS: Final = max(1, usable_cores() // 2)  # two threads on one core compete for its cache
 HASHED_INLINE_BYTES: Final = 1 << 18  # takes as long as the way to a thread and back
 RETRY_PAUSE_S: Final = 0.25
 REFUSALS_MAX: Final = 8

@@ -74,6 +74,21 @@ def test_notes_are_lines_where_there_is_no_terminal() -> None:
     assert [line.split("  ", 1)[1] for line in lines] == ["round 4 discarded: no quorum", "a: disk full"]
 
 
+def test_a_full_disk_is_noted_once_until_a_round_is_saved() -> None:
+    lines: list[str] = []
+    progress = Progress("a run", say=lines.append)
+    for at in range(3):
+        progress.apply("a", "records_unsaved", at, {"reason": "cannot write x: free some space"})
+    progress.apply("a", "state_at_risk", 4.0, {"round": 2, "reason": "no other peer keeps the state of round 2"})
+    assert [line.split("  ", 1)[1] for line in lines] == [
+        "a: cannot write x: free some space",
+        "a: no other peer keeps the state of round 2",
+    ]
+    progress.apply("a", "round_committed", 5.0, {"round": 3, "members": 1})
+    progress.apply("a", "records_unsaved", 6.0, {"reason": "cannot write y"})
+    assert lines[-1].endswith("a: cannot write y")
+
+
 def test_missing_text_and_lost_contact_are_noted() -> None:
     progress = Progress("a run")
     progress.apply("a", "text_missing", 1.0, {"reason": "no text (--data names a folder)"})

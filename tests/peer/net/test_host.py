@@ -33,6 +33,28 @@ async def test_hosts_know_each_other_after_connecting() -> None:
         assert b.connected == {a.peer_id}
 
 
+@pytest.mark.parametrize("beside_others", [False, True])
+async def test_an_error_of_a_host_that_is_cancelled_is_not_lost(beside_others: bool) -> None:
+    """What could not be saved when a user left must reach the user."""
+    ready = trio.Event()
+
+    async def run() -> None:
+        async with open_host(config()), trio.open_nursery() as nursery:
+            if beside_others:
+                nursery.start_soon(trio.sleep_forever)
+            try:
+                ready.set()
+                await trio.sleep_forever()
+            finally:
+                raise ResourceError("the disk is full")
+
+    with pytest.RaisesGroup(ResourceError, flatten_subgroups=True):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run)
+            await ready.wait()
+            nursery.cancel_scope.cancel()
+
+
 async def test_every_address_is_tried_in_any_order() -> None:
     with refusing_port() as port:
         async with open_host(config()) as a, open_host(config()) as b:

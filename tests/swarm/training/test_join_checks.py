@@ -19,7 +19,14 @@ from swarm.run.invite import Invite
 from swarm.run.manifest import Manifest
 from swarm.run.peer_context import JoinConfig, Role
 from swarm.training import join_checks
-from swarm.training.join_checks import STATE_COPIES_ON_DISK, check_join, memory_needs
+from swarm.training.join_checks import (
+    BACKUP_COPIES_ON_DISK,
+    STATE_COPIES_ON_DISK,
+    check_disk,
+    check_join,
+    disk_needs,
+    memory_needs,
+)
 from tests.swarm.run.test_manifest import make_manifest
 from tests.swarm.training.test_roles import run_of
 
@@ -97,6 +104,36 @@ def test_what_the_home_holds_already_is_room(tmp_path: Path, monkeypatch: pytest
         check_join(joining(tmp_path, manifest), manifest)
     (tmp_path / "checkpoint").write_bytes(bytes(8192))
     check_join(joining(tmp_path, manifest), manifest)
+
+
+def test_the_disk_must_hold_the_token_cache_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home, text = tmp_path / "home", tmp_path / "text"
+    for folder in (home, text):
+        folder.mkdir()
+    (text / "a.txt").write_bytes(bytes(1 << 20))
+    (text / "a.bin").write_bytes(bytes(1 << 20))  # no text
+    manifest = msgspec.structs.replace(make_manifest(AUTHORITY), data=FOLDER)
+    tokenized = msgspec.structs.replace(manifest, tokenizer="ab" * 32)
+    (bare,) = disk_needs(manifest, str(text))
+    assert bare == STATE_COPIES_ON_DISK * state_bytes(manifest)
+    assert disk_needs(tokenized, str(text)) == [bare + (2 << 20)]  # four bytes for each id of at least two
+    assert disk_needs(tokenized, "") == [bare]
+    free = bare + (2 << 20) - 1
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+    check_disk(joining(home, manifest, data_folder=str(text)), manifest)
+    with pytest.raises(ResourceError, match="checkpoints, results and tokens need"):
+        check_disk(joining(home, tokenized, data_folder=str(text)), tokenized)
+    free = (2 << 20) - 1
+    with pytest.raises(ResourceError, match="tokens need"):
+        check_disk(joining(home, tokenized, "feeder", data_folder=str(text)), tokenized)
+
+
+def test_a_stage_of_a_pipeline_keeps_backups_of_the_next_one() -> None:
+    manifest = run_of(3)
+    sizes = [state_bytes(manifest, stage) for stage in range(3)]
+    assert disk_needs(manifest, "") == [
+        STATE_COPIES_ON_DISK * sizes[stage] + BACKUP_COPIES_ON_DISK * sizes[(stage + 1) % 3] for stage in range(3)
+    ]
 
 
 @pytest.mark.parametrize(("role", "stage"), [("auto", None), ("feeder", None), ("stage", 0)])
