@@ -75,9 +75,9 @@ class Lease:
 
     @property
     def claim(self) -> tuple[float, float]:
-        """How strong the claim on the buffer is, against those of other leases: the weakest one gives way. It is the one
-        whose last progress is the oldest. While all make progress it is the one that began last: else readers of two
-        states would throw each other out for ever, and none would get to an end."""
+        """How strong the claim on the buffer is: of several leases the one with the lowest claim gives way. That is the
+        one with the oldest progress. While all make progress it is the one that began last: else readers of two states
+        would throw each other out for ever, and none would get to an end."""
         idle_s = self.idle_s
         return (-idle_s if idle_s > self._limits.lease_pause_s else 0.0, -self._began)
 

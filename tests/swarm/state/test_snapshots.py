@@ -86,8 +86,8 @@ async def test_a_reader_that_makes_progress_keeps_its_snapshot(clock: Time) -> N
 
 
 async def test_the_newest_state_is_there_whoever_reads(clock: Time) -> None:
-    """Once each buffer was read, new states were left out, for as long as half an hour: all joiners heard "gone" for the
-    head just committed."""
+    """Once each buffer was read, new states were left out, for as long as half an hour: all joiners heard that the head
+    just committed is gone."""
     events = EventLog()
     seen: list[Event] = []
     snapshots = SnapshotStore(TREE.size_bytes, 1 << 16, SnapshotLimits(small_bytes=0), events)
