@@ -56,7 +56,8 @@ class CatchUp:
             if action.state_hash in self._builder.holds:
                 return True
             has_state = mine.state_hash == self._context.state.tree.root
-            near = has_state and 0 < action.head.round - mine.round <= ROUNDS_MAX
+            # From the run's beginning no votes lead to the next head, so the node would not move along.
+            near = has_state and bool(mine.members) and 0 < action.head.round - mine.round <= ROUNDS_MAX
             replayed = near and await self._replay(action, mine, moved)
             ok = replayed or await self._whole(action)
         except BarnraiseError as error:
@@ -112,7 +113,7 @@ class CatchUp:
         known = lambda: list(dict.fromkeys([*action.holders, *self._donors(action.head)]))  # noqa: E731
         fetched = await fetch_state(
             context.host.rpc,
-            Holders(known, [member.peer for member in action.head.members]),
+            Holders(known, [m.peer for m in action.head.members if m.peer != context.host.peer_id]),
             action.state_hash,
             context.state.size_bytes,
             self._part_file,
