@@ -190,8 +190,8 @@ class StateBuilder:
             return await trio.to_thread.run_sync(state.hash_next if order.indices else state.hash_unchanged)
 
     async def save(self, state_hash: bytes) -> None:
-        """Put the results that lead to that state on disk. A state that was fetched whole is saved with the next
-        checkpoint: those that certified it have it on disk. Raises ResourceError."""
+        """Put the results that lead to that state on disk; a state that was fetched whole is there. Raises
+        ResourceError."""
         result, name = self._built.get(state_hash), self._staged.get(state_hash, state_hash)
         if result is not None and not await trio.to_thread.run_sync(self._log.has, state_hash):
             await trio.to_thread.run_sync(self._log.write, result, name)

@@ -6,7 +6,6 @@ No donor is trusted: the head is certified and names the hash of its state.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -20,6 +19,7 @@ from swarm.protocol.head import Head
 from swarm.protocol.messages import SLICE_BYTES_MAX
 from swarm.rounds.building import StateBuilder
 from swarm.rounds.context import RoundContext
+from swarm.rounds.fetched_states import FetchedStates
 from swarm.state.chunk_fetch import Holders
 from swarm.state.fetch import fetch_state
 from swarm.state.messages import AskResult, StateMethods
@@ -40,11 +40,11 @@ class CatchUp:
         self,
         context: RoundContext,
         builder: StateBuilder,
-        part_file: Path,
+        fetched: FetchedStates,
         donors: Callable[[Head], Iterable[str]],
         feed: Callable[[events.Event], None],
     ) -> None:
-        self._context, self._builder, self._part_file = context, builder, part_file
+        self._context, self._builder, self._fetched = context, builder, fetched
         self._donors, self._feed = donors, feed
         self.download_bytes_s = 0.0
         """Measured; 0 while unknown."""
@@ -109,6 +109,7 @@ class CatchUp:
     # -- whole states --------------------------------------------------------------------------------------------------
 
     async def _whole(self, action: Fetch) -> bool:
+        """Fetch the state. It is on disk before the node hears of it, since votes will count on it."""
         context = self._context
         known = lambda: list(dict.fromkeys([*action.holders, *self._donors(action.head)]))  # noqa: E731
         fetched = await fetch_state(
@@ -116,9 +117,10 @@ class CatchUp:
             Holders(known, [m.peer for m in action.head.members if m.peer != context.host.peer_id]),
             action.state_hash,
             context.state.size_bytes,
-            self._part_file,
+            self._fetched.part_file,
             context.events,
             len(context.state.tensors),
+            self._fetched.path_of(action.state_hash),
         )
         if fetched.seconds > 0:
             self.download_bytes_s = sum(fetched.donors.values()) / fetched.seconds

@@ -70,11 +70,13 @@ async def fetch_state(
     part_file: Path,
     events: EventLog,
     vectors: int = 2,
+    kept: Path | None = None,
 ) -> Fetched:
     """Fetch the whole state whose hash is `root`: `vectors` vectors of one length.
 
-    If this fails or is cancelled, verified chunks stay in `part_file` for the next attempt. The file is removed at
-    success, and when no donor holds the state any more. Events: state_progress, peer_penalized.
+    If this fails or is cancelled, verified chunks stay in `part_file` for the next attempt. The file is removed when no
+    donor holds the state any more, and at success; where `kept` is given it is synced and moved there instead. Events:
+    state_progress, peer_penalized.
 
     Raises NetworkError if no donor has the state (any more) or none delivers for a minute, and ResourceError if the
     disk is full or read-only.
@@ -87,7 +89,10 @@ async def fetch_state(
         flat = await trio.to_thread.run_sync(part.load)
         tensors = flat.chunk(vectors)
         arrived = await trio.to_thread.run_sync(hash_state, tensors)
-        part.discard()
+        if arrived.root == root and kept is not None:
+            await trio.to_thread.run_sync(part.keep, kept)
+        else:
+            part.discard()
         if arrived.root != root:
             raise _misread(part_file)
     except StateGone:

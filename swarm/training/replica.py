@@ -123,9 +123,10 @@ class StageReplica:
             await stay()
 
     async def _save(self, head: Head) -> None:
-        """Write a checkpoint; the results that led to it are needed no more."""
+        """Write a checkpoint; what led to it is needed no more."""
+        base = self.driver.fetched.base
         if await self._checkpoint.save(head):
-            await trio.to_thread.run_sync(self.driver.log.drop, head.round)
+            await trio.to_thread.run_sync(self.driver.checkpointed, head, base)
 
     def _exchange_s(self, head: Head) -> float:
         actor = self.driver.actor

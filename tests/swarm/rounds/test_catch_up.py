@@ -19,6 +19,7 @@ from swarm.protocol.head import Head, Member, genesis
 from swarm.rounds.building import StateBuilder
 from swarm.rounds.catch_up import CatchUp, Moved
 from swarm.rounds.context import RoundContext
+from swarm.rounds.fetched_states import FetchedStates
 from swarm.state.messages import StateMethods
 from swarm.state.upload_limits import SnapshotLimits
 from tests.swarm.rounds.test_driver import deltas
@@ -64,7 +65,7 @@ async def test_only_a_head_with_members_is_replayed_from(
     state = SimpleNamespace(tree=SimpleNamespace(root=mine.state_hash))
     context = cast(RoundContext, SimpleNamespace(state=state, events=EventLog()))
     builder = cast(StateBuilder, SimpleNamespace(holds=[mine.state_hash]))
-    catch_up = CatchUp(context, builder, tmp_path / "state.part", lambda head: [], lambda event: None)
+    catch_up = CatchUp(context, builder, FetchedStates(tmp_path, 8, 2), lambda head: [], lambda event: None)
     assert await catch_up.fetch(Fetch(goal.state_hash, goal, ("other",)), mine, never)
     assert replayed == ([mine] if members else [])
 
