@@ -51,12 +51,15 @@ class FetchedStates:
                 events.emit("fetched_state_damaged", reason=str(error))
         return found
 
-    def committed(self, state_hash: bytes) -> None:
+    def committed(self, state_hash: bytes, goal: bytes) -> None:
         """Note that this replica stands at a state, and its record says so on disk. What does not lead there is
-        removed."""
+        removed, but for `goal`, which the node goes to next."""
         if self.path_of(state_hash).exists():
             self.base = state_hash
-        self._remove_all_but(self.base)
+        kept = {self.path_of(name) for name in (self.base, goal) if name}
+        for path in self._folder.glob(f"*{_SUFFIX}"):
+            if path not in kept:
+                path.unlink(missing_ok=True)
 
     def release(self, base: bytes) -> None:
         """Remove what was `base` when a checkpoint began that is on disk now."""
@@ -64,8 +67,3 @@ class FetchedStates:
             self.path_of(base).unlink(missing_ok=True)
         if base == self.base:
             self.base = b""
-
-    def _remove_all_but(self, kept: bytes) -> None:
-        for path in self._folder.glob(f"*{_SUFFIX}"):
-            if not kept or path != self.path_of(kept):
-                path.unlink(missing_ok=True)

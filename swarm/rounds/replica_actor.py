@@ -73,7 +73,7 @@ class ReplicaActor:
         """States on their way here."""
         self.exchanges: OrderedDict[bytes, SliceExchange] = OrderedDict()
         self._listener, self._log, self._feed = listener, log, feed
-        self._fetched = fetched
+        self._fetched, self._group = fetched, group
         self._received: Received = {}
         self._delivered: set[tuple[int, str]] = set()
         self._round: trio.CancelScope = trio.CancelScope()
@@ -201,9 +201,10 @@ class ReplicaActor:
 
     async def _stand_at(self, head: Head, bodies: Sequence[Contribution] | None, parts: list[memoryview]) -> None:
         """Make the state of that head the committed one, and tell."""
-        await self.builder.commit(head)
+        goal = self._group.head.state_hash  # a state may have been fetched while the record of this head was written
+        await self.builder.commit(head, goal)
         self.head = head
-        await trio.to_thread.run_sync(self._fetched.committed, head.state_hash)
+        await trio.to_thread.run_sync(self._fetched.committed, head.state_hash, goal)
         await self._recode()
         await self._listener.committed(head, bodies, parts)
         self.committed.notify()
