@@ -172,6 +172,7 @@ class Collector:
         if not missing:
             return self._newcomers_had_time(attempt)
         if attempt.finishing_early:
+            context.out.timer(TIMER, attempt.end_at)
             return False
         if context.now >= attempt.end_at:
             self._finish_early(attempt)
@@ -181,12 +182,11 @@ class Collector:
             return False
         took = [attempt.took_s[member] for member in sorted(attempt.took_s)]
         late_s = context.work.late_s(attempt.plan, took)
-        if late_s is not None:
-            late_at = self._instance.planned_at + late_s
-            if context.now >= late_at:
-                self._finish_early(attempt)
-            else:
-                context.out.timer(TIMER, min(late_at, attempt.end_at))
+        late_at = attempt.end_at if late_s is None else self._instance.planned_at + late_s
+        if context.now >= late_at:
+            self._finish_early(attempt)
+        else:
+            context.out.timer(TIMER, min(late_at, attempt.end_at))
         return False
 
     def _newcomers_had_time(self, attempt: Attempt) -> bool:
@@ -200,8 +200,10 @@ class Collector:
             return True
         if not attempt.late_until:
             attempt.late_until = context.now + LATE_SHARE * context.config.grace_s
+        if context.now < attempt.late_until:
             context.out.timer(TIMER, attempt.late_until)
-        return context.now >= attempt.late_until
+            return False
+        return True
 
     @property
     def _newcomers_s(self) -> float:

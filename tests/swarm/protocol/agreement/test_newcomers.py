@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from swarm.protocol.agreement import events
 from swarm.protocol.agreement import messages as say
 from tests.swarm.protocol.agreement.group import GroupOfNodes
 
@@ -66,3 +67,28 @@ def test_a_newcomer_that_never_promises_costs_a_moment_of_few_rounds(peers: str)
         assert round_s(group, 1) < LATE_S + 2 * usual_s
     assert round_s(group, 300) < 1.2 * usual_s
     assert not group.head("A").has(group.member("D")) and not group.head("A").learners
+
+
+def test_a_newcomer_that_promises_after_another_one_has_submitted_stops_no_round() -> None:
+    """The leader's timer was for the newcomer that had not promised; then none was left for the one that had."""
+    group = quick_group("ABC", 0.02, 0.01)
+    promised: list[str] = []
+
+    def lost(source: str, target: str, message: say.Message) -> bool:
+        if source == "D" and isinstance(message, say.SubmitMessage) and held and not promised:
+            promised.append(target)
+            group.later(0.05, target, events.Received("E", held[-1]))
+        if source == "E" and isinstance(message, say.PromiseMessage):
+            held.append(message)
+            return True
+        return source == "E" and isinstance(message, say.SubmitMessage)
+
+    held: list[say.Message] = []
+    group.lost = lost
+    group.start("D")
+    group.start("E")
+    group.run(30.0, lambda: bool(promised))
+    assert promised
+    at, began = group.round("A"), group.now
+    group.run(30.0, lambda: group.round("A") > at)
+    assert group.now - began < 2 * GRACE_S
