@@ -21,7 +21,7 @@ from swarm.rounds.building import StateBuilder
 from swarm.rounds.context import RoundContext
 from swarm.rounds.fetched_states import FetchedStates
 from swarm.state.chunk_fetch import Holders
-from swarm.state.fetch import fetch_state
+from swarm.state.fetch import StateFiles, fetch_state
 from swarm.state.messages import AskResult, StateMethods
 
 ROUNDS_MAX: Final = 64  # missed rounds that are replayed; donors keep fewer where a whole state is less work
@@ -117,10 +117,9 @@ class CatchUp:
             Holders(known, [m.peer for m in action.head.members if m.peer != context.host.peer_id]),
             action.state_hash,
             context.state.size_bytes,
-            self._fetched.part_file,
+            StateFiles(self._fetched.part_file, self._fetched.path_of(action.state_hash)),
             context.events,
             len(context.state.tensors),
-            self._fetched.path_of(action.state_hash),
         )
         if fetched.seconds > 0:
             self.download_bytes_s = sum(fetched.donors.values()) / fetched.seconds
