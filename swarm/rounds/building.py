@@ -190,8 +190,8 @@ class StateBuilder:
             return await trio.to_thread.run_sync(state.hash_next if order.indices else state.hash_unchanged)
 
     async def save(self, state_hash: bytes) -> None:
-        """Put the results that lead to that state on disk. A state that was fetched whole is saved with the next
-        checkpoint: those that certified it have it on disk. Raises ResourceError."""
+        """Put the results that lead to that state on disk; a state that was fetched whole is there. Raises
+        ResourceError."""
         result, name = self._built.get(state_hash), self._staged.get(state_hash, state_hash)
         if result is not None and not await trio.to_thread.run_sync(self._log.has, state_hash):
             await trio.to_thread.run_sync(self._log.write, result, name)
@@ -210,8 +210,9 @@ class StateBuilder:
 
     # -- commit --------------------------------------------------------------------------------------------------------
 
-    async def commit(self, head: Head) -> None:
-        """Make the state of `head` the committed one.
+    async def commit(self, head: Head, goal: bytes = b"") -> None:
+        """Make the state of `head` the committed one. `goal`: the hash of the state that is to be committed next, where
+        the node has gone there already; if it was fetched, it stays.
 
         Raises RuntimeError if the state is not here, which the agreement excludes."""
         self._scope.cancel()
@@ -220,7 +221,7 @@ class StateBuilder:
             if head.state_hash != self._state.tree.root:
                 await self._make_current(head, result)
             self._built, self._orders, self._staged = {}, {}, {}
-            self._fetched = self._ahead = None
+            self._fetched, self._ahead = self.fetched(goal) if goal != head.state_hash else None, None
 
     async def _make_current(self, head: Head, result: LoggedResult | None) -> None:
         fetched = self.fetched(head.state_hash)

@@ -6,7 +6,6 @@ No donor is trusted: the head is certified and names the hash of its state.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -20,8 +19,9 @@ from swarm.protocol.head import Head
 from swarm.protocol.messages import SLICE_BYTES_MAX
 from swarm.rounds.building import StateBuilder
 from swarm.rounds.context import RoundContext
+from swarm.rounds.fetched_states import FetchedStates
 from swarm.state.chunk_fetch import Holders
-from swarm.state.fetch import fetch_state
+from swarm.state.fetch import StateFiles, fetch_state
 from swarm.state.messages import AskResult, StateMethods
 
 ROUNDS_MAX: Final = 64  # missed rounds that are replayed; donors keep fewer where a whole state is less work
@@ -40,11 +40,11 @@ class CatchUp:
         self,
         context: RoundContext,
         builder: StateBuilder,
-        part_file: Path,
+        fetched: FetchedStates,
         donors: Callable[[Head], Iterable[str]],
         feed: Callable[[events.Event], None],
     ) -> None:
-        self._context, self._builder, self._part_file = context, builder, part_file
+        self._context, self._builder, self._fetched = context, builder, fetched
         self._donors, self._feed = donors, feed
         self.download_bytes_s = 0.0
         """Measured; 0 while unknown."""
@@ -56,7 +56,8 @@ class CatchUp:
             if action.state_hash in self._builder.holds:
                 return True
             has_state = mine.state_hash == self._context.state.tree.root
-            near = has_state and 0 < action.head.round - mine.round <= ROUNDS_MAX
+            # From the run's beginning no votes lead to the next head, so the node would not move along.
+            near = has_state and bool(mine.members) and 0 < action.head.round - mine.round <= ROUNDS_MAX
             replayed = near and await self._replay(action, mine, moved)
             ok = replayed or await self._whole(action)
         except BarnraiseError as error:
@@ -108,14 +109,15 @@ class CatchUp:
     # -- whole states --------------------------------------------------------------------------------------------------
 
     async def _whole(self, action: Fetch) -> bool:
+        """Fetch the state. It is on disk before the node hears of it, since votes will count on it."""
         context = self._context
         known = lambda: list(dict.fromkeys([*action.holders, *self._donors(action.head)]))  # noqa: E731
         fetched = await fetch_state(
             context.host.rpc,
-            Holders(known, [member.peer for member in action.head.members]),
+            Holders(known, [m.peer for m in action.head.members if m.peer != context.host.peer_id]),
             action.state_hash,
             context.state.size_bytes,
-            self._part_file,
+            StateFiles(self._fetched.part_file, self._fetched.path_of(action.state_hash)),
             context.events,
             len(context.state.tensors),
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Final, Protocol
 
 import trio
@@ -22,10 +21,13 @@ from swarm.rounds.context import RoundContext
 from swarm.rounds.exchange.audits import Audits
 from swarm.rounds.exchange.merge_order import MergeOrder
 from swarm.rounds.exchange.slice_exchange import ExchangePart, Received, SliceExchange
+from swarm.rounds.fetched_states import FetchedStates
 from swarm.rounds.group_driver import GroupDriver
 from swarm.rounds.notifier import Notifier
 from swarm.rounds.result_log import LoggedResult, ResultLog, path_between, reachable
 from swarm.rounds.training import Training
+from swarm.state.fetch import Fetched
+from swarm.state.outer_state import OuterState
 
 EXCHANGES_MAX: Final = 4  # the latest, whose results other peers may fetch
 LINGER_S: Final = 20.0  # after a commit, to serve slower peers the slices that they lack
@@ -52,7 +54,7 @@ class ReplicaActor:
         coding: Coding,
         listener: CommitListener,
         log: ResultLog,
-        part_file: Path,
+        fetched: FetchedStates,
         group: GroupDriver,
     ) -> None:
         """`head`: where the replica stands; `coding`: of the round after it. `group`: its node."""
@@ -61,7 +63,7 @@ class ReplicaActor:
         self.context = context
         self.builder = StateBuilder(context, log)
         self.training = Training(context, feed)
-        self.catch_up = CatchUp(context, self.builder, part_file, listener.donors, feed)
+        self.catch_up = CatchUp(context, self.builder, fetched, listener.donors, feed)
         self.audits = Audits(context, group.leave_out)
         self.began = Notifier()
         """Notified when an exchange begins."""
@@ -71,6 +73,7 @@ class ReplicaActor:
         """States on their way here."""
         self.exchanges: OrderedDict[bytes, SliceExchange] = OrderedDict()
         self._listener, self._log, self._feed = listener, log, feed
+        self._fetched, self._group = fetched, group
         self._received: Received = {}
         self._delivered: set[tuple[int, str]] = set()
         self._round: trio.CancelScope = trio.CancelScope()
@@ -198,8 +201,10 @@ class ReplicaActor:
 
     async def _stand_at(self, head: Head, bodies: Sequence[Contribution] | None, parts: list[memoryview]) -> None:
         """Make the state of that head the committed one, and tell."""
-        await self.builder.commit(head)
+        goal = self._group.head.state_hash  # a state may have been fetched while the record of this head was written
+        await self.builder.commit(head, goal)
         self.head = head
+        await trio.to_thread.run_sync(self._fetched.committed, head.state_hash, goal)
         await self._recode()
         await self._listener.committed(head, bodies, parts)
         self.committed.notify()
@@ -244,16 +249,22 @@ class ReplicaActor:
         await trio.to_thread.run_sync(self._log.forget, result.leads_to)
         return False
 
-    async def restore(self, results: Mapping[bytes, LoggedResult], head: Head) -> None:
-        """After a start, bring the state to that of the node's head, as far as results on disk lead there, and offer
-        those of states that come next."""
+    async def restore(self, results: Mapping[bytes, LoggedResult], whole: Sequence[Fetched], head: Head) -> None:
+        """After a start, bring the state to that of the node's head, as far as results on disk lead there, from the
+        checkpoint or one of the states that were fetched `whole`. Offer those of states that come next."""
         found, state = dict(results), self.context.state
-        told = reachable(found, state.tree.root)
-        for result in path_between(found, state.tree.root, head.state_hash):
-            if not await self._is_whole(result):
-                del found[result.leads_to]
+        told = reachable_from(found, state, whole)
+        for base in (None, *whole):
+            root = state.tree.root if base is None else base.tree.root
+            path = path_between(found, root, head.state_hash)
+            if root != head.state_hash and not path:
+                continue
+            if base is not None:
+                await trio.to_thread.run_sync(state.replace, base.tensors, base.tree)
+                self._fetched.base = root
+            await self._follow_log(path, found)
+            if state.tree.root == head.state_hash:
                 break
-            state.commit(result.leads_to)
         self.head = head
         for result in list(found.values()):
             if result.before.state_hash == state.tree.root == head.state_hash:
@@ -261,8 +272,26 @@ class ReplicaActor:
                     self.builder.offer(result)
                 else:
                     del found[result.leads_to]
-        here = reachable(found, state.tree.root)
-        for name in told if len(found) < len(results) else ():
+        ahead = next((one for one in whole if one.tree.root not in (self._fetched.base, state.tree.root)), None)
+        if ahead is not None:
+            self.builder.offer_fetched(ahead)
+        here = {*reachable(found, state.tree.root), *([ahead.tree.root] if ahead is not None else [])}
+        for name in told if whole or len(found) < len(results) else ():
             if name not in here:
                 self._feed(events.StateFetched(name, False))
         await self._recode()
+
+    async def _follow_log(self, path: Sequence[LoggedResult], found: dict[bytes, LoggedResult]) -> None:
+        """Apply results from disk one by one, up to one that is damaged; it is removed from `found`."""
+        for result in path:
+            if not await self._is_whole(result):
+                del found[result.leads_to]
+                break
+            self.context.state.commit(result.leads_to)
+
+
+def reachable_from(results: Mapping[bytes, LoggedResult], state: OuterState, whole: Sequence[Fetched]) -> list[bytes]:
+    """Return the hashes of the states that a disk holds: the checkpoint, those that were fetched whole, and those that
+    results lead to from these."""
+    bases = [state.tree.root, *(one.tree.root for one in whole)]
+    return list(dict.fromkeys(name for base in bases for name in reachable(results, base)))

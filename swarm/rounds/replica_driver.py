@@ -18,12 +18,13 @@ from swarm.protocol.plan import WorkPlan
 from swarm.protocol.round_schedule import RoundSchedule
 from swarm.protocol.timeouts import AdaptiveTimeouts
 from swarm.rounds.context import RoundContext
+from swarm.rounds.fetched_states import FetchedStates
 from swarm.rounds.gathering import gather_batches
 from swarm.rounds.group_driver import DriverOptions, GroupDriver
 from swarm.rounds.handlers import SliceHandlers, serve_agreement, serve_heads
 from swarm.rounds.records import RecordFiles
-from swarm.rounds.replica_actor import CommitListener, ReplicaActor
-from swarm.rounds.result_log import ResultLog, reachable
+from swarm.rounds.replica_actor import CommitListener, ReplicaActor, reachable_from
+from swarm.rounds.result_log import ResultLog
 from swarm.rounds.trainers.trainer import Trainer
 from swarm.state.outer_state import OuterState
 from swarm.state.snapshots import SnapshotStore
@@ -56,6 +57,7 @@ class ReplicaDriver:
         """`per_prefix`: members of one address prefix in a head at most."""
         self._parts = parts
         self.log = ResultLog(parts.folder / "results")
+        self.fetched = FetchedStates(parts.folder, parts.state.size_bytes, len(parts.state.tensors))
         records = RecordFiles(parts.folder / "agreement")
         options = DriverOptions(per_prefix=per_prefix)
         self.group = GroupDriver(parts.host, config, work, records, parts.timeouts, known_peers, options)
@@ -92,15 +94,15 @@ class ReplicaDriver:
         """Start from what the disk holds. `proof`: of the state there, where it is another peer's backup."""
         parts, group = self._parts, self.group
         results = await trio.to_thread.run_sync(self.log.load)
-        group.begin(reachable(results, parts.state.tree.root), proof)
+        whole = await trio.to_thread.run_sync(self.fetched.load, parts.host.events)
+        group.begin(reachable_from(results, parts.state, whole), proof)
         context = RoundContext(
             group.me, parts.host, parts.state, parts.snapshots, parts.trainer, parts.schedule, parts.timeouts
         )
         round_info = parts.schedule.round_info(group.head)
         coding = await trio.to_thread.run_sync(parts.state.strategy.coding, round_info, parts.state.tensors)
-        part_file = parts.folder / "state.part"
-        self.actor = ReplicaActor(context, group.head, coding, listener, self.log, part_file, group)
-        await self.actor.restore(results, group.head)
+        self.actor = ReplicaActor(context, group.head, coding, listener, self.log, self.fetched, group)
+        await self.actor.restore(results, whole, group.head)
         SliceHandlers(parts.host.rpc, self.actor)
         serve_agreement(parts.host.rpc, lambda: {group.group: group})
         serve_heads(parts.host.rpc, lambda: {group.group: group})
@@ -114,6 +116,12 @@ class ReplicaDriver:
             nursery.start_soon(self.group.run, self.actor)
             if self._parts.schedule.synchronous:
                 nursery.start_soon(gather_batches, self.group, self._parts.trainer, lambda: self._plan)
+
+    def checkpointed(self, head: Head, base: bytes) -> None:
+        """Forget what led to a head of which a checkpoint is on disk; `base`: `fetched.base` when it was begun.
+        Blocks."""
+        self.log.drop(head.round)
+        self.fetched.release(base)
 
     @property
     def _plan(self) -> WorkPlan | None:

@@ -1,7 +1,8 @@
 """A peer's folder on disk, and the lock that keeps two processes from being the same peer.
 
 lock   identity.key   invite   listening   manifest.msgpack   tokenizer.json   guests.msgpack   addresses.json
-events.jsonl   worker.log   worker/   corpus/   agreement/   results/   checkpoints/   state.part
+events.jsonl   worker.log   worker/   corpus/   agreement/   results/   fetched/   checkpoints/
+state.part
 At the coordinator also bans.msgpack, and regroup.request and regroup.answer while a person asks for a regroup
 
 `agreement/` holds what this peer has promised to the other members of its group. It must never be put back from a
@@ -10,9 +11,9 @@ backup: delete it instead.
 `worker/` is the only folder that the worker may write: token ids, temporary files, compiled kernels. `corpus/` is that
 of the process that only tokenizes.
 
-In a pipeline there is also `replica`, and the files of a stage (agreement/, results/, checkpoints/, state.part) lie in
-folders stage-0/, stage-1/ and so on. There proof.msgpack proves the commit of a backup, and backup.part is a backup of
-that stage on its way.
+In a pipeline there is also `replica`, and the files of a stage (agreement/, results/, fetched/, checkpoints/,
+state.part) lie in folders stage-0/, stage-1/ and so on. There proof.msgpack proves the commit of a backup, and
+backup.part is a backup of that stage on its way.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from peer.errors import NetworkError, ProtocolViolation, RemoteError, ResourceEr
 from peer.events import EventLog
 from peer.net.rpc import Reply, Rpc
 from peer.net.rpc_server import UNKNOWN_METHOD
-from swarm.state.chunk_scheduler import Ask, ChunkScheduler, Donor, DonorStatus
+from swarm.state.chunk_scheduler import NO_HOPE, Ask, ChunkScheduler, Donor, DonorStatus
 from swarm.state.messages import AskChunk, AskHashes, StateMethods, StateReply
 from swarm.state.partial_file import PartFile
 
@@ -38,17 +38,18 @@ _REMEDY: Final = "try again, or wait until more peers are reachable"
 
 
 class StateGone(NetworkError):
-    """All donors that answer say that they do not hold the state (any more)."""
+    """All donors say that they do not hold the state (any more), or serve none."""
 
 
 @dataclass(frozen=True)
 class Holders:
-    """Donors of which some are certain to have had the state, but for a minority. It is gone once most of these say so,
-    whatever others might still answer."""
+    """Donors of which some are certain to have had the state, but for a minority. A fetch fails once most of these have
+    no hope left, whatever others might still answer. Those of them that cannot be reached do not count."""
 
     known: Callable[[], Iterable[str]]
     """All donors."""
     certain: Collection[str]
+    """None of them is this peer."""
 
 
 class ChunkFetch:
@@ -114,9 +115,9 @@ class ChunkFetch:
                     reported_at = now
                     done = self.resumed_bytes + taken
                     self._events.emit("state_progress", done_bytes=done, size_bytes=self._part.wanted_bytes)
-            if any(_may_deliver(donor) for donor in self.donors.values()) and not self._most_have_gone_on():
+            if any(_may_deliver(donor) for donor in self.donors.values()) and not self._most_certain_refuse():
                 hopeful_at = now
-            if now - hopeful_at > HOPELESS_S or self._has_no_donor_of_states():
+            if now - hopeful_at > HOPELESS_S or self._all_refuse():
                 self._give_up(self._no_donor())
             elif now - progress_at > STALL_S:
                 self._give_up(
@@ -128,15 +129,20 @@ class ChunkFetch:
         self._failure = error
         self._scope.cancel()
 
-    def _most_have_gone_on(self) -> bool:
-        """Return whether most of those that are certain to have had the state do not hold it any more. Peers that
-        cannot be reached are then not waited for: the group has a newer state, which soon will be gone, too."""
-        gone = sum(donor.status == "gone" and donor.peer in self._certain for donor in self.donors.values())
-        return 2 * gone > len(self._certain) > 0 and all(d.status != "useful" for d in self.donors.values())
+    def _most_certain_refuse(self) -> bool:
+        """Return whether most of those that are certain to have had the state do not hold it any more, or refuse it.
+        Peers that cannot be reached are then not waited for: the group has a newer state, which soon will be gone, too.
+        One that has not answered yet may be slow, and counts against it."""
+        certain = [donor for donor in self.donors.values() if donor.peer in self._certain]
+        refuse = sum(donor.status in NO_HOPE for donor in certain)
+        lost = sum(donor.status == "lost" for donor in certain)
+        most = 2 * refuse > len(self._certain) - lost
+        return refuse > 0 and most and all(d.status != "useful" for d in self.donors.values())
 
-    def _has_no_donor_of_states(self) -> bool:
-        """Return whether all known peers serve no states, as the authority of a run in which no peer trains."""
-        return bool(self.donors) and all(donor.status == "none" for donor in self.donors.values())
+    def _all_refuse(self) -> bool:
+        """Return whether nothing can come of waiting: all known peers refuse, or serve no states, as the authority of a
+        run in which no peer trains. One that holds the state no more may be one that is about to publish it."""
+        return bool(self.donors) and all(donor.status in ("none", "refused") for donor in self.donors.values())
 
     def _no_donor(self) -> NetworkError:
         statuses = {donor.status for donor in self.donors.values()}
@@ -149,6 +155,7 @@ class ChunkFetch:
             "useful": "have stopped answering",
             "lost": "cannot be reached",
             "gone": "do not hold it any more",
+            "refused": "refuse to serve it",
             "none": "serve no state",
             "bad": "sent wrong bytes",
         }
@@ -251,8 +258,9 @@ def _failed(donor: Donor, error: NetworkError | ProtocolViolation) -> None:
     if isinstance(error, ProtocolViolation):
         donor.status = "bad"  # rpc has emitted the penalty
     elif isinstance(error, RemoteError) and error.code != "Busy":
-        # It answers but does not serve: it is in another run, has another version, or is a coordinator.
-        donor.status = "none" if error.code == UNKNOWN_METHOD else "gone"
+        # It answers but does not serve: it is in another run, has another version, or is a coordinator; or it does not
+        # let this peer in, say.
+        donor.status = "none" if error.code == UNKNOWN_METHOD else "refused"
     else:
         donor.status = "lost"
     donor.failures += 1

@@ -27,8 +27,13 @@ _DEADLINE_MIN_S: Final = 3.0
 _DEADLINE_MAX_S: Final = 120.0
 _DOUBLINGS_MAX: Final = 16  # more of them would only overflow: every cap is reached long before
 
-DonorStatus = Literal["new", "useful", "lost", "gone", "none", "bad"]
-"""The outcome of the last call. "gone": it does not hold this state, "none": it serves no states, "bad": it lied."""
+DonorStatus = Literal["new", "useful", "lost", "gone", "refused", "none", "bad"]
+"""The outcome of the last call. "gone": it does not hold this state, "refused": it does not say whether it does,
+"none": it serves no states, "bad": it lied."""
+
+
+NO_HOPE: Final[tuple[DonorStatus, ...]] = ("gone", "refused", "none", "bad")
+"""From a donor of these nothing is awaited, though it may be asked again."""
 
 
 @dataclass(eq=False)
@@ -97,7 +102,7 @@ class ChunkScheduler:
 
     def take(self, donor: Donor, donors: Iterable[Donor]) -> Ask | None:
         """Return the next chunk for `donor`, one of `donors`; None if there is none for it now."""
-        index = self._next(donor, [d for d in donors if not d.resting and d.status not in ("gone", "none", "bad")])
+        index = self._next(donor, [d for d in donors if not d.resting and d.status not in NO_HOPE])
         if index is None:
             return None
         ask = Ask(index, donor, self._clock())

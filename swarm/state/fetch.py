@@ -26,6 +26,16 @@ Donors = Callable[[], Iterable[str]]
 
 
 @dataclass(frozen=True)
+class StateFiles:
+    """Where a fetched state lies."""
+
+    part: Path
+    """While it arrives."""
+    kept: Path | None = None
+    """From then on: the file is moved there, and synced. None: it is removed, since its content is in memory."""
+
+
+@dataclass(frozen=True)
 class Fetched:
     """A whole state, in memory."""
 
@@ -67,29 +77,34 @@ async def fetch_state(
     donors: Donors | Holders,
     root: bytes,
     size_bytes: int,
-    part_file: Path,
+    part_file: Path | StateFiles,
     events: EventLog,
     vectors: int = 2,
 ) -> Fetched:
     """Fetch the whole state whose hash is `root`: `vectors` vectors of one length.
 
-    If this fails or is cancelled, verified chunks stay in `part_file` for the next attempt. The file is removed at
-    success, and when no donor holds the state any more. Events: state_progress, peer_penalized.
+    If this fails or is cancelled, verified chunks stay in `part_file` for the next attempt. The file is removed when no
+    donor holds the state any more, and at success, unless it is kept (`StateFiles`). Events: state_progress,
+    peer_penalized.
 
     Raises NetworkError if no donor has the state (any more) or none delivers for a minute, and ResourceError if the
     disk is full or read-only.
     """
     started = trio.current_time()
-    part = await trio.to_thread.run_sync(PartFile, part_file, size_bytes)
+    files = part_file if isinstance(part_file, StateFiles) else StateFiles(part_file)
+    part = await trio.to_thread.run_sync(PartFile, files.part, size_bytes)
     try:
         fetch = ChunkFetch(rpc, donors, root, part, events)
         tree = await fetch.run()
         flat = await trio.to_thread.run_sync(part.load)
         tensors = flat.chunk(vectors)
         arrived = await trio.to_thread.run_sync(hash_state, tensors)
-        part.discard()
+        if arrived.root == root and files.kept is not None:
+            await trio.to_thread.run_sync(part.keep, files.kept)
+        else:
+            part.discard()
         if arrived.root != root:
-            raise _misread(part_file)
+            raise _misread(files.part)
     except StateGone:
         part.discard()
         raise

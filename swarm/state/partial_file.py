@@ -13,6 +13,7 @@ from torch import Tensor
 
 from peer.checkpoint.hash_tree import StateTree
 from peer.errors import ResourceError
+from peer.files import fsync_path, make_folder
 from swarm.state.ranges import ByteRange, chunks_of, spans_of
 
 FLOAT_BYTES: Final = 4
@@ -92,6 +93,17 @@ class PartFile:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+    def keep(self, path: Path) -> None:
+        """Move the file to `path`, for good: bytes and entry are synced when this returns. Raises ResourceError."""
+        try:
+            os.fsync(self._fd)
+            self.close()
+            make_folder(path.parent)
+            os.replace(self.path, path)
+            fsync_path(path.parent)
+        except OSError as error:
+            raise self._refused(error) from error
 
     def discard(self) -> None:
         """Remove the file."""

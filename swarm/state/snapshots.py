@@ -1,14 +1,13 @@
 """The donor's side of state transfer: a store of recent states and results, served without delaying a round.
 
 A commit copies the new state into the store, and joiners read that copy. So no round waits for a joiner, and no commit
-tears what a joiner reads. A snapshot whose readers make progress stays; newer ones use a second buffer.
-`swarm.state.upload_limits` decides how fast joiners are served.
+tears what a joiner reads. A snapshot whose readers make progress stays (`swarm.state.leases`); newer ones use a second
+buffer. `swarm.state.upload_limits` decides how fast joiners are served.
 """
 
 from __future__ import annotations
 
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,68 +19,11 @@ from torch import Tensor
 from peer import faults
 from peer.checkpoint.hash_tree import StateBytes, StateTree
 from peer.errors import ProtocolViolation
+from peer.events import EventLog
 from peer.net.rpc import Buffer, Call, Rpc
+from swarm.state.leases import Lease, LeaseClock
 from swarm.state.messages import AskChunk, AskHashes, AskResult, ResultPart, StateMethods, StateReply
 from swarm.state.upload_limits import SnapshotLimits, UploadSlots
-
-
-class Lease:
-    """The time for which a snapshot is kept for its readers: while a new chunk is on its way to one, and a pause after.
-
-    A reader that makes progress holds a buffer until it has all chunks or turns to another state. One that is slow,
-    repeats itself or has died holds it for seconds. Times are `time.monotonic`, since commits and readers are in
-    different threads.
-    """
-
-    def __init__(self, limits: SnapshotLimits, chunks: int) -> None:
-        """`chunks`: of which the state consists."""
-        self._limits, self._chunks = limits, chunks
-        self._began = float("-inf")
-        self._until: dict[str, float] = {}  # by reader
-        self._had: dict[str, set[int]] = {}
-        self._on_their_way: dict[tuple[str, int], float] = {}  # with the time after which it counts no more
-
-    @property
-    def is_on(self) -> bool:
-        """Whether the snapshot must stay."""
-        now = time.monotonic()
-        held = any(now < until for until in (*tuple(self._until.values()), *tuple(self._on_their_way.values())))
-        return held and now - self._began < self._limits.lease_max_s
-
-    def begin(self, reader: str) -> None:
-        """Note the first request of a reader. Later calls change nothing."""
-        if self._began == float("-inf"):
-            self._began = time.monotonic()
-        if len(self._until) < self._limits.lease_readers:
-            self._until.setdefault(reader, time.monotonic() + self._limits.lease_pause_s)
-
-    def upload(self, reader: str, index: int, size_bytes: int) -> None:
-        """Note that a chunk is being sent to `reader`."""
-        self.begin(reader)
-        if reader not in self._until:
-            return
-        had = self._had.setdefault(reader, set())
-        if index not in had:
-            had.add(index)
-            self._on_their_way[reader, index] = time.monotonic() + size_bytes / self._limits.lease_rate
-
-    def left(self, reader: str, index: int) -> None:
-        """Note that the chunk has left. Takes no lock: the garbage collector may call this at any time."""
-        if time.monotonic() < self._on_their_way.pop((reader, index), float("-inf")):
-            whole = len(self._had[reader]) == self._chunks
-            until = float("-inf") if whole else time.monotonic() + self._limits.lease_pause_s
-            self._until[reader] = until if whole else max(self._until[reader], until)
-
-    def end(self, reader: str) -> None:
-        """Note that the reader has turned to another state."""
-        if reader in self._until:
-            self._until[reader] = float("-inf")
-
-    def extend(self, seconds: float) -> None:
-        """Add time in which this donor held the readers back."""
-        for reader, until in tuple(self._until.items()):
-            if time.monotonic() - seconds < until:
-                self._until[reader] = until + seconds
 
 
 @dataclass(eq=False)
@@ -107,11 +49,14 @@ class _Result:
 
 @dataclass
 class SnapshotStore:
-    """Recent states and results. `publish` at every commit, `serve` once. The two may run in different threads."""
+    """Recent states and results. `publish` at every commit, `serve` once. The two may run in different threads.
+
+    `events` is told of readers that lose their snapshot to a newer one."""
 
     size_bytes: int
     part_bytes_max: int
     limits: SnapshotLimits = field(default_factory=SnapshotLimits)
+    events: EventLog = field(default_factory=EventLog)
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()  # held for one memory copy of a chunk at most
@@ -119,6 +64,7 @@ class SnapshotStore:
         self._results: OrderedDict[bytes, _Result] = OrderedDict()
         self._newest: bytes | None = None
         self._slots = UploadSlots(self.limits)
+        self._clock = LeaseClock()
 
     def publish(
         self, tree: StateTree, buffers: Sequence[Tensor], head: bytes = b"", parts: Sequence[Buffer] = ()
@@ -128,23 +74,34 @@ class SnapshotStore:
         `parts`: the encoded merged result that led here from the state published before, with the opaque `head` it
         led to. Empty if there was none, as after a fetch.
 
-        Blocks for one memory copy of the state. If every buffer is being read, the state is left out. Joiners then get
-        the next one, or fetch from another donor.
+        Blocks for one memory copy of the state. If every buffer is being read, the readers with the weakest claim lose
+        theirs: they hear that it is gone, and turn to this newer state. Event: snapshot_taken_back.
         """
         with self._lock:
             if parts and self._newest is not None:
                 self._results[self._newest] = _Result(head, tree.root, tuple(memoryview(p).cast("B") for p in parts))
                 self._trim_results()
             self._newest = tree.root
-            snapshot = None if self._find(tree.root) is not None else self._buffer_for(buffers)
-            if snapshot is None:
+            if self._find(tree.root) is not None:
                 return
+            snapshot = self._buffer_for(buffers)
+            before, lease = snapshot.tree, snapshot.lease
+            taken = (lease.readers, lease.idle_s) if before is not None and lease.is_on else None
             snapshot.tree = None
+        if before is not None and taken is not None:
+            readers, idle_s = taken
+            self.events.emit(
+                "snapshot_taken_back",
+                state_hash=before.root.hex(),
+                newer=tree.root.hex(),
+                readers=readers,
+                idle_s=round(idle_s, 3),
+            )
         for target, source in zip(snapshot.buffers, buffers, strict=True):
             target.copy_(source)
         with self._lock:
             snapshot.tree = tree
-            snapshot.lease = Lease(self.limits, len(tree.hashes))
+            snapshot.lease = Lease(self.limits, len(tree.hashes), self._clock)
 
     def _trim_results(self) -> None:
         limits = self.limits
@@ -162,15 +119,15 @@ class SnapshotStore:
 
     @contextmanager
     def stepping_back(self) -> Iterator[None]:
-        """Give joiners only a small share of the link inside the block: the round comes first."""
-        began = time.monotonic()
+        """Give joiners only a small share of the link inside the block: the round comes first. Blocks may overlap."""
+        with self._lock:
+            self._clock.begin()
         try:
             with self._slots.stepping_back():
                 yield
         finally:
             with self._lock:
-                for snapshot in self._snapshots:
-                    snapshot.lease.extend(time.monotonic() - began)
+                self._clock.end()
 
     @property
     def state_hashes(self) -> tuple[bytes, ...]:
@@ -184,18 +141,19 @@ class SnapshotStore:
                 return snapshot
         return None
 
-    def _buffer_for(self, buffers: Sequence[Tensor]) -> _Snapshot | None:
-        """Return a buffer that may be overwritten: a new one, else the oldest without a lease, else None."""
+    def _buffer_for(self, buffers: Sequence[Tensor]) -> _Snapshot:
+        """Return a buffer that may be overwritten: a new one, else the oldest without a lease, else that of the lease
+        with the weakest claim."""
         limits, held = self.limits, (len(self._snapshots) + 1) * self.size_bytes
         few = len(self._snapshots) < limits.snapshots
         if few or (held <= limits.small_bytes and len(self._snapshots) < limits.snapshots_max):
             copies = [torch.empty_like(buffer) for buffer in buffers]
-            self._snapshots.append(_Snapshot(copies, StateBytes(copies), Lease(self.limits, 0)))
+            self._snapshots.append(_Snapshot(copies, StateBytes(copies), Lease(limits, 0, self._clock)))
             return self._snapshots[-1]
-        snapshot = next((s for s in self._snapshots if not s.lease.is_on), None)
-        if snapshot is not None:
-            self._snapshots.remove(snapshot)
-            self._snapshots.append(snapshot)  # in the order of publishing
+        free = next((s for s in self._snapshots if not s.lease.is_on), None)
+        snapshot = free or min(self._snapshots, key=lambda s: s.lease.claim)
+        self._snapshots.remove(snapshot)
+        self._snapshots.append(snapshot)  # in the order of publishing
         return snapshot
 
     async def send_hashes(self, call: Call[AskHashes]) -> StateReply | tuple[StateReply, Buffer]:

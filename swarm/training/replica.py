@@ -50,7 +50,7 @@ async def open_replica(context: PeerContext, stage: int, known: MemberView) -> A
     stages = context.manifest.stages
     with context.host.rpc.scope():
         backup = StageBackup(context, stage, known) if stages > 1 else None
-        snapshots = SnapshotStore(state_bytes(context.manifest, stage), SLICE_BYTES_MAX)
+        snapshots = SnapshotStore(state_bytes(context.manifest, stage), SLICE_BYTES_MAX, events=context.host.events)
         serve_snapshots(context.host.rpc, [snapshots] if backup is None else [snapshots, backup.snapshots])
         await restore(context, stage, known)  # meanwhile other peers may ask for this one's backup
         checkpoint = await LocalCheckpoint.open(context, stage)
@@ -128,9 +128,10 @@ class StageReplica:
                 await self._checkpoint.save_last(head, lambda: self._is_kept(head), self.driver.log)
 
     async def _save(self, head: Head) -> None:
-        """Write a checkpoint; the results that led to it are needed no more."""
+        """Write a checkpoint; what led to it is needed no more."""
+        base = self.driver.fetched.base
         if await self._checkpoint.save(head):
-            await trio.to_thread.run_sync(self.driver.log.drop, head.round)
+            await trio.to_thread.run_sync(self.driver.checkpointed, head, base)
 
     def _exchange_s(self, head: Head) -> float:
         actor = self.driver.actor

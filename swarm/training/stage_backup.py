@@ -62,7 +62,9 @@ class StageBackup:
         self._context, self._known = context, known
         self._manifest, self._host = context.manifest, context.host
         self.of = (stage + 1) % self._manifest.stages
-        self.snapshots: Final = SnapshotStore(state_bytes(self._manifest, self.of), SLICE_BYTES_MAX)
+        self.snapshots: Final = SnapshotStore(
+            state_bytes(self._manifest, self.of), SLICE_BYTES_MAX, events=self._host.events
+        )
         self._store = open_store(context.home, self._manifest, self.of, self._host.identity, self._host.events)
         self._head: Head | None = None
         self._lock = trio.Lock()

@@ -67,7 +67,9 @@ class PeerDisk(ShadowDisk):
         return max(links, key=_number, default=b"")
 
     def holds(self, state: bytes) -> bool:
-        """Return whether the results that lead to a state are there."""
+        """Return whether the results that lead to a state are there, or itself, fetched whole."""
+        if f"{state.hex()}.state" in self._entries.get(self.root / "fetched", {}):
+            return True
         inodes = self._entries.get(self.root / "results", {}).values()
         return any(_leads_to(self._files.get(inode, b"")) == state for inode in inodes)
 

@@ -149,6 +149,7 @@ class DrivenMachine:
         self.replica = replica
         self._take(host, replica.group)
         await replica.begin(self)
+        snapshots.publish(self.state.tree, self.state.tensors)  # what the disk has led to, as `StageReplica.begin` does
         assert replica.actor is not None
         perform = replica.actor.perform
 

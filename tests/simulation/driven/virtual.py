@@ -23,7 +23,7 @@ from swarm.protocol import signer
 from swarm.rounds import group_driver, replica_actor, training
 from swarm.rounds.exchange import audits, merge_order
 from swarm.rounds.trainers import contribution
-from swarm.state import snapshots, upload_limits
+from swarm.state import leases, upload_limits
 from tests.simulation.signatures import Signatures
 
 THREAD_S = 0.001
@@ -52,7 +52,7 @@ def repeatable(seed: str, signatures: Signatures, disk_s: Callable[[Any], float]
         stack.enter_context(patch.object(_run, "_ALLOW_DETERMINISTIC_SCHEDULING", True))
         stack.enter_context(patch.object(trio.to_thread, "run_sync", run_sync))
         stack.enter_context(patch.object(dense, "SLICE_VALUES_MIN", SLICE_VALUES))
-        for module in (snapshots, upload_limits):
+        for module in (leases, upload_limits):
             stack.enter_context(patch.object(module, "time", clock))
         stack.enter_context(patch.object(group_driver, "secrets", chance))
         for module in (signer, contribution, audits):

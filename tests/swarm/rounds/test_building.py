@@ -14,7 +14,9 @@ from swarm.protocol.head import genesis
 from swarm.rounds.building import StateBuilder
 from swarm.rounds.context import RoundContext
 from swarm.rounds.exchange.slice_exchange import SliceExchange
+from swarm.rounds.fetched_states import FetchedStates
 from swarm.rounds.result_log import ResultLog
+from swarm.state.fetch import Fetched
 
 HERE, NEXT = b"h" * 32, b"n" * 32
 LIMIT_S = 60.0
@@ -76,3 +78,36 @@ async def test_a_replay_does_not_wait_for_a_builder_that_waited_before_it(tmp_pa
         with trio.fail_after(LIMIT_S):
             await followed.wait()
         nursery.cancel_scope.cancel()
+
+
+async def test_a_state_that_the_node_has_gone_to_already_outlives_the_commit_before_it(tmp_path: Path) -> None:
+    """It was fetched while the record of the head before was written: its own commit found nothing to commit."""
+
+    class Replaced:
+        """An outer state that is only replaced."""
+
+        def __init__(self) -> None:
+            self.tree = SimpleNamespace(root=HERE)
+            self.next_hash = b""
+
+        def replace(self, tensors: object, tree: Any) -> None:
+            self.tree = tree
+
+    state = Replaced()
+    fetched = FetchedStates(tmp_path, 8, 2)
+    builder = StateBuilder(cast(RoundContext, SimpleNamespace(state=state)), ResultLog(tmp_path))
+    later = b"l" * 32
+    for name in (HERE, NEXT, later):
+        fetched.path_of(name).parent.mkdir(exist_ok=True)
+        fetched.path_of(name).write_bytes(bytes(8))
+    builder.offer_fetched(cast(Fetched, SimpleNamespace(tensors=(), tree=SimpleNamespace(root=later))))
+    await builder.commit(genesis("run", HERE), later)
+    fetched.committed(HERE, later)
+    assert {path.name for path in fetched.path_of(HERE).parent.iterdir()} == {
+        fetched.path_of(HERE).name,
+        fetched.path_of(later).name,
+    }
+    await builder.commit(genesis("run", later), later)
+    fetched.committed(later, later)
+    assert state.tree.root == later and builder.holds == [later]
+    assert fetched.base == later and not fetched.path_of(HERE).exists()

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
+import msgspec
 import pytest
 import torch
 import trio
 
+from peer.events import EventLog
 from peer.identity import Identity
 from peer.net.method import Call
+from swarm.protocol.agreement.actions import Fetch
+from swarm.protocol.head import Head, Member, genesis
+from swarm.rounds.building import StateBuilder
+from swarm.rounds.catch_up import CatchUp, Moved
+from swarm.rounds.context import RoundContext
+from swarm.rounds.fetched_states import FetchedStates
 from swarm.state.messages import StateMethods
 from swarm.state.upload_limits import SnapshotLimits
 from tests.swarm.rounds.test_driver import deltas
@@ -32,6 +41,35 @@ async def miss(group: DrivenGroup, away: DrivenReplica, others: list[DrivenRepli
     assert all(other.head.round == stood + rounds for other in others) and away.head.round == stood
     group.heal()
     return stood + rounds
+
+
+@pytest.mark.parametrize("members", [(), (Member("other", "1"),)])
+async def test_only_a_head_with_members_is_replayed_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, members: tuple[Member, ...]
+) -> None:
+    """A newcomer at the run's beginning built the first round and waited in vain for its node to move there."""
+    mine = msgspec.structs.replace(genesis("run", bytes(32)), members=members)
+    goal = msgspec.structs.replace(mine, round=3, state_hash=bytes([3]) * 32)
+    replayed: list[Head] = []
+
+    async def replay(self: CatchUp, action: Fetch, mine: Head, moved: Moved) -> bool:
+        replayed.append(mine)
+        return False
+
+    async def whole(self: CatchUp, action: Fetch) -> bool:
+        return True
+
+    async def never(state_hash: bytes, timeout_s: float) -> Head:
+        raise AssertionError("it waits for its node to move")
+
+    monkeypatch.setattr(CatchUp, "_replay", replay)
+    monkeypatch.setattr(CatchUp, "_whole", whole)
+    state = SimpleNamespace(tree=SimpleNamespace(root=mine.state_hash))
+    context = cast(RoundContext, SimpleNamespace(state=state, events=EventLog()))
+    builder = cast(StateBuilder, SimpleNamespace(holds=[mine.state_hash]))
+    catch_up = CatchUp(context, builder, FetchedStates(tmp_path, 8, 2), lambda head: [], lambda event: None)
+    assert await catch_up.fetch(Fetch(goal.state_hash, goal, ("other",)), mine, never)
+    assert replayed == ([mine] if members else [])
 
 
 def open_gates(group: DrivenGroup) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from peer.checkpoint.hash_tree import MIN_CHUNK
 from peer.net.method import Call
 from swarm.protocol.agreement.messages import RosterMessage
 from swarm.protocol.head import Member
-from swarm.protocol.plan import Assignment
+from swarm.protocol.plan import Assignment, Contribution
 from swarm.rounds.messages import AGREE
 from swarm.state.upload_limits import SnapshotLimits
 from tests.swarm.rounds.test_driver import deltas
@@ -47,6 +48,24 @@ async def test_a_newcomer_becomes_a_learner_and_then_a_member(tmp_path: Path) ->
         ]
         assert sum(merged) == 2, "a member after two contributions that were merged"
         assert late.seen("state_fetched")
+
+
+@pytest.mark.parametrize("members", [2, 3])
+async def test_a_newcomer_follows_rounds_of_50_ms_and_becomes_a_member(tmp_path: Path, members: int) -> None:
+    """What it needs for one round is less than that, but more than none: it is always a moment behind."""
+    async with open_driven_group(tmp_path, GroupSetting(min_peers=members, work_s=0.05)) as group:
+        replicas = [await group.enter(deltas) for _ in range(members)]
+        await group.until_round(20)  # beyond an endorsement, so that it begins there and not at the run's beginning
+        late = await group.enter(deltas)
+        await group.until(lambda: replicas[0].head.has(late.driver.me))
+        group.check()
+        assert learns(replicas[0], late.driver.me)
+        at = len(replicas[0].merged)
+        await group.until(lambda: _has_merged(replicas[0].merged[at:], late.driver.me))
+
+
+def _has_merged(merged: Sequence[Sequence[Contribution] | None], member: Member) -> bool:
+    return any(body.member == member for bodies in merged for body in bodies or ())
 
 
 async def test_a_crowd_of_newcomers_is_taken_in_step_by_step(tmp_path: Path) -> None:

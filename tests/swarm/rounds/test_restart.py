@@ -8,19 +8,26 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 import trio
 
+from peer.checkpoint.hash_tree import hash_state
 from peer.errors import ConnectionLost
-from peer.events import EventLog
+from peer.events import Event, EventLog
 from peer.identity import Identity
 from peer.net.host import HostConfig, open_host
 from swarm.protocol.agreement.messages import VoteMessage
 from swarm.protocol.agreement.records import BALLOT_KEY, BallotRecord
 from swarm.protocol.messages import FETCH_RESULT, SliceOf
+from swarm.rounds.fetched_states import FetchedStates
 from swarm.rounds.messages import AGREE
 from swarm.rounds.records import RecordFiles
+from swarm.state.partial_file import PartFile
+from swarm.state.upload_limits import SnapshotLimits
 from tests.swarm.rounds.shadow_disk import ShadowDisk, put_back
+from tests.swarm.rounds.test_catch_up import miss, open_gates
 from tests.swarm.rounds.test_driver import deltas
+from tests.swarm.rounds.test_losses import QUICK
 from tests.swarm.support.driven_group import DrivenGroup, DrivenReplica, GroupSetting, open_driven_group
 
 pytestmark = pytest.mark.slow
@@ -120,6 +127,68 @@ async def test_power_fails_as_a_vote_is_sent(tmp_path: Path, monkeypatch: pytest
         await group.until(lambda: again.heads and again.heads[-1].has(again.driver.me))
         await grow(group, 2, [*others, again])
         group.check([*others, first, again])
+
+
+async def test_power_fails_after_a_state_was_fetched_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was on no disk until the next checkpoint, so what was voted for next stood on nothing after a restart."""
+    identity = Identity.generate()
+    disk = ShadowDisk(tmp_path, monkeypatch)
+    kept: dict[Path, bytes] = {}
+    scarce = SnapshotLimits(small_bytes=0)
+    setting = GroupSetting(limits=QUICK, work_s=0.3, snapshots=scarce)
+    async with open_driven_group(tmp_path, setting) as group:
+        away = await group.enter(deltas, identity)
+        others = [await group.enter(deltas) for _ in range(2)]
+        await group.until_round(1)
+        goal = await miss(group, away, others, int(scarce.results_share * 8) + 2)
+        await group.until(lambda: away.head.round == goal and away.state.tree.root == away.head.state_hash)
+        assert not away.seen("state_fetched")[-1].fields["replayed"]
+        rpc: Any = away.host.rpc
+        honest = rpc.call
+
+        async def call(peer: str, method: Any, body: Any, *arguments: Any, **options: Any) -> Any:
+            if method is AGREE and any(isinstance(message, VoteMessage) for message in body.messages):
+                kept.update(kept or disk.files())
+                away.stop.cancel()
+                raise ConnectionLost("the power has failed")
+            return await honest(peer, method, body, *arguments, **options)
+
+        rpc.call = call
+        open_gates(group)
+        await away.gone.wait()
+        mine = {path.relative_to(away.peer): content for path, content in kept.items() if path.parts[0] == away.peer}
+        put_back(mine, tmp_path / away.peer)
+        again = await group.enter(deltas, identity)
+        assert again.driver.me == away.driver.me
+        assert again.head.round >= goal and not again.seen("state_fetched")
+        assert again.state.tree.root == again.head.state_hash, "it is on its disk, too"
+        record = RecordFiles(tmp_path / away.peer / "agreement").read()[BALLOT_KEY]
+        ballot = msgspec.msgpack.decode(record, type=BallotRecord)
+        assert ballot.head == again.head.hash and ballot.accepted is not None
+        assert ballot.accepted.value.state_hash in again.actor.builder.holds, "and what it has voted for"
+        await grow(group, 2, [*others, again])
+        group.check([*others, away, again])
+        kept_states = list((tmp_path / away.peer / "fetched").iterdir())
+        assert len(kept_states) == 1, "no checkpoint covers it yet"
+        again.driver.checkpointed(again.head, again.driver.fetched.base)
+        assert not kept_states[0].exists()
+
+
+async def test_a_damaged_fetched_state_is_fetched_again(tmp_path: Path) -> None:
+    fetched, events = FetchedStates(tmp_path, 8, 2), EventLog()
+    seen: list[Event] = []
+    state = [torch.tensor([1.0]), torch.tensor([2.0])]
+    root = hash_state(state).root
+    part = PartFile(fetched.part_file, 8)
+    fetched.part_file.write_bytes(torch.cat(state).numpy().tobytes())
+    part.keep(fetched.path_of(root))
+    assert not fetched.part_file.exists()
+    [whole] = fetched.load(events)
+    assert whole.tree.root == root and torch.equal(torch.cat(whole.tensors), torch.cat(state))
+    fetched.path_of(root).write_bytes(bytes(8))
+    with events.subscribed(seen.append):
+        assert not fetched.load(events)
+    assert [event.name for event in seen] == ["fetched_state_damaged"] and not fetched.path_of(root).exists()
 
 
 async def test_a_restarted_voter_serves_the_results_that_it_has_voted_for(tmp_path: Path) -> None:

@@ -6,16 +6,18 @@ import math
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import trio
 
 from peer.checkpoint.hash_tree import hash_state
-from peer.errors import NetworkError, ResourceError
-from peer.net.rpc import Buffer, Method
+from peer.errors import NetworkError, NotAdmitted, ResourceError
+from peer.net.rpc import Buffer, Call, Method
+from swarm.state.chunk_fetch import StateGone
 from swarm.state.fetch import fetch_state
-from swarm.state.messages import AskChunk, StateMethods, StateReply
+from swarm.state.messages import AskChunk, AskHashes, StateMethods, StateReply
 from swarm.state.partial_file import PartFile
 from swarm.state.snapshots import SnapshotStore
 from swarm.state.upload_limits import SnapshotLimits
@@ -174,6 +176,61 @@ async def test_a_state_that_most_members_have_left_behind_is_gone_at_once(
         with trio.fail_after(60), pytest.raises(NetworkError, match="3 do not hold it any more"):
             await joiner.fetch(one, two, good, root=bytes(32), certain=members)
         assert arrived_whole(await joiner.fetch(one, good, certain=members))
+
+
+async def test_a_member_that_cannot_be_reached_gives_no_hope_where_the_other_one_refuses(
+    joiner: Joiner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a group of two, one was not most of them: the fetch went on until the dead one had failed four times."""
+    monkeypatch.setattr("swarm.state.chunk_fetch.HOPELESS_FAILURES", math.inf)
+    async with bare_host() as away:
+        joiner.know(away)
+    async with donors(SnapshotLimits()) as [here]:
+        members = [here.peer_id, away.peer_id]
+        with trio.fail_after(60), pytest.raises(NetworkError, match="1 cannot be reached, 1 do not hold it any more"):
+            await joiner.fetch(here, away.peer_id, root=bytes(32), certain=members)
+
+
+async def test_a_member_that_has_not_answered_yet_is_waited_for(
+    joiner: Joiner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one does not hold the state any more; this one is only slow."""
+    asked, slow_down = trio.Event(), trio.Event()
+
+    async def slowly(call: Call[AskHashes]) -> tuple[StateReply, bytes]:
+        asked.set()
+        await slow_down.wait()
+        return StateReply("here"), b"".join(TREE.hashes)
+
+    monkeypatch.setattr("swarm.state.chunk_fetch.HOPELESS_S", 0.0)
+    async with donors(SnapshotLimits()) as [slow], bare_host() as gone:
+        SnapshotStore(TREE.size_bytes, 1 << 16).serve(gone.rpc)
+        instead: Any = slow.rpc.server._methods[METHODS.hashes.name]
+        instead.handler = slowly
+        looks = 0
+
+        def known() -> list[str]:  # called at each look at whether there is hope
+            nonlocal looks
+            looks += asked.is_set() and not slow_down.is_set()
+            if looks > 5:
+                slow_down.set()
+            return [joiner.know(gone), joiner.know(slow)]
+
+        assert arrived_whole(await joiner.fetch_from(known, certain=[gone.peer_id, slow.peer_id]))
+
+
+async def test_a_refusal_is_not_told_as_a_state_that_is_gone(joiner: Joiner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarm.state.chunk_fetch.HOPELESS_S", math.inf)  # it fails at once
+
+    async def refuse(call: Call[AskHashes]) -> StateReply:
+        raise NotAdmitted("this run does not know that peer")
+
+    async with donors(SnapshotLimits()) as [host]:
+        instead: Any = host.rpc.server._methods[METHODS.hashes.name]
+        instead.handler = refuse
+        with trio.fail_after(60), pytest.raises(NetworkError, match="1 refuse to serve it") as caught:
+            await joiner.fetch(host)
+    assert not isinstance(caught.value, StateGone) and joiner.part_file.exists()
 
 
 async def test_peers_that_serve_no_states_are_not_waited_for(joiner: Joiner, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
+from contextlib import ExitStack
+from functools import cache
+from typing import Any
 
-from peer.checkpoint.hash_tree import hash_state
+import pytest
+from torch import Tensor
+
+from peer.checkpoint.hash_tree import StateTree, hash_state
+from peer.events import Event, EventLog
 from peer.net.rpc import Call
-from swarm.state.messages import AskChunk, AskHashes
+from swarm.state.messages import AskChunk, AskHashes, StateReply
 from swarm.state.snapshots import SnapshotStore
 from swarm.state.upload_limits import SnapshotLimits, UploadSlots
 from tests.swarm.support.donor_child import seeded_state
@@ -14,7 +20,7 @@ from tests.swarm.support.state_donors import NUMEL, STATE, TREE
 
 
 class Time:
-    """Replaces `time` in `swarm.state.snapshots`."""
+    """Replaces `time` in `swarm.state.leases`."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -26,7 +32,7 @@ class Time:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Time:
     clock = Time()
-    monkeypatch.setattr("swarm.state.snapshots.time", clock)
+    monkeypatch.setattr("swarm.state.leases.time", clock)
     return clock
 
 
@@ -37,100 +43,174 @@ async def read(snapshots: SnapshotStore, root: bytes, index: int, reader: str = 
     return memoryview(answer[1])
 
 
-def commit(snapshots: SnapshotStore, seed: int) -> bytes | None:
-    """Publish a new state. Return its hash if it found a buffer."""
+@cache
+def other_state(seed: int) -> tuple[list[Tensor], StateTree]:
     state = seeded_state(NUMEL, seed)
-    tree = hash_state(state)
+    return list(state), hash_state(state)
+
+
+def commit(snapshots: SnapshotStore, seed: int) -> bytes:
+    """Publish a new state, which must be there to be read. Return its hash."""
+    state, tree = other_state(seed)
     snapshots.publish(tree, state)
-    return tree.root if tree.root in snapshots.state_hashes else None
+    assert tree.root in snapshots.state_hashes
+    return tree.root
+
+
+def store(**limits: Any) -> SnapshotStore:
+    """A store of two buffers with TREE in it."""
+    snapshots = SnapshotStore(TREE.size_bytes, 1 << 16, SnapshotLimits(small_bytes=0, **limits))
+    snapshots.publish(TREE, STATE)
+    return snapshots
+
+
+def keeps(snapshots: SnapshotStore, root: bytes = TREE.root) -> bool:
+    """Return whether a state is still there after two more commits."""
+    for seed in (91, 92):
+        commit(snapshots, seed)
+    assert len(snapshots.state_hashes) == 2
+    return root in snapshots.state_hashes
 
 
 async def test_a_reader_that_makes_progress_keeps_its_snapshot(clock: Time) -> None:
-    snapshots = SnapshotStore(TREE.size_bytes, 1 << 16, SnapshotLimits(snapshots=1, small_bytes=0))
-    snapshots.publish(TREE, STATE)
+    snapshots = store()
     for index in range(len(TREE.hashes) - 1):  # the last one is shorter
         chunk = await read(snapshots, TREE.root, index)
         clock.now += 0.9 * TREE.chunk_size / snapshots.limits.lease_rate  # a slow link
-        assert commit(snapshots, 8) is None
+        assert keeps(snapshots)
         chunk.release()
         clock.now += 0.9 * snapshots.limits.lease_pause_s  # and a slow disk
-        assert commit(snapshots, 8) is None
+        assert keeps(snapshots)
     clock.now += 0.2 * snapshots.limits.lease_pause_s
-    assert commit(snapshots, 8)
+    assert not keeps(snapshots)
 
 
-async def test_readers_that_repeat_themselves_do_not_hold_both_buffers(clock: Time) -> None:
+async def test_the_newest_state_is_there_whoever_reads(clock: Time) -> None:
+    """Once each buffer was read, new states were left out, for as long as half an hour: all joiners heard that the head
+    just committed is gone."""
+    events = EventLog()
+    seen: list[Event] = []
+    snapshots = SnapshotStore(TREE.size_bytes, 1 << 16, SnapshotLimits(small_bytes=0), events)
+    with events.subscribed(seen.append):
+        snapshots.publish(TREE, STATE)
+        other = commit(snapshots, 8)
+        await read(snapshots, TREE.root, 0, "one")
+        clock.now += 1
+        await read(snapshots, other, 0, "two")
+        newest = commit(snapshots, 9)
+        assert snapshots.state_hashes == (TREE.root, newest), "the one that has read for longer comes to an end"
+        [event] = seen
+        assert event.name == "snapshot_taken_back" and event.fields["readers"] == 1
+        assert (event.fields["state_hash"], event.fields["newer"]) == (other.hex(), newest.hex())
+    answer = await snapshots.send_chunk(Call("two", AskChunk(other, 1), memoryview(b"")))
+    assert isinstance(answer, StateReply) and answer.outcome == "gone"
+
+
+async def test_the_lease_with_the_oldest_progress_gives_way(clock: Time) -> None:
+    snapshots = store(lease_rate=1.0)
+    slow = await read(snapshots, TREE.root, 0, "slow")  # it may take hours by its link
+    clock.now += snapshots.limits.lease_pause_s + 1
+    other = commit(snapshots, 8)
+    await read(snapshots, other, 0, "quick")
+    newest = commit(snapshots, 9)
+    assert snapshots.state_hashes == (other, newest)
+    del slow
+
+
+async def test_readers_that_repeat_themselves_do_not_hold_a_buffer(clock: Time) -> None:
     """Each asks again and again for the hashes and a chunk that it had, to hold the donor's memory."""
-    snapshots = SnapshotStore(TREE.size_bytes, 1 << 16, SnapshotLimits(small_bytes=0))
-    snapshots.publish(TREE, STATE)
-    other = commit(snapshots, 8)
-    assert other is not None
-    began = clock.now
-    for _ in range(1000):
-        for root, reader in ((TREE.root, "one"), (other, "two")):
-            await snapshots.send_hashes(Call(reader, AskHashes(root), memoryview(b"")))
-            await read(snapshots, root, 0, reader)
-        if commit(snapshots, 9):
-            break
+    snapshots = store()
+    for _ in range(1 + int(snapshots.limits.lease_pause_s / 0.1)):
+        await snapshots.send_hashes(Call("one", AskHashes(TREE.root), memoryview(b"")))
+        await read(snapshots, TREE.root, 0, "one")
         clock.now += 0.1
-    assert clock.now - began <= snapshots.limits.lease_pause_s + 0.2
+    assert not keeps(snapshots)
 
 
-async def test_readers_that_never_read_do_not_hold_both_buffers(clock: Time) -> None:
-    snapshots = SnapshotStore(TREE.size_bytes, 1 << 16, SnapshotLimits(small_bytes=0))
-    snapshots.publish(TREE, STATE)
-    other = commit(snapshots, 8)
-    assert other is not None
-    unread = [await read(snapshots, root, 0, reader) for root, reader in ((TREE.root, "one"), (other, "two"))]
-    assert commit(snapshots, 9) is None
+async def test_readers_that_never_read_do_not_hold_a_buffer(clock: Time) -> None:
+    snapshots = store()
+    unread = await read(snapshots, TREE.root, 0)
+    assert keeps(snapshots)
     clock.now += snapshots.limits.lease_pause_s + TREE.chunk_size / snapshots.limits.lease_rate
-    assert commit(snapshots, 9)
+    assert not keeps(snapshots)
     del unread
 
 
 async def test_a_reader_that_is_done_holds_nothing(clock: Time) -> None:
-    snapshots = SnapshotStore(TREE.size_bytes, 1 << 16, SnapshotLimits(snapshots=1, small_bytes=0))
-    snapshots.publish(TREE, STATE)
+    snapshots = store()
     for index in range(len(TREE.hashes)):
-        assert commit(snapshots, 8) is None or not index
-        snapshots.publish(TREE, STATE)
+        assert not index or keeps(snapshots)
         await read(snapshots, TREE.root, index)
-    assert commit(snapshots, 8)
+    assert not keeps(snapshots)
 
 
 async def test_a_reader_that_follows_the_group_holds_one_buffer(clock: Time) -> None:
     """It has asked for a state that is gone before it has all of it, and turns to the next one, again and again."""
     snapshots = SnapshotStore(TREE.size_bytes, 1 << 16, SnapshotLimits(small_bytes=0))
-    newest: bytes | None = None
+    newest = b""
     for seed in range(8):
+        assert not newest or len(snapshots.state_hashes) == min(seed, 2)
         newest = commit(snapshots, seed)
-        assert newest is not None, f"no buffer was free for state {seed}"
         await snapshots.send_hashes(Call("reader", AskHashes(newest), memoryview(b"")))
         await read(snapshots, newest, 0)
     assert newest in snapshots.state_hashes
 
 
 async def test_many_names_of_one_reader_do_not_hold_a_buffer(clock: Time) -> None:
-    snapshots = SnapshotStore(TREE.size_bytes, 1 << 16, SnapshotLimits(snapshots=1, small_bytes=0))
-    snapshots.publish(TREE, STATE)
+    snapshots = store()
     for number in range(3 * snapshots.limits.lease_readers):
         await read(snapshots, TREE.root, 0, f"reader {number}")
         clock.now += 0.9 * snapshots.limits.lease_pause_s
-    assert commit(snapshots, 8)
+    assert not keeps(snapshots)
 
 
 async def test_an_exchange_costs_a_reader_no_lease(clock: Time) -> None:
-    snapshots = SnapshotStore(TREE.size_bytes, 1 << 16, SnapshotLimits(snapshots=1, small_bytes=0))
-    snapshots.publish(TREE, STATE)
+    snapshots = store()
     await read(snapshots, TREE.root, 0)
     with snapshots.stepping_back():
         clock.now += 500
-    assert commit(snapshots, 8) is None
+        assert keeps(snapshots)
+    assert keeps(snapshots)
     clock.now += snapshots.limits.lease_pause_s
-    assert commit(snapshots, 8)
-    with snapshots.stepping_back():  # no reader: nothing to extend
+    assert not keeps(snapshots)
+
+
+async def test_time_in_exchanges_that_overlap_counts_once(clock: Time) -> None:
+    """Each of three exchanges gave a lease its own length, so that it outlived its pause by minutes."""
+    snapshots = store()
+    await read(snapshots, TREE.root, 0)
+    with ExitStack() as first, ExitStack() as second:
+        first.enter_context(snapshots.stepping_back())
+        clock.now += 100
+        second.enter_context(snapshots.stepping_back())
+        clock.now += 100
+        first.close()
+        with snapshots.stepping_back():
+            clock.now += 100
+    clock.now += 0.9 * snapshots.limits.lease_pause_s
+    assert keeps(snapshots)
+    clock.now += 0.2 * snapshots.limits.lease_pause_s
+    assert not keeps(snapshots)
+
+
+async def test_a_lease_that_begins_in_an_exchange_lasts_one_pause_after_it(clock: Time) -> None:
+    snapshots = store()
+    with snapshots.stepping_back():
         clock.now += 500
-    assert commit(snapshots, 9)
+        await read(snapshots, TREE.root, 0)
+        clock.now += 1
+    clock.now += 0.9 * snapshots.limits.lease_pause_s
+    assert keeps(snapshots)
+    clock.now += 0.2 * snapshots.limits.lease_pause_s
+    assert not keeps(snapshots)
+
+
+async def test_no_exchange_makes_a_lease_longer_than_the_longest(clock: Time) -> None:
+    snapshots = store()
+    await read(snapshots, TREE.root, 0)
+    with snapshots.stepping_back():
+        clock.now += snapshots.limits.lease_max_s
+        assert not keeps(snapshots)
 
 
 async def test_the_share_follows_the_speed_of_uploads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -213,7 +213,7 @@ class DrivenGroup:
             other.book.add(host.peer_id, host.addresses)
         state = OuterState([tensor.clone() for tensor in tensors], setting.strategy())
         trainer = InventedTrainer(host.peer_id, deltas, work_s=setting.work_s)
-        snapshots = SnapshotStore(state.size_bytes, 8 << 20, setting.snapshots)
+        snapshots = SnapshotStore(state.size_bytes, 8 << 20, setting.snapshots, log)
         snapshots.publish(state.tree, state.tensors)
         snapshots.serve(host.rpc)
         folder = self.folder / host.peer_id

@@ -45,6 +45,8 @@ class Attempt:
     took_s: dict[Member, float] = field(default_factory=dict)
     end_at: float = 0.0
     finishing_early: bool = False
+    late_until: float = 0.0
+    """Until when newcomers that have not promised are waited for; 0 while others are."""
     signed_roster: Signed | None = None
     exchange: Exchange | None = None
     proposal: say.ProposalMessage | None = None

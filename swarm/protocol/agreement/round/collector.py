@@ -22,6 +22,7 @@ from swarm.protocol.ledger import Range
 from swarm.protocol.plan import PLAN_KIND, Contribution, WorkPlan, fit_roster
 
 NEWCOMERS_SHARE: Final = 0.25  # of the round's time so far
+LATE_SHARE: Final = 0.5  # of `grace_s`
 
 
 class Collector:
@@ -69,7 +70,7 @@ class Collector:
 
     def _speeds(self, attempt: Attempt) -> dict[Member, float]:
         """Return the speed of each peer to plan for: those present, and newcomers that may be a moment late
-        with the last commit. A newcomer that does not come costs no time: it is not waited for."""
+        with the last commit. A newcomer that does not come costs a moment (`_newcomers_had_time`)."""
         learners = [learner.member for learner in self._instance.head.learners]
         late = [] if self._context.work.divides_batch() else [*learners, *attempt.joins]
         chosen = {member.peer: member for member in (*late, *sorted(attempt.present))}  # one incarnation of each peer
@@ -116,7 +117,8 @@ class Collector:
     # -- contributions -------------------------------------------------------------------------------------------------
 
     def take(self, attempt: Attempt, message: say.SubmitMessage) -> bool:
-        """Take a contribution to the attempt's plan. Return whether it is a member's, and new."""
+        """Take a contribution to the attempt's plan. Return whether it is new, and may be the last one that is waited
+        for: a newcomer's never is while members are waited for as usual."""
         if attempt.plan is None:
             return False
         body = self._context.signer.open(message.contribution, "contribution", Contribution)
@@ -132,7 +134,7 @@ class Collector:
             return False
         attempt.contributions[body.member] = (message.contribution, body)
         attempt.took_s[body.member] = self._context.now - self._instance.planned_at
-        return self._instance.head.has(body.member)
+        return self._instance.head.has(body.member) or attempt.finishing_early or attempt.late_until > 0
 
     def _may_contribute(self, attempt: Attempt, member: Member, join: Signed | None) -> bool:
         """Return whether a roster may name that peer. A newcomer must have asked this leader, which may have adopted
@@ -157,17 +159,20 @@ class Collector:
             self._finish_early(attempt)
 
     def is_complete(self, attempt: Attempt) -> bool:
-        """Return whether every live member has submitted, or must not be waited for any longer; ask slow ones for
-        what they have."""
+        """Return whether every live member has submitted, or must not be waited for any longer, and newcomers had their
+        moment; ask slow ones for what they have."""
         context, head = self._context, self._instance.head
         if attempt.plan is None:
             return False
         assigned = [a.member for a in attempt.plan.assignments if a.member in attempt.present]
         done = {*attempt.contributions, *attempt.unusable}
         missing = [m for m in assigned if m not in done and m.peer not in context.down]
-        if not missing or (attempt.finishing_early and context.now >= attempt.end_at):
+        if attempt.finishing_early and context.now >= attempt.end_at:
             return True
+        if not missing:
+            return self._newcomers_had_time(attempt)
         if attempt.finishing_early:
+            context.out.timer(TIMER, attempt.end_at)
             return False
         if context.now >= attempt.end_at:
             self._finish_early(attempt)
@@ -177,17 +182,33 @@ class Collector:
             return False
         took = [attempt.took_s[member] for member in sorted(attempt.took_s)]
         late_s = context.work.late_s(attempt.plan, took)
-        if late_s is not None:
-            late_at = self._instance.planned_at + late_s
-            if context.now >= late_at:
-                self._finish_early(attempt)
-            else:
-                context.out.timer(TIMER, min(late_at, attempt.end_at))
+        late_at = attempt.end_at if late_s is None else self._instance.planned_at + late_s
+        if context.now >= late_at:
+            self._finish_early(attempt)
+        else:
+            context.out.timer(TIMER, min(late_at, attempt.end_at))
         return False
+
+    def _newcomers_had_time(self, attempt: Attempt) -> bool:
+        """Return whether newcomers of the plan that have not promised had a moment after all others have submitted:
+        where a round is as short as the way of its commit to a newcomer, that is always one round behind."""
+        context, head = self._context, self._instance.head
+        assert attempt.plan is not None
+        here = {*attempt.present, *attempt.contributions, *attempt.unusable}
+        planned = [a.member for a in attempt.plan.assignments if a.member not in here and not head.has(a.member)]
+        if all(member.peer in context.down for member in planned):
+            return True
+        if not attempt.late_until:
+            attempt.late_until = context.now + LATE_SHARE * context.config.grace_s
+        if context.now < attempt.late_until:
+            context.out.timer(TIMER, attempt.late_until)
+            return False
+        return True
 
     @property
     def _newcomers_s(self) -> float:
-        """How long newcomers are waited for after all members have submitted: a small part of the round."""
+        """How long newcomers that have promised are waited for after all members have submitted: a small part of the
+        round, or of a second."""
         config, took_s = self._context.config, self._context.now - self._instance.planned_at
         return min(config.finish_s, max(config.grace_s, NEWCOMERS_SHARE * took_s))
 

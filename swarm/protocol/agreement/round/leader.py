@@ -239,7 +239,7 @@ class AttemptLeader:
             self._collector.finish_gathered(self._attempt)
 
     def collect(self) -> None:
-        """Go on to the exchange once every live member has submitted; newcomers are not waited for."""
+        """Go on to the exchange once every live member has submitted, and newcomers had their moment."""
         attempt = self._attempt
         if attempt is None or attempt.phase is not Phase.COLLECT or not self._collector.is_complete(attempt):
             return

@@ -137,7 +137,7 @@ class GroupOfNodes:
         self.build: Callable[[str, bytes], tuple[float, bytes]] = lambda peer, state: (0.05, state)
         self.counted: Callable[[str, WorkPlan], tuple[Range, ...]] | None = None
         """What a peer has counted under a plan, in a pipeline."""
-        self.write_s, self.delay_s = 0.001, 0.01
+        self.write_s, self.delay_s, self.merge_s, self.fetch_s = 0.001, 0.01, 0.05, 0.3
         self.serves = True  # whether any state can be fetched
         self.sent: list[tuple[str, str, say.Message]] = []
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
@@ -229,7 +229,7 @@ class GroupOfNodes:
                 )
             case actions.MergeSlices(key=key, indexes=indexes):
                 for index in indexes:
-                    self.later(0.05, peer, events.SliceResult(key, index, self.merge(peer, key, index)))
+                    self.later(self.merge_s, peer, events.SliceResult(key, index, self.merge(peer, key, index)))
             case actions.Build(key=key, results=results):
                 state = next_state(machine.node.head.state_hash, results)
                 seconds, state = self.build(peer, state)
@@ -239,7 +239,7 @@ class GroupOfNodes:
                 here = self.serves and any(self._serves(holder, peer, state_hash) for holder in holders)
                 if here:
                     machine.has.add(state_hash)
-                self.later(0.3, peer, events.StateFetched(state_hash, here))
+                self.later(self.fetch_s, peer, events.StateFetched(state_hash, here))
             case actions.CommitHead(head=head):
                 if peer != COORDINATOR:
                     assert head.state_hash in machine.has, f"{peer} stands at a head without its state"

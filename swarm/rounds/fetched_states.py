@@ -1,0 +1,69 @@
+"""States that were fetched whole, on disk until a checkpoint covers them: no results lead there from what is older, and
+what this peer votes for next is built on them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from peer.checkpoint.hash_tree import hash_state
+from peer.errors import ResourceError
+from peer.events import EventLog
+from swarm.state.fetch import Fetched
+from swarm.state.partial_file import map_floats
+
+_SUFFIX: Final = ".state"
+
+
+class FetchedStates:
+    """The fetched states of one replica, in `fetched/` below its folder: flat fp32, named by their hash.
+
+    Most homes have none. One is there for a moment more than those that count: while the next one takes its place.
+    """
+
+    def __init__(self, folder: Path, size_bytes: int, vectors: int) -> None:
+        """`size_bytes`: of a state, which is `vectors` vectors of one length."""
+        self.part_file: Final = folder / "state.part"
+        """Where a state arrives."""
+        self._folder, self._size_bytes, self._vectors = folder / "fetched", size_bytes, vectors
+        self.base = b""
+        """The hash of the state here from which results lead to the committed one; empty if that is a checkpoint."""
+
+    def path_of(self, state_hash: bytes) -> Path:
+        """Return where a state is kept."""
+        return self._folder / f"{state_hash.hex()}{_SUFFIX}"
+
+    def load(self, events: EventLog) -> list[Fetched]:
+        """Return the states here, the latest first, mapped from their files. One that is damaged is removed, with an
+        event."""
+        found: list[Fetched] = []
+        for path in sorted(self._folder.glob(f"*{_SUFFIX}"), key=lambda path: -path.stat().st_mtime_ns):
+            try:
+                if path.stat().st_size != self._size_bytes:
+                    raise ResourceError(f"{path} is not of the size of a state")
+                tensors = map_floats(path, self._size_bytes).chunk(self._vectors)
+                tree = hash_state(tensors)
+                if path != self.path_of(tree.root):
+                    raise ResourceError(f"{path} does not have the hash that it is named by")
+                found.append(Fetched(tensors, tree, {}, self._size_bytes, 0.0))
+            except (OSError, RuntimeError, ResourceError) as error:
+                path.unlink(missing_ok=True)
+                events.emit("fetched_state_damaged", reason=str(error))
+        return found
+
+    def committed(self, state_hash: bytes, goal: bytes) -> None:
+        """Note that this replica stands at a state, and its record says so on disk. What does not lead there is
+        removed, but for `goal`, which the node goes to next."""
+        if self.path_of(state_hash).exists():
+            self.base = state_hash
+        kept = {self.path_of(name) for name in (self.base, goal) if name}
+        for path in self._folder.glob(f"*{_SUFFIX}"):
+            if path not in kept:
+                path.unlink(missing_ok=True)
+
+    def release(self, base: bytes) -> None:
+        """Remove what was `base` when a checkpoint began that is on disk now."""
+        if base:
+            self.path_of(base).unlink(missing_ok=True)
+        if base == self.base:
+            self.base = b""
