@@ -80,3 +80,18 @@ def test_what_another_branch_has_committed_is_taken_back_only_by_a_person() -> N
     group.run(5.0)
     assert group.told(COORDINATOR, "regroup_undoes")
     assert held > 0 and group.head("A").term == 1
+
+
+def test_a_coordinator_that_was_away_for_long_finds_its_group_again() -> None:
+    """After 256 rounds no chain led from its head to theirs, for ever, and no newcomer was taken in."""
+    group = GroupOfNodes("ABC", train_s=0.2)
+    group.run_to(3)
+    group.isolate(COORDINATOR)
+    group.run_to(300, "ABC", seconds=600.0)
+    group.heal()
+    group.run(10.0)
+    assert group.round(COORDINATOR) >= group.round("A") - 1
+    group.start("d")
+    reached = group.round("A")
+    group.run_to(reached + 10, "ABCd")
+    assert group.member("d") in group.head("A").members
