@@ -29,6 +29,7 @@ from swarm.protocol.head import Head, Member
 
 TIMER: Final = "ask"
 ENDORSED_EVERY: Final = 16  # rounds
+TOLD_AGAIN_S: Final = 600.0  # a lost quorum is told again: what a person saw in the morning may be forgotten
 RESTORED_JUMP: Final = 1000  # terms, past all that the lost disk may have started
 HEARD_MAX: Final = 4096
 
@@ -62,6 +63,7 @@ class Coordinator(ABC):
         self._positions: dict[Member, say.Position] = {}
         self._inquiries = 0
         self._told_lost = b""
+        self._told_lost_at = 0.0
 
     # -- start ---------------------------------------------------------------------------------------------------------
 
@@ -284,12 +286,15 @@ class Coordinator(ABC):
         return base, self.branches.above(base, own)
 
     def tell_lost(self, reason: str) -> None:
-        """Tell a person, once for each head, that the group cannot go on."""
-        if self._told_lost != self.chain.hash:
-            self._told_lost = self.chain.hash
-            head = self.chain.head
-            away = [m.peer for m in head.members if m not in self.heard_within(self.patient_s)]
-            self.context.out.tell("quorum_lost", round=head.round, reason=reason, away=tuple(away))
+        """Tell a person that the group cannot go on: once for each head, and again after `TOLD_AGAIN_S`. `alone`: no
+        member answers, so it may be this machine's own connection that is lost."""
+        head, now = self.chain.head, self.context.now
+        if self._told_lost == self.chain.hash and now - self._told_lost_at < TOLD_AGAIN_S:
+            return
+        self._told_lost, self._told_lost_at = self.chain.hash, now
+        away = [m.peer for m in head.members if m not in self.heard_within(self.patient_s)]
+        alone = len(away) == len(head.members)
+        self.context.out.tell("quorum_lost", round=head.round, reason=reason, away=tuple(away), alone=alone)
 
     @property
     def highest_term(self) -> int:
