@@ -17,6 +17,15 @@ def free_memory_bytes(root: Path = ROOT) -> float:
     return min(_free_on_machine(root), float("inf") if limit is None else float(limit.free_bytes))
 
 
+def memory_bytes(root: Path = ROOT) -> float:
+    """Return the memory in bytes that this process may ever use. Unlike what is free it is the same at every start.
+
+    `root` is the folder that stands for `/`."""
+    limit = memory_limit(root)
+    whole = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    return min(whole, float("inf") if limit is None else float(limit.limit_bytes))
+
+
 def _free_on_machine(root: Path) -> float:
     with suppress(OSError):
         for line in (root / "proc/meminfo").read_text().splitlines():
