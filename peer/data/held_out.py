@@ -28,7 +28,7 @@ _LARGE_BYTES: Final = 10_000_000
 
 
 @dataclass(frozen=True)
-class Block:
+class TextBlock:
     """Bytes `start` to `stop` of a file's text."""
 
     file: int
@@ -62,7 +62,7 @@ def split(files: list[FileText], share: float, window_bytes: int) -> tuple[bytes
     return _joined(files, train), _joined(files, held_out)
 
 
-def blocks_of(file: FileText, index: int = 0) -> Iterator[Block]:
+def blocks_of(file: FileText, index: int = 0) -> Iterator[TextBlock]:
     """Yield the blocks of a file's text, each ended after the last line end within `BLOCK_BYTES`. A line longer than a
     block is cut between two characters."""
     text = file.text
@@ -72,27 +72,27 @@ def blocks_of(file: FileText, index: int = 0) -> Iterator[Block]:
         stop = min(len(text), start + BLOCK_BYTES)
         if stop < len(text):
             stop = text.rfind(b"\n", start, stop) + 1 or _character(text, stop)
-        yield Block(index, start, stop, (first + number * _GOLDEN) % _RANGE)
+        yield TextBlock(index, start, stop, (first + number * _GOLDEN) % _RANGE)
         start, number = stop, number + 1
 
 
-def _fill(files: list[FileText], blocks: list[Block], wanted: int) -> tuple[list[Block], list[Block]]:
+def _fill(files: list[FileText], blocks: list[TextBlock], wanted: int) -> tuple[list[TextBlock], list[TextBlock]]:
     """Hold out blocks in the order of their hashes until they have `wanted` bytes; of the last only its end."""
-    train, held_out = list[Block](), list[Block]()
+    train, held_out = list[TextBlock](), list[TextBlock]()
     for block in sorted(blocks, key=lambda block: block.order):
         if wanted >= block.size_bytes:
             held_out.append(block)
         elif wanted > 0:
             cut = _cut(files[block.file].text, block, wanted)
-            train.append(Block(block.file, block.start, cut, block.order))
-            held_out.append(Block(block.file, cut, block.stop, block.order))
+            train.append(TextBlock(block.file, block.start, cut, block.order))
+            held_out.append(TextBlock(block.file, cut, block.stop, block.order))
         else:
             train.append(block)
         wanted -= block.size_bytes
     return train, held_out
 
 
-def _cut(text: bytearray, block: Block, wanted: int) -> int:
+def _cut(text: bytearray, block: TextBlock, wanted: int) -> int:
     """Return where the last `wanted` bytes of a block begin: at a line, unless that is far off."""
     at = block.stop - wanted
     before = text.rfind(b"\n", block.start, at) + 1
@@ -110,7 +110,7 @@ def _character(text: bytearray, at: int) -> int:
     return at
 
 
-def _joined(files: list[FileText], blocks: Iterable[Block]) -> bytes:
+def _joined(files: list[FileText], blocks: Iterable[TextBlock]) -> bytes:
     """Join blocks in the order of the text. Windows go across what was joined, as they go from file to file: the
     separator tells the model that a text ends, and no text is lost to short rests."""
     pieces = list[bytes | memoryview]()
