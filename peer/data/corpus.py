@@ -182,7 +182,7 @@ def _source(folder: str) -> TextSource:
 
 def _account(source: TextSource, texts: Texts, files: int, train: int, held_out: int, max_bytes: int) -> str:
     """Return what was read and what was not, sizes in bytes, as one sentence."""
-    limit = f"; no more than {_size(max_bytes)} are read" if texts.truncated else ""
+    limit = f"; no more than the first {_size(max_bytes)} are read" if texts.truncated else ""
     return (
         f"{files} file{'' if files == 1 else 's'} read, {_size(train)} to train on and {_size(held_out)} held out; "
         f"skipped {texts.skipped_text()}{limit}; suffixes read {' '.join(sorted(source.suffixes))}"

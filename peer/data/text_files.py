@@ -136,9 +136,7 @@ def read_texts(source: TextSource, max_bytes: int) -> Texts:
             if reader.malformed:
                 texts.skipped["lines of .jsonl without a text"] += reader.malformed
         room -= reader.read_bytes
-        if reader.is_cut:
-            texts.truncated = True
-            texts.skipped["cut at the limit"] += 1
+        texts.truncated |= reader.is_cut
         texts.files.append(FileText(file.key, reader.text))
     return texts
 

@@ -26,7 +26,7 @@ from peer.files import read_bounded
 Ids = npt.NDArray[np.uint8] | npt.NDArray[np.int32]
 BYTES = "bytes"
 _PIECE_CHARACTERS = 1 << 16
-_BATCH_PIECES = 256
+_BATCH_PIECES = 64
 
 
 class Tokenizer(Protocol):

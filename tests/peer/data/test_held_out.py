@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -122,3 +123,13 @@ def test_a_folder_too_small_for_both_parts_is_refused_with_both_sizes(tmp_path: 
     assert str(refused.value).endswith(": add text or lower data.seq_len")
     (tmp_path / "a.txt").write_text("x" * 258)  # just enough
     assert load_corpus(config, ByteTokenizer(), str(tmp_path)).windows == 1
+
+
+def test_a_gap_ends_a_text_and_only_a_gap_does() -> None:
+    file = FileText(b"a", bytearray(b"".join(b"%07d\n" % number for number in range(200_000))))
+    for part in split([file], 0.1, WINDOW_BYTES):
+        texts = [[int(line) for line in text.split()] for text in part.split(b"\n" + SEPARATOR)]
+        assert len(texts) > 1
+        for text in texts:
+            assert text == list(range(text[0], text[-1] + 1))
+        assert all(later[0] > earlier[-1] + 1 for earlier, later in itertools.pairwise(texts))
