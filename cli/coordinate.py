@@ -106,7 +106,8 @@ def _write_template(path: Path) -> None:
 
 _REACH: Final = {
     "everywhere": "",
-    "network": "These are addresses of your own network. For peers beyond it forward a port and name it (--announce"
+    "network": "These are addresses of your own network, of which a group takes [run] members_per_prefix machines (8"
+    " unless RUN.toml says more). For peers beyond it forward a port and name it (--announce"
     " /ip4/PUBLIC_IP/tcp/PORT), use a relay (--relay), or send them the invite of a member that they can reach"
     " (`peer invite`).",
     "machine": "Only this machine can reach that address. Listen on another (--listen /ip4/0.0.0.0/tcp/31337) for peers"

@@ -60,7 +60,7 @@ class CoordinatedGroup:
         timeouts = AdaptiveTimeouts(manifest.run.timeout_floor_s)
         config = agreement_config(manifest, stage, host.peer_id)
         records = RecordFiles(home.stage(stage, manifest.stages).agreement)
-        options = DriverOptions(restored=restored, per_prefix=manifest.run.prefix_cap, tell=self._tell)
+        options = DriverOptions(restored=restored, per_prefix=manifest.run.members_per_prefix, tell=self._tell)
         work = self._work(stage, timeouts)
         self.driver = GroupDriver(host, config, work, records, timeouts, known_peers, options)
         self.head: Head = config.genesis

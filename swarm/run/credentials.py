@@ -26,7 +26,7 @@ from swarm.run.ban_list import BanList, Key
 from swarm.run.manifest import AnyManifest
 
 INVITE_DAYS: Final = 30
-GUESTS_DEFAULT: Final = 64
+GUESTS_DEFAULT: Final = 8
 GUESTS_MAX: Final = 1024
 CHAIN_MAX: Final = 5
 CLOCK_SKEW_S: Final = 120.0  # clocks differ: a link is accepted this long after its time

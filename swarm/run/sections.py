@@ -31,8 +31,8 @@ class RunRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     max_peers: int = 64
     """Members of one group at most."""
     members_per_prefix: int = 8
-    """In an open run, members of one group at most whose addresses share a /24 (IPv6: a /64), so that a machine with
-    many identities is no majority. Peers seen only through a relay share one prefix."""
+    """Members of one group at most whose addresses share a /24 (IPv6: a /64), so that a machine with many identities
+    is no majority: an invite admits several, too. Peers seen only through a relay share one prefix."""
     rounds: int = 0
     """The run is complete after this many; 0: it has no end."""
     seed: int = 0
@@ -79,11 +79,6 @@ class RunRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             raise ValueError(f"faults_tolerated is {faults}: leave it out, it is for runs with open = true")
         if faults and self.coordinator == "required":
             raise ValueError(f'faults_tolerated is {faults}: leave it out, or leave out coordinator = "required"')
-
-    @property
-    def prefix_cap(self) -> int:
-        """Members of one address prefix in one group at most. In a closed run an identity is not free, so no cap."""
-        return self.members_per_prefix if self.open else PEERS_MAX
 
 
 class TokenizerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

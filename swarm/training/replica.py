@@ -94,7 +94,7 @@ class StageReplica:
         before = stages_before(manifest, stage, host.peer_id)
         work = work_of(self._state.strategy, schedule, self._exchange_s, timeout, before)
         work = replace(work, sponsors_of=sponsors_of(manifest))
-        self.driver = ReplicaDriver(parts, config, work, lambda: list(self._group()), manifest.run.prefix_cap)
+        self.driver = ReplicaDriver(parts, config, work, lambda: list(self._group()), manifest.run.members_per_prefix)
         self._timeouts = timeouts
 
     async def begin(self) -> None:

@@ -151,7 +151,7 @@ class CoordinatedRun:
             parts = ReplicaParts(host, state, snapshots, trainer, schedule, timeouts, self.home.path / host.peer_id)
             config = agreement_config(manifest, stage, host.peer_id)
             work, known = work_of(strategy, schedule, lambda head: 60.0), self._known_in(stage)
-            driver = ReplicaDriver(parts, config, work, known, manifest.run.prefix_cap)
+            driver = ReplicaDriver(parts, config, work, known, manifest.run.members_per_prefix)
             replica = DrivenReplica(host, driver, state, snapshots, trainer, known, self.changed)
             mates.append(replica)
             try:
