@@ -47,6 +47,7 @@ class Row:
     members: int = 0
     state_hash: str = ""
     loss: float | None = None
+    """Of the last round or step; None where that has none that is a number."""
     val_loss: float | None = None
     bytes_up: int = 0
     bytes_down: int = 0
@@ -84,7 +85,7 @@ class CommitRow:
     @property
     def term(self) -> int:
         """Term of the commit. A regroup repeats lost rounds in the next term."""
-        return int(self.fields.get("term", 0))
+        return int(self.fields.get("term") or 0)
 
 
 @dataclass(frozen=True)

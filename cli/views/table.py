@@ -12,12 +12,11 @@ from rich.text import Text
 
 from cli.views.facts import GroupRow, Row
 from cli.views.state import ViewState
-from cli.views.text import number_text, size_text
+from cli.views.text import NOTHING, number_text, size_text
 
 _WHOLE: Final = ("peer", "round", "members", "phase", "loss", "held-out", "up", "down", "state")
 _PIPELINE: Final = ("peer", "stage", "round", "mb/s", "queue", "phase", "loss", "held-out")  # 80 columns wide
 _LEFT: Final = ("peer", "phase", "state")
-NOTHING: Final = "-"  # not applicable, or not known yet
 
 
 def live_view(view: ViewState) -> RenderableType:

@@ -97,14 +97,14 @@ class Synchronous(StageTrainer):
             await self._changed.until(lambda: self._cut_short, math.inf)
             nursery.cancel_scope.cancel()  # what is still in flight is counted by another replica
         async with self._alone():
-            return await self._capture()
+            return await self._capture(request)
 
     async def _dispatch_timed(self, request: TrainRequest) -> None:
         began = trio.current_time()
         await self._dispatch(request)
         self._note_speed(request.assignment.steps, trio.current_time() - began)
 
-    async def _capture(self) -> TrainResult:
+    async def _capture(self, request: TrainRequest) -> TrainResult:
         """Capture all that was counted since the last commit, in any plan; the worker goes on adding to it."""
         head = self.head
         assert head is not None
@@ -117,9 +117,9 @@ class Synchronous(StageTrainer):
             await self._start_over()
             return TrainResult(0, 0, 0.0, self._worker_group.delta)
         self._accounting.capture(counted)
-        self.loss = _mean_loss(self._losses) or self.loss
-        steps = len(taken.micro_batches)
-        return TrainResult(steps, count(counted), self.loss or 0.0, self._worker_group.delta, counted)
+        loss, steps = _mean_loss(self._losses), len(taken.micro_batches)
+        self.trained.note(request.round_info.round, steps, 0 if math.isfinite(taken.norm) else steps, loss)
+        return TrainResult(steps, count(counted), loss or 0.0, self._worker_group.delta, counted)
 
     def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None, head: Head) -> None:
         # At once, for the round that begins with this head asks; and its weights may well be those that are here.
