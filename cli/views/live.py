@@ -46,8 +46,8 @@ def shown(progress: Progress, as_json: bool = False) -> Iterator[Callable[[], No
         _line(progress.title)
         yield _nothing
     else:
-        with live(_drawn(progress), console) as display:
-            yield lambda: display.update(_drawn(progress), refresh=True)
+        with live(_drawn(progress, console.width), console) as display:
+            yield lambda: display.update(_drawn(progress, console.width), refresh=True)
 
 
 async def follow(progress: Progress, tails: Mapping[str, EventSource], as_json: bool = False) -> None:
@@ -63,10 +63,10 @@ async def follow(progress: Progress, tails: Mapping[str, EventSource], as_json: 
             redraw()
 
 
-def _drawn(progress: Progress) -> RenderableType:
+def _drawn(progress: Progress, width: int) -> RenderableType:
     """Return the view, or a sentence in its place: a table that cannot be drawn must not end the peer."""
     try:
-        return live_view(progress)
+        return live_view(progress, width)
     except Exception as error:  # noqa: BLE001  whatever the events held
         return Text(plain(f"the table cannot be drawn ({type(error).__name__}: {error})"))
 

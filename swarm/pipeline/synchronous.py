@@ -15,7 +15,7 @@ import torch
 import trio
 
 from swarm.pipeline.recovery.redispatch import Firsts, Redispatcher, stall_s
-from swarm.pipeline.source import MicroBatchSource
+from swarm.pipeline.source import MicroBatchSource, SourceTotals
 from swarm.pipeline.stage_server import StageServer
 from swarm.pipeline.stage_trainer import HeldOut, StageTrainer
 from swarm.pipeline.weight_sync import Adoption
@@ -94,6 +94,7 @@ class Synchronous(StageTrainer):
         async with trio.open_nursery() as nursery:
             if self._source is not None:
                 nursery.start_soon(self._dispatch_timed, request)
+                nursery.start_soon(self._watch_refusals, request, self._source.totals)
             await self._changed.until(lambda: self._cut_short, math.inf)
             nursery.cancel_scope.cancel()  # what is still in flight is counted by another replica
         async with self._alone():
@@ -103,6 +104,19 @@ class Synchronous(StageTrainer):
         began = trio.current_time()
         await self._dispatch(request)
         self._note_speed(request.assignment.steps, trio.current_time() - began)
+
+    async def _watch_refusals(self, request: TrainRequest, totals: SourceTotals) -> None:
+        """Note each time that as many micro-batches were refused for NaN or infinity as the assignment has, and none
+        was completed meanwhile: the batch is dispatched again and again. Raises Diverged."""
+        assigned = max(1, count(request.assignment.ranges) // self._accounting.micro_batch)
+        completed, refused = totals.completed, totals.not_finite
+        while True:
+            await trio.sleep(POLL_S)
+            if totals.completed > completed:
+                completed, refused = totals.completed, totals.not_finite
+            elif totals.not_finite >= refused + assigned:
+                refused = totals.not_finite
+                self.trained.note(request.round_info.round, assigned, assigned, None)
 
     async def _capture(self, request: TrainRequest) -> TrainResult:
         """Capture all that was counted since the last commit, in any plan; the worker goes on adding to it."""

@@ -23,7 +23,7 @@ from swarm.run.config import parse_run_config
 def shown(progress: Progress) -> str:
     console = Console(width=80)
     with console.capture() as captured:
-        console.print(live_view(progress))
+        console.print(live_view(progress, 80))
     return captured.get()
 
 
