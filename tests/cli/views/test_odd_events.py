@@ -15,7 +15,8 @@ from cli.demo.report import broken_in_pipeline, broken_invariants
 from cli.demo.verdict import train_losses
 from cli.serve import _TOLD, _show
 from cli.status import _skipped_text
-from cli.views import live, progress as progress_module
+from cli.views import live
+from cli.views import progress as progress_module
 from cli.views.facts import CommitRow
 from cli.views.live import _drawn, read_tails
 from cli.views.progress import Progress
@@ -25,15 +26,14 @@ from tests.cli.views.test_views import GOOD as COMMITS
 
 HANDLED = sorted(progress_module._HANDLERS)
 NAMES = (
-    "round", "stage", "stages", "rounds", "role", "name", "members", "loss", "steps", "skipped", "state_hash", "head",
-    "previous", "counted", "phase", "step", "peer", "peers", "micro_batches", "queue", "rate", "dispatched", "completed",
-    "retried", "abandoned", "source", "target", "reason", "gain", "seconds", "donors", "first", "last", "cause",
-    "synchronous", "partner", "distance", "path", "term", "away", "waiting", "most", "prefix", "goes_on_at", "bytes_up",
-    "bytes_down", "done_bytes", "size_bytes", "tokenizer", "error",
+    "round", "stage", "stages", "rounds", "role", "name", "members", "loss", "steps", "skipped", "state_hash",
+    "head", "previous", "counted", "phase", "step", "peer", "peers", "micro_batches", "queue", "rate", "dispatched",
+    "completed", "retried", "abandoned", "source", "target", "reason", "gain", "seconds", "donors", "first", "last",
+    "cause", "synchronous", "partner", "distance", "path", "term", "away", "waiting", "most", "prefix",
+    "goes_on_at", "bytes_up", "bytes_down", "done_bytes", "size_bytes", "tokenizer", "error",
 )  # fmt: skip
-LEAVES = (
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.sampled_from(["0-8", "1", "coordinator", "not_finite", 1 << 62])
-)
+TEXTS = st.text(max_size=8) | st.sampled_from(["0-8", "1", "coordinator", "not_finite"])
+LEAVES = st.none() | st.booleans() | st.integers() | st.just(1 << 62) | st.floats() | TEXTS
 VALUES = LEAVES | st.lists(LEAVES, max_size=3) | st.dictionaries(st.text(max_size=3), LEAVES, max_size=2)
 EVENTS = st.tuples(st.sampled_from(HANDLED), st.dictionaries(st.sampled_from(NAMES), VALUES))
 

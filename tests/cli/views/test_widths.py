@@ -1,6 +1,6 @@
 """The live view as a person sees it in terminals of 40, 80 and 100 columns: `golden/NAME-COLUMNS.txt`.
 
-To write them anew after a change that is meant: `GOLDEN=write pytest tests/cli/views/test_widths.py`, then read the diff.
+To write them anew after a change that is meant: `GOLDEN=write pytest tests/cli/views/test_widths.py`; read the diff.
 """
 
 from __future__ import annotations

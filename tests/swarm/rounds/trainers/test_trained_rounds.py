@@ -108,7 +108,7 @@ async def test_a_peer_whose_training_has_diverged_submits_nothing_more(tmp_path:
     head = genesis("run", b"s0" * 16)
     context = SimpleNamespace(me=ME, trainer=trainer, events=EventLog())
     contributor = Contributor(cast(Any, context))
-    contributor._encode = lambda *_: None  # type: ignore[assignment,method-assign,return-value]
+    contributor._encode = lambda *_: None  # type: ignore[assignment,method-assign]
     context.identity = SimpleNamespace()
     coding = cast(Any, SimpleNamespace(places=(slice(0, 4),)))
     for number in range(1, DIVERGED_ROUNDS):
