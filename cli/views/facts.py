@@ -49,6 +49,8 @@ class Row:
     loss: float | None = None
     """Of the last round or step; None where that has none that is a number."""
     val_loss: float | None = None
+    useless_round: int = 0
+    """The last round of which this peer could use no step; 0: none."""
     bytes_up: int = 0
     bytes_down: int = 0
     gone: str = ""

@@ -91,6 +91,11 @@ def _problem(view: ViewState, row: Row, at: float, fields: Fields) -> None:
     view.note(f"{row.name}: {fields.get('reason') or fields.get('cause') or fields.get('error') or 'trouble'}")
 
 
+def _steps_skipped(view: ViewState, row: Row, at: float, fields: Fields) -> None:
+    row.useless_round = int(fields["round"])
+    _problem(view, row, at, fields)
+
+
 def _membership_stale(view: ViewState, row: Row, at: float, fields: Fields) -> None:
     """Note it once: on a bad network it happens over and over."""
     if not row.stale:
@@ -185,7 +190,7 @@ PEER_EVENTS: Final[dict[str, Callable[[ViewState, Row, float, Fields], None]]] =
     "membership_stale": _membership_stale,
     "round_committed": _round_committed,
     "round_discarded": _round_discarded,
-    "steps_skipped": _problem,
+    "steps_skipped": _steps_skipped,
     "head_adopted": _head_adopted,
     "gossip_met": _gossip_round,
     "gossip_alone": _gossip_round,

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from cli.demo.report import broken_in_pipeline, broken_invariants
 from cli.demo.verdict import train_losses
+from cli.join import farewell
 from cli.serve import _TOLD, _show
 from cli.status import _skipped_text
 from cli.views import live
@@ -93,6 +94,16 @@ def test_skipped_rounds_and_held_out_losses_of_nan_have_a_remedy() -> None:
         "a measured a held-out loss of NaN or infinity after round 2: lower [inner] lr in a new run",
     ]
     assert view.rows["a"].val_loss is None and view.val_losses[0] == 5.5 and math.isnan(view.val_losses[2])
+
+
+def test_a_run_that_ends_in_nan_is_not_just_complete() -> None:
+    view = Progress("a run")
+    view.apply("a", "round_committed", 1.0, {"round": 2, "members": 1, "loss": 2.0})
+    assert farewell(view) == "The run is complete."
+    view.apply("a", "steps_skipped", 1.0, {"round": 3, "reason": "all"})
+    view.apply("a", "round_committed", 1.0, {"round": 3, "members": 1, "loss": None})
+    assert farewell(view).startswith("The run is complete, but") and "lower [inner] lr in a new run" in farewell(view)
+    assert farewell(Progress("no event yet")) == "The run is complete."
 
 
 def test_status_names_the_remedy() -> None:
