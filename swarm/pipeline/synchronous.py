@@ -14,6 +14,7 @@ from typing import Final
 import torch
 import trio
 
+from peer.errors import StageRefused
 from swarm.pipeline.recovery.redispatch import Firsts, Redispatcher, stall_s
 from swarm.pipeline.source import MicroBatchSource, SourceTotals
 from swarm.pipeline.stage_server import StageServer
@@ -122,7 +123,15 @@ class Synchronous(StageTrainer):
         """Capture all that was counted since the last commit, in any plan; the worker goes on adding to it."""
         head = self.head
         assert head is not None
-        taken = await self._worker_group.read_gradient()
+        try:
+            taken = await self._worker_group.read_gradient()
+        except StageRefused as refused:
+            if refused.reason != "not_finite":
+                raise
+            skipped = max(1, len(self._losses))
+            await self._start_over()
+            self.trained.note(request.round_info.round, skipped, skipped, None)
+            return TrainResult(0, 0, 0.0, self._worker_group.delta)
         counted = self._ranges(map(int, taken.micro_batches))
         batch = self._schedule.batch(head)
         assert batch is not None
@@ -132,7 +141,7 @@ class Synchronous(StageTrainer):
             return TrainResult(0, 0, 0.0, self._worker_group.delta)
         self._accounting.capture(counted)
         loss, steps = _mean_loss(self._losses), len(taken.micro_batches)
-        self.trained.note(request.round_info.round, steps, 0 if math.isfinite(taken.norm) else steps, loss)
+        self.trained.note(request.round_info.round, steps, 0, loss)
         return TrainResult(steps, count(counted), loss or 0.0, self._worker_group.delta, counted)
 
     def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None, head: Head) -> None:
