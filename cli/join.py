@@ -24,6 +24,7 @@ from cli.views.event_feed import EventFeed
 from cli.views.live import follow, read_tails
 from cli.views.progress import Progress
 from cli.views.text import quoted, several
+from swarm.rounds.trainers.trained_rounds import REMEDY
 
 if TYPE_CHECKING:
     from swarm.run.peer_context import Role
@@ -122,11 +123,23 @@ def join(
 
     try:
         run_until_stopped(work, tied)
-        say("The run is complete.", err=True)
+        read_tails(progress, {config.name: feed}, as_json)
+        say(farewell(progress), err=True)
     finally:
         read_tails(progress, {config.name: feed}, as_json)  # the last checkpoint is saved after everything else
         if kept := what_was_kept(progress, config.home):
             say(kept, err=True)
+
+
+def farewell(progress: Progress) -> str:
+    """Return what a run that is over has come to, as far as this peer's own steps tell."""
+    row = next(iter(progress.rows.values()), None)
+    if row is None or not 0 < row.useless_round == row.round:
+        return "The run is complete."
+    return (
+        "The run is complete, but no step of its last round was of any use here, as their loss or gradient was NaN or"
+        f" infinite: {REMEDY}."
+    )
 
 
 def what_was_kept(progress: Progress, home: Path) -> str:

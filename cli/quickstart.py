@@ -29,7 +29,7 @@ from cli.templates import template
 from cli.terminal.lines import say
 from cli.views.live import shown
 from cli.views.progress import Progress
-from cli.views.text import quoted, several, size_text
+from cli.views.text import number_text, quoted, several, size_text
 from peer.errors import ConfigError, ResourceError, RoundError
 from swarm.run.home import Home
 
@@ -174,7 +174,7 @@ def _summarize(report: Report, home: Path, served: ServedSample | None = None) -
     text = (
         f"\n{report.rounds_committed} rounds committed, {report.rounds_discarded} discarded:"
         f" {report.tokens / 1e6:.1f} million tokens in {report.wall_s:.0f} s.\n"
-        f"Held-out loss {report.val_loss_first:.3f} -> {report.val_loss_last:.3f} nats per byte.\n"
+        f"Held-out loss {number_text(report.val_loss_first)} -> {number_text(report.val_loss_last)} nats per byte.\n"
         f"{held}\n"
         f"{_traffic_text(report)}\n\n"
         f"{_served_text(report, served)}"

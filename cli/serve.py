@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 import trio
@@ -21,7 +21,7 @@ from cli.options import (
 from cli.run import run_until_stopped
 from cli.terminal.lines import say, say_json
 from cli.views.event_feed import EventFeed
-from cli.views.text import quoted
+from cli.views.text import NOTHING, quoted
 from peer.errors import ConfigError
 from swarm.run.invite import PREFIX, Invite
 
@@ -172,7 +172,14 @@ def _show(feed: EventFeed, as_json: bool) -> None:
         if as_json:
             say_json({"event": event, "at": at, **fields})
         elif event in _TOLD:
-            say(_TOLD[event].format_map(fields), err=True)
+            say(_TOLD[event].format_map(_Told(fields)), err=True)
+
+
+class _Told(dict[str, Any]):
+    """An event's fields; one that is missing is shown as such."""
+
+    def __missing__(self, key: str) -> str:
+        return NOTHING
 
 
 _TOLD = {

@@ -16,10 +16,10 @@ from cli.options import home_option, invite_argument, read_invite
 from cli.run import run_until_stopped
 from cli.terminal.lines import say_json
 from cli.terminal.screen import screen
-from cli.views.table import NOTHING
-from cli.views.text import number_text, several, size_text
+from cli.views.text import NOTHING, number_text, several, size_text
 from peer.errors import ConfigError
 from peer.plain_text import plain
+from swarm.rounds.trainers.trained_rounds import REMEDY
 
 if TYPE_CHECKING:
     from swarm.client.status import MemberStatus, ServedModelStatus, StageStatus, SwarmStatus
@@ -78,6 +78,9 @@ def _show(seen: SwarmStatus) -> None:
             console.print(f"text is read by {', '.join(feeders)}")
     else:
         console.print(_table(_WHOLE, [_cells(seen, peer) for peer in seen.peers], ruled=True))
+    for peer in seen.peers:
+        if peer.skipped:
+            console.print(Text(_skipped_text(peer), style="red" if peer.skipped == peer.steps else ""))
     if any(_is_outside(seen, peer) for peer in seen.peers):
         console.print("+  not a member of the last commit: joining, or behind")
 
@@ -109,6 +112,13 @@ def _summary(seen: SwarmStatus) -> Text | str:
         "alive" if seen.quorum_alive else ("too few alive to go on", "red"),
         ")",
     )
+
+
+def _skipped_text(peer: MemberStatus) -> str:
+    """Return what a peer's skipped steps mean for the run."""
+    which = "all" if peer.skipped == peer.steps else str(peer.skipped)
+    of = f"{which} {several(peer.steps, 'step')}" if which == "all" else f"{which} of {several(peer.steps, 'step')}"
+    return f"{plain(peer.name)} skipped {of} of its last round, whose loss or gradient was NaN or infinite: {REMEDY}"
 
 
 def _bad_if(bad: bool, text: str) -> Text:

@@ -25,6 +25,7 @@ Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 UnixTime = Annotated[float, msgspec.Meta(ge=0, le=1e11)]
 Rate = Annotated[float, msgspec.Meta(ge=0, le=1e18)]
 """Of bytes, steps or micro-batches a second, and other amounts that are not below zero."""
+LOSS_MAX: Final = 1e12
 Loss = Annotated[float, msgspec.Meta(ge=-1e12, le=1e12)]
 """Nats."""
 SquaredNorm = Annotated[float, msgspec.Meta(ge=0, lt=1e30)]
@@ -35,3 +36,8 @@ Addresses = Annotated[tuple[Address, ...], msgspec.Meta(max_length=ADDRESSES_MAX
 Names = Annotated[tuple[Name, ...], msgspec.Meta(max_length=MEMBERS_MAX)]
 AddressesOf = Annotated[dict[Name, Addresses], msgspec.Meta(max_length=MEMBERS_MAX)]
 """The addresses of peers, by peer id."""
+
+
+def finite_loss(loss: float | None) -> float | None:
+    """Return a loss as a message or an event may carry it: None for NaN, infinity and what is out of its bounds."""
+    return loss if loss is not None and abs(loss) <= LOSS_MAX else None

@@ -17,7 +17,8 @@
     ├── WorkerError                       7  a compute worker crashed, hung or ran out of memory
     └── RoundError                        7
         ├── RoundDiscarded                7  this attempt or round ends without a commit
-        └── NoQuorum                      7  too few members of the last commit are alive
+        ├── NoQuorum                      7  too few members of the last commit are alive
+        └── Diverged                      7  the steps of several rounds in a row were NaN or infinite
 
 A fault of another peer is one of these and never ends this process. Any other exception is a bug.
 """
@@ -142,4 +143,8 @@ class RoundDiscarded(RoundError):
 
 
 class NoQuorum(RoundError):
+    pass
+
+
+class Diverged(RoundError):
     pass

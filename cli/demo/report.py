@@ -10,7 +10,7 @@ import msgspec
 
 from cli.views.facts import CommitRow
 from cli.views.micro_batch_audit import MicroBatches
-from cli.views.text import several
+from cli.views.text import number_text, several
 from peer.errors import ResourceError
 
 TRAFFIC_FACTOR_MIN: Final = 50.0
@@ -70,6 +70,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """In a pipeline: of the first stage."""
     val_loss_first: float
     val_loss_last: float
+    """Null, as `val_loss_first`, where it was not measured or was NaN or infinite."""
     val_losses: dict[str, float]
     tokens: int
     parameters: int
@@ -127,7 +128,7 @@ def broken_invariants(
     if first is None or last is None or len(val_losses) < 2:
         broken.append("the held-out loss was not measured at both ends")
     elif not last < first:
-        broken.append(f"the held-out loss did not fall ({first:.3f} -> {last:.3f})")
+        broken.append(f"the held-out loss did not fall ({number_text(first)} -> {number_text(last)})")
     if traffic_factor < TRAFFIC_FACTOR_MIN:
         broken.append(f"traffic is only {traffic_factor:.0f} times below that of an all-reduce every step")
     return broken
@@ -156,10 +157,10 @@ def broken_in_pipeline(
     ]
     broken += [f"{name} ended at round {last} instead of {rounds}" for name, last in ended.items() if last != rounds]
     broken += [f"no peer was {what}" for what, names in faults.items() if not names]
-    if len(losses) < 2:
-        broken.append("the loss was not measured at both ends")
-    elif not losses[max(losses)] < losses[min(losses)]:
-        broken.append(f"the loss did not fall ({losses[min(losses)]:.3f} -> {losses[max(losses)]:.3f})")
+    if len(losses) < 2 or rounds not in losses:  # an old loss is none of the last round
+        broken.append("the loss was not measured at both ends, or was no number there")
+    elif not losses[rounds] < losses[min(losses)]:
+        broken.append(f"the loss did not fall ({losses[min(losses)]:.3f} -> {losses[rounds]:.3f})")
     if micro_batches.double_counted:
         broken.append(f"counted twice: {several(micro_batches.double_counted, 'micro-batch')}")
     if micro_batches.lost:

@@ -66,8 +66,9 @@ def train_losses(view: ViewState) -> dict[int, float]:
     by_round: dict[int, list[float]] = {}
     for seen in view.commits.values():
         for number, commit in seen.items():
-            if commit.fields.get("loss") is not None:
-                by_round.setdefault(number, []).append(float(commit.fields["loss"]))
+            loss = commit.fields.get("loss")
+            if isinstance(loss, int | float) and math.isfinite(loss):
+                by_round.setdefault(number, []).append(float(loss))
     return {number: fmean(values) for number, values in sorted(by_round.items())}
 
 

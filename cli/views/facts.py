@@ -47,7 +47,10 @@ class Row:
     members: int = 0
     state_hash: str = ""
     loss: float | None = None
+    """Of the last round or step; None where that has none that is a number."""
     val_loss: float | None = None
+    useless_round: int = 0
+    """The last round of which this peer could use no step; 0: none."""
     bytes_up: int = 0
     bytes_down: int = 0
     gone: str = ""
@@ -86,7 +89,7 @@ class CommitRow:
     @property
     def term(self) -> int:
         """Term of the commit. A regroup repeats lost rounds in the next term."""
-        return int(self.fields.get("term", 0))
+        return int(self.fields.get("term") or 0)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import Final
 from cli.views.facts import Fields, GroupRow, Row
 from cli.views.state import ViewState
 from cli.views.text import several
+from swarm.run.sections import STAGES_MAX
 
 
 def _run_entered(view: ViewState, row: Row, at: float, fields: Fields) -> None:
@@ -15,7 +16,7 @@ def _run_entered(view: ViewState, row: Row, at: float, fields: Fields) -> None:
     stages, rounds = int(fields["stages"]), int(fields["rounds"])
     row.role, row.pipelined = str(fields["role"]), stages > 1
     if row.role == "coordinator":
-        for stage in range(stages) if stages > 1 else (None,):
+        for stage in range(min(stages, STAGES_MAX)) if stages > 1 else (None,):
             view.groups.setdefault(stage, GroupRow(stage))
     if len(view.rows) == 1:
         cut = f"a model in {stages} stages, " if stages > 1 else ""

@@ -7,11 +7,14 @@ from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
 import trio
+from rich.console import RenderableType
+from rich.text import Text
 
 from cli.terminal.lines import say, say_json
 from cli.terminal.screen import live, screen
 from cli.views.progress import Progress
 from cli.views.table import live_view
+from peer.plain_text import plain
 
 POLL_S: Final = 0.25
 
@@ -43,8 +46,8 @@ def shown(progress: Progress, as_json: bool = False) -> Iterator[Callable[[], No
         _line(progress.title)
         yield _nothing
     else:
-        with live(live_view(progress), console) as display:
-            yield lambda: display.update(live_view(progress), refresh=True)
+        with live(_drawn(progress, console.width), console) as display:
+            yield lambda: display.update(_drawn(progress, console.width), refresh=True)
 
 
 async def follow(progress: Progress, tails: Mapping[str, EventSource], as_json: bool = False) -> None:
@@ -58,6 +61,14 @@ async def follow(progress: Progress, tails: Mapping[str, EventSource], as_json: 
         finally:
             read_tails(progress, tails, as_json)
             redraw()
+
+
+def _drawn(progress: Progress, width: int) -> RenderableType:
+    """Return the view, or a sentence in its place: a table that cannot be drawn must not end the peer."""
+    try:
+        return live_view(progress, width)
+    except Exception as error:  # noqa: BLE001  whatever the events held
+        return Text(plain(f"the table cannot be drawn ({type(error).__name__}: {error})"))
 
 
 def _line(text: str) -> None:

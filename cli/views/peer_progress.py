@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -9,7 +10,8 @@ from typing import Final
 from cli.views.facts import CommitRow, Fields, Row, Saved
 from cli.views.micro_batch_audit import AuditEntry
 from cli.views.state import PEERS_MAX, ViewState
-from cli.views.text import several
+from cli.views.text import number_text, several
+from swarm.rounds.trainers.trained_rounds import REMEDY
 
 
 def _phase_entered(view: ViewState, row: Row, at: float, fields: Fields) -> None:
@@ -18,7 +20,7 @@ def _phase_entered(view: ViewState, row: Row, at: float, fields: Fields) -> None
 
 def _inner_step(view: ViewState, row: Row, at: float, fields: Fields) -> None:
     row.phase = f"step {fields.get('step')}"
-    row.loss = float(fields["loss"])
+    row.loss = _loss_in(fields)
 
 
 def _state_progress(view: ViewState, row: Row, at: float, fields: Fields) -> None:
@@ -39,10 +41,9 @@ def _round_committed(view: ViewState, row: Row, at: float, fields: Fields) -> No
     commits[number] = CommitRow(number, at, row.state_hash, fields)
     view.trim(commits)
     if newest:
-        loss = f", loss {row.loss:.3f}" if row.loss is not None else ""
         of = "" if stage is None else f" of stage {stage}"
         members = several(row.members, "member")
-        view.note(f"round {number}{of} committed by {members}{loss}, state {row.state_hash[:8]}")
+        view.note(f"round {number}{of} committed by {members}{_learned(row, fields)}, state {row.state_hash[:8]}")
 
 
 def _head_adopted(view: ViewState, row: Row, at: float, fields: Fields) -> None:
@@ -59,8 +60,7 @@ def _gossip_round(view: ViewState, row: Row, at: float, fields: Fields) -> None:
     partner, distance = str(fields.get("partner", "")), fields.get("distance")
     met = f"met {view.name_of(partner)} for" if partner else "had no partner for"
     apart = "" if distance is None else f", {float(distance):.1%} apart"
-    loss = "" if row.loss is None else f", loss {row.loss:.3f}"
-    view.note(f"{row.name} {met} round {row.round}{apart}{loss}")
+    view.note(f"{row.name} {met} round {row.round}{apart}{_learned(row, fields)}")
 
 
 def _round_discarded(view: ViewState, row: Row, at: float, fields: Fields) -> None:
@@ -81,20 +81,27 @@ def _corpus_read(view: ViewState, row: Row, at: float, fields: Fields) -> None:
 
 
 def _val_evaluated(view: ViewState, row: Row, at: float, fields: Fields) -> None:
-    row.val_loss = float(fields["loss"])
-    view.val_losses.setdefault(int(fields["round"]), row.val_loss)
+    number, row.val_loss = int(fields["round"]), _loss_in(fields)
+    if row.val_loss is None:
+        view.note(f"{row.name} measured a held-out loss of NaN or infinity after round {number}: {REMEDY}")
+    view.val_losses.setdefault(number, math.nan if row.val_loss is None else row.val_loss)
     view.trim(view.val_losses)
 
 
 def _numbers(view: ViewState, row: Row, at: float, fields: Fields) -> None:
-    if fields.get("loss") is not None:
-        row.loss = float(fields["loss"])
+    if "loss" in fields:
+        row.loss = _loss_in(fields)
     row.bytes_up = int(fields.get("bytes_up", row.bytes_up))
     row.bytes_down = int(fields.get("bytes_down", row.bytes_down))
 
 
 def _problem(view: ViewState, row: Row, at: float, fields: Fields) -> None:
     view.note(f"{row.name}: {fields.get('reason') or fields.get('cause') or fields.get('error') or 'trouble'}")
+
+
+def _steps_skipped(view: ViewState, row: Row, at: float, fields: Fields) -> None:
+    row.useless_round = int(fields["round"])
+    _problem(view, row, at, fields)
 
 
 def _membership_stale(view: ViewState, row: Row, at: float, fields: Fields) -> None:
@@ -156,6 +163,19 @@ def _position(view: ViewState, row: Row, at: float, fields: Fields) -> None:
     _numbers(view, row, at, fields)
 
 
+def _loss_in(fields: Fields) -> float | None:
+    """Return the event's loss; None for one that is no number: the log has null for NaN."""
+    loss = fields.get("loss")
+    return float(loss) if isinstance(loss, int | float) and math.isfinite(loss) else None
+
+
+def _learned(row: Row, fields: Fields) -> str:
+    """Return what a round's event says of this peer's own steps, as the end of a sentence."""
+    steps, skipped = fields.get("steps"), fields.get("skipped")
+    lost = f" ({skipped} of {several(int(steps), 'step')} skipped)" if steps and skipped else ""
+    return f", loss {number_text(row.loss)}{lost}"
+
+
 def _record_merged(view: ViewState, stage: int, fields: Fields) -> None:
     """Keep what a commit of a stage has merged, for the report."""
     if view.keeps_all:
@@ -179,6 +199,7 @@ PEER_EVENTS: Final[dict[str, Callable[[ViewState, Row, float, Fields], None]]] =
     "membership_stale": _membership_stale,
     "round_committed": _round_committed,
     "round_discarded": _round_discarded,
+    "steps_skipped": _steps_skipped,
     "head_adopted": _head_adopted,
     "gossip_met": _gossip_round,
     "gossip_alone": _gossip_round,

@@ -59,10 +59,10 @@ def _pipeline_refused(view: ViewState, row: Row, at: float, fields: Fields) -> N
     """A synchronous batch needs every sample, so it is retried until the samples or the weights change."""
     samples = f"samples {int(fields['first'])} to {int(fields['last']) - 1}"
     reason = str(fields["reason"]).rstrip(".")
-    if not fields["synchronous"]:
-        view.note(f"{row.name} puts off {samples}, which every replica refuses ({reason})")
-        return
     remedy = ": lower [inner] lr, or continue from an earlier checkpoint" if fields["cause"] == "not_finite" else ""
+    if not fields["synchronous"]:
+        view.note(f"{row.name} puts off {samples}, which every replica refuses ({reason}){remedy}")
+        return
     view.note(f"the batch cannot be completed while every replica refuses {samples} ({reason}){remedy}")
 
 

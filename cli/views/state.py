@@ -33,7 +33,8 @@ class ViewState:
     commits: dict[str, dict[int, CommitRow]] = field(default_factory=dict)
     """Commits by peer name and round."""
     val_losses: dict[int, float] = field(default_factory=dict)
-    """Held-out loss by round, nats per byte or token. The first report of a round is kept."""
+    """Held-out loss by round, nats per byte or token; NaN where it was no number. The first report of a round
+    is kept."""
     discarded: dict[tuple[int | None, int], str] = field(default_factory=dict)
     """Reasons by (stage, round)."""
     notes: deque[str] = field(default_factory=lambda: deque(maxlen=NOTES_MAX))

@@ -2,44 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from rich.box import HEAVY_HEAD, SIMPLE_HEAD
-from rich.console import Group, RenderableType
+from rich.console import Group, JustifyMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from cli.views.facts import GroupRow, Row
 from cli.views.state import ViewState
-from cli.views.text import number_text, size_text
+from cli.views.text import NOTHING, number_text, size_text
 
 _WHOLE: Final = ("peer", "round", "members", "phase", "loss", "held-out", "up", "down", "state")
 _PIPELINE: Final = ("peer", "stage", "round", "mb/s", "queue", "phase", "loss", "held-out")  # 80 columns wide
 _LEFT: Final = ("peer", "phase", "state")
-NOTHING: Final = "-"  # not applicable, or not known yet
+_WRAPPED: Final = ("peer", "phase")
+_LEAST: Final = {
+    "peer": 4, "phase": 9, "state": 8, "round": 5, "members": 7, "loss": 5, "held-out": 8, "up": 8, "down": 8,
+    "stage": 5, "mb/s": 5, "queue": 5,
+}  # fmt: skip
+"""Columns of the terminal that a cell needs."""
+_FIRST_TO_GO: Final = ("down", "up", "state", "queue", "mb/s", "members", "held-out", "loss", "stage")
+"""What a narrow terminal does not show. Peer, round and phase always stay."""
+_LONGEST_NAME: Final = 16
+_BESIDE: Final = 3  # a rule, and a space on either side of the text
 
 
-def live_view(view: ViewState) -> RenderableType:
-    """Return the table, and the notes and the footer below it."""
+def live_view(view: ViewState, width: int) -> RenderableType:
+    """Return the table for a terminal of `width` columns, and the notes and the footer below it."""
     peers = [row for row in view.rows.values() if row.role != "coordinator"]
-    table = _peers(view.title, peers) if peers or not view.groups else _groups(view)
+    table = _peers(view.title, peers, width) if peers or not view.groups else _groups(view)
     footer = [Text(view.footer)] if view.footer else []
     return Group(table, *(Text(note, style="dim") for note in view.notes), *footer)
 
 
-def _peers(title: str, rows: Iterable[Row]) -> Table:
-    """Return a table with one line a peer."""
+def _peers(title: str, rows: Iterable[Row], width: int) -> Table:
+    """Return a table with one line a peer, and as many columns as `width` has room for."""
     rows = list(rows)
     pipelined = any(row.pipelined for row in rows)
-    columns, box = (_PIPELINE, SIMPLE_HEAD) if pipelined else (_WHOLE, HEAVY_HEAD)
-    table = Table(title=title, title_justify="left", expand=False, box=box)
+    named = min(_LONGEST_NAME, max((len(row.name) for row in rows), default=0))
+    least = {**_LEAST, "peer": max(_LEAST["peer"], named)}
+    columns = _fitting(_PIPELINE if pipelined else _WHOLE, least, width)
+    table = Table(title=title, title_justify="left", expand=False, box=SIMPLE_HEAD if pipelined else HEAVY_HEAD)
     for column in columns:
-        table.add_column(column, justify="left" if column in _LEFT else "right")
+        wraps = column in _WRAPPED
+        justify: JustifyMethod = "left" if column in _LEFT else "right"
+        table.add_column(column, justify=justify, no_wrap=not wraps, min_width=least[column] if wraps else None)
     for row in rows:
         cells = _cells(row)
         table.add_row(*(cells[column] for column in columns), style="red" if row.gone else "")
     return table
+
+
+def _fitting(columns: Sequence[str], least: Mapping[str, int], width: int) -> list[str]:
+    """Return the columns that a terminal of `width` shows whole, less important ones left out first."""
+    kept = list(columns)
+    for column in _FIRST_TO_GO:
+        if sum(least[name] + _BESIDE for name in kept) + 1 <= width:
+            break
+        if column in kept:
+            kept.remove(column)
+    return kept
 
 
 def _groups(view: ViewState) -> Table:

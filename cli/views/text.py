@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from pathlib import Path
+from typing import Final
+
+NOTHING: Final = "-"  # not applicable, or not known
 
 
 def several(count: int, what: str) -> str:
@@ -26,5 +30,5 @@ def size_text(size_bytes: float) -> str:
 
 
 def number_text(value: float | None) -> str:
-    """Return a loss with three digits; an empty text for None."""
-    return "" if value is None else f"{value:.3f}"
+    """Return a loss with three digits; "-" where there is none that is a number."""
+    return NOTHING if value is None or not math.isfinite(value) else f"{value:.3f}"

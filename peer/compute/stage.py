@@ -24,7 +24,7 @@ from peer.compute.stage_forward_backward import ForwardBackward
 from peer.compute.train_loop import learning_rate
 from peer.config import InnerConfig, ModelConfig
 from peer.errors import StageRefused
-from peer.ipc.stage_spec import MicroBatch, Moved, PassKey, StageSpec, Taken
+from peer.ipc.stage_spec import TAKEN_NORM_MAX, MicroBatch, Moved, PassKey, StageSpec, Taken
 from peer.model.layout import FlatLayout
 
 
@@ -130,16 +130,20 @@ class Stage:
     @torch.no_grad()
     def read_gradient(self, out: Tensor) -> Taken:
         """Write the mean gradient over the tokens counted since it was last taken to `out` (P,), zero if there were
-        none. More may be added. Raises StageRefused ("no_weights")."""
+        none. More may be added. Raises StageRefused ("no_weights", "not_finite")."""
         self._require_weights()
-        return self.gradient.taken(float(self.gradient.mean(out).norm()))
+        norm = require_finite(self.gradient.mean(out), "the gradient")
+        if norm > TAKEN_NORM_MAX:
+            raise StageRefused(f"the gradient has a norm of {norm:.1e}, above {TAKEN_NORM_MAX:.0e}", "not_finite")
+        return self.gradient.taken(norm)
 
     @torch.no_grad()
     def take_gradient(self, out: Tensor) -> Taken:
-        """As `read_gradient`, and clear the sum."""
-        taken = self.read_gradient(out)
-        self.gradient.forget()
-        return taken
+        """As `read_gradient`, and clear the sum. A gradient that is not finite is taken, too, with the norm
+        `TAKEN_NORM_MAX`: this is how it is got rid of."""
+        self._require_weights()
+        norm = float(self.gradient.mean(out).norm())
+        return self.gradient.forget(norm if norm <= TAKEN_NORM_MAX else TAKEN_NORM_MAX)
 
     @torch.no_grad()
     def step(

@@ -5,7 +5,7 @@ Imports no torch.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 
@@ -98,13 +98,16 @@ class MicroBatch(msgspec.Struct, frozen=True):
 Ids = Annotated[tuple[Text, ...], msgspec.Meta(max_length=1 << 20)]
 
 
+TAKEN_NORM_MAX: Final = 1e38  # nearly the largest fp32
+
+
 class Taken(msgspec.Struct, frozen=True):
     """The content of a gradient."""
 
     micro_batches: Ids
     """The ids counted in it, in the order of their backwards."""
     tokens: Number
-    norm: Annotated[float, msgspec.Meta(ge=0, le=1e38)]
+    norm: Annotated[float, msgspec.Meta(ge=0, le=TAKEN_NORM_MAX)]
     """The norm of the mean gradient, of this stage's parameters alone."""
 
 

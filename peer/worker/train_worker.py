@@ -93,7 +93,7 @@ class TrainWorker:
                 self._link.emit(
                     "inner_step",
                     step=step,
-                    loss=round(outcome.loss, 4),
+                    loss=None if outcome.skipped else round(outcome.loss, 4),
                     lr=learning_rate(self._load.inner, step),
                     tokens_per_s=round((so_far.tokens - reported_tokens) / (now - reported_at), 1),
                     skipped=so_far.skipped,

@@ -40,6 +40,10 @@ class MemberStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Inner steps a second."""
     loss: float | None
     val_loss: float | None
+    steps: int
+    """Inner steps of the last round that the peer has trained."""
+    skipped: int
+    """Of these the ones whose loss or gradient was NaN or infinite."""
     bytes_up: int
     """Since the peer started, as `bytes_down`."""
     bytes_down: int
@@ -211,6 +215,8 @@ def _member(peer: str, record: MemberRecord, in_head: bool, now: float) -> Membe
         speed=record.speed,
         loss=record.loss,
         val_loss=record.val_loss,
+        steps=record.steps,
+        skipped=record.skipped,
         bytes_up=record.bytes_up,
         bytes_down=record.bytes_down,
         age_s=max(0.0, round(now - record.at, 1)),

@@ -49,6 +49,8 @@ class Trained:
     """Mean, nats a token."""
     delta: torch.Tensor
     """phi less the local weights, flat fp32, shape (P,), valid until the next call."""
+    skipped: int = 0
+    """The inner steps whose loss or gradient was NaN or infinite: they have changed nothing."""
 
 
 class GossipTrainer(Protocol):
@@ -60,7 +62,8 @@ class GossipTrainer(Protocol):
 
     async def train(self, samples: tuple[Range, ...], first_step: int, steps: int, deadline_s: float) -> Trained:
         """Make `steps` inner steps from the weights last adopted, the first being number `first_step` of the run's
-        schedule; fewer if `deadline_s` is over. Raises WorkerError if the compute worker failed."""
+        schedule; fewer if `deadline_s` is over. Raises WorkerError if the compute worker failed,
+        and Diverged if its steps have been of no use for several rounds."""
 
     def adopt(self, theta: torch.Tensor) -> None:
         """Copy these outer weights, and train from them from now on."""

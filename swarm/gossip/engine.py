@@ -13,6 +13,7 @@ from typing import Final
 
 import trio
 
+from peer.bounds import finite_loss
 from peer.errors import NetworkError, ProtocolViolation, WorkerError
 from peer.net.rpc import Call
 from swarm.gossip.coding import PairCoding, step_alone
@@ -185,8 +186,9 @@ class GossipEngine:
             members=len(self.others()) + 1,
             state_hash=self.replica.tree.root.hex(),
             steps=work.steps,
+            skipped=work.skipped,
             tokens=self.replica.tokens,
-            loss=work.loss,
+            loss=finite_loss(work.loss),
             bytes_up=host.bytes_up,
             bytes_down=host.bytes_down,
             seconds=round(seconds, 3),

@@ -29,7 +29,7 @@ from swarm.gossip.engine import GossipEngine
 from swarm.gossip.messages import SLICE_BYTES_MAX
 from swarm.gossip.pairing import PeerView
 from swarm.gossip.replica import Replica
-from swarm.membership.member_record import MEMBERS, MemberRecord, finite, member_record
+from swarm.membership.member_record import MEMBERS, MemberRecord, measured_record, member_record
 from swarm.membership.membership import Membership
 from swarm.protocol.head import Head, Member
 from swarm.protocol.ledger import Range
@@ -82,7 +82,7 @@ class _InnerSteps:
         round_info = RoundInfo(first_step // self._manifest.outer.steps + 1, first_step, self._rate(first_step))
         request = TrainRequest(Assignment(self._me, samples, steps), round_info, self._whole, 1, deadline_s)
         work = await self._trainer.train(request)
-        return Trained(work.steps, work.samples, work.loss, work.product)
+        return Trained(work.steps, work.samples, work.loss, work.product, self._trainer.trained.last.skipped)
 
     def adopt(self, theta: torch.Tensor) -> None:
         self._trainer.adopt(theta, None)
@@ -153,14 +153,7 @@ class _GossipParticipant:
             phase=self._engine.phase,
             joined_at=self._joined_at,
         )
-        trainer = self._trainer
-        return msgspec.structs.replace(
-            record,
-            speed=trainer.speed,
-            loss=finite(trainer.loss),
-            val_loss=finite(trainer.val_loss),
-            credential=self._context.gate.chain,
-        )
+        return msgspec.structs.replace(measured_record(record, self._trainer), credential=self._context.gate.chain)
 
     async def _save(self, head: Head) -> None:
         if head == self._saved or head.round < 0:

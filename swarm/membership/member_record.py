@@ -6,7 +6,6 @@ guide routing and placement; no round trusts them.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -17,11 +16,12 @@ from typing import Annotated, Final, Literal, Protocol, TypeVar
 import msgspec
 
 from dht.records import Schema, UnvouchedRecord
-from peer.bounds import HASH_BYTES, Hash, Loss, UnixTime
+from peer.bounds import HASH_BYTES, Hash, Loss, UnixTime, finite_loss
 from peer.errors import NotAdmitted
 from peer.net.address_book import is_circuit
 from peer.net.host import Host
 from swarm.protocol.head import Head
+from swarm.rounds.trainers.trained_rounds import TrainedRounds
 from swarm.run.credentials import Chain
 from swarm.run.gate import Gate
 from swarm.run.sections import STAGES_MAX
@@ -29,8 +29,9 @@ from swarm.run.sections import STAGES_MAX
 NAME_CHARS_MAX: Final = 64
 ADDRESSES_MAX: Final = 8
 ADDRESSES_CHARS: Final = 380  # together, of which relayed ones get at least half if there are any
-RECORD_BYTES_MAX: Final = 1024
+RECORD_BYTES_MAX: Final = 1056
 CREDENTIAL_BYTES_MAX: Final = 700
+STEPS_MAX: Final = (1 << 16) - 1  # of a round, more of which need not be told
 
 Text = Annotated[str, msgspec.Meta(max_length=NAME_CHARS_MAX)]
 Address = Annotated[str, msgspec.Meta(max_length=256)]
@@ -38,6 +39,7 @@ Round = Annotated[int, msgspec.Meta(ge=-1, le=1 << 40)]
 Total = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Stage = Annotated[int, msgspec.Meta(ge=-1, lt=STAGES_MAX)]
 Amount = Annotated[float, msgspec.Meta(ge=0.0, le=1e18)]  # no NaN, no infinity: others compute with it
+Steps = Annotated[int, msgspec.Meta(ge=0, le=STEPS_MAX)]
 MemberRole = Literal["full", "stage", "feeder", "coordinator"]
 
 
@@ -92,6 +94,10 @@ class MemberRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the peer has the run's text, which the first stage needs."""
     pinned: bool = False
     """Whether the user chose the stage: then the peer does not move."""
+    steps: Steps = 0
+    """Inner steps of the last round that the peer has trained, those that were skipped included."""
+    skipped: Steps = 0
+    """Of these the ones whose loss or gradient was NaN or infinite: they have changed nothing."""
     credential: Chain = ()
     """In a closed run, what makes the peer a member."""
 
@@ -159,11 +165,6 @@ def installed_version() -> str:
         return "source"
 
 
-def finite(loss: float | None) -> float | None:
-    """Return a loss as a record may carry it: None for one that is not finite."""
-    return loss if loss is not None and math.isfinite(loss) else None
-
-
 def member_record(
     host: Host, head: Head, *, session: str, name: str, role: MemberRole, phase: str, joined_at: float
 ) -> MemberRecord:
@@ -188,6 +189,27 @@ def member_record(
         bytes_down=host.bytes_down,
         joined_at=joined_at,
         at=time.time(),
+    )
+
+
+class _Measured(Protocol):
+    """What `swarm.rounds.trainers.upkeep.ReplicaTrainer` has of a peer's own training."""
+
+    speed: float
+    trained: TrainedRounds
+    val_loss: float | None
+
+
+def measured_record(record: MemberRecord, trainer: _Measured) -> MemberRecord:
+    """Return the record with what the peer's trainer has measured."""
+    last = trainer.trained.last
+    return msgspec.structs.replace(
+        record,
+        speed=trainer.speed,
+        loss=last.loss,
+        val_loss=finite_loss(trainer.val_loss),
+        steps=min(last.steps, STEPS_MAX),
+        skipped=min(last.skipped, STEPS_MAX),
     )
 
 

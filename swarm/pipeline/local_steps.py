@@ -56,6 +56,8 @@ class LocalSteps(StageTrainer):
         self._stepped: set[int] = set()  # in steps since the last commit
         self._steps = 0  # since the last commit
         self._losses: list[float] = []  # of the steps since the last capture
+        self._skipped = 0  # steps since then whose gradient was not finite
+        self._refused = 0  # micro-batches of stage 0 that were refused for NaN before the last capture
         self._captured: set[int] = set()
         self._captured_steps = 0
         self._captured_in = -1  # the generation of the worker that remembers the capture
@@ -183,6 +185,7 @@ class LocalSteps(StageTrainer):
             if refused.reason == "empty":
                 self._pending.clear()  # thrown away meanwhile
             elif refused.reason == "not_finite":
+                self._skipped += 1
                 await self._start_over()
             else:
                 raise
@@ -203,7 +206,7 @@ class LocalSteps(StageTrainer):
                 loss=round(self._losses[-1], 4),
                 lr=learning_rate(schedule.inner, number),
                 tokens_per_s=round(tokens / max(now - self._stepped_at, 1e-6), 1),
-                skipped=0,
+                skipped=self._skipped,
             )
         self._stepped_at = now
 
@@ -221,13 +224,21 @@ class LocalSteps(StageTrainer):
         await self._worker_group.export("delta", capture=True)
         self._accounting.capture(counted)
         self._captured, self._captured_steps, self._captured_in = set(self._stepped), self._steps, generation
-        if self._losses:
-            self.loss = math.fsum(self._losses) / len(self._losses)
-            self._losses = []
+        loss = math.fsum(self._losses) / len(self._losses) if self._losses else None
+        skipped, self._losses, self._skipped = self._skipped + self._refused_steps(request), [], 0
+        self.trained.note(request.round_info.round, self._steps + skipped, skipped, loss)
         first = self._lost.first_stage if self._lost is not None and self._schedule.closes(head) else ()
         return TrainResult(
-            self._steps, count(counted), self.loss or 0.0, self._worker_group.delta, counted, first_stage=first
+            self._steps, count(counted), loss or 0.0, self._worker_group.delta, counted, first_stage=first
         )
+
+    def _refused_steps(self, request: TrainRequest) -> int:
+        """Return the steps that stage 0 could not make since the last capture because a stage refused all of its
+        micro-batches for NaN or infinity."""
+        if self._source is None:
+            return 0
+        before, self._refused = self._refused, self._source.totals.not_finite
+        return max(1, request.assignment.steps) if self._refused > before and not (self._steps or self._skipped) else 0
 
     def redispatch(self, ranges: tuple[Range, ...], epoch: int) -> None:
         """Dispatch what a later stage has lost, within a budget."""

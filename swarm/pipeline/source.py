@@ -41,6 +41,8 @@ class SourceTotals:
     """Calls repeated, on any hop."""
     abandoned: int = 0
     """Given up with their round, or after repeated refusals."""
+    not_finite: int = 0
+    """Of these: refused for NaN or infinity."""
 
 
 class MicroBatchSource:
@@ -215,6 +217,7 @@ class MicroBatchSource:
             totals.completed += result.done
             totals.retried += result.retried
             ended = result.done
+            totals.not_finite += result.cause == "not_finite" and not result.done
             if result.cause in ("not_finite", "value", "shape"):
                 self._tell_refused(samples, result)
             self._on_result(samples, result)

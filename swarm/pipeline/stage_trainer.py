@@ -18,12 +18,14 @@ from typing import Final
 import torch
 import trio
 
+from peer.bounds import finite_loss
 from peer.errors import BarnraiseError
 from swarm.pipeline.source import MicroBatchSource
 from swarm.pipeline.stage_server import StageServer
 from swarm.pipeline.weight_sync import WeightSync
 from swarm.protocol.ledger import Range, without
 from swarm.protocol.round_schedule import RoundSchedule
+from swarm.rounds.trainers.trained_rounds import TrainedRounds
 from swarm.rounds.trainers.trainer import TrainRequest, TrainResult
 
 SPEED_MEMORY: Final = 0.7  # of the smoothed speed
@@ -58,7 +60,7 @@ class StageTrainer(WeightSync):
     ) -> None:
         super().__init__(server, schedule)
         self.speed = 0.0
-        self.loss: float | None = None
+        self.trained = TrainedRounds(server.host.events)
         self.val_loss: float | None = None
         self.validate_round: int | None = None
         self._source, self._held_out = source, held_out
@@ -115,7 +117,7 @@ class StageTrainer(WeightSync):
         ended = trio.current_time()
         self._validates_from = ended + (ended - began) / VALIDATION_SHARE
         self.val_loss = math.fsum(losses) / len(losses) / self._held_out.bytes_per_token
-        self._events.emit("val_evaluated", round=number, loss=self.val_loss)
+        self._events.emit("val_evaluated", round=number, loss=finite_loss(self.val_loss))
 
     # -- events of the stage -----------------------------------------------------------------------------------------
 

@@ -14,8 +14,9 @@ from typing import Final
 import torch
 import trio
 
+from peer.errors import StageRefused
 from swarm.pipeline.recovery.redispatch import Firsts, Redispatcher, stall_s
-from swarm.pipeline.source import MicroBatchSource
+from swarm.pipeline.source import MicroBatchSource, SourceTotals
 from swarm.pipeline.stage_server import StageServer
 from swarm.pipeline.stage_trainer import HeldOut, StageTrainer
 from swarm.pipeline.weight_sync import Adoption
@@ -94,21 +95,43 @@ class Synchronous(StageTrainer):
         async with trio.open_nursery() as nursery:
             if self._source is not None:
                 nursery.start_soon(self._dispatch_timed, request)
+                nursery.start_soon(self._watch_refusals, request, self._source.totals)
             await self._changed.until(lambda: self._cut_short, math.inf)
             nursery.cancel_scope.cancel()  # what is still in flight is counted by another replica
         async with self._alone():
-            return await self._capture()
+            return await self._capture(request)
 
     async def _dispatch_timed(self, request: TrainRequest) -> None:
         began = trio.current_time()
         await self._dispatch(request)
         self._note_speed(request.assignment.steps, trio.current_time() - began)
 
-    async def _capture(self) -> TrainResult:
+    async def _watch_refusals(self, request: TrainRequest, totals: SourceTotals) -> None:
+        """Note each time that as many micro-batches were refused for NaN or infinity as the assignment has, and none
+        was completed meanwhile: the batch is dispatched again and again. Raises Diverged."""
+        assigned = max(1, count(request.assignment.ranges) // self._accounting.micro_batch)
+        completed, refused = totals.completed, totals.not_finite
+        while True:
+            await trio.sleep(POLL_S)
+            if totals.completed > completed:
+                completed, refused = totals.completed, totals.not_finite
+            elif totals.not_finite >= refused + assigned:
+                refused = totals.not_finite
+                self.trained.note(request.round_info.round, assigned, assigned, None)
+
+    async def _capture(self, request: TrainRequest) -> TrainResult:
         """Capture all that was counted since the last commit, in any plan; the worker goes on adding to it."""
         head = self.head
         assert head is not None
-        taken = await self._worker_group.read_gradient()
+        try:
+            taken = await self._worker_group.read_gradient()
+        except StageRefused as refused:
+            if refused.reason != "not_finite":
+                raise
+            skipped = max(1, len(self._losses))
+            await self._start_over()
+            self.trained.note(request.round_info.round, skipped, skipped, None)
+            return TrainResult(0, 0, 0.0, self._worker_group.delta)
         counted = self._ranges(map(int, taken.micro_batches))
         batch = self._schedule.batch(head)
         assert batch is not None
@@ -117,9 +140,9 @@ class Synchronous(StageTrainer):
             await self._start_over()
             return TrainResult(0, 0, 0.0, self._worker_group.delta)
         self._accounting.capture(counted)
-        self.loss = _mean_loss(self._losses) or self.loss
-        steps = len(taken.micro_batches)
-        return TrainResult(steps, count(counted), self.loss or 0.0, self._worker_group.delta, counted)
+        loss, steps = _mean_loss(self._losses), len(taken.micro_batches)
+        self.trained.note(request.round_info.round, steps, 0, loss)
+        return TrainResult(steps, count(counted), loss or 0.0, self._worker_group.delta, counted)
 
     def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None, head: Head) -> None:
         # At once, for the round that begins with this head asks; and its weights may well be those that are here.

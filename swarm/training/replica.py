@@ -202,7 +202,7 @@ class StageReplica:
         self.trainer.adopt(state.theta, self._changed(head, merged is not None), head)
         if merged is not None and not merged:
             host.events.emit("round_empty", round=head.round, members=len(head.members))
-        now = trio.current_time()
+        now, trained = trio.current_time(), self.trainer.trained.of(head.round)
         host.events.emit(
             "round_committed" if merged is not None else "head_adopted",
             round=head.round,
@@ -213,7 +213,9 @@ class StageReplica:
             members=len(head.members),
             contributions=len(merged or ()),
             tokens=head.tokens,
-            loss=self.trainer.loss,
+            loss=trained.loss,
+            steps=trained.steps,
+            skipped=trained.skipped,
             bytes_up=host.bytes_up,
             bytes_down=host.bytes_down,
             seconds=round(now - self._round_began, 3),

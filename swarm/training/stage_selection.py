@@ -20,7 +20,7 @@ from peer import faults
 from peer.errors import ConfigError, NetworkError
 from peer.free_memory import free_memory_bytes
 from swarm.membership.completion import MEASURING
-from swarm.membership.member_record import MEMBERS, MemberRecord, MemberRole, finite, member_record
+from swarm.membership.member_record import MEMBERS, MemberRecord, MemberRole, measured_record, member_record
 from swarm.membership.membership import REFRESH_S, Membership
 from swarm.membership.proven_heads import ask_proven_heads
 from swarm.pipeline.config import LoadReport
@@ -321,10 +321,7 @@ class StageSelection:
         )
         record = msgspec.structs.replace(record, credential=self._context.gate.chain)
         if replica is not None:
-            trainer = replica.trainer
-            record = msgspec.structs.replace(
-                record, speed=trainer.speed, loss=finite(trainer.loss), val_loss=finite(trainer.val_loss)
-            )
+            record = measured_record(record, replica.trainer)
         return record if self._manifest.stages == 1 else self._with_stage(record, now)
 
     def _with_stage(self, record: MemberRecord, now: float) -> MemberRecord:

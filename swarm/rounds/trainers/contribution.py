@@ -13,7 +13,8 @@ import trio
 from blake3 import blake3
 
 from optim.strategies.interface import Coding, RoundInfo
-from peer.errors import BarnraiseError, ProtocolViolation, WorkerError
+from peer.bounds import finite_loss
+from peer.errors import BarnraiseError, Diverged, ProtocolViolation, WorkerError
 from peer.identity import Signed, sign_body
 from peer.net.wire import allocate
 from swarm.protocol.plan import CONTRIBUTION_KIND, Contribution, WorkPlan
@@ -58,7 +59,7 @@ class Contributor:
         """Train under `plan`, or (`cut_short`) take what there is. Return the signed `Contribution` and its update.
 
         If the worker fails or its product is not finite, the contribution is empty. The peer stays in the group, owns
-        slices and votes.
+        slices and votes. Raises Diverged where that has gone on for too long.
         """
         context = self._context
         assignment = plan.of(context.me)
@@ -74,6 +75,8 @@ class Contributor:
                 update = await trio.to_thread.run_sync(self._encode, round_info, coding, work.product)
         except WorkerError as error:
             context.events.emit("worker_failed", round=plan.round, reason=str(error))
+        except Diverged:
+            raise
         except BarnraiseError as error:
             context.events.emit("update_unusable", round=plan.round, reason=str(error))
         usable = work if update else None
@@ -83,7 +86,7 @@ class Contributor:
             member=context.me,
             steps=usable.steps if usable else 0,
             samples=usable.samples if usable else 0,
-            loss=usable.loss if usable and math.isfinite(usable.loss) else 0.0,
+            loss=(finite_loss(usable.loss) if usable else None) or 0.0,
             hashes=update.hashes if update else (),
             sqnorms=update.sqnorms if update else (),
             counted=usable.counted if usable else (),

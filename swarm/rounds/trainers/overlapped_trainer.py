@@ -107,15 +107,14 @@ class OverlapTrainer(WorkerTrainer):
         result = await self._inner(left, first_step, request.deadline_s, steps, options)
         delta = self._delta(request.places)
         after = await trio.to_thread.run_sync(self._policy.captured, delta, request.peers)
-        self._say_trained(request, result, ahead)
+        loss = _mean_loss(ahead, result)
+        self._note_round(request, result, loss, ahead)
         if work.ahead:
             # A round cancelled while that thread ran must leave no tail: `_stop_tail` would wait for it without end.
             await trio.lowlevel.checkpoint_if_cancelled()
             self._tail = _Tail(work.ahead, request.round_info.step + ahead.steps + result.steps, after)
             self._tails.send_nowait(self._tail)  # there is room: the previous tail has begun
-        return TrainResult(
-            ahead.steps + result.steps, ahead.sequences + result.sequences, _mean_loss(ahead, result), delta
-        )
+        return TrainResult(ahead.steps + result.steps, ahead.sequences + result.sequences, loss, delta)
 
     async def validate(self) -> None:
         if self.validate_round is not None:
@@ -136,7 +135,7 @@ class OverlapTrainer(WorkerTrainer):
         self, ranges: Sequence[Range], first_step: int, deadline_s: float, steps: int | None, options: InnerRunOptions
     ) -> InnerResult:
         result = await self._worker_group.inner_steps(list(ranges), first_step, deadline_s, steps, options=options)
-        self._note(result)
+        self._note_speed(result)
         return result
 
     async def _stop_tail(self, at_least: int) -> None:

@@ -64,7 +64,7 @@ class Trainer(Protocol):
 
     async def train(self, request: TrainRequest) -> TrainResult:
         """Train from the weights last adopted. Cancelling the call abandons the work. Raises `WorkerError` if the
-        compute worker failed."""
+        compute worker failed, and `Diverged` if its steps have been of no use for several rounds."""
         ...
 
     def finish_early(self) -> None:

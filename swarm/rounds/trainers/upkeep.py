@@ -10,6 +10,7 @@ import trio
 
 from peer.events import EventLog
 from swarm.protocol.head import Head
+from swarm.rounds.trainers.trained_rounds import TrainedRounds
 from swarm.rounds.trainers.trainer import Trainer
 
 CHECKPOINT_EVERY_S: Final = 10.0
@@ -18,8 +19,8 @@ CHECKPOINT_EVERY_S: Final = 10.0
 class ReplicaTrainer(Trainer, Protocol):
     """A trainer of one replica for as long as the replica is open."""
 
-    loss: float | None
-    """Training loss, nats a token."""
+    trained: TrainedRounds
+    """What became of this peer's own steps."""
     val_loss: float | None
     """Held-out loss, nats a byte."""
     validate_round: int | None

@@ -10,12 +10,14 @@ import torch
 import trio
 
 from optim.strategies.interface import Product
+from peer.bounds import finite_loss
 from peer.errors import WorkerError
 from peer.events import EventLog
 from peer.ipc.inner_options import ElementRange, InnerRunOptions
 from peer.ipc.train_messages import InnerResult
 from peer.worker.client import WorkerGroup
 from swarm.protocol.head import Head
+from swarm.rounds.trainers.trained_rounds import TrainedRounds
 from swarm.rounds.trainers.trainer import TrainRequest, TrainResult
 
 SPEED_MEMORY: Final = (
@@ -30,14 +32,14 @@ class WorkerTrainer:
     """A `swarm.rounds.trainers.trainer.Trainer` that trains in a compute worker. `product` is what the method needs.
 
     Event `round_trained` tells how long the worker made steps (`busy_s`) and how long it was idle (`idle_s`) since the
-    last capture. Event `val_evaluated` tells a held-out loss."""
+    last capture. Event `val_evaluated` tells a held-out loss, null where it is not finite."""
 
     def __init__(self, worker_group: WorkerGroup, product: Product, events: EventLog) -> None:
         self.speed = 0.0
         self.validate_round: int | None = None
         """If set, the held-out loss of the present outer weights is measured before inner steps, not too often."""
         self.val_loss: float | None = None
-        self.loss: float | None = None
+        self.trained = TrainedRounds(events)
         self._worker_group = worker_group
         self._product: Product = product
         self._events = events
@@ -55,8 +57,8 @@ class WorkerTrainer:
         result = await self._worker_group.inner_steps(
             ranges, request.round_info.step, request.deadline_s, steps, options=options
         )
-        self._note(result)
-        self._say_trained(request, result)
+        self._note_speed(result)
+        self._note_round(request, result, result.loss)
         return TrainResult(result.steps, result.sequences, result.loss, self._delta(request.places))
 
     async def validate(self) -> None:
@@ -72,7 +74,7 @@ class WorkerTrainer:
         else:
             ended = trio.current_time()
             self._validates_from = ended + (ended - began) / VALIDATION_SHARE
-            self._events.emit("val_evaluated", round=round_number, loss=self.val_loss)
+            self._events.emit("val_evaluated", round=round_number, loss=finite_loss(self.val_loss))
         if self.validate_round == round_number:  # not sooner: after a cancellation it must still be measured
             self.validate_round = None
 
@@ -93,25 +95,31 @@ class WorkerTrainer:
         if trio.current_time() >= self._validates_from:
             await self.validate()
 
-    def _say_trained(self, request: TrainRequest, result: InnerResult, ahead: InnerResult = NOTHING) -> None:
+    def _note_round(
+        self, request: TrainRequest, result: InnerResult, loss: float, ahead: InnerResult = NOTHING
+    ) -> None:
+        """Tell what was trained in a round, of it `ahead` before it began. Raises Diverged."""
+        number, steps, skipped = request.round_info.round, ahead.steps + result.steps, ahead.skipped + result.skipped
         self._events.emit(
             "round_trained",
-            round=request.round_info.round,
+            round=number,
             steps_ahead=ahead.steps,
-            steps=ahead.steps + result.steps,
+            steps=steps,
+            skipped=skipped,
+            loss=finite_loss(loss),
             idle_s=round(ahead.idle_s + result.idle_s, 4),
             busy_s=round(ahead.seconds + result.seconds, 4),
         )
+        self.trained.note(number, steps, skipped, loss)
 
     def _delta(self, places: tuple[slice, ...]) -> torch.Tensor:
         return self._worker_group.delta[: sum(place.stop - place.start for place in places)]
 
-    def _note(self, result: InnerResult) -> None:
-        """Note the speed and loss that this peer reports to others."""
+    def _note_speed(self, result: InnerResult) -> None:
+        """Note the speed that this peer reports to others."""
         if result.steps and result.seconds > 0:
             speed = result.steps / result.seconds
             self.speed = SPEED_MEMORY * self.speed + (1 - SPEED_MEMORY) * speed if self.speed else speed
-            self.loss = result.loss
 
 
 def spans_of(places: tuple[slice, ...]) -> tuple[ElementRange, ...]:

@@ -103,8 +103,8 @@ async def test_a_strangers_refusal_is_one_short_sentence(
 def member(text: str, stage: int) -> MemberStatus:
     return MemberStatus(
         peer=text, name=text, role=text, version=text, round=1, phase=text, state_hash=text, in_head=False, speed=1.0,
-        loss=None, val_loss=float("nan"), bytes_up=1, bytes_down=1, age_s=1.0, stage=stage, source=0, queue=0.0,
-        service_s=0.0, rate=0.0, ready_in_s=stage + 1.0,
+        loss=None, val_loss=float("nan"), steps=3, skipped=3, bytes_up=1, bytes_down=1, age_s=1.0,
+        stage=stage, source=0, queue=0.0, service_s=0.0, rate=0.0, ready_in_s=stage + 1.0,
     )  # fmt: skip
 
 

@@ -29,15 +29,15 @@ def test_a_line_beside_a_live_view_stays_whole(columns: int) -> None:
     )
     progress = Progress("coordinator")
     progress.apply("c", "run_entered", 1.0, {"name": "r", "role": "coordinator", "rounds": 9, "stages": 1})
-    with screen_module.live(live_view(progress), console) as display:
+    with screen_module.live(live_view(progress, columns), console) as display:
         say("To take part:", err=True)
         say(LONG, err=True, uncut=True)
         progress.footer = "The invite stands in HOME/invite"
         for number in range(5):
             progress.apply("c", "head_seen", 2.0, {"round": number, "members": 3})
-            display.update(live_view(progress), refresh=True)
+            display.update(live_view(progress, columns), refresh=True)
         say("Stopping cleanly", err=True)
-        display.update(live_view(progress), refresh=True)
+        display.update(live_view(progress, columns), refresh=True)
     terminal = Terminal(columns)
     terminal.write(written.getvalue().replace("\n", "\r\n").encode())
     rows = [row.rstrip() for row in terminal.rows]

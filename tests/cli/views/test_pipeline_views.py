@@ -23,7 +23,7 @@ from swarm.run.config import parse_run_config
 def shown(progress: Progress) -> str:
     console = Console(width=80)
     with console.capture() as captured:
-        console.print(live_view(progress))
+        console.print(live_view(progress, 80))
     return captured.get()
 
 
@@ -96,7 +96,8 @@ def test_refused_samples_are_noted_with_the_remedy() -> None:
     assert told(progress) == [
         f"{batch} (the output holds NaN): lower [inner] lr, or continue from an earlier checkpoint",
         f"{batch} (no? ids)",
-        "a puts off samples 8 to 11, which every replica refuses (the output holds NaN)",
+        "a puts off samples 8 to 11, which every replica refuses (the output holds NaN):"
+        " lower [inner] lr, or continue from an earlier checkpoint",
     ]
 
 

@@ -27,7 +27,7 @@ from tests.swarm.placement.test_stages import manifest_of
 def shown(progress: Progress) -> str:
     console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     with console.file:
-        console.print(live_view(progress))
+        console.print(live_view(progress, 120))
     return console.export_text()
 
 

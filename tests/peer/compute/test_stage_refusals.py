@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from peer.compute.device import resolve_device
 from peer.compute.stage import Stage
 from peer.errors import ConfigError, StageRefused
 from peer.ipc.span import Span, spans_of
-from peer.ipc.stage_spec import MicroBatch, StageSpec
+from peer.ipc.stage_spec import MicroBatch, StageSpec, Taken
 from tests.peer.support.stage_harness import (
     INNER,
     MODEL,
@@ -189,6 +190,19 @@ def test_invalid_steps_are_refused() -> None:
     refused(busy, "not_finite", lambda: busy.step(0, norm=float("nan")))
     taken = idle.take_gradient(gradient)
     assert (taken.micro_batches, taken.tokens, taken.norm) == ((), 0, 0.0) and not gradient.any()
+
+
+@pytest.mark.parametrize("value", [torch.inf, 3e38])
+def test_a_gradient_without_a_norm_is_refused_and_can_be_thrown_away(value: float) -> None:
+    """No answer of a worker may carry such a norm."""
+    stage = busy_chain()[0]
+    stage.gradient.add(MicroBatch("x", 0, 0), 1, [torch.full_like(view, value) for view in stage.gradient._views])
+    out = torch.empty(stage.layout.numel)
+    refused(stage, "not_finite", lambda: stage.read_gradient(out))
+    refused(stage, "not_finite", lambda: stage.step(0))
+    taken = stage.take_gradient(out)
+    assert "x" in taken.micro_batches and msgspec.msgpack.decode(msgspec.msgpack.encode(taken), type=Taken) == taken
+    assert not stage.gradient.flat.any() and stage.read_gradient(out).norm == 0.0
 
 
 @pytest.mark.parametrize(

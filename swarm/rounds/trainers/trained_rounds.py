@@ -1,0 +1,84 @@
+"""What became of a peer's own steps in each round, and when that says that training has diverged.
+
+A step whose loss or gradient is not finite is skipped: it changes nothing. Without a word about it, a run that has
+diverged looks like one that trains.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from peer.bounds import finite_loss
+from peer.errors import Diverged
+from peer.events import EventLog
+
+DIVERGED_ROUNDS: Final = 3
+"""Rounds in a row in which this peer could use no step, after which it ends."""
+DIVERGED_ATTEMPTS: Final = 8
+"""The same for attempts at one round: more, as they may all be on the same few samples. A pipeline repeats a round from
+which nothing can be merged."""
+REMEDY: Final = "lower [inner] lr in a new run"
+
+
+@dataclass(frozen=True)
+class TrainedRound:
+    """A peer's own part in one round."""
+
+    round: int = 0
+    steps: int = 0
+    """Inner steps, those that were skipped included."""
+    skipped: int = 0
+    """Inner steps whose loss or gradient was NaN or infinite."""
+    loss: float | None = None
+    """The mean training loss of the other steps, nats a token; None without one."""
+
+    @property
+    def is_useless(self) -> bool:
+        """Whether all steps were skipped."""
+        return 0 < self.steps == self.skipped
+
+
+class TrainedRounds:
+    """Counts the skipped steps of one peer. Event `steps_skipped`: all of a round were."""
+
+    def __init__(self, events: EventLog) -> None:
+        self.last = TrainedRound()
+        self._events = events
+        self._useless: list[int] = []  # the last attempts' rounds, as far back as all steps were skipped
+
+    def note(self, round: int, steps: int, skipped: int, loss: float | None) -> None:
+        """Take in a round's steps, also once more where the round is repeated. `loss` is that of the steps that were
+        not skipped. Raises Diverged after `DIVERGED_ROUNDS` rounds, or `DIVERGED_ATTEMPTS` attempts, in a row without a
+        step of use."""
+        self.last = TrainedRound(round, steps, skipped, finite_loss(loss) if steps > skipped else None)
+        if not self.last.is_useless:
+            if steps:  # else the round was cut short, which says nothing
+                self._useless.clear()
+            return
+        is_new = round not in self._useless
+        self._useless.append(round)
+        if is_new:
+            self._tell(self.last)
+        if len({*self._useless}) >= DIVERGED_ROUNDS or len(self._useless) >= DIVERGED_ATTEMPTS:
+            first = min(self._useless)
+            where = f"in round {round}" if first == round else f"from round {first} to {round}"
+            raise Diverged(
+                f"training has diverged: {where} every step of this peer gave a NaN or infinite loss or gradient, so it"
+                f" can learn nothing more: {REMEDY}"
+            )
+
+    def _tell(self, useless: TrainedRound) -> None:
+        every = "the only step" if useless.steps == 1 else f"all {useless.steps} steps"
+        what = f"{every} of round {useless.round} gave a NaN or infinite loss or gradient and changed nothing"
+        self._events.emit(
+            "steps_skipped",
+            round=useless.round,
+            steps=useless.steps,
+            skipped=useless.skipped,
+            reason=f"{what}: {REMEDY}",
+        )
+
+    def of(self, round: int) -> TrainedRound:
+        """Return this peer's part in that round: no step where it was not the last one that this peer trained."""
+        return self.last if self.last.round == round else TrainedRound(round)
