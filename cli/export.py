@@ -167,7 +167,7 @@ def _from_homes(homes: Sequence[Path], into: Target) -> str:
 
 
 def _check_trained(homes: Sequence[Path], found: SavedModel) -> None:
-    """Raise CheckpointError for a coordinator's home, which holds only the initial weights."""
+    """Raise CheckpointError for a coordinator's home that does not have the last state of all stages yet."""
     from peer.identity import Identity
     from swarm.run.home import Home
 
@@ -176,8 +176,8 @@ def _check_trained(homes: Sequence[Path], found: SavedModel) -> None:
     for home in homes:
         if Identity.load_or_create(Home(home).identity).peer_id == found.manifest.authority:
             raise CheckpointError(
-                f"{home} is the coordinator's home and holds only the initial weights: give the --home of a peer that"
-                " trained, or export from an INVITE"
+                f"{home} is the coordinator's home, and holds no trained weights before the run is complete: give the"
+                " --home of a peer that trained, or export from an INVITE"
             )
 
 

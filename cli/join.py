@@ -122,11 +122,17 @@ def join(
 
     try:
         run_until_stopped(work, tied)
-        say("The run is complete.", err=True)
+        say(how_it_ended(progress), err=True)
     finally:
         read_tails(progress, {config.name: feed}, as_json)  # the last checkpoint is saved after everything else
         if kept := what_was_kept(progress, config.home):
             say(kept, err=True)
+
+
+def how_it_ended(progress: Progress) -> str:
+    """Return the sentence about a run that is over."""
+    rounds = progress.rounds
+    return f"complete: round {rounds} of {rounds}" if rounds else "The run is complete."
 
 
 def what_was_kept(progress: Progress, home: Path) -> str:
@@ -135,7 +141,7 @@ def what_was_kept(progress: Progress, home: Path) -> str:
     if row is not None and row.fed is not None:
         peers = several(len(row.fed.peers), "peer")
         return f"Read {several(row.fed.micro_batches, 'micro-batch')} for {peers}. A feeder saves nothing."
-    if not progress.round:
+    if not progress.round and progress.saved is None:
         return ""
     if progress.saved is None and progress.left_unsaved:
         return ""  # the error says it
@@ -151,4 +157,6 @@ def what_was_kept(progress: Progress, home: Path) -> str:
     export = f"`peer export {options} --out DIR`{also} writes a model from it."
     if row is not None and row.stage != saved.stage:
         return f"{what}. Nothing is saved yet of stage {row.stage}, where this peer moved. {export}"
+    if progress.complete:
+        return f"{what}. {export}"
     return f"{what}. Join again with --home {quoted(home)} to continue from there. {export}"

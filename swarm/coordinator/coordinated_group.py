@@ -99,6 +99,7 @@ class CoordinatedGroup:
     def keep(self) -> None:
         """Note that the last state is kept: with that the group is complete."""
         self.kept = self.head.state_hash
+        self._host.watch((), cause=self.group)  # its members may go
         self.tell("run_completed", {"round": self.head.round})
 
     @property

@@ -29,6 +29,7 @@ from swarm.state.snapshots import SnapshotStore
 
 LOOK_S: Final = 0.5
 ASK_S: Final = 4.0
+PATIENT_S: Final = 10.0  # the members take the last commit a moment later; after a restart they connect first
 SAVE_AGAIN_S: Final = 5.0
 NOBODY: Final = (
     "no peer serves it: start one again that took part to the end, with its --home"
@@ -59,6 +60,7 @@ class LastStates:
         self._on_disk = {name for store in stores for name in store.state_hashes}
         self._fetching = 0
         self._one = trio.Lock()  # fetch at a time: a state is in memory until it is on disk
+        self._patient_until: dict[int, float] = {}
         self._told: dict[int, dict[str, Field]] = {}
         for group, store in zip(groups, stores, strict=False):  # a gossip run has no groups
             group.keeps = partial(_serves, store)
@@ -92,7 +94,8 @@ class LastStates:
         whether it was fetched."""
         found = await self._find(group)
         if found is None:
-            self._tell_missing(stage, NOBODY)
+            if trio.current_time() > self._patient_until.setdefault(stage, trio.current_time() + PATIENT_S):
+                self._tell_missing(stage, NOBODY)
             return False
         self._fetching += 1
         try:

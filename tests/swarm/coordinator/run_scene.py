@@ -189,7 +189,10 @@ class CoordinatedRun:
 
     def _note(self, event: Event) -> None:
         self.events.append(event)
-        self.changed.notify()
+        if trio.lowlevel.in_trio_task():
+            self.changed.notify()
+        else:  # a checkpoint is written in a thread
+            trio.from_thread.run_sync(self.changed.notify)
 
     def seen(self, name: str, **fields: Any) -> list[Event]:
         """Return the coordinator's events of that name that have these fields."""
