@@ -107,6 +107,8 @@ def _run_found_complete(view: ViewState, row: Row, at: float, fields: Fields) ->
     group = view.group_of({})
     group.round, group.phase, group.complete = number, "complete", True
     row.phase, where = "complete", "--home" if stages == 1 and row.role != "feeder" else "INVITE"
+    if not fields["common"]:
+        where = "--home HOME_OF_ONE_THAT_TOOK_PART"
     view.note(f"complete: round {number} of {number}; `peer export {where}` writes the model")
 
 

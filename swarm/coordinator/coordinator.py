@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import trio
 
 from dht.node import NodeConfig, open_node
@@ -25,6 +26,7 @@ from peer.identity import Identity
 from peer.net.host import Host, HostConfig, open_host
 from swarm.coordinator.coordinated_group import CoordinatedGroup
 from swarm.coordinator.create_run import CreatedRun, KeptState, create_run, reload
+from swarm.coordinator.gossip_end import GossipEnd
 from swarm.coordinator.last_states import LastStates, Place
 from swarm.coordinator.regroup import serve_requests
 from swarm.coordinator.run_progress import RunProgress
@@ -34,6 +36,7 @@ from swarm.membership.completion import COMPLETE
 from swarm.membership.member_record import MEMBERS, MemberRecord, member_record, member_schema
 from swarm.membership.membership import Membership
 from swarm.membership.reachability import serve_dial_back
+from swarm.protocol.head import Head
 from swarm.rounds.handlers import serve_agreement, serve_heads
 from swarm.run.config import RunConfig
 from swarm.run.gate import Gate
@@ -122,6 +125,8 @@ async def run_coordinator(
                     for group in coordinator.groups:
                         nursery.start_soon(group.run)
                     nursery.start_soon(coordinator.last_states.run)
+                    if not coordinator.groups:
+                        nursery.start_soon(coordinator.gossip_end.run, membership.others)
                     nursery.start_soon(serve_requests, home, coordinator.groups, events)
                     write_atomically(home.listening, "".join(f"{address}\n" for address in addresses).encode())
                     ready(printed_invite(home, identity, manifest, addresses, gate.bans))
@@ -144,6 +149,7 @@ class _Coordinator:
             for stage in stages
         ]
         self.last_states = LastStates(Place(host, home, manifest), self.groups, stores, self._announce)
+        self.gossip_end = GossipEnd(home, 0 if self.groups else rounds, host.events)
         drivers = {group.group: group.driver for group in self.groups}
         serve_agreement(host.rpc, lambda: drivers)
         serve_heads(host.rpc, lambda: drivers)
@@ -161,15 +167,23 @@ class _Coordinator:
 
     def member_record(self) -> MemberRecord:
         """Return the coordinator's record, with the head of the group furthest behind."""
+        if self.gossip_end.is_over:
+            last_head = msgspec.structs.replace(self._manifest.first_head(), round=self._manifest.run.rounds)
+            return self._record(last_head, COMPLETE)
         last = min(self.groups, key=lambda group: group.head.round, default=None)
         over = COMPLETE if last is not None and 0 < self._manifest.run.rounds <= last.head.round else ""
+        if last is None:
+            return self._record(self._manifest.first_head(), "coordinating")
+        return self._record(last.head, self.last_states.phase or over or last.phase)
+
+    def _record(self, head: Head, phase: str) -> MemberRecord:
         return member_record(
             self._host,
-            self._manifest.first_head() if last is None else last.head,
+            head,
             session=self._session,
             name="coordinator",
             role="coordinator",
-            phase="coordinating" if last is None else self.last_states.phase or over or last.phase,
+            phase=phase,
             joined_at=self._began,
         )
 

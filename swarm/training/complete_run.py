@@ -1,7 +1,8 @@
 """A peer that comes to a complete run: it is told so at once, and gets the last state where it can hold the model.
 
 The coordinator says so by the proof of each stage's last commit, and serves their states. Of a pipeline a peer takes
-none: it could not say which stage its user wants, and `peer export INVITE` fetches them all.
+none: it could not say which stage its user wants, and `peer export INVITE` fetches them all. Of a gossip run there is
+no common state.
 """
 
 from __future__ import annotations
@@ -9,7 +10,11 @@ from __future__ import annotations
 import msgspec
 import trio
 
-from peer.errors import ResourceError
+from optim.config import GossipConfig
+from peer.errors import NetworkError, ResourceError
+from swarm.membership.completion import COMPLETE
+from swarm.membership.member_record import MEMBERS
+from swarm.membership.membership import read_records
 from swarm.membership.proven_heads import ProvenHead, ask_proven_heads
 from swarm.placement.commits import fetch_commit, save_commit
 from swarm.placement.stages import open_store
@@ -28,14 +33,30 @@ async def comes_too_late(context: PeerContext) -> bool:
     rounds, stages = manifest.run.rounds, manifest.stages
     if not rounds:
         return False
+    if isinstance(manifest.outer, GossipConfig):
+        return await _is_gossip_over(context)
     heads = await _last_heads(context)
     if any(proven is None or proven.head.round < rounds for proven in heads):
         return False
     kept = all(proven is not None and manifest.authority in proven.holders for proven in heads)
-    context.host.events.emit("run_found_complete", round=rounds, kept=kept, stages=stages)
+    context.host.events.emit("run_found_complete", round=rounds, kept=kept, stages=stages, common=True)
     if kept and stages == 1 and heads[0] is not None and context.config.role != "feeder":
         await _bring(context, heads[0])
     return kept
+
+
+async def _is_gossip_over(context: PeerContext) -> bool:
+    """Return whether the coordinator says that all peers have made their last round: no common state was made."""
+    manifest, host = context.manifest, context.host
+    try:
+        records = await read_records(context.node, host, MEMBERS, manifest.run_id)
+    except NetworkError:
+        return False
+    authority = records.get(manifest.authority)
+    if authority is None or authority.phase != COMPLETE:
+        return False
+    host.events.emit("run_found_complete", round=manifest.run.rounds, kept=True, stages=1, common=False)
+    return True
 
 
 async def _last_heads(context: PeerContext) -> list[ProvenHead | None]:

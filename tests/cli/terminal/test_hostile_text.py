@@ -140,7 +140,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "text_fed": {"peers": [EVIL, EVIL]},
     "quorum_lost": {"away": [EVIL, EVIL]},
     "stages_missing": {"stages": [EVIL]},
-    "run_found_complete": {"kept": False},
+    "run_found_complete": {"kept": False, "common": True},
 }
 
 

@@ -207,3 +207,5 @@ def test_a_gossip_run_is_complete_with_its_last_peer(capsys: pytest.CaptureFixtu
         assert seen.complete is complete
         assert ("complete: round 9 of 9, each home has its own weights" in shown(seen, capsys)) is complete
     assert not picture(manifest, {}, [None], NOW).complete
+    left = {manifest.authority: peer(name="coordinator", role="coordinator", round=9, phase=COMPLETE)}
+    assert "complete: round 9 of 9" in shown(picture(manifest, left, [None], NOW), capsys)

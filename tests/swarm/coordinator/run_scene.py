@@ -189,7 +189,7 @@ class CoordinatedRun:
 
     def _note(self, event: Event) -> None:
         self.events.append(event)
-        if trio.lowlevel.in_trio_task():
+        if trio.lowlevel.in_trio_task():  # type: ignore[attr-defined]  # the stubs are of an older trio
             self.changed.notify()
         else:  # a checkpoint is written in a thread
             trio.from_thread.run_sync(self.changed.notify)
