@@ -140,7 +140,7 @@ class CoordinatedGroup:
             self.tell(event, fields)
 
     def tell(self, event: str, fields: dict[str, Field]) -> None:
-        """Tell people and whoever waits for `told` of an event of this group."""
+        """Tell people and the tasks that wait for `told` of an event of this group."""
         stage = {} if self.stage is None else {"stage": self.stage}
         self._host.events.emit(event, **fields, **stage)
         self.last_told[event] = fields

@@ -168,8 +168,9 @@ class _Coordinator:
     def member_record(self) -> MemberRecord:
         """Return the coordinator's record, with the head of the group furthest behind."""
         if self.gossip_end.is_over:
-            last_head = msgspec.structs.replace(self._manifest.first_head(), round=self._manifest.run.rounds)
-            return self._record(last_head, COMPLETE)
+            first = self._manifest.first_head()  # of a common state nothing is said: there is none
+            last_round = msgspec.structs.replace(first, round=self._manifest.run.rounds, state_hash=b"")
+            return self._record(last_round, COMPLETE)
         last = min(self.groups, key=lambda group: group.head.round, default=None)
         over = COMPLETE if last is not None and 0 < self._manifest.run.rounds <= last.head.round else ""
         if last is None:

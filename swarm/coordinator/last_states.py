@@ -31,7 +31,7 @@ LOOK_S: Final = 0.5
 ASK_S: Final = 4.0
 PATIENT_S: Final = 10.0  # the members take the last commit a moment later; after a restart they connect first
 SAVE_AGAIN_S: Final = 5.0
-NOBODY: Final = (
+NO_HOLDER: Final = (
     "no peer serves it: start one again that took part to the end, with its --home"
 )
 
@@ -95,7 +95,7 @@ class LastStates:
         found = await self._find(group)
         if found is None:
             if trio.current_time() > self._patient_until.setdefault(stage, trio.current_time() + PATIENT_S):
-                self._tell_missing(stage, NOBODY)
+                self._tell_missing(stage, NO_HOLDER)
             return False
         self._fetching += 1
         try:

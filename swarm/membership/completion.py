@@ -4,7 +4,7 @@ Joiners and other stages reach the last commit later. A peer that all holders of
 round, so peers stay until joiners, the other groups and the coordinator have it, for a limited time. The coordinator
 has it once the state of every stage is on its disk, from where it serves it after all have left; until then it
 publishes the phase `FETCHING` or `WANTING`. The last measurement needs all stages, too: the peer that makes it
-publishes the phase `MEASURING`. A peer that comes too late for a state that nobody serves is told so.
+publishes the phase `MEASURING`. A peer that comes too late for a state that no peer serves is told so.
 """
 
 from __future__ import annotations
