@@ -63,12 +63,29 @@ def told(outcome: GroupOutcome) -> str:
             return f"{name} could go on only by undoing the rounds after {outcome.round}: nothing was changed"
         case "failed":
             return f"{name} cannot go on from round {outcome.round}: {outcome.reason}"
+        case "unnamed":
+            return f"{name} stays at round {outcome.round}: {_absence(outcome)}"
         case "silent":
             return f"{name} cannot go on from round {outcome.round}: no peer answers that has its weights"
 
 
+def _absence(outcome: GroupOutcome) -> str:
+    """Return what it may mean that these members do not answer."""
+    if outcome.alone:
+        return (
+            "no member answers, so check this machine's own connection first. If they are alive elsewhere, what they do"
+            " after a new term is lost"
+        )
+    names = ", ".join(outcome.away)
+    return f"{names} {'do' if len(outcome.away) > 1 else 'does'} not answer. Alive elsewhere, what they do then is lost"
+
+
 def _remedy(stuck: list[GroupOutcome]) -> str:
     kinds = {outcome.outcome for outcome in stuck}
+    if "unnamed" in kinds:
+        away = dict.fromkeys(peer for outcome in stuck for peer in outcome.away)
+        named = " ".join(f"--without {peer}" for peer in away)
+        return f"start those members again, or go on without them for good: peer regroup {named}"
     if "would_undo" in kinds:
         return "start a member that has its last rounds, or give --undo"
     if kinds == {"not_bound"}:

@@ -41,7 +41,16 @@ class CpuLimit:
 
 def memory_limit(root: Path = ROOT) -> MemoryLimit | None:
     """Return the limit of which the least is left; None without one."""
-    found = [
+    return min(_memory_limits(root), key=lambda limit: limit.free_bytes, default=None)
+
+
+def smallest_memory_limit(root: Path = ROOT) -> int | None:
+    """Return the smallest limit in bytes, however much of it is left; None without one."""
+    return min((limit.limit_bytes for limit in _memory_limits(root)), default=None)
+
+
+def _memory_limits(root: Path) -> list[MemoryLimit]:
+    return [
         limit
         for folder in _groups(root, "memory")
         for names in (
@@ -51,7 +60,6 @@ def memory_limit(root: Path = ROOT) -> MemoryLimit | None:
         )
         if (limit := _memory_limit(root, folder, *names)) is not None
     ]
-    return min(found, key=lambda limit: limit.free_bytes, default=None)
 
 
 def cpu_limit(root: Path = ROOT) -> CpuLimit | None:

@@ -128,8 +128,10 @@ class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     source: Literal["stdlib", "folder"] = "stdlib"
     """The text of the machine's Python standard library, or of a folder that the peer's own user names."""
     validation_share: float = 0.05
+    """The part of the text that is held out, in (0, 1)."""
     max_bytes: int = 256 << 20
-    """The limit of what is read into memory; of a larger folder, the whole files that fit."""
+    """The limit of what is read into memory, in bytes of files; of a larger folder, the first so many in the order of
+    paths, up to a line's end. A machine of little memory reads less."""
 
     def __post_init__(self) -> None:
         check_range(self, 1, TOKENS_MAX, "seq_len")

@@ -1,4 +1,4 @@
-"""The memory that this process can get: the machine's, or what its control groups allow of it."""
+"""The memory that this process can get, and may ever get: the machine's, or what its control groups allow of it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from peer.cgroup import ROOT, memory_limit
+from peer.cgroup import ROOT, memory_limit, smallest_memory_limit
 
 
 def free_memory_bytes(root: Path = ROOT) -> float:
@@ -15,6 +15,15 @@ def free_memory_bytes(root: Path = ROOT) -> float:
     `root` is the folder that stands for `/`."""
     limit = memory_limit(root)
     return min(_free_on_machine(root), float("inf") if limit is None else float(limit.free_bytes))
+
+
+def memory_bytes(root: Path = ROOT) -> float:
+    """Return the memory in bytes that this process may ever use. Unlike what is free it is the same at every start.
+
+    `root` is the folder that stands for `/`."""
+    limit = smallest_memory_limit(root)
+    whole = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    return min(whole, float("inf") if limit is None else float(limit))
 
 
 def _free_on_machine(root: Path) -> float:

@@ -60,7 +60,7 @@ class MoveReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """report.json. Losses are in nats per byte on held-out files."""
+    """report.json. Losses are in nats per byte on held-out text."""
 
     rounds_committed: int
     """In a pipeline: by every stage."""

@@ -63,6 +63,8 @@ class Row:
     fed: FeederRow | None = None
     stale: bool = False
     """Whether the peer has ever lost touch with the other members' records."""
+    corpus: str = ""
+    """What it has read of its machine's text, as it was last noted."""
     unsaved: bool = False
     """Whether its disk takes no records of the round that it stands at."""
 

@@ -49,10 +49,13 @@ def _quorum_lost(view: ViewState, row: Row, at: float, fields: Fields) -> None:
     group = view.group_of(fields)
     names = ", ".join(view.name_of(peer) for peer in fields.get("away") or ()) or "its members"
     group.phase = "cannot go on"
-    view.note(
-        f"{group.name} cannot go on from round {fields['round']} ({fields['reason']}): start {names} again, or continue"
-        " without them with `peer regroup`"
-    )
+    remedy = f"start {names} again, or continue without them with `peer regroup`"
+    if fields.get("alone"):
+        remedy = (
+            f"no member answers, so check this machine's own connection first. If they are gone, {remedy}: if they are"
+            " not, what they do meanwhile is lost"
+        )
+    view.note(f"{group.name} cannot go on from round {fields['round']} ({fields['reason']}): {remedy}")
 
 
 def _start_not_bound(view: ViewState, row: Row, at: float, fields: Fields) -> None:

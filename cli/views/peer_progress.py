@@ -72,6 +72,14 @@ def _round_discarded(view: ViewState, row: Row, at: float, fields: Fields) -> No
         view.note(f"round {place[1]}{of} discarded: {reason}")
 
 
+def _corpus_read(view: ViewState, row: Row, at: float, fields: Fields) -> None:
+    """Note it once: each new worker reads the same text again."""
+    account = str(fields.get("account", ""))
+    if account != row.corpus:
+        row.corpus = account
+        view.note(f"{row.name}: {account}")
+
+
 def _val_evaluated(view: ViewState, row: Row, at: float, fields: Fields) -> None:
     row.val_loss = float(fields["loss"])
     view.val_losses.setdefault(int(fields["round"]), row.val_loss)
@@ -167,6 +175,7 @@ PEER_EVENTS: Final[dict[str, Callable[[ViewState, Row, float, Fields], None]]] =
     "state_progress": _state_progress,
     "contact_failed": _problem,
     "text_missing": _problem,
+    "corpus_read": _corpus_read,
     "membership_stale": _membership_stale,
     "round_committed": _round_committed,
     "round_discarded": _round_discarded,

@@ -1,9 +1,9 @@
 """Training text as one endless stream of numbered samples.
 
-A corpus is a folder of text that this machine's user has named, or the Python standard library of this machine. A hash
-of its relative path assigns each file to the training or the held-out text, so every peer splits alike. Sample `i` is a
-window of seq_len + 1 tokens in epoch `i // windows`, chosen by a keyed permutation of the windows. So peers that take
-disjoint ranges of numbers train on disjoint text, and no window repeats inside an epoch.
+A corpus is a folder of text that this machine's user has named, or the Python standard library of this machine
+(`peer.data.text_files`). Blocks of it are held out by hashes, so every peer splits alike (`peer.data.held_out`). Sample
+`i` is a window of seq_len + 1 tokens in epoch `i // windows`, chosen by a keyed permutation of the windows. So peers
+that take disjoint ranges of numbers train on disjoint text, and no window repeats inside an epoch.
 """
 
 from __future__ import annotations
@@ -17,35 +17,28 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
 
 from peer.config import DataConfig
+from peer.corpus_facts import CorpusFacts
+from peer.data.held_out import split
+from peer.data.text_files import Texts, TextSource, find_files, read_texts
 from peer.data.tokenizer import Ids, Tokenizer
 from peer.errors import ConfigError
 
 __all__ = ["Corpus", "DataConfig", "check_source", "has_text", "load_corpus", "permute", "sample_numbers"]
 
-_SEPARATOR = b"\n\n"
 _HEADER_BYTES = 128  # of an .npy file of one dimension
 _BYTES_AN_ID_MIN = 2
-_NOT_PROSE = {"test", "tests", "idle_test", "site-packages", "dist-packages", "lib2to3", "__pycache__"}
-_TEXT_SUFFIXES = {
-    ".txt",
-    ".md",
-    ".rst",
-    ".py",
-    ".json",
-    ".jsonl",
-    ".csv",
-    ".html",
-    ".xml",
-    ".tex",
-    ".c",
-    ".h",
-    ".rs",
-}
+_BYTES_A_TOKEN = 8  # more than tokenizers commonly put into one: so much text surely makes a window
+_MEMORY_SHARE = 16  # while it is tokenized, a text takes about eight times its size
+_NOT_PROSE = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "lib2to3", "__pycache__"})
+_TEXT_SUFFIXES = frozenset(
+    {".txt", ".md", ".rst", ".py", ".json", ".jsonl", ".csv", ".html", ".xml", ".tex", ".c", ".h", ".rs"}
+)
 
 
 @dataclass(frozen=True)
@@ -54,10 +47,9 @@ class Corpus:
 
     train: Ids
     held_out: Ids
-    held_out_bytes: int
     digest: bytes
     seq_len: int
-    truncated: bool
+    facts: CorpusFacts
 
     @property
     def windows(self) -> int:
@@ -67,7 +59,7 @@ class Corpus:
     @property
     def bytes_per_token(self) -> float:
         """The ratio in the held-out text, which converts a loss in nats a token to nats a byte."""
-        return self.held_out_bytes / len(self.held_out)
+        return self.facts.held_out_bytes / len(self.held_out)
 
     def batch(self, numbers: list[int], seed: int) -> Tensor:
         """Return the samples with these numbers, (B, seq_len + 1) int64."""
@@ -121,32 +113,49 @@ def load_corpus(config: DataConfig, tokenizer: Tokenizer, folder: str = "", cach
     ids of a slow tokenizer, so that a restarted worker is ready at once.
     """
     check_source(config, folder)
-    root, suffixes, skipped = _source(folder)
-    if not root.is_dir():
-        raise ConfigError(f"{str(root)!r} is not a folder: name a folder of text files with --data")
-    files, truncated = _read(root, suffixes, skipped, config.max_bytes)
-    train, held_out = _split(files, config.validation_share)
+    source = _source(folder)
+    if not source.root.is_dir():
+        raise ConfigError(f"{str(source.root)!r} is not a folder: name a folder of text files with --data")
+    texts = read_texts(source, config.max_bytes)
+    files = len(texts.files)
+    train, held_out = split(texts.files, config.validation_share, _BYTES_A_TOKEN * (config.seq_len + 1))
+    texts.files.clear()  # the memory for tokens
     digest = hashlib.blake2b(hashlib.blake2b(train).digest() + hashlib.blake2b(held_out).digest(), digest_size=32)
-    corpus = Corpus(
-        train=_tokenize(train, tokenizer, cache),
-        held_out=_tokenize(held_out, tokenizer, cache),
-        held_out_bytes=len(held_out),
-        digest=digest.digest(),
-        seq_len=config.seq_len,
-        truncated=truncated,
-    )
-    if min(len(corpus.train), len(corpus.held_out)) <= config.seq_len:
+    train_ids, held_out_ids = _tokenize(train, tokenizer, cache), _tokenize(held_out, tokenizer, cache)
+    account = _account(source, texts, files, len(train), len(held_out), config.max_bytes)
+    if min(len(train_ids), len(held_out_ids)) <= config.seq_len:
         raise ConfigError(
-            f"{root} holds too little text (its training and its held-out part need more than {config.seq_len} "
-            "tokens each): add text or lower data.seq_len"
+            f"{source.root} holds too little text, {len(train_ids)} tokens to train on and {len(held_out_ids)} held "
+            f"out, where each part needs {config.seq_len + 1} ({account}): add text or lower data.seq_len"
         )
-    return corpus
+    facts = CorpusFacts(
+        files=files,
+        train_bytes=len(train),
+        held_out_bytes=len(held_out),
+        train_tokens=len(train_ids),
+        held_out_tokens=len(held_out_ids),
+        truncated=texts.truncated,
+        account=account,
+    )
+    return Corpus(train_ids, held_out_ids, digest.digest(), config.seq_len, facts)
 
 
 def check_source(config: DataConfig, folder: str) -> None:
-    """Raise ConfigError if the run wants text of the user's own and the user has named no folder."""
+    """Raise ConfigError if the run wants text of the user's own and the user has named no folder, or one whose name
+    cannot be passed on to a worker."""
     if config.source == "folder" and not folder:
         raise ConfigError("this run trains on text of your own: name a folder of text files with --data DIR")
+    try:
+        folder.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"the folder's name {folder!a} is not UTF-8: rename it or name a link to it") from error
+
+
+def within_memory(config: DataConfig, memory_bytes: float) -> DataConfig:
+    """Return the run's settings for a machine of so much memory: it reads less of a large folder than the run allows,
+    at most a sixteenth of its memory. The bytes that it reads are the first of what other machines read."""
+    most = max(1, int(min(memory_bytes / _MEMORY_SHARE, config.max_bytes)))
+    return msgspec.structs.replace(config, max_bytes=most)
 
 
 def token_cache_bytes(config: DataConfig, folder: str = "") -> int:
@@ -154,10 +163,7 @@ def token_cache_bytes(config: DataConfig, folder: str = "") -> int:
     bytes; tokenizers commonly make it one for four. Reads no text. What cannot be examined counts as none."""
     if config.source == "folder" and not folder:
         return 0
-    size_bytes = 0
-    for _, path in _find(*_source(folder)):
-        with suppress(OSError):  # deleted meanwhile
-            size_bytes += path.stat().st_size
+    size_bytes = sum(file.size_bytes for file in find_files(_source(folder)))
     return min(size_bytes, config.max_bytes) * np.dtype(np.int32).itemsize // _BYTES_AN_ID_MIN
 
 
@@ -165,14 +171,26 @@ def has_text(config: DataConfig, folder: str = "") -> bool:
     """Whether this machine has any text for `load_corpus`."""
     if config.source == "folder" and not folder:
         return False
-    return next(_find(*_source(folder)), None) is not None
+    return next(find_files(_source(folder)), None) is not None
 
 
-def _source(folder: str) -> tuple[Path, set[str], set[str]]:
-    """Return the folder, the suffixes of text files, and the subfolders to skip."""
+def _source(folder: str) -> TextSource:
     if folder:
-        return Path(folder), _TEXT_SUFFIXES, {"__pycache__"}
-    return Path(sysconfig.get_paths()["stdlib"]), {".py"}, _NOT_PROSE
+        return TextSource(Path(folder), _TEXT_SUFFIXES, frozenset({"__pycache__"}), is_users=True)
+    return TextSource(Path(sysconfig.get_paths()["stdlib"]), frozenset({".py"}), _NOT_PROSE, is_users=False)
+
+
+def _account(source: TextSource, texts: Texts, files: int, train: int, held_out: int, max_bytes: int) -> str:
+    """Return what was read and what was not, sizes in bytes, as one sentence."""
+    limit = f"; no more than the first {_size(max_bytes)} are read" if texts.truncated else ""
+    return (
+        f"{files} file{'' if files == 1 else 's'} read, {_size(train)} to train on and {_size(held_out)} held out; "
+        f"skipped {texts.skipped_text()}{limit}; suffixes read {' '.join(sorted(source.suffixes))}"
+    )
+
+
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes / 1e6:.1f} MB" if size_bytes >= 1e5 else f"{size_bytes / 1e3:.1f} kB"
 
 
 def _tokenize(text: bytes, tokenizer: Tokenizer, cache: Path | None) -> Ids:
@@ -205,46 +223,3 @@ def map_ids(path: Path, vocab_size: int) -> Ids:
     if ids.min() < 0 or ids.max() >= vocab_size:
         raise ValueError("it holds ids that are not in the vocabulary")
     return ids
-
-
-def _read(root: Path, suffixes: set[str], skipped: set[str], max_bytes: int) -> tuple[list[tuple[bytes, bytes]], bool]:
-    """Return (hash of the relative path, content) of each text file, in the order of paths, and whether the limit cut
-    any."""
-    files: list[tuple[bytes, bytes]] = []
-    room = max_bytes
-    for relative, path in sorted(_find(root, suffixes, skipped)):
-        try:
-            content = path.read_bytes()
-        except OSError:
-            continue  # unreadable or just deleted: the corpus is the files that this user can read
-        if len(content) > room:
-            return files, True
-        room -= len(content)
-        files.append((hashlib.blake2b(relative.encode(), digest_size=8).digest(), content))
-    return files, False
-
-
-def _find(root: Path, suffixes: set[str], skipped: set[str]) -> Iterator[tuple[str, Path]]:
-    """Yield each text file with its relative path, in no order."""
-    for folder, subfolders, names in os.walk(root):
-        subfolders[:] = [name for name in subfolders if name not in skipped]
-        for name in names:
-            path = Path(folder, name)
-            if path.suffix.lower() in suffixes:
-                yield path.relative_to(root).as_posix(), path
-
-
-def _split(files: list[tuple[bytes, bytes]], validation_share: float) -> tuple[bytes, bytes]:
-    """Return the training and the held-out text. A file is held out if its hash, read as a fraction, is below the
-    share; if none is, the file with the lowest hash. A single file is cut in two."""
-    if len(files) == 1:
-        content = files[0][1]
-        cut = int(len(content) * (1 - validation_share))
-        return content[:cut], content[cut:]
-    below = int(validation_share * 2**64)
-    lowest = min((digest for digest, _ in files), default=b"")
-    held_out = {digest for digest, _ in files if int.from_bytes(digest, "big") < below} or {lowest}
-    if len(held_out) == len(files):
-        held_out = {lowest}
-    train_text = _SEPARATOR.join(content for digest, content in files if digest not in held_out)
-    return train_text, _SEPARATOR.join(content for digest, content in files if digest in held_out)

@@ -7,6 +7,7 @@ ConfigError here.
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +26,7 @@ from peer.files import read_bounded
 Ids = npt.NDArray[np.uint8] | npt.NDArray[np.int32]
 BYTES = "bytes"
 _PIECE_CHARACTERS = 1 << 16
+_BATCH_PIECES = 64
 
 
 class Tokenizer(Protocol):
@@ -88,19 +90,14 @@ class FileTokenizer:
         return ids
 
     def encode_file(self, data: bytes) -> Ids:
-        """Encode pieces cut at line ends: a batch uses every core and lets other threads run."""
-        lines = data.decode(errors="replace").splitlines(keepends=True)
-        pieces, piece, size = list[str](), list[str](), 0
-        for line in lines:
-            piece.append(line)
-            size += len(line)
-            if size >= _PIECE_CHARACTERS:
-                pieces.append("".join(piece))
-                piece, size = [], 0
-        pieces.append("".join(piece))
-        with _panics_as_errors():
-            encodings = self._tokenizer.encode_batch_fast(pieces, add_special_tokens=False)
-        return np.concatenate([np.asarray(encoding.ids, dtype=np.int32) for encoding in encodings])
+        """Encode pieces cut at line ends: a batch uses every core and lets other threads run. The library takes a
+        hundred bytes a token and more, so a batch is a part of the file."""
+        pieces, ids = _pieces(data.decode(errors="replace")), list[npt.NDArray[np.int32]]()
+        while batch := list(itertools.islice(pieces, _BATCH_PIECES)):
+            with _panics_as_errors():
+                encodings = self._tokenizer.encode_batch_fast(batch, add_special_tokens=False)
+            ids.extend(np.asarray(encoding.ids, dtype=np.int32) for encoding in encodings)
+        return np.concatenate(ids)
 
     def decode(self, ids: list[int]) -> str:
         with _panics_as_errors():
@@ -140,6 +137,18 @@ def read_tokenizer(content: bytes, name: str = "the run's tokenizer") -> Tokeniz
         tokenizer.no_padding()  # a file may ask for both: text of any length comes out whole
         tokenizer.no_truncation()
         return FileTokenizer(tokenizer)
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """Cut a text after lines, into pieces of about one size; at least one."""
+    piece, size = list[str](), 0
+    for line in text.splitlines(keepends=True):
+        piece.append(line)
+        size += len(line)
+        if size >= _PIECE_CHARACTERS:
+            yield "".join(piece)
+            piece, size = [], 0
+    yield "".join(piece)
 
 
 @contextmanager

@@ -17,6 +17,7 @@ import msgspec
 
 from peer.bounds import Hash, Number, Text
 from peer.config import DataConfig, InnerConfig, ModelConfig
+from peer.corpus_facts import CorpusFacts
 from peer.decoding import MALFORMED, told
 from peer.errors import StageReason, WorkerError
 from peer.ipc.block_messages import LoadBlocks
@@ -102,7 +103,6 @@ class CorpusFiles(msgspec.Struct, frozen=True):
 
     train: Text
     held_out: Text
-    held_out_bytes: Number
 
 
 class ModelLoaded(msgspec.Struct, frozen=True, tag="loaded"):
@@ -114,7 +114,7 @@ class ModelLoaded(msgspec.Struct, frozen=True, tag="loaded"):
     windows: Number = 0
     """The number of samples in one epoch of this machine's corpus; 0 where the program reads no corpus."""
     corpus_digest: Hash = b""
-    corpus_truncated: bool = False
+    corpus: CorpusFacts | None = None
     corpus_files: CorpusFiles | None = None
 
 

@@ -197,6 +197,8 @@ class Connections:
         except DialError as error:
             dial.error = error
         finally:
+            if dial.connection is None and dial.error is None:  # cancelled: a node may still say goodbye
+                dial.error = DialError(f"{peer} is not dialled: this host is closing", "unreachable")
             del self._dials[peer, addresses]
             dial.done.set()
 

@@ -8,6 +8,7 @@ from typing import Final
 import trio
 
 from peer.cores import usable_cores
+from peer.corpus_facts import CorpusFacts
 from peer.data.corpus import Corpus, load_corpus, map_ids
 from peer.data.tokenizer import BYTES, ByteTokenizer, Ids
 from peer.errors import ConfigError, WorkerError
@@ -32,8 +33,8 @@ async def read_corpus_apart(config: WorkerConfig) -> Corpus:
         await worker.destroy()
     if not isinstance(answer, ModelLoaded):
         raise ConfigError(answer.message)
-    assert answer.corpus_files is not None
-    return await trio.to_thread.run_sync(_mapped, config, answer, answer.corpus_files)
+    assert answer.corpus_files is not None and answer.corpus is not None
+    return await trio.to_thread.run_sync(_mapped, config, answer.corpus_digest, answer.corpus, answer.corpus_files)
 
 
 def _load_message(config: WorkerConfig) -> LoadModel:
@@ -56,14 +57,13 @@ def _load_message(config: WorkerConfig) -> LoadModel:
     )
 
 
-def _mapped(config: WorkerConfig, loaded: ModelLoaded, files: CorpusFiles) -> Corpus:
+def _mapped(config: WorkerConfig, digest: bytes, facts: CorpusFacts, files: CorpusFiles) -> Corpus:
     return Corpus(
         train=_ids(config, files.train),
         held_out=_ids(config, files.held_out),
-        held_out_bytes=files.held_out_bytes,
-        digest=loaded.corpus_digest,
+        digest=digest,
         seq_len=config.data.seq_len,
-        truncated=loaded.corpus_truncated,
+        facts=facts,
     )
 
 

@@ -33,8 +33,8 @@ class CorpusWorker:
                 compiled=False,
                 windows=corpus.windows,
                 corpus_digest=corpus.digest,
-                corpus_truncated=corpus.truncated,
-                corpus_files=CorpusFiles(_file(corpus.train), _file(corpus.held_out), corpus.held_out_bytes),
+                corpus=corpus.facts,
+                corpus_files=CorpusFiles(_file(corpus.train), _file(corpus.held_out)),
             )
         )
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+import msgspec
 import trio
 
 from peer.cores import usable_cores
@@ -171,9 +172,10 @@ class Supervisor:
                 device=answer.device,
                 bf16=answer.bf16,
                 compiled=answer.compiled,
-                corpus_truncated=answer.corpus_truncated,
                 seconds=round(trio.current_time() - started, 3),
             )
+        if self.loaded.corpus is not None:
+            launch.events.emit("corpus_read", **msgspec.structs.asdict(self.loaded.corpus))
         return tuple(workers)
 
     async def _load(self, workers: list[WorkerProcess]) -> list[ModelLoaded]:

@@ -57,7 +57,7 @@ class TrainWorker:
                 compiled=self._trainer.compiled,
                 windows=self._corpus.windows,
                 corpus_digest=self._corpus.digest,
-                corpus_truncated=self._corpus.truncated,
+                corpus=self._corpus.facts,
             )
         )
 

@@ -110,6 +110,16 @@ class CoordinatedGroup:
         return self._waiting if trio.current_time() - self._waited_at < STEPS_ASIDE_S else 0
 
     @property
+    def away(self) -> tuple[str, ...]:
+        """The members of the last head that this machine is not connected to."""
+        return tuple(member.peer for member in self.head.members if not self._host.is_connected(member.peer))
+
+    @property
+    def may_go_on(self) -> bool:
+        """Whether so many members are connected that the group may need no new term."""
+        return len(self.head.members) - len(self.away) >= self.head.quorum
+
+    @property
     def phase(self) -> str:
         """What the coordinator does, for people."""
         return self.driver.phase if self.head.members else "waiting for peers"

@@ -60,8 +60,15 @@ async def regroup_all(groups: Sequence[CoordinatedGroup], request: RegroupReques
 
 
 async def regroup(group: CoordinatedGroup, request: RegroupRequest) -> GroupOutcome:
-    """Ask one group for a new term, wait until it has decided and, of a new term, until it is bound."""
-    config = group.driver.config
+    """Ask one group for a new term, wait until it has decided and, of a new term, until it is bound.
+
+    In a run that only a person continues, members that do not answer may be alive and go on elsewhere: what they do
+    then is lost. So the person must name each of them."""
+    config, away = group.driver.config, group.away
+    unnamed = tuple(peer for peer in away if peer not in request.without)
+    if config.mode != "required" and unnamed and not group.may_go_on:
+        alone = len(away) == len(group.head.members)
+        return GroupOutcome("unnamed", group.stage, group.head.round, away=unnamed, alone=alone)
     for event in (*_DECIDED, "start_not_bound"):
         group.last_told.pop(event, None)
     group.driver.feed(events.Asked(request.without, request.undo))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
 import trio
 from torch import Tensor
 
@@ -35,9 +36,12 @@ class CorpusReader:
 
 
 async def open_corpus(context: PeerContext) -> CorpusReader:
-    """Read and tokenize the run's text. ConfigError where this machine has too little of it; WorkerError."""
+    """Read and tokenize the run's text; event `corpus_read` tells its sizes. Raises ConfigError where this machine has
+    too little of it, WorkerError."""
     config = worker_config(context)
-    return CorpusReader(await read_corpus_apart(config), config.seed)
+    corpus = await read_corpus_apart(config)
+    context.host.events.emit("corpus_read", **msgspec.structs.asdict(corpus.facts))
+    return CorpusReader(corpus, config.seed)
 
 
 async def has_text(context: PeerContext) -> bool:

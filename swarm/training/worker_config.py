@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from peer.data.corpus import within_memory
+from peer.free_memory import memory_bytes
 from peer.ipc.stage_spec import StageSpec
 from peer.worker.client import WorkerConfig
 from swarm.run.manifest_transfer import TOKENIZER_FILE
@@ -15,7 +17,7 @@ def worker_config(context: PeerContext, stage: StageSpec | None = None) -> Worke
     own_tokenizer = manifest.tokenizer != BYTES_TOKENIZER
     return WorkerConfig(
         model=manifest.model,
-        data=manifest.data,
+        data=within_memory(manifest.data, config.memory_bytes or memory_bytes()),
         inner=manifest.inner,
         tokenizer=str(config.home / TOKENIZER_FILE) if own_tokenizer else BYTES_TOKENIZER,
         data_folder=config.data_folder,

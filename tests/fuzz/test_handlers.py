@@ -137,8 +137,7 @@ async def test_rounds(tmp_path: Path, count: int) -> None:
         assert not [event for event in scene.group.coordinator_events if event.name == "bug"]
 
 
-@pytest.mark.process
-@pytest.mark.parametrize("count", MUTATIONS)
+@pytest.mark.parametrize("count", MUTATIONS)  # has workers of its own, and yet no `process`: see the last test
 async def test_a_pipeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     without_haste(monkeypatch)
     async with open_replicas(tmp_path, [1, 1]) as stages:
@@ -218,5 +217,5 @@ async def test_the_gate(count: int) -> None:
 
 
 def test_every_method_was_tried() -> None:
-    """Runs after the others: files are never split between processes."""
+    """Runs after the others, in their pass: files are never split between processes."""
     assert set(methods()) - tried <= NOT_HERE

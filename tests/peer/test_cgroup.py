@@ -10,7 +10,7 @@ import pytest
 from cli.checks.machine import container_findings
 from peer.cgroup import CpuLimit, MemoryLimit, cpu_limit, memory_limit
 from peer.cores import usable_cores
-from peer.free_memory import free_memory_bytes
+from peer.free_memory import free_memory_bytes, memory_bytes
 
 MB = 1_000_000
 UNLIMITED_V1 = str(0x7FFFFFFFFFFFF000)
@@ -86,6 +86,7 @@ def test_the_smallest_limit_on_the_way_up_counts(tmp_path: Path) -> None:
         },
     )
     assert memory_limit(root) == MemoryLimit(1000 * MB, 10 * MB, f"/{outer}/memory.max")
+    assert memory_bytes(root) == 850 * MB, "a limit of which much is left may be the smaller one"
     assert cpu_limit(root) == CpuLimit(2.0, f"/{outer}/cpu.max")
     (root / f"{outer}/memory.current").write_text(f"{100 * MB}\n")
     assert memory_limit(root) == MemoryLimit(850 * MB, 750 * MB, f"/{inner}/memory.high")

@@ -7,10 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import trio
 
 from cli.templates import template
+from tests.support.peer_process import POLL_S
 from tests.support.process_group import REPO
 from tests.swarm.support.swarm_harness import open_swarm
+from tests.swarm.training.test_last_round import TWO_STAGES
 
 AUDITED = """
 import os, sys
@@ -42,6 +45,20 @@ async def test_without_data_a_folder_run_is_refused_and_no_folder_is_read(tmp_pa
     assert "peer: this run trains on text of your own: name a folder of text files with --data DIR" in done.stderr
     assert "SEEN []" in done.stdout
     assert not (tmp_path / "p" / "worker.log").exists(), "no worker was started"
+
+
+@pytest.mark.process
+async def test_a_feeder_tells_what_it_has_read(tmp_path: Path) -> None:
+    async with open_swarm(tmp_path, run=TWO_STAGES) as swarm:
+        (tmp_path / "text" / "notes.docx").write_bytes(b"")
+        feeder = swarm.join("feeder", "--role", "feeder")
+        told = (await feeder.wait_for("corpus_read")).fields
+        with trio.fail_after(300):
+            while told["account"] not in feeder.log.read_text():  # the view reads events a little later
+                await trio.sleep(POLL_S)
+    total = told["train_bytes"] + told["held_out_bytes"]
+    assert 0.025 * total < told["held_out_bytes"] < 0.1 * total
+    assert "skipped 1 .docx" in told["account"]
 
 
 @pytest.mark.process

@@ -17,7 +17,7 @@ import pytest
 
 from peer.errors import ResourceError
 from peer.net.relay_daemon import find_daemon
-from tests.support.nat_lab import PUBLIC_IP, Lab, Unavailable, nat_lab
+from tests.support.nat.lab import PUBLIC_IP, Lab, Unavailable, nat_lab
 
 _ROOT = Path(__file__).parents[2]
 # The Go daemon of the relay gets a minute to start: it shares the machine with other tests.
@@ -76,7 +76,7 @@ def test_peers_behind_nat_form_one_group(lab_of: Callable[[bool], Lab], tmp_path
         relay_command = (python, "-c", _CLI, "relay", "--json", "--listen", listen, "--home", str(tmp_path))
         relay = children.enter_context(_child(lab.command("public", *relay_command)))
         (address,) = relay.hear()["addresses"]
-        node = (python, "-m", "tests.support.nat_node")
+        node = (python, "-m", "tests.support.nat.node")
         nodes = {
             "a": children.enter_context(_child(lab.command("home-a", *node, address))),
             "b": children.enter_context(_child(lab.command("home-b", *node, address))),

@@ -213,7 +213,7 @@ class Chain:
     def next_stop(self) -> list[say.ChainLink] | None:
         """Return the path to the highest certified head whose state is here; None if there is none.
 
-        While the highest one's state is missing, ask for it, and stay."""
+        While the highest one's state is missing, ask for it, and go on in this node's own term: nobody may have it."""
         goal = self._ahead.get(self._goal)
         if goal is None:
             return None
@@ -223,7 +223,17 @@ class Chain:
                 return path
             path.pop()
         self._fetch(goal.head)
-        return None
+        return self._own_path()
+
+    def _own_path(self) -> list[say.ChainLink] | None:
+        """Return the path to the furthest head of this node's own term whose state is here."""
+        found: list[say.ChainLink] | None = None
+        for name, link in self._ahead.items():
+            if link.head.term == self.head.term and link.head.state_hash in self.holds:
+                path = self._path(name)
+                if path[0].head.previous == self.hash and (found is None or len(path) > len(found)):
+                    found = path
+        return found
 
     def _path(self, name: bytes) -> list[say.ChainLink]:
         path: list[say.ChainLink] = []

@@ -258,7 +258,7 @@ class AgreementNode:
                 self._idle.ask_chain(peer, message)
             case say.ChainMessage():
                 if self._coordinator is not None:
-                    self._coordinator.shown(message.links)
+                    self._coordinator.shown(peer, message.links)
                 self._idle.chain(peer, message)
             case say.JoinMessage():
                 self._applicants.add(peer, message.join)
@@ -274,7 +274,7 @@ class AgreementNode:
                 self._height.sealed()
             case say.ToldMessage():
                 if self._coordinator is not None:
-                    self._coordinator.shown(message.links)
+                    self._coordinator.shown(peer, message.links)
                     self._chain.learn(message.links)
                     if message.position > self._chain.highest:  # it counts once its sender has shown that
                         self._idle.ask(peer)

@@ -15,7 +15,7 @@ from peer.errors import ProtocolViolation
 from peer.identity import Signed
 from swarm.protocol.agreement.config import AgreementConfig
 from swarm.protocol.agreement.messages import ChainLink
-from swarm.protocol.agreement.records import LINKS_KEPT, links_in
+from swarm.protocol.agreement.records import links_in
 from swarm.protocol.agreement.rules.electorate import Electorate
 from swarm.protocol.agreement.rules.evidence import Evidence
 from swarm.protocol.agreement.signing import Signer
@@ -23,8 +23,9 @@ from swarm.protocol.head import Head
 from swarm.protocol.receipts import RECEIPT_KIND, ReceiptBody
 
 PROOFS_KEPT: Final = 64
+PROOF_LINKS_MAX: Final = 256  # in one message; an endorsement of every sixteenth head keeps proofs short
 
-HeadProof = Annotated[tuple[ChainLink, ...], msgspec.Meta(max_length=LINKS_KEPT)]
+HeadProof = Annotated[tuple[ChainLink, ...], msgspec.Meta(max_length=PROOF_LINKS_MAX)]
 """Consecutive links, oldest first. The first one is signed for by the coordinator, the last one is of the proved
 head."""
 
@@ -34,7 +35,7 @@ def prove(links: Mapping[bytes, ChainLink], head_hash: bytes, evidence: Evidence
     signed for, without what they do not need. Empty for the first head of all, and where that last one is not here."""
     later, name = list[ChainLink](), head_hash
     try:
-        while (link := links.get(name)) is not None and len(later) < LINKS_KEPT:
+        while (link := links.get(name)) is not None and len(later) < PROOF_LINKS_MAX:
             if (anchor := evidence.anchor(link)) is not None:
                 chain = [anchor, *reversed(later)]
                 pairs = zip(chain[1:], chain[:-1], strict=True)

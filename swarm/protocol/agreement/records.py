@@ -18,7 +18,8 @@ FENCE_KEY: Final = "fence"
 COORDINATOR_KEY: Final = "coordinator"
 RESTORED_KEY: Final = "restored"  # of a coordinator that waits for a person: not empty
 LINK_KEY: Final = "link/"
-LINKS_KEPT: Final = 256  # heads that a node can prove to others, in memory and on disk
+LINKS_KEPT: Final = 4096  # heads that a node can prove to others, in memory and on disk: some kilobytes each.
+# A coordinator that was away for more rounds finds no chain from its head to theirs any more.
 
 
 class LinkRecord(msgspec.Struct, frozen=True):

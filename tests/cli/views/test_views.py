@@ -101,6 +101,13 @@ def test_missing_text_and_lost_contact_are_noted() -> None:
     ]
 
 
+def test_what_was_read_is_noted_once() -> None:
+    progress = Progress("a run")
+    for account in ("1 file read", "1 file read", "2 files read"):
+        progress.apply("a", "corpus_read", 1.0, {"account": account, "files": 1})
+    assert [note.split("  ", 1)[1] for note in progress.notes] == ["a: 1 file read", "a: 2 files read"]
+
+
 @pytest.mark.parametrize(("size", "text"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (2.5e9, "2.5 GB")])
 def test_sizes(size: float, text: str) -> None:
     assert size_text(size) == text

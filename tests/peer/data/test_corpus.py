@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from peer.config import DataConfig
+from peer.corpus_facts import CorpusFacts
 from peer.data.corpus import Corpus, has_text, load_corpus, permute, sample_numbers
 from peer.data.tokenizer import ByteTokenizer, Ids
 from peer.errors import ConfigError
@@ -46,10 +47,17 @@ def _numbered(root: Path, windows: int, seq_len: int) -> Corpus:
     return Corpus(
         train=ByteTokenizer().encode_file(text),
         held_out=ByteTokenizer().encode_file(text),
-        held_out_bytes=len(text),
         digest=b"",
         seq_len=seq_len,
-        truncated=False,
+        facts=CorpusFacts(
+            files=1,
+            train_bytes=len(text),
+            held_out_bytes=len(text),
+            train_tokens=len(text),
+            held_out_tokens=len(text),
+            truncated=False,
+            account="",
+        ),
     )
 
 
@@ -83,7 +91,7 @@ def test_epochs_are_shuffled_apart_and_numbers_do_not_end(tmp_path: Path) -> Non
     assert corpus.batch([10**15], seed=1).shape == (1, 3)
 
 
-def test_the_split_follows_names_alone_and_is_disjoint(tmp_path: Path) -> None:
+def test_the_split_of_small_files_follows_names_alone_and_is_disjoint(tmp_path: Path) -> None:
     files = {f"sub{k % 3}/file{k}.txt": f"text of file {k}. " * 5 for k in range(200)}
     config = DataConfig(source="folder", seq_len=16, validation_share=0.2)
     corpus = load_corpus(config, ByteTokenizer(), str(_folder(tmp_path / "a", files)))
@@ -109,12 +117,12 @@ def test_few_files_fill_both_parts(tmp_path: Path, count: int) -> None:
     assert corpus.windows > 3 and len(corpus.held_out) > 8
 
 
-def test_the_size_limit_cuts_whole_files(tmp_path: Path) -> None:
+def test_the_size_limit_keeps_the_first_files(tmp_path: Path) -> None:
     _folder(tmp_path, {f"{k:02}.txt": str(k % 10) * 1000 for k in range(20)})
     config = DataConfig(source="folder", seq_len=8, max_bytes=5500)
     corpus = load_corpus(config, ByteTokenizer(), str(tmp_path))
-    assert corpus.truncated
-    assert set(corpus.train.tolist()) | set(corpus.held_out.tolist()) <= {*b"01234\n"}
+    assert corpus.facts.truncated
+    assert set(corpus.train.tolist()) | set(corpus.held_out.tolist()) == {*b"012345\n"}
 
 
 def test_ids_of_a_slow_tokenizer_are_cached(tmp_path: Path) -> None:
@@ -175,7 +183,7 @@ def test_the_standard_library_is_a_corpus() -> None:
     finally:
         sys.settrace(traced)
     assert lines < len(corpus.train) // 2, "it loops over its bytes"
-    assert corpus.windows > 10_000 and not corpus.truncated
+    assert corpus.windows > 10_000 and not corpus.facts.truncated
     assert b"import os" in bytes(corpus.train.tolist())
     batches = list(corpus.held_out_batches(batch_size=8, max_batches=3))
     assert [tuple(batch.shape) for batch in batches] == [(8, 129)] * 3

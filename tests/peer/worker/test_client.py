@@ -6,6 +6,7 @@ import gc
 import math
 import os
 import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -23,6 +24,7 @@ from peer.compute.train_loop import InnerTrainer
 from peer.data.corpus import load_corpus
 from peer.data.tokenizer import ByteTokenizer
 from peer.errors import ConfigError, WorkerError
+from peer.events import Event
 from peer.ipc.shared_memory import SharedBuffer
 from peer.model.layout import init_flat
 from peer.worker.client import WorkerGroup, open_worker_group
@@ -58,6 +60,32 @@ async def _hit(worker_group: WorkerGroup, log: Log, strike: Callable[[int], None
         assert worker_group.worker_pid is not None
         strike(worker_group.worker_pid)
     return errors[0]
+
+
+async def test_it_tells_what_text_it_has_read(tmp_path: Path, text: Path) -> None:
+    folder = tmp_path / "text"
+    shutil.copytree(text, folder)
+    (folder / "notes.docx").write_bytes(b"")
+    os.mkfifo(folder / "pipe.txt")
+    (folder / os.fsdecode(b"caf\xe9.txt")).write_text("a name that is not UTF-8\n")
+    config = worker_config(tmp_path, folder)
+    told: list[Event] = []
+    with config.events.subscribed(told.append):
+        async with open_worker_group(config):
+            pass
+    (fields,) = (event.fields for event in told if event.name == "corpus_read")
+    here = load_corpus(config.data, ByteTokenizer(), str(folder)).facts
+    assert fields == msgspec.structs.asdict(here) and here.files == 21
+    assert "skipped 1 .docx, 1 not regular" in here.account
+
+
+async def test_too_little_text_is_refused_with_what_was_skipped(tmp_path: Path) -> None:
+    folder = tmp_path / "text"
+    folder.mkdir()
+    (folder / "text.log").write_text("text " * 1000)
+    with pytest.raises(ConfigError, match=r"too little text.*skipped 1 \.log; suffixes read .*: add text"):
+        async with open_worker_group(worker_config(tmp_path, folder)):
+            pass
 
 
 async def test_it_trains_and_evaluates(tmp_path: Path, text: Path) -> None:

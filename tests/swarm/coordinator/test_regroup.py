@@ -33,7 +33,13 @@ async def test_a_group_that_lost_its_majority_goes_on_when_a_person_says_so(tmp_
         for replica in lost:
             await run.leave(replica)
         stood = group.head
+        await run.until(lambda: len(group.away) == 2)
+        gone = group.away
         outcome = await ask(run)
+        assert (outcome.outcome, outcome.away, outcome.alone) == ("unnamed", gone, False) and group.head.term == 1
+        outcome = await ask(run, gone[0])
+        assert (outcome.outcome, outcome.away) == ("unnamed", gone[1:]) and group.head.term == 1
+        outcome = await ask(run, *gone)
         assert (outcome.outcome, outcome.stage, outcome.term, outcome.members) == ("regrouped", None, 2, 1)
         assert outcome.round >= stood.round
         await run.until(lambda: left.head.term == 2 and left.head.round > outcome.round)
@@ -68,8 +74,10 @@ async def test_rounds_are_taken_back_only_if_a_person_says_so(tmp_path: Path) ->
         await run.until(lambda: again.peer in run.host.connected)
         last = run.groups[0].head
         outcome = await ask(run)
+        assert outcome.outcome == "unnamed" and outcome.alone and len(outcome.away) == len(last.members)
+        outcome = await ask(run, *outcome.away)
         assert outcome.outcome == "would_undo" and run.groups[0].head == last
-        outcome = await ask(run, undo=True)
+        outcome = await ask(run, *run.groups[0].away, undo=True)
         assert (outcome.outcome, outcome.round, outcome.members) == ("regrouped", 0, 1)
         await run.until(lambda: again.head.term == outcome.term and again.head.round >= 1)
 

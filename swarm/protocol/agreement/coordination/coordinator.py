@@ -21,6 +21,7 @@ from swarm.protocol.agreement import messages as say
 from swarm.protocol.agreement.applicants import Applicants
 from swarm.protocol.agreement.chain import Chain, position_of
 from swarm.protocol.agreement.context import AgreementContext
+from swarm.protocol.agreement.coordination.branches import Branches
 from swarm.protocol.agreement.records import RESTORED_KEY
 from swarm.protocol.agreement.rules import evidence
 from swarm.protocol.agreement.rules.sponsors import Sponsors
@@ -28,6 +29,7 @@ from swarm.protocol.head import Head, Member
 
 TIMER: Final = "ask"
 ENDORSED_EVERY: Final = 16  # rounds
+TOLD_AGAIN_S: Final = 600.0  # a lost quorum is told again: what a person saw in the morning may be forgotten
 RESTORED_JUMP: Final = 1000  # terms, past all that the lost disk may have started
 HEARD_MAX: Final = 4096
 
@@ -51,6 +53,7 @@ class Coordinator(ABC):
 
     def __init__(self, context: AgreementContext, chain: Chain, applicants: Applicants) -> None:
         self.context, self.chain, self.applicants = context, chain, applicants
+        self.branches = Branches(context, chain)
         self.boot = 0
         self.began_at = 0.0
         self.committed_at = 0.0
@@ -60,6 +63,7 @@ class Coordinator(ABC):
         self._positions: dict[Member, say.Position] = {}
         self._inquiries = 0
         self._told_lost = b""
+        self._told_lost_at = 0.0
 
     # -- start ---------------------------------------------------------------------------------------------------------
 
@@ -105,9 +109,30 @@ class Coordinator(ABC):
             for member in [m for m in inquiry.told if m.peer == peer]:
                 del inquiry.told[member]  # a peer is one voter, in its latest incarnation
             inquiry.told[message.voter] = message
+            if self.branches.head(message.head) is None:
+                self.context.out.send(peer, say.AskChainMessage(self.branches.known))
+            self._end_early()
 
-    def shown(self, links: tuple[say.ChainLink, ...]) -> None:  # noqa: B027 - a witness's votes are of one process
-        """Look at heads that another peer shows, before the chain learns them."""
+    def _end_early(self) -> None:
+        """End a person's question once all that are up have answered, and proved where they stand: a group that goes
+        on meanwhile would overtake a start from what it has answered. Without a seal the question waits for more."""
+        inquiry = self.inquiry
+        if inquiry is None or not inquiry.seal:
+            return
+        answered = {member.peer for member in inquiry.told} | self.context.down
+        proved = all(self.branches.head(told.head) is not None for told in inquiry.told.values())
+        if proved and answered.issuperset(self.peers()):
+            inquiry.until = self.context.now
+            self.time()
+
+    def shown(self, peer: str, links: tuple[say.ChainLink, ...]) -> None:
+        """Look at heads that another peer shows, before the chain learns them. While a question is open, also those of
+        other branches count, page by page."""
+        if self.inquiry is None:
+            return
+        if self.branches.learn(links) and len(links) > 1:
+            self.context.out.send(peer, say.AskChainMessage(self.branches.known))
+        self._end_early()
 
     def committed(self) -> None:
         """Note that this node stands at a new head. Of every few, vouch for it to those that were not there."""
@@ -247,22 +272,29 @@ class Coordinator(ABC):
         return {member for member in holders if member.peer != self.context.config.peer}
 
     def last_held(self, inquiry: Inquiry) -> tuple[Head, list[bytes]] | None:
-        """Return the highest head of this node's chain whose state a peer that answered holds, and the hashes of the
-        heads above it, which a start from there takes back."""
-        above: list[bytes] = []
-        for head in self.chain.ancestors():
-            if self.state_holders(inquiry, head.state_hash):
-                return head, above
-            above.append(head.hash)
-        return None
+        """Return the furthest certified head whose state a peer that answered holds, and the hashes of the heads that a
+        start from there takes back. It may be of another branch, where a peer that answered stands and proves it."""
+        own = self.chain.ancestors()
+        found = [head for head in own if self.state_holders(inquiry, head.state_hash)][:1]
+        for told in inquiry.told.values():
+            head = self.branches.head(told.head)
+            if head is not None and self.state_holders(inquiry, head.state_hash):
+                found.append(head)
+        if not found:
+            return None
+        base = max(found, key=lambda head: (head.round, position_of(head)))
+        return base, self.branches.above(base, own)
 
     def tell_lost(self, reason: str) -> None:
-        """Tell a person, once for each head, that the group cannot go on."""
-        if self._told_lost != self.chain.hash:
-            self._told_lost = self.chain.hash
-            head = self.chain.head
-            away = [m.peer for m in head.members if m not in self.heard_within(self.patient_s)]
-            self.context.out.tell("quorum_lost", round=head.round, reason=reason, away=tuple(away))
+        """Tell a person that the group cannot go on: once for each head, and again after `TOLD_AGAIN_S`. `alone`: no
+        member answers, so it may be this machine's own connection that is lost."""
+        head, now = self.chain.head, self.context.now
+        if self._told_lost == self.chain.hash and now - self._told_lost_at < TOLD_AGAIN_S:
+            return
+        self._told_lost, self._told_lost_at = self.chain.hash, now
+        away = [m.peer for m in head.members if m not in self.heard_within(self.patient_s)]
+        alone = len(away) == len(head.members)
+        self.context.out.tell("quorum_lost", round=head.round, reason=reason, away=tuple(away), alone=alone)
 
     @property
     def highest_term(self) -> int:

@@ -59,7 +59,7 @@ class RequiredCoordinator(Coordinator):
         if message.nonce.startswith(f"{self.boot:x}."):
             self._fresh.add(message.voter)
 
-    def shown(self, links: tuple[say.ChainLink, ...]) -> None:
+    def shown(self, peer: str, links: tuple[say.ChainLink, ...]) -> None:
         """Stop, and call a person, at a vote or start of this node's own that its disk does not know: it is not the
         newest disk.
 

@@ -31,6 +31,7 @@ class WitnessCoordinator(Coordinator):
         self._record = CoordinatorRecord(0)
         self._started_at = 0.0
         self._told_open = False
+        self._offered = 0  # the round at which a person was told that the run could go on, with what is undone
 
     def load(self, event: events.Started) -> None:
         super().load(event)
@@ -115,9 +116,11 @@ class WitnessCoordinator(Coordinator):
             out.tell("regroup_failed", round=head.round, reason="no peer that answers holds a state of the run")
             return
         base, undoes = held
-        if undoes and not inquiry.undo:
+        if undoes and (not inquiry.undo or base.round < self._offered):  # a person has agreed to no more than that
+            self._offered = base.round
             out.tell("regroup_undoes", round=head.round, goes_on_at=base.round)
             return
+        self._offered = 0
         if not undoes:
             chosen = self._chosen(inquiry)
             if chosen is not None:

@@ -1,4 +1,4 @@
-"""One peer for `test_nat`: `python -m tests.support.nat_node [RELAY]` takes commands from its standard input, as lines
+"""One peer for `test_nat`: `python -m tests.support.nat.node [RELAY]` takes commands from its standard input, as lines
 of JSON.
 
 {"know": {ID: [ADDRESS...]}} learns addresses; {"reach": ID} connects, calls, moves a payload, and says by which path.

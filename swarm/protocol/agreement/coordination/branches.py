@@ -1,0 +1,76 @@
+"""Branches: certified heads that are not on the coordinator's own chain.
+
+Members that are cut off while a person starts a new term go on in the old one. What they have committed there is
+proved to the coordinator, page by page, while it asks where all stand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement.chain import Chain
+from swarm.protocol.agreement.context import AgreementContext
+from swarm.protocol.agreement.records import LINKS_KEPT
+from swarm.protocol.head import Head
+
+
+class Branches:
+    """The links of other branches, each proved from one that the coordinator has signed for, or from its chain."""
+
+    def __init__(self, context: AgreementContext, chain: Chain) -> None:
+        self._context, self._chain = context, chain
+        self._links: dict[bytes, say.ChainLink] = {}  # by hash of their head, in the order of proof
+
+    @property
+    def known(self) -> tuple[bytes, ...]:
+        """Hashes of heads from which others may continue these branches, for `AskChainMessage`."""
+        return tuple(self._links)[-say.LINKS_MAX :]
+
+    def learn(self, links: Iterable[say.ChainLink]) -> bool:
+        """Take proved heads into account; return whether any is new. Raises `ProtocolViolation` for a forged one."""
+        new = False
+        for link in links:
+            name = link.head.hash
+            if name in self._links or self._on_chain(name) is not None:
+                continue
+            if link.head.run_id != self._chain.head.run_id:
+                continue
+            if not self._context.evidence.link_counts(link, self.head(link.head.previous)):
+                break  # what is before it is not proved here
+            self._links[name] = link
+            new = True
+            while len(self._links) > LINKS_KEPT:
+                del self._links[next(iter(self._links))]
+        return new
+
+    def head(self, name: bytes) -> Head | None:
+        """Return the head of that hash, if it is proved here or stands on the chain."""
+        link = self._links.get(name)
+        return self._on_chain(name) if link is None else link.head
+
+    def above(self, base: Head, heads: Sequence[Head]) -> list[bytes]:
+        """Return the hashes of certified heads that a start from `base` takes back: those of the chain `heads` (the
+        last one first) until it meets what led to `base`, then rounds of other branches."""
+        kept = {head.hash for head in self._way_to(base)}
+        own = list[bytes]()
+        for head in heads:
+            if head.hash in kept:
+                break
+            own.append(head.hash)
+        others = (link.head for name, link in self._links.items() if name not in kept and self._on_chain(name) is None)
+        return own + [head.hash for head in others if head.attempt >= 0]
+
+    def _way_to(self, base: Head) -> Iterator[Head]:
+        head: Head | None = base
+        while head is not None:
+            yield head
+            head = self.head(head.previous)
+
+    def _on_chain(self, name: bytes) -> Head | None:
+        chain = self._chain
+        if name == chain.hash:
+            return chain.head
+        link = chain.link(name)
+        genesis = self._context.config.genesis
+        return link.head if link is not None else genesis if name == genesis.hash else None

@@ -1,0 +1,97 @@
+"""A person's new term goes on beside members that were cut off, and then its weights are lost."""
+
+from __future__ import annotations
+
+import pytest
+
+from swarm.protocol.agreement import events
+from tests.swarm.protocol.agreement.group import COORDINATOR, GENESIS, GroupOfNodes
+
+
+def forked(cut_s: float = 30.0, train_s: float = 1.0) -> GroupOfNodes:
+    """B and the coordinator are cut from A and C, a person regroups, both sides commit, and B's disk dies."""
+    group = GroupOfNodes("ABC", train_s=train_s)
+    group.run_to(3)
+    group.isolate("B", COORDINATOR)
+    group.run(20.0)
+    group.event(COORDINATOR, events.Asked())
+    group.run(cut_s)
+    assert group.head("B").term == 2 and group.head("B").round > group.round("A") > 3
+    group.crash("B")
+    group.machines["B"].has.clear()
+    group.start("B", wiped=True)
+    return group
+
+
+def keep_no_genesis(group: GroupOfNodes) -> None:
+    """No machine can bring the state of round 0 any more."""
+    for peer, machine in group.machines.items():
+        machine.has.discard(GENESIS.state_hash)
+        group.event(peer, events.StateFetched(GENESIS.state_hash, False))
+
+
+def test_a_node_goes_on_in_its_own_term_until_the_higher_ones_state_is_here() -> None:
+    """It stopped committing although both votes arrived, for a state that nobody had."""
+    group = forked()
+    before = group.round("A")
+    group.heal()
+    group.run_to(before + 5, "AC")
+    assert group.head("A").term == 1
+
+
+@pytest.mark.parametrize("genesis", [True, False])
+@pytest.mark.parametrize("cut_s", [30.0, 150.0])
+def test_a_start_begins_at_the_furthest_head_of_any_branch(genesis: bool, cut_s: float) -> None:
+    """It began at round 0, and took back what A and C held. A long branch is proved in several pages."""
+    group = forked(cut_s)
+    if not genesis:
+        keep_no_genesis(group)
+    lost = group.round(COORDINATOR) - 3
+    group.heal()
+    group.run(5.0)
+    group.event(COORDINATOR, events.Asked())
+    group.run(5.0)
+    told = group.told(COORDINATOR, "regroup_undoes")
+    assert told and told[-1]["goes_on_at"] >= group.round("A") - 6, "a person is asked first"
+    reached = group.round("A")
+    group.event(COORDINATOR, events.Asked(undo=True))
+    group.run_to(reached + 4, "AC")
+    assert group.head("A").term == group.head("C").term > 2
+    regrouped = group.told(COORDINATOR, "regrouped")[-1]
+    assert regrouped["round"] >= reached and regrouped["undone"] >= lost
+    group.run_to(reached + 12)  # B is taken in again
+
+
+def test_what_another_branch_has_committed_is_taken_back_only_by_a_person() -> None:
+    """Where the term of the coordinator is the furthest, the rounds of the others are lost, and told."""
+    group = GroupOfNodes("ABC")
+    group.run_to(3)
+    group.isolate("B", COORDINATOR)
+    group.run(20.0)
+    group.event(COORDINATOR, events.Asked())
+    group.run(30.0)
+    assert group.round("B") > group.round("A") > 3
+    held = group.round("A") - 3
+    group.serves = False  # so that A and C stay where they are
+    group.heal()
+    group.lost = lambda source, target, message: "B" in (source, target) and COORDINATOR not in (source, target)
+    group.run(3.0)
+    group.event(COORDINATOR, events.Asked(without=("B",)))
+    group.run(5.0)
+    assert group.told(COORDINATOR, "regroup_undoes")
+    assert held > 0 and group.head("A").term == 1
+
+
+def test_a_coordinator_that_was_away_for_long_finds_its_group_again() -> None:
+    """After 256 rounds no chain led from its head to theirs, for ever, and no newcomer was taken in."""
+    group = GroupOfNodes("ABC", train_s=0.2)
+    group.run_to(3)
+    group.isolate(COORDINATOR)
+    group.run_to(300, "ABC", seconds=600.0)
+    group.heal()
+    group.run(10.0)
+    assert group.round(COORDINATOR) >= group.round("A") - 1
+    group.start("d")
+    reached = group.round("A")
+    group.run_to(reached + 10, "ABCd")
+    assert group.member("d") in group.head("A").members
