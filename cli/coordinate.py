@@ -155,5 +155,5 @@ def _run(config: CoordinatorConfig, as_json: bool, tied: bool) -> None:
 
 def _farewell(progress: Progress, home: Path) -> str:
     if progress.complete:
-        return f"The run is complete. It is kept in {home}."
+        return f"The run is complete. It is kept in {home}; `peer export --home {quoted(home)}` writes the model."
     return f"The run is kept in {home}; its members go on training. Restart with: peer coordinate --home {quoted(home)}"

@@ -133,12 +133,14 @@ def join(
 
 def farewell(progress: Progress) -> str:
     """Return what a run that is over has come to, as far as this peer's own steps tell."""
+    rounds = progress.rounds
+    over = f"complete: round {rounds} of {rounds}" if rounds else "The run is complete"
     row = next(iter(progress.rows.values()), None)
     if row is None or not 0 < row.useless_round == row.round:
-        return "The run is complete."
+        return over if rounds else f"{over}."
     return (
-        "The run is complete, but no step of its last round was of any use here, as their loss or gradient was NaN or"
-        f" infinite: {REMEDY}."
+        f"{over}, but no step of its last round was of any use here, as their loss or gradient was NaN or infinite:"
+        f" {REMEDY}."
     )
 
 
@@ -148,7 +150,7 @@ def what_was_kept(progress: Progress, home: Path) -> str:
     if row is not None and row.fed is not None:
         peers = several(len(row.fed.peers), "peer")
         return f"Read {several(row.fed.micro_batches, 'micro-batch')} for {peers}. A feeder saves nothing."
-    if not progress.round:
+    if not progress.round and progress.saved is None:
         return ""
     if progress.saved is None and progress.left_unsaved:
         return ""  # the error says it
@@ -164,4 +166,6 @@ def what_was_kept(progress: Progress, home: Path) -> str:
     export = f"`peer export {options} --out DIR`{also} writes a model from it."
     if row is not None and row.stage != saved.stage:
         return f"{what}. Nothing is saved yet of stage {row.stage}, where this peer moved. {export}"
+    if progress.complete:
+        return f"{what}. {export}"
     return f"{what}. Join again with --home {quoted(home)} to continue from there. {export}"

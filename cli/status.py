@@ -67,7 +67,7 @@ def _show(seen: SwarmStatus) -> None:
     console.print(Text(plain(seen.name), style="bold"), f"  run {seen.run_id}  ", admission)
     console.print(_summary(seen))
     if seen.stages:
-        console.print(_table(_STAGES, [_stage_cells(stage) for stage in seen.stages]))
+        console.print(_table(_STAGES, [_stage_cells(stage, seen.complete) for stage in seen.stages]))
         console.print(_table(_PIPELINE, [_cells(seen, peer) for peer in seen.peers]))
         for peer in seen.peers:
             if peer.ready_in_s > 0:
@@ -89,11 +89,15 @@ def _summary(seen: SwarmStatus) -> Text | str:
     """Return the run's progress in one sentence."""
     of = f" of {seen.rounds}" if seen.rounds else ""
     loss = "" if seen.val_loss is None else f", last held-out loss {seen.val_loss:.3f}"
+    if seen.method == "gossip" and seen.complete:
+        return f"complete: round {seen.rounds} of {seen.rounds}, each home has its own weights{loss}"
     if seen.stages and seen.round is None:
         missing = [str(stage.stage) for stage in seen.stages if stage.round is None]
         return f"No commit with a majority was found for stage {', '.join(missing)}: none of its peers is alive."
     if seen.round is None:
         return "No commit with a majority was found: the run has not begun, or most peers are away."
+    if seen.complete:
+        return _outcome(seen, loss)
     if seen.stages:
         stages = f"{len(seen.stages)} stages, all at round {seen.round}{of} or beyond"
         return f"{stages}, {seen.tokens / 1e6:.1f} M tokens{loss}"
@@ -108,7 +112,7 @@ def _summary(seen: SwarmStatus) -> Text | str:
         )
     return Text.assemble(
         f"round {seen.round}{of}, {seen.tokens / 1e6:.1f} M tokens{loss},"
-        f" state {seen.state_hash[:8]}, {several(seen.members, 'member')} (quorum {seen.quorum}: ",
+        f" state {seen.state_hash[:8] or NOTHING}, {several(seen.members, 'member')} (quorum {seen.quorum}: ",
         "alive" if seen.quorum_alive else ("too few alive to go on", "red"),
         ")",
     )
@@ -119,6 +123,15 @@ def _skipped_text(peer: MemberStatus) -> str:
     which = "all" if peer.skipped == peer.steps else str(peer.skipped)
     of = f"{which} {several(peer.steps, 'step')}" if which == "all" else f"{which} of {several(peer.steps, 'step')}"
     return f"{plain(peer.name)} skipped {of} of its last round, whose loss or gradient was NaN or infinite: {REMEDY}"
+
+
+def _outcome(seen: SwarmStatus, loss: str) -> Text:
+    """Return the sentence about a complete run. No members are needed, so none are missing."""
+    state = f", {len(seen.stages)} stages" if seen.stages else f", state {seen.state_hash[:8] or NOTHING}"
+    done = f"complete: round {seen.round} of {seen.rounds}, {seen.tokens / 1e6:.1f} M tokens{loss}{state}; "
+    if seen.kept:
+        return Text.assemble(done, "the coordinator keeps it")
+    return Text.assemble(done, ("not kept yet: start a member again that took part to the end", "red"))
 
 
 def _bad_if(bad: bool, text: str) -> Text:
@@ -135,19 +148,21 @@ def _table(columns: Sequence[str], lines: Sequence[dict[str, Text | str]], ruled
     return table
 
 
-def _stage_cells(stage: StageStatus) -> dict[str, Text | str]:
-    """Return the text of each column for a stage."""
+def _stage_cells(stage: StageStatus, complete: bool = False) -> dict[str, Text | str]:
+    """Return the text of each column for a stage. Of a `complete` run nothing is missing."""
+    alive, served = stage.quorum_alive or complete, bool(stage.replicas) or complete
+    phase = "complete" if complete and not stage.replicas else plain(stage.phase)
     replicas = str(stage.replicas) + (f" +{stage.arriving}" if stage.arriving else "")
     members = f"{stage.members} (quorum {stage.quorum})" if stage.members else "none"
     return {
         "stage": str(stage.stage),
         "blocks": f"{stage.first}-{stage.end - 1}",
         "round": _or_nothing(stage.round),
-        "replicas": _bad_if(not stage.replicas, replicas),
-        "members": _bad_if(not stage.quorum_alive, members),
+        "replicas": _bad_if(not served, replicas),
+        "members": _bad_if(not alive, members),
         "mb/s": f"{stage.rate:.1f}",
         "queue": NOTHING if stage.queue is None else f"{stage.queue:.1f}",
-        "phase": _bad_if(not stage.replicas or not stage.quorum_alive, plain(stage.phase)),
+        "phase": _bad_if(not served or not alive, phase),
     }
 
 

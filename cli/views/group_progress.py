@@ -14,7 +14,7 @@ from swarm.run.sections import STAGES_MAX
 def _run_entered(view: ViewState, row: Row, at: float, fields: Fields) -> None:
     """A peer, or the coordinator itself, is connected to the run."""
     stages, rounds = int(fields["stages"]), int(fields["rounds"])
-    row.role, row.pipelined = str(fields["role"]), stages > 1
+    row.role, row.pipelined, view.rounds = str(fields["role"]), stages > 1, rounds
     if row.role == "coordinator":
         for stage in range(min(stages, STAGES_MAX)) if stages > 1 else (None,):
             view.groups.setdefault(stage, GroupRow(stage))
@@ -96,7 +96,30 @@ def _run_completed(view: ViewState, row: Row, at: float, fields: Fields) -> None
     group = view.group_of(fields)
     group.round, group.phase, group.complete = int(fields["round"]), "complete", True
     if view.complete:
-        view.note(f"the run is complete at round {group.round}")
+        view.note(f"complete: round {group.round} of {view.rounds or group.round}")
+
+
+def _run_found_complete(view: ViewState, row: Row, at: float, fields: Fields) -> None:
+    """A peer has come to a run that is over."""
+    number, stages = int(fields["round"]), int(fields["stages"])
+    if not fields["kept"]:
+        view.note(
+            f"complete: round {number} of {number}, but the coordinator does not have the last state yet: start a"
+            " member again that took part to the end"
+        )
+        return
+    group = view.group_of({})
+    group.round, group.phase, group.complete = number, "complete", True
+    row.phase, where = "complete", "--home" if stages == 1 and row.role != "feeder" else "INVITE"
+    if not fields["common"]:
+        where = "--home HOME_OF_ONE_THAT_TOOK_PART"
+    view.note(f"complete: round {number} of {number}; `peer export {where}` writes the model")
+
+
+def _last_state_missing(view: ViewState, row: Row, at: float, fields: Fields) -> None:
+    group = view.group_of(fields)
+    group.phase = "waits for its last state"
+    view.note(f"the last state of {group.name}, of round {fields['round']}, is not kept yet: {fields['reason']}")
 
 
 GROUP_EVENTS: Final[dict[str, Callable[[ViewState, Row, float, Fields], None]]] = {
@@ -109,4 +132,6 @@ GROUP_EVENTS: Final[dict[str, Callable[[ViewState, Row, float, Fields], None]]] 
     "prefix_full": _prefix_full,
     "stage_set_back": _stage_set_back,
     "run_completed": _run_completed,
+    "run_found_complete": _run_found_complete,
+    "last_state_missing": _last_state_missing,
 }

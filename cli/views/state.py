@@ -26,6 +26,8 @@ class ViewState:
     title: str
     keeps_all: bool = False
     stages: int = 1
+    rounds: int = 0
+    """How many the run has; 0: no end, or not known yet."""
     rows: dict[str, Row] = field(default_factory=dict)
     """Peers by name."""
     groups: dict[int | None, GroupRow] = field(default_factory=dict)

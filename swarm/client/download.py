@@ -14,12 +14,13 @@ import trio
 from torch import Tensor
 
 from optim.config import GossipConfig
-from peer.errors import NetworkError
+from peer.errors import ConfigError, NetworkError
 from peer.ipc.span import spans_of
 from peer.model.layout import join_flat
 from swarm.client.session import RunClient, open_client
 from swarm.gossip.pairing import PeerView
 from swarm.gossip.state_transfer import find_donor
+from swarm.membership.completion import COMPLETE
 from swarm.membership.member_record import MemberRecord
 from swarm.membership.proven_heads import POLL_S, ProvenHead
 from swarm.placement.stages import state_bytes, vectors_of
@@ -165,7 +166,12 @@ async def _download_replica(client: RunClient, part_file: Path) -> Download:
 
 async def _try_replica(client: RunClient, part_file: Path) -> Download:
     records = await client.members()
+    authority = records.get(client.training.authority)
     others = {peer: PeerView(record.round) for peer, record in records.items() if record.role == "full"}
+    if not others and authority is not None and authority.phase == COMPLETE:
+        raise ConfigError(
+            "the run is complete and its peers have left, each with its own weights: export from the --home of one"
+        )
     donor, place = await find_donor(client.host.rpc, others, POLL_S)
     manifest = client.training
     head = msgspec.structs.replace(manifest.first_head(), state_hash=place.state_hash, round=place.round)

@@ -14,6 +14,7 @@ import msgspec
 from optim.config import GossipConfig
 from swarm.client.session import RunClient, open_client
 from swarm.gossip.pairing import PeerView, group_round
+from swarm.membership.completion import COMPLETE
 from swarm.membership.member_record import MemberRecord
 from swarm.membership.proven_heads import ProvenHead
 from swarm.protocol.head import Head, Member
@@ -70,7 +71,8 @@ class StageStatus(msgspec.Struct, frozen=True, kw_only=True):
     first: int
     end: int
     round: int | None
-    """Of the head of the stage's group, as the fields up to `tokens`; None, 0 or empty if no head was found."""
+    """Of the head of the stage's group, as the fields up to `tokens`; None, 0 or empty if no head was found. Where the
+    coordinator tells of a later round than any head that was found, the hashes are empty."""
     term: int
     state_hash: str
     head: str
@@ -113,6 +115,10 @@ class SwarmStatus(msgspec.Struct, frozen=True, kw_only=True):
     quorum: int
     quorum_alive: bool
     """Whether enough of the head's members answered to go on."""
+    complete: bool
+    """Whether the run's last round is made, so that no members are needed any more."""
+    kept: bool
+    """Whether the coordinator says that it has the last state, and serves it to who comes later."""
     method: str
     tokens: int
     val_loss: float | None
@@ -189,17 +195,30 @@ def picture(
         rounds=manifest.run.rounds,
         round=round_,
         term=max(stage.term for stage in stages),
-        state_hash=head.state_hash.hex() if head else "",
-        head=head.hash.hex() if head else "",
+        state_hash=stages[0].state_hash if head else "",
+        head=stages[0].head if head else "",
         members=members,
         quorum=head.quorum if head else 0,
         quorum_alive=all(stage.quorum_alive for stage in stages),
+        complete=_is_complete(manifest, round_, list(records.values())),
+        kept=authority is not None and authority.phase == COMPLETE,
         method=str(manifest.outer.__struct_config__.tag),
         tokens=tokens,
         val_loss=-max(measured)[1] if measured else None,
         peers=peers,
         stages=stages if manifest.stages > 1 else [],
     )
+
+
+def _is_complete(manifest: Manifest, round_: int | None, records: Sequence[MemberRecord]) -> bool:
+    """`round_`: where the run stands. A gossip run is complete once each peer of it has made its own last round."""
+    rounds = manifest.run.rounds
+    if isinstance(manifest.outer, GossipConfig):
+        trained = [record.round for record in records if record.role == "full"]
+        if not trained:  # the coordinator has seen all of them leave with their last round
+            return any(record.role == "coordinator" and record.phase == COMPLETE for record in records)
+        return 0 < rounds <= min(trained)
+    return 0 < rounds <= (-1 if round_ is None else round_)
 
 
 def _member(peer: str, record: MemberRecord, in_head: bool, now: float) -> MemberStatus:
@@ -250,14 +269,15 @@ def _stage(
     members = set(head.members) if head else set[Member]()
     alive = bool(best and head and len(members.intersection(best.near)) >= head.quorum)
     at_least = authority if not at_work else None
+    older = head is not None and at_least is not None and head.round < at_least.round  # then its hashes are another's
     return StageStatus(
         stage=stage,
         first=first,
         end=end,
         round=max(head.round, at_least.round if at_least else 0) if head else None,
         term=head.term if head else 0,
-        state_hash=head.state_hash.hex() if head else "",
-        head=head.hash.hex() if head else "",
+        state_hash=head.state_hash.hex() if head and not older else "",
+        head=head.hash.hex() if head and not older else "",
         members=len(members),
         quorum=head.quorum if head else 0,
         quorum_alive=alive,

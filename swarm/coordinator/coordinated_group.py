@@ -1,4 +1,5 @@
-"""The coordinator's part in one group: the whole run, or the replicas of one stage. It keeps no weights.
+"""The coordinator's part in one group: the whole run, or the replicas of one stage. It keeps no weights while they
+change; the last ones are brought and kept by `swarm.coordinator.last_states`.
 
 What it decides stands in `swarm.protocol.agreement.coordination`. Here its node is told of the other groups: a group
 begins once it has a peer and the run has `min_peers` in all groups. A stage may lose all of its replicas, and go on
@@ -55,16 +56,26 @@ class CoordinatedGroup:
         """Notified of each event that `last_told` holds."""
         self.last_told: dict[str, dict[str, Field]] = {}
         """The fields of the last event of each name."""
+        self.known_peers = known_peers
         self._host, self._manifest, self._progress = host, manifest, progress
         self._waiting, self._waited_at = 0, 0.0
         timeouts = AdaptiveTimeouts(manifest.run.timeout_floor_s)
         config = agreement_config(manifest, stage, host.peer_id)
         records = RecordFiles(home.stage(stage, manifest.stages).agreement)
-        options = DriverOptions(restored=restored, per_prefix=manifest.run.members_per_prefix, tell=self._tell)
+        options = DriverOptions(
+            restored=restored,
+            per_prefix=manifest.run.members_per_prefix,
+            tell=self._hear,
+            keeps=lambda name: self.keeps(name),
+        )
         work = self._work(stage, timeouts)
         self.driver = GroupDriver(host, config, work, records, timeouts, known_peers, options)
         self.head: Head = config.genesis
         """The last head whose certificate is on this disk."""
+        self.keeps: Callable[[bytes], bool] = lambda state_hash: False
+        """Whether the coordinator serves the state with that hash."""
+        self.kept = b""
+        """The hash of the last state, once it is on this disk and served."""
         progress.add(self)
 
     def _work(self, stage: int, timeouts: AdaptiveTimeouts) -> Work:
@@ -82,6 +93,17 @@ class CoordinatedGroup:
     @property
     def completed(self) -> trio.Event:
         return self.driver.completed
+
+    @property
+    def lacks_last_state(self) -> bool:
+        """Whether the group has made its last commit, and its state is not kept here yet."""
+        return 0 < self._manifest.run.rounds <= self.head.round and self.head.state_hash != self.kept
+
+    def keep(self) -> None:
+        """Note that the last state is kept: with that the group is complete."""
+        self.kept = self.head.state_hash
+        self._host.watch((), cause=self.group)  # its members may go
+        self.tell("run_completed", {"round": self.head.round})
 
     @property
     def peers(self) -> int:
@@ -111,8 +133,6 @@ class CoordinatedGroup:
         self.head = self.driver.head
         if self.head.members:
             self._tell_head()
-        if self.completed.is_set():
-            self._tell("run_completed", {"round": self.head.round})
         await self.driver.run(self)
 
     # -- Actor ---------------------------------------------------------------------------------------------------------
@@ -127,14 +147,20 @@ class CoordinatedGroup:
 
     # -- events --------------------------------------------------------------------------------------------------------
 
-    def _tell(self, event: str, fields: dict[str, Field]) -> None:
+    def _hear(self, event: str, fields: dict[str, Field]) -> None:
+        """Tell what the node says; that the run is complete waits for the last state."""
+        if event != "run_completed":
+            self.tell(event, fields)
+
+    def tell(self, event: str, fields: dict[str, Field]) -> None:
+        """Tell people and the tasks that wait for `told` of an event of this group."""
         stage = {} if self.stage is None else {"stage": self.stage}
         self._host.events.emit(event, **fields, **stage)
         self.last_told[event] = fields
         self.told.notify()
 
     def _tell_head(self) -> None:
-        self._tell("head_seen", {"round": self.head.round, "members": len(self.head.members)})
+        self.tell("head_seen", {"round": self.head.round, "members": len(self.head.members)})
 
     # -- the other groups ----------------------------------------------------------------------------------------------
 
@@ -150,7 +176,7 @@ class CoordinatedGroup:
             return head
         fresh = self._progress.fast_forward(head)
         if fresh.round != head.round:
-            self._tell("stage_set_back", {"round": head.round, "goes_on_at": fresh.round})
+            self.tell("stage_set_back", {"round": head.round, "goes_on_at": fresh.round})
         return fresh
 
 

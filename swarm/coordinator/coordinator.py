@@ -1,19 +1,20 @@
 """The coordinator: creates the run, invites peers, starts the run, votes as a witness and regroups. It does not train.
 
-Its home holds what it needs after a crash: key and manifest, and for each group the initial state and its records in
-the agreement.
+Its home holds what it needs after a crash: key and manifest, and for each group the initial state, its records in the
+agreement and, once the run is complete, the last state.
 """
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import trio
 
 from dht.node import NodeConfig, open_node
@@ -24,14 +25,18 @@ from peer.files import write_atomically
 from peer.identity import Identity
 from peer.net.host import Host, HostConfig, open_host
 from swarm.coordinator.coordinated_group import CoordinatedGroup
-from swarm.coordinator.create_run import CreatedRun, InitialState, create_run, reload
+from swarm.coordinator.create_run import CreatedRun, KeptState, create_run, reload
+from swarm.coordinator.gossip_end import GossipEnd
+from swarm.coordinator.last_states import LastStates, Place
 from swarm.coordinator.regroup import serve_requests
 from swarm.coordinator.run_progress import RunProgress
 from swarm.coordinator.webhook import Webhook
 from swarm.membership.bans import extend_bans, spread_bans
+from swarm.membership.completion import COMPLETE
 from swarm.membership.member_record import MEMBERS, MemberRecord, member_record, member_schema
 from swarm.membership.membership import Membership
 from swarm.membership.reachability import serve_dial_back
+from swarm.protocol.head import Head
 from swarm.rounds.handlers import serve_agreement, serve_heads
 from swarm.run.config import RunConfig
 from swarm.run.gate import Gate
@@ -102,11 +107,13 @@ async def run_coordinator(
                 gate.learn_bans(bans)
             serve_run_files(host.rpc, run_files, tokenizer)
             serve_dial_back(host)
-            serve_snapshots(host.rpc, [_snapshots(state) for state in states])
+            stores = [_snapshots(state) for state in states]
+            states.clear()  # the stores have copies
+            serve_snapshots(host.rpc, stores)
             node_config = NodeConfig(manifest.run_id, config.bootstrap, home.addresses)
             async with open_node(host, node_config, [member_schema(gate)]) as node:
                 addresses = (*host.addresses, *config.bootstrap)[:ADDRESSES_MAX]
-                coordinator = _Coordinator(config, manifest, host, home)
+                coordinator = _Coordinator(config, manifest, host, home, stores)
                 membership = Membership(node, host, MEMBERS, manifest.run_id, coordinator.member_record)
                 coordinator.membership = membership
                 async with trio.open_nursery() as nursery:
@@ -117,7 +124,9 @@ async def run_coordinator(
                         nursery.start_soon(Webhook(config.notify, manifest.run_id, rules.name, events).run)
                     for group in coordinator.groups:
                         nursery.start_soon(group.run)
-                    nursery.start_soon(coordinator.announce_completion, membership)
+                    nursery.start_soon(coordinator.last_states.run)
+                    if not coordinator.groups:
+                        nursery.start_soon(coordinator.gossip_end.run, membership.others)
                     nursery.start_soon(serve_requests, home, coordinator.groups, events)
                     write_atomically(home.listening, "".join(f"{address}\n" for address in addresses).encode())
                     ready(printed_invite(home, identity, manifest, addresses, gate.bans))
@@ -126,7 +135,9 @@ async def run_coordinator(
 class _Coordinator:
     """Its part in each group; `membership` is set before they run. In gossip, peers agree on nothing together."""
 
-    def __init__(self, config: CoordinatorConfig, manifest: Manifest, host: Host, home: Home) -> None:
+    def __init__(
+        self, config: CoordinatorConfig, manifest: Manifest, host: Host, home: Home, stores: Sequence[SnapshotStore]
+    ) -> None:
         self.membership: Membership[MemberRecord] | None = None
         self._manifest, self._host = manifest, host
         self._began, self._session = time.time(), secrets.token_hex(8)
@@ -137,15 +148,16 @@ class _Coordinator:
             CoordinatedGroup(host, manifest, stage, home, partial(self._replicas, stage), progress, config.restored)
             for stage in stages
         ]
+        self.last_states = LastStates(Place(host, home, manifest), self.groups, stores, self._announce)
+        self.gossip_end = GossipEnd(home, 0 if self.groups else rounds, host.events)
         drivers = {group.group: group.driver for group in self.groups}
         serve_agreement(host.rpc, lambda: drivers)
         serve_heads(host.rpc, lambda: drivers)
 
-    async def announce_completion(self, membership: Membership[MemberRecord]) -> None:
-        """Announce the end once all groups have made their last commit: their members wait for that."""
-        for group in self.groups:
-            await group.completed.wait()
-        await membership.announce()
+    async def _announce(self) -> None:
+        """Publish at once what is done about the last states: the members wait for that."""
+        if self.membership is not None:
+            await self.membership.announce()
 
     def _replicas(self, stage: int) -> list[str]:
         """Return the peers whose records say that they belong to that group."""
@@ -155,19 +167,29 @@ class _Coordinator:
 
     def member_record(self) -> MemberRecord:
         """Return the coordinator's record, with the head of the group furthest behind."""
+        if self.gossip_end.is_over:
+            first = self._manifest.first_head()  # of a common state nothing is said: there is none
+            last_round = msgspec.structs.replace(first, round=self._manifest.run.rounds, state_hash=b"")
+            return self._record(last_round, COMPLETE)
         last = min(self.groups, key=lambda group: group.head.round, default=None)
+        over = COMPLETE if last is not None and 0 < self._manifest.run.rounds <= last.head.round else ""
+        if last is None:
+            return self._record(self._manifest.first_head(), "coordinating")
+        return self._record(last.head, self.last_states.phase or over or last.phase)
+
+    def _record(self, head: Head, phase: str) -> MemberRecord:
         return member_record(
             self._host,
-            self._manifest.first_head() if last is None else last.head,
+            head,
             session=self._session,
             name="coordinator",
             role="coordinator",
-            phase="coordinating" if last is None else last.phase,
+            phase=phase,
             joined_at=self._began,
         )
 
 
-def _snapshots(state: InitialState) -> SnapshotStore:
+def _snapshots(state: KeptState) -> SnapshotStore:
     snapshots = SnapshotStore(state.tree.size_bytes, 1 << 16)
     snapshots.publish(state.tree, list(state.tensors.values()))
     return snapshots

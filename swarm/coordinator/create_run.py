@@ -35,16 +35,16 @@ from swarm.run.tokenizer import read_tokenizer
 
 
 @dataclass(frozen=True)
-class InitialState:
-    """The initial outer state of one stage."""
+class KeptState:
+    """The outer state of one stage that the coordinator serves: the initial one or, of a complete run, the last."""
 
     tensors: dict[str, Tensor]
     """"theta" and what else the method shares, flat fp32, each of the stage's shape (P,)."""
     tree: StateTree
 
 
-CreatedRun = tuple[Signed, bytes, list[InitialState]]
-"""The signed manifest, the tokenizer.json (empty for bytes) and each stage's state of round 0."""
+CreatedRun = tuple[Signed, bytes, list[KeptState]]
+"""The signed manifest, the tokenizer.json (empty for bytes) and each stage's state."""
 
 
 def create_run(path: Path, run: RunConfig, identity: Identity, events: EventLog) -> CreatedRun:
@@ -69,7 +69,7 @@ def create_run(path: Path, run: RunConfig, identity: Identity, events: EventLog)
         shared = shared_vectors(run.outer, run.codec, layout, run.inner)
         tensors = {"theta": part, **{name: torch.zeros_like(part) for name in shared}}
         _check_slices(run, layout, list(tensors.values()))
-        states.append(InitialState(tensors, hash_state(list(tensors.values()))))
+        states.append(KeptState(tensors, hash_state(list(tensors.values()))))
     manifest = Manifest(
         protocol=PROTOCOL_VERSION,
         authority=identity.peer_id,
@@ -100,16 +100,16 @@ def create_run(path: Path, run: RunConfig, identity: Identity, events: EventLog)
     return run_files, tokenizer, states
 
 
-def reload(path: Path, manifest: Manifest, identity: Identity, events: EventLog) -> list[InitialState]:
-    """Read the initial state of each stage from `path`. Raises CheckpointError."""
+def reload(path: Path, manifest: Manifest, identity: Identity, events: EventLog) -> list[KeptState]:
+    """Read the newest state of each stage that is kept under `path`. Raises CheckpointError."""
     states = []
     for stage in range(manifest.stages):
         store = open_store(Home(path), manifest, stage, identity, events)
         store.prepare()
         loaded = store.load_latest()
         if loaded is None:
-            raise CheckpointError(f"the run's initial state under {path} is gone or damaged: restore it from a backup")
-        states.append(InitialState(loaded.tensors, loaded.tree))
+            raise CheckpointError(f"the run's state under {path} is gone or damaged: restore it from a backup")
+        states.append(KeptState(loaded.tensors, loaded.tree))
     return states
 
 

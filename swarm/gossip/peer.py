@@ -30,7 +30,7 @@ from swarm.gossip.messages import SLICE_BYTES_MAX
 from swarm.gossip.pairing import PeerView
 from swarm.gossip.replica import Replica
 from swarm.membership.member_record import MEMBERS, MemberRecord, measured_record, member_record
-from swarm.membership.membership import Membership
+from swarm.membership.membership import REFRESH_S, Membership
 from swarm.protocol.head import Head, Member
 from swarm.protocol.ledger import Range
 from swarm.protocol.plan import Assignment
@@ -43,6 +43,7 @@ from swarm.run.peer_context import PeerContext
 from swarm.state.snapshots import SnapshotStore
 
 COMPUTE_S_MAX: Final = 3600.0
+TELL_S: Final = REFRESH_S + 1.0  # in which the coordinator reads that this peer has made its last round
 VECTORS: Final = ("theta", "move")
 
 
@@ -120,6 +121,8 @@ class _GossipParticipant:
         async with self._upkeep.open(lambda: self._engine.head) as tasks:
             tasks.start_soon(self._membership.run)
             await self._engine.run()
+            await self._membership.announce()
+            await trio.sleep(TELL_S)
             await self._upkeep.finish(self._engine.head, self._measures)
 
     # -- GossipListener ----------------------------------------------------------------------------------------------

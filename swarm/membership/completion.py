@@ -1,14 +1,15 @@
-"""The end of a run: no peer is left alone with less than the last round.
+"""The end of a run: no peer is left alone with less than the last round, and the last state is kept.
 
 Joiners and other stages reach the last commit later. A peer that all holders of it had left would go on from an earlier
-round, so peers stay until joiners, the other groups and the coordinator have it, for a limited time. The last
-measurement needs all stages, too: the peer that makes it publishes the phase `MEASURING`. A peer that comes after all
-have left is told so.
+round, so peers stay until joiners, the other groups and the coordinator have it, for a limited time. The coordinator
+has it once the state of every stage is on its disk, from where it serves it after all have left; until then it
+publishes the phase `FETCHING` or `WANTING`. The last measurement needs all stages, too: the peer that makes it
+publishes the phase `MEASURING`. A peer that comes too late for a state that no peer serves is told so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Final
 
@@ -21,14 +22,31 @@ from swarm.membership.membership import TTL_S, Membership
 SERVE_S: Final = 60.0  # after the last commit of its own group a peer serves the others for this long at most
 TOO_LATE_S: Final = 60.0  # a peer that has the last commit may come back within this time
 LOOK_EVERY_S: Final = 0.5
+FETCH_S: Final = 3600.0  # while the coordinator fetches the last state, a peer stays for this long at most
 MEASURING: Final = "measuring"  # the phase of a peer that has the last commit and has yet to measure the final loss
+FETCHING: Final = "fetching the last state"  # the phase of the coordinator
+WANTING: Final = "waiting for the last state"  # its phase while no peer serves that, or its disk does not take it
+COMPLETE: Final = "complete"  # its phase from then on
 
 
-async def wait_for_others(membership: Membership[MemberRecord], rounds: int) -> None:
-    """Stay, with the last commit of this peer's group, while another peer has yet to get its own."""
+async def wait_for_others(membership: Membership[MemberRecord], rounds: int, authority: str) -> None:
+    """Stay, with the last commit of this peer's group, while another peer has yet to get its own. `authority`: the
+    coordinator, whose fetch of the last state may take longer than others are waited for."""
     await membership.announce()
-    with trio.move_on_after(SERVE_S):
-        await run_is_over(membership, rounds, trains=True)
+    async with trio.open_nursery() as nursery:
+
+        async def wait() -> None:
+            await run_is_over(membership, rounds, trains=True)
+            nursery.cancel_scope.cancel()
+
+        nursery.start_soon(wait)
+        left_s, until = SERVE_S, trio.current_time() + FETCH_S
+        while left_s > 0 and trio.current_time() < until:
+            await trio.sleep(LOOK_EVERY_S)
+            record = membership.others().get(authority)
+            if record is None or record.phase != FETCHING:
+                left_s -= LOOK_EVERY_S
+        nursery.cancel_scope.cancel()
 
 
 async def run_is_over(membership: Membership[MemberRecord], rounds: int, trains: bool) -> None:
@@ -49,7 +67,7 @@ async def run_is_over(membership: Membership[MemberRecord], rounds: int, trains:
             if record.role != "feeder" and (peer not in read or read[peer][1] != record):
                 read[peer] = (now, record)
         there = [r for peer, (at, r) in read.items() if peer in known or (now - at < TTL_S and not has_left(peer))]
-        if rounds and (trains or there) and all(_is_through(record, rounds) for record in there):
+        if rounds and (trains or there) and all(_is_through(record, rounds, trains) for record in there):
             return
         await trio.sleep(LOOK_EVERY_S)
         if trains or (rounds and any(record.round >= rounds for record in there)):
@@ -58,14 +76,16 @@ async def run_is_over(membership: Membership[MemberRecord], rounds: int, trains:
 
 
 async def check_run_alive(others: MemberView, authority: str, rounds: int, is_behind: Callable[[], bool]) -> None:
-    """Run until cancelled. Raises NoQuorum where the coordinator, the peer `authority`, says that the run is complete,
-    this peer has been behind (`is_behind()`) for `TOO_LATE_S`, and no other peer had the last of `rounds` meanwhile."""
+    """Run until cancelled. Raises NoQuorum where the coordinator, the peer `authority`, says that the last of `rounds`
+    is committed, this peer has been behind (`is_behind()`) for `TOO_LATE_S`, and neither the coordinator nor any other
+    peer had its state meanwhile."""
     since = trio.current_time()
     while True:
         await trio.sleep(LOOK_EVERY_S)
         now, there = trio.current_time(), others()
         over = rounds and authority in there and there[authority].round >= rounds
-        passed_on = any(record.round >= rounds for peer, record in there.items() if peer != authority)
+        held = (r for peer, r in there.items() if peer != authority or r.phase in (COMPLETE, FETCHING))
+        passed_on = any(record.round >= rounds for record in held)
         if not over or passed_on or not is_behind():
             since = now
         elif now - since >= TOO_LATE_S:
@@ -75,5 +95,12 @@ async def check_run_alive(others: MemberView, authority: str, rounds: int, is_be
             )
 
 
-def _is_through(record: MemberRecord, rounds: int) -> bool:
-    return record.round >= rounds and record.phase != MEASURING
+def stages_over(records: Mapping[str, MemberRecord], authority: str, rounds: int) -> bool:
+    """Whether all stages have made the last of `rounds`, as the coordinator says: no peer is needed elsewhere."""
+    return authority in records and 0 < rounds <= records[authority].round
+
+
+def _is_through(record: MemberRecord, rounds: int, trains: bool) -> bool:
+    """`trains`: as in `run_is_over`. Only replicas can bring the coordinator what it waits for."""
+    busy = (MEASURING, FETCHING, WANTING) if trains else (MEASURING,)
+    return record.round >= rounds and record.phase not in busy

@@ -38,7 +38,7 @@ class ProvenHead:
     links: tuple[ChainLink, ...]
     holders: tuple[str, ...] = ()
     """The peers that stand at this head or the one after it: both hold its state, as they say. The coordinator holds
-    only the first state of all."""
+    only the first state of all and, of a complete run, the last."""
     near: tuple[Member, ...] = ()
     """All that stand at this head, the one before or the one after: some hear of a commit a moment later."""
 
@@ -97,6 +97,7 @@ class _Poll:
         self.group = config.genesis.run_id
         self._host, self._coordinator, self._book = host, config.coordinator, ProofBook(config)
         self._said: dict[Member, bytes] = {}  # the hash of the head where each says that it stands
+        self._kept = b""  # the hash of the head whose state the coordinator says that it serves
         self._checking = trio.Lock()
 
     async def take(self, peer: str, report: HeadReport) -> None:
@@ -112,6 +113,8 @@ class _Poll:
                 self._host.events.emit("peer_penalized", peer=peer, reason=str(error))
                 return
         self._said[report.member] = head.hash
+        if peer == self._coordinator and report.kept:
+            self._kept = head.hash
 
     def found(self) -> list[ProvenHead]:
         """Return the proved heads that peers report, best first."""
@@ -127,6 +130,7 @@ class _Poll:
             proven = self._book.proven[name]
             holding = at[name] | after.get(name, set())
             near = holding | at.get(proven.head.previous, set())
-            holders = {m.peer for m in holding if m.peer != self._coordinator or proven.head.round == 0}
+            kept = name == self._kept or proven.head.round == 0
+            holders = {m.peer for m in holding if m.peer != self._coordinator or kept}
             found.append(replace(proven, holders=tuple(sorted(holders)), near=tuple(sorted(near))))
         return sorted(found, key=lambda proven: position_of(proven.head), reverse=True)

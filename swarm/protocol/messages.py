@@ -45,6 +45,8 @@ class HeadReport(msgspec.Struct, frozen=True):
     links: HeadProof = ()
     """What proves the head (`swarm.protocol.agreement.proof`); empty where there is no proof, or none that fits into a
     reply."""
+    kept: bool = False
+    """Of the coordinator's: whether it serves the state of that head, which it does at a run's two ends."""
 
 
 CONTRIBUTION: Final = Method("exchange.contribution", SliceOf, Done, request_payload_max=SLICE_BYTES_MAX)

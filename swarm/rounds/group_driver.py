@@ -59,6 +59,8 @@ class DriverOptions:
     """Members of one address prefix in a head at most: further newcomers are not heard."""
     tell: Tell | None = None
     """In place of the host's event log."""
+    keeps: Callable[[bytes], bool] = lambda state_hash: False
+    """At the coordinator: whether it serves the state with that hash."""
 
 
 class Actor(Protocol):
@@ -135,7 +137,8 @@ class GroupDriver:
         """Return the last head that is committed here, with its proof. A head that the node has moved to is not shown
         before: its link may not be on disk yet."""
         head = self._shown
-        report = HeadReport(head, self.me, self.phase, self._node.proof_of(head.hash))
+        kept = self._options.keeps(head.state_hash)
+        report = HeadReport(head, self.me, self.phase, self._node.proof_of(head.hash), kept)
         if len(msgspec.msgpack.encode(report)) <= REPORT_BYTES_MAX:
             return report
         self._host.events.emit("proof_too_large", round=head.round, links=len(report.links))

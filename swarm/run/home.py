@@ -3,7 +3,8 @@
 lock   identity.key   invite   listening   manifest.msgpack   tokenizer.json   guests.msgpack   addresses.json
 events.jsonl   worker.log   worker/   corpus/   agreement/   results/   fetched/   checkpoints/
 state.part
-At the coordinator also bans.msgpack, and regroup.request and regroup.answer while a person asks for a regroup
+At the coordinator also bans.msgpack, complete (of a gossip run), and regroup.request and regroup.answer while a person
+asks for a regroup
 
 `agreement/` holds what this peer has promised to the other members of its group. It must never be put back from a
 backup: delete it instead.
@@ -51,6 +52,11 @@ class Home:
     def bans(self) -> Path:
         """At the coordinator: the signed ban list."""
         return self.path / "bans.msgpack"
+
+    @property
+    def complete(self) -> Path:
+        """At the coordinator of a gossip run: there once all its peers have made their last round."""
+        return self.path / "complete"
 
     @property
     def guests(self) -> Path:

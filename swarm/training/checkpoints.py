@@ -107,11 +107,6 @@ class LocalCheckpoint:
         return True, f"{problem}; no other peer keeps the state of round {head.round}, which is lost: free some space"
 
 
-def save_proof(home: Home, proof: HeadProof) -> None:
-    """Write the proof of a commit that lies in `home`, the folder of its stage. Raises ResourceError."""
-    write_atomically(home.proof, msgspec.msgpack.encode(proof))
-
-
 def proof_of(context: PeerContext, stage: int, head: Head) -> tuple[ChainLink, ...] | None:
     """Return the proof of a commit of `stage` that lies in this home: what came with a backup, or what the replica that
     made it has on disk. None where there is none; none is needed for round 0, where it is empty."""

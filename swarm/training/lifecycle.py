@@ -82,7 +82,7 @@ class PeerLifecycle:
         return moves
 
     async def _wait_for_others(self) -> None:
-        await wait_for_others(self._membership, self._manifest.run.rounds)
+        await wait_for_others(self._membership, self._manifest.run.rounds, self._manifest.authority)
 
     async def _feed(self) -> None:
         """Read text for the first stage until all stages have reached the run's end."""

@@ -20,6 +20,7 @@ from swarm.run.home import Home
 from swarm.run.manifest import open_manifest
 from swarm.run.manifest_transfer import serve_run_files
 from swarm.run.peer_context import JoinConfig, PeerContext
+from swarm.training.complete_run import comes_too_late
 from swarm.training.join_checks import check_join
 from swarm.training.lifecycle import PeerLifecycle
 from swarm.training.worker_config import worker_config
@@ -28,8 +29,8 @@ __all__ = ["JoinConfig", "run_participant"]
 
 
 async def run_participant(config: JoinConfig, watch: Watcher | None = None) -> None:
-    """Join the run and train until it is complete or the task is cancelled; the last commit is then saved. `watch` gets
-    every event.
+    """Join the run and train until it is complete or the task is cancelled; the last commit is then saved. Of a run
+    that is complete already the last state is fetched, and nothing else done. `watch` gets every event.
 
     Raises ConfigError, NetworkError, NotAdmitted, ResourceError or CheckpointError if this machine cannot join.
     """
@@ -50,9 +51,6 @@ async def run_participant(config: JoinConfig, watch: Watcher | None = None) -> N
             chain = config.invite.membership(identity)
             entered = await enter_run(host, config.invite, home, chain, open_manifest)
             manifest = entered.manifest
-            check_join(config, manifest)
-            write_atomically(home.invite, f"{config.invite}\n".encode())
-            write_atomically(home.listening, "".join(f"{address}\n" for address in host.addresses).encode())
             rules, stages = manifest.run, manifest.stages
             events.emit(
                 "run_entered",
@@ -67,6 +65,11 @@ async def run_participant(config: JoinConfig, watch: Watcher | None = None) -> N
             node_config = NodeConfig(manifest.run_id, config.invite.addresses, home.addresses)
             async with open_node(host, node_config, [member_schema(entered.gate)]) as node:
                 context = PeerContext(config, home, manifest, host, entered.gate, node)
+                if await comes_too_late(context):
+                    return
+                check_join(config, manifest)
+                write_atomically(home.invite, f"{config.invite}\n".encode())
+                write_atomically(home.listening, "".join(f"{address}\n" for address in host.addresses).encode())
                 if isinstance(manifest.outer, GossipConfig):
                     async with open_worker_group(worker_config(context)) as worker_group:
                         await run_gossip(context, worker_group)

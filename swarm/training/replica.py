@@ -227,8 +227,8 @@ class StageReplica:
         self._upkeep.committed(head, self._measures(head))
 
     def donors(self, head: Head) -> Iterable[str]:
-        """Return the peers that have published that state; the coordinator has the first one."""
-        first = [self._manifest.authority] if head.round == 0 else []
+        """Return the peers that have published that state; the coordinator has the first, and the last in the end."""
+        first = [self._manifest.authority] if head.round in (0, self._manifest.run.rounds) else []
         return first + [peer for peer, record in self._group().items() if record.state_hash == head.state_hash]
 
     # -- inside ------------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from peer.errors import BarnraiseError, ProtocolViolation, RemoteError
 from peer.net.rpc_server import BUSY, UNKNOWN_METHOD
 from swarm.membership.member_record import MemberRecord, MemberView
 from swarm.membership.proven_heads import ProofBook, ProvenHead, ask_proven_heads
+from swarm.placement.commits import fetch_commit, save_commit
 from swarm.placement.stage_choice import at_work
 from swarm.placement.stages import open_store
 from swarm.protocol.agreement.chain import position_of
@@ -27,7 +28,7 @@ from swarm.protocol.head import Head
 from swarm.run.agreement import agreement_config
 from swarm.run.peer_context import PeerContext
 from swarm.training.checkpoints import proof_of
-from swarm.training.stage_backup import HELD_BACKUP, AskBackup, fetch_commit, rendezvous_rank, save_backup
+from swarm.training.stage_backup import HELD_BACKUP, AskBackup, rendezvous_rank
 
 ASK_FOR_S: Final = 20.0
 ASK_AGAIN_S: Final = 0.5
@@ -120,7 +121,7 @@ async def _bring(context: PeerContext, stage: int, offer: ProvenHead) -> bool:
     events = context.host.events
     try:
         fetched = await fetch_commit(context, stage, offer)
-        if not await save_backup(context, stage, offer, fetched):
+        if not await save_commit(context, stage, offer, fetched):
             return False
     except BarnraiseError as error:
         events.emit("backup_stale", stage=stage, reason=str(error))

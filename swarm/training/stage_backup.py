@@ -21,15 +21,15 @@ from peer.net.rpc import Call, Method
 from peer.net.wire import LARGE_HEADER_BYTES
 from swarm.membership.member_record import MemberRecord, MemberView, Stage
 from swarm.membership.proven_heads import ProvenHead, ask_proven_heads
-from swarm.placement.stages import layout_of, open_store, state_bytes, vectors_of
+from swarm.placement.commits import fetch_commit, save_commit
+from swarm.placement.stages import open_store, state_bytes
 from swarm.protocol.agreement.proof import HeadProof
 from swarm.protocol.head import Head
 from swarm.protocol.messages import SLICE_BYTES_MAX
 from swarm.run.agreement import agreement_config
 from swarm.run.peer_context import PeerContext
-from swarm.state.fetch import Fetched, fetch_state
 from swarm.state.snapshots import SnapshotStore
-from swarm.training.checkpoints import proof_of, save_proof
+from swarm.training.checkpoints import proof_of
 
 BACKUP_HOLDERS: Final = 2  # of each stage
 EVERY_S: Final = 15.0
@@ -102,7 +102,7 @@ class StageBackup:
         fetched = await fetch_commit(self._context, self.of, found)
         async with self._lock:
             self._held = None
-            if await save_backup(self._context, self.of, found, fetched):
+            if await save_commit(self._context, self.of, found, fetched):
                 self._head, donors = found.head, len(found.holders)
                 self._host.events.emit("backup_saved", stage=self.of, round=found.head.round, donors=donors)
 
@@ -130,35 +130,6 @@ async def newest_seen(context: PeerContext, stage: int, records: Mapping[str, Me
     config = agreement_config(context.manifest, stage, context.host.peer_id)
     found = await ask_proven_heads(context.host, config, asked, ASK_S, ASKED_MAX)
     return next((proven for proven in found if proven.holders and proven.head.members), None)
-
-
-async def save_backup(context: PeerContext, stage: int, proven: ProvenHead, state: Fetched) -> bool:
-    """Write a fetched state of `stage` to disk, as a replica of it does; return whether that went well."""
-    manifest, host, head = context.manifest, context.host, proven.head
-    store = open_store(context.home, manifest, stage, host.identity, host.events)
-    await trio.to_thread.run_sync(store.prepare)
-    named = dict(zip(vectors_of(manifest, stage), state.tensors, strict=True))
-    layout = layout_of(manifest, stage)
-    if not await store.save(max(head.round, 0), msgspec.msgpack.encode(head), named, layout):
-        return False
-    folder = context.home.stage(stage, manifest.stages)
-    await trio.to_thread.run_sync(save_proof, folder, proven.links)
-    return True
-
-
-async def fetch_commit(context: PeerContext, stage: int, proven: ProvenHead) -> Fetched:
-    """Fetch the state of a head from its holders, checked against its hash. Raises NetworkError, ResourceError."""
-    folder = context.home.stage(stage, context.manifest.stages)
-    await trio.to_thread.run_sync(lambda: folder.path.mkdir(parents=True, exist_ok=True))
-    return await fetch_state(
-        context.host.rpc,
-        lambda: proven.holders,
-        proven.head.state_hash,
-        state_bytes(context.manifest, stage),
-        folder.path / "backup.part",
-        context.host.events,
-        len(vectors_of(context.manifest, stage)),
-    )
 
 
 def rendezvous_rank(peer: str, stage: int) -> bytes:

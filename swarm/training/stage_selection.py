@@ -19,7 +19,7 @@ import trio
 from peer import faults
 from peer.errors import ConfigError, NetworkError
 from peer.free_memory import free_memory_bytes
-from swarm.membership.completion import MEASURING
+from swarm.membership.completion import MEASURING, stages_over
 from swarm.membership.member_record import MEMBERS, MemberRecord, MemberRole, measured_record, member_record
 from swarm.membership.membership import REFRESH_S, Membership
 from swarm.membership.proven_heads import ask_proven_heads
@@ -80,6 +80,7 @@ class StageSelection:
         self._replica: StageReplica | None = None
         self._opened_at = 0.0
         self._missing: tuple[int, ...] = ()
+        self._finished = set[int]()  # stages whose last commit a record has told of
         self._was_served = False  # by another replica, since this peer set out for its stage
         self._passed = (0, trio.current_time())  # micro-batches counted by this replica, and when they were looked at
         self._rate = 0.0  # of these, a second
@@ -187,6 +188,8 @@ class StageSelection:
             self._note_missing()
             self._watch_next()
             self._tell_load()
+            if self._is_over:
+                continue
             if self._is_orphaned:
                 return
             self._was_served |= self._is_served
@@ -250,10 +253,24 @@ class StageSelection:
     def _note_missing(self) -> None:
         """Tell which stages no peer serves: training waits for them."""
         now, records = time.time(), self.membership.view
-        missing = tuple(s for s in range(self._manifest.stages) if not at_work(s, records, now))
+        self._finished |= {record.stage for record in records.values() if self._has_last_round(record)}
+        missing = tuple(s for s in range(self._manifest.stages) if not self._is_over and not at_work(s, records, now))
         if missing != self._missing:
             self._missing = missing
             self._host.events.emit("stages_missing", stages=[str(stage) for stage in missing])
+
+    def _has_last_round(self, record: MemberRecord) -> bool:
+        return record.role == "stage" and 0 < self._manifest.run.rounds <= record.round
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether all stages have made the run's last commit: then peers leave, and none is needed elsewhere. The
+        coordinator says so. While it is away, the last word of the stages counts where this one has its last commit."""
+        rounds, authority, records = self._manifest.run.rounds, self._manifest.authority, self.membership.view
+        if authority in records:
+            return stages_over(records, authority, rounds)
+        done = self._replica is not None and 0 < rounds <= self._replica.head.round
+        return done and self._finished | {self._place.stage} >= set(range(self._manifest.stages))
 
     def _watch_next(self) -> None:
         """Watch the replicas of the next stage, so that calls to one that dies or freezes fail at once."""

@@ -213,7 +213,8 @@ class Chain:
     def next_stop(self) -> list[say.ChainLink] | None:
         """Return the path to the highest certified head whose state is here; None if there is none.
 
-        While the highest one's state is missing, ask for it, and go on in this node's own term: perhaps no peer has it."""
+        While the highest one's state is missing, ask for it, and go on in this node's own term meanwhile: perhaps no
+        peer has that state."""
         goal = self._ahead.get(self._goal)
         if goal is None:
             return None

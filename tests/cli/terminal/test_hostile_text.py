@@ -117,8 +117,8 @@ def run_status(text: str, stages: int) -> dict[str, Any]:
     feeder = msgspec.structs.replace(member(text, -1), role="feeder")
     seen = SwarmStatus(
         run_id=text, name=text, open=True, rounds=5, round=1, term=1, state_hash=text, head=text, members=1, quorum=1,
-        quorum_alive=False, method="diloco", tokens=1, val_loss=None, peers=[member(text, 0), feeder],
-        stages=[stage] * stages,
+        quorum_alive=False, complete=stages > 1, kept=False, method="diloco", tokens=1, val_loss=None,
+        peers=[member(text, 0), feeder], stages=[stage] * stages,
     )  # fmt: skip
     built = msgspec.to_builtins(seen)
     assert isinstance(built, dict)
@@ -140,6 +140,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "text_fed": {"peers": [EVIL, EVIL]},
     "quorum_lost": {"away": [EVIL, EVIL]},
     "stages_missing": {"stages": [EVIL]},
+    "run_found_complete": {"kept": False, "common": True},
 }
 
 

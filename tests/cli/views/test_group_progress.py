@@ -83,8 +83,9 @@ def test_the_run_is_complete_with_its_last_stage(stages: int) -> None:
     for stage in range(stages):
         assert not progress.complete and "go on training" in _farewell(progress, Path(HOME))
         tell(progress, "run_completed", round=9, **({"stage": stage} if stages > 1 else {}))
-    assert progress.complete and _farewell(progress, Path(HOME)) == "The run is complete. It is kept in coordinator."
-    assert told(progress)[1:] == ["the run is complete at round 9"]
+    ends = "The run is complete. It is kept in coordinator; `peer export --home coordinator` writes the model."
+    assert progress.complete and _farewell(progress, Path(HOME)) == ends
+    assert told(progress)[1:] == ["complete: round 9 of 9"]
     assert lines_of(progress)[0][-1] == "complete"
 
 

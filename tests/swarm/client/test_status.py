@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from rich.text import Text
 
 from cli import status
+from optim.config import GossipConfig
 from swarm.client.status import SwarmStatus, picture
+from swarm.membership.completion import COMPLETE, WANTING
 from swarm.membership.member_record import MemberRecord
 from swarm.membership.proven_heads import ProvenHead
 from swarm.protocol.head import Head, Member
@@ -20,6 +23,12 @@ NOW = 1_800_000_000.0
 
 def peer(**changes: object) -> MemberRecord:
     return msgspec.structs.replace(record("s"), at=NOW - 1, **changes)
+
+
+def finite(stages: int) -> Manifest:
+    """A run of 9 rounds."""
+    manifest = manifest_of(stages)
+    return msgspec.structs.replace(manifest, run=msgspec.structs.replace(manifest.run, rounds=9))
 
 
 def candidate(manifest: Manifest, stage: int, round: int, members: list[str], there: int | None = None) -> ProvenHead:
@@ -101,8 +110,8 @@ def test_status_shows_stages_moves_and_feeders(capsys: pytest.CaptureFixture[str
     ]
     assert ["1", "2-3", "6", "1", "+2", "1", "(quorum", "1)", "0.0", "2.0", "training"] in lines
     assert ["2", "4-5", "-", "0", "none", "0.0", "-", "not", "served"] in lines
-    assert ["fay", "f", "-", "-", "-", "-", "feeding"] in lines, "a feeder has neither stage nor round"
-    assert ["eve", "+", "e", "1", "-", "0.0", "0.0", "starting"] in lines, "nor has a joiner a round yet"
+    assert ["fay", "f", "-", "-", "-", "-", "-", "feeding"] in lines, "a feeder has neither stage nor round"
+    assert ["eve", "+", "e", "1", "-", "0.0", "0.0", "-", "starting"] in lines, "nor has a joiner a round yet"
     seen = picture(manifest, records, [*best[:2], candidate(manifest, 2, 8, ["g"])], NOW)
     assert "3 stages, all at round 6 or beyond" in shown(seen, capsys)
 
@@ -144,3 +153,59 @@ def test_status_of_a_whole_model_shows_no_stages(capsys: pytest.CaptureFixture[s
     text = shown(picture(manifest, {"a": peer(name="ann")}, [candidate(manifest, 0, 4, ["a"])], NOW), capsys)
     assert "round 4" in text and "state 04040404, 1 member (quorum 1: alive)" in text
     assert "stage" not in text
+
+
+def test_a_complete_run_misses_nobody(capsys: pytest.CaptureFixture[str]) -> None:
+    """All members have left, as they should."""
+    manifest = finite(1)
+    last = candidate(manifest, 0, 9, ["a", "b"], 0)
+    coordinator = peer(name="coordinator", role="coordinator", round=9, phase=COMPLETE)
+    seen = picture(manifest, {manifest.authority: coordinator}, [last], NOW)
+    assert (seen.complete, seen.kept, seen.round, seen.state_hash) == (True, True, 9, "09" * 32)
+    text = shown(seen, capsys)
+    assert "complete: round 9 of 9" in text and "state 09090909; the coordinator keeps it" in text
+    assert "quorum" not in text and "too few" not in text
+
+    wanting = msgspec.structs.replace(coordinator, phase=WANTING)
+    seen = picture(manifest, {manifest.authority: wanting}, [last], NOW)
+    assert (seen.complete, seen.kept) == (True, False)
+    assert "not kept yet: start a member again" in shown(seen, capsys).replace("\n", "")
+    before = msgspec.structs.replace(coordinator, round=8, phase="coordinating")
+    assert not picture(manifest, {manifest.authority: before}, [candidate(manifest, 0, 8, ["a"])], NOW).complete
+    assert not picture(manifest_of(1), {manifest.authority: coordinator}, [last], NOW).complete, "a run without an end"
+
+
+def test_a_complete_pipeline_is_not_told_as_lost(capsys: pytest.CaptureFixture[str]) -> None:
+    manifest = finite(3)
+    coordinator = peer(name="coordinator", role="coordinator", round=9, phase=COMPLETE)
+    best: list[ProvenHead | None] = [candidate(manifest, stage, 9, ["a"], 0) for stage in range(3)]
+    seen = picture(manifest, {manifest.authority: coordinator}, best, NOW)
+    assert seen.complete and seen.kept and [stage.round for stage in seen.stages] == [9, 9, 9]
+    text = shown(seen, capsys)
+    assert "complete: round 9 of 9" in text and "3 stages; the coordinator keeps it" in text.replace("\n", "")
+    assert "not served" not in text
+    for cells in (status._stage_cells(stage, seen.complete) for stage in seen.stages):
+        assert not any(isinstance(cell, Text) and cell.style == "red" for cell in cells.values())
+    best[1] = candidate(manifest, 1, 8, ["a"], 0)
+    records = {manifest.authority: msgspec.structs.replace(coordinator, round=8), "a": peer(role="stage", stage=1)}
+    assert not picture(manifest, records, best, NOW).complete, "one stage has its last round to make"
+
+
+def test_a_later_round_is_not_told_with_the_hash_of_an_earlier_state(capsys: pytest.CaptureFixture[str]) -> None:
+    manifest = finite(1)
+    coordinator = peer(name="coordinator", role="coordinator", round=9)
+    seen = picture(manifest, {manifest.authority: coordinator}, [ProvenHead(manifest.first_head(), ())], NOW)
+    assert (seen.round, seen.state_hash, seen.head) == (9, "", "")
+    assert "state -" in shown(seen, capsys)
+
+
+def test_a_gossip_run_is_complete_with_its_last_peer(capsys: pytest.CaptureFixture[str]) -> None:
+    manifest = msgspec.structs.replace(finite(1), outer=GossipConfig(steps=4))
+    for rounds, complete in (((9, 8), False), ((9, 9), True)):
+        records = {str(index): peer(name="a", round=number) for index, number in enumerate(rounds)}
+        seen = picture(manifest, records, [None], NOW)
+        assert seen.complete is complete
+        assert ("complete: round 9 of 9, each home has its own weights" in shown(seen, capsys)) is complete
+    assert not picture(manifest, {}, [None], NOW).complete
+    left = {manifest.authority: peer(name="coordinator", role="coordinator", round=9, phase=COMPLETE)}
+    assert "complete: round 9 of 9" in shown(picture(manifest, left, [None], NOW), capsys)

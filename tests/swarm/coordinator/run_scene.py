@@ -26,9 +26,10 @@ from peer.ipc.span import spans_of
 from peer.model.layout import FlatLayout
 from peer.net.host import Host, HostConfig, open_host
 from swarm.coordinator.coordinated_group import CoordinatedGroup
+from swarm.coordinator.last_states import LastStates, Place
 from swarm.coordinator.regroup import serve_requests
 from swarm.coordinator.run_progress import RunProgress
-from swarm.placement.stages import layout_of
+from swarm.placement.stages import layout_of, open_store, state_bytes
 from swarm.protocol.plan import Assignment
 from swarm.rounds.handlers import serve_agreement, serve_heads
 from swarm.rounds.notifier import Notifier
@@ -41,6 +42,7 @@ from swarm.run.manifest import Manifest, sign_manifest
 from swarm.run.manifest_transfer import save_run_files
 from swarm.run.sections import PipelineConfig, RunRules
 from swarm.state.outer_state import OuterState
+from swarm.state.server import serve_snapshots
 from swarm.state.snapshots import SnapshotStore
 from tests.support.newer_trio import TaskStatus
 from tests.swarm.run.test_manifest import make_manifest
@@ -88,6 +90,8 @@ class CoordinatedRun:
     changed: Notifier = field(default_factory=Notifier)
     host: Host = field(init=False)
     groups: list[CoordinatedGroup] = field(init=False)
+    stores: list[SnapshotStore] = field(init=False)
+    last_states: LastStates = field(init=False)
     stop: trio.CancelScope = field(default_factory=trio.CancelScope)
 
     async def coordinate(
@@ -111,10 +115,23 @@ class CoordinatedRun:
                 drivers = {group.group: group.driver for group in self.groups}
                 serve_agreement(host.rpc, lambda: drivers)
                 serve_heads(host.rpc, lambda: drivers)
+                self.stores = [self._store(stage, log) for stage in range(manifest.stages)]
+                serve_snapshots(host.rpc, self.stores)
+                place = Place(host, self.home, manifest)
+                self.last_states = LastStates(place, self.groups, self.stores, trio.lowlevel.checkpoint)
+                nursery.start_soon(self.last_states.run)
                 for group in self.groups:
                     nursery.start_soon(group.run)
                 nursery.start_soon(serve_requests, self.home, self.groups, log)
                 task_status.started()
+
+    def _store(self, stage: int, log: EventLog) -> SnapshotStore:
+        """Serve what the coordinator's disk has of a stage, at first nothing."""
+        store = SnapshotStore(state_bytes(self.manifest, stage), 1 << 16)
+        found = open_store(self.home, self.manifest, stage, self.identity, log).load_latest()
+        if found is not None:
+            store.publish(found.tree, list(found.tensors.values()))
+        return store
 
     async def restart(self, restored: bool = False) -> None:
         """End the coordinator's process and start another one."""
@@ -172,7 +189,10 @@ class CoordinatedRun:
 
     def _note(self, event: Event) -> None:
         self.events.append(event)
-        self.changed.notify()
+        if trio.lowlevel.in_trio_task():  # type: ignore[attr-defined]  # the stubs are of an older trio
+            self.changed.notify()
+        else:  # a checkpoint is written in a thread
+            trio.from_thread.run_sync(self.changed.notify)
 
     def seen(self, name: str, **fields: Any) -> list[Event]:
         """Return the coordinator's events of that name that have these fields."""

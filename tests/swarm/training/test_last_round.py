@@ -11,7 +11,19 @@ import trio
 from trio.testing import MockClock
 
 from peer.errors import NoQuorum
-from swarm.membership.completion import LOOK_EVERY_S, MEASURING, TOO_LATE_S, check_run_alive, run_is_over
+from swarm.membership.completion import (
+    COMPLETE,
+    FETCH_S,
+    FETCHING,
+    LOOK_EVERY_S,
+    MEASURING,
+    SERVE_S,
+    TOO_LATE_S,
+    WANTING,
+    check_run_alive,
+    run_is_over,
+    wait_for_others,
+)
 from swarm.membership.member_record import MemberRecord
 from tests.swarm.placement.test_stage_choice import record
 from tests.swarm.support.swarm_harness import RUN_TOML, open_swarm
@@ -79,6 +91,9 @@ class Readings:
     def has_left(self, peer: str) -> bool:
         return peer in self.gone
 
+    async def announce(self) -> None:
+        pass
+
     async def read(self) -> None:
         self.read_so_far += 1
         if self._rest:
@@ -145,11 +160,28 @@ async def test_a_peer_that_comes_too_late_is_told(autojump_clock: MockClock) -> 
         assert waiting.cancelled_caught
 
 
-@pytest.mark.soak  # a minute of waiting
-@pytest.mark.process
-async def test_a_joiner_after_the_end_leaves(tmp_path: Path) -> None:
-    async with open_swarm(tmp_path, rounds=1, min_peers=1) as swarm:
-        assert await swarm.join("p1").wait_exit(120) == 0
-        late = swarm.join("late")
-        assert await late.wait_exit() == NoQuorum.exit_code
-        assert "peer export" in late.log.read_text()
+async def test_the_coordinator_is_waited_for_until_it_has_the_last_state(autojump_clock: MockClock) -> None:
+    fetching, kept = at(3, "coordinator", FETCHING), at(3, "coordinator", COMPLETE)
+    readings: Any = Readings({"c": fetching}, *({"c": fetching} for _ in range(1000)), {"c": kept})
+    await wait_for_others(readings, 3, "c")
+    assert readings.view == {"c": kept}, "a fetch may take longer than a minute"
+    for missing in ({"c": at(3, "coordinator", WANTING)}, {"c": at(2, "coordinator")}):
+        readings = Readings(missing)
+        with trio.fail_after(2 * SERVE_S):
+            await wait_for_others(readings, 3, "c")
+    fetches: Any = Readings({"c": fetching})
+    with trio.fail_after(2 * FETCH_S):
+        await wait_for_others(fetches, 3, "c")
+    await run_is_over(Readings({"c": at(3, "coordinator", WANTING)}), 3, trains=False)  # type: ignore[arg-type]
+
+
+async def test_who_fetches_from_the_coordinator_is_not_too_late(autojump_clock: MockClock) -> None:
+    for phase, waits in ((COMPLETE, True), (FETCHING, True), (WANTING, False)):
+        view = {"c": at(3, "coordinator", phase)}
+        late = False
+        with trio.move_on_after(10 * TOO_LATE_S):
+            try:
+                await check_run_alive(always(view), "c", 3, lambda: True)
+            except NoQuorum:
+                late = True
+        assert late is not waits

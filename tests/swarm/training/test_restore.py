@@ -17,6 +17,7 @@ from peer.events import Event, EventLog
 from peer.identity import Identity
 from peer.net.host import HostConfig, open_host
 from swarm.membership.member_record import MemberRecord
+from swarm.placement.commits import save_commit
 from swarm.placement.stages import open_store
 from swarm.protocol.head import Head, Member
 from swarm.protocol.messages import HeadReport
@@ -26,7 +27,7 @@ from swarm.state.server import serve_snapshots
 from swarm.training import restore as module
 from swarm.training.checkpoints import LocalCheckpoint, proof_of
 from swarm.training.restore import restore
-from swarm.training.stage_backup import BackupHead, StageBackup, save_backup
+from swarm.training.stage_backup import BackupHead, StageBackup
 from tests.swarm.support.stage_commits import STAGE, Commit, commit_of, context_of, record_of, serve_head_report
 from tests.swarm.training.test_roles import run_of
 
@@ -63,7 +64,7 @@ class Scene:
 
     async def opens(self, context: PeerContext, commit: Commit) -> None:
         """It holds that commit, and serves it."""
-        assert await save_backup(context, STAGE, *commit)
+        assert await save_commit(context, STAGE, *commit)
         serve_snapshots(context.host.rpc, [StageBackup(context, STAGE - 1, dict).snapshots])
 
     async def begins_with(self) -> Head:
@@ -160,14 +161,14 @@ async def test_a_peer_with_the_last_commit_does_not_wait(tmp_path: Path, monkeyp
     monkeypatch.setattr(module, "ASK_FOR_S", math.inf)
     async with scene_of(tmp_path, (5, 9), stands_at=9) as (scene, (_, last)), scene.machine() as silent:
         scene.enters(silent)
-        assert await save_backup(scene.fresh, STAGE, *last)
+        assert await save_commit(scene.fresh, STAGE, *last)
         await restore(scene.fresh, STAGE, lambda: scene.records)
         assert scene.restored == [] and await scene.begins_with() == last[0].head
 
 
 async def test_an_own_commit_without_a_proof_is_replaced(tmp_path: Path) -> None:
     async with scene_of(tmp_path, (5, 8), stands_at=9) as (scene, (saved, own)), scene.machine() as holder:
-        assert await save_backup(scene.fresh, STAGE, *own)
+        assert await save_commit(scene.fresh, STAGE, *own)
         scene.fresh.home.stage(STAGE, 3).proof.unlink()
         scene.enters(holder)
         await scene.opens(holder, saved)
@@ -178,7 +179,7 @@ async def test_an_own_commit_without_a_proof_is_replaced(tmp_path: Path) -> None
 async def test_restoring_gives_up_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ASK_FOR_S", 1.5)
     async with scene_of(tmp_path, (8,), stands_at=9) as (scene, (own,)), scene.machine() as silent:
-        assert await save_backup(scene.fresh, STAGE, *own)
+        assert await save_commit(scene.fresh, STAGE, *own)
         scene.enters(silent)
         await restore(scene.fresh, STAGE, lambda: scene.records)
         assert scene.restored == [] and await scene.begins_with() == own[0].head
@@ -193,7 +194,7 @@ async def test_a_backup_that_cannot_be_fetched_is_passed_over(tmp_path: Path) ->
         scene.enters(one)
         scene.enters(two)
         await scene.opens(one, saved)
-        assert await save_backup(two, STAGE, *last)
+        assert await save_commit(two, STAGE, *last)
         StageBackup(two, STAGE - 1, dict)  # it answers, but serves no snapshot
         await restore(scene.fresh, STAGE, lambda: scene.records)
         assert scene.restored == [5] and await scene.begins_with() == saved[0].head
@@ -211,7 +212,7 @@ async def test_without_the_authority_the_newest_backup_is_taken(tmp_path: Path) 
         context_of(manifest, tmp_path / "a") as (holder, _),
         context_of(manifest, tmp_path / "b") as (fresh, seen),
     ):
-        assert await save_backup(holder, STAGE, proven, state)
+        assert await save_commit(holder, STAGE, proven, state)
         backup = StageBackup(holder, STAGE - 1, dict)
         assert backup.of == STAGE
         serve_snapshots(holder.host.rpc, [backup.snapshots])
@@ -235,7 +236,7 @@ async def test_a_backup_that_the_authority_has_not_signed_for_is_refused(tmp_pat
         context_of(manifest, tmp_path / "a") as (holder, _),
         context_of(manifest, tmp_path / "b") as (fresh, seen),
     ):
-        assert await save_backup(holder, STAGE, forged, state)
+        assert await save_commit(holder, STAGE, forged, state)
         backup = StageBackup(holder, STAGE - 1, dict)
         backup._held = backup._publish(commit_on_disk(holder))
         assert backup._held == BackupHead(), "an honest holder does not offer it"
@@ -260,7 +261,7 @@ async def test_a_stage_with_replicas_is_not_restored(tmp_path: Path) -> None:
     proven, state = commit_of(manifest, authority, 7)
     head = proven.head
     async with context_of(manifest, tmp_path / "a") as (holder, _), context_of(manifest, tmp_path / "b") as (fresh, _b):
-        assert await save_backup(holder, STAGE, proven, state)
+        assert await save_commit(holder, STAGE, proven, state)
         serve_snapshots(holder.host.rpc, [StageBackup(holder, STAGE - 1, dict).snapshots])
         await fresh.host.connect_address(holder.host.addresses[0], timeout_s=60)
         records = {

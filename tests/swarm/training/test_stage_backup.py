@@ -10,6 +10,7 @@ import pytest
 
 from peer.checkpoint.hash_tree import hash_state
 from peer.identity import Identity
+from swarm.placement.commits import fetch_commit, save_commit
 from swarm.protocol.agreement.records import LinkRecord
 from swarm.protocol.head import Member
 from swarm.protocol.messages import HeadReport
@@ -22,9 +23,7 @@ from swarm.training.stage_backup import (
     AskBackup,
     BackupHead,
     StageBackup,
-    fetch_commit,
     newest_seen,
-    save_backup,
 )
 from tests.swarm.support.stage_commits import STAGE, begun, commit_of, context_of, record_of, serve_head_report, started
 from tests.swarm.training.test_roles import run_of
@@ -40,7 +39,7 @@ async def test_a_backup_holder_serves_its_backup(tmp_path: Path) -> None:
         peer = holder.host.peer_id
         await other.host.connect_address(holder.host.addresses[0], timeout_s=30)
         assert backup.of == STAGE
-        assert await save_backup(holder, STAGE, proven, state)
+        assert await save_commit(holder, STAGE, proven, state)
 
         async def ask(stage: int) -> BackupHead:
             return (await other.host.rpc.call(peer, HELD_BACKUP, AskBackup(stage), timeout_s=30)).body
@@ -56,7 +55,7 @@ async def test_a_peer_prefers_its_own_stage_to_its_backups(tmp_path: Path) -> No
     manifest = msgspec.structs.replace(run_of(3), authority=authority.peer_id)
     async with context_of(manifest, tmp_path / "home") as (context, _):
         for stage in (STAGE - 1, STAGE):  # the backup was written last
-            assert await save_backup(context, stage, *commit_of(manifest, authority, 7, stage))
+            assert await save_commit(context, stage, *commit_of(manifest, authority, 7, stage))
         assert saved_stages(context)[0] == STAGE
         note_stage(context, STAGE - 1)
         assert saved_stages(context) == [STAGE - 1, STAGE]
@@ -96,7 +95,7 @@ async def test_a_replica_proves_its_commit_from_its_own_records(tmp_path: Path) 
     manifest = msgspec.structs.replace(run_of(3), authority=authority.peer_id)
     proven, state = commit_of(manifest, authority, 7)
     async with context_of(manifest, tmp_path / "home") as (context, _):
-        assert await save_backup(context, STAGE, replace(proven, links=()), state)
+        assert await save_commit(context, STAGE, replace(proven, links=()), state)
         assert proof_of(context, STAGE, proven.head) is None
         record = msgspec.msgpack.encode(LinkRecord(3, proven.links[0], True))
         RecordFiles(context.home.stage(STAGE, 3).agreement).write({"link/3": record})

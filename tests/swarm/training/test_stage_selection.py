@@ -120,3 +120,35 @@ async def test_a_leaving_peer_needs_another_member_at_work(tmp_path: Path, monke
         selection._replica = cast(Any, SimpleNamespace(head=forged))
         selection.membership.view = {left.peer: mates}
         assert not await selection._has_other_replica(STAGE), "it is no member any more"
+
+
+async def test_no_stage_is_missed_after_the_last_round(tmp_path: Path) -> None:
+    """The other stages have made their last commit, and their peers leave."""
+    manifest = run_of(3)
+    manifest = msgspec.structs.replace(manifest, run=msgspec.structs.replace(manifest.run, rounds=4))
+    async with context_of(manifest, tmp_path / "mine") as (context, seen):
+
+        def stands(stage: int, number: int) -> MemberRecord:
+            head = msgspec.structs.replace(manifest.first_head(max(stage, 0)), round=number)
+            return record_of(context.host, head, stage)
+
+        def coordinator(number: int) -> dict[str, MemberRecord]:
+            return {manifest.authority: msgspec.structs.replace(stands(-1, number), role="coordinator")}
+
+        def missing(records: dict[str, MemberRecord]) -> list[int]:
+            selection.membership.view = records
+            selection._note_missing()
+            return list(selection._missing)
+
+        selection = StageSelection(context)
+        selection.go(STAGE)
+        mine = {"me": stands(STAGE, 4)}
+        selection._replica = cast(Any, SimpleNamespace(head=msgspec.structs.replace(manifest.first_head(1), round=4)))
+        assert missing(coordinator(3) | mine | {"a": stands(0, 4)}) == [2], "stage 2 has its last round to make"
+        assert missing(coordinator(4) | mine) == [], "the coordinator says that all stages have made it"
+        assert missing(mine) == [0, 2], "it is away, and of stage 2 nothing was heard"
+        assert missing(mine | {"b": stands(2, 4)}) == [], "both have made it, as they said"
+        assert missing(mine) == []
+        assert [event.fields["stages"] for event in seen if event.name == "stages_missing"][-1] == []
+        selection._replica = None
+        assert missing(mine) == [0, 2], "who has yet to get its own last commit goes by what is there"

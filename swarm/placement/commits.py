@@ -1,0 +1,66 @@
+"""Commits of a stage, fetched to a home and saved there with what proves them: backups, and a run's last state."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+import trio
+
+from peer.files import write_atomically
+from peer.net.host import Host
+from swarm.membership.proven_heads import ProvenHead
+from swarm.placement.stages import layout_of, open_store, state_bytes, vectors_of
+from swarm.protocol.agreement.proof import HeadProof
+from swarm.run.home import Home
+from swarm.run.manifest import Manifest
+from swarm.state.fetch import Fetched, fetch_state
+
+
+class RunPlace(Protocol):
+    """One machine of a run: a peer (`swarm.run.peer_context.PeerContext`) or its coordinator."""
+
+    @property
+    def host(self) -> Host: ...
+
+    @property
+    def home(self) -> Home: ...
+
+    @property
+    def manifest(self) -> Manifest: ...
+
+
+async def fetch_commit(place: RunPlace, stage: int, proven: ProvenHead) -> Fetched:
+    """Fetch the state of a head from its holders, checked against its hash. Raises NetworkError, ResourceError."""
+    manifest, host = place.manifest, place.host
+    folder = place.home.stage(stage, manifest.stages)
+    await trio.to_thread.run_sync(lambda: folder.path.mkdir(parents=True, exist_ok=True))
+    return await fetch_state(
+        host.rpc,
+        lambda: proven.holders,
+        proven.head.state_hash,
+        state_bytes(manifest, stage),
+        folder.path / "backup.part",
+        host.events,
+        len(vectors_of(manifest, stage)),
+    )
+
+
+async def save_commit(place: RunPlace, stage: int, proven: ProvenHead, state: Fetched) -> bool:
+    """Write a fetched state of `stage` to disk, as a replica of it does; return whether that went well. Raises
+    ResourceError if the folder cannot be written."""
+    manifest, host, head = place.manifest, place.host, proven.head
+    store = open_store(place.home, manifest, stage, host.identity, host.events)
+    await trio.to_thread.run_sync(store.prepare)
+    named = dict(zip(vectors_of(manifest, stage), state.tensors, strict=True))
+    layout = layout_of(manifest, stage)
+    if not await store.save(max(head.round, 0), msgspec.msgpack.encode(head), named, layout):
+        return False
+    folder = place.home.stage(stage, manifest.stages)
+    await trio.to_thread.run_sync(save_proof, folder, proven.links)
+    return True
+
+
+def save_proof(home: Home, proof: HeadProof) -> None:
+    """Write the proof of a commit that lies in `home`, the folder of its stage. Raises ResourceError."""
+    write_atomically(home.proof, msgspec.msgpack.encode(proof))
