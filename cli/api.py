@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cli.options import invite_argument, read_invite, tied_option
+from cli.local_model import invite_to, local_model_options
+from cli.options import invite_argument, tied_option
 from cli.run import run_until_stopped
 from cli.terminal.lines import say, say_json
 from peer.errors import ConfigError
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @invite_argument(required=False)
+@local_model_options
 @click.option(
     "--listen", metavar="HOST:PORT", default="127.0.0.1:8080", show_default=True, help="An IP address; port 0: any."
 )
@@ -40,6 +42,9 @@ if TYPE_CHECKING:
 @tied_option
 def api(
     invite: str | None,
+    model: str | None,
+    device: str,
+    threads: int | None,
     listen: str,
     keys: tuple[str, ...],
     key_file: Path | None,
@@ -49,25 +54,24 @@ def api(
     as_json: bool,
     tied: bool,
 ) -> None:
-    """Serve OpenAI's interface to the model of INVITE, and a chat page, until Ctrl-C.
+    """Serve OpenAI's interface to the model of INVITE (or of --model, on this machine), and a chat page, until Ctrl-C.
 
     Any client of OpenAI's works, with the base URL that is printed. Without a key only this machine can use it.
     """
     if new_key is not None:
         _add_key(key_file, new_key)
         return
-    if invite is None:
-        raise click.UsageError("Missing argument 'INVITE'.")
     from swarm.gateway.limits import Quotas
     from swarm.gateway.listening import ListenAddress
 
-    opened, address, known = read_invite(invite), ListenAddress.parse(listen), _read_keys(keys, key_file)
+    address, known = ListenAddress.parse(listen), _read_keys(keys, key_file)
     if not address.is_loopback and not known.needed:
         raise ConfigError(
             f"--listen {listen} lets other machines use this model in your name: give --key or --key-file, or listen at"
             " 127.0.0.1"
         )
-    run_until_stopped(_Api(opened, address, known, Quotas(rate, at_once), as_json).run, tied)
+    with invite_to(invite, model, device, threads) as opened:
+        run_until_stopped(_Api(opened, address, known, Quotas(rate, at_once), as_json).run, tied)
 
 
 def _read_keys(keys: tuple[str, ...], key_file: Path | None) -> ApiKeys:

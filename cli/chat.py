@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Final
 import click
 import trio
 
-from cli.options import invite_argument, read_invite
+from cli.local_model import invite_to, local_model_options
+from cli.options import invite_argument
 from cli.run import Stopped, run_until_stopped
 from cli.terminal.lines import say
 from cli.terminal.stream import write_text
@@ -32,7 +33,8 @@ _HELP: Final = (
 
 
 @click.command()
-@invite_argument()
+@invite_argument(required=False)
+@local_model_options
 @click.option("--system", default="", metavar="TEXT", help="How the model should answer.")
 @click.option("--max-tokens", type=click.IntRange(1, 1 << 20), default=512, show_default=True, help="Of one answer.")
 @click.option("--temperature", type=click.FloatRange(0, 100), default=0.7, show_default=True, help="0: the likeliest.")
@@ -40,17 +42,28 @@ _HELP: Final = (
     "--top-p", type=click.FloatRange(0, 1), default=1.0, help="Only the likeliest that have this probability."
 )
 @click.option("--seed", type=click.IntRange(0, (1 << 64) - 1), help="The same seed draws the same tokens.")
-def chat(invite: str, system: str, max_tokens: int, temperature: float, top_p: float, seed: int | None) -> None:
-    """Talk with the model of INVITE, computed by its servers, which can read what is said.
+def chat(
+    invite: str | None,
+    model: str | None,
+    device: str,
+    threads: int | None,
+    system: str,
+    max_tokens: int,
+    temperature: float,
+    top_p: float,
+    seed: int | None,
+) -> None:
+    """Talk with the model of INVITE, computed by its servers, which can read what is said; with --model, in place of
+    INVITE, by this machine alone.
 
     /system TEXT says how the model should answer, /reset begins a new conversation, /exit ends. Ctrl-C stops an answer,
     and ends where there is none.
     """
-    opened = read_invite(invite)
     from peer.ipc.sampling_options import Sampling, new_seed
 
     sampling = Sampling(temperature=temperature, top_p=top_p, seed=new_seed() if seed is None else seed)
-    run_until_stopped(_Chat(opened, system, sampling, max_tokens).run)
+    with invite_to(invite, model, device, threads) as opened:
+        run_until_stopped(_Chat(opened, system, sampling, max_tokens).run)
 
 
 class _Chat:

@@ -1,4 +1,4 @@
-"""`peer generate`: continue a text with a served model."""
+"""`peer generate`: continue a text with a served model, or with one on this machine."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cli.options import read_invite
+from cli.local_model import invite_to, local_model_options
 from cli.run import run_until_stopped
 from cli.terminal.lines import say, say_json
 from cli.terminal.stream import write_text
+from peer.errors import ConfigError
 
 if TYPE_CHECKING:
     from peer.ipc.sampling_options import Sampling
@@ -22,8 +23,10 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("invite")
+@click.argument("invite", required=False)
 @click.argument("prompt", required=False)
+@local_model_options
+@click.option("--chat", is_flag=True, help="Ask PROMPT as a message, by the model's chat template.")
 @click.option("--max-tokens", type=click.IntRange(1, 1 << 20), default=128, show_default=True)
 @click.option("--temperature", type=click.FloatRange(0, 100), default=0.0, show_default=True, help="0: the likeliest.")
 @click.option("--top-k", type=click.IntRange(0, 1 << 24), default=0, help="Only the k likeliest tokens.")
@@ -38,8 +41,12 @@ if TYPE_CHECKING:
 @click.option("--logprobs", type=click.IntRange(0, 20), default=0, help="Tell so many likeliest tokens (with --json).")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON line for each token and one for the whole.")
 def generate(
-    invite: str,
+    invite: str | None,
     prompt: str | None,
+    model: str | None,
+    device: str,
+    threads: int | None,
+    chat: bool,
     max_tokens: int,
     temperature: float,
     top_k: int,
@@ -52,8 +59,12 @@ def generate(
     logprobs: int,
     as_json: bool,
 ) -> None:
-    """Continue PROMPT (or standard input) with the model of INVITE, computed by its servers."""
-    opened = read_invite(invite)
+    """Continue PROMPT (or standard input) with the model of INVITE, computed by its servers; with --model, in place of
+    INVITE, by this machine alone."""
+    if model is not None:
+        if prompt is not None:
+            raise ConfigError("INVITE and --model were both given: choose one")
+        invite, prompt = None, invite
     text = sys.stdin.read() if prompt is None or prompt == "-" else prompt
     from peer.ipc.sampling_options import Sampling
 
@@ -66,8 +77,9 @@ def generate(
         seed=secrets.randbits(53) if seed is None else seed,
         logprobs=logprobs,
     )
-    answers = _Answers(opened, text, sampling, max_tokens, stops, count, as_json)
-    run_until_stopped(answers.run)
+    with invite_to(invite, model, device, threads) as opened:
+        answers = _Answers(opened, text, sampling, max_tokens, stops, count, as_json, chat)
+        run_until_stopped(answers.run)
 
 
 class _Answers:
@@ -82,8 +94,9 @@ class _Answers:
         stops: tuple[str, ...],
         count: int,
         as_json: bool,
+        chat: bool,
     ) -> None:
-        self._invite, self._text, self._sampling = invite, text, sampling
+        self._invite, self._text, self._sampling, self._chat = invite, text, sampling, chat
         self._max_tokens, self._stops, self._count, self._as_json = max_tokens, stops, count, as_json
 
     async def run(self) -> None:
@@ -91,9 +104,19 @@ class _Answers:
 
         began = time.monotonic()
         async with open_model(self._invite) as model:
+            if self._chat:
+                await self._apply_template(model)
             for index in range(self._count):
                 await self._answer(model, index, began)
                 began = time.monotonic()
+
+    async def _apply_template(self, model: ModelClient) -> None:
+        """Write the prompt as the user's first message."""
+        from swarm.gateway.template import ChatMessage, open_template
+
+        async with open_template(model.manifest.text) as template:
+            self._text = await template.render([ChatMessage("user", self._text)])
+            self._stops = (*self._stops, *template.stops)
 
     async def _answer(self, model: ModelClient, index: int, began: float) -> None:
         import msgspec

@@ -38,6 +38,25 @@ def read_invite(text: str) -> Invite:
     return Invite.parse(text)
 
 
+def checkpoint_folder(model: str) -> Path:
+    """Return the folder of a checkpoint: a path, or the id of one in the Hugging Face cache. Raises ConfigError."""
+    folder = Path(model)
+    if folder.is_dir():
+        return folder
+    if model.count("/") != 1 or model.startswith((".", "/", "~")):
+        raise ConfigError(f"{model} is no folder: name that of a checkpoint, or its id as OWNER/NAME")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(model, local_files_only=True))
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError, ValueError) as error:
+        raise ConfigError(
+            f"{model} is not in the Hugging Face cache of this machine, and this command downloads nothing: fetch it"
+            f" with `hf download {model}`, or name a folder"
+        ) from error
+
+
 def invite_argument(required: bool = True) -> Callable[[Command], Command]:
     """Add the argument INVITE. An invite that a chat program or a terminal has broken into several words is one."""
 

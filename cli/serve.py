@@ -11,6 +11,7 @@ import trio
 
 from cli.options import (
     Amount,
+    checkpoint_folder,
     default_home,
     home_option,
     invite_argument,
@@ -22,7 +23,6 @@ from cli.run import run_until_stopped
 from cli.terminal.lines import say, say_json
 from cli.views.event_feed import EventFeed
 from cli.views.text import NOTHING, quoted
-from peer.errors import ConfigError
 from swarm.run.invite import PREFIX, Invite
 
 if TYPE_CHECKING:
@@ -139,25 +139,6 @@ def _source(invite: str | None, model: str | None) -> tuple[Invite | None, Path 
     if model is not None and invite is None and model.strip().lower().startswith(PREFIX):
         invite, model = model, None
     return None if invite is None else read_invite(invite), None if model is None else checkpoint_folder(model)
-
-
-def checkpoint_folder(model: str) -> Path:
-    """Return the folder of a checkpoint: a path, or the id of one in the Hugging Face cache. Raises ConfigError."""
-    folder = Path(model)
-    if folder.is_dir():
-        return folder
-    if model.count("/") != 1 or model.startswith((".", "/", "~")):
-        raise ConfigError(f"{model} is no folder: name that of a checkpoint, or its id as OWNER/NAME")
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(model, local_files_only=True))
-    except (LocalEntryNotFoundError, HfHubHTTPError, OSError, ValueError) as error:
-        raise ConfigError(
-            f"{model} is not in the Hugging Face cache of this machine, and this command downloads nothing: fetch it"
-            f" with `hf download {model}`, or name a folder"
-        ) from error
 
 
 async def _follow(feed: EventFeed, as_json: bool) -> None:

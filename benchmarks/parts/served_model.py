@@ -13,6 +13,7 @@ from typing import Any
 import trio
 
 from cli.demo.child_processes import ChildPeer, Children, children
+from peer.data.tokenizer import ByteTokenizer
 from peer.ipc.sampling_options import Sampling
 from swarm.inference.client import ModelClient, open_model
 from swarm.inference.session import RemoteSession
@@ -45,6 +46,7 @@ def write_model(folder: Path, size: str, context: int = 8192) -> Any:
         if parameter.dim() > 1:
             parameter.data.normal_(0, 0.05)
     model.save_pretrained(folder)
+    ByteTokenizer().save(folder)
     return model
 
 

@@ -79,9 +79,11 @@ class Children:
     peers: dict[str, ChildPeer] = field(default_factory=dict)
 
     def start(self, name: str, home: Path, arguments: Sequence[str], threads: int) -> ChildPeer:
-        """Run `peer ARGUMENTS --home HOME --tied` with `threads` compute threads."""
+        """Run `peer ARGUMENTS --home HOME --tied` with `threads` compute threads, 0 for as many as it takes."""
         command = [sys.executable, "-m", "cli.main", *arguments, "--home", str(home), "--tied"]
-        environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+        if threads:
+            environment["OMP_NUM_THREADS"] = str(threads)
         environment["PYTHONSAFEPATH"] = "1"  # do not import a folder `peer` of the working directory
         try:
             home.parent.mkdir(parents=True, exist_ok=True)

@@ -30,7 +30,7 @@ from peer.files import read_bounded, set_usual_mode
 from peer.model.decoder import rotary_frequencies
 from peer.model.hub_config import CONFIG_BYTES_MAX, hub_config, read_hub_config
 from peer.model.layout import FlatLayout, parameter_shapes
-from peer.model.parameter_files import EMBEDDING, HEAD
+from peer.model.parameter_files import EMBEDDING, HEAD, check_finite
 from peer.model.text_rules import TextRules, special_ids, write_text_rules
 
 _WEIGHTS: Final = "model.safetensors"
@@ -70,7 +70,7 @@ def load_pretrained(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
         with _opened(path) as file:
             for name in (name for name in held if held[name].path == path):
                 tensors[name] = file.get_tensor(name)
-                _check_finite(folder, name, tensors[name])
+                check_finite(folder, name, tensors[name])
     for name in [name for name in tensors if name.endswith(_ROTARY)]:
         _check_rotary(folder, name, tensors.pop(name), config)
     if config.tie_embeddings and HEAD in tensors:
@@ -193,14 +193,6 @@ def _check_held(folder: Path, config: ModelConfig, held: dict[str, _Held]) -> No
         raise CheckpointError(
             f"{folder} holds {min(surplus)}, which its config.json does not describe:"
             " use the config.json of these weights"
-        )
-
-
-def _check_finite(folder: Path, name: str, tensor: Tensor) -> None:
-    """Check the values as they will be in fp32."""
-    if not bool(torch.isfinite(tensor.float()).all()):
-        raise CheckpointError(
-            f"{name} in {folder} holds NaN or infinity: take an earlier checkpoint, from before the weights diverged"
         )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -54,3 +55,11 @@ class ParameterFiles:
             except (OSError, SafetensorError) as error:
                 raise CheckpointError(f"{path} cannot be read ({told(error)}): fetch it again") from error
         return self._files[path]
+
+
+def check_finite(folder: Path, name: str, tensor: Tensor) -> None:
+    """Raise CheckpointError if a value is not finite in fp32."""
+    if not bool(torch.isfinite(tensor.float()).all()):
+        raise CheckpointError(
+            f"{name} in {folder} holds NaN or infinity: take an earlier checkpoint, from before the weights diverged"
+        )

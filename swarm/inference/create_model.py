@@ -20,7 +20,7 @@ from peer.ipc.block_messages import HiddenType
 from peer.ipc.span import Span
 from peer.model.hub_config import CONFIG_BYTES_MAX, read_served_config
 from peer.model.layout import FlatLayout
-from peer.model.parameter_files import ParameterFiles
+from peer.model.parameter_files import ParameterFiles, check_finite
 from peer.model.text_rules import read_text_rules
 from swarm.inference.parts import hash_parts
 from swarm.run.manifest import PROTOCOL_VERSION, ServedModelManifest, sign_manifest
@@ -46,7 +46,7 @@ def create_model(home: Path, folder: Path, identity: Identity, *, name: str, is_
     config, window = read_served_config(content)
     model = msgspec.structs.replace(config, tie_embeddings=False)  # the last server has a head of its own
     files = ParameterFiles([folder])
-    dtype = _dtype(files, model)
+    dtype = _dtype(folder, files, model)
     step = model.shared_blocks
     cuts = tuple((first, first + step) for first in range(0, model.layers, step))
     spans = [Span(first, end, model.layers) for first, end in cuts]
@@ -70,9 +70,13 @@ def create_model(home: Path, folder: Path, identity: Identity, *, name: str, is_
     return CreatedModel(signed, manifest, tokenizer)
 
 
-def _dtype(files: ParameterFiles, model: ModelConfig) -> HiddenType:
-    """Return the type to serve in: bf16 where all parameters are of it."""
-    kinds = {str(files.tensor(name).dtype) for name in FlatLayout.of(model).slots}
+def _dtype(folder: Path, files: ParameterFiles, model: ModelConfig) -> HiddenType:
+    """Return the type to serve in: bf16 where all parameters are of it. All values must be finite."""
+    kinds = set[str]()
+    for name in FlatLayout.of(model).slots:
+        tensor = files.tensor(name)
+        check_finite(folder, name, tensor)
+        kinds.add(str(tensor.dtype))
     unfit = kinds - {"torch.float32", "torch.bfloat16", "torch.float16"}
     if unfit:
         raise CheckpointError(f"the checkpoint has parameters of {sorted(unfit)[0]}: take one in float32 or bfloat16")

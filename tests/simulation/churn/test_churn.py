@@ -34,10 +34,11 @@ def test_a_person_ends_what_the_coordinator_calls_for() -> None:
     assert found.calls and found.starts and sum(found.committed) > 60
 
 
-def test_a_run_that_no_disk_can_bring_back_is_given_up() -> None:
+def test_a_run_that_no_disk_can_bring_back_begins_again_when_a_person_says_so() -> None:
+    """At its first weights, however old it is."""
     churn = Churn(1, "witness", coordinator_down=0.0, disks_lost=1.0, person_s=60.0, fails_s=2900.0)
     found = _measured(churn, 2, 5000.0)
-    assert found.lost_runs and found.kept < sum(found.committed)
+    assert found.undoing and not found.lost_runs and found.kept < sum(found.committed) > 256
 
 
 def test_what_is_forgotten_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Final
 import torch
 import trio
 
+from peer.data.tokenizer import ByteTokenizer
 from swarm.inference.client import ModelClient, open_model
 from swarm.run.invite import Invite
 from tests.support.peer_process import POLL_S, PeerProcess
@@ -101,6 +102,7 @@ class ServingSwarm:
 async def open_serving(folder: Path, **servers: str) -> AsyncIterator[ServingSwarm]:
     """Start servers of these blocks, by name."""
     reference_model().save_pretrained(folder / "checkpoint")
+    ByteTokenizer().save(folder / "checkpoint")
     swarm = ServingSwarm(folder)
     try:
         async with trio.open_nursery() as nursery:

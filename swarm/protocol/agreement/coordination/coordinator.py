@@ -29,6 +29,7 @@ from swarm.protocol.head import Head, Member
 
 TIMER: Final = "ask"
 ENDORSED_EVERY: Final = 16  # rounds
+ALONE_BACK_MAX: Final = 256  # heads that a coordinator takes back without a person, where their weights are gone
 TOLD_AGAIN_S: Final = 600.0  # a lost quorum is told again: what a person saw in the morning may be forgotten
 RESTORED_JUMP: Final = 1000  # terms, past all that the lost disk may have started
 HEARD_MAX: Final = 4096
@@ -273,10 +274,12 @@ class Coordinator(ABC):
 
     def last_held(self, inquiry: Inquiry) -> tuple[Head, list[bytes]] | None:
         """Return the furthest certified head whose state a peer that answered holds, and the hashes of the heads that a
-        start from there takes back. It may be of another branch, where a peer that answered stands and proves it."""
+        start from there takes back. For a person it may be of another branch, where a peer that answered stands and
+        proves it, or the first of all. By itself a coordinator goes back only so far."""
         own = self.chain.ancestors()
-        found = [head for head in own if self.state_holders(inquiry, head.state_hash)][:1]
-        for told in inquiry.told.values():
+        near = own if inquiry.by_person else own[:ALONE_BACK_MAX]
+        found = [head for head in near if self.state_holders(inquiry, head.state_hash)][:1]
+        for told in inquiry.told.values() if inquiry.by_person else ():
             head = self.branches.head(told.head)
             if head is not None and self.state_holders(inquiry, head.state_hash):
                 found.append(head)

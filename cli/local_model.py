@@ -1,0 +1,102 @@
+"""A checkpoint on this machine, for the commands that use a served model: `--model DIR` in place of an INVITE.
+
+A child process serves all of its blocks at a loopback address, as `peer serve` does, and ends with this one. So there
+is one way to an answer, wherever the weights are, and this process loads no tensor library. Nothing leaves the machine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import click
+import msgspec
+
+from cli.demo.child_processes import ChildPeer, children
+from cli.demo.cluster import LOOPBACK
+from cli.options import checkpoint_folder, read_invite
+from cli.terminal.lines import say
+from peer.decoding import MALFORMED, told
+from peer.errors import BarnraiseError, CheckpointError, ConfigError, ResourceError, WorkerError
+from peer.files import read_bounded
+from peer.temp_folder import temporary_folder
+from swarm.run.home import Home
+from swarm.run.invite import Invite, read_saved_invite
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+CONFIG_BYTES_MAX: Final = 64 << 10
+START_S: Final = 600.0  # a large checkpoint is hashed and read from a slow disk
+POLL_S: Final = 0.05
+_ERRORS: Final[dict[int, type[BarnraiseError]]] = {2: ConfigError, 5: ResourceError, 6: CheckpointError}
+_OURS: Final = "peer: "
+
+
+class _Layers(msgspec.Struct):
+    num_hidden_layers: int = 0
+
+
+def local_model_options(function: Command) -> Command:
+    """Add --model, and --device and --threads, which count with it only."""
+    options = (
+        click.option("--threads", type=click.IntRange(1), help="With --model: CPU threads.  [default: all cores]"),
+        click.option("--device", default="auto", show_default=True, help="With --model: auto, cpu, cuda, cuda:1, mps."),
+        click.option(
+            "--model",
+            metavar="DIR|HF_ID",
+            help="Instead of INVITE: a checkpoint in the Hugging Face layout on this machine, computed here.",
+        ),
+    )
+    for option in options:
+        function = option(function)
+    return function
+
+
+@contextmanager
+def invite_to(invite: str | None, model: str | None, device: str, threads: int | None) -> Iterator[Invite]:
+    """Yield an invite to the served model that INVITE or --model names; one of --model holds inside the block.
+
+    Raises ConfigError unless exactly one is given, and what keeps the checkpoint from being served."""
+    if (invite is None) == (model is None):
+        raise ConfigError("no model was named: give either INVITE or --model DIR")
+    if invite is not None:
+        yield read_invite(invite)
+        return
+    assert model is not None
+    folder = checkpoint_folder(model)
+    blocks = f"0:{_layers(folder)}"
+    with temporary_folder("barnraise-model-") as place, children() as group:
+        options = ["--blocks", blocks, "--name", "this machine", "--device", device, *LOOPBACK]
+        options += [] if threads is None else ["--threads", str(threads)]
+        say(f"Loading {folder} ...", err=True)
+        server = group.start("server", place / "server", ["serve", "--model", str(folder), *options], threads or 0)
+        _wait_serving(server)
+        yield read_saved_invite(Home(server.home).path)
+
+
+def _layers(folder: Path) -> int:
+    path = folder / "config.json"
+    try:
+        layers = msgspec.json.decode(read_bounded(path, CONFIG_BYTES_MAX), type=_Layers).num_hidden_layers
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read ({error.strerror}): give the folder of a checkpoint") from error
+    except MALFORMED as error:
+        raise CheckpointError(f"{path} is not that of a model ({told(error)}): download it again") from error
+    if layers < 1:
+        raise CheckpointError(f"{path} names no number of layers: give the folder of a checkpoint")
+    return layers
+
+
+def _wait_serving(server: ChildPeer) -> None:
+    """Wait until the child serves. Raises what ended it."""
+    deadline = time.monotonic() + START_S
+    while not any(event == "blocks_served" for _, event, _ in server.events.poll()):
+        if not server.alive:
+            said = [line for line in server.log_tail(8).split(" | ") if line.startswith(_OURS)]
+            reason = said[-1].removeprefix(_OURS) if said else "it ended: run it again with PEER_DEBUG=1"
+            raise _ERRORS.get(server.process.returncode, WorkerError)(reason)
+        if time.monotonic() > deadline:
+            raise WorkerError(f"the model is not loaded after {START_S:.0f} s: try a smaller one, or a faster disk")
+        time.sleep(POLL_S)

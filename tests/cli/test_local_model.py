@@ -1,0 +1,89 @@
+"""`peer generate --model DIR`: a checkpoint on this machine, in a process that ends with the command."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.support.process_group import REPO
+from tests.swarm.gateway.served_model import decoded, encoded, write_checkpoint
+from tests.swarm.inference.serving_swarm import reference_tokens
+
+pytestmark = pytest.mark.process
+PROMPT = "the rain in the"
+
+
+def peer(*arguments: str | Path, given: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "cli.main", *map(str, arguments)]
+    return subprocess.run(command, input=given, capture_output=True, text=True, cwd=REPO, timeout=300, check=False)
+
+
+def servers_of(folder: Path) -> list[list[str]]:
+    """The commands that still serve this checkpoint."""
+    return [words for process in psutil.process_iter() if str(folder) in (words := _words(process))]
+
+
+def _words(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def test_a_checkpoint_on_this_machine_says_what_transformers_says(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    write_checkpoint(folder)
+    ended = peer("generate", "--model", folder, "-", "--max-tokens", "24", "--threads", "1", "--json", given=PROMPT)
+    assert ended.returncode == 0, ended.stderr
+    answer = json.loads(ended.stdout.splitlines()[-1])
+    expected = reference_tokens(encoded(PROMPT), 24)
+    assert answer["tokens"] == expected and answer["finish"] == "length"
+    assert [hop["name"] for hop in answer["route"]] == ["this machine"]
+    plain = peer("generate", "--model", folder, PROMPT, "--max-tokens", "24")
+    assert plain.returncode == 0 and plain.stdout.endswith("\n") and "24 tokens by 1 servers" in plain.stderr
+    assert not servers_of(folder)
+
+    asked = peer("generate", "--model", folder, "--chat", PROMPT, "--max-tokens", "8", "--json")
+    written = f"<|im_start|>user\n{PROMPT}<|im_end|>\n<|im_start|>assistant\n"
+    chat = json.loads(asked.stdout.splitlines()[-1])
+    assert chat["tokens"] == reference_tokens(encoded(written), 8) and chat["prompt_tokens"] == len(encoded(written))
+    assert decoded(encoded(written)) == written
+
+
+@pytest.mark.parametrize(
+    ("damage", "code", "words"),
+    [
+        ("none", 2, "give either INVITE or --model"),
+        ("folder", 2, "is no folder"),
+        ("config", 6, "cannot be read"),
+        ("tokenizer", 6, "has no tokenizer.json: convert"),
+        ("family", 2, "model_type is 'gpt2'"),
+        ("nan", 6, "holds NaN or infinity"),
+    ],
+)
+def test_what_cannot_be_served_is_one_sentence(tmp_path: Path, damage: str, code: int, words: str) -> None:
+    folder = tmp_path / "model"
+    write_checkpoint(folder)
+    if damage == "config":
+        (folder / "config.json").unlink()
+    elif damage == "tokenizer":
+        (folder / "tokenizer.json").unlink()
+    elif damage == "family":
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, "model_type": "gpt2"}))
+    elif damage == "nan":
+        weights = load_file(folder / "model.safetensors")
+        weights["model.norm.weight"][3] = torch.nan
+        save_file(weights, folder / "model.safetensors")
+    named = tmp_path / "nowhere" if damage == "folder" else folder
+    ended = peer("generate") if damage == "none" else peer("generate", "--model", named, "x")
+    assert ended.returncode == code, ended.stderr
+    assert words in ended.stderr.splitlines()[-1] and "Traceback" not in ended.stderr
+    assert not servers_of(folder)
