@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import sys
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -63,7 +64,7 @@ def generate(
     INVITE, by this machine alone."""
     if model is not None:
         if prompt is not None:
-            raise ConfigError("INVITE and --model were both given: choose one")
+            raise ConfigError("both INVITE and --model were given: choose one")
         invite, prompt = None, invite
     text = sys.stdin.read() if prompt is None or prompt == "-" else prompt
     from peer.ipc.sampling_options import Sampling
@@ -82,31 +83,27 @@ def generate(
         run_until_stopped(answers.run)
 
 
+@dataclass
 class _Answers:
     """The answers of one command."""
 
-    def __init__(
-        self,
-        invite: Invite,
-        text: str,
-        sampling: Sampling,
-        max_tokens: int,
-        stops: tuple[str, ...],
-        count: int,
-        as_json: bool,
-        chat: bool,
-    ) -> None:
-        self._invite, self._text, self._sampling, self._chat = invite, text, sampling, chat
-        self._max_tokens, self._stops, self._count, self._as_json = max_tokens, stops, count, as_json
+    invite: Invite
+    text: str
+    sampling: Sampling
+    max_tokens: int
+    stops: tuple[str, ...]
+    count: int
+    as_json: bool
+    chat: bool
 
     async def run(self) -> None:
         from swarm.inference.client import open_model
 
         began = time.monotonic()
-        async with open_model(self._invite) as model:
-            if self._chat:
+        async with open_model(self.invite) as model:
+            if self.chat:
                 await self._apply_template(model)
-            for index in range(self._count):
+            for index in range(self.count):
                 await self._answer(model, index, began)
                 began = time.monotonic()
 
@@ -115,21 +112,21 @@ class _Answers:
         from swarm.gateway.template import ChatMessage, open_template
 
         async with open_template(model.manifest.text) as template:
-            self._text = await template.render([ChatMessage("user", self._text)])
-            self._stops = (*self._stops, *template.stops)
+            self.text = await template.render([ChatMessage("user", self.text)])
+            self.stops = (*self.stops, *template.stops)
 
     async def _answer(self, model: ModelClient, index: int, began: float) -> None:
         import msgspec
 
         from swarm.inference.decoding import TextStream
 
-        sampling = msgspec.structs.replace(self._sampling, seed=(self._sampling.seed + index) % (1 << 64))
-        prompt = model.tokenizer.encode(self._text)
+        sampling = msgspec.structs.replace(self.sampling, seed=(self.sampling.seed + index) % (1 << 64))
+        prompt = model.tokenizer.encode(self.text)
         session = model.session(sampling)
-        stream = TextStream(model.tokenizer, self._stops, prompt)
+        stream = TextStream(model.tokenizer, self.stops, prompt)
         tokens, first_s, finish, route = list[int](), 0.0, "length", list[dict[str, Any]]()
         try:
-            async for drawn in session.generate(prompt, self._max_tokens):
+            async for drawn in session.generate(prompt, self.max_tokens):
                 first_s = first_s or time.monotonic() - began
                 route = self._told_route(model, session.route, route)
                 tokens.append(drawn.token)
@@ -145,7 +142,7 @@ class _Answers:
             session.close()
         self._show(stream.finish())
         seconds = time.monotonic() - began
-        if self._as_json:
+        if self.as_json:
             say_json(
                 {
                     "event": "answer",
@@ -174,17 +171,17 @@ class _Answers:
         records = model.servers.records
         names = {hop.peer: records[hop.peer].name if hop.peer in records else "" for hop in route}
         now = [{"peer": h.peer, "name": names[h.peer], "first": h.first, "end": h.end} for h in route]
-        if self._as_json and now != before:
+        if self.as_json and now != before:
             say_json({"event": "route", "route": now}, uncut=True)
         return now
 
     def _show(
         self, piece: str, token: int | None = None, logprob: float = 0.0, likeliest: tuple[tuple[int, float], ...] = ()
     ) -> None:
-        if not self._as_json:
+        if not self.as_json:
             write_text(piece)
         elif token is not None:
             told: dict[str, Any] = {"event": "token", "token": token, "text": piece}
-            if self._sampling.logprobs:
+            if self.sampling.logprobs:
                 told |= {"logprob": logprob, "likeliest": likeliest}
             say_json(told, uncut=True)

@@ -159,7 +159,7 @@ class RemoteSession:
                 if drawn is not None:
                     self._gaps = 0
                     return drawn
-            if self._lost_hops():
+            if not self._wired or self._lost_hops():  # a refusal is no message to wait for another one after
                 self._wired = False
                 continue
             self._came = trio.Event()
