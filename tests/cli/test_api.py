@@ -52,5 +52,5 @@ def test_a_new_key_is_printed_once_and_kept_as_a_hash(peer: Peer, tmp_path: Path
 
 
 def test_an_invite_is_needed(peer: Peer) -> None:
-    assert "Missing argument 'INVITE'" in said(peer("api"), 2)
+    assert "give either INVITE or --model DIR" in said(peer("api"), 2)
     assert peer("api", "nonsense").code == peer("chat", "nonsense").code == 2
