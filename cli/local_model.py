@@ -18,6 +18,7 @@ import msgspec
 from cli.demo.child_processes import ChildPeer, children
 from cli.demo.cluster import LOOPBACK
 from cli.options import checkpoint_folder, read_invite
+from cli.run import stopping_by_signal
 from cli.terminal.lines import say
 from peer.decoding import MALFORMED, told
 from peer.errors import BarnraiseError, CheckpointError, ConfigError, ResourceError, WorkerError
@@ -71,8 +72,9 @@ def invite_to(invite: str | None, model: str | None, device: str, threads: int |
         options = ["--blocks", blocks, "--name", "this machine", "--device", device, *LOOPBACK]
         options += [] if threads is None else ["--threads", str(threads)]
         say(f"Loading {folder} ...", err=True)
-        server = group.start("server", place / "server", ["serve", "--model", str(folder), *options], threads or 0)
-        _wait_serving(server)
+        with stopping_by_signal():  # the folder goes and the child ends also if this is stopped while it loads
+            server = group.start("server", place / "server", ["serve", "--model", str(folder), *options], threads or 0)
+            _wait_serving(server)
         yield read_saved_invite(Home(server.home).path)
 
 

@@ -31,9 +31,7 @@ LOOK_S: Final = 0.5
 ASK_S: Final = 4.0
 PATIENT_S: Final = 10.0  # the members take the last commit a moment later; after a restart they connect first
 SAVE_AGAIN_S: Final = 5.0
-NO_HOLDER: Final = (
-    "no peer serves it: start one again that took part to the end, with its --home"
-)
+NO_HOLDER: Final = "no peer serves it: start one again that took part to the end, with its --home"
 
 
 @dataclass(frozen=True)
