@@ -86,9 +86,12 @@ class PeerProcess:
         return found[0]
 
     async def until(self, condition: Callable[[], bool], what: str, timeout_s: float = 300.0) -> None:
-        """Until `condition()` holds; it is asked again after each new fact of this peer."""
+        """Until `condition()` holds; it is asked again after each new fact of this peer. Fails once the peer has ended."""
         with trio.move_on_after(timeout_s):
             while not condition():
+                if not self.alive and not self.poll():
+                    code = self.process.returncode
+                    raise AssertionError(f"{self.name}: no {what}; it has ended with {code}.\n{self.transcript()}")
                 await self.news.wait()
             return
         raise AssertionError(f"{self.name}: no {what} within {timeout_s:g} s.\n{self.transcript()}")
@@ -154,12 +157,14 @@ class PeerProcess:
     def log(self) -> Path:
         return self.home.with_suffix(".log")
 
-    def poll(self) -> None:
+    def poll(self) -> bool:
+        """Read what it has reported since; whether that is anything. Its end is news too."""
         fresh = [Fact(*event) for event in self.tail.poll()]
-        if fresh:
-            self.facts.extend(fresh)
+        self.facts.extend(fresh)
+        if fresh or not self.alive:
             self.news.set()
             self.news = trio.Event()
+        return bool(fresh)
 
 
 def state_of(pid: int) -> str:
