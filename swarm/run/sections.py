@@ -42,6 +42,8 @@ class RunRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     coordinator: Literal["auto", "witness", "required"] = "auto"
     """Whether rounds go on without the coordinator ("witness"), or need its vote and it regroups without a person
     ("required"). "auto": required in a pipeline, whose small groups often lose their majority; else witness."""
+    lone_survivor: bool = False
+    """Whether a required coordinator goes on by itself where one of three members or more is left. That one may lie."""
     faults_tolerated: int = 0
     """In an open run: the number f of members that may lie without a second history. A group then has at least 3 f + 1
     members."""

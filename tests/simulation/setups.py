@@ -31,6 +31,8 @@ class Setup:
     """Whether honest joiners must be members in the end."""
     coordinator_dies: bool = False
     """For good, once the other faults are over."""
+    lone_survivor: bool = True
+    """Whether a required coordinator may go on by itself with one of three or more."""
     restores: str = ""
     """What happens to the coordinator's disk: it is put back from a backup, `declared` or `undeclared`."""
     member_restores: bool = False
@@ -40,7 +42,8 @@ class Setup:
     faults_s: float = 12.0
     """For how long there are faults."""
     calm_s: float = 60.0
-    """Within this time after the last fault all honest peers must have gone on."""
+    """Within this time after the last fault all honest peers must have gone on. Longer where a liar may be half of what
+    is left: a person leaves it out, who is called after ten rounds in vain, and later each time."""
 
     @property
     def peers(self) -> tuple[str, ...]:
@@ -80,7 +83,9 @@ def _all() -> list[Setup]:
     found += [Setup(f"required{n}", n, mode="required") for n in (2, 3, 4, 5)]
     found += [Setup("required2-joins", 2, mode="required", joiners=2, must_join=True)]
     found += [Setup("required3-restored", 3, mode="required", restores="declared")]
-    found += [Setup(f"required{n}-liar", n, mode="required", liars=1) for n in (3, 4)]
+    found += [Setup("required4-person", 4, mode="required", lone_survivor=False)]
+    with_liar = Setup("", 0, mode="required", liars=1, lone_survivor=False, calm_s=150.0)
+    found += [replace(with_liar, name=f"required{n}-liar", members=n) for n in (3, 4)]
     open4 = Setup("open4", 4, mode="open", faults=1, wipes=False)
     found += [open4, replace(open4, name="open5", members=5), replace(open4, name="open7", members=7, faults=2)]
     found += [replace(open4, name="open4-liar", liars=1), replace(open4, name="open5-liar", members=5, liars=1)]

@@ -71,6 +71,7 @@ class World:
             credential=setup.invite_of(peer).encode(),
             mode=setup.mode,
             faults=setup.faults,
+            lone_survivor=setup.lone_survivor,
             min_peers=setup.members,
             max_peers=setup.members + 4,
             attempt_s=1.5,

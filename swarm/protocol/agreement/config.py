@@ -33,6 +33,8 @@ class AgreementConfig:
     mode: Mode = "witness"
     faults: int = 0
     """The number f of liars that an open run tolerates."""
+    lone_survivor: bool = False
+    """Whether a required coordinator goes on by itself with one member of a group that had three or more."""
     rounds: int = 0
     """The run is complete after this many; 0: it has no end."""
     min_peers: int = 1

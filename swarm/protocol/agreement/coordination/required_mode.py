@@ -22,6 +22,7 @@ from swarm.protocol.head import Head, Member
 
 DOUBLINGS_MAX: Final = 10
 REMEMBERED: Final = 8  # heads
+MANY: Final = 3  # members: of so many one alone is not the group any more
 
 
 class RequiredCoordinator(Coordinator):
@@ -125,7 +126,7 @@ class RequiredCoordinator(Coordinator):
 
     @property
     def _banned(self) -> frozenset[str]:
-        """Peers that a proof convicts or a person left out: no start takes them in where another member remains."""
+        """Peers that a proof convicts or a person left out: no start takes them in."""
         return self._without.union(self.applicants.proofs)
 
     def ask(self, person: events.Asked) -> None:
@@ -154,7 +155,14 @@ class RequiredCoordinator(Coordinator):
         holders = self.state_holders(inquiry, base.state_hash)
         earned, sponsors = self._earned(base)
         members = (holders & earned) | returned(holders, earned) or holders
-        members = {member for member in members if member.peer not in self._banned} or members
+        members = {member for member in members if member.peer not in self._banned}
+        if not members:
+            reason = "each peer that answers with the state is left out, by a proof or by a person"
+            self.context.out.tell("regroup_failed", round=base.round, reason=reason)
+            return
+        if not inquiry.by_person and len(members) == 1 and not self._may_be_left_alone(base):
+            self.tell_lost("of three members or more one is left, and it may lie: only a person can go on with it alone")
+            return
         peers = {member.peer for member in members}
         sponsored = sponsors.among(peers)
         self._start(msgspec.structs.replace(base, sponsored=sponsored), base.hash, inquiry.term, members, undoes)
@@ -164,6 +172,15 @@ class RequiredCoordinator(Coordinator):
         """Whether this process has seen a commit within three rounds: a new term would only drop learners."""
         lately = self.committed_at > self.began_at and self.context.now - self.committed_at < self.patient_s
         return lately and not self._starts_in_vain and self._ready and not self.context.mute
+
+    def _may_be_left_alone(self, base: Head) -> bool:
+        """Return whether one member of the group at `base` may go on alone without a person's word. A cut that leaves
+        the coordinator with one liar would give it the run. Starts that ended no round do not make a group smaller."""
+        if self.context.config.lone_survivor or len(base.members) <= 1:
+            return True
+        heads = self.chain.ancestors()
+        settled = next((head for head in heads if head.attempt >= 0 and head.round <= base.round), base)
+        return len(settled.members) < MANY
 
     def _may_undo(self, inquiry: Inquiry, base: Head) -> bool:
         """Return whether certified heads may be taken back whose state no peer has brought: after a long time, or by

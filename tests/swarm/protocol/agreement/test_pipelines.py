@@ -285,7 +285,7 @@ def test_a_new_term_begins_at_the_position_of_the_other_stages(mode: str) -> Non
         return msgspec.structs.replace(head, round=head.round + 40, inner_step=400) if head.round else head
 
     work = dataclasses.replace(WORK, fast_forward_of=fast_forward)
-    group = GroupOfNodes("ABC", work=work, mode=mode)
+    group = GroupOfNodes("ABC", work=work, mode=mode, lone_survivor=True)
     group.run_to(2)
     group.crash("B")
     group.crash("C")

@@ -14,13 +14,54 @@ from tests.swarm.protocol.agreement.group import COORDINATOR, WORK, GroupOfNodes
 
 def test_a_required_coordinator_regroups_by_itself() -> None:
     """B4, B5: from the last head that it certified, with those that hold its state."""
-    group = GroupOfNodes("ABC", mode="required")
+    group = GroupOfNodes("ABCD", mode="required")
+    group.run_to(2)
+    group.crash("C")
+    group.crash("D")
+    group.run(60.0)
+    assert group.head("A").term >= 2 and group.round("A") > 2
+    group.check()
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_one_of_three_goes_on_alone_where_the_run_allows_it(allowed: bool) -> None:
+    """A cut that leaves the coordinator with one liar gave it the run. A person may go on with one; of two, one may."""
+    group = GroupOfNodes("ABC", mode="required", lone_survivor=allowed)
     group.run_to(2)
     group.crash("B")
     group.crash("C")
     group.run(60.0)
-    assert group.head("A").term >= 2 and group.round("A") > 2
-    group.check()
+    assert (group.head("A").term >= 2) == allowed
+    if not allowed:
+        assert group.told(COORDINATOR, "quorum_lost")
+        group.event(COORDINATOR, events.Asked(without=("B", "C")))
+    group.run_to(group.round("A") + 2, "A")
+    assert group.head("A").members == (group.member("A"),)
+
+
+def test_one_of_two_goes_on_alone() -> None:
+    group = GroupOfNodes("AB", mode="required")
+    group.run_to(2)
+    group.crash("B")
+    group.run(60.0)
+    assert group.head("A").term >= 2 and group.head("A").members == (group.member("A"),)
+
+
+def test_a_small_start_that_ended_no_round_makes_no_way_to_a_lone_member() -> None:
+    """First two of four are left, then one of these two: a liar that has been cut off with the coordinator twice."""
+    group = GroupOfNodes("ABCD", mode="required", stalled_s=20.0)
+    group.run_to(2)
+    group.train_s = 1e6
+    group.isolate("C", "D")
+    group.run(60.0, lambda: len(group.head("A").members) == 2)
+    term = group.head("A").term
+    assert term == 2
+    group.isolate("B", "C", "D")
+    group.run(100.0)
+    assert group.head("A").term == term and group.told(COORDINATOR, "quorum_lost")
+    group.heal()
+    group.run(100.0, lambda: len(group.head("A").members) == 4)
+    assert len(group.head("A").members) == 4
 
 
 @pytest.mark.parametrize("mode", ["witness", "required"])
@@ -43,7 +84,7 @@ def test_a_complete_stage_goes_on_until_all_are(mode: str) -> None:
     """The other stages of a pipeline need it for their last rounds."""
     others_are: list[bool] = []
     work = dataclasses.replace(WORK, is_over_of=lambda: bool(others_are))
-    group = GroupOfNodes("ABC", mode=mode, rounds=3, work=work)
+    group = GroupOfNodes("ABC", mode=mode, rounds=3, work=work, lone_survivor=True)
     group.run_to(3)
     for peer in "BC":
         group.crash(peer)
@@ -127,7 +168,7 @@ def test_a_restarted_required_coordinator_whose_members_lost_their_disks_calls_a
 def test_a_required_coordinator_goes_back_only_after_a_long_time() -> None:
     """B6: the members of its last head lost their disks; after `undo_s` it starts from the newest head that a peer
     holds."""
-    group = GroupOfNodes("ABC", mode="required", undo_s=30.0)
+    group = GroupOfNodes("ABC", mode="required", undo_s=30.0, lone_survivor=True)
     group.run_to(2)
     group.isolate("C")
     group.run_to(4, "AB")

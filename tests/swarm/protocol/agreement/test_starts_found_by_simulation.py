@@ -170,7 +170,7 @@ def begun_alone(group: GroupOfNodes) -> int:
 
 def test_a_term_that_ends_no_round_is_followed_by_one_with_those_that_came_back() -> None:
     """Its only member was a liar that led for ever: the coordinator heard it, so it did nothing for ten rounds."""
-    group = GroupOfNodes("ABC", mode="required", stalled_s=1e6)
+    group = GroupOfNodes("ABC", mode="required", stalled_s=1e6, lone_survivor=True)
     term = begun_alone(group)
     group.heal()
     coordinator = group.machines[COORDINATOR].node._coordinator
@@ -184,7 +184,7 @@ def test_a_term_that_ends_no_round_is_followed_by_one_with_those_that_came_back(
 
 def test_those_that_were_members_lately_return_in_the_next_start() -> None:
     """A term's only member ended a round of it, and then none: the others were in no head since the last commit."""
-    group = GroupOfNodes("ABC", mode="required", stalled_s=20.0)
+    group = GroupOfNodes("ABC", mode="required", stalled_s=20.0, lone_survivor=True)
     group.run_to(2)
     group.isolate("B", "C")
     group.run(60.0, lambda: group.head("A").members == (group.member("A"),))
@@ -224,9 +224,28 @@ def test_a_required_start_takes_in_no_convicted_member() -> None:
     assert {member.peer for member in group.head("A").members} == set("AB")
 
 
+def test_a_proved_liar_that_alone_holds_the_state_is_in_no_start() -> None:
+    """All others are away. It was taken where no other member remained, and the run was its own."""
+    group = GroupOfNodes("ABC", mode="required", lone_survivor=True)
+    group.run_to(2)
+    head = group.head("C")
+    for state in (1, 2):
+        other = msgspec.structs.replace(head, state_hash=bytes([state]) * 32)
+        group.event(COORDINATOR, events.Received("C", say.VoteMessage(group.vote("C", head, 0, other))))
+    group.isolate("A", "B")
+    group.run(100.0)
+    assert group.head(COORDINATOR).term == 1 and group.told(COORDINATOR, "regroup_failed")
+    group.event(COORDINATOR, events.Asked())
+    group.run(30.0)
+    assert group.head(COORDINATOR).term == 1, "nor where a person asks"
+    group.heal()
+    group.run_to(head.round + 3, "AB")
+    assert {member.peer for member in group.head("A").members} == set("AB")
+
+
 def test_those_that_come_back_in_a_start_keep_their_invites() -> None:
     """Another peer could have come in with the invite of one that a start had left out and the next one took back."""
-    group = GroupOfNodes("", mode="required", stalled_s=1e6, min_peers=3)
+    group = GroupOfNodes("", mode="required", stalled_s=1e6, min_peers=3, lone_survivor=True)
     for peer in "ABC":
         group._config["credential"] = f"invite {peer}".encode()
         group.start(peer)
