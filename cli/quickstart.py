@@ -147,8 +147,12 @@ def run_toml(rounds: int, stages: int = 1) -> str:
         values["layers"] = str(2 * stages)
         text = re.sub(r"^# tie_embeddings = true", "tie_embeddings = false", text, count=1, flags=re.MULTILINE)
         text += f"\n[pipeline]\nstages = {stages}\n"
-    on_one_machine = f"members_per_prefix = {PEERS_MAX + 1}"
-    text = re.sub(r"^# members_per_prefix = \d+", on_one_machine, text, count=1, flags=re.MULTILINE)
+    on_one_machine = {
+        r"members_per_prefix = \d+": f"members_per_prefix = {PEERS_MAX + 1}",
+        "lone_survivor = false": "lone_survivor = true",  # it is ours, so it does not lie
+    }
+    for default, here in on_one_machine.items():
+        text = re.sub(f"^# {default}", here, text, count=1, flags=re.MULTILINE)
     for name, value in values.items():
         text = re.sub(rf"^{name} = \d+", f"{name} = {value}", text, count=1, flags=re.MULTILINE)
     return text

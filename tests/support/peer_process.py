@@ -86,7 +86,7 @@ class PeerProcess:
         return found[0]
 
     async def until(self, condition: Callable[[], bool], what: str, timeout_s: float = 300.0) -> None:
-        """Until `condition()` holds; it is asked again after each new fact of this peer. Fails once the peer has ended."""
+        """Until `condition()` holds; it is asked again after each new fact of this peer. Fails once it has ended."""
         with trio.move_on_after(timeout_s):
             while not condition():
                 if not self.alive and not self.poll():

@@ -161,7 +161,7 @@ class RequiredCoordinator(Coordinator):
             self.context.out.tell("regroup_failed", round=base.round, reason=reason)
             return
         if not inquiry.by_person and len(members) == 1 and not self._may_be_left_alone(base):
-            self.tell_lost("of three members or more one is left, and it may lie: only a person can go on with it alone")
+            self.tell_lost("of three members or more one is left, which may lie: only a person can go on with it")
             return
         peers = {member.peer for member in members}
         sponsored = sponsors.among(peers)
