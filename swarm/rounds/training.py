@@ -88,7 +88,7 @@ class Training:
                 self.update = update
                 self._note(plan)
                 context.events.emit("phase_entered", round=plan.round, phase="submit")
-                self._feed(events.Submitted(signed, context.trainer.has_run_dry(plan.round), context.trainer.speed))
+                self._feed(events.Submitted(signed, context.trainer.speed))
         finally:
             idle.set()
 

@@ -17,12 +17,12 @@ from tests.simulation.histories.checks import check_histories
 
 pytestmark = pytest.mark.process
 
-# The command with a quarter of its inner steps: all else is as a user has it, who trains for longer (`make soak` does).
+# The command with half of its inner steps: all else is as a user has it, who trains for longer (`make soak` does).
 SHORTER = """
 import cli.quickstart
 from cli.main import main
 whole = cli.quickstart.template()
-cli.quickstart.template = lambda: whole.replace("\\nsteps = 100 ", "\\nsteps = 25 ", 1)
+cli.quickstart.template = lambda: whole.replace("\\nsteps = 100 ", "\\nsteps = 50 ", 1)
 assert cli.quickstart.template() != whole
 main()
 """

@@ -52,8 +52,6 @@ class Submitted(msgspec.Struct, frozen=True):
     """This peer's own work under a plan is done: a signed `swarm.protocol.plan.Contribution`."""
 
     contribution: Signed
-    dry: bool = False
-    """No work can come any more in this round, so an empty merge is acceptable to this peer."""
     speed: float = 0.0
     """Measured inner steps a second; 0 while unknown."""
 

@@ -57,10 +57,9 @@ class Work(Protocol):
     def check_contribution(self, body: Contribution, plan: WorkPlan, head: Head) -> None:
         """Raise `ProtocolViolation` if the contribution claims what its plan does not allow."""
 
-    def settle(self, head: Head, plan: WorkPlan, contributions: Sequence[Contribution], dry: bool) -> Settlement | None:
-        """Return what the contributions lead to; None if they cannot be merged (no usable one, an incomplete batch).
-
-        `dry`: no work can come in this round, so that an empty merge is acceptable."""
+    def settle(self, head: Head, plan: WorkPlan, contributions: Sequence[Contribution]) -> Settlement | None:
+        """Return what the contributions lead to; None if they cannot be merged: an incomplete batch, or no usable one,
+        unless most say that none can come."""
 
     def reset(self, head: Head, plan: WorkPlan, contributions: Sequence[Contribution]) -> Collection[Member]:
         """Return the members that must forget what they have counted, after `settle` has returned None."""

@@ -59,6 +59,7 @@ def body_of(
         sqnorms=(1.0,) * work,
         counted=counted,
         first_stage=first_stage,
+        dry=not counted,
     )
 
 
@@ -81,7 +82,7 @@ class Stage:
         """Merge what may be merged; return whether there is a new head."""
         for body in bodies:
             self.work.check_contribution(body, plan, self.head)
-        settlement = self.work.settle(self.head, plan, bodies, dry=True)
+        settlement = self.work.settle(self.head, plan, bodies)
         if settlement is None:
             return False
         self.merged += [
@@ -136,7 +137,7 @@ def test_nothing_is_lost_silently(data: st.DataObject) -> None:
             _count(stage, waiting[stage.stage], data)
         plan = stage.plan()
         nothing = [body_of(plan, member, ()) for member in MEMBERS]
-        assert stage.work.settle(stage.head, plan, nothing, dry=True) is None, "not without the first stage's end"
+        assert stage.work.settle(stage.head, plan, nothing) is None, "not without the first stage's end"
         again = common(first.head.ledger.settled, stage.head.ledger.free)
         found = data.draw(st.sets(st.sampled_from(micro_batches(again)))) if again else set()
         knowing = data.draw(st.integers(0, len(MEMBERS) - 1))

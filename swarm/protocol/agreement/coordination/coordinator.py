@@ -267,9 +267,10 @@ class Coordinator(ABC):
     def state_holders(self, inquiry: Inquiry, state_hash: bytes) -> set[Member]:
         """Return those that answered and hold that state. The coordinator is never a member."""
         holders = {member for member, told in inquiry.told.items() if state_hash in told.holds}
-        link = self.chain.link(self.chain.hash)
-        if link is not None and state_hash == link.head.state_hash:  # it may have been committed since they answered
-            holders |= {self.context.evidence.vote(signed).voter for signed in link.votes} & set(inquiry.told)
+        if state_hash == self.chain.head.state_hash:  # it may have been committed since they answered
+            link, here = self.chain.link(self.chain.hash), position_of(self.chain.head)
+            voted = {self.context.evidence.vote(signed).voter for signed in link.votes} if link is not None else set()
+            holders |= {m for m in inquiry.told if m in voted or self._positions.get(m) == here}
         return {member for member in holders if member.peer != self.context.config.peer}
 
     def last_held(self, inquiry: Inquiry) -> tuple[Head, list[bytes]] | None:

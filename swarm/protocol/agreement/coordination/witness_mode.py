@@ -137,7 +137,7 @@ class WitnessCoordinator(Coordinator):
             if told.head != name or told.accepted is None or told.support is None:
                 continue
             try:
-                opened, _ = Succession(self.context).support(told.support, head, name, True)
+                opened, _ = Succession(self.context).support(told.support, head, name)
             except (ProtocolViolation, RoundDiscarded):
                 continue
             if opened.leads_to(told.accepted.value) and self.context.evidence.counts(told.accepted, head, name, NEVER):

@@ -247,9 +247,7 @@ class Collector:
         )
         signed = context.signer.sign(evidence.ROSTER, roster)
         try:
-            return self._succession.roster(
-                attempt.signed_plan, signed, head, self._instance.hash, self._exchanges.accepts_empty
-            )
+            return self._succession.roster(attempt.signed_plan, signed, head, self._instance.hash)
         except (ProtocolViolation, RoundDiscarded):
             self._give_up(attempt, attempt.plan, members)
             raise

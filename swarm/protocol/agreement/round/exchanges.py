@@ -39,11 +39,6 @@ class Exchanges:
         self._succession = Succession(context)
         self._early: dict[str, Signed] = {}  # results, by signer
 
-    @property
-    def accepts_empty(self) -> bool:
-        """Whether this node agrees to an empty merge: no work can come, or it has none itself."""
-        return self._instance.dry or self._context.config.is_coordinator
-
     def begin(self, peer: str, order: say.RosterMessage) -> None:
         """Take part in the exchange of an attempt's roster."""
         instance = self._instance
@@ -52,7 +47,7 @@ class Exchanges:
         known = instance.rosters.get(order.attempt)
         if known is not None and known.body == order.roster.body:
             return
-        opened = self._succession.roster(order.plan, order.roster, instance.head, instance.hash, self.accepts_empty)
+        opened = self._succession.roster(order.plan, order.roster, instance.head, instance.hash)
         if opened.attempt != order.attempt:
             raise ProtocolViolation("a roster is for another attempt than its message")
         if known is not None:

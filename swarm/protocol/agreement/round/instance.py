@@ -78,8 +78,6 @@ class Instance:
     signed_plan: Signed | None = None
     planned_at: float = 0.0
     contribution: Signed | None = None
-    dry: bool = False
-    """No work can come any more in this round."""
     lacks: tuple[tuple[str, ...], tuple[str, ...]] | None = None
     exchanges: dict[bytes, Exchange] = field(default_factory=dict)
     rosters: dict[int, Signed] = field(default_factory=dict)

@@ -174,7 +174,7 @@ class AttemptLeader:
         without would be the one that lies."""
         if support is None:
             raise ProtocolViolation("a promise reports an accepted value without what it was made from")
-        opened, _ = self._succession.support(support, self._instance.head, self._instance.hash, True)
+        opened, _ = self._succession.support(support, self._instance.head, self._instance.hash)
         if not opened.leads_to(value):
             raise ProtocolViolation("a promise reports an accepted value that does not follow from its roster")
 
@@ -304,7 +304,13 @@ class AttemptLeader:
         elif attempt.phase is Phase.COLLECT:
             self.collect()
         else:
-            self._fail(f"waited too long for {attempt.phase.value}", again=attempt.phase is Phase.EXCHANGE)
+            self._fail(f"waited too long for {attempt.phase.value}", again=self._may_mend(attempt))
+
+    def _may_mend(self, attempt: Attempt) -> bool:
+        """Return whether another attempt of this node can do better: an owner may be left out. Where nothing is
+        merged, the others wait for work, and the next leader's plan must tell them what is missing."""
+        exchange = attempt.exchange
+        return attempt.phase is Phase.EXCHANGE and exchange is not None and any(w > 0 for w in exchange.opened.weights)
 
     def _fail(self, reason: str, again: bool) -> None:
         """Give the attempt up. Try again at once where another attempt can do better and the turn is not over."""

@@ -133,7 +133,7 @@ class Participant:
             return
         body = self._context.signer.open(event.contribution, "contribution", Contribution)
         if body.plan == instance.plan.hash and body.member == self._context.me:
-            instance.contribution, instance.dry = event.contribution, event.dry
+            instance.contribution = event.contribution
             self.submit()
 
     def submit(self) -> None:

@@ -68,9 +68,7 @@ class Voter:
         justified = context.evidence.justified(message.promises, instance.head, instance.hash, attempt)
         forced = justified.accepted
         known = next((e.opened for e in instance.exchanges.values() if e.opened.signed == message.support.roster), None)
-        opened, results = self._succession.support(
-            message.support, instance.head, instance.hash, self._exchanges.accepts_empty, known
-        )
+        opened, results = self._succession.support(message.support, instance.head, instance.hash, known)
         value = message.value
         if forced is not None and forced.value.hash != value.hash:
             raise ProtocolViolation("a proposal has another value than the promises force")

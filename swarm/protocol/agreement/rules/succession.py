@@ -95,8 +95,8 @@ class Succession:
             raise ProtocolViolation("a join request is of a peer that the run does not admit")
         return body
 
-    def roster(self, signed_plan: Signed, signed: Signed, head: Head, head_hash: bytes, dry: bool) -> OpenedRoster:
-        """Check a roster with its plan; derive what follows. `dry`: this peer accepts an empty merge."""
+    def roster(self, signed_plan: Signed, signed: Signed, head: Head, head_hash: bytes) -> OpenedRoster:
+        """Check a roster with its plan; derive what follows."""
         context = self._context
         roster = context.signer.open(signed, ROSTER, RosterBody)
         if roster.head != head_hash or not is_leader(head, head_hash, roster.attempt, signed.signer):
@@ -116,7 +116,7 @@ class Succession:
         owning = [member for member in present if head.has(member)]
         if not owning:
             raise ProtocolViolation("a roster has no contribution of a member")
-        settlement = context.work.settle(head, plan, bodies, dry)
+        settlement = context.work.settle(head, plan, bodies)
         if settlement is None:
             raise RoundDiscarded("a roster has nothing that may be merged")
         witness = head.witness if roster.witness is None else context.evidence.witness(roster.witness)
@@ -182,14 +182,14 @@ class Succession:
         return owner, body
 
     def support(
-        self, support: Support, head: Head, head_hash: bytes, dry: bool, known: OpenedRoster | None = None
+        self, support: Support, head: Head, head_hash: bytes, known: OpenedRoster | None = None
     ) -> tuple[OpenedRoster, dict[Member, tuple[Signed, ResultsBody]]]:
         """Check what a value was made from: the roster, unless it is the one `known`, and the results of every
         owner."""
         if known is not None and (known.signed_plan, known.signed) == (support.plan, support.roster):
             opened = known
         else:
-            opened = self.roster(support.plan, support.roster, head, head_hash, dry)
+            opened = self.roster(support.plan, support.roster, head, head_hash)
         if len(support.results) != len(opened.parts):
             raise ProtocolViolation("a value comes without the results of all owners, or with more")
         results: dict[Member, tuple[Signed, ResultsBody]] = {}

@@ -66,7 +66,7 @@ class Scene:
             joins=asked or tuple(self.join(member) for member in members(joins)),
         )
         signed = self.group.sign(signer, evidence.ROSTER, body)
-        return self.succession.roster(signed_plan, signed, self.head, self.name, False)
+        return self.succession.roster(signed_plan, signed, self.head, self.name)
 
     def join(self, member: Member, head: bytes | None = None, credential: bytes = b"") -> Signed:
         body = say.JoinBody(self.name if head is None else head, member, credential)
@@ -197,17 +197,40 @@ def test_owners_follow_from_the_head_and_shares_are_equal() -> None:
     assert firsts == set(contributors)
 
 
+@pytest.mark.parametrize(
+    ("dry", "working", "merges"),
+    [("ABC", "", True), ("AB", "", True), ("A", "", False), ("", "", False), ("AB", "C", True)],
+)
+def test_a_round_with_nothing_merged_needs_the_word_of_most(dry: str, working: str, merges: bool) -> None:
+    """It was each voter's own view: what a dry leader had voted for itself was proposed again by all that followed, and
+    refused by those that were not dry, for ever."""
+    scene = Scene(head_of("ABC"))
+    plan = WORK.plan(scene.head, 0, dict.fromkeys(members("ABC"), 0.0), ())
+    signed = scene.group.sign("A", PLAN_KIND, plan)
+    bodies = [
+        msgspec.structs.replace(
+            contribution_body(member, signed),
+            dry=member.peer in dry,
+            **({} if member.peer in working else {"steps": 0, "samples": 0, "hashes": (), "sqnorms": ()}),
+        )
+        for member in members("ABC")
+    ]
+    settled = WORK.settle(scene.head, plan, bodies)
+    assert (settled is not None) == merges
+    assert settled is None or any(settled.weights) == bool(working)
+    idle = [body for body in bodies if not body.steps]
+    assert WORK.settle(scene.head, plan, idle[:2]) is None, "the third may have samples"
+
+
 def test_issued_samples_are_merged_or_free() -> None:
     """What is planned and not merged returns; nothing is counted twice."""
     scene = Scene(head_of("ABC"))
     ledger = scene.after("ABC").ledger
     assert ledger.cursor == 24 and ledger.returned == ()
     plan = WORK.plan(scene.head, 0, dict.fromkeys(members("ABC"), 0.0), ())
-    settled = WORK.settle(scene.head, plan, [], True)
-    assert settled is None, "an empty merge needs all that were planned"
     signed = scene.group.sign("A", PLAN_KIND, plan)
     bodies = [contribution_body(member, signed) for member in members("AB")]
-    settled = WORK.settle(scene.head, plan, bodies, False)
+    settled = WORK.settle(scene.head, plan, bodies)
     assert settled is not None
     merged = sum(body.samples for body in bodies)
     assert settled.ledger.cursor == merged + count(settled.ledger.returned)
@@ -250,12 +273,13 @@ def test_newcomers_that_do_not_come_cost_no_time() -> None:
     quiet = GroupOfNodes("ABC")
     quiet.run(30.0)
     busy = GroupOfNodes("ABC")
+    busy.run_to(1)
     for name in "XYZ":
         busy.start(name)
     busy.lost = lambda source, target, message: (
         source in "XYZ" and not isinstance(message, say.JoinMessage | say.StatusMessage | say.AskChainMessage)
     )
-    busy.run(30.0)
+    busy.run(30.0 - busy.now)
     busy.check()
     assert busy.round("A") >= 0.6 * quiet.round("A")
     assert busy.head("A").members == quiet.head("A").members

@@ -128,7 +128,7 @@ def test_leaders_that_promised_themselves_do_not_duel(attempts: dict[str, int], 
     scatter(group, attempts)
     before, began = group.round("A"), group.now
     group.run(60.0, lambda: all(group.round(peer) > before for peer in peers))
-    assert group.now - began < 10.0
+    assert group.now - began < 20.0
     group.check()
 
 

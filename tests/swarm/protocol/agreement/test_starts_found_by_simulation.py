@@ -84,12 +84,12 @@ def test_a_start_that_was_overtaken_on_its_way_to_disk_is_not_shown() -> None:
     group.event(COORDINATOR, events.Asked())
     group.machines[COORDINATOR].disk_free_at = group.now + 1.9
     group.run(1.95)
-    group.machines[COORDINATOR].disk_free_at = group.now + 4.0
+    group.machines[COORDINATOR].disk_free_at = group.now + 30.0
     group.run_to(base.round + 1, "AB")
     assert signed_starts(group)[-1].previous == base.hash, "only C has answered, and at the base"
     links = group.machines["A"].node._chain.after((base.hash,))
     group.event(COORDINATOR, events.Received("A", say.ChainMessage(links)))
-    group.run(20.0)
+    group.run(40.0)
     shown = [m for _, target, m in group.sent if target != COORDINATOR and isinstance(m, say.StartMessage)]
     terms = {msgspec.msgpack.decode(message.start.body, type=say.StartBody).head.term for message in shown}
     assert terms == {1} and group.told(COORDINATOR, "start_not_bound")
