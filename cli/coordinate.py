@@ -85,6 +85,8 @@ def coordinate(
     run = None if run_toml is None else read_run_config(run_toml)  # before the slow imports: a typo is reported at once
     if run is not None and isinstance(run.outer, EagerConfig) and (caution := run.outer.caution(run.run.max_peers)):
         say(f"Warning: {caution}.", err=True)
+    if run is not None and (caution := run.run.caution()):
+        say(f"Warning: {caution}.", err=True)
     if notify:
         check_url(notify)
     from swarm.coordinator.coordinator import CoordinatorConfig
