@@ -71,8 +71,8 @@ class RunRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         """Return what the owner should know about these rules; empty if that is nothing."""
         if self.open and self.coordinator == "witness":
             return (
-                'in an open run anybody with enough identities becomes the majority, and with coordinator = "witness" a'
-                ' majority of keys is the run: leave it out, choose "required", or set open = false'
+                "in an open run one person with enough identities becomes the majority, and with coordinator ="
+                ' "witness" a majority of keys is the run: leave it out, choose "required", or set open = false'
             )
         return ""
 
