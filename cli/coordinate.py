@@ -74,9 +74,9 @@ def coordinate(
 ) -> None:
     """Create the run that RUN.toml describes, or continue the run in --home, and print the invite.
 
-    Training goes on without this process, unless the run says that it is required. The coordinator is needed to start
-    the run, and when more than half of the members are lost at once. The invite holds its address, so restart it on
-    the same port.
+    Open runs and pipelines need this process for every round, unless RUN.toml makes it a witness. Other runs go on
+    without it: they need it to start, and when more than half of the members are lost at once. The invite holds its
+    address, so restart it on the same port.
     """
     if init:
         _write_template(run_toml or Path("RUN.toml"))
@@ -84,6 +84,8 @@ def coordinate(
     home = home or default_home("coordinator")
     run = None if run_toml is None else read_run_config(run_toml)  # before the slow imports: a typo is reported at once
     if run is not None and isinstance(run.outer, EagerConfig) and (caution := run.outer.caution(run.run.max_peers)):
+        say(f"Warning: {caution}.", err=True)
+    if run is not None and (caution := run.run.caution()):
         say(f"Warning: {caution}.", err=True)
     if notify:
         check_url(notify)
@@ -156,4 +158,5 @@ def _run(config: CoordinatorConfig, as_json: bool, tied: bool) -> None:
 def _farewell(progress: Progress, home: Path) -> str:
     if progress.complete:
         return f"The run is complete. It is kept in {home}; `peer export --home {quoted(home)}` writes the model."
-    return f"The run is kept in {home}; its members go on training. Restart with: peer coordinate --home {quoted(home)}"
+    restart = f"Restart with: peer coordinate --home {quoted(home)}"
+    return f"The run is kept in {home}; its members go on training, or wait where they need its vote. {restart}"

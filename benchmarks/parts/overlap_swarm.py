@@ -34,6 +34,7 @@ name = "overlap"
 rounds = {rounds}
 min_peers = {peers}
 members_per_prefix = {peers}
+coordinator = "witness"
 
 [model]
 vocab_size = {model.vocab_size}

@@ -53,7 +53,6 @@ def agreement_config(manifest: Manifest, stage: int, peer: str, gate: Gate | Non
         coordinator=manifest.authority,
         credential=b"" if gate is None else msgspec.msgpack.encode(gate.chain),
         mode=manifest.agreement_mode,
-        faults=manifest.faults_tolerated,
         lone_survivor=run.lone_survivor,
         rounds=run.rounds,
         min_peers=run.min_peers if stages == 1 else 1,  # all stages together have as many: `Work.may_begin`

@@ -19,14 +19,7 @@ import msgspec
 from optim.config import DENSE, MEAN_ONLY, METHODS, CodecConfig, OuterConfig, check_merge
 from peer.config import DataConfig, InnerConfig, ModelConfig
 from peer.errors import ConfigError
-from swarm.run.sections import (
-    PipelineConfig,
-    RunRules,
-    TokenizerConfig,
-    check_agreement,
-    check_fit,
-    check_pipeline,
-)
+from swarm.run.sections import PipelineConfig, RunRules, TokenizerConfig, check_fit, check_pipeline
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -37,13 +30,13 @@ CONFIG_BYTES_MAX: Final = 1 << 20
 INTEGER_MAX: Final = 1 << 53  # what messages and double-precision arithmetic hold exactly
 _TEMPLATE_HINT: Final = "`peer coordinate --init` writes a template with every field"
 _SEED: Final = ("run", "seed")  # has 63 bits and its own check
-_LOCAL: Final = {  # settings of one machine, which a run must not make for another
+_REFUSED: Final = {  # settings of one machine, which a run must not make for another, and one that is no more
     ("data", "path"): "each peer names its own folder, with `peer join --data DIR`",
     ("inner", "compile"): "each peer decides for itself, with `peer join --compile`",
+    ("run", "faults_tolerated"): 'leave it out; coordinator = "required" lets no number of members make two histories',
 }
 _SECTIONS: Final = {
-    "seq_len": "data", "faults_tolerated": "run", "stages": "pipeline", "micro_batch": "pipeline", "method": "outer",
-    "merge": "outer",
+    "seq_len": "data", "stages": "pipeline", "micro_batch": "pipeline", "method": "outer", "merge": "outer",
 }  # fmt: skip
 
 
@@ -112,7 +105,6 @@ def parse_run_config(text: str, name: str = "RUN.toml") -> RunConfig:
         raise _fault(name, text, path, what) from error
     try:
         check_merge(config.outer, config.codec, config.run.max_peers)
-        check_agreement(config.run, config.pipeline.stages)
         if config.model is not None:
             check_fit(config.model, config.data, config.tokenizer.source)
             check_pipeline(config.pipeline, config.model, config.inner, config.outer)
@@ -150,8 +142,8 @@ def _explain(message: str, method: str) -> tuple[tuple[str, ...], str]:
     path = tuple(re.findall(r"[A-Za-z_]\w*", at))
     if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", what):
         field = unknown[1]
-        if local := _LOCAL.get((*path, field)):
-            return (*path, field), f"{field} is no setting of a run: {local}"
+        if instead := _REFUSED.get((*path, field)):
+            return (*path, field), f"{field} is no setting of a run: {instead}"
         if path == ("outer",) and field in ("merge", "trim") and method in MEAN_ONLY:
             why = f"{field} is no setting of the method {method!r}, because {MEAN_ONLY[method]}"
             return (*path, field), f"{why}: leave it out, or choose diloco or streaming"

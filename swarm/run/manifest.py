@@ -25,7 +25,6 @@ from swarm.protocol.head import Head, genesis
 from swarm.run.sections import (
     PipelineConfig,
     RunRules,
-    check_agreement,
     check_fit,
     check_model,
     check_name,
@@ -103,7 +102,6 @@ class Manifest(
         check_fit(self.model, self.data, self.tokenizer)
         check_pipeline(self.pipeline, self.model, self.inner, self.outer)
         check_merge(self.outer, self.codec, self.run.max_peers)
-        check_agreement(self.run, self.pipeline.stages)
         if len(self.cuts) != self.pipeline.stages:
             raise ValueError("cuts are not the blocks of each stage")
         _check_cuts(self.cuts, self.model)
@@ -142,16 +140,9 @@ class Manifest(
     @property
     def agreement_mode(self) -> Mode:
         """Which votes make a certificate in its groups."""
-        if self.faults_tolerated:
-            return "open"
         if self.run.coordinator == "auto":
-            return "witness" if self.stages == 1 else "required"
+            return "required" if self.open or self.stages > 1 else "witness"
         return self.run.coordinator
-
-    @property
-    def faults_tolerated(self) -> int:
-        """How many members of an open run may lie without a second history; 0 in other modes."""
-        return self.run.faults_tolerated
 
     @property
     def micro_batch(self) -> int:

@@ -41,12 +41,10 @@ class RunRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """0: deadlines adapt to what is measured. Above 0: no deadline is shorter. The only deadline that a user sets."""
     coordinator: Literal["auto", "witness", "required"] = "auto"
     """Whether rounds go on without the coordinator ("witness"), or need its vote and it regroups without a person
-    ("required"). "auto": required in a pipeline, whose small groups often lose their majority; else witness."""
+    ("required"). "auto": required in an open run, where one person may be the majority, and in a pipeline, whose small
+    groups often lose theirs; else witness."""
     lone_survivor: bool = False
     """Whether a required coordinator goes on by itself where one of three members or more is left. That one may lie."""
-    faults_tolerated: int = 0
-    """In an open run: the number f of members that may lie without a second history. A group then has at least 3 f + 1
-    members."""
 
     def __post_init__(self) -> None:
         check_name(self.name)
@@ -68,19 +66,15 @@ class RunRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             raise ValueError(
                 f"timeout_floor_s is {self.timeout_floor_s}: choose a number between 0 (adaptive) and 3600"
             )
-        self._check_faults()
 
-    def _check_faults(self) -> None:
-        faults = self.faults_tolerated
-        if faults < 0 or self.min_peers < 3 * faults + 1:
-            raise ValueError(
-                f"faults_tolerated is {faults}: choose a number from 0, or raise min_peers ({self.min_peers}) to three"
-                " times as many and one more"
+    def caution(self) -> str:
+        """Return what the owner should know about these rules; empty if that is nothing."""
+        if self.open and self.coordinator == "witness":
+            return (
+                "in an open run one person with enough identities becomes the majority, and with coordinator ="
+                ' "witness" a majority of keys is the run: leave it out, choose "required", or set open = false'
             )
-        if faults and not self.open:
-            raise ValueError(f"faults_tolerated is {faults}: leave it out, it is for runs with open = true")
-        if faults and self.coordinator == "required":
-            raise ValueError(f'faults_tolerated is {faults}: leave it out, or leave out coordinator = "required"')
+        return ""
 
 
 class TokenizerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -134,14 +128,6 @@ def check_fit(model: ModelConfig, data: DataConfig, tokenizer: str) -> None:
     if data.seq_len > model.max_seq_len:
         raise ValueError(f"seq_len is {data.seq_len}: choose at most the model's max_seq_len ({model.max_seq_len})")
     check_model(model, tokenizer)
-
-
-def check_agreement(run: RunRules, stages: int) -> None:
-    """Raise ValueError, beginning with the field's name, unless groups of so many stages can agree as `run` says."""
-    if run.faults_tolerated and stages > 1:
-        raise ValueError(
-            f"faults_tolerated is {run.faults_tolerated}: leave it out, the groups of a pipeline's stages are too small"
-        )
 
 
 def micro_batch_of(pipeline: PipelineConfig, inner: InnerConfig) -> int:

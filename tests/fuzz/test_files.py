@@ -69,7 +69,7 @@ STATE = {"theta": torch.arange(LAYOUT.numel, dtype=torch.float32)}
 TEMPLATE = Path(__file__).parents[2] / "cli" / "templates" / "run.toml"
 
 BALLOT = BallotRecord(
-    BEGUN.hash, Ballot(promised=2, voted_attempt=1, voted=b"v"), AcceptedValue(1, BEGUN, PROOF[0].acks), None
+    BEGUN.hash, Ballot(promised=2, voted_attempt=1, voted=b"v"), AcceptedValue(1, BEGUN, PROOF[0].acks[0]), None
 )
 RECORDS = {
     "identity": b"s",

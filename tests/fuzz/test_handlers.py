@@ -53,10 +53,9 @@ SIGNED: dict[str, type[msgspec.Struct]] = {
 }
 """All bodies that are signed in a round, by kind."""
 FIELDS = {
-    **{name: f"agreement.{name}" for name in ("proposal", "roster", "results", "promise", "echo", "vote", "start")},
+    **{name: f"agreement.{name}" for name in ("proposal", "roster", "results", "promise", "vote", "start")},
     **{name: f"agreement.{name}" for name in ("ack", "endorsement", "join", "witness")},
     **{f"{name}s": f"agreement.{name}" for name in ("promise", "vote", "ack", "join")},
-    "evidence": evidence.PROPOSAL,
     "plan": PLAN_KIND,
     "contribution": CONTRIBUTION_KIND,
     "contributions": CONTRIBUTION_KIND,

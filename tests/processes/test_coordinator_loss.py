@@ -18,7 +18,7 @@ from swarm.run.home import Home
 from swarm.run.invite import Invite
 from tests.support.peer_process import PeerProcess
 from tests.support.process_group import REPO
-from tests.swarm.support.swarm_harness import RUN_TOML, Swarm, open_swarm
+from tests.swarm.support.swarm_harness import RUN_TOML, WITNESS, Swarm, open_swarm
 
 CLOSED = RUN_TOML.replace("[run]", "[run]\nopen = false", 1)
 
@@ -89,7 +89,7 @@ async def test_training_and_joining_without_a_coordinator(tmp_path: Path) -> Non
 @pytest.mark.soak  # tests/swarm/coordinator/test_regroup.py is smaller
 @pytest.mark.process
 async def test_a_lost_majority_is_regrouped_by_a_person_and_a_lost_everybody_comes_back(tmp_path: Path) -> None:
-    async with open_swarm(tmp_path, min_peers=3) as swarm:
+    async with open_swarm(tmp_path, min_peers=3, run=WITNESS) as swarm:
         peers = [swarm.join(f"p{i}") for i in range(3)]
         p0, p1, p2 = peers
         await swarm.committed(1)

@@ -23,9 +23,7 @@ def position(head: Head) -> Position:
 
 def voters(setup: Setup, head: Head) -> tuple[Member, ...]:
     """Return who votes on what follows a head."""
-    if head.witness is not None and (
-        setup.mode == "required" or (setup.mode == "witness" and len(head.members) % 2 == 0)
-    ):
+    if head.witness is not None and (setup.mode == "required" or len(head.members) % 2 == 0):
         return (*head.members, head.witness)
     return head.members
 
@@ -34,8 +32,6 @@ def is_quorum(setup: Setup, head: Head, cast: set[Member]) -> bool:
     """Return whether these voters are enough to decide what follows a head."""
     members = len(head.members)
     mine = len(cast.intersection(head.members))
-    if setup.mode == "open":
-        return mine >= (members + setup.faults) // 2 + 1
     if setup.mode == "required":
         return mine >= members // 2 + 1 and head.witness in cast
     everybody = voters(setup, head)
@@ -110,8 +106,6 @@ def _unearned(setup: Setup, signatures: Signatures, before: Head, head: Head) ->
     serials = [serial for peer in {m.peer for m in new | learning} if (serial := setup.invite_of(peer))]
     if len(serials) != len(set(serials)):
         return "one invite has two votes"
-    if setup.mode == "open" and len(new) < 3 * setup.faults + 1:
-        return "fewer than 3f + 1 members"
     if len({member.peer for member in new}) != len(new):
         return "one peer has two votes"
     return ""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 SLOWED = (
-    "vote", "vote", "proposal", "promise", "prepare", "ack", "start", "told", "ask", "chain", "results", "echo",
+    "vote", "vote", "proposal", "promise", "prepare", "ack", "start", "told", "ask", "chain", "results", "proposal",
     "roster", "plan", "submit", "join", "status",
 )  # fmt: skip
 
@@ -84,10 +84,10 @@ def _crashes(setup: Setup, random: Random) -> list[Fault]:
     for at in _times(setup, random, random.choice((0, 0, 1, 2, 3, setup.members))):
         peer = random.choice(setup.peers) if random.random() < 0.75 else COORDINATOR
         kinds = ["kept", "unsynced", "prefix"]
-        if setup.wipes and peer != COORDINATOR:
+        if peer != COORDINATOR:
             kinds.append("wiped")
         actions = random.choice((0, 0, 1, 2, 3, 5, 8, 13))
-        back = random.choice((0.2, 1.0, 3.0, 8.0, 5.0 if setup.mode == "open" else None))
+        back = random.choice((0.2, 1.0, 3.0, 8.0, None))
         found.append(Fault(at, "crash", (peer, random.choice(kinds), actions, back)))
     if random.random() < 0.1:
         at = random.uniform(0.5, setup.faults_s)

@@ -51,7 +51,7 @@ class Invariants:
         self._starts: dict[tuple[int, int], bytes] = {}
         self._undone: set[bytes] = set()
         self._highest: dict[str, Position] = {}
-        self._votes: dict[tuple[Member, bytes, int, str], bytes] = {}
+        self._votes: dict[tuple[Member, bytes, int], bytes] = {}
         self._promised: dict[tuple[Member, bytes], int] = {}
         self._last_vote: dict[tuple[Member, bytes], tuple[int, bytes]] = {}
         self._acked: dict[Member, int] = {}
@@ -70,32 +70,21 @@ class Invariants:
 
     def _vote(self, machine: Machine, message: say.VoteMessage) -> None:
         body = self._world.signatures.open(message.vote, "agreement.vote", say.VoteBody)
-        if self._cast_once(machine, body, "vote"):
+        if self._cast_once(machine, body):
             if not machine.is_coordinator:
                 self._require_on_disk(machine, body)
             self._last_vote[body.voter, body.head] = (body.attempt, body.value)
 
-    def _echo(self, machine: Machine, message: say.EchoMessage) -> None:
-        body = self._world.signatures.open(message.echo, "agreement.echo", say.EchoBody)
-        if self._cast_once(machine, body, "echo"):
-            ballot = self._ballot(machine, body.head)
-            if self._has_left(machine, body.head):
-                return
-            later = ballot is not None and ballot.ballot.echoed_attempt > body.attempt
-            echoed = ballot is not None and (ballot.ballot.echoed_attempt, ballot.ballot.echoed)
-            if not later and echoed != (body.attempt, body.value):
-                raise Broken("6 votes", f"{machine.peer} echoes before that is on disk")
-
-    def _cast_once(self, machine: Machine, body: say.VoteBody | say.EchoBody, kind: str) -> bool:
+    def _cast_once(self, machine: Machine, body: say.VoteBody) -> bool:
         """Return whether the vote is new; it must not contradict an earlier one, a promise or an acknowledgement."""
-        key = (body.voter, body.head, body.attempt, kind)
+        key = (body.voter, body.head, body.attempt)
         known = self._votes.setdefault(key, body.value)
         if known != body.value and not machine.restored:
-            raise Broken("6 votes", f"{body.voter} casts two {kind}s in attempt {body.attempt}")
+            raise Broken("6 votes", f"{body.voter} votes twice in attempt {body.attempt}")
         if known is not body.value:
             return False
         if body.attempt < self._promised.get((body.voter, body.head), -1) and not machine.restored:
-            raise Broken("6 votes", f"{body.voter} casts a {kind} below its promise")
+            raise Broken("6 votes", f"{body.voter} votes below its promise")
         self._require_unfenced(machine, body.voter, body.head)
         return True
 
@@ -157,7 +146,6 @@ class Invariants:
 
     _JUDGES: ClassVar[dict[type[msgspec.Struct], Callable[..., None]]] = {
         say.VoteMessage: _vote,
-        say.EchoMessage: _echo,
         say.PromiseMessage: _promise,
         say.AckMessage: _ack,
         say.ProposalMessage: _proposal,

@@ -78,10 +78,8 @@ class Liar:
         return name
 
     def vote_for(self, head_hash: bytes, attempt: int, value: bytes) -> None:
-        """Echo and vote, whatever was voted before."""
-        echo = say.EchoBody(head_hash, attempt, value, self.me)
+        """Vote, whatever was voted before."""
         vote = say.VoteBody(head_hash, attempt, value, self.me)
-        self.all_get(say.EchoMessage(self.sign(evidence.ECHO, echo)))
         self.all_get(say.VoteMessage(self.sign(evidence.VOTE, vote)))
 
 
@@ -179,7 +177,7 @@ class MadeUpAccepted(Liar):
             if body.attempt > 0:
                 value = self.made_up_head()
                 claim = say.ProposalBody(body.head, body.attempt - 1, value.hash)
-                accepted = say.AcceptedValue(body.attempt - 1, value, (self.sign(evidence.PROPOSAL, claim),))
+                accepted = say.AcceptedValue(body.attempt - 1, value, self.sign(evidence.PROPOSAL, claim))
                 message = replace(message, promise=self.sign(evidence.PROMISE, replace(body, accepted=accepted)))
         super().send(target, message)
 
@@ -343,7 +341,7 @@ class Mutating(Liar):
 
 
 class TwoVotes(Liar):
-    """Votes and echoes a second value in each attempt that it votes in."""
+    """Votes for a second value in each attempt that it votes in."""
 
     def send(self, target: str, message: say.Message) -> None:
         if isinstance(message, say.VoteMessage):

@@ -148,9 +148,6 @@ class Liveness:
         top = max(world.invariants.heads.values(), key=position)
         if len(honest) < setup.members and not self._has_begun():
             return False  # the group waits for as many peers as it may begin with
-        alive = {m.node.me for m in honest if m.node is not None}
-        if setup.mode == "open":
-            return bool(top.members) and electorate.is_quorum(setup, top, alive)
         coordinator = world.machines[COORDINATOR]
         if coordinator.up and coordinator.node is not None:
             return setup.mode == "required" or len(honest) > 0

@@ -29,8 +29,8 @@ from tests.swarm.protocol.agreement import group
 Patches = Callable[[], list[Any]]
 MEMBERS: Final = ("witness3", "witness4", "witness5", "witness7", "witness2")
 REQUIRED: Final = ("required2", "required3", "required4", "required5")
-OPEN_LIARS: Final = ("open4-liar", "open5-liar", "open7-liars")
-LIARS: Final = (*OPEN_LIARS, "required3-liar", "required4-liar")
+REQUIRED_LIARS: Final = ("required3-liar", "required4-liar")
+LIARS: Final = (*REQUIRED_LIARS, "witness3-liar", "witness4-liar", "witness5-liar")
 RESTORED: Final = ("witness4-restored", "required3-restored")
 JOINS: Final = ("witness1-joins", "witness2-joins", "witness3-joins", "witness3-storm", "witness3-lying-joiner")
 
@@ -69,10 +69,8 @@ def _vote_blindly(self: Any, attempt: int) -> None:
     if proposed is not None and self._participant.votes and attempt >= self._instance.ballot.promised:
         if self._context.config.is_coordinator:
             self._witness(attempt, proposed)
-        elif self._context.electorate.mode == "open":
-            self._echo(attempt, proposed)
         else:
-            self._vote(attempt, proposed, (proposed.signed,))
+            self._vote(attempt, proposed)
 
 
 def _follow_at_once(self: Any) -> list[ChainLink] | None:
@@ -137,10 +135,6 @@ def _vote_always(self: Ballot, attempt: int, value: bytes) -> Ballot:
     return replace(self, promised=attempt, voted_attempt=attempt, voted=value)
 
 
-def _echo_is_vote(self: Any, attempt: int, proposed: Any) -> None:
-    self._vote(attempt, proposed, (proposed.signed,))
-
-
 def _believe_person(original: Any, self: Any, event: Any) -> None:
     original(self, replace(event, restored=False))
 
@@ -148,10 +142,6 @@ def _believe_person(original: Any, self: Any, event: Any) -> None:
 def _boot_zero(original: Any, self: Any, event: Any) -> None:
     original(self, event)
     self.boot = 0
-
-
-def _two_f_plus_one(original: Any, self: Any, members: int) -> int:
-    return 2 * self.faults + 1 if self.mode == "open" else int(original(self, members))
 
 
 def _votes_if_voter(self: Any) -> bool:
@@ -247,18 +237,6 @@ RULES: Final = (
     Rule("only the attempt's leader leads it", LIARS, _set(evidence, "is_leader", lambda *a: True)),
     Rule("votes only for the own state's hash", _THREE, _set(voting.Voter, "consider", _vote_blindly)),
     Rule("fetch first, then leave", _THREE, _set(Chain, "next_stop", _follow_at_once)),
-    Rule(
-        "open runs echo before they vote",
-        OPEN_LIARS,
-        _set(voting.Voter, "_echo", _echo_is_vote),
-        exhaustive="n=4, open, no echo",
-    ),
-    Rule(
-        "open quorum floor((n + f) / 2) + 1",
-        OPEN_LIARS,
-        _after(electorate.Electorate, "members_needed", _two_f_plus_one),
-        exhaustive="n=5, open, 2f+1 votes",
-    ),
     Rule("a start binds with a quorum's acks", MEMBERS, _after(starts.Starts, "_bind", _bind_at_once)),
     Rule(
         "a voter acknowledges a start whose state it holds",
@@ -312,17 +290,17 @@ RULES: Final = (
     ),
     Rule(
         "required: a start takes in all that were members lately",
-        LIARS[-2:],
+        REQUIRED_LIARS,
         _set(required_mode, "REMEMBERED", 1),
     ),
     Rule(
         "required: a term that ends no round is followed by one with those that answer",
-        LIARS[-2:],
+        REQUIRED_LIARS,
         _set(required_mode.RequiredCoordinator, "_leaves_out", lambda self, heard: False),
     ),
     Rule(
         "required: no start takes in whom a proof convicts or a person left out",
-        LIARS[-2:],
+        REQUIRED_LIARS,
         lambda: [
             patch.object(required_mode.RequiredCoordinator, "_banned", frozenset()),
             *_after(required_mode.RequiredCoordinator, "ask", _leave_out_for_now)(),
@@ -336,11 +314,6 @@ RULES: Final = (
     Rule("a learner votes after two merged contributions", JOINS, _set(succession, "MERGED_MIN", 0)),
     Rule("a member is dropped after two absences", MEMBERS, _set(succession, "ABSENCES_MAX", 1)),
     Rule("the absences are under two leaders", MEMBERS, _after(succession._Electors, "_drop", _one_leader_is_enough)),
-    Rule(
-        "open runs keep 3f + 1 members",
-        ("open4", "open7", "open4-joins"),
-        lambda: [patch.object(electorate.Electorate, "members_min", 1)],
-    ),
     Rule("newcomers are a minority", JOINS, _set(succession, "room_for_newcomers", lambda members: 99)),
     Rule(
         "a group of one or two takes in newcomers",

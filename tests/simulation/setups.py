@@ -19,8 +19,6 @@ class Setup:
     name: str
     members: int
     mode: Mode = "witness"
-    faults: int = 0
-    """The liars that an open run tolerates."""
     joiners: int = 0
     liars: int = 0
     """Members that lie."""
@@ -37,8 +35,6 @@ class Setup:
     """What happens to the coordinator's disk: it is put back from a backup, `declared` or `undeclared`."""
     member_restores: bool = False
     """Outside the promise: a member's disk is put back from a backup."""
-    wipes: bool = True
-    """Whether members may lose their disks."""
     faults_s: float = 12.0
     """For how long there are faults."""
     calm_s: float = 60.0
@@ -86,18 +82,13 @@ def _all() -> list[Setup]:
     found += [Setup("required4-person", 4, mode="required", lone_survivor=False)]
     with_liar = Setup("", 0, mode="required", liars=1, lone_survivor=False, calm_s=150.0)
     found += [replace(with_liar, name=f"required{n}-liar", members=n) for n in (3, 4)]
-    open4 = Setup("open4", 4, mode="open", faults=1, wipes=False)
-    found += [open4, replace(open4, name="open5", members=5), replace(open4, name="open7", members=7, faults=2)]
-    found += [replace(open4, name="open4-liar", liars=1), replace(open4, name="open5-liar", members=5, liars=1)]
-    found += [replace(open4, name="open7-liars", members=7, faults=2, liars=2)]
-    found += [replace(open4, name="open4-joins", joiners=2, lying_joiners=1)]
     return found
 
 
 SETUPS: Final = {setup.name: setup for setup in _all()}
 
 _DRIVEN: Final = (
-    "witness3", "witness4", "witness2-joins", "witness3-joins", "required2", "required3", "required2-joins", "open4",
+    "witness3", "witness4", "witness2-joins", "witness3-joins", "required2", "required3", "required2-joins",
 )  # fmt: skip
 DRIVEN: Final = {
     f"driven-{name}": replace(SETUPS[name], name=f"driven-{name}", calm_s=180.0) for name in _DRIVEN

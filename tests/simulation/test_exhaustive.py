@@ -1,6 +1,6 @@
 """Every schedule of small ballots, driven through the functions that voters and leaders really use.
 
-A state is what all voters have on disk and all that was ever signed; a step is one promise, proposal, echo or vote.
+A state is what all voters have on disk and all that was ever signed; a step is one promise, proposal or vote.
 Losses, delays and crashes need no steps of their own: a message that is lost is one that no step uses. Each search
 with a rule switched off must find two histories, so that it could have found them with the rule on.
 """
@@ -34,7 +34,6 @@ class World(NamedTuple):
     ballots: tuple[Ballot, ...]
     proposed: frozenset[tuple[int, bytes]] = frozenset()
     votes: Signatures = frozenset()
-    echoes: Signatures = frozenset()
     witness: Ballot = Ballot()
     decided: frozenset[bytes] = frozenset()
     """What the required coordinator has let out: certificates, or a start."""
@@ -50,7 +49,6 @@ class Search:
     members: int
     attempts: int
     mode: Mode = "witness"
-    faults: int = 0
     liars: frozenset[int] = frozenset()
     two_faced: frozenset[int] = frozenset()
     """Attempts whose leader signs two values."""
@@ -62,12 +60,11 @@ class Search:
     """Whether the leader of an attempt asks for promises."""
     quorum: int = 0
     """Instead of the electorate's, if not 0."""
-    echo: bool = True
     forgets: bool = False
     electorate: Electorate = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "electorate", Electorate(self.mode, self.faults))
+        object.__setattr__(self, "electorate", Electorate(self.mode))
 
     def run(self) -> tuple[int, bool]:
         """Return the number of states, and whether two values can both be chosen."""
@@ -89,7 +86,7 @@ class Search:
     @property
     def _witness(self) -> int | None:
         """The coordinator as a voter, by the number after the last member's."""
-        if self.mode == "required" or (self.mode == "witness" and self.members % 2 == 0 and not self.quorum):
+        if self.mode == "required" or (self.members % 2 == 0 and not self.quorum):
             return self.members
         return None
 
@@ -181,26 +178,14 @@ class Search:
         yield []
         if self.liars and not self._enough(set(promising)):
             for a, value in sorted(world.proposed):
-                echoed = not self._echoes or self._enough(self._signers(world.echoes, a, value))
-                if a < attempt and echoed:
+                if a < attempt:
                     yield [Reported(a, value)]
-
-    @property
-    def _echoes(self) -> bool:
-        return self.mode == "open" and self.echo
 
     def _votes(self, world: World, attempt: int, value: bytes) -> Iterator[World]:
         for voter in self._voters(world):
             if voter == self.members and self.mode == "required":
                 continue
-            ballot = self._ballot(world, voter)
-            if self._echoes:
-                echoed = ballot.echo(attempt, value)
-                if echoed is not None:
-                    yield self._with(world, voter, echoed, echoes=world.echoes | {(voter, attempt, value)})
-                if not self._enough(self._signers(world.echoes, attempt, value)):
-                    continue
-            voted = ballot.vote(attempt, value)
+            voted = self._ballot(world, voter).vote(attempt, value)
             if voted is not None:
                 yield self._with(world, voter, voted, votes=world.votes | {(voter, attempt, value)})
 
@@ -227,13 +212,6 @@ HOLD = {
     "n=2 and a witness": Search(2, 3),
     "n=4 and a witness": Search(4, 2),
     "n=5": Search(5, 2),
-    "n=4, f=1, open, two-faced leader": Search(
-        4, 2, mode="open", faults=1, liars=frozenset({3}), two_faced=frozenset({0})
-    ),
-    "n=5, f=1, open, two-faced leader": Search(
-        5, 1, mode="open", faults=1, liars=frozenset({4}), two_faced=frozenset({0})
-    ),
-    "n=4, f=1, open, no liar's help, 2 attempts": Search(4, 2, mode="open", faults=1),
     "n=3, required": Search(3, 2, mode="required"),
     "n=2, required, start": Search(2, 2, mode="required", starts=True),
     "n=3, required, two-faced leader": Search(3, 2, mode="required", two_faced=frozenset({0, 1})),
@@ -247,16 +225,9 @@ FORK = {
     "n=3, the lowest instead of the highest": Search(3, 3, forced=lowest_forced),
     "n=3, nothing is forced": Search(3, 2, forced=nothing_forced),
     "n=3, no attempt asks for promises": Search(3, 2, asks=lambda attempt: False),
-    "n=4, open, no attempt asks for promises": Search(4, 2, mode="open", faults=1, asks=lambda attempt: False),
     "n=3, the first attempt is led twice": Search(3, 2, two_faced=frozenset({0})),
     "n=3, votes forgotten": Search(3, 2, forgets=True),
     "n=3, a liar among a majority (not tolerated)": Search(3, 2, liars=frozenset({2})),
-    "n=4, open, no echo": Search(
-        4, 2, mode="open", faults=1, liars=frozenset({3}), two_faced=frozenset({0}), echo=False
-    ),
-    "n=5, open, 2f+1 votes": Search(
-        5, 1, mode="open", faults=1, liars=frozenset({4}), two_faced=frozenset({0}), quorum=3
-    ),
     "n=3, required, restored unnoticed, no phase 1": Search(3, 2, mode="required", restores=1, forced=nothing_forced),
     "n=3, required, restored unnoticed, votes forgotten": Search(3, 2, mode="required", restores=1, forgets=True),
 }

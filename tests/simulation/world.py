@@ -70,7 +70,6 @@ class World:
             coordinator=COORDINATOR,
             credential=setup.invite_of(peer).encode(),
             mode=setup.mode,
-            faults=setup.faults,
             lone_survivor=setup.lone_survivor,
             min_peers=setup.members,
             max_peers=setup.members + 4,

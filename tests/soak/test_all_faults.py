@@ -9,7 +9,7 @@ import pytest
 from peer.faults import ROUND_POINTS
 from tests.support.peer_process import PeerProcess
 from tests.swarm.support.fault_runs import Fault, Onlooker, strikes_a_donor
-from tests.swarm.support.swarm_harness import open_swarm
+from tests.swarm.support.swarm_harness import WITNESS, open_swarm
 
 OF_JOINERS = "during_fetch"
 OF_DONORS = "during_state_transfer"
@@ -75,7 +75,7 @@ async def the_next_leader(peers: list[PeerProcess]) -> tuple[PeerProcess, int]:
 @pytest.mark.parametrize("coordinated", [True, False], ids=["coordinated", "alone"])
 async def test_two_peers_are_struck_at_once(tmp_path: Path, coordinated: bool) -> None:
     faults = [Fault("kill", "during_exchange", STRUCK_IN), Fault("stop", "before_vote", STRUCK_IN)]
-    async with open_swarm(tmp_path, min_peers=5) as swarm:
+    async with open_swarm(tmp_path, min_peers=5, run=WITNESS) as swarm:
         healthy = [swarm.join(f"p{i}") for i in range(3)]
         victims = [swarm.join(fault.point, fault=str(fault)) for fault in faults]
         await swarm.committed(1, *healthy)

@@ -8,14 +8,12 @@ from typing import Literal
 from peer.bounds import MEMBERS_MAX
 from swarm.protocol.head import Head
 
-Mode = Literal["witness", "required", "open"]
+Mode = Literal["witness", "required"]
 """Which votes make a certificate.
 
 - `witness`: a majority of the members, of which an even number has the coordinator as one more voter. A liar among
-them can
-  make two histories.
-- `required`: a majority of the members, and the coordinator.
-- `open`: floor((n + f) / 2) + 1 of n >= 3 f + 1 members, in two phases (echo, vote); f of them may lie."""
+  them can make two histories.
+- `required`: a majority of the members, and the coordinator."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +29,6 @@ class AgreementConfig:
     credential: bytes = b""
     """What admits this peer to a closed run."""
     mode: Mode = "witness"
-    faults: int = 0
-    """The number f of liars that an open run tolerates."""
     lone_survivor: bool = False
     """Whether a required coordinator goes on by itself with one member of a group that had three or more."""
     rounds: int = 0

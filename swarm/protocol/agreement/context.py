@@ -23,7 +23,7 @@ class AgreementContext:
 
     def __init__(self, config: AgreementConfig, signer: Signer, work: Work) -> None:
         self.config, self.signer, self.work = config, signer, work
-        self.electorate = Electorate(config.mode, config.faults)
+        self.electorate = Electorate(config.mode)
         self.evidence = Evidence(signer, self.electorate, config)
         self.out = Output(config.peer)
         self.now = 0.0

@@ -86,8 +86,8 @@ class AcceptedValue(msgspec.Struct, frozen=True):
 
     attempt: Count
     value: Head
-    evidence: SignedBodies
-    """The leader's signed `ProposalBody`; in open runs the `EchoBody`s of a quorum."""
+    proposal: Signed
+    """The leader's signed `ProposalBody`."""
 
 
 class PromiseBody(msgspec.Struct, frozen=True):
@@ -97,15 +97,6 @@ class PromiseBody(msgspec.Struct, frozen=True):
     attempt: Count
     voter: Member
     accepted: AcceptedValue | None = None
-
-
-class EchoBody(msgspec.Struct, frozen=True):
-    """First vote of open runs: the one value of an attempt that this voter has seen and checked."""
-
-    head: Hash
-    attempt: Count
-    value: Hash
-    voter: Member
 
 
 class VoteBody(msgspec.Struct, frozen=True):
@@ -242,12 +233,6 @@ class ProposalMessage(msgspec.Struct, frozen=True, tag="proposal"):
     support: Support
 
 
-class EchoMessage(msgspec.Struct, frozen=True, tag="echo"):
-    """A signed `EchoBody`."""
-
-    echo: Signed
-
-
 class VoteMessage(msgspec.Struct, frozen=True, tag="vote"):
     """Phase 2b: a signed `VoteBody`. It also tells the next leader that its sender will stand at the value."""
 
@@ -352,7 +337,6 @@ Message = (
     | RosterMessage
     | ResultsMessage
     | ProposalMessage
-    | EchoMessage
     | VoteMessage
     | StatusMessage
     | AskChainMessage

@@ -77,10 +77,10 @@ class ProofChecker:
     """Checks proofs of one group's heads, and makes them from records."""
 
     def __init__(self, config: AgreementConfig, signer: Signer) -> None:
-        """Of the config only the group's facts count: its first head, coordinator, mode and faults. `signer` signs
+        """Of the config only the group's facts count: its first head, coordinator and mode. `signer` signs
         nothing here."""
         self._genesis = config.genesis
-        self._evidence = Evidence(signer, Electorate(config.mode, config.faults), config)
+        self._evidence = Evidence(signer, Electorate(config.mode), config)
 
     def prove(self, records: dict[str, bytes], head_hash: bytes) -> tuple[ChainLink, ...]:
         """Return the proof of a head from the records of a node (`Persist`); empty where they hold none."""

@@ -81,7 +81,7 @@ def test_a_lost_stage_is_named_with_its_last_members() -> None:
 def test_the_run_is_complete_with_its_last_stage(stages: int) -> None:
     progress = coordinator_view(stages)
     for stage in range(stages):
-        assert not progress.complete and "go on training" in _farewell(progress, Path(HOME))
+        assert not progress.complete and "wait where they need its vote" in _farewell(progress, Path(HOME))
         tell(progress, "run_completed", round=9, **({"stage": stage} if stages > 1 else {}))
     ends = "The run is complete. It is kept in coordinator; `peer export --home coordinator` writes the model."
     assert progress.complete and _farewell(progress, Path(HOME)) == ends

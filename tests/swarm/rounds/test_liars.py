@@ -147,7 +147,7 @@ def promises_without_evidence(liar: Liar) -> None:
     def lie(peer: str, message: say.PromiseMessage) -> say.PromiseMessage:
         body = open_body(message.promise, evidence.PROMISE, say.PromiseBody)
         head = replace(liar.member.head, round=liar.member.head.round + 1, state_hash=b"\x01" * 32)
-        forged = replace(body, accepted=say.AcceptedValue(0, head, ()))
+        forged = replace(body, accepted=say.AcceptedValue(0, head, Signed(b"", liar.member.peer, b"")))
         return replace(message, promise=liar.sign(evidence.PROMISE, forged))
 
     liar.says(say.PromiseMessage, lie)

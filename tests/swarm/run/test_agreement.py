@@ -37,11 +37,12 @@ def manifest_of(rules: dict[str, Any], **sections: Any) -> Manifest:
 @pytest.mark.parametrize(
     ("rules", "sections", "mode"),
     [
-        ({}, {}, "witness"),
-        ({}, TWO_STAGES, "required"),
+        ({}, {}, "required"),
+        ({"open": False}, {}, "witness"),
+        ({"open": False}, TWO_STAGES, "required"),
+        ({"coordinator": "witness"}, {}, "witness"),
         ({"coordinator": "witness"}, TWO_STAGES, "witness"),
-        ({"coordinator": "required"}, {}, "required"),
-        ({"faults_tolerated": 1, "min_peers": 4}, {}, "open"),
+        ({"open": False, "coordinator": "required"}, {}, "required"),
     ],
 )
 def test_the_mode_follows_from_the_rules_of_the_run(
@@ -50,9 +51,9 @@ def test_the_mode_follows_from_the_rules_of_the_run(
     assert manifest_of(rules, **sections).agreement_mode == mode
 
 
-def test_liars_are_tolerated_in_runs_of_one_stage_only() -> None:
-    with pytest.raises(ValueError, match="faults_tolerated is 1: leave it out"):
-        manifest_of({"faults_tolerated": 1, "min_peers": 4}, **TWO_STAGES)
+def test_the_owner_of_an_open_run_is_told_what_a_witness_means_there() -> None:
+    assert "majority of keys is the run" in RunRules(name="x", coordinator="witness").caution()
+    assert not RunRules(name="x").caution() and not RunRules(name="x", open=False, coordinator="witness").caution()
 
 
 def test_a_group_gets_the_rules_of_its_stage() -> None:

@@ -115,9 +115,6 @@ def test_signed_nonsense_is_refused(authority: Identity) -> None:
         ({"rounds": -1}, "rounds"),
         ({"timeout_floor_s": -1.0}, "timeout_floor_s"),
         ({"seed": -1}, "seed"),
-        ({"faults_tolerated": -1, "min_peers": 4}, "faults_tolerated"),
-        ({"faults_tolerated": 1, "min_peers": 3}, "raise min_peers"),
-        ({"faults_tolerated": 1, "min_peers": 4, "coordinator": "required"}, "coordinator"),
         ({"name": "\n"}, "name"),
     ],
 )

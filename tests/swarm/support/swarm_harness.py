@@ -58,6 +58,8 @@ warmup_steps = 10
 
 {outer}
 """
+WITNESS: Final = RUN_TOML.replace("[run]", '[run]\ncoordinator = "witness"', 1)
+"""Rounds go on without the coordinator, and a person ends a lost majority."""
 
 
 class Swarm:

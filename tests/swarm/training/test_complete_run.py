@@ -11,7 +11,7 @@ from swarm.client.download import download_head
 from swarm.client.status import SwarmStatus, read_status
 from swarm.run.invite import Invite
 from swarm.training.saved_models import newest_model
-from tests.swarm.support.swarm_harness import Swarm, open_swarm
+from tests.swarm.support.swarm_harness import WITNESS, Swarm, open_swarm
 from tests.swarm.training.test_last_round import TWO_STAGES
 
 ROUNDS = 2
@@ -60,7 +60,7 @@ async def test_a_complete_run_can_be_had_after_all_have_left(tmp_path: Path) -> 
 
 @pytest.mark.process
 async def test_a_coordinator_that_was_away_fetches_the_last_state_later(tmp_path: Path) -> None:
-    async with open_swarm(tmp_path, rounds=ROUNDS, min_peers=1) as swarm:
+    async with open_swarm(tmp_path, rounds=ROUNDS, min_peers=1, run=WITNESS) as swarm:
         member = swarm.join("member", fault=f"stop:before_send:{ROUNDS}")
         await member.wait_stopped()
         swarm.coordinator.kill()

@@ -239,8 +239,7 @@ class Coordinator(ABC):
     def _may_begin(self, waiting: int) -> bool:
         """Return whether the group may begin with so many members."""
         said = self.context.work.may_begin(waiting) if waiting else False
-        enough = waiting >= self.context.config.min_peers if said is None else said
-        return enough and waiting >= self.context.electorate.members_min
+        return waiting >= self.context.config.min_peers if said is None else said
 
     def start_of(
         self, base: Head, base_hash: bytes, term: int, members: Iterable[Member], undoes: Collection[bytes] = ()

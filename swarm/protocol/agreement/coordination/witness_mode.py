@@ -24,7 +24,7 @@ from swarm.protocol.head import Head, Member
 
 
 class WitnessCoordinator(Coordinator):
-    """Mode A, and the coordinator of open runs (which has no vote)."""
+    """The coordinator of `witness` mode."""
 
     def __init__(self, context: AgreementContext, chain: Chain, applicants: Applicants) -> None:
         super().__init__(context, chain, applicants)
@@ -154,9 +154,6 @@ class WitnessCoordinator(Coordinator):
         members |= returned(holders, inside)
         if not members & holders:
             members |= set(sorted(holders)[:1])
-        if len(members) < self.context.electorate.members_min:
-            self.context.out.tell("regroup_failed", round=base.round, reason="too few members of an open run answer")
-            return
         self._start(base, base.hash, inquiry.term, members, undoes)
 
     def _start(

@@ -88,8 +88,6 @@ class Height:
                 self._exchanges.results(message)
             case say.ProposalMessage():
                 self._voter.propose(message)
-            case say.EchoMessage():
-                self._voter.echo(message)
             case say.VoteMessage():
                 self._voter.vote(message)
             case _:

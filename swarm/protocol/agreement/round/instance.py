@@ -22,8 +22,6 @@ EXCHANGES_KEPT: Final = 3
 
 
 Kept = TypeVar("Kept")
-Cast = dict[Member, dict[int, tuple[bytes, Signed]]]
-"""Each voter's votes (or echoes): value and signed body, by attempt."""
 
 
 @dataclass
@@ -83,13 +81,13 @@ class Instance:
     rosters: dict[int, Signed] = field(default_factory=dict)
     """The one roster of each attempt."""
     proposed: dict[int, Proposed] = field(default_factory=dict)
-    votes: Cast = field(default_factory=dict)
+    votes: dict[Member, dict[int, tuple[bytes, Signed]]] = field(default_factory=dict)
+    """Value and signed body, by voter and attempt."""
     speeds: dict[Member, float] = field(default_factory=dict)
     """What voters have said of themselves with their votes."""
     here: dict[Member, float] | None = None
     """Voters for this head, which hold its state, with their speeds. None: the head was found on disk, so an earlier
     process may have led the first attempt."""
-    echoes: Cast = field(default_factory=dict)
 
     @classmethod
     def load(cls, head: Head, head_hash: bytes, record: bytes | None) -> Instance:
@@ -133,11 +131,11 @@ class Instance:
         found = (voter for voter, cast in sorted(self.votes.items()) if any(name == value for name, _ in cast.values()))
         return {voter: self.speeds.get(voter, 0.0) for voter in found}
 
-    def alike(self, cast: Cast, attempt: int, value: bytes) -> dict[Member, Signed]:
-        """Return the votes (or echoes) for that value in that attempt, by voter."""
+    def votes_for(self, attempt: int, value: bytes) -> dict[Member, Signed]:
+        """Return the votes for that value in that attempt, by voter."""
         found = {}
-        for voter in sorted(cast):
-            vote = cast[voter].get(attempt)
+        for voter in sorted(self.votes):
+            vote = self.votes[voter].get(attempt)
             if vote is not None and vote[0] == value:
                 found[voter] = vote[1]
         return found

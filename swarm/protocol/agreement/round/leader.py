@@ -129,7 +129,7 @@ class AttemptLeader:
         elif attempt.phase is Phase.EXCHANGE:
             self._send_roster(attempt)
         elif attempt.phase is Phase.PROPOSE and attempt.proposal is not None:
-            votes = self._instance.alike(self._instance.votes, attempt.number, attempt.proposal.value.hash)
+            votes = self._instance.votes_for(attempt.number, attempt.proposal.value.hash)
             for voter in context.electorate.voters(self._instance.head):
                 if voter not in votes:
                     context.out.send(voter.peer, attempt.proposal)

@@ -1,4 +1,4 @@
-"""A voter's second half of an attempt: check the proposal, echo (open runs), vote, and count the votes of all.
+"""A voter's second half of an attempt: check the proposal, vote, and count the votes of all.
 
 A voter derives the value from the roster itself and votes only once its own state hashes to it. A witness has no
 weights: it checks all but the state, and votes last, when its vote completes the certificate.
@@ -13,7 +13,7 @@ from swarm.protocol.agreement.applicants import Applicants
 from swarm.protocol.agreement.chain import Chain
 from swarm.protocol.agreement.context import AgreementContext
 from swarm.protocol.agreement.round.exchanges import Exchanges
-from swarm.protocol.agreement.round.instance import Cast, Instance, Proposed, record_once
+from swarm.protocol.agreement.round.instance import Instance, Proposed, record_once
 from swarm.protocol.agreement.round.participant import Participant
 from swarm.protocol.agreement.round.turns import Turns
 from swarm.protocol.agreement.rules import evidence
@@ -23,7 +23,7 @@ from swarm.protocol.head import Head
 
 
 class Voter:
-    """Proposals, echoes and votes of one node for the round after one head."""
+    """Proposals and votes of one node for the round after one head."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Voter:
         instance.set_proposed(attempt, Proposed(message.proposal, value, value.hash, message.support, exchange))
 
     def consider(self, attempt: int) -> None:
-        """Echo or vote for the value of an attempt, if this node may and its own state hashes to it."""
+        """Vote for the value of an attempt, if this node may and its own state hashes to it."""
         instance, proposed = self._instance, self._instance.proposed.get(attempt)
         if proposed is None or not self._participant.votes or attempt < instance.ballot.promised:
             return
@@ -95,42 +95,28 @@ class Voter:
             if built is not None and built != proposed.value.state_hash:
                 self._context.out.tell("state_differs", round=proposed.value.round, attempt=attempt)
             else:
-                votes = self._instance.alike(self._instance.votes, attempt, proposed.hash)
+                votes = self._instance.votes_for(attempt, proposed.hash)
                 proposed.exchange.voters.update(voter.peer for voter in votes)
                 self._exchanges.rebuild(proposed.exchange)
             return
-        if self._context.electorate.mode == "open":
-            self._echo(attempt, proposed)
-        else:
-            self._vote(attempt, proposed, (proposed.signed,))
+        self._vote(attempt, proposed)
 
     def _witness(self, attempt: int, proposed: Proposed) -> None:
         """Vote last, without weights: only where the vote completes the certificate."""
-        votes = self._instance.alike(self._instance.votes, attempt, proposed.hash)
+        votes = self._instance.votes_for(attempt, proposed.hash)
         if not self._context.mute and self._context.electorate.completes(self._instance.head, set(votes)):
-            self._vote(attempt, proposed, (proposed.signed,))
+            self._vote(attempt, proposed)
 
     # -- votes ---------------------------------------------------------------------------------------------------------
 
-    def _echo(self, attempt: int, proposed: Proposed) -> None:
-        instance = self._instance
-        ballot = instance.ballot.echo(attempt, proposed.hash)
-        if ballot is None:
-            return
-        self._participant.set_ballot(ballot)
-        body = say.EchoBody(instance.hash, attempt, proposed.hash, self._context.me)
-        message = say.EchoMessage(self._context.signer.sign(evidence.ECHO, body))
-        for member in instance.head.members:
-            self._context.out.send(member.peer, message)
-
-    def _vote(self, attempt: int, proposed: Proposed, proof: tuple[Signed, ...]) -> None:
+    def _vote(self, attempt: int, proposed: Proposed) -> None:
         """Vote, once what was voted for is on disk with the state that it names."""
         instance = self._instance
         ballot = instance.ballot.vote(attempt, proposed.hash)
         if ballot is None:
             return
         if ballot != instance.ballot:
-            instance.accepted = say.AcceptedValue(attempt, proposed.value, proof)
+            instance.accepted = say.AcceptedValue(attempt, proposed.value, proposed.signed)
             instance.support = proposed.support
             self._chain.kept = proposed.value.state_hash
             if self._is_required:
@@ -156,56 +142,32 @@ class Voter:
     def _decide(self, attempt: int, proposed: Proposed) -> None:
         """Complete the certificate as the required voter. The node commits it to disk before any other peer hears of
         the vote, so it votes once after each head, and knows all that was ever committed."""
-        votes = self._instance.alike(self._instance.votes, attempt, proposed.hash)
+        votes = self._instance.votes_for(attempt, proposed.hash)
         votes[self._context.me] = self._sign_vote(attempt, proposed.hash)
         self._chain.learn([say.ChainLink(proposed.value, votes=tuple(votes[voter] for voter in sorted(votes)))])
-
-    def echo(self, message: say.EchoMessage) -> None:
-        """Count an echo; vote on those of a quorum."""
-        body = self._context.evidence.echo(message.echo)
-        if not self._note(self._instance.echoes, body, message.echo, evidence.ECHO):
-            return
-        self._vote_echoed(body.attempt)
-
-    def _vote_echoed(self, attempt: int) -> None:
-        instance, proposed = self._instance, self._instance.proposed.get(attempt)
-        if proposed is None or not self._participant.votes or attempt < instance.ballot.promised:
-            return
-        echoes = instance.alike(instance.echoes, attempt, proposed.hash)
-        if self._context.electorate.enough(instance.head, set(echoes)):
-            if proposed.value.state_hash in self._chain.holds:
-                self._vote(attempt, proposed, tuple(echoes.values()))
-            else:
-                self._exchanges.rebuild(proposed.exchange)
 
     def vote(self, message: say.VoteMessage) -> None:
         """Count a vote; with those of a quorum the value is certified."""
         body = self._context.evidence.vote(message.vote)
-        if not self._note(self._instance.votes, body, message.vote, evidence.VOTE):
+        if not self._note(body, message.vote):
             return
         self._instance.speeds[body.voter] = message.speed
         if self._context.config.is_coordinator:
             self.consider(body.attempt)
         self._count(body.attempt, body.value)
 
-    def _note(
-        self,
-        cast: Cast,
-        body: say.VoteBody | say.EchoBody,
-        signed: Signed,
-        kind: str,
-    ) -> bool:
-        """Record a vote or echo of a voter. Return whether it counts."""
+    def _note(self, body: say.VoteBody, signed: Signed) -> bool:
+        """Record the vote of a voter. Return whether it counts."""
         if not self._chain.is_voter(body.voter):
             return False
-        other = record_once(cast.setdefault(body.voter, {}), body.attempt, body.value, signed)
+        other = record_once(self._instance.votes.setdefault(body.voter, {}), body.attempt, body.value, signed)
         if other is not None:
-            self._applicants.convict(kind, other, signed)
+            self._applicants.convict(evidence.VOTE, other, signed)
         return other is None
 
     def _count(self, attempt: int, value: bytes) -> None:
         instance = self._instance
-        votes = instance.alike(instance.votes, attempt, value)
+        votes = instance.votes_for(attempt, value)
         if not self._context.electorate.enough(instance.head, set(votes)):
             return
         head = next((p.value for p in instance.proposed.values() if p.hash == value), None)
@@ -215,12 +177,10 @@ class Voter:
             self._chain.learn([say.ChainLink(head, votes=tuple(votes.values()))])
 
     def repeat(self) -> None:
-        """Send again what may have been lost: this node's latest echo and vote, while the attempt is not given up."""
+        """Send again what may have been lost: this node's latest vote, while the attempt is not given up."""
         instance = self._instance
         attempt = instance.ballot.attempt
         self.consider(attempt)
-        if self._context.electorate.mode == "open":
-            self._vote_echoed(attempt)
         if instance.accepted is not None and instance.accepted.attempt == attempt == instance.ballot.voted_attempt:
             value = instance.accepted.value
             if not self._is_required:

@@ -3,9 +3,7 @@
 An *attempt* is a ballot with one leader and one value. A voter promises, then votes for the attempt's value; the
 leader of a later attempt collects the promises of a quorum and must propose the value of the highest attempt that
 they report (Lamport, "Paxos Made Simple", 2001). Nothing can have been accepted below the first attempt, so its leader
-needs no promises; a voter that has promised a later one refuses it all the same. In open runs a voter echoes first, and
-what it accepted counts only with the echoes of a quorum, so that a leader with two faces has at most one value
-accepted.
+needs no promises; a voter that has promised a later one refuses it all the same.
 
 The functions are pure and know no message: `tests/simulation/test_exhaustive.py` drives these through all schedules
 of small groups. The node persists an `Acceptor` before it sends what came of it.
@@ -42,8 +40,6 @@ class Ballot(msgspec.Struct, frozen=True):
     """The attempt of the latest vote."""
     voted: Hash = b""
     """Its value."""
-    echoed_attempt: Count = -1
-    echoed: Hash = b""
 
     @property
     def attempt(self) -> int:
@@ -55,14 +51,6 @@ class Ballot(msgspec.Struct, frozen=True):
         if attempt < self.promised or attempt <= self.voted_attempt or attempt >= NEVER:
             return None
         return msgspec.structs.replace(self, promised=attempt)
-
-    def echo(self, attempt: int, value: bytes) -> Ballot | None:
-        """Echo the value of an attempt: one an attempt, none below the promise. None if that is refused."""
-        if attempt < self.promised or attempt < self.echoed_attempt or attempt >= NEVER:
-            return None
-        if attempt == self.echoed_attempt and value != self.echoed:
-            return None
-        return msgspec.structs.replace(self, promised=attempt, echoed_attempt=attempt, echoed=value)
 
     def vote(self, attempt: int, value: bytes) -> Ballot | None:
         """Vote for the value of an attempt: one an attempt, none below the promise. None if that is refused."""

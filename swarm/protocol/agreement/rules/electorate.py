@@ -13,16 +13,15 @@ from swarm.protocol.head import Head, Member
 
 @dataclass(frozen=True)
 class Electorate:
-    """The certificate predicate of one run. `faults`: the liars that an open run tolerates."""
+    """The certificate predicate of one run."""
 
     mode: Mode
-    faults: int = 0
 
     def witness(self, head: Head) -> Member | None:
         """Return the coordinator if it is a voter of this head: always where it is required; else as the odd voter of
         an even number of members, so that one lost member of two or four is no lost majority."""
-        if self.mode == "required" or (self.mode == "witness" and len(head.members) % 2 == 0):
-            return head.witness if head.members else None
+        if head.members and (self.mode == "required" or len(head.members) % 2 == 0):
+            return head.witness
         return None
 
     def voters(self, head: Head) -> tuple[Member, ...]:
@@ -30,19 +29,18 @@ class Electorate:
         witness = self.witness(head)
         return head.members if witness is None else (*head.members, witness)
 
-    def members_needed(self, members: int) -> int:
+    @staticmethod
+    def members_needed(members: int) -> int:
         """Return how many votes of members a certificate needs at least (without a witness's that may stand in for
         one)."""
-        if self.mode == "open":
-            return (members + self.faults) // 2 + 1
         return members // 2 + 1
 
     def enough(self, head: Head, voters: Collection[Member]) -> bool:
-        """Return whether the votes (or promises, or echoes) of these voters are a quorum of the head."""
+        """Return whether the votes (or promises) of these voters are a quorum of the head."""
         return self.is_quorum(head.members, self.witness(head), voters)
 
     def is_quorum(self, members: Sequence[Hashable], witness: Hashable | None, voters: Collection[Hashable]) -> bool:
-        """The same, for any names of voters. Two quorums share a voter, and in open runs an honest one."""
+        """The same, for any names of voters. Two quorums share a voter."""
         if not members:
             return False
         cast = sum(member in voters for member in members)
@@ -61,11 +59,6 @@ class Electorate:
             return False
         others = {voter for voter in voters if voter != witness}
         return not self.enough(head, others) and self.enough(head, {*others, witness})
-
-    @property
-    def members_min(self) -> int:
-        """The smallest group that drops may lead to."""
-        return 3 * self.faults + 1 if self.mode == "open" else 1
 
 
 def leader_of(head: Head, head_hash: bytes, attempt: int) -> Member:

@@ -25,7 +25,6 @@ PROPOSAL: Final = "agreement.proposal"
 ROSTER: Final = "agreement.roster"
 RESULTS: Final = "agreement.results"
 PROMISE: Final = "agreement.promise"
-ECHO: Final = "agreement.echo"
 VOTE: Final = "agreement.vote"
 START: Final = "agreement.start"
 ACK: Final = "agreement.ack"
@@ -37,7 +36,6 @@ ONE_AN_ATTEMPT: Final[dict[str, type[msgspec.Struct]]] = {
     PROPOSAL: say.ProposalBody,
     ROSTER: say.RosterBody,
     RESULTS: say.ResultsBody,
-    ECHO: say.EchoBody,
     VOTE: say.VoteBody,
     PLAN_KIND: WorkPlan,
 }
@@ -54,12 +52,6 @@ class Evidence:
         """Open a promise that its voter has signed."""
         body = self._signer.open(signed, PROMISE, say.PromiseBody)
         self._require_voter(signed, body.voter, "promise")
-        return body
-
-    def echo(self, signed: Signed) -> say.EchoBody:
-        """Open an echo that its voter has signed."""
-        body = self._signer.open(signed, ECHO, say.EchoBody)
-        self._require_voter(signed, body.voter, "echo")
         return body
 
     def vote(self, signed: Signed) -> say.VoteBody:
@@ -117,14 +109,10 @@ class Evidence:
         if not 0 <= accepted.attempt < below or accepted.value.previous != head_hash:
             return False
         try:
-            if self._electorate.mode != "open":
-                bodies = [self.proposal(signed, head, head_hash) for signed in accepted.evidence[:1]]
-                return any(body.attempt == accepted.attempt and body.value == value for body in bodies)
-            echoes = [self.echo(signed) for signed in self._by_voters(accepted.evidence, head)]
+            body = self.proposal(accepted.proposal, head, head_hash)
         except ProtocolViolation:
             return False
-        alike = {e.voter for e in echoes if (e.head, e.attempt, e.value) == (head_hash, accepted.attempt, value)}
-        return self._electorate.enough(head, alike)
+        return (body.attempt, body.value) == (accepted.attempt, value)
 
     def justified(self, promises: Iterable[Signed], head: Head, head_hash: bytes, attempt: int) -> ForcedBy:
         """Check the promises behind a proposal: those of a quorum, for this attempt; the first attempt needs none.
@@ -301,8 +289,6 @@ def head_named(message: say.Message) -> bytes:
             return _read(message.promise, _Named).head
         case say.ProposalMessage():
             return _read(message.proposal, _Named).head
-        case say.EchoMessage():
-            return _read(message.echo, _Named).head
         case say.VoteMessage():
             return _read(message.vote, _Named).head
         case _:

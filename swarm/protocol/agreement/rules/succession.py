@@ -206,7 +206,6 @@ class _Electors:
 
     def __init__(self, context: AgreementContext, head: Head, culprits: set[str]) -> None:
         self._head, self._culprits = head, culprits
-        self._members_min = context.electorate.members_min
         self._most = context.config.max_peers
         self.members: set[Member] = set(head.members)
         self.learners: dict[str, Learner] = {entry.member.peer: entry for entry in head.learners}
@@ -231,9 +230,9 @@ class _Electors:
         return self._sponsors.among(self._inside)
 
     def _drop(self, present: set[Member], leader: Member) -> None:
-        """Drop proved liars and members absent too often, but never below what the quorum arithmetic needs."""
+        """Drop proved liars and members absent too often, but never the last member."""
         for member in sorted(self.members):
-            if member.peer in self._culprits and len(self.members) > self._members_min:
+            if member.peer in self._culprits and len(self.members) > 1:
                 self.members.discard(member)
         before = {entry.member: entry for entry in self._head.absent}
         for member in sorted(self.members):
@@ -241,7 +240,7 @@ class _Electors:
                 continue
             entry = before.get(member, Absence(member, 0, Member("", "")))
             rounds = min(entry.rounds + (entry.leader != leader), ABSENCES_MAX)
-            if rounds >= ABSENCES_MAX and len(self.members) > self._members_min:
+            if rounds >= ABSENCES_MAX and len(self.members) > 1:
                 self.members.discard(member)
             else:
                 self.absent.append(Absence(member, rounds, leader))

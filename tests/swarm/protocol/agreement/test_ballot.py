@@ -144,7 +144,7 @@ def test_a_proposal_may_not_rest_on_made_up_accepted_values() -> None:
     _, voter, third, message = group.lose_leader_after_votes()
     head = group.head(voter)
     later = attempt_of(head, head.hash, group.member(third), 10)
-    made_up = say.AcceptedValue(later - 1, message.value, ())
+    made_up = say.AcceptedValue(later - 1, message.value, Signed(b"", third, b""))
     promises = tuple(
         group.sign(peer, evidence.PROMISE, say.PromiseBody(head.hash, later, group.member(peer), reported))
         for peer, reported in ((voter, None), (third, made_up))
@@ -162,12 +162,13 @@ def test_an_accepted_value_that_a_voter_made_up_does_not_count(mode: str) -> Non
     node, head = group.machines["A"].node, group.head("A")
     made_up = msgspec.structs.replace(head, round=head.round + 1, previous=head.hash, members=(group.member("C"),))
     attempt = next(a for a in range(3) if leader_of(head, head.hash, a).peer != "C")
-    for evidence_of in ((), (group.sign("C", evidence.PROPOSAL, say.ProposalBody(head.hash, attempt, made_up.hash)),)):
-        accepted = say.AcceptedValue(attempt, made_up, evidence_of)
+    body = say.ProposalBody(head.hash, attempt, made_up.hash)
+    for proposal in (Signed(b"", "C", b""), group.sign("C", evidence.PROPOSAL, body)):
+        accepted = say.AcceptedValue(attempt, made_up, proposal)
         assert not node._context.evidence.counts(accepted, head, head.hash, attempt + 1)
     mine = attempt_of(head, head.hash, group.member("C"), 0)
     signed = group.sign("C", evidence.PROPOSAL, say.ProposalBody(head.hash, mine, made_up.hash))
-    own = say.AcceptedValue(mine, made_up, (signed,))
+    own = say.AcceptedValue(mine, made_up, signed)
     # The liar did lead that attempt; then the value must still follow from a roster (see the next test).
     assert node._context.evidence.counts(own, head, head.hash, mine + 1)
     assert not node._context.evidence.counts(own, head, head.hash, mine)
@@ -188,7 +189,7 @@ def test_a_forced_value_must_follow_from_a_roster_too() -> None:
     later = attempt_of(head, head.hash, group.member(leader), mine + 1)
     evil = msgspec.structs.replace(message.value, members=(group.member(liar),))
     proof = group.sign(liar, evidence.PROPOSAL, say.ProposalBody(head.hash, mine, evil.hash))
-    accepted = say.AcceptedValue(mine, evil, (proof,))
+    accepted = say.AcceptedValue(mine, evil, proof)
     promises = tuple(
         group.sign(peer, evidence.PROMISE, say.PromiseBody(head.hash, later, group.member(peer), reported))
         for peer, reported in ((leader, None), (liar, accepted))
@@ -333,7 +334,6 @@ def test_a_ballot_promises_and_votes_once() -> None:
     assert ballot is not None and ballot.promised == 3
     assert ballot.vote(3, b"w") is None and ballot.vote(3, b"v") == ballot and ballot.vote(2, b"v") is None
     assert ballot.promise(3) is None, "a promise after the vote would hide it from the leader"
-    assert ballot.echo(2, b"v") is None
     later = ballot.promise(5)
     assert later is not None and (later.voted_attempt, later.voted) == (3, b"v")
 

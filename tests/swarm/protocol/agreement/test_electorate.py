@@ -11,6 +11,7 @@ import pytest
 from peer.errors import ProtocolViolation
 from peer.identity import Signed
 from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement.config import Mode
 from swarm.protocol.agreement.rules import evidence
 from swarm.protocol.agreement.rules.electorate import (
     Electorate,
@@ -139,15 +140,6 @@ def test_a_member_is_dropped_after_two_absences_under_two_leaders() -> None:
     assert Scene(once).after("ABC", leader="B").absent == ()
 
 
-def test_an_open_group_keeps_three_f_plus_one() -> None:
-    absent = (Absence(Member("D", "D0"), 1, Member("A", "A0")),)
-    scene = Scene(head_of("ABCD", absent=absent), mode="open", faults=1)
-    assert scene.after("ABC", leader="B").members == members("ABCD")
-    absent = (Absence(Member("E", "E0"), 1, Member("A", "A0")),)
-    scene = Scene(head_of("ABCDE", absent=absent), mode="open", faults=1)
-    assert scene.after("ABCD", leader="B").members == members("ABCD")
-
-
 def test_one_invite_has_one_vote() -> None:
     """F8: whatever keys come with it."""
     scene, invite = Scene(head_of("ABCDE")), Sponsor("invite", 1)
@@ -245,17 +237,15 @@ def test_a_roster_of_no_member_or_nothing_is_no_value() -> None:
 
 
 def test_quorums() -> None:
-    def enough(mode: str, names: str, votes: str, faults: int = 0) -> bool:
-        electorate = Electorate(mode, faults)  # type: ignore[arg-type]
-        witness = "W" if mode == "required" or (mode == "witness" and len(names) % 2 == 0) else None
+    def enough(mode: Mode, names: str, votes: str) -> bool:
+        electorate = Electorate(mode)
+        witness = "W" if mode == "required" or len(names) % 2 == 0 else None
         return electorate.is_quorum(names, witness, set(votes))
 
     assert enough("witness", "AB", "AW") and not enough("witness", "AB", "A") and not enough("witness", "ABC", "AW")
     assert enough("witness", "ABCD", "ABW") and not enough("witness", "ABCD", "AB")
     assert enough("required", "ABC", "ABW") and not enough("required", "ABC", "ABC")
     assert not enough("required", "AB", "AW") and not enough("required", "", "W")
-    assert enough("open", "ABCD", "ABC", 1) and not enough("open", "ABCDE", "ABC", 1)
-    assert Electorate("open", 2).members_min == 7
 
 
 def test_the_witness_votes_last() -> None:

@@ -60,7 +60,7 @@ def test_only_the_latest_incarnation_that_answers_is_in_a_new_term() -> None:
 
 def test_a_bad_contribution_in_a_promise_is_held_against_its_sender() -> None:
     """The leader reads all promises when the last one comes; that one's sender was accused, and the attempt hung."""
-    group = GroupOfNodes("ABCD", mode="open", faults=1)
+    group = GroupOfNodes("ABCD")
     group.run_to(1)
     head = group.head("A")
     first, second = (leader_of(head, head.hash, attempt) for attempt in (0, 1))
@@ -116,7 +116,7 @@ def scatter(group: GroupOfNodes, attempts: dict[str, int]) -> None:
     ("attempts", "config"),
     [
         ({"B": 22, "D": 13, "E": 22}, {"min_peers": 5}),
-        ({"A": 24, "B": 7, "D": 19}, {"min_peers": 4, "mode": "open", "faults": 1}),
+        ({"A": 24, "B": 7, "D": 19}, {"min_peers": 4}),
     ],
 )
 def test_leaders_that_promised_themselves_do_not_duel(attempts: dict[str, int], config: dict[str, Any]) -> None:
@@ -134,7 +134,7 @@ def test_leaders_that_promised_themselves_do_not_duel(attempts: dict[str, int], 
 
 def test_a_peer_that_waits_for_ever_later_attempts_stops_no_group() -> None:
     """A voter's word moves the others once in as many turns as there are members, and no leader that makes progress."""
-    quiet, busy = GroupOfNodes("ABCD", mode="open", faults=1), GroupOfNodes("ABCD", mode="open", faults=1)
+    quiet, busy = GroupOfNodes("ABCD"), GroupOfNodes("ABCD")
     for group in (quiet, busy):
         group.run_to(1)
     counter = itertools.count(1000)
@@ -204,7 +204,7 @@ def test_a_fenced_voter_leads_and_votes_no_more() -> None:
     assert not any(
         source == "A" and isinstance(m, say.PrepareMessage) and m.attempt > 1 << 40 for source, _, m in group.sent
     )
-    for step in (Ballot.promise, lambda b, a: b.vote(a, b"v"), lambda b, a: b.echo(a, b"v")):
+    for step in (Ballot.promise, lambda b, a: b.vote(a, b"v")):
         assert all(step(Ballot(promised=promised), NEVER) is None for promised in (0, NEVER))
 
 
@@ -266,7 +266,7 @@ def test_leader_and_voters_choose_alike_between_two_values_of_one_attempt() -> N
         accepted = None
         if value is not None:
             proposal = msgspec.structs.replace(body, value=value.hash)
-            accepted = say.AcceptedValue(body.attempt, value, (group.sign(liar, evidence.PROPOSAL, proposal),))
+            accepted = say.AcceptedValue(body.attempt, value, group.sign(liar, evidence.PROPOSAL, proposal))
         promise = say.PromiseBody(head.hash, attempt.number, group.member(peer), accepted)
         signed = group.sign(peer, evidence.PROMISE, promise)
         height.leader.promise(peer, say.PromiseMessage(signed, support=message.support if accepted else None))
@@ -303,7 +303,7 @@ def test_a_promise_whose_value_does_not_follow_from_what_it_brings_is_refused() 
     body = msgspec.msgpack.decode(message.proposal.body, type=say.ProposalBody)
     for value, counts in ((msgspec.structs.replace(message.value, members=()), False), (message.value, True)):
         proof = group.sign(liar, evidence.PROPOSAL, msgspec.structs.replace(body, value=value.hash))
-        accepted = say.AcceptedValue(body.attempt, value, (proof,))
+        accepted = say.AcceptedValue(body.attempt, value, proof)
         promise = say.PromiseBody(head.hash, attempt.number, group.member(liar), accepted)
         packed = say.PromiseMessage(group.sign(liar, evidence.PROMISE, promise), support=message.support)
         found = group.give(leader, packed, liar)

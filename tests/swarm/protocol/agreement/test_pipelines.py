@@ -243,9 +243,9 @@ def test_claims_that_prove_false_twice_in_a_round_are_ignored() -> None:
     assert claims.doubted == {"A", "B", "C", "Z"}, "A has claimed what others have counted, the second false claim"
 
 
-@pytest.mark.parametrize("mode", ["witness", "required", "open"])
+@pytest.mark.parametrize("mode", ["witness", "required"])
 def test_a_stage_begins_when_the_groups_of_all_stages_may(mode: str) -> None:
-    """One replica is enough where the other stages have the rest of `min_peers`; an open run keeps its floor."""
+    """One replica is enough where the other stages have the rest of `min_peers`."""
     asked: list[int] = []
 
     def may_begin(waiting: int) -> bool:
@@ -253,11 +253,10 @@ def test_a_stage_begins_when_the_groups_of_all_stages_may(mode: str) -> None:
         return waiting >= 2
 
     work = dataclasses.replace(WORK, may_begin_of=may_begin)
-    faults = int(mode == "open")
-    group = GroupOfNodes("ABCD", work=work, min_peers=7, mode=mode, faults=faults)
+    group = GroupOfNodes("ABCD", work=work, min_peers=7, mode=mode)
     group.run_to(1)
     (start,) = {head for machine in group.machines.values() for head in machine.committed if head.round == 0}
-    assert len(start.members) >= (4 if mode == "open" else 2) and min(asked) >= 1
+    assert len(start.members) >= 2 and min(asked) >= 1
 
 
 def test_a_later_stage_merges_what_its_replicas_have_counted_once() -> None:

@@ -124,15 +124,6 @@ def test_where_the_coordinator_is_required_its_vote_is_enough() -> None:
     assert not is_proved(group, head, (with_votes(proof[0], without),), mode="required")
 
 
-def test_in_open_runs_a_third_of_liars_prove_nothing() -> None:
-    group = GroupOfNodes("ABCD", mode="open", faults=1)
-    group.run_to(2)
-    head, proof = proof_at(group, "A")
-    assert is_proved(group, head, proof, mode="open", faults=1)
-    few = with_votes(proof[-1], proof[-1].votes[:2])
-    assert not is_proved(group, head, (*proof[:-1], few), mode="open", faults=1)
-
-
 def test_a_node_without_its_anchor_gives_no_proof() -> None:
     """A member that restarts with links but without the start of its term cannot prove its head."""
     group = GroupOfNodes("ABC")

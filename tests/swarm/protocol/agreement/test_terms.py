@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from peer.identity import Signed
 from swarm.protocol.agreement import actions, events
 from swarm.protocol.agreement import messages as say
 from swarm.protocol.agreement.chain import position_of
@@ -152,7 +153,7 @@ def test_the_coordinator_believes_no_single_member() -> None:
     assert coordinator is not None
     inquiry = coordinator.inquiry
     assert inquiry is not None
-    for accepted in (None, say.AcceptedValue(0, evil, ())):
+    for accepted in (None, say.AcceptedValue(0, evil, Signed(b"", "C", b""))):
         told = say.ToldMessage(
             nonce=inquiry.nonce,
             voter=group.member("C"),
