@@ -1,7 +1,7 @@
 """How many votes of a head one invite or one address prefix holds: identities are free, so these may be one person's.
 
 Where the coordinator is a witness, a majority of the members' keys is the run: it can sign other rounds after the
-head, also later, when it has left. Nobody can tell one person's machines from those of several, so people are told.
+head, also later, when it has left. A peer cannot tell one person's machines from those of several, so people are told.
 """
 
 from __future__ import annotations

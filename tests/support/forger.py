@@ -1,7 +1,8 @@
 """A guest of a run that was once its only member, and signs another history after the run's first head.
 
-It has the key and the records of a `peer join` that has ended. It enters the run with its own invite, publishes a record
-as any member, shows its history to peers by the calls of the agreement, and answers who looks for heads with it."""
+It has the key and the records of a `peer join` that has ended. It enters the run with its own invite, publishes a
+record as any member, shows its history to peers by the calls of the agreement, and answers who looks for heads with
+it."""
 
 from __future__ import annotations
 

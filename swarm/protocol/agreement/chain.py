@@ -192,8 +192,8 @@ class Chain:
                 self._goal = name
 
     def _may_begin_at(self, link: say.ChainLink, source: str) -> bool:
-        """Return whether a node that has no head may go by what that peer shows: its first head is one that
-        the coordinator shows, and what follows that any peer may prove. It does without where the coordinator is silent."""
+        """Return whether a node that has no head may go by what that peer shows: the coordinator shows it where to
+        begin, and what follows that any peer may prove. Where the coordinator is silent, any peer may do both."""
         config = self._context.config
         if self.head.members or config.is_coordinator or config.mode == "required":
             return True
