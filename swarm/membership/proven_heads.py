@@ -151,7 +151,9 @@ class _Poll:
     def _last_word(self) -> Head:
         """Return the furthest head that the coordinator stands at, or has signed in a proof."""
         signed = [proven.links[0].head for proven in self._book.proven.values() if proven.links]
-        return max((self._genesis, *signed, *((self._word,) if self._word else ())), key=position_of)
+        said = [self._genesis, *signed] if self._word is None else [self._genesis, *signed, self._word]
+        word: Head = max(said, key=position_of)
+        return word
 
     def _agrees(self, proven: ProvenHead, word: Head) -> bool:
         """Return whether a proved head is of the same history as the coordinator's last word."""

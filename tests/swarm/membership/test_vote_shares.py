@@ -89,9 +89,8 @@ def test_who_came_by_which_invite() -> None:
     manifest = manifest_of(1)
     head = head_of(manifest, a=ONE, b=ONE, c=None)
     keys = bytes([1]) * 32, bytes([2]) * 32, bytes([3]) * 32
-    chain = tuple(
-        Link(kind, key, 5, 0, bytes(64)) for kind, key in zip(("invite", "invite", "member"), keys, strict=True)
-    )  # type: ignore[arg-type]
+    above = [Link("invite", key, 5, 0, bytes(64)) for key in keys[:2]]
+    chain = (*above, Link("member", keys[2], 5, 0, bytes(64)))
     found = invites_of([head], {"d": at(credential=chain), "e": at()})
     assert [(one.invite, one.guests, one.peers, one.members) for one in found] == [
         (ONE.key, 8, ("a", "b"), 2),
