@@ -69,8 +69,9 @@ class Forger:
         answered = 0
         pages = [self.history[n : n + say.LINKS_MAX] for n in range(0, len(self.history), say.LINKS_MAX)]
         status = say.StatusMessage(position_of(self.head), self.head.hash, self.me, False, 0)
+        messages: list[say.Message] = [status, *(say.ChainMessage(tuple(page)) for page in pages)]
         for peer in peers:
-            for message in (status, *(say.ChainMessage(tuple(page)) for page in pages)):
+            for message in messages:
                 try:
                     await self.host.rpc.call(peer, AGREE, Letter(self.head.run_id, (message,)), timeout_s=CALL_S)
                     answered += 1
