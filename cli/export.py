@@ -49,9 +49,7 @@ APART_MAX: Final = 1  # rounds; stages commit one after the other
     help="The type of the weights (default: that of the checkpoint which the run started from, else fp32).",
 )
 @click.option("--force", is_flag=True, help="Replace another model in --out.")
-def export(
-    invite: str | None, homes: tuple[Path, ...], out: Path, dtype: WeightType | None, force: bool
-) -> None:
+def export(invite: str | None, homes: tuple[Path, ...], out: Path, dtype: WeightType | None, force: bool) -> None:
     """Write config.json, model.safetensors, the tokenizer and what the original checkpoint says of texts, of a run's
     last commit, to --out: a new or empty folder, or that of an earlier export of the run.
 
@@ -115,12 +113,15 @@ def _from_swarm(text: str, into: Target) -> str:
     import torch  # noqa: F401  a slow import: before the network, not in the middle of it
 
     from swarm.client.download import download_head
+    from swarm.membership.vote_shares import caution
 
     invite, out = read_invite(text), into.out
     into.check(invite.run_id)
     with _room_in(out) as folder:
         found = run_until_stopped(lambda: download_head(invite, folder / "state.part"))
     into.write(found.manifest, found.tokenizer, found.theta)
+    for share in found.shares:
+        say(f"Warning: {plain(caution(share))}.", err=True)
     places = [(head.round, head.state_hash) for head in found.heads]
     return f"{_named(found.manifest, places)}, fetched from {several(found.donors, 'peer')} and written to {out}."
 

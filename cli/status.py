@@ -33,8 +33,9 @@ _LEFT: Final = ("blocks", "members", "phase", "peer", "id", "state")
 @click.command()
 @invite_argument(required=False)
 @home_option("Show the run of the peer that has this home (it need not be running).")
+@click.option("--guests", is_flag=True, help="Show as well who came by which invite of a closed run.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, which has more about each peer.")
-def status(invite: str | None, home: Path | None, as_json: bool) -> None:
+def status(invite: str | None, home: Path | None, guests: bool, as_json: bool) -> None:
     """Show the peers of the run of INVITE, its round and its loss.
 
     A peer's entry is at most 9 seconds old. A dead or frozen peer disappears after that time.
@@ -52,6 +53,8 @@ def status(invite: str | None, home: Path | None, as_json: bool) -> None:
         _show_served_model(seen)
     else:
         _show(seen)
+        if guests:
+            _show_guests(seen)
 
 
 def _show_served_model(seen: ServedModelStatus) -> None:
@@ -62,6 +65,8 @@ def _show_served_model(seen: ServedModelStatus) -> None:
 
 
 def _show(seen: SwarmStatus) -> None:
+    from swarm.membership.vote_shares import caution
+
     console = screen(width=max(80 if seen.stages else 100, screen().width))
     admission = "open" if seen.open else "by invitation"
     console.print(Text(plain(seen.name), style="bold"), f"  run {seen.run_id}  ", admission)
@@ -83,6 +88,20 @@ def _show(seen: SwarmStatus) -> None:
             console.print(Text(_skipped_text(peer), style="red" if peer.skipped == peer.steps else ""))
     if any(_is_outside(seen, peer) for peer in seen.peers):
         console.print("+  not a member of the last commit: joining, or behind")
+    for share in seen.shares:
+        console.print(Text(f"{plain(caution(share))}.", style="yellow"))
+
+
+def _show_guests(seen: SwarmStatus) -> None:
+    """Show who came by which invite, directly or through a member that came by it."""
+    console, names = screen(), {peer.peer: peer.name for peer in seen.peers}
+    if not seen.guests:
+        why = "this run is open" if seen.open else "no peer came by one yet"
+        console.print(f"No invite has brought in a peer: {why}.")
+    for invite in seen.guests:
+        peers = ", ".join(f"{plain(names.get(peer, 'away'))} {peer[-6:]}" for peer in invite.peers)
+        came = f"{len(invite.peers)} of {several(invite.guests, 'guest')}, {several(invite.members, 'member')}"
+        console.print(Text(f"invite {plain(invite.invite[:8])}  {came}: {peers}"))
 
 
 def _summary(seen: SwarmStatus) -> Text | str:

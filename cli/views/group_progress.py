@@ -84,6 +84,18 @@ def _prefix_full(view: ViewState, row: Row, at: float, fields: Fields) -> None:
     )
 
 
+def _votes_in_one_hand(view: ViewState, row: Row, at: float, fields: Fields) -> None:
+    """One invite or address prefix holds half or more of the votes, and the coordinator's is not required."""
+    from swarm.membership.vote_shares import VoteShare, caution
+
+    invite, prefix = str(fields["invite"]), str(fields["prefix"])
+    votes, members, stage = int(fields["votes"]), int(fields["members"]), fields.get("stage")
+    share = VoteShare(
+        invite=invite, prefix=prefix, votes=votes, members=members, stage=None if stage is None else int(stage)
+    )
+    view.note(f'{caution(share)}; where that matters, create the run with [run] coordinator = "required"')
+
+
 def _stage_set_back(view: ViewState, row: Row, at: float, fields: Fields) -> None:
     group = view.group_of(fields)
     view.note(
@@ -130,6 +142,7 @@ GROUP_EVENTS: Final[dict[str, Callable[[ViewState, Row, float, Fields], None]]] 
     "start_not_bound": _start_not_bound,
     "coordinator_restored": _coordinator_restored,
     "prefix_full": _prefix_full,
+    "votes_in_one_hand": _votes_in_one_hand,
     "stage_set_back": _stage_set_back,
     "run_completed": _run_completed,
     "run_found_complete": _run_found_complete,

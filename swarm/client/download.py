@@ -23,6 +23,7 @@ from swarm.gossip.state_transfer import find_donor
 from swarm.membership.completion import COMPLETE
 from swarm.membership.member_record import MemberRecord
 from swarm.membership.proven_heads import POLL_S, ProvenHead
+from swarm.membership.vote_shares import VoteShare, prefixes_told, vote_shares
 from swarm.placement.stages import state_bytes, vectors_of
 from swarm.protocol.head import Head
 from swarm.run.invite import Invite
@@ -47,6 +48,8 @@ class Download:
     """Outer weights of the whole model, flat fp32, shape (P,), in the order of `FlatLayout.of(manifest.model)`."""
     donors: int
     """How many peers served them."""
+    shares: tuple[VoteShare, ...] = ()
+    """Invites and address prefixes that hold half or more of the votes of a head."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,7 @@ class _HeadDownload:
         self._failures: dict[int, NetworkError] = {}
         self._told: dict[int, int] = {}  # the last round that a record names, by stage
         self._fetched = Counter[int]()
+        self._prefixes: dict[str, str] = {}
 
     @property
     def wanted(self) -> list[int]:
@@ -102,6 +106,7 @@ class _HeadDownload:
     async def advance(self) -> None:
         """Try to fetch all wanted stages at once."""
         records = await self._client.members()
+        self._prefixes |= prefixes_told(records)
         for record in records.values():
             self._told[record.stage] = max(record.round, self._told.get(record.stage, 0))
         async with trio.open_nursery() as nursery:
@@ -117,7 +122,11 @@ class _HeadDownload:
         parts = [self._parts[stage] for stage in range(manifest.stages)]
         theta = join_flat(manifest.model, [part.theta for part in parts], spans_of(manifest.cuts))
         donors = frozenset[str]().union(*(part.donors for part in parts))
-        return Download(manifest, self._client.tokenizer, tuple(part.head for part in parts), theta, len(donors))
+        shares = list[VoteShare]()
+        for stage, part in enumerate(parts):
+            shares += vote_shares(manifest, part.head, self._prefixes, stage if manifest.stages > 1 else None)
+        heads = tuple(part.head for part in parts)
+        return Download(manifest, self._client.tokenizer, heads, theta, len(donors), tuple(shares))
 
     async def _try(self, stage: int, records: Mapping[str, MemberRecord]) -> None:
         try:

@@ -17,6 +17,7 @@ from swarm.gossip.pairing import PeerView, group_round
 from swarm.membership.completion import COMPLETE
 from swarm.membership.member_record import MemberRecord
 from swarm.membership.proven_heads import ProvenHead
+from swarm.membership.vote_shares import InviteStatus, VoteShare, invites_of, prefixes_told, vote_shares
 from swarm.protocol.head import Head, Member
 from swarm.run.invite import Invite
 from swarm.run.manifest import Manifest
@@ -125,6 +126,10 @@ class SwarmStatus(msgspec.Struct, frozen=True, kw_only=True):
     peers: list[MemberStatus]
     stages: list[StageStatus]
     """Empty where the model is not cut into stages."""
+    shares: list[VoteShare]
+    """Invites and address prefixes that hold half or more of the votes of a head."""
+    guests: list[InviteStatus]
+    """Who came by which invite; empty in an open run."""
 
 
 class ServedModelStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -207,7 +212,20 @@ def picture(
         val_loss=-max(measured)[1] if measured else None,
         peers=peers,
         stages=stages if manifest.stages > 1 else [],
+        shares=shares_of(manifest, best, records),
+        guests=invites_of(heads, records),
     )
+
+
+def shares_of(
+    manifest: Manifest, best: Sequence[ProvenHead | None], records: Mapping[str, MemberRecord]
+) -> list[VoteShare]:
+    """Return which invites and address prefixes hold half or more of the votes of each stage's `best` head."""
+    prefixes, found = prefixes_told(records), list[VoteShare]()
+    for stage, proven in enumerate(best):
+        if proven is not None:
+            found += vote_shares(manifest, proven.head, prefixes, stage if manifest.stages > 1 else None)
+    return found
 
 
 def _is_complete(manifest: Manifest, round_: int | None, records: Sequence[MemberRecord]) -> bool:

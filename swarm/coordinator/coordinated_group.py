@@ -19,8 +19,10 @@ import trio
 from optim.strategies.interface import OuterStrategy
 from optim.strategies.registry import build_strategy
 from peer.events import Field
+from peer.net.address_prefix import prefix_of
 from peer.net.host import Host
 from swarm.coordinator.run_progress import RunProgress
+from swarm.membership.vote_shares import vote_shares
 from swarm.placement.stages import layout_of
 from swarm.protocol.agreement import actions
 from swarm.protocol.agreement.work import Work
@@ -34,6 +36,7 @@ from swarm.run.agreement import agreement_config, schedule_of, sponsors_of, stag
 from swarm.run.home import Home
 from swarm.run.manifest import Manifest
 
+CAUSES_MAX: Final = 64  # that a person is told of
 STEPS_ASIDE_S: Final = 3.0  # a group's number of waiting peers counts this long: it is told once a second
 
 
@@ -59,6 +62,7 @@ class CoordinatedGroup:
         self.known_peers = known_peers
         self._host, self._manifest, self._progress = host, manifest, progress
         self._waiting, self._waited_at = 0, 0.0
+        self._told_shares = set[str]()
         timeouts = AdaptiveTimeouts(manifest.run.timeout_floor_s)
         config = agreement_config(manifest, stage, host.peer_id)
         records = RecordFiles(home.stage(stage, manifest.stages).agreement)
@@ -161,6 +165,12 @@ class CoordinatedGroup:
 
     def _tell_head(self) -> None:
         self.tell("head_seen", {"round": self.head.round, "members": len(self.head.members)})
+        prefixes = {member.peer: prefix_of(self._host.remote_ip(member.peer)) for member in self.head.members}
+        for share in vote_shares(self._manifest, self.head, prefixes):
+            if (cause := share.invite or share.prefix) not in self._told_shares and len(self._told_shares) < CAUSES_MAX:
+                self._told_shares.add(cause)
+                fields: dict[str, Field] = {"round": self.head.round, "votes": share.votes, "members": share.members}
+                self.tell("votes_in_one_hand", fields | {"invite": share.invite, "prefix": share.prefix})
 
     # -- the other groups ----------------------------------------------------------------------------------------------
 

@@ -3,6 +3,9 @@
 One honest answer is enough, since a head counts by its proof (`swarm.protocol.agreement.proof`) and not by how many
 report it. A lie is told as the event `peer_penalized`, and changes nothing else. What no peer can prove is that there
 is no later head.
+
+The keys of members that have left can still sign a second history after an old head. So the coordinator's last word
+counts, which is its answer or what it has signed in any proof: later heads have to lead on from there.
 """
 
 from __future__ import annotations
@@ -41,6 +44,13 @@ class ProvenHead:
     only the first state of all and, of a complete run, the last."""
     near: tuple[Member, ...] = ()
     """All that stand at this head, the one before or the one after: some hear of a commit a moment later."""
+
+    def leads_from(self, head: Head) -> bool:
+        """Return whether the proof shows that this head is, or follows, `head` or a later one that the coordinator has
+        signed for. Every head follows the first of all."""
+        if self.head == head or not head.members or any(link.head == head for link in self.links):
+            return True
+        return bool(self.links) and position_of(self.links[0].head) > position_of(head)
 
 
 async def ask_proven_heads(
@@ -94,9 +104,10 @@ class _Poll:
     """The answers so far."""
 
     def __init__(self, host: Host, config: AgreementConfig) -> None:
-        self.group = config.genesis.run_id
+        self.group, self._genesis = config.genesis.run_id, config.genesis
         self._host, self._coordinator, self._book = host, config.coordinator, ProofBook(config)
         self._said: dict[Member, bytes] = {}  # the hash of the head where each says that it stands
+        self._word: Head | None = None  # where the coordinator says that it stands
         self._kept = b""  # the hash of the head whose state the coordinator says that it serves
         self._checking = trio.Lock()
 
@@ -113,14 +124,16 @@ class _Poll:
                 self._host.events.emit("peer_penalized", peer=peer, reason=str(error))
                 return
         self._said[report.member] = head.hash
-        if peer == self._coordinator and report.kept:
-            self._kept = head.hash
+        if peer == self._coordinator:
+            self._word = head
+            self._kept = head.hash if report.kept else b""
 
     def found(self) -> list[ProvenHead]:
         """Return the proved heads that peers report, best first."""
         at: dict[bytes, set[Member]] = {}
+        word = self._last_word()
         for member, name in self._said.items():
-            if name in self._book.proven:
+            if name in self._book.proven and self._agrees(self._book.proven[name], word):
                 at.setdefault(name, set()).add(member)
         after: dict[bytes, set[Member]] = {}
         for name, members in at.items():
@@ -134,3 +147,18 @@ class _Poll:
             holders = {m.peer for m in holding if m.peer != self._coordinator or kept}
             found.append(replace(proven, holders=tuple(sorted(holders)), near=tuple(sorted(near))))
         return sorted(found, key=lambda proven: position_of(proven.head), reverse=True)
+
+    def _last_word(self) -> Head:
+        """Return the furthest head that the coordinator stands at, or has signed in a proof."""
+        signed = [proven.links[0].head for proven in self._book.proven.values() if proven.links]
+        said = [self._genesis, *signed] if self._word is None else [self._genesis, *signed, self._word]
+        word: Head = max(said, key=position_of)
+        return word
+
+    def _agrees(self, proven: ProvenHead, word: Head) -> bool:
+        """Return whether a proved head is of the same history as the coordinator's last word."""
+        if position_of(proven.head) >= position_of(word):
+            return proven.leads_from(word)
+        told = self._book.proven.get(word.hash)  # of heads before, those that led there, as far as that shows them
+        way = [link.head for link in told.links] if told else []
+        return not way or position_of(proven.head) < position_of(way[0]) or proven.head in way

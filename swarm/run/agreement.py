@@ -73,6 +73,11 @@ def sponsors_of(manifest: Manifest) -> Callable[[JoinBody, str], tuple[Sponsor, 
                 return None
         except (NotAdmitted, *MALFORMED):
             return None
-        return tuple(Sponsor(blake3(link.key).digest(NAME_BYTES).hex(), link.guests) for link in chain[:-1])
+        return tuple(Sponsor(sponsor_name(link.key), link.guests) for link in chain[:-1])
 
     return sponsors
+
+
+def sponsor_name(key: bytes) -> str:
+    """Return the name of an invite's public key, or of that of a member that invites."""
+    return blake3(key).digest(NAME_BYTES).hex()

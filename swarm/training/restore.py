@@ -54,7 +54,9 @@ async def restore(context: PeerContext, stage: int, known: MemberView) -> None:
 
         def worth(head: Head, last: Head | None = last) -> tuple[int, Position]:
             if last is not None and position_of(head) > position_of(last):
-                return 2, position_of(head)  # the authority has yet to hear of it
+                proven = proofs.proven.get(head.hash)  # none: it is on this disk
+                leads_on = proven is None or proven.leads_from(last)  # else keys of members that left may have made it
+                return 2 if leads_on else -1, position_of(head)  # the authority has yet to hear of it
             return int(last is not None and head.state_hash == last.state_hash), position_of(head)
 
         fit = [offer for offer in offers if offer.head.hash not in failed]

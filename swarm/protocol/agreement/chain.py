@@ -2,6 +2,9 @@
 
 A head counts only along an unbroken chain of certificates from the head where this node stands, or from one that the
 coordinator signed (a bound start of term, an endorsement). Numbers, reports and the words of other peers never count.
+
+The keys of members that have left can still sign a second history after an old head. So a node without a head begins
+where the coordinator stands, if that answers, and no head has two successors here by votes.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from swarm.protocol.agreement.records import LINK_KEY, LINKS_KEPT, LinkRecord, l
 from swarm.protocol.head import Head, Member
 
 HOLDERS_MAX: Final = 64
+ALONE_POLLS: Final = 4.0  # without a word of the coordinator a newcomer begins with what other peers prove
 PAGE_BYTES: Final = 64 << 10  # of links in one message, so that checking their votes takes its reader some milliseconds
 
 
@@ -44,6 +48,8 @@ class Chain:
         self._links: dict[bytes, say.ChainLink] = {}  # those that led here, by hash of their head, oldest first
         self._number = 0
         self._ahead: dict[bytes, say.ChainLink] = {}  # certified heads beyond this one, each after the one before
+        self._next: dict[bytes, bytes] = {}  # of these, by votes: hash of the head before each
+        self._coordinator_at = 0.0  # when it was last heard, or this process began
         self._goal = b""  # the last of these
         self._fetching = b""
         self._failed = b""  # the state that no peer has brought lately
@@ -61,6 +67,7 @@ class Chain:
             self._number = found[-1].number + 1
             self.head, self.hash = found[-1].link.head, found[-1].link.head.hash
         self.holds = set(states)
+        self._coordinator_at = self._context.now
 
     # -- states --------------------------------------------------------------------------------------------------------
 
@@ -112,6 +119,11 @@ class Chain:
         """Return the link of a head that led here, or leads on from here."""
         return self._links.get(head_hash) or self._ahead.get(head_hash)
 
+    def following(self, head_hash: bytes) -> bytes:
+        """Return the hash of the head that followed that one by votes, on the way here or beyond; empty if none did."""
+        ways = itertools.chain(self._links.items(), self._ahead.items())
+        return next((name for name, link in ways if link.start is None and link.head.previous == head_hash), b"")
+
     def ancestors(self) -> list[Head]:
         """Return the heads that led here, this one first, as far as they are kept."""
         found, name = [self.head], self.head.previous
@@ -150,9 +162,13 @@ class Chain:
         """Return what proves to any peer that a head that led here counts (`proof.prove`)."""
         return prove(self._links, head_hash, self._context.evidence)
 
-    def learn(self, links: Iterable[say.ChainLink]) -> None:
-        """Take certified heads into account. Raises `ProtocolViolation` at the first one that is none; those before
-        count."""
+    def heard_coordinator(self) -> None:
+        """Note that the coordinator is there: it will show a newcomer where to begin."""
+        self._coordinator_at = self._context.now
+
+    def learn(self, links: Iterable[say.ChainLink], source: str = "") -> None:
+        """Take certified heads into account, which the peer `source` (empty: this node itself) shows. Raises
+        `ProtocolViolation` at the first one that is none; those before count."""
         for link in links:
             name = link.head.hash
             if name in self._links or name in self._ahead or name == self.hash:
@@ -163,14 +179,27 @@ class Chain:
                 continue
             if self._has_left(link.head):
                 continue
-            if not self._counts(link):
+            if not self._may_begin_at(link, source) or not self._counts(link):
+                return
+            if link.start is None and self._next.setdefault(link.head.previous, name) != name:
                 return
             if len(self._ahead) >= LINKS_KEPT:
-                del self._ahead[next(iter(self._ahead))]
+                oldest = self._ahead.pop(next(iter(self._ahead)))
+                self._next.pop(oldest.head.previous, None)
             self._ahead[name] = link
             goal = self._ahead.get(self._goal)
             if goal is None or position_of(link.head) > position_of(goal.head):
                 self._goal = name
+
+    def _may_begin_at(self, link: say.ChainLink, source: str) -> bool:
+        """Return whether a node that has no head may go by what that peer shows: the coordinator shows it where to
+        begin, and what follows that any peer may prove. Where the coordinator is silent, any peer may do both."""
+        config = self._context.config
+        if self.head.members or config.is_coordinator or config.mode == "required":
+            return True
+        if source in ("", config.peer, config.coordinator) or link.head.previous in self._ahead:
+            return True
+        return self._context.now - self._coordinator_at >= ALONE_POLLS * config.poll_s
 
     def _has_left(self, head: Head) -> bool:
         """Return whether this node goes to no head of that term any more: it keeps the state of the start that it has
@@ -183,6 +212,7 @@ class Chain:
         self._set_goal()
 
     def _set_goal(self) -> None:
+        self._next = {before: name for before, name in self._next.items() if name in self._ahead}
         if self._goal not in self._ahead:
             self._goal = max(self._ahead, key=lambda n: position_of(self._ahead[n].head), default=b"")
 

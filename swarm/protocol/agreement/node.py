@@ -245,6 +245,8 @@ class AgreementNode:
 
     def _receive(self, peer: str, message: say.Message) -> None:
         self._context.know(peer)
+        if peer == self._config.coordinator:
+            self._chain.heard_coordinator()
         match message:
             case say.StatusMessage():
                 if message.voter.peer != peer:

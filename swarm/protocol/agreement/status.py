@@ -73,6 +73,6 @@ class Idle:
     def chain(self, peer: str, message: say.ChainMessage) -> None:
         """Learn from a chain; ask for the next page, if this may be one of several."""
         known = self._chain.known
-        self._chain.learn(message.links)
+        self._chain.learn(message.links, peer)
         if len(message.links) > 1 and self._chain.known != known:
             self._context.out.send(peer, say.AskChainMessage(self._chain.known))

@@ -23,6 +23,7 @@ from peer.net.host import HostConfig, open_host
 from peer.net.method import Method
 from peer.net.rpc import Call
 from swarm.client.status import MemberStatus, StageStatus, SwarmStatus
+from swarm.membership.vote_shares import InviteStatus, VoteShare
 from swarm.run.invite import Invite
 from swarm.run.manifest import sign_manifest
 from swarm.run.manifest_transfer import MANIFEST, serve_run_files
@@ -119,14 +120,20 @@ def run_status(text: str, stages: int) -> dict[str, Any]:
         run_id=text, name=text, open=True, rounds=5, round=1, term=1, state_hash=text, head=text, members=1, quorum=1,
         quorum_alive=False, complete=stages > 1, kept=False, method="diloco", tokens=1, val_loss=None,
         peers=[member(text, 0), feeder], stages=[stage] * stages,
+        shares=[VoteShare(invite=text, votes=2, members=3), VoteShare(prefix=text, votes=2, members=3)],
+        guests=[InviteStatus(invite=text, guests=8, peers=(text,), members=1)],
     )  # fmt: skip
     built = msgspec.to_builtins(seen)
     assert isinstance(built, dict)
     return built
 
 
-TEXTS = "phase reason cause error role name peer partner state_hash head previous path address remedy version prefix"
-COUNTS = "round rounds step term alive goes_on_at donors source target stage stages micro_batches tokens waiting most"
+TEXTS = (
+    "phase reason cause error role name peer partner state_hash head previous path address remedy version prefix invite"
+)
+COUNTS = (
+    "round rounds step term alive goes_on_at donors source target stage stages micro_batches tokens waiting most votes"
+)
 AMOUNTS = "loss queue rate gain seconds distance bytes_up bytes_down dispatched completed retried abandoned"
 RANGES = {"synchronous": False, "first": 0, "last": 3, "members": 3, "done_bytes": 1, "size_bytes": 2, "counted": []}
 FIELDS: dict[str, Any] = {

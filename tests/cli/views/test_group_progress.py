@@ -77,6 +77,20 @@ def test_a_lost_stage_is_named_with_its_last_members() -> None:
     ]
 
 
+def test_a_person_is_told_who_holds_half_of_the_votes() -> None:
+    progress = coordinator_view(1)
+    tell(progress, "votes_in_one_hand", round=4, votes=3, members=5, invite="ab12cd34ef", prefix="")
+    tell(progress, "votes_in_one_hand", round=4, votes=4, members=5, invite="", prefix="203.0.113.0/24")
+    remedy = (
+        ": if these are one person's, that person decides what this run's history is; where that matters, create the"
+        ' run with [run] coordinator = "required"'
+    )
+    assert told(progress)[1:] == [
+        f"3 of 5 members came by the invite ab12cd34{remedy}",
+        f"4 of 5 members are at the address prefix 203.0.113.0/24{remedy}",
+    ]
+
+
 @pytest.mark.parametrize("stages", [1, 2])
 def test_the_run_is_complete_with_its_last_stage(stages: int) -> None:
     progress = coordinator_view(stages)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 from rich.text import Text
@@ -12,7 +14,7 @@ from swarm.client.status import SwarmStatus, picture
 from swarm.membership.completion import COMPLETE, WANTING
 from swarm.membership.member_record import MemberRecord
 from swarm.membership.proven_heads import ProvenHead
-from swarm.protocol.head import Head, Member
+from swarm.protocol.head import Head, Member, Sponsor, Sponsorship
 from swarm.run.manifest import Manifest
 from tests.swarm.membership.test_bans import record
 from tests.swarm.placement.test_stages import manifest_of
@@ -131,6 +133,32 @@ def test_a_stage_without_replicas_has_the_authoritys_round() -> None:
     seen = picture(manifest, records | {manifest.authority: told}, [*best[:2], lost], NOW)
     assert [(stage.round, stage.tokens) for stage in seen.stages] == [(7, 7000), (6, 6000), (34, 34_000)]
     assert (seen.stages[2].quorum_alive, seen.stages[2].phase) == (False, "not served")
+
+
+def test_status_tells_who_holds_half_of_the_votes_and_who_came_by_which_invite(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    manifest, sponsor = manifest_of(1), Sponsor("ab" * 16, 8)
+    best = candidate(manifest, 0, 4, ["a", "b", "c"])
+    came = tuple(Sponsorship(sponsor, name) for name in "ab")
+    best = replace(best, head=msgspec.structs.replace(best.head, sponsored=came))
+    there = {name: peer(name=f"{name}nn", addresses=["/ip4/9.9.9.9/tcp/1"]) for name in "abc"}
+    seen = picture(manifest, there, [best], NOW)
+    assert [(share.invite, share.prefix, share.votes) for share in seen.shares] == [
+        (sponsor.key, "", 2), ("", "9.9.9.0/24", 3)
+    ]  # fmt: skip
+    assert msgspec.to_builtins(seen)["guests"] == [
+        {"invite": sponsor.key, "guests": 8, "peers": ("a", "b"), "members": 2}
+    ]
+    text = " ".join(shown(seen, capsys).split())
+    assert "2 of 3 members came by the invite abababab: if these are one person's" in text
+    assert "3 of 3 members are at the address prefix 9.9.9.0/24: if these" in text
+    status._show_guests(seen)
+    assert "invite abababab 2 of 8 guests, 2 members: ann a, bnn b" in " ".join(capsys.readouterr().out.split())
+    status._show_guests(msgspec.structs.replace(seen, guests=[], open=True))
+    assert "No invite has brought in a peer: this run is open." in capsys.readouterr().out
+    required = msgspec.structs.replace(manifest.run, coordinator="required")
+    assert picture(msgspec.structs.replace(manifest, run=required), there, [best], NOW).shares == []
 
 
 def test_a_name_is_escaped_for_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:

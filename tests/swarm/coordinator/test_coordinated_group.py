@@ -15,6 +15,9 @@ from peer.identity import Identity
 from swarm.coordinator.coordinated_group import strategy_of
 from swarm.placement.stages import layout_of
 from swarm.protocol import messages as say
+from swarm.protocol.head import Member, Sponsor, Sponsorship
+from swarm.run.credentials import GUESTS_DEFAULT
+from swarm.run.sections import RunRules
 from tests.swarm.coordinator.run_scene import make_run, open_run
 
 
@@ -69,6 +72,33 @@ async def test_newcomers_of_a_full_address_prefix_wait(tmp_path: Path) -> None:
         await run.until(lambda: run.groups[0].head.round > after + 3)
         head = run.groups[0].head
         assert [member.peer for member in head.members] == [alone.peer] and not head.learners
+
+
+async def test_an_invite_admits_no_more_of_one_prefix_in_a_closed_run_either(tmp_path: Path) -> None:
+    assert RunRules(name="a run").members_per_prefix == GUESTS_DEFAULT == 8
+    async with open_run(tmp_path, open=False, members_per_prefix=8) as run:
+        group = run.groups[0]
+        heard = [group.driver._newcomers.lets_in(f"guest {number}", group.head) for number in range(10)]
+        assert heard == [True] * 8 + [False] * 2
+
+
+async def test_a_person_is_told_once_that_one_invite_holds_half_of_the_votes(tmp_path: Path) -> None:
+    async with open_run(tmp_path) as run:
+        group = run.groups[0]
+        sponsor, other = Sponsor("ab" * 16, 8), Sponsor("cd" * 16, 8)
+        members = tuple(Member(f"peer {number}", "s") for number in range(4))
+
+        def stands(votes: int) -> None:
+            by = [Sponsorship(sponsor if number < votes else other, m.peer) for number, m in enumerate(members)]
+            group.head = msgspec.structs.replace(group.head, members=members, sponsored=tuple(by[:3]))
+            group._tell_head()
+
+        stands(1)
+        assert [event.fields["invite"] for event in run.seen("votes_in_one_hand")] == [other.key]
+        stands(2)
+        stands(3)
+        told = run.seen("votes_in_one_hand")
+        assert [(event.fields["invite"], event.fields["votes"]) for event in told] == [(other.key, 2), (sponsor.key, 2)]
 
 
 async def test_a_restored_coordinator_waits_for_a_person(tmp_path: Path) -> None:

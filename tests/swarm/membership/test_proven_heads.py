@@ -14,10 +14,12 @@ import trio
 
 from peer.errors import RemoteError
 from peer.events import Event, EventLog
-from peer.identity import Identity
+from peer.identity import Identity, sign_body
 from peer.net.host import Host, HostConfig, open_host
 from swarm.membership.proven_heads import ProvenHead, ask_proven_heads
 from swarm.protocol.agreement.config import AgreementConfig, Mode
+from swarm.protocol.agreement.messages import ChainLink, VoteBody
+from swarm.protocol.agreement.rules.evidence import VOTE
 from swarm.protocol.head import Head, Member
 from swarm.protocol.messages import HEAD_REPORT, AskHead, HeadReport
 from swarm.rounds import group_driver
@@ -122,6 +124,59 @@ async def test_a_lie_is_ignored_and_told(tmp_path: Path, mode: Mode) -> None:
         [found] = await client.asks(*liars, honest.peer)
         assert found.head == last and found.holders == (honest.peer,)
         assert sorted(client.penalized) == sorted(liars)  # type: ignore[type-var]
+
+
+class FirstMember:
+    """The only founder of a run of three, which signs another history after the first head later on."""
+
+    def __init__(self, group: DrivenGroup) -> None:
+        first = group.members[0]
+        self.identity, self.me = first.host.identity, first.driver.me
+        [self.start] = first.driver.group._node.proof_of(first.heads[0].hash)
+        assert self.start.start is not None and self.start.head.members == (self.me,)
+
+    def history(self, rounds: int) -> tuple[ChainLink, ...]:
+        links = [self.start]
+        for number in range(rounds):
+            before = links[-1].head
+            state = bytes([number + 1]) * 32
+            head = msgspec.structs.replace(
+                before, round=before.round + 1, previous=before.hash, state_hash=state, attempt=0
+            )
+            vote = sign_body(self.identity, VOTE, VoteBody(before.hash, 0, head.hash, self.me))
+            links.append(ChainLink(head, votes=(vote,)))
+        return tuple(links)
+
+
+@pytest.mark.parametrize("rounds", [5, 18])
+async def test_who_was_the_only_member_once_proves_no_second_history(tmp_path: Path, rounds: int) -> None:
+    """Its proof began at the coordinator's start and had all votes that it needed, and it had more rounds."""
+    setting = GroupSetting(min_peers=1, work_s=0.05, agreement={"poll_s": 0.1})
+    async with open_driven_group(tmp_path, setting) as group, AsyncExitStack() as stack:
+        await group.enter(deltas)
+        await group.until_round(1)
+        for _ in range(2):
+            await group.enter(deltas)
+        await group.until(lambda: all(r.heads and len(r.head.members) == 3 for r in group.members))
+        await group.until_round(rounds)
+        log, seen = EventLog(), list[Event]()
+        stack.enter_context(log.subscribed(seen.append))
+        host = await stack.enter_async_context(open_host(HostConfig(identity=Identity.generate(), events=log)))
+        for other in (group.coordinator_host, group.members[1].host):
+            await host.connect_address(other.addresses[0], timeout_s=WAIT_S)
+        client = Client(host, group.config(host.peer_id), seen)
+        liar, history = await meet(stack, client), FirstMember(group).history(200)
+        serve_head_report(liar, HeadReport(history[-1].head, Member(liar.peer_id, "s"), "training", history))
+        [control] = await client.asks(liar.peer_id)
+        assert control.head == history[-1].head, "alone it is believed: no proof shows that there is no other head"
+        honest = group.members[1].peer
+        asked = [liar.peer_id, honest]
+        found = await client.asks(group.coordinator_host.peer_id, *asked)
+        assert found and all(proven.head not in [link.head for link in history[1:]] for proven in found)
+        if rounds >= 16:  # the coordinator has endorsed a head since: its word is in every honest proof
+            found = await client.asks(*asked)
+            assert [proven.holders for proven in found] == [(honest,)]
+        assert not client.penalized
 
 
 async def test_the_state_is_held_one_round_longer_than_it_is_the_last(tmp_path: Path) -> None:

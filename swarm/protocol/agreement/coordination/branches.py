@@ -38,11 +38,22 @@ class Branches:
                 continue
             if not self._context.evidence.link_counts(link, self.head(link.head.previous)):
                 break  # what is before it is not proved here
+            if self._is_second(link):
+                break  # signed with keys of members that may have left since
             self._links[name] = link
             new = True
             while len(self._links) > LINKS_KEPT:
                 del self._links[next(iter(self._links))]
         return new
+
+    def _is_second(self, link: say.ChainLink) -> bool:
+        """Return whether another head followed the one before it, in the same term: a branch leaves the chain where a
+        person began a new term, and nowhere else."""
+        if link.start is not None:
+            return False
+        before = link.head.previous
+        here = (name for name, other in self._links.items() if other.start is None and other.head.previous == before)
+        return (self._chain.following(before) or next(here, link.head.hash)) != link.head.hash
 
     def head(self, name: bytes) -> Head | None:
         """Return the head of that hash, if it is proved here or stands on the chain."""

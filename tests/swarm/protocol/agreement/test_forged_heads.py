@@ -1,0 +1,276 @@
+"""One guest's keys make up a higher head: no member, newcomer or coordinator goes there, signs over it or believes it.
+
+All heads here have a state that every peer holds, so a head that a node believes is one where it stands at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+import pytest
+
+from peer.identity import Signed
+from swarm.protocol.agreement import events
+from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement.chain import position_of
+from swarm.protocol.agreement.config import Mode
+from swarm.protocol.agreement.rules import evidence
+from swarm.protocol.head import Head, Member
+from tests.swarm.protocol.agreement.group import COORDINATOR, GENESIS, GroupOfNodes
+from tests.swarm.protocol.agreement.test_proof import is_proved
+
+replace = msgspec.structs.replace
+MEMBER, NEWCOMER, LIAR = "A", "n", "g00"
+
+
+class Scene:
+    """A run with one real member, the coordinator, and made-up histories. `guests`: the keys of one guest."""
+
+    def __init__(self, mode: Mode, guests: int, honest: int, founders: int | None = None) -> None:
+        """`founders`: how many honest peers are in the first head; else all."""
+        self.group = GroupOfNodes(MEMBER, min_peers=1000, mode=mode)
+        self.mode: Mode = mode
+        self.guests = tuple(Member(f"g{number:02}", "s") for number in range(guests))
+        others = [Member(f"h{number:02}", "s") for number in range(honest - 1)]
+        self.honest = (self.group.member(MEMBER), *others)
+        self.witness = self.group.member(COORDINATOR)
+        first = self.honest if founders is None else self.honest[:founders]
+        self.links = [self.start_of(self.honest_head(GENESIS, first), COORDINATOR, (*self.guests, *first))]
+        for _ in range(3):
+            before = self.last
+            self.links.append(
+                self.voted(before, self.honest_head(before, self.honest), (*before.members, self.witness))
+            )
+        self.show(MEMBER, COORDINATOR, self.links)
+        self.show(COORDINATOR, MEMBER, self.links)
+        self.group.run(0.1)
+        assert self.group.head(MEMBER) == self.group.head(COORDINATOR) == self.last
+
+    @property
+    def last(self) -> Head:
+        return self.links[-1].head
+
+    def begin_term(self) -> None:
+        """Begin another term of the same members at the last head."""
+        head = replace(self.after(self.last, self.last.members), term=2, round=self.last.round, attempt=-1)
+        self.links.append(self.start_of(head, COORDINATOR, head.members))
+        self.show(COORDINATOR, MEMBER, self.links[-1:])
+        self.show(MEMBER, COORDINATOR, self.links[-1:])
+
+    # -- heads ---------------------------------------------------------------------------------------------------------
+
+    def honest_head(self, before: Head, honest: Sequence[Member]) -> Head:
+        return self.after(before, (*self.guests, *honest))
+
+    def after(self, before: Head, members: Sequence[Member]) -> Head:
+        first = not before.members
+        return replace(
+            before,
+            term=before.term + first,
+            round=before.round + (not first),
+            previous=before.hash,
+            members=tuple(sorted(members)),
+            witness=self.witness,
+            attempt=-1 if first else 0,
+        )
+
+    def voted(self, before: Head, head: Head, voters: Sequence[Member]) -> say.ChainLink:
+        def vote(voter: Member) -> Signed:
+            body = say.VoteBody(before.hash, 0, head.hash, voter)
+            return self.group.sign(voter.peer, evidence.VOTE, body)
+
+        return say.ChainLink(head, votes=tuple(map(vote, voters)))
+
+    def start_of(self, head: Head, signer: str, voters: Sequence[Member]) -> say.ChainLink:
+        signed = self.group.sign(signer, evidence.START, say.StartBody(head))
+        acks = tuple(self.group.sign(v.peer, evidence.ACK, say.AckBody(head.hash, v)) for v in voters)
+        return say.ChainLink(head, start=signed, acks=acks)
+
+    def forged_from(self, link: say.ChainLink, rounds: int) -> list[say.ChainLink]:
+        """Return rounds after that head that the guest's keys alone have voted for."""
+        links = [link]
+        for _ in range(rounds):
+            links.append(self.voted(links[-1].head, self.after(links[-1].head, self.guests), self.guests))
+        return links[1:]
+
+    # -- what is done with them ----------------------------------------------------------------------------------------
+
+    def show(self, target: str, source: str, links: Sequence[say.ChainLink]) -> None:
+        for first in range(0, len(links), say.LINKS_MAX):
+            page = tuple(links[first : first + say.LINKS_MAX])
+            self.group.event(target, events.Received(source, say.ChainMessage(page)))
+
+    def claim(self, links: Sequence[say.ChainLink]) -> None:
+        """Say to all that this is where the guest stands, and show it, again and again."""
+        head = links[-1].head
+        for target in (MEMBER, COORDINATOR, NEWCOMER):
+            if target in self.group.machines:
+                status = say.StatusMessage(position_of(head), head.hash, self.guests[0], False, 0)
+                self.group.event(target, events.Received(LIAR, status))
+                self.show(target, LIAR, links)
+
+    def ask_person(self, links: Sequence[say.ChainLink], undo: bool = True) -> None:
+        """A person asks for a new term, and the guest answers that it stands there and holds its state."""
+        self.group.event(COORDINATOR, events.Asked(undo=undo))
+        self.group.run(0.1)
+        asks = [message for _, _, message in self.group.sent if isinstance(message, say.AskMessage)]
+        head = links[-1].head
+        self.show(COORDINATOR, LIAR, links)
+        told = say.ToldMessage(
+            nonce=asks[-1].nonce,
+            voter=self.guests[0],
+            position=position_of(head),
+            head=head.hash,
+            previous=head.previous,
+            promised=-1,
+            holds=(head.state_hash,),
+            accepted=None,
+            support=None,
+            links=tuple(links[-say.LINKS_MAX :]),
+        )
+        self.group.event(COORDINATOR, events.Received(LIAR, told))
+        self.group.run(10.0)
+
+    def check(self, forged: Sequence[say.ChainLink], regrouped: bool = False) -> None:
+        """Nobody stands at one of these heads, and the coordinator has signed for none."""
+        names = {link.head.hash for link in forged}
+        for machine in self.group.machines.values():
+            assert not names & {head.hash for head in machine.committed}, machine.peer
+            assert machine.node.head.hash not in names, machine.peer
+        if not regrouped:
+            assert self.group.head(MEMBER) == self.group.head(NEWCOMER) == self.last
+        for signer, kind, body in self.group.table.signed:
+            if signer == COORDINATOR and kind == evidence.ENDORSEMENT:
+                assert msgspec.msgpack.decode(body, type=say.EndorsementBody).head not in names
+            if signer == COORDINATOR and kind == evidence.START:
+                start = msgspec.msgpack.decode(body, type=say.StartBody)
+                assert start.head.previous not in names and start.head.hash not in names
+                assert start.head.round <= self.last.round
+
+
+Forgery = Callable[[Scene], list[say.ChainLink]]
+
+
+def own_votes(scene: Scene) -> list[say.ChainLink]:
+    return scene.forged_from(scene.links[-1], 3)
+
+
+def higher_term(scene: Scene) -> list[say.ChainLink]:
+    head = replace(scene.after(scene.last, scene.guests), term=9, round=1000)
+    return [scene.voted(scene.last, head, scene.guests)]
+
+
+def own_start(scene: Scene) -> list[say.ChainLink]:
+    head = replace(scene.after(scene.last, scene.guests), term=9, boot=7, attempt=-1)
+    return [scene.start_of(head, LIAR, scene.guests), *scene.forged_from(scene.start_of(head, LIAR, scene.guests), 2)]
+
+
+def anothers_start(scene: Scene) -> list[say.ChainLink]:
+    """The coordinator's start of the first head, at a head that it is not for."""
+    head = replace(scene.after(scene.last, scene.guests), term=9, attempt=-1)
+    return [replace(scene.start_of(head, LIAR, scene.guests), start=scene.links[0].start)]
+
+
+def own_endorsement(scene: Scene) -> list[say.ChainLink]:
+    head = scene.after(scene.last, scene.guests)
+    signed = scene.group.sign(LIAR, evidence.ENDORSEMENT, say.EndorsementBody(head.hash))
+    return [replace(scene.voted(scene.last, head, scene.guests), endorsement=signed)]
+
+
+def votes_of_others(scene: Scene) -> list[say.ChainLink]:
+    """Votes in the names of honest members and the coordinator, signed with the guest's key."""
+    head = scene.after(scene.last, scene.guests)
+    link = scene.voted(scene.last, head, scene.guests)
+    false = [
+        scene.group.sign(LIAR, evidence.VOTE, say.VoteBody(scene.last.hash, 0, head.hash, voter))
+        for voter in (*scene.honest, scene.witness)
+    ]
+    relabelled = [Signed(signed.body, voter.peer, b"") for signed, voter in zip(false, scene.honest, strict=False)]
+    return [replace(link, votes=(*link.votes, *relabelled))]
+
+
+FORGERIES: list[Forgery] = [own_votes, higher_term, own_start, anothers_start, own_endorsement, votes_of_others]
+
+
+@pytest.mark.parametrize("forgery", FORGERIES)
+@pytest.mark.parametrize("guests", [1, 6, 40])
+@pytest.mark.parametrize("mode", ["witness", "required"])
+def test_a_minority_of_the_last_head_makes_up_nothing(mode: Mode, guests: int, forgery: Forgery) -> None:
+    scene = Scene(mode, guests, guests + 1)
+    forged = forgery(scene)
+    scene.group.start(NEWCOMER)
+    for _ in range(3):
+        scene.claim(forged)
+        scene.group.run(5.0)
+    scene.check(forged)
+    assert is_proved(scene.group, scene.last, scene.links, mode=mode), "the control"
+    for number in range(len(forged)):
+        shown = forged[: number + 1]
+        assert not is_proved(scene.group, shown[-1].head, (*scene.links, *shown), mode=mode)
+        assert not is_proved(scene.group, shown[-1].head, shown, mode=mode)
+    scene.ask_person(forged)
+    scene.check(forged, regrouped=True)
+
+
+@pytest.mark.parametrize("guests", [3, 40])
+@pytest.mark.parametrize("forgery", FORGERIES)
+def test_where_the_coordinator_is_required_a_majority_makes_up_nothing_either(forgery: Forgery, guests: int) -> None:
+    scene = Scene("required", guests, 1)
+    forged = forgery(scene)
+    scene.group.start(NEWCOMER)
+    for _ in range(3):
+        scene.claim(forged)
+        scene.group.run(5.0)
+    scene.check(forged)
+    assert not is_proved(scene.group, forged[-1].head, (*scene.links, *forged), mode="required")
+    scene.ask_person(forged)
+    scene.check(forged, regrouped=True)
+
+
+def test_a_majority_of_the_last_head_is_the_run() -> None:
+    """The control, and what `witness` does not stop: docs/security.md says so."""
+    scene = Scene("witness", 3, 2)
+    forged = scene.forged_from(scene.links[-1], 1)
+    scene.claim(forged)
+    scene.group.run(1.0)
+    assert scene.group.head(MEMBER) == scene.group.head(COORDINATOR) == forged[-1].head
+    assert is_proved(scene.group, forged[-1].head, (*scene.links, *forged))
+
+
+@pytest.mark.parametrize("guests", [1, 6, 40])
+def test_who_was_a_majority_once_makes_up_no_second_history(guests: int) -> None:
+    """The keys of one guest began the run alone. Later, as a minority, they signed other rounds after its first head:
+    a newcomer went there."""
+    scene = Scene("witness", guests, guests + 1, founders=0 if guests == 1 else 1)
+    forged = scene.forged_from(scene.links[0], 150)
+    assert position_of(forged[-1].head) > position_of(scene.last)
+    scene.group.start(NEWCOMER)
+    scene.claim([scene.links[0], *forged])
+    for _ in range(3):
+        scene.group.run(5.0)
+        scene.claim(forged)
+    scene.check(forged)
+
+
+@pytest.mark.parametrize("guests", [1, 6, 40])
+def test_no_regroup_goes_to_a_history_of_who_was_a_majority_once(guests: int) -> None:
+    """The same after a new term, at the coordinator: a start begins at the furthest branch of any term, so one that
+    they had made took the run there once a person agreed to lose the other."""
+    scene = Scene("witness", guests, guests + 1, founders=0 if guests == 1 else 1)
+    scene.begin_term()
+    forged = scene.forged_from(scene.links[0], 150)
+    for _ in range(3):
+        scene.ask_person([scene.links[0], *forged])
+    scene.check(forged, regrouped=True)
+    told = [scene.group.told(COORDINATOR, name) for name in ("regrouped", "regroup_withdrawn")]
+    assert any(told), "the control"
+
+
+def test_a_newcomer_begins_without_the_coordinator_where_that_says_nothing() -> None:
+    group = GroupOfNodes("ABC")
+    group.run_to(2)
+    group.crash(COORDINATOR)
+    group.start("d")
+    group.event("d", events.PeerUp("A"))
+    group.run_to(12)
+    assert group.head("A").has(group.member("d"))
