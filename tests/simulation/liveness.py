@@ -154,8 +154,9 @@ class Liveness:
         if setup.mode == "required":
             return False
         staying = {m.node.me for m in honest if m.node is not None and not self._has_left(m)}
-        holders = any(m.has(top.state_hash) for m in honest)
-        return bool(top.members) and electorate.is_quorum(setup, top, staying) and holders
+        known = max(self._heads(), key=position)  # the last certificate may have died with the coordinator
+        holders = any(m.has(known.state_hash) for m in honest)
+        return bool(known.members) and electorate.is_quorum(setup, known, staying) and holders
 
     def _has_begun(self) -> bool:
         """Return whether any live peer knows that the group has begun; else that is lost with a disk."""
