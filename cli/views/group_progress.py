@@ -105,9 +105,11 @@ def _stage_set_back(view: ViewState, row: Row, at: float, fields: Fields) -> Non
 
 
 def _run_completed(view: ViewState, row: Row, at: float, fields: Fields) -> None:
+    """Note it once: several peers in one view tell it of the same group."""
     group = view.group_of(fields)
     group.round, group.phase, group.complete = int(fields["round"]), "complete", True
-    if view.complete:
+    if view.complete and len(view.groups) >= view.stages and not view.told_complete:
+        view.told_complete = True
         view.note(f"complete: round {group.round} of {view.rounds or group.round}")
 
 
@@ -125,6 +127,7 @@ def _run_found_complete(view: ViewState, row: Row, at: float, fields: Fields) ->
     row.phase, where = "complete", "--home" if stages == 1 and row.role != "feeder" else "INVITE"
     if not fields["common"]:
         where = "--home HOME_OF_ONE_THAT_TOOK_PART"
+    view.told_complete = True
     view.note(f"complete: round {number} of {number}; `peer export {where}` writes the model")
 
 
