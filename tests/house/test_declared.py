@@ -1,4 +1,4 @@
-"""What we import is declared in pyproject.toml: what comes along with something else may be gone with its next release."""
+"""What we import is declared in pyproject.toml: what only comes along with something else may go with it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ COMES_WITH = {
 
 def declared() -> set[str]:
     project = msgspec.toml.decode((ROOT / "pyproject.toml").read_bytes())["project"]
-    listed = [*project["dependencies"], *(name for extra in project["optional-dependencies"].values() for name in extra)]
+    listed = list(project["dependencies"])
+    for extra in project["optional-dependencies"].values():
+        listed += extra
     return {re.split(r"[\[<>=!~; ]", line)[0].replace("-", "_").lower() for line in listed}
 
 
