@@ -20,7 +20,7 @@ def _run_entered(view: ViewState, row: Row, at: float, fields: Fields) -> None:
             view.groups.setdefault(stage, GroupRow(stage))
     if len(view.rows) == 1:
         cut = f"a model in {stages} stages, " if stages > 1 else ""
-        until = f"{rounds} rounds" if rounds else "no last round"
+        until = several(rounds, "round") if rounds else "no last round"
         own = str(fields.get("tokenizer", ""))
         text = "" if not own else ", text as bytes" if own == "bytes" else f", text by tokenizer.json {own[:8]}"
         view.note(f"{row.name} is in the run {fields['name']!r}: {cut}{until}{text}")
