@@ -2,7 +2,7 @@
 
 Only a stage whose own steps are skipped sees that. Its peers say so, as their phase, before they leave. No peer
 believes that alone, of a fault that may be another machine's: first the others try that stage themselves. A peer that
-must stay where it is ends once nobody has taken the stage.
+must stay where it is ends once no peer has taken the stage for a while.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The last checkpoint of a peer that leaves: while nobody else keeps the state, a full disk is waited for."""
+"""The last checkpoint of a peer that leaves: while no other peer keeps the state, a full disk is waited for."""
 
 from __future__ import annotations
 
