@@ -18,12 +18,13 @@ from cli.options import (
     read_invite,
     tied_option,
 )
-from cli.run import run_until_stopped
+from cli.run import leaves, run_until_stopped
 from cli.terminal.lines import say
 from cli.views.event_feed import EventFeed
 from cli.views.live import follow, read_tails
 from cli.views.progress import Progress
 from cli.views.text import quoted, several
+from peer.errors import Diverged, NotAdmitted
 from swarm.rounds.trainers.trained_rounds import REMEDY
 
 if TYPE_CHECKING:
@@ -124,7 +125,12 @@ def join(
     try:
         run_until_stopped(work, tied)
         read_tails(progress, {config.name: feed}, as_json)
-        say(farewell(progress), err=True)
+        progress.left_complete = True
+        if ends := farewell(progress):
+            say(ends, err=True)
+    except BaseException as error:
+        progress.left_for_good = any(isinstance(cause, (Diverged, NotAdmitted)) for cause in leaves(error))
+        raise
     finally:
         read_tails(progress, {config.name: feed}, as_json)  # the last checkpoint is saved after everything else
         if kept := what_was_kept(progress, config.home):
@@ -132,11 +138,13 @@ def join(
 
 
 def farewell(progress: Progress) -> str:
-    """Return what a run that is over has come to, as far as this peer's own steps tell."""
+    """Return what a run that is over has come to, as far as this peer's own steps tell; empty if a note has said it."""
     rounds = progress.rounds
     over = f"complete: round {rounds} of {rounds}" if rounds else "The run is complete"
     row = next(iter(progress.rows.values()), None)
     if row is None or not 0 < row.useless_round == row.round:
+        if progress.told_complete:
+            return ""
         return over if rounds else f"{over}."
     return (
         f"{over}, but no step of its last round was of any use here, as their loss or gradient was NaN or infinite:"
@@ -166,6 +174,6 @@ def what_was_kept(progress: Progress, home: Path) -> str:
     export = f"`peer export {options} --out DIR`{also} writes a model from it."
     if row is not None and row.stage != saved.stage:
         return f"{what}. Nothing is saved yet of stage {row.stage}, where this peer moved. {export}"
-    if progress.complete:
+    if progress.complete or progress.left_complete or progress.left_for_good:
         return f"{what}. {export}"
     return f"{what}. Join again with --home {quoted(home)} to continue from there. {export}"

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from peer.errors import ConfigError
-from swarm.run.invite import Invite
+from swarm.run.invite import PREFIX, Invite
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 _INVITE_FILE_MAX = 1 << 16
@@ -35,6 +35,8 @@ def read_invite(text: str) -> Invite:
             text = path.read_text(errors="replace")
     except OSError:
         pass  # too long for a file name, or not readable: parse it as an invite
+    if any(mark in text for mark in ("/", ".")) and not text.lstrip().lower().startswith(PREFIX):
+        raise ConfigError(f"{text!r} names no file that can be read: copy the invite itself, or correct the path")
     return Invite.parse(text)
 
 

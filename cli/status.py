@@ -129,6 +129,8 @@ def _summary(seen: SwarmStatus) -> Text | str:
             f" at rounds {min(rounds)} to {max(rounds)}{of},"
             f" {seen.tokens / 1e6:.1f} M tokens{loss}{' (of one peer)' if loss else ''}"
         )
+    if not (seen.round or seen.members):
+        return f"round 0{of}: the run waits for its first peers"
     return Text.assemble(
         f"round {seen.round}{of}, {seen.tokens / 1e6:.1f} M tokens{loss},"
         f" state {seen.state_hash[:8] or NOTHING}, {several(seen.members, 'member')} (quorum {seen.quorum}: ",

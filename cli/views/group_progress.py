@@ -20,7 +20,7 @@ def _run_entered(view: ViewState, row: Row, at: float, fields: Fields) -> None:
             view.groups.setdefault(stage, GroupRow(stage))
     if len(view.rows) == 1:
         cut = f"a model in {stages} stages, " if stages > 1 else ""
-        until = f"{rounds} rounds" if rounds else "no last round"
+        until = several(rounds, "round") if rounds else "no last round"
         own = str(fields.get("tokenizer", ""))
         text = "" if not own else ", text as bytes" if own == "bytes" else f", text by tokenizer.json {own[:8]}"
         view.note(f"{row.name} is in the run {fields['name']!r}: {cut}{until}{text}")
@@ -105,9 +105,11 @@ def _stage_set_back(view: ViewState, row: Row, at: float, fields: Fields) -> Non
 
 
 def _run_completed(view: ViewState, row: Row, at: float, fields: Fields) -> None:
+    """Note it once: several peers in one view tell it of the same group."""
     group = view.group_of(fields)
     group.round, group.phase, group.complete = int(fields["round"]), "complete", True
-    if view.complete:
+    if view.complete and len(view.groups) >= view.stages and not view.told_complete:
+        view.told_complete = True
         view.note(f"complete: round {group.round} of {view.rounds or group.round}")
 
 
@@ -125,6 +127,7 @@ def _run_found_complete(view: ViewState, row: Row, at: float, fields: Fields) ->
     row.phase, where = "complete", "--home" if stages == 1 and row.role != "feeder" else "INVITE"
     if not fields["common"]:
         where = "--home HOME_OF_ONE_THAT_TOOK_PART"
+    view.told_complete = True
     view.note(f"complete: round {number} of {number}; `peer export {where}` writes the model")
 
 

@@ -43,6 +43,12 @@ class ViewState:
     saved: Saved | None = None
     left_unsaved: bool = False
     """Whether a peer that no other peer could stand in for left without a checkpoint of its last commit."""
+    told_complete: bool = False
+    """Whether a note has said that the run is complete."""
+    left_complete: bool = False
+    """Whether this command's peer ended with the run's last round."""
+    left_for_good: bool = False
+    """Whether this command's peer ended for a reason that joining again does not change."""
     names: dict[str, str] = field(default_factory=dict)
     """Names by peer id."""
     moves: list[MoveRow] = field(default_factory=list)

@@ -21,6 +21,7 @@ from optim.strategies.interface import RoundInfo
 from peer.checkpoint.hash_tree import hash_state
 from peer.checkpoint.store import CheckpointStore
 from peer.compute.train_loop import learning_rate
+from peer.errors import ResourceError
 from peer.model.layout import init_flat
 from peer.worker.client import WorkerGroup
 from swarm.gossip.coding import PairCoding
@@ -35,6 +36,7 @@ from swarm.protocol.head import Head, Member
 from swarm.protocol.ledger import Range
 from swarm.protocol.plan import Assignment
 from swarm.protocol.timeouts import AdaptiveTimeouts
+from swarm.rounds.trainers.last_save import lost_round, save_or_wait
 from swarm.rounds.trainers.trainer import TrainRequest
 from swarm.rounds.trainers.upkeep import ReplicaUpkeep
 from swarm.rounds.trainers.worker_trainer import WorkerTrainer
@@ -115,15 +117,21 @@ class _GossipParticipant:
         gossip_context = GossipContext(self._me, host, inner_steps, self, timeouts, snapshots, part_file)
         coding = PairCoding(numel, get_codec(manifest.codec.up), get_codec(manifest.codec.down))
         self._engine = GossipEngine(gossip_context, _rules(manifest), replica, coding)
+        self._begun = self._engine.head
         self._membership = Membership(context.node, host, MEMBERS, manifest.run_id, self._describe)
 
     async def run(self) -> None:
-        async with self._upkeep.open(lambda: self._engine.head) as tasks:
-            tasks.start_soon(self._membership.run)
-            await self._engine.run()
-            await self._membership.announce()
-            await trio.sleep(TELL_S)
-            await self._upkeep.finish(self._engine.head, self._measures)
+        """Raises ResourceError if the state is lost, as the disk is full and no other peer is there."""
+        try:
+            async with self._upkeep.open(lambda: self._engine.head) as tasks:
+                tasks.start_soon(self._membership.run)
+                await self._engine.run()
+                await self._membership.announce()
+                await trio.sleep(TELL_S)
+                await self._upkeep.finish(self._engine.head, self._measures)
+        finally:
+            with trio.CancelScope(shield=True):
+                await self._save_last(self._engine.head)
 
     # -- GossipListener ----------------------------------------------------------------------------------------------
 
@@ -158,12 +166,33 @@ class _GossipParticipant:
         )
         return msgspec.structs.replace(measured_record(record, self._trainer), credential=self._context.gate.chain)
 
-    async def _save(self, head: Head) -> None:
+    async def _save(self, head: Head) -> bool:
+        """Return whether the disk has the state of `head`, or there is none yet."""
         if head == self._saved or head.round < 0:
-            return
+            return True
         named = dict(zip(VECTORS, (self._replica.theta, self._replica.move), strict=True))
         if await self._store.save(head.round, msgspec.msgpack.encode(head), named, self._layout):
             self._saved = head
+        return head == self._saved
+
+    async def _save_last(self, head: Head) -> None:
+        """Save the state of a peer that leaves, if it has learned anything. Each peer's weights are its own, but any
+        will do for the run: none waits for room while another peer is there, whose id is less so that not all rely on
+        each other."""
+        home, events = self._context.home.path, self._context.host.events
+
+        def held_elsewhere() -> bool:
+            return any(peer < self._me.peer for peer in self.others())
+
+        if head == self._begun:
+            return
+        if await save_or_wait(lambda: self._save(head), held_elsewhere, head.round, home, events):
+            return
+        on_disk = await trio.to_thread.run_sync(self._store.list)
+        what = lost_round(head.round, home, on_disk[-1].round if on_disk else None)
+        sentence = f"{what}; no other peer of the run was there, so these weights are lost: free some space"
+        events.emit("last_checkpoint_failed", round=head.round, lost=True, error=sentence)
+        raise ResourceError(sentence)
 
 
 def _rules(manifest: Manifest) -> GossipRules:

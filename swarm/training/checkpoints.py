@@ -25,6 +25,7 @@ from swarm.protocol.head import Head
 from swarm.protocol.signer import KeySigner
 from swarm.rounds.records import RecordFiles
 from swarm.rounds.result_log import ResultLog, path_between
+from swarm.rounds.trainers.last_save import lost_round, save_or_wait
 from swarm.run.agreement import agreement_config
 from swarm.run.home import Home
 from swarm.run.manifest import Manifest
@@ -32,9 +33,6 @@ from swarm.run.peer_context import PeerContext
 from swarm.state.outer_state import OuterState
 
 PROOF_BYTES_MAX: Final = 1 << 20
-LAST_SAVE_S: Final = 300.0
-"""For so long the last holder of a state waits for room on its disk."""
-_LAST_PAUSES_S: Final = (1.0, 2.0, 5.0, 10.0, 30.0)
 
 
 @dataclass
@@ -82,17 +80,15 @@ class LocalCheckpoint:
 
         Raises ResourceError, with what is lost: the state of which round, and what the disk has.
         """
-        events, until, tries = self.context.host.events, trio.current_time() + LAST_SAVE_S, 0
-        while self._is_due(head) and not await self.save(head) and not held_elsewhere():
-            left_s = until - trio.current_time()
-            if left_s <= 0:
-                lost, sentence = await trio.to_thread.run_sync(self._what_is_lost, head, log)
-                events.emit("last_checkpoint_failed", round=head.round, lost=lost, error=sentence)
-                raise ResourceError(sentence)
-            reason = f"no other peer keeps the state of round {head.round}: free some space under {self.home.path}"
-            events.emit("state_at_risk", round=head.round, seconds_left=round(left_s), reason=reason)
-            await trio.sleep(min(left_s, _LAST_PAUSES_S[min(tries, len(_LAST_PAUSES_S) - 1)]))
-            tries += 1
+        folder, events = self.home.path, self.context.host.events
+
+        async def save() -> bool:
+            return not self._is_due(head) or await self.save(head)
+
+        if not await save_or_wait(save, held_elsewhere, head.round, folder, events):
+            lost, sentence = await trio.to_thread.run_sync(self._what_is_lost, head, log)
+            events.emit("last_checkpoint_failed", round=head.round, lost=lost, error=sentence)
+            raise ResourceError(sentence)
 
     def _is_due(self, head: Head) -> bool:
         return head != self._saved and head.round >= 0 and head.state_hash == self.state.tree.root
@@ -100,8 +96,7 @@ class LocalCheckpoint:
     def _what_is_lost(self, head: Head, log: ResultLog) -> tuple[bool, str]:
         """Return whether the state of `head` is lost with this process, and the error's sentence."""
         on_disk, results = self.store.list(), log.load()
-        newest = f"the newest checkpoint there is of round {on_disk[-1].round}" if on_disk else "no checkpoint is there"
-        problem = f"round {head.round} could not be saved in {self.home.path} within {LAST_SAVE_S:g} s, and {newest}"
+        problem = lost_round(head.round, self.home.path, on_disk[-1].round if on_disk else None)
         if path_between(results, self._saved.state_hash, head.state_hash):
             return False, f"{problem}, but the results that lead to that round are: free some space, then join again"
         return True, f"{problem}; no other peer keeps the state of round {head.round}, which is lost: free some space"

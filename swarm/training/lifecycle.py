@@ -4,17 +4,23 @@ stays at the end until the other peers have the last commit.
 
 from __future__ import annotations
 
+import sys
+
 import trio
 
 from peer import faults
-from peer.errors import ConfigError
+from peer.errors import ConfigError, Diverged
 from swarm.membership.completion import check_run_alive, run_is_over, wait_for_others
+from swarm.membership.divergence import DIVERGED, check_stages_converge, tell_diverged
 from swarm.pipeline.data_feed import FeederStats, serve_tokens
 from swarm.run.peer_context import PeerContext
 from swarm.training.build_trainer import settings_of
 from swarm.training.corpus import open_corpus
 from swarm.training.replica import open_replica
 from swarm.training.stage_selection import StageSelection
+
+if sys.version_info < (3, 11):
+    from exceptiongroup import BaseExceptionGroup
 
 
 class PeerLifecycle:
@@ -27,10 +33,14 @@ class PeerLifecycle:
 
     async def run(self) -> None:
         """Raises ConfigError, ResourceError, WorkerError, CheckpointError where no replica can be opened; NoQuorum
-        where the run is complete and no peer is left that could pass on its last round."""
-        authority, rounds = self._manifest.authority, self._manifest.run.rounds
+        where the run is complete and no peer is left that could pass on its last round; Diverged."""
+        authority, rounds, stages = self._manifest.authority, self._manifest.run.rounds, self._manifest.stages
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._membership.run)
+            if stages > 1:
+                nursery.start_soon(
+                    check_stages_converge, self._membership.others, stages, lambda: self._selection.stage
+                )
             if self._context.config.role == "feeder":
                 await self._feed()
             else:
@@ -42,9 +52,15 @@ class PeerLifecycle:
             nursery.cancel_scope.cancel()
 
     async def _stay(self, stage: int) -> bool:
-        """Serve `stage` as `_serve` does. A peer that moved to the first stage and has too little text goes back."""
+        """Serve `stage` as `_serve` does. A peer that moved to the first stage and has too little text goes back; one
+        whose training has diverged tells the other stages."""
         try:
             return await self._serve(stage)
+        except BaseExceptionGroup as group:
+            if group.subgroup(Diverged) is not None and self._manifest.stages > 1:
+                self._selection.phase = DIVERGED
+                await tell_diverged(self._membership)
+            raise
         except ConfigError as error:
             if not self._selection.may_return_without_text():
                 raise

@@ -88,7 +88,12 @@ def test_malformed_toml_names_line_and_field(peer: Peer, tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     ("invite", "words"),
-    [("hello", "this is no invite"), (invite_to(1)[:-3], "damaged|cut off"), ("barnraise3abc", "ask for a new invite")],
+    [
+        ("hello", "this is no invite"),
+        ("coordinator/invit", "'coordinator/invit' names no file that can be read: .* correct the path"),
+        (invite_to(1)[:-3], "damaged|cut off"),
+        ("barnraise3abc", "ask for a new invite"),
+    ],
 )
 def test_corrupt_invites(peer: Peer, tmp_path: Path, invite: str, words: str) -> None:
     for arguments in (("join", invite, "--home", tmp_path / "h"), ("status", invite), ("doctor", invite)):

@@ -63,3 +63,20 @@ async def test_the_last_holder_waits_for_room_and_saves(tmp_path: Path) -> None:
             assert await peer.wait_exit() == 130
             assert "Saved: round" in log.read_text(), "from memory, as its events could not all be written"
             assert list((peer.home / "checkpoints").glob("*-round-*"))
+
+
+async def test_the_last_peer_of_a_gossip_run_waits_for_room_and_saves(tmp_path: Path) -> None:
+    log = tmp_path / "p1.log"
+    with a_disk(tmp_path / "p1", "16m"):
+        async with open_swarm(tmp_path, min_peers=1, outer='[outer]\nmethod = "gossip"\nsteps = 10') as swarm:
+            peer = swarm.join("p1")
+            await peer.wait_for("gossip_alone")
+            film = peer.home / "film"
+            fill(film)
+            await said(log, "free some space or choose another --home")
+            peer.process.send_signal(signal.SIGINT)
+            await said(log, "no other peer keeps the state of round")
+            film.unlink()
+            assert await peer.wait_exit() == 130
+            assert "Saved: round" in log.read_text()
+            assert list((peer.home / "checkpoints").glob("*-round-*"))

@@ -35,7 +35,7 @@ class ReplicaTrainer(Trainer, Protocol):
 class ReplicaUpkeep:
     """Measurements and checkpoints of one replica. One peer of a group measures for all of it."""
 
-    def __init__(self, trainer: ReplicaTrainer, save: Callable[[Head], Awaitable[None]], events: EventLog) -> None:
+    def __init__(self, trainer: ReplicaTrainer, save: Callable[[Head], Awaitable[object]], events: EventLog) -> None:
         self.finished = False
         self._trainer, self._save, self._events = trainer, save, events
         self._saved_at = trio.current_time()

@@ -103,6 +103,17 @@ def test_the_run_is_complete_with_its_last_stage(stages: int) -> None:
     assert lines_of(progress)[0][-1] == "complete"
 
 
+@pytest.mark.parametrize("stages", [1, 2])
+def test_many_peers_in_one_view_are_complete_once(stages: int) -> None:
+    """The quickstart's view follows all of its peers."""
+    progress = Progress("quickstart", keeps_all=True, stages=stages)
+    for peer in ("a", "b", "c"):
+        for stage in range(stages):
+            progress.apply(peer, "run_completed", 1.0, {"round": 9, **({"stage": stage} if stages > 1 else {})})
+            assert bool(progress.notes) is (peer != "a" or stage == stages - 1)
+    assert told(progress) == ["complete: round 9 of 9"]
+
+
 def test_a_whole_model_is_one_group_without_stages() -> None:
     progress = coordinator_view(1)
     tell(progress, "regrouped", term=1, round=0, members=3)

@@ -104,6 +104,10 @@ def test_a_run_that_ends_in_nan_is_not_just_complete() -> None:
     view.apply("a", "round_committed", 1.0, {"round": 3, "members": 1, "loss": None})
     assert farewell(view).startswith("The run is complete, but") and "lower [inner] lr in a new run" in farewell(view)
     assert farewell(Progress("no event yet")) == "The run is complete."
+    view = Progress("a run", rounds=3)
+    assert farewell(view) == "complete: round 3 of 3"
+    view.apply("a", "run_completed", 1.0, {"round": 3})
+    assert farewell(view) == "", "a note has said it"
 
 
 def test_status_names_the_remedy() -> None:

@@ -146,6 +146,18 @@ def test_after_a_move_the_stage_of_the_checkpoint_is_named() -> None:
     assert "Saved: round 13 of stage 1 in home/stage-1/checkpoints/13. Join again" in kept
 
 
+@pytest.mark.parametrize("end", ["left_complete", "left_for_good"])
+def test_only_who_can_go_on_is_told_to_join_again(end: str) -> None:
+    """A gossip run's peers know of no common round that is the last, and a run that has diverged is over here."""
+    progress = Progress("one peer's own view")
+    progress.apply("a", "gossip_alone", 1.0, {"round": 3, "loss": 2.0})
+    progress.apply("a", "checkpoint_saved", 2.0, {"round": 3, "path": "home/checkpoints/3"})
+    assert "Join again with --home home to continue" in what_was_kept(progress, Path("home"))
+    setattr(progress, end, True)
+    kept = what_was_kept(progress, Path("home"))
+    assert kept == "Saved: round 3 in home/checkpoints/3. `peer export --home home --out DIR` writes a model from it."
+
+
 def test_a_feeder_names_its_peers_and_totals() -> None:
     progress = Progress("one peer's own view")
     progress.apply("f", "member_joined", 1.0, {"peer": "12D3KooWverylong", "name": "ann\x1b[2J"})

@@ -183,6 +183,14 @@ def test_status_of_a_whole_model_shows_no_stages(capsys: pytest.CaptureFixture[s
     assert "stage" not in text
 
 
+def test_a_run_that_has_not_begun_misses_nobody(capsys: pytest.CaptureFixture[str]) -> None:
+    manifest = manifest_of(1)
+    coordinator = peer(name="coordinator", role="coordinator", round=0)
+    seen = picture(manifest, {manifest.authority: coordinator}, [ProvenHead(manifest.first_head(), ())], NOW)
+    text = shown(seen, capsys)
+    assert "round 0: the run waits for its first peers" in text and "too few" not in text
+
+
 def test_a_complete_run_misses_nobody(capsys: pytest.CaptureFixture[str]) -> None:
     """All members have left, as they should."""
     manifest = finite(1)

@@ -17,8 +17,8 @@ from peer.identity import Identity
 from swarm.placement.stages import layout_of
 from swarm.protocol.head import Head
 from swarm.rounds.result_log import LoggedResult, ResultLog
+from swarm.rounds.trainers import last_save
 from swarm.state.outer_state import OuterState
-from swarm.training import checkpoints
 from swarm.training.checkpoints import LocalCheckpoint
 from tests.swarm.support.stage_commits import STAGE, commit_of, context_of
 from tests.swarm.training.test_roles import run_of
@@ -44,8 +44,8 @@ class Leaving:
 async def leaving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Leaving]:
     room = [False]
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=(1 << 40) * room[0]))
-    monkeypatch.setattr(checkpoints, "LAST_SAVE_S", 0.3)
-    monkeypatch.setattr(checkpoints, "_LAST_PAUSES_S", (0.05,))
+    monkeypatch.setattr(last_save, "LAST_SAVE_S", 0.3)
+    monkeypatch.setattr(last_save, "_LAST_PAUSES_S", (0.05,))
     manifest = run_of(3)
     proven, fetched = commit_of(manifest, Identity.generate(), ROUND)
     async with context_of(manifest, tmp_path / "home") as (context, seen):
@@ -58,7 +58,7 @@ async def leaving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
 
 
 async def test_the_last_holder_waits_until_there_is_room(leaving: Leaving, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoints, "LAST_SAVE_S", 300.0)
+    monkeypatch.setattr(last_save, "LAST_SAVE_S", 300.0)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(leaving.save)
         with trio.fail_after(60):

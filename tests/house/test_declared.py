@@ -1,0 +1,49 @@
+"""What we import is declared in pyproject.toml: what only comes along with something else may go with it."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+
+import msgspec
+
+from tests.house.source import PACKAGES, ROOT, parsed, tracked
+
+COMES_WITH = {
+    "cryptography": "libp2p", "google": "libp2p", "multiaddr": "libp2p", "noise": "libp2p", "trio_typing": "libp2p",
+    "trio_websocket": "libp2p", "h11": "hypercorn", "h2": "hypercorn", "httpx2": "openai",
+}  # fmt: skip
+"""What a declared package is made of: we meet it through that package's interface."""
+
+
+def declared() -> set[str]:
+    project = msgspec.toml.decode((ROOT / "pyproject.toml").read_bytes())["project"]
+    listed = list(project["dependencies"])
+    for extra in project["optional-dependencies"].values():
+        listed += extra
+    return {re.split(r"[\[<>=!~; ]", line)[0].replace("-", "_").lower() for line in listed}
+
+
+def imported() -> dict[str, str]:
+    """Return the packages that are imported, each with a file that does it."""
+    found: dict[str, str] = {}
+    for path in tracked():
+        if path.suffix != ".py":
+            continue
+        for node in ast.walk(parsed(path)):
+            names: list[str] = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+                names = [node.module]
+            for name in names:
+                found.setdefault(name.split(".")[0], str(path))
+    return found
+
+
+def test_what_is_imported_is_declared() -> None:
+    ours = {*PACKAGES, "tests", "benchmarks", "tools", *sys.stdlib_module_names}
+    known = declared() | ours
+    missing = {name: path for name, path in imported().items() if COMES_WITH.get(name, name).lower() not in known}
+    assert not missing, missing
