@@ -139,6 +139,8 @@ def test_status_tells_who_holds_half_of_the_votes_and_who_came_by_which_invite(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     manifest, sponsor = manifest_of(1), Sponsor("ab" * 16, 8)
+    rules = msgspec.structs.replace(manifest.run, coordinator="witness")
+    manifest = msgspec.structs.replace(manifest, run=rules)
     best = candidate(manifest, 0, 4, ["a", "b", "c"])
     came = tuple(Sponsorship(sponsor, name) for name in "ab")
     best = replace(best, head=msgspec.structs.replace(best.head, sponsored=came))
