@@ -85,7 +85,7 @@ def coordinate(
     run = None if run_toml is None else read_run_config(run_toml)  # before the slow imports: a typo is reported at once
     if run is not None and isinstance(run.outer, EagerConfig) and (caution := run.outer.caution(run.run.max_peers)):
         say(f"Warning: {caution}.", err=True)
-    if run is not None and (caution := run.run.caution()):
+    for caution in run.run.cautions() if run is not None else ():
         say(f"Warning: {caution}.", err=True)
     if notify:
         check_url(notify)

@@ -67,14 +67,20 @@ class RunRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
                 f"timeout_floor_s is {self.timeout_floor_s}: choose a number between 0 (adaptive) and 3600"
             )
 
-    def caution(self) -> str:
-        """Return what the owner should know about these rules; empty if that is nothing."""
+    def cautions(self) -> list[str]:
+        """Return what the owner should know about these rules, a sentence each."""
+        found = []
         if self.open and self.coordinator == "witness":
-            return (
+            found.append(
                 "in an open run one person with enough identities becomes the majority, and with coordinator ="
                 ' "witness" a majority of keys is the run: leave it out, choose "required", or set open = false'
             )
-        return ""
+        if self.lone_survivor:
+            found.append(
+                "with lone_survivor = true the run goes on by itself with the last one of three members or more, which"
+                " may lie: leave it out where you do not know all members"
+            )
+        return found
 
 
 class TokenizerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

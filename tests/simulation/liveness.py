@@ -145,7 +145,6 @@ class Liveness:
         honest = self._honest()
         if not honest:
             return False
-        top = max(world.invariants.heads.values(), key=position)
         if len(honest) < setup.members and not self._has_begun():
             return False  # the group waits for as many peers as it may begin with
         coordinator = world.machines[COORDINATOR]

@@ -7,16 +7,18 @@ from dataclasses import dataclass
 from typing import Any, Final
 from unittest.mock import patch
 
+import msgspec
 from msgspec.structs import replace
 
-from swarm.protocol.agreement import output, scheduled_work, starts
+from swarm.protocol.agreement import chain, output, scheduled_work, starts
 from swarm.protocol.agreement.chain import Chain
 from swarm.protocol.agreement.coordination import coordinator, required_mode, witness_mode
 from swarm.protocol.agreement.messages import ChainLink
+from swarm.protocol.agreement.records import LINK_KEY, LinkRecord
 from swarm.protocol.agreement.round import leader, participant, turns, voting
 from swarm.protocol.agreement.round.instance import Instance
 from swarm.protocol.agreement.rules import electorate, evidence, sponsors, succession
-from swarm.protocol.agreement.rules.acceptor import Ballot
+from swarm.protocol.agreement.rules.acceptor import NEVER, Ballot
 from swarm.protocol.agreement.rules.evidence import Evidence, ForcedBy
 from swarm.protocol.head import Member
 from swarm.protocol.ledger import Ledger
@@ -165,6 +167,28 @@ def _nothing_chosen(*args: Any) -> None:
     return None
 
 
+def _keep_the_last(original: Any, self: Any, path: Any) -> None:
+    original(self, path[-1:])
+
+
+def _all_stand(records: dict[str, bytes]) -> list[LinkRecord]:
+    found = [msgspec.msgpack.decode(r, type=LinkRecord) for key, r in records.items() if key.startswith(LINK_KEY)]
+    return sorted(found, key=lambda record: record.number)
+
+
+def _counts_for_a_regroup(original: Any, self: Any, accepted: Any, head: Any, name: bytes, below: int) -> bool:
+    return below >= NEVER or bool(original(self, accepted, head, name, below))
+
+
+def _decide_as_if_none_were_open(original: Any, self: Any, inquiry: Any) -> None:
+    with patch.object(type(self), "_open", None):
+        original(self, inquiry)
+
+
+def _no_culprits(original: Any, self: Any, context: Any, head: Any, culprits: Any) -> None:
+    original(self, context, head, set())
+
+
 def _same_witness(peer: str, life: int) -> str:
     return f"{peer}.{0 if peer == COORDINATOR else life}"
 
@@ -237,6 +261,8 @@ RULES: Final = (
     Rule("only the attempt's leader leads it", LIARS, _set(evidence, "is_leader", lambda *a: True)),
     Rule("votes only for the own state's hash", _THREE, _set(voting.Voter, "consider", _vote_blindly)),
     Rule("fetch first, then leave", _THREE, _set(Chain, "next_stop", _follow_at_once)),
+    Rule("the whole way to a head is on disk", MEMBERS, _after(Chain, "adopt", _keep_the_last)),
+    Rule("a way that is half on disk was never gone", MEMBERS, _set(chain, "links_in", _all_stand)),
     Rule("a start binds with a quorum's acks", MEMBERS, _after(starts.Starts, "_bind", _bind_at_once)),
     Rule(
         "a voter acknowledges a start whose state it holds",
@@ -269,6 +295,17 @@ RULES: Final = (
         MEMBERS,
         _set(witness_mode.WitnessCoordinator, "_chosen", _nothing_chosen),
     ),
+    Rule(
+        "a regroup believes accepted values with evidence only",
+        MEMBERS,
+        _after(Evidence, "counts", _counts_for_a_regroup),
+    ),
+    Rule(
+        "no withdrawal while a start of one's own is open",
+        MEMBERS,
+        _after(witness_mode.WitnessCoordinator, "decide", _decide_as_if_none_were_open),
+    ),
+    Rule("proved liars leave the group", LIARS, _after(succession._Electors, "__init__", _no_culprits)),
     Rule(
         "the witness votes last",
         ("witness2", "witness4"),

@@ -52,8 +52,11 @@ def test_the_mode_follows_from_the_rules_of_the_run(
 
 
 def test_the_owner_of_an_open_run_is_told_what_a_witness_means_there() -> None:
-    assert "majority of keys is the run" in RunRules(name="x", coordinator="witness").caution()
-    assert not RunRules(name="x").caution() and not RunRules(name="x", open=False, coordinator="witness").caution()
+    (caution,) = RunRules(name="x", coordinator="witness").cautions()
+    assert "majority of keys is the run" in caution
+    assert not RunRules(name="x").cautions() and not RunRules(name="x", open=False, coordinator="witness").cautions()
+    (caution,) = RunRules(name="x", lone_survivor=True).cautions()
+    assert "may lie" in caution
 
 
 def test_a_group_gets_the_rules_of_its_stage() -> None:

@@ -1,0 +1,118 @@
+"""Rules that random schedules seldom put to the test: each is broken here by one scene that was made for it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from swarm.protocol.agreement import events
+from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement.records import LINK_KEY, LinkRecord
+from swarm.protocol.agreement.rules import evidence
+from tests.swarm.protocol.agreement.group import COORDINATOR, GroupOfNodes
+
+
+def brought_back(group: GroupOfNodes, rounds: int) -> int:
+    """Cut C off for so many rounds and let it come back at once; return the round at which it stood meanwhile."""
+    group.run_to(2)
+    group.isolate("C")
+    left = group.round("C")
+    group.run_to(left + rounds, "AB")
+    group.heal()
+    group.run_to(left + rounds)
+    group.run(0.1)  # all of the way is on disk
+    return left
+
+
+def links_of(group: GroupOfNodes, peer: str) -> dict[str, LinkRecord]:
+    """Return the links on its disk, by key."""
+    records = group.machines[peer].records
+    return {
+        key: msgspec.msgpack.decode(record, type=LinkRecord)
+        for key, record in records.items()
+        if key.startswith(LINK_KEY)
+    }
+
+
+def test_the_whole_way_to_a_head_is_on_disk() -> None:
+    """A peer that went over several heads at once shows them after a restart, to those that are behind."""
+    group = GroupOfNodes("ABC")
+    left = brought_back(group, rounds=5)
+    group.crash("C")
+    group.start("C")
+    way = group.machines["C"].node._chain.ancestors()
+    assert [head.round for head in way] == list(range(way[0].round, -1, -1)) and way[0].round >= left + 5
+
+
+def test_a_way_that_is_half_on_disk_was_never_gone() -> None:
+    """Power fails while the links of a way are written: the peer stands where it stood, whose state it has."""
+    group = GroupOfNodes("ABC")
+    left = brought_back(group, rounds=5)
+    links, stood = links_of(group, "C"), group.head("C")
+    passed = [key for key, record in links.items() if not record.stands]
+    assert passed, "it has gone over several heads at once"
+    first = min(links[key].number for key in passed)
+    group.crash("C")
+    for key, record in links.items():
+        if record.number > first:
+            del group.machines["C"].records[key]
+    node = group.start("C").node
+    assert node.head.round == left and node.head.state_hash in group.machines["C"].stored_states
+    group.run_to(stood.round + 3)
+
+
+def test_a_regroup_believes_accepted_values_with_evidence_only() -> None:
+    """A peer reports a value that its leader has made and never proposed. It may have been chosen by no quorum."""
+    group = GroupOfNodes("ABC")
+    group.run_to(1)
+    group.run(0.1)
+    _, voter, third, message = group.lose_leader_after_votes()
+    head = group.head(voter)
+    group.crash(third)
+    group.heal()
+
+    def change(source: str, sent: say.Message) -> say.Message:
+        if source == voter and isinstance(sent, say.ToldMessage) and sent.accepted is not None:
+            body = say.ProposalBody(head.hash, sent.accepted.attempt, sent.accepted.value.hash)
+            own = group.sign(voter, evidence.PROPOSAL, body)  # the leader's is what it takes
+            return msgspec.structs.replace(sent, accepted=msgspec.structs.replace(sent.accepted, proposal=own))
+        return sent
+
+    group.change = change
+    group.event(COORDINATOR, events.Asked())
+    group.run(20.0, lambda: group.head(voter).term == 2)
+    start = group.machines[voter].node._chain.link(group.head(voter).hash)
+    assert start is not None and start.start is not None
+    assert start.head.previous == head.hash != message.value.hash
+
+
+def test_a_regroup_is_not_withdrawn_while_a_start_of_its_own_is_open() -> None:
+    """Those that answer may have acknowledged it: the witness votes in the old term no more."""
+    group = GroupOfNodes("ABCD")
+    group.run_to(2)
+    group.isolate("B", "C", "D")
+    group.event(COORDINATOR, events.Asked())
+    cut = group.lost
+    group.lost = lambda source, target, sent: cut(source, target, sent) or (
+        isinstance(sent, say.StartMessage) and target != COORDINATOR
+    )
+    group.run(10.0)
+    assert group.told(COORDINATOR, "regrouped")[-1]["members"] == 1 and group.head("A").term == 1
+    group.lost = lambda source, target, sent: isinstance(sent, say.StartMessage) and target != COORDINATOR
+    group.run(3.0)
+    group.event(COORDINATOR, events.Asked())
+    group.run(10.0)
+    assert not group.told(COORDINATOR, "regroup_withdrawn")
+    assert group.told(COORDINATOR, "regrouped")[-1]["members"] > 1
+    group.heal()
+    group.run_to(group.round("A") + 3)
+
+
+def test_a_proved_liar_leaves_the_group() -> None:
+    group = GroupOfNodes("ABCD")
+    group.run_to(2)
+    head = group.head("D")
+    for state in (1, 2):
+        other = msgspec.structs.replace(head, state_hash=bytes([state]) * 32)
+        group.event("A", events.Received("D", say.VoteMessage(group.vote("D", head, 0, other))))
+    group.run_to(head.round + 2, "ABC")
+    assert {member.peer for member in group.head("A").members} == set("ABC"), "it works, and is out all the same"
