@@ -159,4 +159,6 @@ def _farewell(progress: Progress, home: Path) -> str:
     if progress.complete:
         return f"The run is complete. It is kept in {home}; `peer export --home {quoted(home)}` writes the model."
     restart = f"Restart with: peer coordinate --home {quoted(home)}"
+    if not any(group.members for group in progress.groups.values()):
+        return f"The run is kept in {home}. {restart}"
     return f"The run is kept in {home}; its members go on training, or wait where they need its vote. {restart}"
