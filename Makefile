@@ -34,10 +34,10 @@ quickstart: $(STAMP)
 	$(BIN)/peer quickstart --home $(HOME_DIR)
 
 # Two passes, and the second runs whatever the first one came to. Most tests of the first wait for sockets and timers, so
-# four of them share a core; those with processes of their own compute, mostly to start, so two do.
+# three of them share a core; those with processes of their own compute, mostly to start, so two do.
 define passes
 status=0; \
-$(BIN)/python -m pytest --numprocesses 8 $(SPREAD) $(RECORD) -m "not process and not soak" $(1) || status=$$?; \
+$(BIN)/python -m pytest --numprocesses 6 $(SPREAD) $(RECORD) -m "not process and not soak" $(1) || status=$$?; \
 $(BIN)/python -m pytest --numprocesses 4 $(SPREAD) $(RECORD) -m "process and not soak" $(1) || status=$$?; \
 exit $$status
 endef

@@ -17,4 +17,4 @@ pytestmark = pytest.mark.process
 )
 async def test_a_crowd_hides_no_member_and_keeps_no_newcomer_out(tmp_path: Path, is_open: bool) -> None:
     modes = ("connect", "node", "record", "ask")
-    await crowded_run(tmp_path, is_open=is_open, identities=24, hosts=6, seconds=5, modes=modes)
+    await crowded_run(tmp_path, is_open=is_open, identities=12, hosts=4, seconds=5, modes=modes)
