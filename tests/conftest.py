@@ -28,6 +28,13 @@ def _temporary_files(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["TMPDIR"] = str(tmp_path_factory.mktemp("tmp"))
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out files without a test of the pass that starts processes: each of its workers would import them all."""
+    of_processes = config.option.markexpr.startswith("process and ")
+    is_test = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
+    return True if of_processes and is_test and b"mark.process" not in collection_path.read_bytes() else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Give soaks their time. Run the longest files first, as measured: parallel workers then end at about one time."""
     for item in items:
