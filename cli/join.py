@@ -176,4 +176,4 @@ def what_was_kept(progress: Progress, home: Path) -> str:
         return f"{what}. Nothing is saved yet of stage {row.stage}, where this peer moved. {export}"
     if progress.complete or progress.left_complete or progress.left_for_good:
         return f"{what}. {export}"
-    return f"{what}. Join again with --home {quoted(home)} to continue from there. {export}"
+    return f"{what}. Join again to continue from there: `peer join INVITE --home {quoted(home)}`. {export}"

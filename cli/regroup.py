@@ -90,4 +90,4 @@ def _remedy(stuck: list[GroupOutcome]) -> str:
         return "start a member that has its last rounds, or give --undo"
     if kinds == {"not_bound"}:
         return "start one of its members again, or ask again for a term without those that are away"
-    return "start one of its members again with `peer join --home`, then ask again"
+    return "start one of its members again (`peer join INVITE --home DIR`), then ask again"

@@ -35,7 +35,7 @@ def test_each_outcome_is_a_sentence(outcome: Outcome, sentence: str) -> None:
     [
         (["failed", "would_undo"], "--undo"),
         (["not_bound"], "without those that are away"),
-        (["not_bound", "silent"], "peer join --home"),
+        (["not_bound", "silent"], "peer join INVITE --home"),
     ],
 )
 def test_a_group_that_cannot_go_on_is_an_error_with_its_remedy(outcomes: list[Outcome], remedy: str) -> None:

@@ -95,12 +95,19 @@ def test_a_person_is_told_who_holds_half_of_the_votes() -> None:
 def test_the_run_is_complete_with_its_last_stage(stages: int) -> None:
     progress = coordinator_view(stages)
     for stage in range(stages):
-        assert not progress.complete and "wait where they need its vote" in _farewell(progress, Path(HOME))
+        assert not progress.complete and "The run is kept in coordinator." in _farewell(progress, Path(HOME))
         tell(progress, "run_completed", round=9, **({"stage": stage} if stages > 1 else {}))
     ends = "The run is complete. It is kept in coordinator; `peer export --home coordinator` writes the model."
     assert progress.complete and _farewell(progress, Path(HOME)) == ends
     assert told(progress)[1:] == ["complete: round 9 of 9"]
     assert lines_of(progress)[0][-1] == "complete"
+
+
+def test_members_that_are_left_go_on() -> None:
+    progress = coordinator_view(1)
+    assert "go on training" not in _farewell(progress, Path(HOME)), "there is none"
+    tell(progress, "regrouped", term=1, round=0, members=3)
+    assert "its members go on training, or wait where they need its vote" in _farewell(progress, Path(HOME))
 
 
 @pytest.mark.parametrize("stages", [1, 2])

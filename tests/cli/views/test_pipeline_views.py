@@ -152,7 +152,7 @@ def test_only_who_can_go_on_is_told_to_join_again(end: str) -> None:
     progress = Progress("one peer's own view")
     progress.apply("a", "gossip_alone", 1.0, {"round": 3, "loss": 2.0})
     progress.apply("a", "checkpoint_saved", 2.0, {"round": 3, "path": "home/checkpoints/3"})
-    assert "Join again with --home home to continue" in what_was_kept(progress, Path("home"))
+    assert "Join again to continue from there: `peer join INVITE --home home`" in what_was_kept(progress, Path("home"))
     setattr(progress, end, True)
     kept = what_was_kept(progress, Path("home"))
     assert kept == "Saved: round 3 in home/checkpoints/3. `peer export --home home --out DIR` writes a model from it."
