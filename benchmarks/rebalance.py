@@ -3,7 +3,7 @@
     python benchmarks/rebalance.py [--trace FILE] [--seeds 3] [--stages 6] [--json [FILE]]
 
 Percent of the throughput of an optimal assignment of the machines alive (perfect views, free moves), overall and in the
-first and last hour. Without `--trace`, traces are generated (`swarm.simulation.trace.SpotMarket`: 400 preemptible
+first and last hour. Without `--trace`, traces are generated (`benchmarks.simulation.trace.SpotMarket`: 400 preemptible
 T4-like instances over 32 hours, tightening; equal speeds, 200 Mbit/s). SWARM (arXiv 2301.11913) reports about 83
 without, 96 every 300 s and 98 every 60 s overall, on a trace of its own that was not published; quoted from memory.
 The rivals have an advantage: joiners see fresh views, queues rank stages without error.
@@ -26,11 +26,11 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.common.options import add_json, write_results  # noqa: E402
+from benchmarks.simulation.fluid import FluidConfig, simulate_fluid  # noqa: E402
+from benchmarks.simulation.policies import Barnraise, NoRebalancing, Policy, SwarmPeriodic  # noqa: E402
+from benchmarks.simulation.trace import SpotMarket, Trace, read_trace, spot_trace  # noqa: E402
 from peer.errors import ConfigError  # noqa: E402
 from swarm.placement.load import StageCost  # noqa: E402
-from swarm.simulation.fluid import FluidConfig, simulate_fluid  # noqa: E402
-from swarm.simulation.policies import Barnraise, NoRebalancing, Policy, SwarmPeriodic  # noqa: E402
-from swarm.simulation.trace import SpotMarket, Trace, read_trace, spot_trace  # noqa: E402
 
 BAR = 98.0
 # A stage of SWARM's model, 201 million parameters shared by its blocks: 4 bytes of weights and 2 of 8-bit moments each.

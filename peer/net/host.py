@@ -38,7 +38,6 @@ from peer.net.hello import HELLO, Addresses
 from peer.net.libp2p_fixes import apply_fixes, harden
 from peer.net.libp2p_fixes.inbound_limits import inbound_gate
 from peer.net.libp2p_fixes.streams import serve_greeted
-from peer.net.libp2p_fixes.turns import accept_in_turn, turns_of
 from peer.net.libp2p_fixes.yamux_stream import YamuxStream
 from peer.net.limits import ByteBudget, NetLimits
 from peer.net.listen_address import announced_address, check_port_free, expand_wildcard, listen_address
@@ -47,6 +46,7 @@ from peer.net.nat.hole_punch import Path
 from peer.net.nat.traversal import Traversal
 from peer.net.rate_limit import Meter, TokenBucket, Traffic
 from peer.net.rpc import Rpc
+from peer.net.strangers.turns import accept_in_turn, turns_of
 from peer.net.stream_channel import GREETING, PROTOCOL, StreamChannel
 
 if sys.version_info < (3, 11):

@@ -7,7 +7,7 @@ another share a connection (`peer.net.bulk.link`), with the frames, limits and d
 made (NAT, firewall, a relayed peer), calls take libp2p streams.
 
 A socket is kept only if an offer was made to its network, that of a peer's connections to us. Few may be in their
-handshake, and links of strangers give way to those of trusted peers (`libp2p_fixes.shares`).
+handshake, and links of strangers give way to those of trusted peers (`strangers.shares`).
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from peer.net.admissions import Admissions
 from peer.net.backoff import Backoff
 from peer.net.bulk.link import BulkConnection, Serve
 from peer.net.bulk.tls import Certificate, TlsSocket, client_context
-from peer.net.libp2p_fixes.shares import Handshakes, Slots, address_group
 from peer.net.libp2p_fixes.sockets import set_keepalive
-from peer.net.libp2p_fixes.turns import IdleTurns, accept_in_turn
 from peer.net.method import Call, Method
 from peer.net.rate_limit import Meter
 from peer.net.rpc_server import RpcServer
+from peer.net.strangers.shares import Handshakes, Slots, address_group
+from peer.net.strangers.turns import IdleTurns, accept_in_turn
 from peer.net.wire import Channel
 
 _TOKEN_BYTES: Final = 32

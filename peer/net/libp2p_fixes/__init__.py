@@ -6,9 +6,6 @@ As released, a remote peer can crash, hang, deafen or fill a py-libp2p node, or 
     keys            public keys are Ed25519 in 36 bytes; nothing else reaches a parser
     identify        not served, not pushed, and asked of relays only
     inbound_limits  a closed connection frees its slot; unfinished handshakes are few, few per network, and short
-    shares          strangers give way to each other and to trusted peers
-    allowances      strangers may connect and call only so often
-    turns           strangers' work is done when nothing else is to be done, one piece after the other
     dialing         all addresses are tried at once; a peer that failed may be dialled again at once
     sockets         the kernel notices dead links; a stuck connection can be dropped by force
     yamux           the receive window is enforced; a write waits as long as its caller lets it, and may be cancelled;

@@ -18,10 +18,10 @@ from libp2p.exceptions import BaseLibp2pError
 from libp2p.network.swarm import Swarm
 
 from peer.net.admissions import Admissions
-from peer.net.libp2p_fixes.allowances import allowances_of, give_allowances
-from peer.net.libp2p_fixes.shares import Handshakes, Slots, address_group
-from peer.net.libp2p_fixes.turns import TurnedConnection, give_turns, turns_of
 from peer.net.libp2p_fixes.yamux import Yamux
+from peer.net.strangers.allowances import allowances_of, give_allowances
+from peer.net.strangers.shares import Handshakes, Slots, address_group
+from peer.net.strangers.turns import TurnedConnection, give_turns, turns_of
 
 logger = logging.getLogger(__name__)
 

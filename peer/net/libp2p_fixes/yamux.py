@@ -30,12 +30,12 @@ from libp2p.stream_muxer import muxer_multistream
 from libp2p.stream_muxer.exceptions import MuxedConnUnavailable
 from multiaddr import Multiaddr
 
-from peer.net.libp2p_fixes.allowances import allowances_of
 from peer.net.libp2p_fixes.send_queue import SendQueue
-from peer.net.libp2p_fixes.turns import turns_of
 from peer.net.libp2p_fixes.yamux_inbound import InboundStreams, YamuxViolation
 from peer.net.libp2p_fixes.yamux_outbound import STREAMS_OUT_MAX, OutboundSlots
 from peer.net.libp2p_fixes.yamux_stream import WINDOW_INITIAL, YamuxStream
+from peer.net.strangers.allowances import allowances_of
+from peer.net.strangers.turns import turns_of
 
 logger = logging.getLogger(__name__)
 

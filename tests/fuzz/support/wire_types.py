@@ -16,7 +16,7 @@ import msgspec
 from tests.house.source import ROOT, tracked
 
 PACKAGES = ("peer", "dht", "optim", "swarm")
-ELSEWHERE = ("swarm/simulation/", "peer/model/", "peer/data/")
+ELSEWHERE = ("benchmarks/simulation/", "peer/model/", "peer/data/")
 """Traces that a developer writes, and JSON of files that others define: test_foreign_files.py mutates these."""
 MINOR_METHODS = 33  # fewer means that this module no longer finds them
 

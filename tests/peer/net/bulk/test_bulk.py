@@ -16,11 +16,11 @@ from peer.net.bulk.link import BulkConnection
 from peer.net.bulk.tls import Certificate, TlsSocket, client_context
 from peer.net.bulk.transport import OFFER, BulkTransport, Offer, OfferRequest
 from peer.net.host import Host, HostConfig, open_host
-from peer.net.libp2p_fixes.turns import IdleTurns
 from peer.net.limits import NetLimits
 from peer.net.method import Call, Method
 from peer.net.rate_limit import Meter, TokenBucket
 from peer.net.rpc_server import RpcServer
+from peer.net.strangers.turns import IdleTurns
 from tests.peer.net.test_rpc import BIG, ECHO, STALL, Facts, Number, echo
 
 SIZE = 3 << 20

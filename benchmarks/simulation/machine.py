@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
+from benchmarks.simulation.clock import VirtualClock
 from swarm.pipeline.router import ReplicaRouter
-from swarm.simulation.clock import VirtualClock
 
 
 @dataclass(eq=False)

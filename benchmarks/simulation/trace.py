@@ -65,7 +65,7 @@ def read_trace(path: Path) -> Trace:
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(f"the trace {path} cannot be read ({error}): name a readable .csv or .json file") from error
     except (msgspec.ValidationError, msgspec.DecodeError) as error:
-        raise ConfigError(f"the trace {path} is malformed ({error}): see swarm/simulation/trace.py") from error
+        raise ConfigError(f"the trace {path} is malformed ({error}): see benchmarks/simulation/trace.py") from error
     ends = [life.leave_s if life.leave_s is not None else life.join_s for life in lives]
     return _checked(path, max(ends, default=0.0), lives)
 

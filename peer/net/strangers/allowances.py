@@ -23,7 +23,7 @@ import trio
 from libp2p.peer.id import ID
 
 from peer.net.admissions import Admissions
-from peer.net.libp2p_fixes.shares import address_group
+from peer.net.strangers.shares import address_group
 
 PEER_CALLS: Final = (24, 8.0)  # at once, and a second on average; here and below
 GROUP_CALLS: Final = (64, 30.0)

@@ -13,15 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks import rebalance
+from benchmarks.simulation.clock import VirtualClock
+from benchmarks.simulation.fluid import FluidConfig, Optimum, simulate_fluid
+from benchmarks.simulation.pipeline import Fault, PipelineReport, SimulationConfig, simulate_pipeline
+from benchmarks.simulation.policies import Barnraise, NoRebalancing, SwarmPeriodic
+from benchmarks.simulation.rounds import merge_s
+from benchmarks.simulation.trace import Life, SpotMarket, Trace, read_trace, spot_trace
 from peer.errors import ConfigError
 from swarm.placement.load import LoadView, PeerLoad, StageCost
 from swarm.placement.rebalance import RebalanceConfig, stage_for_joiner
-from swarm.simulation.clock import VirtualClock
-from swarm.simulation.fluid import FluidConfig, Optimum, simulate_fluid
-from swarm.simulation.pipeline import Fault, PipelineReport, SimulationConfig, simulate_pipeline
-from swarm.simulation.policies import Barnraise, NoRebalancing, SwarmPeriodic
-from swarm.simulation.rounds import merge_s
-from swarm.simulation.trace import Life, SpotMarket, Trace, read_trace, spot_trace
 
 WORK_S = 0.3  # of a micro-batch at one stage, at speed 1
 

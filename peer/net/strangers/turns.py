@@ -22,8 +22,8 @@ from libp2p.network.connection.raw_connection import RawConnection
 from trio.testing import wait_all_tasks_blocked  # of trio itself, and only there is it public
 
 from peer.net.admissions import Admissions
-from peer.net.libp2p_fixes.allowances import Remote
-from peer.net.libp2p_fixes.shares import address_group
+from peer.net.strangers.allowances import Remote
+from peer.net.strangers.shares import address_group
 
 STARVED_S: Final = 0.05
 

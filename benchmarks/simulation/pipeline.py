@@ -2,8 +2,8 @@
 shares.
 
 Calls nest as in the network: a forward pass of one stage calls the next, and the answer is the gradient. Good for a few
-hundred peers; `swarm.simulation.fluid` is for more. Full queues decline; dead peers are noticed by a closed connection,
-frozen ones by the caller's deadline; records are `refresh_s` old at most.
+hundred peers; `benchmarks.simulation.fluid` is for more. Full queues decline; dead peers are noticed by a closed
+connection, frozen ones by the caller's deadline; records are `refresh_s` old at most.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from itertools import pairwise
 from random import Random
 from typing import Literal
 
+from benchmarks.simulation.clock import VirtualClock
+from benchmarks.simulation.machine import DeviceCall, Machine
+from benchmarks.simulation.rounds import merge_s
+from benchmarks.simulation.trace import Life, Trace
 from swarm.placement.load import LoadView, PeerLoad, StageCost, move_s
 from swarm.placement.rebalance import RebalanceConfig, decide, stage_for_joiner
-from swarm.simulation.clock import VirtualClock
-from swarm.simulation.machine import DeviceCall, Machine
-from swarm.simulation.rounds import merge_s
-from swarm.simulation.trace import Life, Trace
 
 FORWARD = 1 / 3  # of a stage's work; a backward pass takes twice as long
 RETRY_S = 0.5  # until the next look for a replica where there is none

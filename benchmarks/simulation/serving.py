@@ -10,11 +10,11 @@ from typing import Final
 
 import msgspec
 
+from benchmarks.simulation.clock import VirtualClock
 from peer.ipc.span import Span
 from swarm.inference.placement import LOOK_S, PlacementView, better_blocks, block_rates, choose_blocks
 from swarm.inference.record import ServerRecord
 from swarm.membership.membership import REFRESH_S, TTL_S
-from swarm.simulation.clock import VirtualClock
 
 EPOCH_S: Final = 1e9
 """Unix time at the begin of the simulation."""

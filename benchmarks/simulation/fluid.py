@@ -1,9 +1,9 @@
 """A pipeline as a flow: stages of up to 10,000 peers replaying a trace under a rebalancing policy.
 
-Approximated: micro-batches are a fluid, a stage's throughput is the sum of its replicas', and the pipeline's is that of
-its slowest stage. `swarm.simulation.pipeline` shows that the router comes close to this. Not approximated: a peer that
-joins or moves serves only after it has downloaded its stage's state over its own link; views are late (`lag_s`); dead
-peers stay in them until their record expires; speeds are measured with an error.
+Approximated: micro-batches are a fluid, a stage's throughput is the sum of its replicas', and the pipeline's is that
+of its slowest stage. `benchmarks.simulation.pipeline` shows that the router comes close to this. Not approximated: a
+peer that joins or moves serves only after it has downloaded its stage's state over its own link; views are late
+(`lag_s`); dead peers stay in them until their record expires; speeds are measured with an error.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
 
+from benchmarks.simulation.clock import VirtualClock
+from benchmarks.simulation.policies import Policy
+from benchmarks.simulation.trace import Life, Trace
 from swarm.placement.load import LoadView, PeerLoad, StageCost, move_s
-from swarm.simulation.clock import VirtualClock
-from swarm.simulation.policies import Policy
-from swarm.simulation.trace import Life, Trace
 
 
 @dataclass(frozen=True)

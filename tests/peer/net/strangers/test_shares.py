@@ -9,7 +9,7 @@ import trio
 import trio.testing
 
 from peer.net.admissions import Admissions
-from peer.net.libp2p_fixes.shares import Handshakes, Slots, address_group
+from peer.net.strangers.shares import Handshakes, Slots, address_group
 
 TOTAL = 80  # 20 for strangers, 10 of them for one group; 64 for all
 

@@ -9,7 +9,7 @@ from libp2p.peer.id import ID
 
 from peer.identity import Identity
 from peer.net.admissions import Admissions
-from peer.net.libp2p_fixes.allowances import (
+from peer.net.strangers.allowances import (
     GROUP_CALLS,
     GROUP_CONNECTIONS,
     KEYS_MAX,

@@ -11,8 +11,8 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from peer.net.admissions import Admissions
-from peer.net.libp2p_fixes import turns as module
-from peer.net.libp2p_fixes.turns import IdleTurns
+from peer.net.strangers import turns as module
+from peer.net.strangers.turns import IdleTurns
 
 
 def guarded() -> Admissions:
