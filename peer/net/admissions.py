@@ -80,14 +80,23 @@ class Admissions:
         if peer in self._barred:
             return False
         granted = self._granted.get(peer)
-        return granted is not None and _RANK[granted.access] >= _RANK[access] and self._clock() <= granted.until
+        return granted is not None and _RANK[granted.access] >= _RANK[access] and not self.is_over(granted.until)
+
+    def ends(self, peer: str, known: float = float("inf")) -> float:
+        """Return the Unix time at which the grant of a peer ends; `known` for one that holds none now."""
+        granted = self._granted.get(peer)
+        return known if granted is None else granted.until
+
+    def is_over(self, until: float) -> bool:
+        """Whether a grant until that time has ended."""
+        return self._clock() > until
 
     def is_trusted(self, peer: str) -> bool:
         """Whether strangers give way to this peer. At a host of no run no peer is trusted."""
         if peer in self._barred or not self._guarded:
             return False
         granted = self._granted.get(peer)
-        if granted is not None and granted.trusted and self._clock() <= granted.until:
+        if granted is not None and granted.trusted and not self.is_over(granted.until):
             return True
         return any(peer in peers for peers in self._trusted.values())
 
@@ -97,5 +106,9 @@ class Admissions:
             return
         if peer in self._barred:
             raise NotAdmitted(f"peer {peer} is banned from this run: write to the owner of the run")
+        if self.is_over(self.ends(peer)):
+            raise NotAdmitted(
+                f"the credential of {peer} has ended: renew it and introduce yourself with run.enter again"
+            )
         role = "members" if access == "member" else "members and clients"
         raise NotAdmitted(f"{method} is for {role} of the run: introduce yourself with run.enter first")

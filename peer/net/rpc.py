@@ -164,6 +164,13 @@ class Rpc:
                 f"{peer} has not proved that it belongs to this run, so {method.name} is not sent to it"
             )
 
+    async def introduce_again(self, peer: str, timeout_s: float) -> None:
+        """Prove once more to a peer what this one is, before its rights there end. Raises what `introduce` raises."""
+        if (introduction := self._introductions.get(peer)) is not None:
+            await introduction.over.wait()
+        elif self.introduce is not None:
+            await self._introduce(peer, trio.current_time() + timeout_s)
+
     async def _introduce(self, peer: str, deadline: float) -> None:
         assert self.introduce is not None
         introduction = self._introductions[peer] = _Introduction()

@@ -1,7 +1,7 @@
 """Read-only access to a run, without taking part: to look (`peer status`), check (`doctor`) or fetch (`export`).
 
 A client generates its own key, so it never gets in the way of a peer that runs from the same home, and it publishes
-nothing.
+nothing. What makes it a client ends within the hour: it is renewed for as long as the client stays.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Final
 import trio
 
 from dht.node import Node, NodeConfig, Schema, open_node
-from peer.errors import ResourceError
+from peer.errors import BarnraiseError, ResourceError
 from peer.events import EventLog
 from peer.identity import Identity
 from peer.net.host import Host, HostConfig, open_host
@@ -27,6 +27,7 @@ from swarm.membership.membership import read_records
 from swarm.membership.proven_heads import ASKED_MAX, ProvenHead, ask_proven_heads
 from swarm.run.agreement import agreement_config
 from swarm.run.bootstrap import enter_run
+from swarm.run.credentials import CLIENT_S, Chain
 from swarm.run.gate import Gate
 from swarm.run.home import Home
 from swarm.run.invite import Invite
@@ -54,6 +55,7 @@ class DialBackConfig:
 
 
 _QUIET: Final = DialBackConfig()
+RENEW_S: Final = CLIENT_S / 3  # what is shown has half of its time left (`Gate`)
 
 
 @dataclass(frozen=True)
@@ -121,11 +123,37 @@ async def open_client(
         if home is not None:
             _copy_run_files(home, own)
         async with open_host(dial_back_config.config()) as host:
-            chain = invite.client_chain(host.peer_id, _owner(home), time.time())
-            entered = await enter_run(host, invite, own, chain, open_any_manifest)
+            owner = _owner(home)
+
+            def sign(now: float) -> Chain:
+                return invite.client_chain(host.peer_id, owner, now)
+
+            entered = await enter_run(host, invite, own, sign(time.time()), open_any_manifest, sign)
             config = NodeConfig(invite.run_id, invite.addresses, own.addresses, required=True)
-            async with open_node(host, config, schemas(entered.gate)) as node:
+            async with open_node(host, config, schemas(entered.gate)) as node, _renewing(entered.gate):
                 yield RunClient(host, node, entered.manifest, entered.tokenizer)
+
+
+@asynccontextmanager
+async def _renewing(gate: Gate) -> AsyncIterator[None]:
+    """Renew at all connected peers, inside the block, what makes this peer a client."""
+
+    async def renew() -> None:
+        while True:
+            await trio.sleep(RENEW_S)
+            await gate.renew()
+
+    failure: BarnraiseError | None = None
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(renew)
+        try:
+            yield
+        except BarnraiseError as error:
+            failure = error  # raised below as it is: the nursery would wrap it in a group
+        finally:
+            nursery.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
 
 
 def _owner(home: Path | None) -> Identity | None:

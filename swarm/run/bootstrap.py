@@ -12,7 +12,7 @@ from peer.errors import BarnraiseError, DialError, NetworkError, NotAdmitted, Pr
 from peer.identity import Signed
 from peer.net.host import Host
 from swarm.run.credentials import Chain
-from swarm.run.gate import Gate
+from swarm.run.gate import Gate, RenewChain
 from swarm.run.guests import GuestBook
 from swarm.run.home import Home
 from swarm.run.invite import Invite
@@ -38,11 +38,17 @@ class EnteredRun(Generic[ManifestT]):
 
 
 async def enter_run(
-    host: Host, invite: Invite, home: Home, chain: Chain, open_signed: Callable[[Signed, str], ManifestT]
+    host: Host,
+    invite: Invite,
+    home: Home,
+    chain: Chain,
+    open_signed: Callable[[Signed, str], ManifestT],
+    renew: RenewChain | None = None,
 ) -> EnteredRun[ManifestT]:
     """Guard `host` for the run of `invite`, with the run files kept in `home` or fetched from the invite's addresses.
 
-    `chain` is what this peer shows. `open_signed` checks the manifest (`open_manifest`, `open_any_manifest`).
+    `chain` is what this peer shows, and `renew` signs it again (`Gate`). `open_signed` checks the manifest
+    (`open_manifest`, `open_any_manifest`).
 
     Raises NotAdmitted if the run refuses this peer or `home` belongs to another run, DialError (with the most useful
     reason) if no address answers, and what `open_signed` raises.
@@ -55,8 +61,8 @@ async def enter_run(
             manifest = open_signed(kept[0], invite.run_id)
         except NotAdmitted as error:
             raise NotAdmitted(f"{home.path} was used for another run: choose another folder with --home") from error
-        return EnteredRun(kept[0], manifest, kept[1], _gate(host, manifest, home, chain))
-    entrance = _Entrance(host, invite, home, chain, open_signed)
+        return EnteredRun(kept[0], manifest, kept[1], _gate(host, manifest, home, chain, renew))
+    entrance = _Entrance(host, invite, home, chain, open_signed, renew)
     failures: list[BarnraiseError] = []
     for attempt in range(TRIES):
         failures = []
@@ -80,10 +86,16 @@ class _Entrance(Generic[ManifestT]):
     """The way in by any address of an invite. The gate is made once, with the manifest of the first that answers."""
 
     def __init__(
-        self, host: Host, invite: Invite, home: Home, chain: Chain, open_signed: Callable[[Signed, str], ManifestT]
+        self,
+        host: Host,
+        invite: Invite,
+        home: Home,
+        chain: Chain,
+        open_signed: Callable[[Signed, str], ManifestT],
+        renew: RenewChain | None,
     ) -> None:
         self._host, self._invite, self._home, self._chain = host, invite, home, chain
-        self._open_signed = open_signed
+        self._open_signed, self._renew = open_signed, renew
         self._gate: Gate | None = None
 
     async def enter_at(self, address: str) -> EnteredRun[ManifestT]:
@@ -92,15 +104,15 @@ class _Entrance(Generic[ManifestT]):
         signed = await fetch_manifest(host.rpc, peer, self._invite.run_id, DIAL_S)
         manifest = self._open_signed(signed, self._invite.run_id)
         if self._gate is None:
-            self._gate = _gate(host, manifest, self._home, self._chain)
+            self._gate = _gate(host, manifest, self._home, self._chain, self._renew)
         await self._gate.introduce(peer, DIAL_S)
         tokenizer = await fetch_tokenizer(host.rpc, peer, manifest, 60.0)
         save_run_files(self._home.path, signed, tokenizer)
         return EnteredRun(signed, manifest, tokenizer, self._gate)
 
 
-def _gate(host: Host, manifest: AnyManifest, home: Home, chain: Chain) -> Gate:
-    return Gate(host.rpc, manifest, host.identity, chain, GuestBook(home.guests))
+def _gate(host: Host, manifest: AnyManifest, home: Home, chain: Chain, renew: RenewChain | None) -> Gate:
+    return Gate(host.rpc, manifest, host.identity, chain, GuestBook(home.guests), renew=renew)
 
 
 def _most_useful(failures: list[BarnraiseError]) -> BarnraiseError:

@@ -29,6 +29,8 @@ INVITE_DAYS: Final = 30
 GUESTS_DEFAULT: Final = 8
 GUESTS_MAX: Final = 1024
 CHAIN_MAX: Final = 5
+CLIENT_S: Final = 3600.0  # of a client's link; a client that stays signs another (`swarm.run.gate`)
+CLIENT_MAX_S: Final = 2 * CLIENT_S  # what is accepted: a client's clock may be ahead by the difference
 CLOCK_SKEW_S: Final = 120.0  # clocks differ: a link is accepted this long after its time
 
 _KIND: Final = "credential"
@@ -100,9 +102,19 @@ def judge(manifest: AnyManifest, chain: Chain, peer: str, now: float, bans: BanL
     if manifest.open or peer == manifest.authority:
         return Rights("member", float("inf"))
     last = check_chain(manifest, chain, peer)
-    expires = min(link.expires for link in chain)
+    first = min(chain, key=lambda link: link.expires)
+    expires = first.expires
+    if now > expires + CLOCK_SKEW_S and first.kind == "client":
+        raise NotAdmitted(
+            f"the client's credential ended {_duration(now - expires)} ago: sign a new one and enter again"
+        )
     if now > expires + CLOCK_SKEW_S:
-        raise NotAdmitted(f"the invite expired {_ago(now - expires)} ago: {_REMEDY}")
+        raise NotAdmitted(f"the invite expired {_duration(now - expires)} ago: {_REMEDY}")
+    if last.kind == "client" and last.expires > now + CLIENT_MAX_S:
+        raise NotAdmitted(
+            f"the client's credential lasts {_duration(last.expires - now)} and at most {_duration(CLIENT_MAX_S)} are"
+            " accepted: set the client's clock, or sign a credential that ends sooner"
+        )
     _check_bans(chain, bans)
     until = expires + CLOCK_SKEW_S
     if last.kind == "client":
@@ -158,7 +170,7 @@ def _signed(run_id: str, link: Link) -> bytes:
     return msgspec.msgpack.encode((run_id, link.kind, link.key, link.guests, link.expires))
 
 
-def _ago(seconds: float) -> str:
+def _duration(seconds: float) -> str:
     for unit, size in (("days", 86400), ("hours", 3600), ("minutes", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"

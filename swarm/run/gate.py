@@ -7,6 +7,9 @@
 The answerer looks at the dialler's chain before it speaks, the dialler verifies the answerer before it proves itself,
 and `Rpc` sends no call that is not open to a peer that has not done so on this connection. In an open run there is no
 chain: what is proved is that both are in this run and that neither is banned.
+
+Rights end with the chain, on live connections, too. A client's link is short-lived: it signs another one before that
+and introduces itself again.
 """
 
 from __future__ import annotations
@@ -15,14 +18,16 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Final
 
 import msgspec
+import trio
 from blake3 import blake3
 
 from peer.decoding import MALFORMED
-from peer.errors import NotAdmitted, ProtocolViolation
+from peer.errors import BarnraiseError, NotAdmitted, ProtocolViolation
 from peer.identity import Identity, Signed, sign_bytes, verify_bytes
 from peer.net.rpc import Call, Method, Rpc
 from swarm.run.ban_list import BANS_BYTES_MAX, BanList, Serial, open_bans
@@ -34,6 +39,11 @@ CHALLENGES_MAX: Final = 1024  # a challenge that is pushed out costs its peer on
 _NONCE_BYTES: Final = 32
 _KIND: Final = "enter"
 
+_RENEWALS_AT_ONCE: Final = 16
+_RENEWAL_S: Final = 10.0
+
+RenewChain = Callable[[float], Chain]
+"""Returns a peer's chain, with its last link signed at a Unix time."""
 Bytes32 = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 Signature = Annotated[bytes, msgspec.Meta(min_length=64, max_length=64)]
 Version = Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]
@@ -109,10 +119,14 @@ class Gate:
         chain: Chain = (),
         guests: GuestBook | None = None,
         clock: Callable[[], float] = time.time,
+        renew: RenewChain | None = None,
     ) -> None:
-        """`chain`: what this peer shows to others; empty for the authority and in an open run. `clock` returns Unix
-        seconds. Raises NotAdmitted if the chain does not admit this peer."""
-        self.chain: Final = chain
+        """`chain`: what this peer shows to others; empty for the authority and in an open run. `renew`: signs a chain
+        that ends later, for a client. `clock` returns Unix seconds. Raises NotAdmitted if the chain does not admit this
+        peer."""
+        self._chain = chain
+        self._renew_chain = renew
+        self._signed_at = clock()
         self.guests: Final = GuestBook() if guests is None else guests
         self._rpc = rpc
         self._admissions = rpc.admissions
@@ -132,6 +146,11 @@ class Gate:
         rpc.introduce = self.introduce
 
     @property
+    def chain(self) -> Chain:
+        """What this peer shows to others."""
+        return self._chain
+
+    @property
     def bans(self) -> BanList | None:
         """The newest ban list seen."""
         return self._bans
@@ -149,7 +168,7 @@ class Gate:
         """
         deadline = time.monotonic() + timeout_s
         nonce = secrets.token_bytes(_NONCE_BYTES)
-        entry = Entry(PROTOCOL_VERSION, self._run_hash(nonce), nonce, self.chain, self._serial)
+        entry = Entry(PROTOCOL_VERSION, self._run_hash(nonce), nonce, self._fresh_chain(), self._serial)
         reply = (await self._rpc.call(peer, ENTER, entry, timeout_s=timeout_s)).body
         statement = self._statement(self._identity.peer_id, peer, nonce, reply.nonce)
         try:
@@ -166,6 +185,23 @@ class Gate:
             raise ProtocolViolation(str(error)) from error
         if reply.bans != self._serial:
             await self._share_bans(peer, reply.bans, deadline - time.monotonic())
+
+    async def renew(self) -> None:
+        """Show a new chain to every connected peer: rights end with the chain that was shown. A peer that does not
+        answer now is shown it with the next call. Do nothing where no chain is renewed."""
+        if self._renew_chain is None or not self._chain:
+            return
+        self._sign_again()
+        turns = trio.CapacityLimiter(_RENEWALS_AT_ONCE)
+
+        async def show(peer: str) -> None:
+            async with turns:
+                with suppress(BarnraiseError):
+                    await self._rpc.introduce_again(peer, _RENEWAL_S)
+
+        async with trio.open_nursery() as nursery:
+            for peer in self._admissions.admitted:
+                nursery.start_soon(show, peer)
 
     def learn_bans(self, signed: Signed) -> None:
         """Take over a newer ban list, effective at once. ProtocolViolation if it is forged."""
@@ -208,7 +244,8 @@ class Gate:
         self._challenges.move_to_end(call.peer)
         if len(self._challenges) > CHALLENGES_MAX:
             self._challenges.popitem(last=False)
-        return EntryReply(nonce, self.chain, self._serial, sign_bytes(self._identity, _KIND, statement + b"answerer"))
+        signature = sign_bytes(self._identity, _KIND, statement + b"answerer")
+        return EntryReply(nonce, self._fresh_chain(), self._serial, signature)
 
     async def _prove(self, call: Call[Proof]) -> Proved:
         challenge = self._challenges.pop(call.peer, None)
@@ -231,6 +268,18 @@ class Gate:
         reply = await self._rpc.call(peer, BANS, BansWanted(), own, timeout_s=timeout_s)
         if reply.payload.nbytes:
             self.learn_bans(_decode_bans(reply.payload))
+
+    def _fresh_chain(self) -> Chain:
+        """Return what this peer shows; of a chain that is renewed, half of the time is left, also after a machine has
+        slept."""
+        if self._chain and self._clock() > (self._signed_at + self._chain[-1].expires) / 2:
+            self._sign_again()
+        return self._chain
+
+    def _sign_again(self) -> None:
+        if self._renew_chain is not None:
+            self._signed_at = self._clock()
+            self._chain = self._renew_chain(self._signed_at)
 
     def _judge(self, peer: str, chain: Chain) -> Rights:
         admission = judge(self._manifest, chain, peer, self._clock(), self._bans)

@@ -25,14 +25,13 @@ from peer.bounds import Hash, Name
 from peer.decoding import MALFORMED, told
 from peer.errors import ConfigError
 from peer.identity import Identity, is_peer_id, peer_id_of
-from swarm.run.credentials import Chain, client_link, member_link
+from swarm.run.credentials import CLIENT_S, Chain, client_link, member_link
 from swarm.run.home import Home
 from swarm.run.manifest import RUN_ID_BYTES, run_id_text
 
 PREFIX: Final = "barnraise"
 VERSION: Final = "2"
 ADDRESSES_MAX: Final = 16
-CLIENT_S: Final = 3600.0
 _TEXT_MAX: Final = 8192
 _CHECKSUM_BYTES: Final = 4
 _REMEDY: Final = "copy it again from where `peer coordinate` printed it, from its first letter to its last"

@@ -127,6 +127,7 @@ class Flow:
         self._large: deque[_Large] = deque()
         self._wake, self._held = trio.Event(), trio.Event()
         self._holders = 0
+        self._rights_end = parts.admissions.ends(peer)  # as last known: the grant goes with the last libp2p connection
         self._heard_at = trio.current_time()
         self._scope = trio.CancelScope()
 
@@ -290,8 +291,7 @@ class Flow:
             raise ProtocolViolation(f"a message that is none: {told(error)}") from error
 
     async def _hand_over(self, message: Any, payload: memoryview) -> None:
-        if self._parts.admissions.is_barred(self.peer):
-            raise ConnectionLost("the peer is banned from this run")
+        self._check_rights()
         self.last_used = trio.current_time()
         await self._handler.on_message(self, message, payload)
 
@@ -308,6 +308,22 @@ class Flow:
         finally:
             self._holders -= 1
             self.last_used = trio.current_time()
+
+    def end_without_rights(self) -> None:
+        """End the flow if the peer has lost its rights."""
+        try:
+            self._check_rights()
+        except ConnectionLost as error:
+            self.close(str(error))
+
+    def _check_rights(self) -> None:
+        """Raise ConnectionLost for a peer that is banned, or whose credential has ended without being renewed."""
+        admissions = self._parts.admissions
+        if admissions.is_barred(self.peer):
+            raise ConnectionLost("the peer is banned from this run")
+        self._rights_end = admissions.ends(self.peer, self._rights_end)
+        if admissions.is_over(self._rights_end):
+            raise ConnectionLost("the peer's credential has ended")
 
     async def run(self) -> None:
         """Read, write and watch until the flow ends."""

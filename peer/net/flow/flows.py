@@ -18,6 +18,7 @@ from peer.net.flow.flow import Flow, FlowHandler, FlowParts, FlowWire
 FLOWS_MAX: Final = 512
 FLOWS_PER_PEER_MAX: Final = 4  # one each way, and those that we do not know yet to have ended
 IDLE_S: Final = 60.0
+LOOK_S: Final = IDLE_S / 4
 ACCEPTED_IDLE_S: Final = 2 * IDLE_S  # the opener closes first, so that it never uses one that we are closing
 
 
@@ -91,11 +92,12 @@ class Flows:
                 del self._opened[flow.peer]
 
     async def run(self) -> None:
-        """Close idle flows, until cancelled."""
+        """Close idle flows, and those of peers without rights, until cancelled."""
         while True:
-            await trio.sleep(IDLE_S / 4)
+            await trio.sleep(LOOK_S)
             now = trio.current_time()
             for flow in tuple(self._all):
+                flow.end_without_rights()
                 idle_s = IDLE_S if self._opened.get(flow.peer) is flow else ACCEPTED_IDLE_S
                 if flow.idle_since is not None and now - flow.idle_since > idle_s:
                     flow.close("it was idle")

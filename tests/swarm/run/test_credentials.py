@@ -12,6 +12,7 @@ from peer.identity import Identity, public_key_of
 from swarm.run.ban_list import BanList, open_bans, sign_bans
 from swarm.run.credentials import (
     CHAIN_MAX,
+    CLIENT_MAX_S,
     CLOCK_SKEW_S,
     Chain,
     Rights,
@@ -113,6 +114,22 @@ def test_every_refusal_has_its_own_message() -> None:
         "banned": "is banned",
     }.items():
         assert words in sentences[case], f"{case}: {sentences[case]}"
+
+
+def test_a_clients_credential_lasts_no_longer_than_two_hours() -> None:
+    client = Identity.generate()
+
+    def reading(lifetime_s: float) -> Chain:
+        return (*invited(), client_link(GUEST, RUN_ID, client.peer_id, NOW + lifetime_s))
+
+    assert judge(closed_run(), reading(CLIENT_MAX_S), client.peer_id, NOW).access == "client"
+    told = refusal(reading(5 * 3600), peer=client.peer_id)
+    assert told == (
+        "the client's credential lasts 5 hours and at most 2 hours are accepted:"
+        " set the client's clock, or sign a credential that ends sooner"
+    )
+    ended = refusal(reading(1800), peer=client.peer_id, now=NOW + 1800 + 2 * 3600)
+    assert ended == "the client's credential ended 2 hours ago: sign a new one and enter again"
 
 
 def test_clocks_may_be_off_by_two_minutes() -> None:
