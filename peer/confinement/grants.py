@@ -67,6 +67,8 @@ class Grants:
     """Files and folders that it may read."""
     compiles: bool = False
     """It may start programs: torch.compile runs a compiler."""
+    accelerators: bool = False
+    """It may compute beside the CPU: the driver's modules must be loaded before it is confined."""
     tcp: bool = False
     """It may use sockets and shared memory with names, as the ranks of a group do among themselves."""
 

@@ -1,10 +1,10 @@
 """The protocol between the network process and its compute workers: length-prefixed msgpack frames of typed messages.
 
-This module holds what every worker program shares: loading, the bases of commands and replies, and signs of life. The
-commands of a program are in `peer.ipc.train_messages` and `peer.ipc.stage_messages`; a worker that serves blocks takes
-none, but records (`peer.ipc.block_messages`). The parent does not trust the worker, which computes on tensors of
-strangers: its messages have bounds, and a malformed one ends it. Tensors lie in shared memory
-(`peer.ipc.shared_memory`).
+This module holds what all worker programs share: the bases of commands and replies, and signs of life. What one program
+is told first (`peer.ipc.first_message`) and its commands are in a module of its own: `train_messages`,
+`stage_messages`, `corpus_messages`; a worker that serves blocks takes no commands, but records (`block_messages`). The
+parent does not trust the worker, which computes on tensors of strangers: its messages have bounds, and a malformed one
+ends it. Tensors lie in shared memory (`peer.ipc.shared_memory`).
 """
 
 from __future__ import annotations
@@ -16,12 +16,9 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from peer.bounds import Hash, Number, Text
-from peer.config import DataConfig, InnerConfig, ModelConfig
 from peer.corpus_facts import CorpusFacts
 from peer.decoding import MALFORMED, told
 from peer.errors import StageReason, WorkerError
-from peer.ipc.block_messages import LoadBlocks
-from peer.ipc.stage_spec import StageSpec
 
 _LENGTH = struct.Struct(">I")
 _FRAME_MAX = 16 << 20
@@ -29,34 +26,12 @@ _Body = TypeVar("_Body")
 Sentence = Annotated[str, msgspec.Meta(max_length=4096)]
 
 
-class LoadModel(msgspec.Struct, frozen=True, tag="load", kw_only=True):
-    """The first message to a worker that trains or reads a corpus: all it needs to know."""
+class VectorFds(msgspec.Struct, frozen=True):
+    """Inherited descriptors of the flat vectors in shared memory. All ranks of a group map the same memory."""
 
-    program: str
-    """The name of what the worker runs (`peer.worker.programs`)."""
-    rank: int
-    """The worker's number in its group, from 0."""
-    world_size: int
-    """The number of workers in the group."""
-    model: ModelConfig
-    data: DataConfig
-    inner: InnerConfig
-    tokenizer: str
-    data_folder: str
-    """The folder of text that this machine's user has named; "" for none."""
-    compile: bool
-    """Whether this machine's user wants torch.compile."""
-    directory: str
-    """The one folder that the worker may write."""
-    device: str
-    seed: int
-    outer_fd: int
-    """Inherited descriptors of shared memory. All ranks map the same memory."""
-    delta_fd: int
-    inner_state_fd: int
-    stage: StageSpec | None = None
-    """The stage to compute; the vectors are then as long as that stage's."""
-    slots_fd: int = -1
+    outer: int
+    delta: int
+    inner_state: int
 
 
 class Command(msgspec.Struct, frozen=True):
@@ -137,14 +112,12 @@ class WorkerEvent(msgspec.Struct, frozen=True, tag="event"):
     fields: Annotated[dict[Text, Sentence | int | float | bool | None], msgspec.Meta(max_length=64)]
 
 
-FirstMessage = LoadModel | LoadBlocks
-ToWorker = FirstMessage | Stop | Command
 FromWorker = ModelLoaded | Rejected | Beat | WorkerEvent | WorkerReply
 
 _encoder = msgspec.msgpack.Encoder()
 
 
-def frame(message: ToWorker | FromWorker) -> bytes:
+def frame(message: msgspec.Struct) -> bytes:
     """Encode the message for the socket."""
     body = _encoder.encode(message)
     return _LENGTH.pack(len(body)) + body

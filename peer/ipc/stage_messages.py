@@ -1,4 +1,4 @@
-"""Commands of the "stage" program, which holds one stage of a pipeline, and their results.
+"""What the "stage" program, which holds one stage of a pipeline, is told first, its commands, and their results.
 
 Micro-batches lie in numbered slots of shared memory (`peer.ipc.stage_slots`), weights in `outer`, gradients and
 products in `delta`.
@@ -11,8 +11,30 @@ from typing import Literal
 import msgspec
 
 from peer.bounds import Loss, Seconds
-from peer.ipc.messages import Command
-from peer.ipc.stage_spec import MicroBatch, PassKey
+from peer.config import InnerConfig, ModelConfig
+from peer.ipc.messages import Command, VectorFds
+from peer.ipc.stage_spec import MicroBatch, PassKey, StageSpec
+
+
+class LoadStage(msgspec.Struct, frozen=True, tag="load_stage", kw_only=True):
+    """The first message to a worker that computes a stage."""
+
+    rank: int
+    """The worker's number in its group, from 0."""
+    world_size: int
+    """The number of workers in the group."""
+    model: ModelConfig
+    inner: InnerConfig
+    stage: StageSpec
+    compile: bool
+    """Whether this machine's user wants torch.compile."""
+    directory: str
+    """The one folder that the worker may write."""
+    device: str
+    vectors: VectorFds
+    """Of this stage's part of the model."""
+    slots_fd: int
+    """The inherited descriptor of the slots."""
 
 
 class RunForward(Command, frozen=True, tag="stage_forward"):

@@ -1,12 +1,35 @@
-"""Commands of the "train" program, which holds a whole model, and their results."""
+"""What the "train" program, which holds a whole model, is told first, its commands, and their results."""
 
 from __future__ import annotations
 
 import msgspec
 
 from peer.bounds import Number, Seconds
+from peer.config import DataConfig, InnerConfig, ModelConfig
 from peer.ipc.inner_options import InnerRunOptions
-from peer.ipc.messages import Command
+from peer.ipc.messages import Command, VectorFds
+
+
+class LoadTrain(msgspec.Struct, frozen=True, tag="load_train", kw_only=True):
+    """The first message to a worker that trains a whole model."""
+
+    rank: int
+    """The worker's number in its group, from 0."""
+    world_size: int
+    """The number of workers in the group."""
+    model: ModelConfig
+    data: DataConfig
+    inner: InnerConfig
+    tokenizer: str
+    data_folder: str
+    """The folder of text that this machine's user has named; "" for none."""
+    compile: bool
+    """Whether this machine's user wants torch.compile."""
+    directory: str
+    """The one folder that the worker may write."""
+    device: str
+    seed: int
+    vectors: VectorFds
 
 
 class RunInner(Command, frozen=True, tag="inner"):

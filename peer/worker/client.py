@@ -15,7 +15,7 @@ import trio
 
 from peer.ipc.inner_options import InnerRunOptions
 from peer.ipc.messages import Command, Stop
-from peer.ipc.train_messages import InnerResult, RunEvaluate, RunInner
+from peer.ipc.train_messages import InnerResult, LoadTrain, RunEvaluate, RunInner
 from peer.worker.commands import WorkerCommands
 from peer.worker.config import WorkerBuffers, WorkerConfig
 
@@ -44,8 +44,6 @@ class WorkerGroup(WorkerCommands):
     The caller writes `outer`, never while a command runs that reads it, and reads `delta` after `inner_steps`.
     `inner_state` is the state after the last `inner_steps`; a new worker begins with it.
     """
-
-    program = "train"
 
     def __init__(self, config: WorkerConfig, buffers: WorkerBuffers) -> None:
         super().__init__(config, buffers)
@@ -104,6 +102,23 @@ class WorkerGroup(WorkerCommands):
             await self.cancel(command.id)  # frees the worker for the next command
             raise
         return pending.results(kind)[0]
+
+    def _first_message(self, rank: int) -> LoadTrain:
+        config = self.config
+        return LoadTrain(
+            rank=rank,
+            world_size=config.world_size,
+            model=config.model,
+            data=config.data,
+            inner=config.inner,
+            tokenizer=config.tokenizer,
+            data_folder=config.data_folder,
+            compile=config.compile,
+            directory=str(config.private_folder),
+            device=config.device,
+            seed=config.seed,
+            vectors=self._buffers.vectors,
+        )
 
     async def _run(self) -> None:
         async with trio.open_nursery() as nursery:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 from typing import ClassVar, Self, TypeVar
 
 import trio
 
-from peer.ipc.messages import Command, LoadModel, ModelLoaded, Stop
+from peer.ipc.first_message import FirstMessage
+from peer.ipc.messages import Command, ModelLoaded, Stop
 from peer.worker.config import WorkerBuffers, WorkerConfig
 from peer.worker.launch import WorkerLaunch
 from peer.worker.process import make_private
@@ -18,14 +20,13 @@ from peer.worker.supervisor import Supervisor
 _Body = TypeVar("_Body")
 
 
-class WorkerCommands:
-    """Commands to a supervised group of workers that run `program`.
+class WorkerCommands(ABC):
+    """Commands to a supervised group of workers that run one program, a subclass's.
 
     `outer` and `delta` are flat fp32 vectors in the canonical order of `layout`; `inner_state` is the inner optimizer's
     saved state (uint8). The network process owns this memory, so it outlives the workers.
     """
 
-    program: ClassVar[str]
     starts_max: ClassVar[int | None] = None
     """The failed starts in a row after which the group gives up; None: never."""
 
@@ -54,6 +55,11 @@ class WorkerCommands:
         )
 
     @classmethod
+    def open_buffers(cls, config: WorkerConfig) -> AbstractContextManager[WorkerBuffers]:
+        """Open the memory that the program shares with this process."""
+        return WorkerBuffers.open(config)
+
+    @classmethod
     @asynccontextmanager
     async def open(cls, config: WorkerConfig) -> AsyncIterator[Self]:
         """Start the workers and keep a group running for as long as the block lasts.
@@ -62,7 +68,7 @@ class WorkerCommands:
         loads, ResourceError if there is no memory for the buffers.
         """
         make_private(config.private_folder)
-        with WorkerBuffers.open(config) as buffers:
+        with cls.open_buffers(config) as buffers:
             group = cls(config, buffers)
             try:
                 await group._supervisor.start()
@@ -115,24 +121,6 @@ class WorkerCommands:
         """Supervise the workers."""
         await self._supervisor.run()
 
-    def _first_message(self, rank: int) -> LoadModel:
-        config, buffers = self.config, self._buffers
-        return LoadModel(
-            program=self.program,
-            rank=rank,
-            world_size=config.world_size,
-            model=config.model,
-            data=config.data,
-            inner=config.inner,
-            tokenizer=config.tokenizer,
-            data_folder=config.data_folder,
-            compile=config.compile,
-            directory=str(config.private_folder),
-            device=config.device,
-            seed=config.seed,
-            outer_fd=buffers.outer.fd,
-            delta_fd=buffers.delta.fd,
-            inner_state_fd=buffers.inner_state.fd,
-            stage=config.stage,
-            slots_fd=-1 if buffers.slots is None else buffers.slots.fd,
-        )
+    @abstractmethod
+    def _first_message(self, rank: int) -> FirstMessage:
+        """Return what a worker of the group is told first."""

@@ -14,8 +14,8 @@ from peer.compute.optimizer import InnerSpec
 from peer.config import DataConfig, InnerConfig, ModelConfig
 from peer.data.tokenizer import BYTES
 from peer.events import EventLog
+from peer.ipc.messages import VectorFds
 from peer.ipc.shared_memory import SharedBuffer
-from peer.ipc.stage_slots import SlotArea
 from peer.ipc.stage_spec import StageSpec
 from peer.model.layout import FlatLayout
 
@@ -68,18 +68,21 @@ class WorkerConfig:
 
 @dataclass(frozen=True)
 class WorkerBuffers:
-    """The memory that the network process and its workers share; `slots` only for a stage."""
+    """The vectors that the network process and its workers share."""
 
     outer: SharedBuffer
     delta: SharedBuffer
     inner_state: SharedBuffer
-    slots: SharedBuffer | None = None
 
     @property
     def fds(self) -> tuple[int, ...]:
         """The descriptors that a worker inherits."""
-        buffers = (self.outer, self.delta, self.inner_state, self.slots)
-        return tuple(buffer.fd for buffer in buffers if buffer is not None)
+        return (self.outer.fd, self.delta.fd, self.inner_state.fd)
+
+    @property
+    def vectors(self) -> VectorFds:
+        """The descriptors as a worker is told them."""
+        return VectorFds(self.outer.fd, self.delta.fd, self.inner_state.fd)
 
     @classmethod
     @contextmanager
@@ -94,7 +97,4 @@ class WorkerBuffers:
                 return stack.enter_context(closing(SharedBuffer.create(config.directory, numel, dtype)))
 
             weights = layout.numel, torch.float32
-            slots = None
-            if config.stage is not None:
-                slots = create(SlotArea.size_bytes(config.stage, config.model.hidden_size), torch.uint8)
-            yield cls(create(*weights), create(*weights), create(state_size, torch.uint8), slots)
+            yield cls(create(*weights), create(*weights), create(state_size, torch.uint8))

@@ -13,11 +13,11 @@ from typing import Any
 import msgspec
 
 from peer.errors import StageReason
+from peer.ipc.first_message import FirstMessage
 from peer.ipc.messages import (
     Beat,
     Command,
     ControlFrames,
-    FirstMessage,
     FromWorker,
     Stop,
     WorkerEvent,

@@ -12,7 +12,8 @@ from peer.corpus_facts import CorpusFacts
 from peer.data.corpus import Corpus, load_corpus, map_ids
 from peer.data.tokenizer import BYTES, ByteTokenizer, Ids
 from peer.errors import ConfigError, WorkerError
-from peer.ipc.messages import CorpusFiles, LoadModel, ModelLoaded
+from peer.ipc.corpus_messages import LoadCorpus
+from peer.ipc.messages import CorpusFiles, ModelLoaded
 from peer.worker.config import WorkerConfig
 from peer.worker.process import WorkerProcess, handshake, make_private
 
@@ -37,23 +38,13 @@ async def read_corpus_apart(config: WorkerConfig) -> Corpus:
     return await trio.to_thread.run_sync(_mapped, config, answer.corpus_digest, answer.corpus, answer.corpus_files)
 
 
-def _load_message(config: WorkerConfig) -> LoadModel:
-    return LoadModel(
-        program="corpus",
-        rank=0,
-        world_size=1,
-        model=config.model,
+def _load_message(config: WorkerConfig) -> LoadCorpus:
+    return LoadCorpus(
         data=config.data,
-        inner=config.inner,
         tokenizer=config.tokenizer,
+        vocab_size=config.model.vocab_size,
         data_folder=config.data_folder,
-        compile=False,
         directory=str(config.corpus_folder),
-        device="cpu",
-        seed=config.seed,
-        outer_fd=-1,
-        delta_fd=-1,
-        inner_state_fd=-1,
     )
 
 

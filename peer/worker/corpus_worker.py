@@ -15,7 +15,8 @@ import numpy as np
 from peer.data.corpus import Corpus, load_corpus
 from peer.data.tokenizer import Ids, load_tokenizer
 from peer.errors import ConfigError
-from peer.ipc.messages import CorpusFiles, LoadModel, ModelLoaded, Stop
+from peer.ipc.corpus_messages import LoadCorpus
+from peer.ipc.messages import CorpusFiles, ModelLoaded, Stop
 from peer.worker.control_link import ControlLink
 
 
@@ -24,7 +25,7 @@ class CorpusWorker:
 
     commands: ClassVar[Any] = Stop
 
-    def __init__(self, link: ControlLink, load: LoadModel) -> None:
+    def __init__(self, link: ControlLink, load: LoadCorpus) -> None:
         corpus = read_corpus(load)
         link.send(
             ModelLoaded(
@@ -43,12 +44,12 @@ class CorpusWorker:
         threading.Event().wait()
 
 
-def read_corpus(load: LoadModel) -> Corpus:
+def read_corpus(load: LoadCorpus) -> Corpus:
     """Read the text of this machine with the run's tokenizer. Raises ConfigError."""
     tokenizer = load_tokenizer(load.tokenizer)
-    if tokenizer.vocab_size > load.model.vocab_size:
+    if tokenizer.vocab_size > load.vocab_size:
         raise ConfigError(
-            f"the tokenizer has {tokenizer.vocab_size} ids and the model only {load.model.vocab_size}: "
+            f"the tokenizer has {tokenizer.vocab_size} ids and the model only {load.vocab_size}: "
             "raise model.vocab_size or choose another tokenizer"
         )
     return load_corpus(load.data, tokenizer, load.data_folder, Path(load.directory))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from peer.events import EventLog
-from peer.ipc.messages import FirstMessage
+from peer.ipc.first_message import FirstMessage
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 process.
 
 Before it loads anything large it confines itself (`peer.confinement`): it computes on strangers' numbers, and needs no
-network, no other program and few files. The main thread then runs the program that the first message names. A second
+network, no other program and few files. The main thread then runs the program that the first message is for. A second
 thread listens on the control socket, so that a stop is read during a step, and the end of the parent ends this process
 at once. No error is caught here: a worker that fails dies with its traceback, as plain text, in worker.log, and the
 parent replaces its group.
@@ -21,14 +21,12 @@ from types import TracebackType
 
 from peer.confinement import kernel
 from peer.confinement.confine import confine
-from peer.confinement.grants import Grants, load_nvidia_modules
+from peer.confinement.grants import load_nvidia_modules
 from peer.errors import ConfigError
-from peer.ipc.block_messages import LoadBlocks
-from peer.ipc.messages import FirstMessage, Rejected
+from peer.ipc.messages import Rejected
 from peer.plain_text import plain
 from peer.worker.control_link import ControlLink
-
-_NICE = 10
+from peer.worker.programs import PROGRAMS
 
 
 def _follow_parent(parent_pid: int) -> None:
@@ -39,10 +37,9 @@ def _follow_parent(parent_pid: int) -> None:
         os._exit(0)
 
 
-def _yield_to_others() -> None:
-    """Lower this process's priority: the network process must stay responsive, and if memory runs out the worker must
-    be the one to die."""
-    os.nice(_NICE)
+def _yield_to_others(niceness: int) -> None:
+    """Lower this process's priority. If memory runs out the worker must be the one to die."""
+    os.nice(niceness)
     if sys.platform == "linux":
         with open("/proc/self/oom_score_adj", "w") as file:
             file.write("500")
@@ -54,34 +51,22 @@ def report(kind: type[BaseException], error: BaseException | None, trace: Traceb
         sys.stderr.write(plain(line) + "\n")
 
 
-def _grants(load: FirstMessage) -> Grants:
-    """Return what the configuration needs beside Python and the devices."""
-    if isinstance(load, LoadBlocks):
-        return Grants(private=load.directory, readable=load.folders)
-    return Grants(
-        private=load.directory,
-        readable=tuple(filter(None, (load.data_folder, load.tokenizer))),
-        compiles=load.compile,
-        tcp=load.world_size > 1,
-    )
-
-
 def main() -> None:
     gc.disable()  # a fifth of the time of an import goes into looking for garbage that is not there
     sys.excepthook = report
     threading.excepthook = lambda hook: report(hook.exc_type, hook.exc_value, hook.exc_traceback)
     control_fd, parent_pid = int(sys.argv[1]), int(sys.argv[2])
     _follow_parent(parent_pid)
-    _yield_to_others()
     link = ControlLink(socket.socket(fileno=control_fd))
     load = link.receive_load()
-    if load.device != "cpu":
+    entry = PROGRAMS[type(load)]
+    _yield_to_others(entry.niceness)
+    grants = entry.grants(load)
+    if grants.accelerators:
         load_nvidia_modules()
-    restrictions = confine(_grants(load))
-    from peer.worker.programs import find_program  # not sooner: torch starts threads, which would not be confined
-
+    restrictions = confine(grants)
+    program = entry.find()  # not sooner: torch starts threads, which would not be confined
     try:
-        program = find_program(load)
         link.takes(program.commands)
         threading.Thread(target=link.listen, name="control", daemon=True).start()
         worker = program(link, load)

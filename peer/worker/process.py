@@ -17,7 +17,8 @@ import trio
 from peer.confinement.environment import passed_on
 from peer.decoding import MALFORMED, told
 from peer.errors import WorkerError
-from peer.ipc.messages import Beat, ControlFrames, FirstMessage, FromWorker, ModelLoaded, Rejected, ToWorker, frame
+from peer.ipc.first_message import FirstMessage, ToWorker
+from peer.ipc.messages import Beat, ControlFrames, FromWorker, ModelLoaded, Rejected, frame
 
 _LOG_MAX_BYTES = 1 << 20
 _LOG_TAIL_BYTES = 4096

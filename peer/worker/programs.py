@@ -1,17 +1,23 @@
-"""The programs that a worker process can run, by name."""
+"""The programs that a worker process can run, by their first message: what each is granted, and where its code is.
+
+This table is read before the process is confined, so it imports no program. A program is imported when it is to run.
+"""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Protocol
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final, Protocol
 
-from peer.errors import ConfigError
+from peer.confinement.grants import Grants
 from peer.ipc.block_messages import LoadBlocks
-from peer.ipc.messages import FirstMessage
-from peer.worker.block_worker import BlockWorker
+from peer.ipc.corpus_messages import LoadCorpus
+from peer.ipc.first_message import FirstMessage
+from peer.ipc.stage_messages import LoadStage
+from peer.ipc.train_messages import LoadTrain
 from peer.worker.control_link import ControlLink
-from peer.worker.corpus_worker import CorpusWorker
-from peer.worker.stage_worker import StageWorker
-from peer.worker.train_worker import TrainWorker
+
+_BEHIND_THE_NETWORK: Final = 10  # the network process must stay responsive
 
 
 class Program(Protocol):
@@ -30,16 +36,76 @@ class Program(Protocol):
         ...
 
 
-PROGRAMS: dict[str, type[Program]] = {"train": TrainWorker, "stage": StageWorker, "corpus": CorpusWorker}
-"""Of LoadModel."""
-BLOCKS: type[Program] = BlockWorker
-"""Of LoadBlocks."""
+@dataclass(frozen=True)
+class ProgramEntry:
+    """What is known of a program before it is imported."""
+
+    find: Callable[[], type[Program]]
+    """Imports it."""
+    grants: Callable[[Any], Grants]
+    """Returns what its first message needs beside Python and the devices."""
+    niceness: int = _BEHIND_THE_NETWORK
+    """How far its process gives way to others."""
 
 
-def find_program(load: FirstMessage) -> type[Program]:
-    """Return the program that a first message asks for. Raises ConfigError if there is none."""
-    if isinstance(load, LoadBlocks):
-        return BLOCKS
-    if load.program not in PROGRAMS:
-        raise ConfigError(f"no worker program is named {load.program!r}: choose one of {', '.join(sorted(PROGRAMS))}")
-    return PROGRAMS[load.program]
+def _train() -> type[Program]:
+    from peer.worker.train_worker import TrainWorker
+
+    return TrainWorker
+
+
+def _stage() -> type[Program]:
+    from peer.worker.stage_worker import StageWorker
+
+    return StageWorker
+
+
+def _corpus() -> type[Program]:
+    from peer.worker.corpus_worker import CorpusWorker
+
+    return CorpusWorker
+
+
+def _blocks() -> type[Program]:
+    from peer.worker.block_worker import BlockWorker
+
+    return BlockWorker
+
+
+def _train_grants(load: LoadTrain) -> Grants:
+    return Grants(
+        private=load.directory,
+        readable=_named(load.data_folder, load.tokenizer),
+        compiles=load.compile,
+        accelerators=load.device != "cpu",
+        tcp=load.world_size > 1,
+    )
+
+
+def _stage_grants(load: LoadStage) -> Grants:
+    return Grants(
+        private=load.directory,
+        compiles=load.compile,
+        accelerators=load.device != "cpu",
+        tcp=load.world_size > 1,
+    )
+
+
+def _corpus_grants(load: LoadCorpus) -> Grants:
+    return Grants(private=load.directory, readable=_named(load.data_folder, load.tokenizer))
+
+
+def _block_grants(load: LoadBlocks) -> Grants:
+    return Grants(private=load.directory, readable=load.folders, accelerators=load.device != "cpu")
+
+
+def _named(*paths: str) -> tuple[str, ...]:
+    return tuple(filter(None, paths))
+
+
+PROGRAMS: Final[dict[type[FirstMessage], ProgramEntry]] = {
+    LoadTrain: ProgramEntry(_train, _train_grants),
+    LoadStage: ProgramEntry(_stage, _stage_grants),
+    LoadCorpus: ProgramEntry(_corpus, _corpus_grants),
+    LoadBlocks: ProgramEntry(_blocks, _block_grants),
+}

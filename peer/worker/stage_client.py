@@ -6,19 +6,28 @@ once. The new worker has no weights: it refuses all else (StageRefused, "no_weig
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Literal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import (
+    AbstractAsyncContextManager,
+    asynccontextmanager,
+    closing,
+    contextmanager,
+)
+from dataclasses import dataclass
+from typing import Final, Literal
 
+import torch
 import trio
 
 from peer.compute.stage_checks import check_size
 from peer.errors import ConfigError
 from peer.ipc.messages import Command
+from peer.ipc.shared_memory import SharedBuffer
 from peer.ipc.stage_messages import (
     DropMicroBatch,
     ExportProduct,
     ImportWeights,
+    LoadStage,
     MicroBatchDone,
     RunBackward,
     RunForward,
@@ -43,6 +52,17 @@ __all__ = [
 ]
 
 
+@dataclass(frozen=True)
+class StageBuffers(WorkerBuffers):
+    """The vectors of a stage, and the slots of its micro-batches."""
+
+    slots: SharedBuffer
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        return (*super().fds, self.slots.fd)
+
+
 class StageWorkerGroup(WorkerCommands):
     """Commands to the worker of stage `spec`; from `open_stage_worker_group`. Any number of calls may run at a time.
 
@@ -55,19 +75,44 @@ class StageWorkerGroup(WorkerCommands):
     begins with it.
     """
 
-    program = "stage"
     starts_max = (
         5  # some 8 s plus the starts: the pipeline expects a live peer's part, and does without a peer that left
     )
 
     def __init__(self, config: WorkerConfig, buffers: WorkerBuffers) -> None:
         super().__init__(config, buffers)
-        assert config.stage is not None and buffers.slots is not None
-        self.spec: StageSpec = config.stage
+        assert isinstance(buffers, StageBuffers)
+        self.spec: Final = _spec_of(config)
+        self._slots = buffers.slots
         self._area = SlotArea(self.spec, config.model.hidden_size, buffers.slots.tensor)
         self._freed, self._free = trio.open_memory_channel[int](self.spec.slots)
         for number in range(self.spec.slots):
             self._freed.send_nowait(number)
+
+    @classmethod
+    @contextmanager
+    def open_buffers(cls, config: WorkerConfig) -> Iterator[StageBuffers]:
+        size = SlotArea.size_bytes(_spec_of(config), config.model.hidden_size)
+        with (
+            closing(SharedBuffer.create(config.directory, size, torch.uint8)) as slots,
+            WorkerBuffers.open(config) as buffers,
+        ):
+            yield StageBuffers(buffers.outer, buffers.delta, buffers.inner_state, slots)
+
+    def _first_message(self, rank: int) -> LoadStage:
+        config = self.config
+        return LoadStage(
+            rank=rank,
+            world_size=config.world_size,
+            model=config.model,
+            inner=config.inner,
+            stage=self.spec,
+            compile=config.compile,
+            directory=str(config.private_folder),
+            device=config.device,
+            vectors=self._buffers.vectors,
+            slots_fd=self._slots.fd,
+        )
 
     @asynccontextmanager
     async def slot(self) -> AsyncIterator[MicroBatchSlot]:
@@ -165,7 +210,11 @@ def _was_counted(pending: Pending) -> bool:
 def open_stage_worker_group(config: WorkerConfig) -> AbstractAsyncContextManager[StageWorkerGroup]:
     """Open a group that computes `config.stage`; see `WorkerCommands.open`. Raises ConfigError if the model cannot be
     split like this."""
+    _spec_of(config).check(config.model)
+    return StageWorkerGroup.open(config)
+
+
+def _spec_of(config: WorkerConfig) -> StageSpec:
     if config.stage is None:
         raise ConfigError("WorkerConfig.stage is not set: set it, or open a group for the whole model")
-    config.stage.check(config.model)
-    return StageWorkerGroup.open(config)
+    return config.stage

@@ -16,13 +16,14 @@ from peer.compute.device import resolve_device, uses_bf16
 from peer.compute.optimizer import InnerSpec
 from peer.compute.stage import Stage
 from peer.compute.stage_checks import check_size
-from peer.errors import ConfigError, StageRefused
-from peer.ipc.messages import LoadModel, ModelLoaded
+from peer.errors import StageRefused
+from peer.ipc.messages import ModelLoaded
 from peer.ipc.shared_memory import SharedBuffer
 from peer.ipc.stage_messages import (
     DropMicroBatch,
     ExportProduct,
     ImportWeights,
+    LoadStage,
     MicroBatchDone,
     RunBackward,
     RunForward,
@@ -41,19 +42,17 @@ class StageWorker:
 
     commands: ClassVar[Any] = StageCommand
 
-    def __init__(self, link: ControlLink, load: LoadModel) -> None:
+    def __init__(self, link: ControlLink, load: LoadStage) -> None:
         spec = load.stage
-        if spec is None:
-            raise ConfigError('the program "stage" got no stage: set WorkerConfig.stage')
         self._link = link
         self._queue = StageQueue()
         device = resolve_device(load.device, load.compile)
         self._stage = stage = Stage(load.model, load.inner, device, spec)
         numel = stage.layout.numel
-        self._outer = SharedBuffer.attach(load.outer_fd, numel).tensor
-        self._delta = SharedBuffer.attach(load.delta_fd, numel).tensor
+        self._outer = SharedBuffer.attach(load.vectors.outer, numel).tensor
+        self._delta = SharedBuffer.attach(load.vectors.delta, numel).tensor
         state_size = state_bytes(InnerSpec.of(load.inner), stage.layout)
-        self._inner_state = SharedBuffer.attach(load.inner_state_fd, state_size, torch.uint8).tensor
+        self._inner_state = SharedBuffer.attach(load.vectors.inner_state, state_size, torch.uint8).tensor
         stage.optimizer.load(self._inner_state)
         self._model = load.model
         hidden_size = load.model.hidden_size

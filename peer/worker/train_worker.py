@@ -16,10 +16,11 @@ from peer.compute.optimizer import InnerSpec
 from peer.compute.train_loop import InnerRun, InnerTrainer, StepOutcome, run_inner
 from peer.data.corpus import sample_numbers
 from peer.errors import ConfigError, StageRefused
+from peer.ipc.corpus_messages import LoadCorpus
 from peer.ipc.inner_options import ElementRange, InnerRunOptions
-from peer.ipc.messages import LoadModel, ModelLoaded
+from peer.ipc.messages import ModelLoaded
 from peer.ipc.shared_memory import SharedBuffer
-from peer.ipc.train_messages import InnerResult, RunEvaluate, RunInner, TrainCommand
+from peer.ipc.train_messages import InnerResult, LoadTrain, RunEvaluate, RunInner, TrainCommand
 from peer.model.layout import FlatLayout
 from peer.worker.control_link import ControlLink
 from peer.worker.corpus_worker import read_corpus
@@ -32,20 +33,28 @@ class TrainWorker:
 
     commands: ClassVar[Any] = TrainCommand
 
-    def __init__(self, link: ControlLink, load: LoadModel) -> None:
+    def __init__(self, link: ControlLink, load: LoadTrain) -> None:
         self._link = link
         self._load = load
         layout = FlatLayout.of(load.model)
         state_size = state_bytes(InnerSpec.of(load.inner), layout)
-        self._outer = SharedBuffer.attach(load.outer_fd, layout.numel).tensor
-        self._delta = SharedBuffer.attach(load.delta_fd, layout.numel).tensor
-        self._inner_state = SharedBuffer.attach(load.inner_state_fd, state_size, torch.uint8).tensor
+        self._outer = SharedBuffer.attach(load.vectors.outer, layout.numel).tensor
+        self._delta = SharedBuffer.attach(load.vectors.delta, layout.numel).tensor
+        self._inner_state = SharedBuffer.attach(load.vectors.inner_state, state_size, torch.uint8).tensor
         if load.data.seq_len > load.model.max_seq_len:
             raise ConfigError(
                 f"data.seq_len ({load.data.seq_len}) exceeds model.max_seq_len ({load.model.max_seq_len}): lower it"
             )
         device = resolve_device(load.device, load.compile)
-        self._corpus = read_corpus(load)
+        self._corpus = read_corpus(
+            LoadCorpus(
+                data=load.data,
+                tokenizer=load.tokenizer,
+                vocab_size=load.model.vocab_size,
+                data_folder=load.data_folder,
+                directory=load.directory,
+            )
+        )
         self._trainer = InnerTrainer(load.model, load.inner, device)
         self._trainer.optimizer.load(self._inner_state)
         self._has_local = False  # whether trainer.local holds weights to continue from

@@ -21,7 +21,8 @@ from peer.compute.train_loop import InnerTrainer
 from peer.config import InnerConfig
 from peer.data.corpus import Corpus, load_corpus
 from peer.data.tokenizer import ByteTokenizer
-from peer.ipc.messages import LoadModel, ModelLoaded, Rejected, Stop
+from peer.ipc.first_message import FirstMessage
+from peer.ipc.messages import ModelLoaded, Rejected, Stop
 from peer.ipc.train_messages import RunInner
 from peer.model.decoder import Decoder, next_token_loss
 from peer.model.layout import init_flat
@@ -212,7 +213,7 @@ async def _new_worker(twins: Twins, monkeypatch: pytest.MonkeyPatch) -> None:
     before = torch.clone(worker_group.inner_state)
     stop_asked = trio.Event()
 
-    async def late(worker: WorkerProcess, load: LoadModel, timeout_s: float) -> ModelLoaded | Rejected:
+    async def late(worker: WorkerProcess, load: FirstMessage, timeout_s: float) -> ModelLoaded | Rejected:
         await stop_asked.wait()  # else the worker might be ready before the stop
         return await handshake(worker, load, timeout_s)
 

@@ -8,15 +8,17 @@ import os
 import socket
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from peer.errors import ConfigError
-from peer.ipc.block_messages import OpenSession, ToBlocks
-from peer.ipc.messages import Command, LoadModel, ModelLoaded
+from peer.ipc.block_messages import LoadBlocks, OpenSession, ToBlocks
+from peer.ipc.messages import Command, ModelLoaded
+from peer.ipc.train_messages import LoadTrain
 from peer.worker import main, programs
 from peer.worker.block_worker import BlockWorker
-from peer.worker.commands import WorkerCommands
+from peer.worker.client import WorkerGroup
 from peer.worker.control_link import ControlLink
 
 
@@ -39,7 +41,7 @@ class EchoWorker:
 
     commands: ClassVar[Any] = WhoAreYou | Wait | Reach
 
-    def __init__(self, link: ControlLink, load: LoadModel) -> None:
+    def __init__(self, link: ControlLink, load: LoadTrain) -> None:
         if load.seed == load.rank + 1:
             raise ConfigError(f"rank {load.rank} does not load")
         self._link, self._load = link, load
@@ -58,10 +60,8 @@ class EchoWorker:
                 self._link.reply(command, [self._load.rank, self._load.world_size, os.getpid()])
 
 
-class EchoGroup(WorkerCommands):
-    """Commands to echo workers."""
-
-    program = "echo"
+class EchoGroup(WorkerGroup):
+    """Commands to echo workers, which run where others train."""
 
     def who(self) -> WhoAreYou:
         return WhoAreYou(next(self._ids))
@@ -87,10 +87,6 @@ class BadBlockWorker(BlockWorker):
         super()._apply(message, payload)
 
 
-class UnknownGroup(WorkerCommands):
-    program = "blocks"
-
-
 def _reach(path: str) -> dict[str, str]:
     attempts: dict[str, Callable[[], object]] = {
         "read": lambda: open(path).close(),
@@ -110,6 +106,6 @@ def _reach(path: str) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    programs.PROGRAMS["echo"] = EchoWorker
-    programs.BLOCKS = BadBlockWorker
+    for kind, find in ((LoadTrain, lambda: EchoWorker), (LoadBlocks, lambda: BadBlockWorker)):
+        programs.PROGRAMS[kind] = replace(programs.PROGRAMS[kind], find=find)
     main.main()

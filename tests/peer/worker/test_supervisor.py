@@ -12,7 +12,7 @@ import trio
 import trio.testing
 
 from peer.errors import ConfigError, WorkerError
-from tests.peer.support.echo_worker import EchoGroup, UnknownGroup
+from tests.peer.support.echo_worker import EchoGroup
 from tests.peer.support.worker_harness import Log, worker_config
 
 pytestmark = [
@@ -66,12 +66,4 @@ async def test_a_lost_rank_replaces_the_whole_group(tmp_path: Path) -> None:
 async def test_a_rank_that_does_not_load_ends_the_start(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="rank 1 does not load"):
         async with EchoGroup.open(worker_config(tmp_path, tmp_path, world_size=2, seed=2)):
-            pass
-
-
-async def test_an_unknown_program_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"^no worker program is named 'blocks': choose one of corpus, echo, stage, train$"
-    ):
-        async with UnknownGroup.open(worker_config(tmp_path, tmp_path, world_size=2)):
             pass

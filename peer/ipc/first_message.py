@@ -1,0 +1,12 @@
+"""The first message to a worker: a union of one struct a program, so that it names the program, too."""
+
+from __future__ import annotations
+
+from peer.ipc.block_messages import LoadBlocks
+from peer.ipc.corpus_messages import LoadCorpus
+from peer.ipc.messages import Command, Stop
+from peer.ipc.stage_messages import LoadStage
+from peer.ipc.train_messages import LoadTrain
+
+FirstMessage = LoadTrain | LoadStage | LoadCorpus | LoadBlocks
+ToWorker = FirstMessage | Stop | Command

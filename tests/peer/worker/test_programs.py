@@ -1,0 +1,118 @@
+"""What is known of each worker program before it is imported, and that no other is imported with it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+import pytest
+
+from peer.config import DataConfig
+from peer.confinement.grants import Grants
+from peer.ipc.block_messages import Fds, LoadBlocks, RingEnds
+from peer.ipc.corpus_messages import LoadCorpus
+from peer.ipc.first_message import FirstMessage
+from peer.ipc.messages import VectorFds, frame
+from peer.ipc.span import Span
+from peer.ipc.stage_messages import LoadStage
+from peer.ipc.stage_spec import StageSpec
+from peer.ipc.train_messages import LoadTrain
+from peer.worker.programs import PROGRAMS
+from tests.peer.support.worker_harness import INNER, MODEL
+
+ROOT = Path(__file__).parents[3]
+DATA = DataConfig(source="folder", seq_len=8)
+FDS: Fds = (3, 4, 5)
+LOADS: dict[str, FirstMessage] = {
+    "train": LoadTrain(
+        rank=1,
+        world_size=2,
+        model=MODEL,
+        data=DATA,
+        inner=INNER,
+        tokenizer="bytes",
+        data_folder="/text",
+        compile=False,
+        directory="/own",
+        device="cpu",
+        seed=7,
+        vectors=VectorFds(3, 4, 5),
+    ),
+    "stage": LoadStage(
+        rank=0,
+        world_size=1,
+        model=MODEL,
+        inner=INNER,
+        stage=StageSpec(span=Span.whole(MODEL.layers), index=0, max_tokens=8),
+        compile=True,
+        directory="/own",
+        device="auto",
+        vectors=VectorFds(3, 4, 5),
+        slots_fd=6,
+    ),
+    "corpus": LoadCorpus(data=DATA, tokenizer="/tokens", vocab_size=9, data_folder="", directory="/own"),
+    "block": LoadBlocks(
+        model=MODEL,
+        span=Span.whole(MODEL.layers),
+        dtype="fp32",
+        window=None,
+        folders=("/weights",),
+        directory="/own",
+        device="cuda:0",
+        pages=1,
+        rows_max=1,
+        chunk_tokens=1,
+        to_worker=RingEnds(FDS, 1),
+        from_worker=RingEnds(FDS, 1),
+    ),
+}
+GRANTS = {
+    "train": Grants("/own", ("/text", "bytes"), tcp=True),
+    "stage": Grants("/own", compiles=True, accelerators=True),
+    "corpus": Grants("/own", ("/tokens",)),
+    "block": Grants("/own", ("/weights",), accelerators=True),
+}
+
+
+def test_each_first_message_is_of_one_program() -> None:
+    assert set(get_args(FirstMessage)) == set(PROGRAMS) == {type(load) for load in LOADS.values()}
+
+
+@pytest.mark.parametrize("name", LOADS)
+def test_a_first_message_names_its_program_and_its_grants(name: str) -> None:
+    load = LOADS[name]
+    decoded: Any = msgspec.msgpack.decode(frame(load)[4:], type=FirstMessage)
+    assert decoded == load
+    assert PROGRAMS[type(decoded)].grants(decoded) == GRANTS[name]
+
+
+IMPORTS = """
+import sys
+from peer.worker import main, programs
+
+assert "torch" not in sys.modules  # it starts threads, and the process is not confined yet
+[find] = [entry.find for kind, entry in programs.PROGRAMS.items() if kind.__name__ == sys.argv[1]]
+find()
+print(*sorted(name for name in sys.modules if name.startswith("peer.worker.") and name.endswith("_worker")))
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("train", ["peer.worker.corpus_worker", "peer.worker.train_worker"]),  # it reads its corpus itself
+        ("stage", ["peer.worker.stage_worker"]),
+        ("corpus", ["peer.worker.corpus_worker"]),
+        ("block", ["peer.worker.block_worker"]),
+    ],
+)
+def test_only_the_program_that_runs_is_imported(name: str, expected: list[str]) -> None:
+    kind = type(LOADS[name]).__name__
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTS, kind], cwd=ROOT, capture_output=True, text=True, check=False, timeout=300
+    )
+    assert (done.stdout.split(), done.stderr) == (expected, "")
