@@ -25,6 +25,7 @@ from dht.records import (
     Record,
     RecordEntry,
     Schema,
+    UnknownSchema,
     UnvouchedRecord,
     WrongSchema,
     check_age,
@@ -119,6 +120,8 @@ class Reader:
                 record = self._open(signed)
             except UnvouchedRecord:
                 continue  # the store may not know of a ban yet
+            except UnknownSchema as error:
+                raise WrongSchema(f"it was served under the key of another schema: {error}") from error
             if record.digest != digest:
                 raise WrongSchema(f"a record of {record.body.key!r} was served under another key")
             try:

@@ -10,7 +10,8 @@ A refusal is one of these:
     RecordError (BarnraiseError)
     ├── OversizeRecord    also a ProtocolViolation: larger than its schema allows
     ├── ForgedRecord      also a ProtocolViolation: the signature does not fit, or the body does not decode
-    ├── WrongSchema       also a ProtocolViolation: another namespace, unknown schema, or a value of another type
+    ├── WrongSchema       also a ProtocolViolation: another namespace, or a value of another type
+    ├── UnknownSchema     no kind of record that this version knows: a later one may
     ├── WrongKey          also a ProtocolViolation: no key that the run reads
     ├── WrongSigner       also a ProtocolViolation: this signer may not write this key, or another peer delivered it
     ├── ExpiredRecord     its time to live is over, or the writer's clock is slow
@@ -39,6 +40,7 @@ KIND: Final = "dht-record"
 CLOCK_TOLERANCE_S: Final = 10.0
 KEY_CHARS_MAX: Final = 256
 ENVELOPE_BYTES_MAX: Final = 1024  # a signed record without its value: names, times, signer, signature
+SIGNED_BYTES_MAX: Final = 64 << 10  # of a record of any version
 
 Text = Annotated[str, msgspec.Meta(max_length=4 * KEY_CHARS_MAX)]  # the checks below say more
 
@@ -60,6 +62,10 @@ class ForgedRecord(RecordError, ProtocolViolation):
 
 
 class WrongSchema(RecordError, ProtocolViolation):
+    pass
+
+
+class UnknownSchema(RecordError):
     pass
 
 
@@ -201,10 +207,11 @@ def sign_record(
 
 
 def open_record(signed: Signed, namespace: str, schemas: Mapping[str, Schema[Any]]) -> Record:
-    """Check a record except for its age. Raises a RecordError that is a ProtocolViolation too, or what `check` does."""
-    size_max = ENVELOPE_BYTES_MAX + max((schema.size_max for schema in schemas.values()), default=0)
-    if signed_size(signed) > size_max:
-        raise OversizeRecord(f"a record of {signed_size(signed)} bytes is over every cap of this run")
+    """Check a record except for its age. Raises UnknownSchema, another RecordError that is a ProtocolViolation too, or
+    what `check` does."""
+    size = signed_size(signed)
+    if size > SIGNED_BYTES_MAX:
+        raise OversizeRecord(f"a record of {size} bytes is over the cap of all records, {SIGNED_BYTES_MAX}")
     try:
         body = open_body(signed, KIND, Body)
     except ProtocolViolation as error:
@@ -213,7 +220,9 @@ def open_record(signed: Signed, namespace: str, schemas: Mapping[str, Schema[Any
         raise WrongSchema(f"a record of namespace {body.namespace!r} came to {namespace!r}")
     schema = schemas.get(body.schema)
     if schema is None:
-        raise WrongSchema(f"this node knows no schema {body.schema[:64]!r}: run the same version on both sides")
+        raise UnknownSchema(f"this node knows no schema {body.schema[:64]!r}: upgrade barnraise to have it kept here")
+    if size > ENVELOPE_BYTES_MAX + schema.size_max:
+        raise OversizeRecord(f"a {schema.name!r} record of {size} bytes is over its cap")
     if len(body.key) > KEY_CHARS_MAX:
         raise OversizeRecord(f"a key of {len(body.key)} characters is over the cap of {KEY_CHARS_MAX}")
     if not schema.keys(namespace, body.key):

@@ -26,7 +26,7 @@ TRIM: Final = 0.25
 FLAG_PEERS_MAX: Final = 64  # the eigenvectors of 64 contributors take about a second; of 1,024 they would take an hour
 
 
-class CodecConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class CodecConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The codecs of vectors on the wire."""
 
     up: UpCodec = "int8"
@@ -46,7 +46,7 @@ class CodecConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             raise ValueError(f"error_budget is {self.error_budget}: set it above 0 and at most 100")
 
 
-class MethodConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="method"):
+class MethodConfig(msgspec.Struct, frozen=True, kw_only=True, tag_field="method"):
     """The settings that all methods have."""
 
     steps: int

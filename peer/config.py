@@ -41,7 +41,7 @@ def _check_positive(struct: msgspec.Struct, *names: str) -> None:
             raise ValueError(f"{name} is {getattr(struct, name)}: set it above 0 and at most {_LARGEST}")
 
 
-class RopeScaling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class RopeScaling(msgspec.Struct, frozen=True, kw_only=True):
     """Llama 3's scaling of the rotary frequencies to contexts longer than in pre-training (arXiv 2407.21783)."""
 
     factor: float
@@ -58,7 +58,7 @@ class RopeScaling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             )
 
 
-class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A decoder of the Llama family."""
 
     vocab_size: int = 256
@@ -121,7 +121,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return self.hidden_size // self.heads if self.head_dim is None else self.head_dim
 
 
-class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class DataConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The training text that every peer reads from its own disk."""
 
     seq_len: int
@@ -140,7 +140,7 @@ class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
             raise ValueError(f"validation_share is {self.validation_share}: it must lie between 0 and 1")
 
 
-class InnerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class InnerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The inner optimizer. Steps are the run's inner steps, not one peer's."""
 
     lr: float

@@ -31,7 +31,7 @@ _Template = Annotated[str, msgspec.Meta(max_length=TEMPLATE_CHARS_MAX)]
 _Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
-class Generation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Generation(msgspec.Struct, frozen=True, kw_only=True):
     """How a checkpoint's authors advise to draw tokens; None where they say nothing."""
 
     do_sample: bool | None = None
@@ -48,7 +48,7 @@ class Generation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
                 raise ValueError(f"{name} is {value}: give a number")
 
 
-class TextRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class TextRules(msgspec.Struct, frozen=True, kw_only=True):
     """What a checkpoint says of texts: where an answer ends, and how a conversation is written."""
 
     stops: Annotated[tuple[_TokenId, ...], msgspec.Meta(max_length=32)] = ()

@@ -30,7 +30,8 @@ CONFIG_BYTES_MAX: Final = 1 << 20
 INTEGER_MAX: Final = 1 << 53  # what messages and double-precision arithmetic hold exactly
 _TEMPLATE_HINT: Final = "`peer coordinate --init` writes a template with every field"
 _SEED: Final = ("run", "seed")  # has 63 bits and its own check
-_REFUSED: Final = {  # settings of one machine, which a run must not make for another, and one that is no more
+# Settings of one machine, which a run must not make for another, and one that is no more.
+_REFUSED: Final[dict[tuple[str, ...], str]] = {
     ("data", "path"): "each peer names its own folder, with `peer join --data DIR`",
     ("inner", "compile"): "each peer decides for itself, with `peer join --compile`",
     ("run", "faults_tolerated"): 'leave it out; coordinator = "required" lets no number of members make two histories',
@@ -40,13 +41,13 @@ _SECTIONS: Final = {
 }  # fmt: skip
 
 
-class Pretrained(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Pretrained(msgspec.Struct, frozen=True, kw_only=True):
     """`[model] init = FOLDER`: sizes, weights and (unless set otherwise) the tokenizer of a Hugging Face checkpoint."""
 
     init: str
 
 
-class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     """One RUN.toml. Exactly one of `model` and `pretrained` is set; both are written as the section [model]."""
 
     run: RunRules
@@ -98,6 +99,8 @@ def parse_run_config(text: str, name: str = "RUN.toml") -> RunConfig:
     elif model is None:
         raise ConfigError(f"{name} has no section [model]: {_TEMPLATE_HINT}")
     method = _method(raw, name, text)
+    if path := _unknown_field(raw, _sections(method)):
+        raise _fault(name, text, path, _why_unknown(path[:-1], path[-1], method))
     try:
         config = msgspec.convert(raw, RunConfig)
     except msgspec.ValidationError as error:
@@ -140,17 +143,6 @@ def _explain(message: str, method: str) -> tuple[tuple[str, ...], str]:
     """Return msgspec's message as (path of the wrong field, what is wrong with it)."""
     what, _, at = message.partition(" - at `$")
     path = tuple(re.findall(r"[A-Za-z_]\w*", at))
-    if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", what):
-        field = unknown[1]
-        if instead := _REFUSED.get((*path, field)):
-            return (*path, field), f"{field} is no setting of a run: {instead}"
-        if path == ("outer",) and field in ("merge", "trim") and method in MEAN_ONLY:
-            why = f"{field} is no setting of the method {method!r}, because {MEAN_ONLY[method]}"
-            return (*path, field), f"{why}: leave it out, or choose diloco or streaming"
-        known = _fields_at(path, method)
-        near = difflib.get_close_matches(field, known, n=1)
-        hint = f"write {near[0]}" if near else f"choose one of {', '.join(known)}"
-        return (*path, field), f"unknown field: {hint}"
     if missing := re.fullmatch(r"Object missing required field `(.*)`", what):
         return path, f"the {'field' if path else 'section'} {missing[1]} is missing"
     if wrong := re.fullmatch(r"Invalid enum value (.*)", what):
@@ -159,6 +151,33 @@ def _explain(message: str, method: str) -> tuple[tuple[str, ...], str]:
     if first_word in _fields_at(path, method):  # our own checks begin with the field's name
         return (*path, first_word), what
     return path, what[:1].lower() + what[1:].replace("`", "")
+
+
+def _unknown_field(raw: dict[str, Any], fields: dict[str, Any], path: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """Return the path of the first field that is not one of `fields` (types by name), nor of the structs in them; ()
+    if all are known. The structs themselves ignore such fields, which a later version may put in a manifest."""
+    for field, value in raw.items():
+        if field not in fields:
+            return (*path, field)
+        for kind in (fields[field], *get_args(fields[field])):
+            if isinstance(value, dict) and isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+                known = {**get_type_hints(kind), str(kind.__struct_config__.tag_field): str}
+                if unknown := _unknown_field(value, known, (*path, field)):
+                    return unknown
+    return ()
+
+
+def _why_unknown(path: tuple[str, ...], field: str, method: str) -> str:
+    """Return what is wrong with a field that the section at `path` does not have."""
+    if instead := _REFUSED.get((*path, field)):
+        return f"{field} is no setting of a run: {instead}"
+    if path == ("outer",) and field in ("merge", "trim") and method in MEAN_ONLY:
+        why = f"{field} is no setting of the method {method!r}, because {MEAN_ONLY[method]}"
+        return f"{why}: leave it out, or choose diloco or streaming"
+    known = _fields_at(path, method)
+    near = difflib.get_close_matches(field, known, n=1)
+    hint = f"write {near[0]}" if near else f"choose one of {', '.join(known)}"
+    return f"unknown field: {hint}"
 
 
 def _fields_at(path: tuple[str, ...], method: str) -> list[str]:

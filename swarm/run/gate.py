@@ -33,7 +33,7 @@ from peer.net.rpc import Call, Method, Rpc
 from swarm.run.ban_list import BANS_BYTES_MAX, BanList, Serial, open_bans
 from swarm.run.credentials import Chain, Rights, judge
 from swarm.run.guests import GuestBook
-from swarm.run.manifest import PROTOCOL_VERSION, AnyManifest
+from swarm.run.manifest import AnyManifest
 
 CHALLENGES_MAX: Final = 1024  # a challenge that is pushed out costs its peer one more introduction
 _NONCE_BYTES: Final = 32
@@ -53,6 +53,7 @@ class Entry(msgspec.Struct, frozen=True):
     """The dialler's first move."""
 
     protocol: Version
+    """That of the run, as its manifest says."""
     run: Bytes32
     """Hash of the run's id and the nonce: only a peer that knows the id can compare it."""
     nonce: Bytes32
@@ -168,7 +169,7 @@ class Gate:
         """
         deadline = time.monotonic() + timeout_s
         nonce = secrets.token_bytes(_NONCE_BYTES)
-        entry = Entry(PROTOCOL_VERSION, self._run_hash(nonce), nonce, self._fresh_chain(), self._serial)
+        entry = Entry(self._manifest.protocol, self._run_hash(nonce), nonce, self._fresh_chain(), self._serial)
         reply = (await self._rpc.call(peer, ENTER, entry, timeout_s=timeout_s)).body
         statement = self._statement(self._identity.peer_id, peer, nonce, reply.nonce)
         try:
@@ -229,10 +230,11 @@ class Gate:
 
     async def _enter(self, call: Call[Entry]) -> EntryReply:
         entry = call.body
-        if entry.protocol != PROTOCOL_VERSION:
-            old = "the caller's machine" if entry.protocol < PROTOCOL_VERSION else "the run's machines"
+        spoken = self._manifest.protocol
+        if entry.protocol != spoken:
+            old = "the caller's machine" if entry.protocol < spoken else "the run's machines"
             raise NotAdmitted(
-                f"the caller speaks protocol version {entry.protocol} and this run version {PROTOCOL_VERSION}:"
+                f"the caller speaks protocol version {entry.protocol} and this run version {spoken}:"
                 f" upgrade barnraise on {old}"
             )
         if entry.run != self._run_hash(entry.nonce):

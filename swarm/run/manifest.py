@@ -7,6 +7,7 @@ host or command. Gate, invites and the transfer of manifests take either kind.
 from __future__ import annotations
 
 from base64 import b32encode
+from functools import cached_property
 from itertools import pairwise
 from typing import Final, cast
 
@@ -34,6 +35,7 @@ from swarm.run.sections import (
 )
 
 PROTOCOL_VERSION: Final = 8
+OLDEST_SPOKEN: Final = max(8, PROTOCOL_VERSION - 1)  # the number before; 7 cannot be spoken any more
 MANIFEST_BYTES_MAX: Final = 64 << 10
 TIME_MAX_S: Final = 1 << 40
 VERSION_MAX: Final = 1 << 16
@@ -46,11 +48,11 @@ BlockRange = tuple[int, int]
 """Blocks (first, past the last)."""
 
 
-class CommonManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class CommonManifest(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """What the manifests of a training run and of a served model have in common."""
 
     protocol: int
-    """Version of the wire protocol."""
+    """Version of the wire protocol, which the run keeps for as long as it lives."""
     authority: str
     """The peer id that signs."""
     created_at: int
@@ -66,15 +68,15 @@ class CommonManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         check_range(self, 0, VERSION_MAX, "protocol")
         check_tokenizer_name(self.tokenizer)
 
-    @property
+    @cached_property
     def run_id(self) -> str:
-        """32 characters that name the run or served model: base32 of a 160-bit hash of the manifest."""
-        return run_id_text(blake3(msgspec.msgpack.encode(self)).digest(RUN_ID_BYTES))
+        """32 characters that name the run or served model: base32 of a 160-bit hash of the manifest's bytes.
+
+        `open_any_manifest` sets it from the bytes that came, which may hold fields that this version does not know."""
+        return _named(msgspec.msgpack.encode(self))
 
 
-class Manifest(
-    CommonManifest, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field=_TAG_FIELD, tag="training_run"
-):
+class Manifest(CommonManifest, frozen=True, kw_only=True, tag_field=_TAG_FIELD, tag="training_run"):
     """The agreed rules of a training run.
 
     The replicas of one stage are a *group*. A group has its own rounds, heads and state, under the group's id.
@@ -155,9 +157,7 @@ class Manifest(
         return isinstance(self.outer, AllReduceConfig)
 
 
-class ServedModelManifest(
-    CommonManifest, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field=_TAG_FIELD, tag="served_model"
-):
+class ServedModelManifest(CommonManifest, frozen=True, kw_only=True, tag_field=_TAG_FIELD, tag="served_model"):
     """The agreed rules of a served model: which weights, in which parts, and who may take part."""
 
     name: str
@@ -221,6 +221,7 @@ def open_any_manifest(signed: Signed, run_id: str | None = None) -> AnyManifest:
     check_protocol(preamble.protocol)
     kinds = cast("type[AnyManifest]", AnyManifest)
     manifest = open_body(signed, _KIND, kinds, signer=preamble.authority)
+    vars(manifest)["run_id"] = _named(signed.body)
     if run_id is not None:
         check_run(manifest, run_id)
     return manifest
@@ -241,17 +242,25 @@ def training_manifest(manifest: AnyManifest) -> Manifest:
 
 
 def check_protocol(version: int) -> None:
-    """Raise NotAdmitted if a run, in a home or of other peers, is of another version of the protocol."""
+    """Raise NotAdmitted if a run, in a home or of other peers, is of a version of the protocol that is not spoken here.
+
+    All peers of a run speak the version in its manifest, also those whose software knows the next one."""
     if version > PROTOCOL_VERSION:
         raise NotAdmitted(
-            f"the run speaks protocol version {version} and this software version {PROTOCOL_VERSION}:"
+            f"the run speaks protocol version {version} and this software {_versions_spoken()}:"
             " upgrade barnraise on this machine"
         )
-    if version < PROTOCOL_VERSION:
+    if version < OLDEST_SPOKEN:
         raise NotAdmitted(
-            f"the run speaks protocol version {version}, which this software (version {PROTOCOL_VERSION}) does not:"
+            f"the run speaks protocol version {version}, which this software ({_versions_spoken()}) does not:"
             " finish or export it with the barnraise that made it, or create a new run in another home"
         )
+
+
+def _versions_spoken() -> str:
+    if OLDEST_SPOKEN == PROTOCOL_VERSION:
+        return f"version {PROTOCOL_VERSION}"
+    return f"versions {OLDEST_SPOKEN} and {PROTOCOL_VERSION}"
 
 
 def check_run(manifest: CommonManifest, run_id: str) -> None:
@@ -260,6 +269,10 @@ def check_run(manifest: CommonManifest, run_id: str) -> None:
         raise NotAdmitted(
             f"the manifest is of run {manifest.run_id}, not of {run_id}: ask for an invite to the right run"
         )
+
+
+def _named(encoded: bytes) -> str:
+    return run_id_text(blake3(encoded).digest(RUN_ID_BYTES))
 
 
 def run_id_text(raw: bytes) -> str:

@@ -20,7 +20,7 @@ NAME_CHARACTERS_MAX: Final = 64
 _HASH: Final = re.compile("[0-9a-f]{64}")
 
 
-class RunRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class RunRules(msgspec.Struct, frozen=True, kw_only=True):
     """The section [run]: who takes part, and for how long."""
 
     name: str
@@ -83,7 +83,7 @@ class RunRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         return found
 
 
-class TokenizerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class TokenizerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The section [tokenizer]."""
 
     source: str = AUTO_TOKENIZER
@@ -91,7 +91,7 @@ class TokenizerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     `tokenizer.json` or of a folder that holds one."""
 
 
-class PipelineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class PipelineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The section [pipeline]: how the model is cut into stages."""
 
     stages: int = 1

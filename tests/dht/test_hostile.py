@@ -54,7 +54,7 @@ async def deliver(attacker: Host, victim: Member, signed: Signed, namespace: str
         ({"value": msgspec.msgpack.encode(Card(1, "x" * 600))}, "OversizeRecord"),
         ({"value": b"x" * 10_000}, "OversizeRecord"),
         ({"value": msgspec.msgpack.encode(["not", "a", "card"])}, "WrongSchema"),
-        ({"schema": "unknown"}, "WrongSchema"),
+        ({"schema": "unknown"}, "UnknownSchema"),
         ({"ttl_ms": 3_600_000}, "WrongSchema"),
         ({"namespace": "another run"}, "WrongSchema"),
         ({"schema": "mine", "key": HONEST.peer_id}, "WrongSigner"),
@@ -66,6 +66,9 @@ async def test_a_store_refuses_a_false_claim_by_its_name(changes: dict[str, obje
         with pytest.raises(RemoteError) as refused:
             await deliver(attacker, victim, sign_body(attacker.identity, KIND, body(**changes)))
         assert refused.value.code == code
+        penalties = victim.facts.all("peer_penalized", peer=attacker.peer_id)
+        blameless = ("ExpiredRecord", "FutureRecord", "UnknownSchema")  # clocks differ, and versions
+        assert bool(penalties) == (code not in blameless)
         assert victim.node.stored == (0, 0)
         assert not victim.facts.all("bug")
 
@@ -167,6 +170,7 @@ LIES: dict[str, list[HeldRecord] | bytes] = {
     "forged": held(msgspec.structs.replace(sign_body(HONEST, KIND, body()), signature=bytes(64))),
     "wrong key": held(sign_body(HONEST, KIND, body(key="another key"))),
     "wrong schema": held(sign_body(HONEST, KIND, body(value=b"\xc0"))),
+    "later schema": held(sign_body(HONEST, KIND, body(schema="later"))),
     "wrong signer": held(sign_body(HONEST, KIND, body(schema="mine", key="not his"))),
     "oversize": held(sign_body(HONEST, KIND, body(value=b"x" * 60_000))),
     "garbage": b"\xff\xfe\xfd",

@@ -1,3 +1,5 @@
+from typing import Any
+
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -14,6 +16,7 @@ from dht.records import (
     OversizeRecord,
     Record,
     Schema,
+    UnknownSchema,
     WrongSchema,
     WrongSigner,
     check_age,
@@ -103,7 +106,6 @@ def test_a_record_with_another_signer_is_forged() -> None:
     ("changes", "error"),
     [
         ({"namespace": "run-2"}, WrongSchema),
-        ({"schema": "unknown"}, WrongSchema),
         ({"schema": "order"}, WrongSigner),
         ({"ttl_ms": 30_001}, WrongSchema),
         ({"ttl_ms": 0}, WrongSchema),
@@ -119,6 +121,31 @@ def test_false_claims_are_refused_by_name_even_when_signed(
 ) -> None:
     with pytest.raises(error):
         opened(signed_by(MALLORY, **changes))
+
+
+@pytest.mark.parametrize("size", [3, 5000])
+def test_a_record_of_a_later_schema_is_refused_without_blame(size: int) -> None:
+    with pytest.raises(UnknownSchema, match="no schema 'later': upgrade") as caught:
+        opened(signed_by(MALLORY, schema="later", value=bytes(size)))
+    assert not isinstance(caught.value, ProtocolViolation)
+
+
+def test_fields_of_a_later_version_are_signed_and_ignored() -> None:
+    class LaterCard(Card):
+        colour: str = "red"
+
+    value = msgspec.msgpack.encode(LaterCard(7))
+    body: Any = [RUN, "card", "key", value, NOW_US, 9000, "a later field of the body"]
+    signed = sign_body(ALICE, KIND, body)
+    record = opened(signed)
+    assert record.value == Card(7)
+    assert record.signed == signed and b"colour" in record.signed.body, "what came is what is passed on"
+    body[-1] = "another"
+    with pytest.raises(ForgedRecord):
+        opened(msgspec.structs.replace(signed, body=msgspec.msgpack.encode(body)))
+    body[-1] = "x" * 2000
+    with pytest.raises(OversizeRecord, match="over its cap"):
+        opened(sign_body(ALICE, KIND, body))
 
 
 def test_a_signature_for_another_purpose_does_not_pass() -> None:

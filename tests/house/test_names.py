@@ -21,14 +21,14 @@ def test_a_public_class_name_is_unique() -> None:
 
 
 def test_config_classes_end_in_config() -> None:
-    """A config is a struct or dataclass in a module called config, if it forbids unknown fields or is frozen."""
+    """A config is a frozen struct in a module called config."""
     wrong = [
         f"{path}: {node.name}"
         for path in modules()
         if path.name == "config.py"
         for node in parsed(path).body
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
-        if any(keyword.arg == "forbid_unknown_fields" for keyword in node.keywords)
+        if any(keyword.arg == "frozen" for keyword in node.keywords)
         if not node.name.endswith("Config") and node.name not in PARTS_OF_A_MODEL
     ]
     assert not wrong

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 import msgspec
 import pytest
@@ -166,11 +167,35 @@ async def test_a_call_to_an_invalid_peer_id_fails(peer: str) -> None:
 
 
 async def test_an_unknown_method_is_an_error_and_the_connection_lives_on() -> None:
-    async with hosts() as (a, b, _):
-        with pytest.raises(RemoteError) as caught:
-            await a.rpc.call(b.peer_id, UNSERVED, Number(1), timeout_s=60)
-        assert caught.value.code == "UnknownMethod"
+    async with hosts() as (a, b, facts):
+        large = Method("test/later", Text, Text, request_payload_max=BIG, header_bytes=256 << 10)
+        asked: list[tuple[Method[Any, Any], Any, int]] = [
+            (UNSERVED, Number(1), 0),
+            (large, Text("x"), BIG),
+            (large, Text("x" * 99_999), 1),
+        ]
+        for method, body, size in asked:
+            with pytest.raises(RemoteError) as caught:
+                await a.rpc.call(b.peer_id, method, body, bytes(size), timeout_s=60)
+            assert caught.value.code == "UnknownMethod"
+        assert "peer_penalized" not in {event.name for event in facts}, "a later version may have such methods"
         assert (await a.rpc.call(b.peer_id, ECHO, Number(1), b"x", timeout_s=60)).payload == b"x"
+
+
+async def test_a_field_of_a_later_version_is_ignored_on_both_sides() -> None:
+    class LaterNumber(Number, frozen=True):
+        unit: str = "metre"
+
+    later = Method(ECHO.name, LaterNumber, LaterNumber)
+    async with hosts() as (a, b, facts):
+        assert (await a.rpc.call(b.peer_id, later, LaterNumber(1, "foot"), timeout_s=60)).body == LaterNumber(2)
+
+        async def answer(call: Call[LaterNumber]) -> LaterNumber:
+            return LaterNumber(call.body.value, "foot")
+
+        a.rpc.register(later, answer)
+        assert (await b.rpc.call(a.peer_id, ECHO, Number(1), timeout_s=60)).body == Number(1)
+        assert "peer_penalized" not in {event.name for event in facts}
 
 
 async def test_methods_registered_in_a_scope_are_withdrawn_at_its_end() -> None:

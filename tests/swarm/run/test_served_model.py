@@ -95,7 +95,6 @@ def test_a_forgery_is_refused() -> None:
         ({"checkpoint": (b"a" * 32, b"b")}, "checkpoint"),
         ({"tokenizer": "a name"}, "tokenizer"),
         ({"authority": "somewhere"}, "not by somewhere"),
-        ({"outer": {"method": "diloco"}}, "outer"),
         ({"model": msgspec.structs.replace(MODEL, shared_blocks=2)}, "cuts part blocks"),
         ({"model": {**msgspec.to_builtins(MODEL), "vocab_size": 1 << 40}}, "vocab_size is"),
     ],
