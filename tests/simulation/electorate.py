@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+from blake3 import blake3
+
 from peer.identity import Signed
 from swarm.protocol.agreement import messages as say
 from swarm.protocol.head import Head, Member
 from swarm.protocol.ledger import Ledger, Range, union, without
+from swarm.protocol.plan import Contribution
 from tests.simulation.setups import COORDINATOR, Setup
 from tests.simulation.signatures import Signatures
+from tests.simulation.tensors import Tensors
 
 if TYPE_CHECKING:
     from tests.simulation.invariants import Invariants
@@ -109,6 +114,24 @@ def _unearned(setup: Setup, signatures: Signatures, before: Head, head: Head) ->
     if len({member.peer for member in new}) != len(new):
         return "one peer has two votes"
     return ""
+
+
+def require_forged_by_owners(setup: Setup, tensors: Tensors, before: Head, head: Head) -> None:
+    """Raise if a round has made-up weights in a slice that no liar owned (5): a certificate says that all have the same
+    weights, and an owner's lie reaches no further than its own slices."""
+    from tests.simulation.invariants import Broken
+
+    results = tensors.results.get(head.state_hash, ())
+    if tensors.forged.isdisjoint(results):
+        return
+    signed = msgspec.msgpack.decode(tensors.rosters[head.state_hash].body, type=say.RosterBody).contributions
+    present = [msgspec.msgpack.decode(one.body, type=Contribution).member for one in signed]
+    owning = [member.peer for member in present if member in before.members]
+    first = int.from_bytes(blake3(head.previous).digest()[:8], "big")
+    for index, name in enumerate(results):
+        owner = owning[(first + index * len(owning) // len(results)) % len(owning)]
+        if name in tensors.forged and owner not in setup.lying:
+            raise Broken("5 weights", f"round {head.round} has made-up weights in a slice of {owner}")
 
 
 def trained(ledger: Ledger) -> tuple[Range, ...]:

@@ -36,6 +36,8 @@ def draw(setup: Setup, random: Random) -> list[Fault]:
     """Draw a schedule's faults, in order."""
     found = [*_noise(random), *_joins(setup, random), *_cuts(setup, random), *_crashes(setup, random)]
     found += [*_clocks(setup, random), *_rest(setup, random)]
+    if setup.restores == "undeclared":
+        found = _with_all_back([*found, *_forgotten_term(setup, found, random)])
     return sorted(found, key=lambda fault: fault.at)
 
 
@@ -75,7 +77,7 @@ def _cuts(setup: Setup, random: Random) -> list[Fault]:
         else:
             side = set(random.sample(everybody, random.randint(1, max(1, len(everybody) // 2))))
         one_way = random.random() < 0.3
-        found.append(Fault(at, "cut", (tuple(sorted(side)), one_way, random.choice((1.0, 3.0, 8.0, 20.0)))))
+        found.append(Fault(at, "cut", (tuple(sorted(side)), one_way, random.choice(setup.cuts_s))))
     return found
 
 
@@ -108,7 +110,7 @@ def _clocks(setup: Setup, random: Random) -> list[Fault]:
 
 def _rest(setup: Setup, random: Random) -> list[Fault]:
     everybody = (*setup.peers, COORDINATOR)
-    found = [Fault(at, "person", (False,)) for at in _times(setup, random, random.choice((0, 0, 0, 1)))]
+    found = [Fault(at, "person", (False,)) for at in _times(setup, random, random.choice(setup.asks))]
     for at in _times(setup, random, random.choice((0, 0, 1, 2))):
         found.append(Fault(at, "suspect", tuple(random.sample(everybody, 2))))
     for at in _times(setup, random, random.choice((0, 0, 1))):
@@ -124,6 +126,30 @@ def _rest(setup: Setup, random: Random) -> list[Fault]:
         found.append(Fault(round(random.uniform(0.1, setup.faults_s / 2), 3), "backup", (peer,)))
         found.append(Fault(round(random.uniform(setup.faults_s / 2, setup.faults_s), 3), "restore", (peer, False, 0.5)))
     return found
+
+
+def _forgotten_term(setup: Setup, found: list[Fault], random: Random) -> list[Fault]:
+    """Return a cut in which a person asks for a term, after the backup of the coordinator that will forget it."""
+    if random.random() < 0.5:
+        return []
+    at = next(fault.at for fault in found if fault.kind == "backup")
+    side = (COORDINATOR, *random.sample(setup.peers, random.choice((1, 1, 2))))
+    cut = Fault(at + 0.1, "cut", (side, False, 5.0))
+    return [cut, Fault(at + random.uniform(1.0, 4.0), "person", (random.random() < 0.5,))]
+
+
+def _with_all_back(found: list[Fault]) -> list[Fault]:
+    """Leave out what keeps a member away once the coordinator's old disk is back, or takes its disk: an undeclared one
+    is tolerated while those are there that know what it has forgotten."""
+    until = next(fault.at for fault in found if fault.kind == "restore")
+
+    def is_over(fault: Fault) -> bool:
+        if fault.kind == "crash":
+            _, kind, _, back_s = fault.args
+            return kind != "wiped" and back_s is not None and fault.at + 2.0 + back_s < until
+        return fault.kind not in ("cut", "freeze") or fault.at + fault.args[-1] < until
+
+    return [fault for fault in found if is_over(fault)]
 
 
 # -- applied to a world ------------------------------------------------------------------------------------------------
@@ -187,6 +213,7 @@ def _slow_disks(world: World, sync_s: float) -> None:
 
 
 def _person(world: World, undo: bool) -> None:
+    world.asked_at = world.now
     world.machines[COORDINATOR].step(events.Asked(undo=undo))
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tests.simulation.machine import Machine
     from tests.simulation.world import World
 
+ANSWERED_S: Final = 10.0  # after which a start no more follows a person's word
 SENDS_PER_S: Final = 60  # and peer of the run: at most, at one node
 TOLD_KEPT: Final = 8  # of the coordinator's questions
 
@@ -79,11 +80,11 @@ class Invariants:
         """Return whether the vote is new; it must not contradict an earlier one, a promise or an acknowledgement."""
         key = (body.voter, body.head, body.attempt)
         known = self._votes.setdefault(key, body.value)
-        if known != body.value and not machine.restored:
+        if known != body.value and not self._has_forgotten(machine):
             raise Broken("6 votes", f"{body.voter} votes twice in attempt {body.attempt}")
         if known is not body.value:
             return False
-        if body.attempt < self._promised.get((body.voter, body.head), -1) and not machine.restored:
+        if body.attempt < self._promised.get((body.voter, body.head), -1) and not self._has_forgotten(machine):
             raise Broken("6 votes", f"{body.voter} votes below its promise")
         self._require_unfenced(machine, body.voter, body.head)
         return True
@@ -95,7 +96,7 @@ class Invariants:
             return
         self._promised[key] = body.attempt
         head = self.heads.get(body.head)
-        if machine.restored or head is None or body.voter not in electorate.voters(self._setup, head):
+        if self._has_forgotten(machine) or head is None or body.voter not in electorate.voters(self._setup, head):
             return
         voted = self._last_vote.get(key)
         accepted = body.accepted
@@ -112,7 +113,7 @@ class Invariants:
 
     def _require_unfenced(self, machine: Machine, voter: Member, head_hash: bytes) -> None:
         head = self.heads.get(head_hash)
-        if head is not None and head.term < self._acked.get(voter, -1) and not machine.restored:
+        if head is not None and head.term < self._acked.get(voter, -1) and not self._has_forgotten(machine):
             raise Broken(
                 "3 one commit a round", f"{voter} takes part in term {head.term}, below a start it acknowledged"
             )
@@ -214,6 +215,8 @@ class Invariants:
             raise Broken("10 electorate", f"the start of term {head.term} has the members {peers}")
         if head.previous not in self.values:
             self._passed_by(self._world.machines["W"], head)
+        if self._setup.lying.issuperset(peers) and self._setup.lies:
+            self._begun_with_liars(head)
         if self._setup.mode == "witness" and self._setup.lying.issuperset(peers):
             raise OutsidePromise(f"only liars have answered the person who began term {head.term}")
         base = self.values[head.previous]
@@ -221,11 +224,11 @@ class Invariants:
             raise Broken("2 lineage", f"the start of term {head.term} changes the state of its base")
         coordinator = self._world.machines["W"]
         if self._setup.mode == "required":
-            if not coordinator.restored:
+            if not self._has_forgotten(coordinator):
                 for other in self.heads.values():
                     self._require_kept(other, head, name)
             return
-        if coordinator.restored:
+        if self._has_forgotten(coordinator):
             return
         present = self._world.machines["W"].node
         if present is not None and present.head.hash != name:
@@ -237,6 +240,15 @@ class Invariants:
                 self._require_kept(known_head, head, name)
             if told.accepted is not None and told.accepted.value.hash in self.heads:
                 self._require_kept(told.accepted.value, head, name)
+
+    def _has_forgotten(self, machine: Machine) -> bool:
+        """Return whether a machine's disk was put back, and nobody need be there that knows what it has forgotten."""
+        return machine.restored and self._setup.restores != "undeclared"
+
+    def _begun_with_liars(self, head: Head) -> None:
+        """Judge a term with liars only, who choose all weights from here on: no coordinator begins one by itself."""
+        if self._world.now - self._world.asked_at > ANSWERED_S:
+            raise Broken("5 weights", f"term {head.term} begins with liars only, and no person has said so")
 
     def _require_kept(self, committed: Head, start: Head, name: bytes) -> None:
         """Raise if a start takes back a commit silently."""
@@ -289,7 +301,10 @@ class Invariants:
         if other != name or self._at.setdefault(position(head), name) != name:
             raise Broken("1 agreement", f"two commits of round {head.round} in term {head.term}")
         electorate.require_earned(self._setup, self._world.signatures, before, head)
-        if self._setup.mode == "required" and not self._world.machines["W"].restored:
+        electorate.require_forged_by_owners(self._setup, self._world.tensors, before, head)
+        if self._setup.rounds and head.round > self._setup.rounds:
+            raise Broken("2 lineage", f"round {head.round} of a run with {self._setup.rounds}")
+        if self._setup.mode == "required" and not self._has_forgotten(self._world.machines["W"]):
             for start in self._starts.values():
                 self._require_kept(head, self.values[start], start)
 
@@ -313,7 +328,7 @@ class Invariants:
     def accused(self, machine: Machine, action: actions.Accuse) -> None:
         """Judge an accusation by an honest node."""
         culprit = self._world.machines.get(action.peer)
-        if culprit is None or (culprit.is_honest and not culprit.restored):
+        if culprit is None or (culprit.is_honest and not self._has_forgotten(culprit)):
             raise Broken("12 honest is never struck", f"{machine.peer} accuses {action.peer}: {action.reason}")
 
     def wiped(self, peer: str) -> None:

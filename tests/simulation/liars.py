@@ -95,6 +95,13 @@ class TwoFacedOwner(Liar):
         super().send(target, message)
 
 
+class FalseOwner(Liar):
+    """Merges another result than the honest one, the same for all."""
+
+    def result(self, honest: bytes) -> bytes:
+        return self.forge(honest) if self.random.random() < 0.5 else honest
+
+
 class TwoFacedLeader(Liar):
     """Proposes two values in one attempt, each to a half, and votes for both (F2, S3)."""
 
@@ -356,8 +363,11 @@ LIES: Final[dict[str, type[Liar]]] = {
     for kind in (
         TwoFacedOwner, TwoFacedLeader, TwoRosters, TwoVotes, Forgetful, VotesForAll, MadeUpAccepted, MadeUpHeads,
         PackedElectorate, Silent, NoShow, Replayer, JoinFlood, FalseCoordinator, FalseAccuser, Greedy, Hasty, Mutating,
+        FalseOwner,
     )
 }  # fmt: skip
+NAMED_ONLY: Final = {"FalseOwner"}
+"""Lies for setups that name them: others would draw other schedules than those that were kept."""
 EQUIVOCATING: Final = {"TwoFacedLeader", "TwoVotes", "Forgetful", "VotesForAll", "Mutating"}
 """Lies that a group with `coordinator = "witness"` does not tolerate: a majority of it may make two histories."""
 
@@ -365,7 +375,8 @@ EQUIVOCATING: Final = {"TwoFacedLeader", "TwoVotes", "Forgetful", "VotesForAll",
 def draw(world: World, machine: Machine, random: Random) -> Liar:
     """Choose a peer's strategy."""
     setup = world.setup
-    lies = setup.lies or tuple(lie for lie in LIES if setup.mode != "witness" or lie not in EQUIVOCATING)
+    left_out = NAMED_ONLY | (EQUIVOCATING if setup.mode == "witness" else set())
+    lies = setup.lies or tuple(lie for lie in LIES if lie not in left_out)
     name = random.choice(lies)
     world.covered[f"lie {name}"] += 1
     world.note(machine.peer, f"lies as {name}")

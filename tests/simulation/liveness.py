@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from swarm.protocol.agreement import events
 from swarm.protocol.head import Head
 from tests.simulation import electorate
+from tests.simulation.aftermath import Left
 from tests.simulation.electorate import position
 from tests.simulation.setups import COORDINATOR
 
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from tests.simulation.machine import Machine
     from tests.simulation.world import World
 
-ROUNDS: Final = 2
 PERSON_S: Final = 8.0  # a person looks this often
 NOTICED: Final = 3  # looks in a row at which nothing has moved, after which a person acts without having been told
 JOIN_ROUNDS: Final = 8  # of one term, after which those that have asked are members
@@ -22,6 +22,10 @@ FETCHES_PER_ROUND: Final = 2.5  # a peer that can fetch so many states in a roun
 GIVES_TIME: Final = {"regroup_withdrawn", "regrouped"}
 """The group goes on by itself, or in a new term: a person waits for a few looks, until called again."""
 CALLS: Final = {"quorum_lost", "coordinator_restored", "start_not_bound"}
+LOST: Final = CALLS | {"regroup_failed"}
+"""What a person hears where no state is left."""
+SAFE_S: Final = 8.0  # for which those are watched of whom nothing is promised
+STEPS_MAX: Final = 100_000  # in which those that are left go on
 
 
 class Liveness:
@@ -29,6 +33,10 @@ class Liveness:
 
     def __init__(self, world: World) -> None:
         self._world = world
+        self.left: Left | None = None
+        """Those that were healed; None: all."""
+        self._lost_at: set[bytes] = set()  # heads at which the coordinator has called a person
+        self._steps = 0  # until this count begins
         self._from: int | None = None
         self._checked_at = 0.0
         self._reached = self._goes_on = False
@@ -41,10 +49,14 @@ class Liveness:
     def begin(self) -> None:
         """Count from here."""
         self._from = max((head.round for head in self._heads()), default=0)
+        self._steps = self._world.steps
         self._world.at(self._world.now + PERSON_S, None, self._look)
 
     def told(self, event: str) -> None:
         self._told.add(event)
+        node = self._world.machines[COORDINATOR].node
+        if event in LOST and node is not None:
+            self._lost_at.add(node.head.hash)
         if event == "regrouped":
             self._told -= CALLS  # if the new term does not go on either, the coordinator must call again
         if event in GIVES_TIME:
@@ -56,13 +68,13 @@ class Liveness:
         """Be the person: regroup where the coordinator asks for it."""
         world, coordinator = self._world, self._world.machines[COORDINATOR]
         world.at(world.now + PERSON_S, None, self._look)
-        if not coordinator.up or coordinator.node is None:
+        if not coordinator.up or coordinator.node is None or not self._is_needed():
             return
         if self._looks_off > 0:
             self._looks_off -= 1
             return
         top = max((position(head) for head in self._heads()), default=(0, 0, 0))
-        stands, self._seen = top == self._seen and top[0] > 0, top
+        stands, self._seen = top == self._seen and top[0] > 0 and not self._is_complete(top[2]), top
         if not self._told & CALLS:
             self._stood += stands
             if self._stood < NOTICED:
@@ -74,11 +86,26 @@ class Liveness:
         self._told -= {"regroup_undoes"}
         world.covered["person regroups"] += 1
         world.note("person", f"peer regroup undo={undo} without={without}")
+        world.asked_at = world.now
         coordinator.step(events.Asked(without=without, undo=undo))
+
+    def _is_needed(self) -> bool:
+        """Return whether a person acts: not where those that are left must go on by themselves, nor at a coordinator
+        that is cut off for ever."""
+        left = self.left
+        return left is None or (left.hope != "alone" and COORDINATOR in left.peers)
+
+    def _is_complete(self, round: int) -> bool:
+        return 0 < self._world.setup.rounds <= round
 
     def _honest(self) -> list[Machine]:
         machines = self._world.machines.values()
-        return [m for m in machines if m.up and m.is_honest and not m.is_coordinator and m.node is not None]
+        peers = self._world.machines if self.left is None else self.left.peers
+        return [
+            m
+            for m in machines
+            if m.up and m.is_honest and not m.is_coordinator and m.node is not None and m.peer in peers
+        ]
 
     def _heads(self) -> list[Head]:
         return [machine.node.head for machine in self._honest() if machine.node is not None]
@@ -89,6 +116,10 @@ class Liveness:
         if world.now - self._checked_at < 0.5:
             return False
         self._checked_at = world.now
+        if self.left is not None and self.left.hope == "nobody":
+            return world.now > world.heals_at + SAFE_S
+        if self.left is not None and self.left.hope == "lost":
+            return self._is_told()
         if self._from is None or not self._heads() or world.now < world.heals_at + 3.5:
             return False
         expected = self._expected()
@@ -97,7 +128,9 @@ class Liveness:
             return False
         rounds = [head.round for head in heads]
         together = max(rounds) - min(rounds) <= 1 and len({(head.term, head.boot) for head in heads}) == 1
-        self._goes_on = together and min(rounds) >= self._from + ROUNDS
+        self._goes_on = together and (
+            min(rounds) >= self._from + self._world.setup.rounds_on or self._is_complete(min(rounds))
+        )
         self._reached = self._goes_on and self._have_joined(expected)
         return self._reached
 
@@ -119,7 +152,7 @@ class Liveness:
             m
             for m in self._honest()
             if m.node is not None
-            and (coordinator.up or not self._has_left(m))
+            and ((coordinator.up and COORDINATOR not in self._world.gone) or not self._has_left(m))
             and (m.node.me in top.members or FETCHES_PER_ROUND * (m.fetch_s + m.sync_s) < round_s)
         ]
 
@@ -133,12 +166,39 @@ class Liveness:
         """Raise if the group stands still although the rules promise that it goes on."""
         from tests.simulation.invariants import Broken
 
+        if self.left is not None:
+            self._check_left()
+            return
         if self._untold and not self._world.liars and self._is_promised():
             raise Broken("13 told", "the group stood still and no person was told")
         if self._reached or self._may_still_join() or not self._is_promised() or not self._expected():
             return
         places = [f"{m.peer}:{position(m.node.head)}" for m in self._honest() if m.node is not None]
         raise Broken("13 liveness", f"{self._world.setup.calm_s:.0f} s after the last fault: {' '.join(places)}")
+
+    def _is_told(self) -> bool:
+        """Return whether the coordinator has called a person at the head where it stands."""
+        node = self._world.machines[COORDINATOR].node
+        return node is not None and node.head.hash in self._lost_at
+
+    def _check_left(self) -> None:
+        """Raise if those that are left have not done what their disks said they could."""
+        from tests.simulation.invariants import Broken
+
+        assert self.left is not None
+        hope, steps, world = self.left.hope, self._world.steps - self._steps, self._world
+        if hope == "lost" and not self._is_told():
+            raise Broken("13 told", "no state is left, and no person was told")
+        if hope not in ("alone", "person"):
+            return
+        if self._untold and not world.liars:
+            raise Broken("13 told", "those that are left stood still and no person was told")
+        if steps > STEPS_MAX:
+            raise Broken("13 liveness", f"{steps} steps since the last fault")
+        if not self._reached and not self._may_still_join():
+            places = [f"{m.peer}:{position(m.node.head)}" for m in self._honest() if m.node is not None]
+            who = f"{' '.join(sorted(self.left.peers))} can go on ({hope})"
+            raise Broken("13 liveness", f"{world.setup.calm_s:.0f} s after the last fault: {who}: {' '.join(places)}")
 
     def _is_promised(self) -> bool:
         world, setup = self._world, self._world.setup

@@ -45,6 +45,8 @@ class Machine:
         self.world, self.peer, self.config = world, peer, config
         self.signer = world.signatures.of(peer)
         self.disk = Disk()
+        if not world.setup.has_genesis and peer in world.setup.peers:
+            self.disk.synced.committed = (GENESIS.state_hash,)  # until others have followed it, or the disk is lost
         self.up, self.life, self.frozen_until = False, 0, 0.0
         self.rate, self.offset = 1.0, 0.0
         self.train_s, self.sync_s, self.fetch_s = 0.5, 0.005, 0.1
@@ -93,7 +95,11 @@ class Machine:
         image = self.disk.synced
         if image.committed:
             self.committed = image.committed[-1]
-        states = {GENESIS.state_hash, *image.committed, *([image.voted] if image.voted else [])}
+        elif not world.setup.has_genesis:
+            self.committed = b""
+        states = {*image.committed, *([image.voted] if image.voted else [])}
+        if world.setup.has_genesis:
+            states.add(GENESIS.state_hash)
         self.slices.update(world.tensors.results.get(image.voted, ()))  # `Persist` asks that a new process serves them
         self.node = AgreementNode(self.config, self.signer, world.work)
         name = session_of(self.peer, self.life)
@@ -275,7 +281,8 @@ class Machine:
         if self.is_coordinator:
             return False
         return (
-            state in (self.committed, self.candidate, GENESIS.state_hash)
+            state in (self.committed, self.candidate)
+            or (state == GENESIS.state_hash and self.world.setup.has_genesis)
             or self.disk.holds(state)
             or state in self.extra_states
         )

@@ -24,8 +24,12 @@ class Network:
     """Tags of messages that are late or lost more often than others."""
     cut: dict[tuple[str, str], int] = field(default_factory=dict)
     """How many cuts hold of each direction."""
+    away: frozenset[str] = frozenset()
+    """Peers that are cut off from all others for ever."""
 
     def is_cut(self, source: str, target: str) -> bool:
+        if self.away and (source in self.away) != (target in self.away):
+            return True
         return bool(self.cut) and self.cut.get((source, target), 0) > 0
 
     def delays(self, source: str, target: str, tag: str, now: float) -> tuple[float, ...]:

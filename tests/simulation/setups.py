@@ -37,6 +37,22 @@ class Setup:
     """Outside the promise: a member's disk is put back from a backup."""
     faults_s: float = 12.0
     """For how long there are faults."""
+    cuts_s: tuple[float, ...] = (1.0, 3.0, 8.0, 20.0)
+    """How long cuts last."""
+    asks: tuple[int, ...] = (0, 0, 0, 1)
+    """How often a person asks for a term while there are faults: one of these."""
+    pace: float = 1.0
+    """By what a round's training takes longer than usual: slow rounds make long schedules cheap."""
+    rounds_on: int = 2
+    """After so many more rounds a group goes on."""
+    rounds: int = 0
+    """The run is complete after so many; 0: it has no end."""
+    links_kept: int = 0
+    """How many heads a node keeps; 0: as many as in real use."""
+    has_genesis: bool = True
+    """Whether each machine can make the first weights again; else they are gone once two states have followed."""
+    aftermath: bool = False
+    """Whether only a random part heals, and the rest is dead or cut off for ever."""
     calm_s: float = 60.0
     """Within this time after the last fault all honest peers must have gone on. Longer where a liar may be half of what
     is left: a person leaves it out, who is called after ten rounds in vain, and later each time."""
@@ -82,7 +98,32 @@ def _all() -> list[Setup]:
     found += [Setup("required4-person", 4, mode="required", lone_survivor=False)]
     with_liar = Setup("", 0, mode="required", liars=1, lone_survivor=False, calm_s=150.0)
     found += [replace(with_liar, name=f"required{n}-liar", members=n) for n in (3, 4)]
-    return found
+    return [*found, *_longer()]
+
+
+def _longer() -> list[Setup]:
+    """Return what takes more rounds or longer cuts than the others, and may leave a part behind for ever."""
+    forging = ("FalseOwner", "FalseOwner", "TwoFacedOwner")
+    long_cuts = Setup(
+        "", 0, aftermath=True, cuts_s=(12.0, 20.0, 40.0), asks=(0, 1, 2, 3), pace=5.0, faults_s=45.0, calm_s=120.0
+    )
+    many_rounds = Setup("", 0, aftermath=True, pace=0.2, faults_s=16.0, links_kept=20, rounds_on=14)
+    return [
+        replace(many_rounds, name="witness3-long", members=3),
+        replace(many_rounds, name="required2-long", members=2, mode="required", joiners=1),
+        Setup("witness3-end", 3, aftermath=True, rounds=7, has_genesis=False),
+        Setup("required3-end", 3, mode="required", aftermath=True, rounds=7, has_genesis=False),
+        Setup("witness4-weights", 4, aftermath=True, has_genesis=False),
+        Setup("required3-weights", 3, mode="required", aftermath=True, has_genesis=False),
+        replace(long_cuts, name="witness3-cuts", members=3),
+        replace(long_cuts, name="witness4-cuts", members=4),
+        replace(long_cuts, name="required3-cuts", members=3, mode="required"),
+        Setup("witness3-undeclared", 3, restores="undeclared", faults_s=16.0),
+        Setup("required3-undeclared", 3, mode="required", restores="undeclared", faults_s=16.0),
+        Setup("witness4-forger", 4, liars=1, lies=forging, aftermath=True),
+        replace(long_cuts, name="required4-forger", members=4, mode="required", liars=1, lies=forging,
+                lone_survivor=False, calm_s=150.0),
+    ]  # fmt: skip
 
 
 SETUPS: Final = {setup.name: setup for setup in _all()}

@@ -46,6 +46,8 @@ class Tensors:
         """Names of results that are no merge of what was submitted."""
         self.results: dict[bytes, tuple[bytes, ...]] = {}
         """Names of the results that lead to each state."""
+        self.rosters: dict[bytes, Signed] = {}
+        """The roster that each state was merged by."""
         self._merged: dict[tuple[bytes, bytes, tuple[float, ...]], tuple[tuple[Range, ...], bool]] = {}
 
     def merge(self, key: bytes, index: int) -> bytes:
@@ -58,7 +60,7 @@ class Tensors:
         """Return the name of the state that follows from these results, and note what is in it."""
         name = blake3(base + b"".join(results)).digest()
         if name not in self.states:
-            self.results[name] = results
+            self.results[name], self.rosters[name] = results, roster
             self.note(name, base, plan, roster, weights, forged=not self.forged.isdisjoint(results))
         return name
 
@@ -77,6 +79,7 @@ class Tensors:
         names = {*list(self.states)[-newest:], GENESIS.state_hash, *kept}
         self.states = {name: state for name, state in self.states.items() if name in names}
         self.results = {name: results for name, results in self.results.items() if name in names}
+        self.rosters = {name: roster for name, roster in self.rosters.items() if name in names}
         self._merged.clear()
 
     def _samples(self, plan: Signed, roster: Signed, weights: tuple[float, ...]) -> tuple[tuple[Range, ...], bool]:

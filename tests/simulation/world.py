@@ -8,13 +8,15 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from random import Random
 from typing import Any
+from unittest.mock import patch
 
 from peer.identity import Signed
-from swarm.protocol.agreement import actions, events
+from swarm.protocol.agreement import actions, chain, events
 from swarm.protocol.agreement import messages as say
 from swarm.protocol.agreement.config import AgreementConfig
+from swarm.protocol.agreement.coordination import branches
 from swarm.protocol.plan import Contribution
-from tests.simulation import faults, liars
+from tests.simulation import aftermath, faults, liars
 from tests.simulation.invariants import Broken, Invariants, OutsidePromise
 from tests.simulation.liveness import Liveness
 from tests.simulation.machine import Machine
@@ -47,10 +49,13 @@ class World:
         self._queue: list[tuple[float, int, Machine | None, int, Callable[..., None], tuple[Any, ...]]] = []
         self._count = 0
         self.machines: dict[str, Machine] = {}
+        self.asked_at = -1e9  # when a person last said `peer regroup`
+        self.gone: set[str] = set()
+        """Peers that nobody repairs any more."""
         self.liars: dict[str, liars.Liar] = {}
         for peer in (COORDINATOR, *setup.peers, *setup.joining):
             self.machines[peer] = machine = Machine(self, peer, self._config(peer))
-            machine.train_s = self.random.choice((0.3, 0.5, 1.0))
+            machine.train_s = self.random.choice((0.3, 0.5, 1.0)) * setup.pace
             if peer in setup.lying:
                 self.liars[peer] = liars.draw(self, machine, self.random)
         self.faults = faults.draw(setup, self.random)
@@ -71,6 +76,7 @@ class World:
             credential=setup.invite_of(peer).encode(),
             mode=setup.mode,
             lone_survivor=setup.lone_survivor,
+            rounds=setup.rounds,
             min_peers=setup.members,
             max_peers=setup.members + 4,
             attempt_s=1.5,
@@ -92,8 +98,10 @@ class World:
     def run(self) -> World:
         """Run the schedule to its end, or as far as the promise goes. Raises `Broken`."""
         self.at(self.heals_at, None, self._heal)
+        kept = self.setup.links_kept or chain.LINKS_KEPT
         try:
-            self.advance(self.heals_at + self.setup.calm_s)
+            with patch.object(chain, "LINKS_KEPT", kept), patch.object(branches, "LINKS_KEPT", kept):
+                self.advance(self.heals_at + self.setup.calm_s)
         except OutsidePromise as error:
             self.covered["outside the promise"] += 1
             self.note("", str(error))
@@ -125,6 +133,10 @@ class World:
     def _heal(self) -> None:
         self.network.cut.clear()
         self.note("healed", "")
+        if self.setup.aftermath:
+            left = self.liveness.left = aftermath.leave(self)
+            self.covered[f"left {left.hope}"] += 1
+            self.note("left", f"{' '.join(sorted(left.peers))}: {left.hope}")
         self.liveness.begin()
 
     def _fault(self, fault: faults.Fault) -> None:
@@ -137,7 +149,7 @@ class World:
     def restart(self, peer: str, declared: bool = False) -> None:
         """Start the process of a peer, if it does not run."""
         machine = self.machines[peer]
-        if not machine.up:
+        if not machine.up and peer not in self.gone:
             self.note(peer, "starts, restored" if declared else "starts")
             machine.start(declared)
 

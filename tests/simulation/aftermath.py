@@ -1,0 +1,170 @@
+"""What is left of a group for ever: after its faults a schedule heals a random part, often just a quorum, and the rest
+stays dead or cut off.
+
+What that part can do is computed at once, from its disks alone and by the rules of the specification. The schedule then
+has to show it: nothing is excused by how it ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+from typing import TYPE_CHECKING, Final, Literal
+
+import msgspec
+
+from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement import records
+from swarm.protocol.head import Head, Member
+from tests.simulation.electorate import is_quorum, position
+from tests.simulation.setups import COORDINATOR
+from tests.simulation.tensors import GENESIS
+
+if TYPE_CHECKING:
+    from tests.simulation.machine import Machine
+    from tests.simulation.world import World
+
+Hope = Literal["alone", "person", "lost", "nobody"]
+"""What those that are left can do.
+
+- `alone`: a quorum of the last head is among them, with its state: they go on, and no person is needed.
+- `person`: they go on once a person has begun a term with them.
+- `lost`: no state is left: the coordinator tells a person.
+- `nobody`: nothing is promised, as where the coordinator is gone and no quorum is left."""
+
+WITNESS_REQUIRED: Final = Member(COORDINATOR, "coordinator")
+
+
+@dataclass(frozen=True)
+class Left:
+    """Those that are healed, and what they can do."""
+
+    peers: frozenset[str]
+    hope: Hope
+
+
+class Remains:
+    """What one machine's disk says, with what is on its way there where the process lives."""
+
+    def __init__(self, world: World, machine: Machine) -> None:
+        image = machine.disk.synced.copy()
+        for action in machine.disk.written if machine.up else ():
+            image.write(action)
+        self.peer, self.is_restored = machine.peer, bool(image.records.get(records.RESTORED_KEY))
+        found = records.links_in(image.records)
+        self.links = [record.link for record in found]
+        self.head: Head = self.links[-1].head if found else GENESIS
+        self.states = {*image.committed, image.voted} - {b""}
+        if world.setup.has_genesis:
+            self.states.add(GENESIS.state_hash)
+        self.voter = self._voter(world, machine, image.records)
+        ballot = _decoded(image.records, records.BALLOT_KEY, records.BallotRecord)
+        fence = _decoded(image.records, records.FENCE_KEY, records.FenceRecord)
+        own = _decoded(image.records, records.COORDINATOR_KEY, records.CoordinatorRecord)
+        self.accepted = ballot.accepted.value if ballot is not None and ballot.accepted is not None else None
+        self.left = fence.left if fence is not None else 0  # it votes in no lower term
+        if own is not None and own.start is not None:
+            start = world.signatures.open(own.start, "agreement.start", say.StartBody).head
+            self.left = max(self.left, start.term)
+
+    def _voter(self, world: World, machine: Machine, kept: dict[str, bytes]) -> Member | None:
+        """Return as whom this machine votes; None if it comes back as another one than anybody knows."""
+        if not machine.is_coordinator:
+            session = kept.get(records.IDENTITY_KEY)
+            return Member(machine.peer, session.decode()) if session else None
+        if world.setup.mode == "required":
+            return WITNESS_REQUIRED
+        return machine.node.me if machine.node is not None else None  # a witness ends with its process
+
+    def knows_way(self, top: Remains) -> bool:
+        """Return whether this one can follow the links that `top` keeps: from its own head, or from one that the
+        coordinator has signed."""
+        names = {link.head.hash for link in top.links} | {top.links[0].head.previous if top.links else b""}
+        return self.head.hash in names or any(link.start or link.endorsement for link in top.links)
+
+
+def _decoded(kept: dict[str, bytes], key: str, type_: type[msgspec.Struct]) -> msgspec.Struct | None:
+    return msgspec.msgpack.decode(kept[key], type=type_) if kept.get(key) else None
+
+
+def leave(world: World) -> Left:
+    """Let the rest be dead or cut off for ever, and heal the others. Return what they can do."""
+    random = Random(f"aftermath {world.setup.name} {world.seed}")
+    stay = _chosen(world, random)
+    away = [peer for peer in sorted(world.machines) if peer not in stay]
+    for peer in away:
+        if random.random() < 0.5:
+            world.crash(world.machines[peer], "kept")
+        world.gone.add(peer)  # what is down now is never repaired
+    world.network.away = frozenset(away)
+    for peer in away:
+        for other in sorted(stay):
+            world.at(world.now + random.uniform(0.3, 3.0), None, world.suspect, other, peer)
+    if not world.setup.has_genesis and random.random() < 0.4:
+        for peer in sorted(stay - {COORDINATOR}):
+            if random.random() < 0.7:
+                _lose_disk(world, world.machines[peer])
+    hope = judge(world, stay)
+    for peer in sorted(stay):
+        world.at(world.now + random.random(), None, world.restart, peer)
+    return Left(stay, hope)
+
+
+def _lose_disk(world: World, machine: Machine) -> None:
+    """Let a machine come back with another disk."""
+    world.crash(machine, "wiped")
+    machine.disk.crash("wiped", world.random)  # also where it was down already
+    world.invariants.wiped(machine.peer)
+
+
+def _chosen(world: World, random: Random) -> frozenset[str]:
+    """Return a quorum in half of the cases, any part in a quarter, else all."""
+    peers, draw = world.setup.peers, random.random()
+    count = len(peers) // 2 + 1 if draw < 0.5 else random.randint(1, len(peers)) if draw < 0.75 else len(peers)
+    chosen = set(random.sample(peers, count))
+    chosen.update(peer for peer in world.setup.joining if random.random() < 0.5)
+    if random.random() < 0.8:
+        chosen.add(COORDINATOR)
+    return frozenset(chosen)
+
+
+def judge(world: World, stay: frozenset[str]) -> Hope:
+    """Return what these can do, by what is on their disks."""
+    setup = world.setup
+    remains = {peer: Remains(world, world.machines[peer]) for peer in sorted(stay)}
+    coordinator = remains.pop(COORDINATOR, None)
+    lying = [peer for peer in remains if peer in setup.lying]
+    honest = [r for peer, r in remains.items() if peer not in setup.lying]
+    everybody = [*honest, *([coordinator] if coordinator is not None else [])]
+    if not everybody:
+        return "nobody"
+    top = max(everybody, key=lambda r: position(r.head))
+    if not top.head.members:
+        waits = len(honest) >= setup.members and any(GENESIS.state_hash in r.states for r in honest)
+        return "person" if waits and coordinator is not None and not lying else "nobody"
+    if any(not r.knows_way(top) for r in everybody if r.head.members):
+        return "nobody"  # too many heads have passed since
+    if _goes_on(world, top.head, honest, coordinator) and not lying:
+        return "alone"
+    if coordinator is None:
+        return "nobody"
+    certified = {link.head.state_hash for r in everybody for link in r.links} | {GENESIS.state_hash}
+    if any(r.states & certified for r in honest):
+        return "person"
+    return "nobody" if lying else "lost"
+
+
+def _goes_on(world: World, head: Head, honest: list[Remains], coordinator: Remains | None) -> bool:
+    """Return whether a quorum of that head is left with its state, and of any value that may follow it already."""
+    setup = world.setup
+    if setup.mode == "required" and (coordinator is None or coordinator.is_restored):
+        return False
+    here = [*honest, *([coordinator] if coordinator is not None else [])]
+    voters = {r.voter for r in here if r.voter is not None and r.left <= head.term}
+    if any(r.left > head.term for r in here):
+        return False  # an acknowledged start may bind still, and then it is no quorum of this head that counts
+    peers = {r.peer for r in honest}
+    if any(learner.member.peer not in peers for learner in head.learners):
+        return False  # it may become a member by what it has submitted, and is away
+    values = [r.accepted for r in honest if r.accepted is not None and r.accepted.previous == head.hash]
+    held = any(head.state_hash in r.states for r in honest)
+    return held and all(is_quorum(setup, one, voters) for one in (head, *values))
