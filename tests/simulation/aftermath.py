@@ -105,6 +105,7 @@ def leave(world: World) -> Left:
                 _lose_disk(world, world.machines[peer])
     hope = judge(world, stay)
     for peer in sorted(stay):
+        world.machines[peer].lives_left = None  # what was to end its process soon is a fault, too, and over
         world.at(world.now + random.random(), None, world.restart, peer)
     return Left(stay, hope)
 
@@ -145,8 +146,8 @@ def judge(world: World, stay: frozenset[str]) -> Hope:
         return "nobody"  # too many heads have passed since
     if _goes_on(world, top.head, honest, coordinator) and not lying:
         return "alone"
-    if coordinator is None:
-        return "nobody"
+    if coordinator is None or 0 < setup.rounds <= coordinator.head.round:
+        return "nobody"  # of a complete run a coordinator calls no person
     certified = {link.head.state_hash for r in everybody for link in r.links} | {GENESIS.state_hash}
     if any(r.states & certified for r in honest):
         return "person"

@@ -25,7 +25,7 @@ CALLS: Final = {"quorum_lost", "coordinator_restored", "start_not_bound"}
 LOST: Final = CALLS | {"regroup_failed"}
 """What a person hears where no state is left."""
 SAFE_S: Final = 8.0  # for which those are watched of whom nothing is promised
-STEPS_MAX: Final = 100_000  # in which those that are left go on
+STEPS_MAX: Final = 5_000  # in which those that are left go on
 
 
 class Liveness:

@@ -27,8 +27,12 @@ class Network:
     away: frozenset[str] = frozenset()
     """Peers that are cut off from all others for ever."""
 
+    def has_parted(self, source: str, target: str) -> bool:
+        """Return whether nothing comes from one to the other any more, for ever."""
+        return bool(self.away) and (source in self.away) != (target in self.away)
+
     def is_cut(self, source: str, target: str) -> bool:
-        if self.away and (source in self.away) != (target in self.away):
+        if self.has_parted(source, target):
             return True
         return bool(self.cut) and self.cut.get((source, target), 0) > 0
 

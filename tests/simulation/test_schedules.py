@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 from blake3 import blake3
 
+from swarm.protocol.agreement.coordination.coordinator import Coordinator
 from tests.simulation.campaign import run_campaign
 from tests.simulation.invariants import Broken
+from tests.simulation.machine import Machine
 from tests.simulation.mutations import search
 from tests.simulation.rules_off import RULES
 from tests.simulation.seeds.shrink import kept, replay, shrink
@@ -84,3 +86,26 @@ def test_quiet_groups_commit_round_after_round() -> None:
     assert rounds == list(range(1, len(rounds) + 1)) and len(rounds) > 5
     assert {head.attempt for head in world.invariants.heads.values()} <= {-1, 0}
     assert GENESIS.hash in world.invariants.heads
+
+
+def test_what_is_left_for_ever_is_judged_by_its_disks() -> None:
+    worlds = [World(SETUPS["witness4-weights"], seed).run() for seed in range(30)]
+    lefts = [world.liveness.left for world in worlds if world.liveness.left is not None]
+    assert {left.hope for left in lefts} == {"alone", "person", "lost", "nobody"}
+    assert all(not world.covered["person regroups"] for world in worlds if world.covered["left alone"])
+
+
+def test_a_person_who_is_not_told_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Coordinator, "tell_lost", lambda self, reason: None)
+    found = {replay("required3-weights", seed)[0].partition(":")[0] for seed in range(30)}
+    assert "13 told" in found
+
+
+def test_made_up_weights_of_an_honest_owner_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def result(self: World, machine: Machine, key: bytes, index: int) -> bytes:
+        name = self.tensors.merge(key, index)
+        self.tensors.forged.add(name)
+        return name
+
+    monkeypatch.setattr(World, "result", result)
+    assert replay("witness4-forger", 1)[0].startswith("5 weights")

@@ -155,8 +155,8 @@ class World:
 
     def crash(self, machine: Machine, kind: str) -> None:
         """End the process of a machine; after a while the others suspect it."""
-        if not machine.up:
-            return
+        if not machine.up or self.liveness.left is not None:
+            return  # after the last fault even a crash that a frozen machine has still before it does not come
         self.covered[f"crash {kind}"] += 1
         self.note(machine.peer, f"CRASHES, disk {kind}")
         machine.stop(kind)
@@ -223,8 +223,8 @@ class World:
             )
 
     def _receive(self, machine: Machine, source: str, message: say.Message) -> None:
-        if not machine.up:
-            return
+        if not machine.up or self.network.has_parted(source, machine.peer):
+            return  # what was on its way from a peer that is gone decides nothing any more: disks do
         if machine.frozen_until > self.now:
             self.at(machine.frozen_until + 1e-4, machine, self._receive, machine, source, message)
             return
