@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
 import msgspec
 
@@ -31,6 +31,7 @@ Hope = Literal["alone", "person", "lost", "nobody"]
 - `lost`: no state is left: the coordinator tells a person.
 - `nobody`: nothing is promised, as where the coordinator is gone and no quorum is left."""
 
+Record = TypeVar("Record", bound=msgspec.Struct)
 WITNESS_REQUIRED: Final = Member(COORDINATOR, "coordinator")
 
 
@@ -82,7 +83,7 @@ class Remains:
         return self.head.hash in names or any(link.start or link.endorsement for link in top.links)
 
 
-def _decoded(kept: dict[str, bytes], key: str, type_: type[msgspec.Struct]) -> msgspec.Struct | None:
+def _decoded(kept: dict[str, bytes], key: str, type_: type[Record]) -> Record | None:
     return msgspec.msgpack.decode(kept[key], type=type_) if kept.get(key) else None
 
 

@@ -15,6 +15,7 @@ from swarm.protocol.agreement import actions, chain, events
 from swarm.protocol.agreement import messages as say
 from swarm.protocol.agreement.config import AgreementConfig
 from swarm.protocol.agreement.coordination import branches
+from swarm.protocol.agreement.records import LINKS_KEPT
 from swarm.protocol.plan import Contribution
 from tests.simulation import aftermath, faults, liars
 from tests.simulation.invariants import Broken, Invariants, OutsidePromise
@@ -98,7 +99,7 @@ class World:
     def run(self) -> World:
         """Run the schedule to its end, or as far as the promise goes. Raises `Broken`."""
         self.at(self.heals_at, None, self._heal)
-        kept = self.setup.links_kept or chain.LINKS_KEPT
+        kept = self.setup.links_kept or LINKS_KEPT
         try:
             with patch.object(chain, "LINKS_KEPT", kept), patch.object(branches, "LINKS_KEPT", kept):
                 self.advance(self.heals_at + self.setup.calm_s)
