@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from tests.simulation.machine import Machine
     from tests.simulation.world import World
 
-Hope = Literal["alone", "person", "lost", "nobody"]
+Hope = Literal["alone", "person", "lost", "open"]
 """What those that are left can do.
 
 - `alone`: a quorum of the last head is among them, with its state: they go on, and no person is needed.
 - `person`: they go on once a person has begun a term with them.
 - `lost`: no state is left: the coordinator tells a person.
-- `nobody`: nothing is promised, as where the coordinator is gone and no quorum is left."""
+- `open`: nothing is promised, as where the coordinator is gone and no quorum is left."""
 
 Record = TypeVar("Record", bound=msgspec.Struct)
 WITNESS_REQUIRED: Final = Member(COORDINATOR, "coordinator")
@@ -140,21 +140,21 @@ def judge(world: World, stay: frozenset[str]) -> Hope:
     honest = [r for peer, r in remains.items() if peer not in setup.lying]
     everybody = [*honest, *([coordinator] if coordinator is not None else [])]
     if not everybody:
-        return "nobody"
+        return "open"
     top = max(everybody, key=lambda r: position(r.head))
     if not top.head.members:
         waits = len(honest) >= setup.members and any(GENESIS.state_hash in r.states for r in honest)
-        return "person" if waits and coordinator is not None and not lying else "nobody"
+        return "person" if waits and coordinator is not None and not lying else "open"
     if any(not r.knows_way(top) for r in everybody if r.head.members):
-        return "nobody"  # too many heads have passed since
+        return "open"  # too many heads have passed since
     if _goes_on(world, top.head, honest, coordinator) and not lying:
         return "alone"
     if coordinator is None or 0 < setup.rounds <= coordinator.head.round:
-        return "nobody"  # of a complete run a coordinator calls no person
+        return "open"  # of a complete run a coordinator calls no person
     certified = {link.head.state_hash for r in everybody for link in r.links} | {GENESIS.state_hash}
     if any(r.states & certified for r in honest):
         return "person"
-    return "nobody" if lying else "lost"
+    return "open" if lying else "lost"
 
 
 def _goes_on(world: World, head: Head, honest: list[Remains], coordinator: Remains | None) -> bool:

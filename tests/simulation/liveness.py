@@ -116,7 +116,7 @@ class Liveness:
         if world.now - self._checked_at < 0.5:
             return False
         self._checked_at = world.now
-        if self.left is not None and self.left.hope == "nobody":
+        if self.left is not None and self.left.hope == "open":
             return world.now > world.heals_at + SAFE_S
         if self.left is not None and self.left.hope == "lost":
             return self._is_told()

@@ -91,7 +91,7 @@ def test_quiet_groups_commit_round_after_round() -> None:
 def test_what_is_left_for_ever_is_judged_by_its_disks() -> None:
     worlds = [World(SETUPS["witness4-weights"], seed).run() for seed in range(30)]
     lefts = [world.liveness.left for world in worlds if world.liveness.left is not None]
-    assert {left.hope for left in lefts} == {"alone", "person", "lost", "nobody"}
+    assert {left.hope for left in lefts} == {"alone", "person", "lost", "open"}
     assert all(not world.covered["person regroups"] for world in worlds if world.covered["left alone"])
 
 

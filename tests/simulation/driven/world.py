@@ -57,6 +57,8 @@ class DrivenWorld:
         judged = self._judged()
         self.invariants, self.liveness, self.history = Invariants(judged), Liveness(judged), History()
         self.liars: dict[str, object] = {}
+        self.gone: set[str] = set()
+        self.asked_at = -1e9
         first = OuterState(first_state(), diloco(NUMEL, "int8"))
         self.genesis = genesis("run", first.tree.root)
         self.tensors.states[first.tree.root] = State()
