@@ -166,8 +166,6 @@ def _goes_on(world: World, head: Head, honest: list[Remains], coordinator: Remai
     voters = {r.voter for r in here if r.voter is not None and r.left <= head.term}
     if any(r.left > head.term for r in here):
         return False  # an acknowledged start may bind still, and then it is no quorum of this head that counts
-    if any(absence.member in voters for absence in head.absent):
-        return False  # the round that is under way may leave it out again, and so drop it: then no quorum may be left
     peers = {r.peer for r in honest}
     if any(learner.member.peer not in peers for learner in head.learners):
         return False  # it may become a member by what it has submitted, and is away

@@ -230,20 +230,21 @@ class _Electors:
         return self._sponsors.among(self._inside)
 
     def _drop(self, present: set[Member], leader: Member) -> None:
-        """Drop proved liars and members absent too often, but never the last member."""
+        """Drop proved liars, but never the last member, and members absent too often: these only where those that have
+        contributed are most of what stays. Else a quorum could vote itself out of the group that is left."""
         for member in sorted(self.members):
             if member.peer in self._culprits and len(self.members) > 1:
                 self.members.discard(member)
         before = {entry.member: entry for entry in self._head.absent}
-        for member in sorted(self.members):
-            if member in present:
-                continue
+        away = list[Absence]()
+        for member in sorted(self.members - present):
             entry = before.get(member, Absence(member, 0, Member("", "")))
-            rounds = min(entry.rounds + (entry.leader != leader), ABSENCES_MAX)
-            if rounds >= ABSENCES_MAX and len(self.members) > 1:
-                self.members.discard(member)
-            else:
-                self.absent.append(Absence(member, rounds, leader))
+            away.append(Absence(member, min(entry.rounds + (entry.leader != leader), ABSENCES_MAX), leader))
+        leaving = {entry.member for entry in away if entry.rounds >= ABSENCES_MAX}
+        if 2 * len(self.members & present) <= len(self.members - leaving):
+            leaving = set()
+        self.members -= leaving
+        self.absent += [entry for entry in away if entry.member not in leaving]
 
     def _learn(self, present: set[Member], merged: set[Member]) -> None:
         for peer, entry in sorted(self.learners.items()):

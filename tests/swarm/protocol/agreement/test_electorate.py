@@ -105,6 +105,17 @@ def test_a_newcomer_learns_for_two_merged_contributions() -> None:
     assert following.members == members("ABCX") and following.learners == ()
 
 
+def test_a_quorum_does_not_vote_its_own_members_out() -> None:
+    """A, C and the witness were left of four. A's plan was older than C's return, so C was absent for the second time,
+    and dropped by its own vote: of A, B and D two were gone for ever."""
+    (a, b, c, d) = members("ABCD")
+    head = head_of("ABCD", absent=(Absence(c, 1, d),))
+    kept = Scene(head).after("A", leader="A")
+    assert kept.members == (a, b, c, d) and kept.absent == (Absence(b, 1, a), Absence(c, 2, a), Absence(d, 1, a))
+    assert Scene(head).after("ABD", leader="A").members == (a, b, d), "most of what stays has contributed"
+    assert Scene(kept).after("AC", leader="C").members == (a, c), "it came back, and those that are gone leave"
+
+
 def test_a_learner_keeps_its_count_for_some_missed_rounds() -> None:
     learner = Learner(Member("X", "X0"), 1, 2)
     kept = Scene(head_of("ABC", learners=(learner,))).after("ABC")
