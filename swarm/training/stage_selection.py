@@ -251,10 +251,12 @@ class StageSelection:
         self._host.events.emit("move_started", source=target, target=source, gain=0.0, reason="no peer serves it")
 
     def _note_missing(self) -> None:
-        """Tell which stages no peer serves: training waits for them."""
+        """Tell which stages no peer serves: training waits for them, unless they have left with their last commit, of
+        which the coordinator may hear a moment later."""
         now, records = time.time(), self.membership.view
         self._finished |= {record.stage for record in records.values() if self._has_last_round(record)}
-        missing = tuple(s for s in range(self._manifest.stages) if not self._is_over and not at_work(s, records, now))
+        needed = () if self._is_over or self._all_have_ended() else range(self._manifest.stages)
+        missing = tuple(stage for stage in needed if not at_work(stage, records, now))
         if missing != self._missing:
             self._missing = missing
             self._host.events.emit("stages_missing", stages=[str(stage) for stage in missing])
@@ -269,7 +271,11 @@ class StageSelection:
         rounds, authority, records = self._manifest.run.rounds, self._manifest.authority, self.membership.view
         if authority in records:
             return stages_over(records, authority, rounds)
-        done = self._replica is not None and 0 < rounds <= self._replica.head.round
+        return self._all_have_ended()
+
+    def _all_have_ended(self) -> bool:
+        """Whether this peer has its stage's last commit, and records have told of those of all others."""
+        done = self._replica is not None and 0 < self._manifest.run.rounds <= self._replica.head.round
         return done and self._finished | {self._place.stage} >= set(range(self._manifest.stages))
 
     def _watch_next(self) -> None:

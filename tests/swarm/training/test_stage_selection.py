@@ -149,6 +149,7 @@ async def test_no_stage_is_missed_after_the_last_round(tmp_path: Path) -> None:
         assert missing(mine) == [0, 2], "it is away, and of stage 2 nothing was heard"
         assert missing(mine | {"b": stands(2, 4)}) == [], "both have made it, as they said"
         assert missing(mine) == []
+        assert missing(coordinator(3) | mine) == [], "the coordinator hears of it a moment later"
         assert [event.fields["stages"] for event in seen if event.name == "stages_missing"][-1] == []
         selection._replica = None
         assert missing(mine) == [0, 2], "who has yet to get its own last commit goes by what is there"
