@@ -8,10 +8,10 @@ import pytest
 
 from tests.swarm.support.swarm_harness import open_swarm
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.soak, pytest.mark.process]  # tests/swarm/rounds/test_newcomers.py has them in one process
 
 
-@pytest.mark.parametrize("members", [2, pytest.param(3, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("members", [2, 3])
 async def test_a_newcomer_of_quick_rounds_becomes_a_member(tmp_path: Path, members: int) -> None:
     async with open_swarm(tmp_path, min_peers=members, steps=1) as swarm:
         peers = [swarm.join(f"p{number}") for number in range(members)]

@@ -59,17 +59,18 @@ def ended(process: subprocess.Popen[str]) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("shorter", "loss_max"), [pytest.param(True, 4.0, id="shorter"), pytest.param(False, 3.0, marks=pytest.mark.soak)]
+    ("shorter", "rounds"), [pytest.param(True, 12, id="shorter"), pytest.param(False, 7, marks=pytest.mark.soak)]
 )
-def test_a_run_with_a_kill_and_a_join_ends_with_one_state(tmp_path: Path, shorter: bool, loss_max: float) -> None:
+def test_a_run_with_a_kill_and_a_join_ends_with_one_state(tmp_path: Path, shorter: bool, rounds: int) -> None:
+    """Short rounds are many: on a busy machine the added peer takes the time of some to start."""
     home = tmp_path / "q"
-    process = start(home, "--peers", "3", "--rounds", "7", shorter=shorter)
+    process = start(home, "--peers", "3", "--rounds", str(rounds), shorter=shorter)
     out, err = ended(process)
     assert process.returncode == 0, err
     report = msgspec.json.decode((home / "report.json").read_bytes(), type=Report)
-    assert report.rounds_committed == 7 and report.broken_invariants == []
+    assert report.rounds_committed == rounds and report.broken_invariants == []
     check_histories(folder for folder in home.iterdir() if (folder / "events.jsonl").exists())
-    assert report.val_loss_last < min(report.val_loss_first, loss_max)
+    assert report.val_loss_last < min(report.val_loss_first, 3.0)
     assert len(report.peers) == 4 and len(report.killed) == len(report.added) == 1
     killed, added = report.peers[report.killed[0]], report.peers[report.added[0]]
     assert killed.left is not None and added.left is None and added.joined > 0

@@ -13,6 +13,7 @@ TOO_FAST = TWO_STAGES.replace("lr = 4e-3", "lr = 1e8").replace("warmup_steps = 1
 assert "1e8" in TOO_FAST and "warmup_steps = 0" in TOO_FAST
 
 
+@pytest.mark.soak  # a minute; test_divergence.py judges the same rule without processes
 @pytest.mark.process
 async def test_all_stages_end_with_the_one_that_diverges(tmp_path: Path) -> None:
     async with open_swarm(tmp_path, rounds=50, steps=4, run=TOO_FAST) as swarm:
