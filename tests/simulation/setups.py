@@ -90,7 +90,7 @@ def _all() -> list[Setup]:
     found += [Setup(f"witness{n}-joins", n, joiners=2, must_join=True) for n in (1, 2, 3)]
     found += [Setup(f"witness{n}-alone", n, coordinator_dies=True) for n in (3, 4, 5)]
     found += [Setup("witness4-restored", 4, restores="declared"), Setup("witness3-storm", 3, joiners=5)]
-    found += [Setup(f"witness{n}-liar", n, liars=1) for n in (3, 4, 5)]
+    found += [Setup(f"witness{n}-liar", n, liars=1, calm_s=150.0) for n in (3, 4, 5)]
     found += [Setup("witness3-lying-joiner", 3, joiners=1, lying_joiners=2)]
     found += [Setup(f"required{n}", n, mode="required") for n in (2, 3, 4, 5)]
     found += [Setup("required2-joins", 2, mode="required", joiners=2, must_join=True)]
