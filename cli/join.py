@@ -128,7 +128,7 @@ def join(
         progress.left_complete = True
         if ends := farewell(progress):
             say(ends, err=True)
-    except BaseException as error:
+    except BaseException as error:  # raised again: a group may hold the reason beside a signal's
         progress.left_for_good = any(isinstance(cause, (Diverged, NotAdmitted)) for cause in leaves(error))
         raise
     finally:

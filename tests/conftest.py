@@ -59,7 +59,8 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Write what each file took, in seconds, to tests/durations.json. TEST_DURATIONS names a file, empty at first, that
     carries the figures of one pass of `make durations` to the next: a file may have tests in both."""
-    if not (carried := os.environ.get("TEST_DURATIONS")):
+    carried = os.environ.get("TEST_DURATIONS")
+    if not carried or hasattr(terminalreporter.config, "workerinput"):  # each worker of xdist ends with a summary, too
         return
     seconds: dict[str, float] = defaultdict(float, json.loads(Path(carried).read_text() or "{}"))
     for reports in terminalreporter.stats.values():

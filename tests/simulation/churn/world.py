@@ -84,6 +84,7 @@ class ChurnWorld(World):
             peer=peer,
             coordinator=COORDINATOR,
             mode=self.setup.mode,
+            lone_survivor=self.setup.lone_survivor,
             min_peers=self.setup.members,
             max_peers=self.setup.members + 4,
             undo_s=self.churn.undo_s,
