@@ -1,1 +1,1 @@
-"""The command `peer`: one file a command."""
+"""The command `peer`."""

@@ -10,49 +10,33 @@ import gc
 import importlib
 import sys
 from collections.abc import Sequence
-from typing import Final
 
 import click
 
+from cli.commands import command_summaries
 from cli.packages import check_packages
 from cli.run import report_failure
 from cli.terminal.lines import plain_reports
 from peer.confinement.kernel import forbid_core_dumps
 from peer.errors import ConfigError
 
-COMMANDS: Final = {
-    "quickstart": "Train a small model with several peers on this machine.",
-    "coordinate": "Create a run from a RUN.toml and print its invite.",
-    "join": "Take part in a run with this machine.",
-    "serve": "Serve blocks of a model with this machine.",
-    "generate": "Continue a text with a served model.",
-    "chat": "Talk with a served model.",
-    "api": "Serve OpenAI's interface to a served model.",
-    "invite": "Print an invite to a run, from any home that may invite.",
-    "regroup": "Continue a run that has lost too many members at once.",
-    "status": "Show the peers, round and loss of a run.",
-    "export": "Write the last commit as a Hugging Face checkpoint.",
-    "doctor": "Check whether this machine can take part in a run.",
-    "relay": "Run a relay for peers behind NAT.",
-}
-
 
 class LazyGroup(click.Group):
-    """A click group that imports `cli.<name>` only to run or describe that command."""
+    """A click group that imports `cli.commands.<name>` only to run or describe that command."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
+        return list(command_summaries())
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
+        if cmd_name not in command_summaries():
             return None
-        command = getattr(importlib.import_module(f"cli.{cmd_name}"), cmd_name)
+        command = getattr(importlib.import_module(f"cli.commands.{cmd_name}"), cmd_name)
         assert isinstance(command, click.Command)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+            formatter.write_dl(list(command_summaries().items()))
 
 
 @click.group(

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from cli.commands.quickstart import MARK, _claim, _prepare, run_toml
 from cli.options import default_home
-from cli.quickstart import MARK, _claim, _prepare, run_toml
 from cli.templates import template
 from optim.config import METHODS
 from peer.config import ModelConfig, RopeScaling

@@ -10,7 +10,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from cli.main import COMMANDS, group, main
+from cli.commands import FIRST, command_summaries
+from cli.main import group, main
 
 
 def test_help_imports_nothing_heavy() -> None:
@@ -22,15 +23,20 @@ print(json.dumps(sorted(sys.modules)), file=sys.stderr)
 """
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=60)
     assert not {"torch", "libp2p", "trio", "msgspec", "rich", "numpy", "swarm"} & set(json.loads(done.stderr))
-    assert all(name in done.stdout for name in COMMANDS)
+    assert all(name in done.stdout for name in command_summaries())
+
+
+def test_every_command_has_its_line_in_the_help() -> None:
+    assert list(command_summaries())[: len(FIRST)] == list(FIRST)
+    assert all(summary.endswith(".") and len(summary) > 10 for summary in command_summaries().values())
 
 
 def test_status_does_not_load_torch() -> None:
-    probe = "import sys, cli.status, swarm.client.status; sys.exit('torch' in sys.modules)"
+    probe = "import sys, cli.commands.status, swarm.client.status; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", probe], timeout=120).returncode == 0
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", command_summaries())
 def test_every_command_describes_itself(name: str) -> None:
     result = CliRunner().invoke(group, [name, "--help"])
     assert result.exit_code == 0, result.output

@@ -19,11 +19,11 @@ pytestmark = pytest.mark.process
 
 # The command with half of its inner steps: all else is as a user has it, who trains for longer (`make soak` does).
 SHORTER = """
-import cli.quickstart
+import cli.commands.quickstart
 from cli.main import main
-whole = cli.quickstart.template()
-cli.quickstart.template = lambda: whole.replace("\\nsteps = 100 ", "\\nsteps = 50 ", 1)
-assert cli.quickstart.template() != whole
+whole = cli.commands.quickstart.template()
+cli.commands.quickstart.template = lambda: whole.replace("\\nsteps = 100 ", "\\nsteps = 50 ", 1)
+assert cli.commands.quickstart.template() != whole
 main()
 """
 

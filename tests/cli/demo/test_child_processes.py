@@ -10,9 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from cli.commands.quickstart import run_toml
 from cli.demo.child_processes import children
 from cli.demo.cluster import LocalCluster
-from cli.quickstart import run_toml
 from cli.views.progress import Progress
 from peer.errors import RoundError
 

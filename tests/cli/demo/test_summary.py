@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from cli.commands.quickstart import _summarize
 from cli.demo.report import PeerReport, Report, StageReport
-from cli.quickstart import _summarize
 from cli.views.micro_batch_audit import MicroBatches
 
 

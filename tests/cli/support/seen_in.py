@@ -39,9 +39,7 @@ class Terminal:
     @property
     def rows(self) -> list[str]:
         """All rows, the oldest first, as wide as the screen."""
-        gone = [
-            "".join(row[column].data for column in range(self.columns)) for row in self._screen.history.top
-        ]
+        gone = ["".join(row[column].data for column in range(self.columns)) for row in self._screen.history.top]
         return [*gone, *self._screen.display]
 
     @property
@@ -66,9 +64,7 @@ async def command(columns: int, *arguments: str) -> AsyncIterator[tuple[Terminal
 
 
 @asynccontextmanager
-async def program(
-    columns: int, arguments: Sequence[str]
-) -> AsyncIterator[tuple[Terminal, subprocess.Popen[bytes]]]:
+async def program(columns: int, arguments: Sequence[str]) -> AsyncIterator[tuple[Terminal, subprocess.Popen[bytes]]]:
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, columns, 0, 0))
     environment = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES", "NO_COLOR")}

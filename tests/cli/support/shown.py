@@ -15,10 +15,10 @@ from typing import Any
 import msgspec
 
 from cli.checks.machine import Finding
-from cli.doctor import _show as show_finding
+from cli.commands.doctor import _show as show_finding
+from cli.commands.status import _show as show_status
 from cli.main import main
 from cli.run import report_failure
-from cli.status import _show as show_status
 from cli.terminal.lines import say_json
 from cli.views.event_tail import EventTail
 from cli.views.live import read_tails, shown

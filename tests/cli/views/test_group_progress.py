@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cli.coordinate import _farewell
+from cli.commands.coordinate import _farewell
 from cli.views.progress import Progress
 from tests.cli.views.test_pipeline_views import committed, shown, told
 

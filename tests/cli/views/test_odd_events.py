@@ -11,11 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from cli.commands.join import farewell
+from cli.commands.serve import _TOLD, _show
+from cli.commands.status import _skipped_text
 from cli.demo.report import broken_in_pipeline, broken_invariants
 from cli.demo.verdict import train_losses
-from cli.join import farewell
-from cli.serve import _TOLD, _show
-from cli.status import _skipped_text
 from cli.views import live
 from cli.views import progress as progress_module
 from cli.views.facts import CommitRow

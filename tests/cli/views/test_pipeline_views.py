@@ -9,9 +9,9 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from cli.commands.join import what_was_kept
+from cli.commands.quickstart import run_toml
 from cli.demo.report import broken_in_pipeline
-from cli.join import what_was_kept
-from cli.quickstart import run_toml
 from cli.views.facts import CommitRow
 from cli.views.micro_batch_audit import MicroBatches
 from cli.views.progress import Progress

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from cli import status
+from cli.commands import status
 from cli.demo.report import broken_invariants, ddp_bytes, draw_losses
 from cli.views.event_tail import EventTail
 from cli.views.facts import CommitRow

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cli import status
+from cli.commands import status
 from dht.node import NodeConfig, open_node
 from peer.errors import ConfigError
 from swarm.client.download import download_head

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from rich.text import Text
 
-from cli import status
+from cli.commands import status
 from optim.config import GossipConfig
 from swarm.client.status import SwarmStatus, picture
 from swarm.membership.completion import COMPLETE, WANTING

@@ -1,4 +1,7 @@
-"""`peer doctor`: check whether this machine can take part in a run, and say how to fix what prevents it."""
+"""`peer doctor`: check whether this machine can take part in a run.
+
+It says how to fix what prevents it.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""`peer quickstart`: a coordinator and several peers on this machine. During the run one peer is added and one is
-killed; with --stages another one is frozen for a while.
+"""`peer quickstart`: train a small model with several peers on this machine.
 
+During the run one peer is added and one is killed; with --stages another one is frozen for a while.
 The children are real processes that run `peer coordinate` and `peer join` as a user would. This process starts them,
 reads their event streams, causes the faults, and checks at the end that every invariant held.
 """

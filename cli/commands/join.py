@@ -1,4 +1,7 @@
-"""`peer join`: take part in a run with this machine until the run is complete or Ctrl-C."""
+"""`peer join`: take part in a run with this machine.
+
+It ends when the run is complete, or at Ctrl-C.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`peer chat`: talk with a served model in the terminal."""
+"""`peer chat`: talk with a served model.
+
+It happens in the terminal.
+"""
 
 from __future__ import annotations
 

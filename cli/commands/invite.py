@@ -1,4 +1,7 @@
-"""`peer invite`: print an invite to a run, from the home of its coordinator or of any member that may invite."""
+"""`peer invite`: print an invite to a run, from any home that may invite.
+
+Such are the home of its coordinator, and those of members that may invite.
+"""
 
 from __future__ import annotations
 

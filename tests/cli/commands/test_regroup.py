@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from cli.regroup import _remedy, told
+from cli.commands.regroup import _remedy, told
 from swarm.coordinator.person import GroupOutcome, Outcome
 from tests.cli.support.typed import Peer
 from tests.swarm.coordinator.run_scene import open_run

@@ -1,4 +1,7 @@
-"""`peer api`: OpenAI's interface to a served model, and a chat page, on this machine."""
+"""`peer api`: serve OpenAI's interface to a served model.
+
+Beside it there is a chat page. Both are on this machine.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`peer status`: a snapshot of a run."""
+"""`peer status`: show the peers, round and loss of a run."""
 
 from __future__ import annotations
 

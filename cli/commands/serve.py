@@ -1,4 +1,7 @@
-"""`peer serve`: serve blocks of a model with this machine until Ctrl-C."""
+"""`peer serve`: serve blocks of a model with this machine.
+
+It ends at Ctrl-C.
+"""
 
 from __future__ import annotations
 

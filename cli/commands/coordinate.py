@@ -1,4 +1,7 @@
-"""`peer coordinate`: create a run, print its invite, start it, and vote as its witness."""
+"""`peer coordinate`: create a run from a RUN.toml and print its invite.
+
+It also starts the run, and votes as its witness.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`peer relay`: a public relay for peers behind NAT."""
+"""`peer relay`: run a relay for peers behind NAT."""
 
 from __future__ import annotations
 

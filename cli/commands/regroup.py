@@ -1,4 +1,7 @@
-"""`peer regroup`: ask the coordinator of a home to let its groups go on with the members that are left."""
+"""`peer regroup`: continue a run that has lost too many members at once.
+
+The coordinator of a home is asked to let its groups go on with the members that are left.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`peer generate`: continue a text with a served model, or with one on this machine."""
+"""`peer generate`: continue a text with a served model.
+
+The model may also be one on this machine.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`peer export`: write the last commit of a run as a Hugging Face checkpoint."""
+"""`peer export`: write the last commit as a Hugging Face checkpoint."""
 
 from __future__ import annotations
 

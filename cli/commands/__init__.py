@@ -1,0 +1,28 @@
+"""The commands of `peer`: one file each.
+
+The first line of a file reads "`peer NAME`: SUMMARY". The summary is the command's line in `peer --help`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+FIRST: Final = (
+    *("quickstart", "coordinate", "join", "serve", "generate", "chat", "api"),
+    *("invite", "regroup", "status", "export", "doctor", "relay"),
+)
+"""In the order in which a user meets them. Other commands follow by name."""
+
+
+def command_summaries() -> dict[str, str]:
+    """Return the commands in the order of `peer --help`, each with its line there. Imports none of them."""
+    files = {path.stem: path for path in Path(__file__).parent.glob("*.py") if path.stem != "__init__"}
+    names = [*(name for name in FIRST if name in files), *sorted(files.keys() - set(FIRST))]
+    return {name: _summary(files[name]) for name in names}
+
+
+def _summary(path: Path) -> str:
+    with path.open(encoding="utf-8") as file:
+        text = file.readline().partition("`: ")[2].strip().removesuffix('"""')
+    return text[:1].upper() + text[1:]
