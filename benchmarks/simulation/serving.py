@@ -1,4 +1,4 @@
-"""Block servers under churn in virtual time: the placement rule that runs (`swarm.inference.placement`), with servers
+"""Block servers under churn in virtual time: the placement rule that runs (`swarm.serving.placement`), with servers
 that come, fetch, serve, move and vanish, and see each other's records late.
 """
 
@@ -12,9 +12,9 @@ import msgspec
 
 from benchmarks.simulation.clock import VirtualClock
 from peer.ipc.span import Span
-from swarm.inference.placement import LOOK_S, PlacementView, better_blocks, block_rates, choose_blocks
 from swarm.inference.record import ServerRecord
 from swarm.membership.membership import REFRESH_S, TTL_S
+from swarm.serving.placement import LOOK_S, PlacementView, better_blocks, block_rates, choose_blocks
 
 EPOCH_S: Final = 1e9
 """Unix time at the begin of the simulation."""

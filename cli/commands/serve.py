@@ -90,7 +90,7 @@ def serve(
     opened, folder = _source(invite, model)
     if opened is None and folder is None and home is None:
         raise click.UsageError("Give the INVITE of a served model, or --model with the folder of a checkpoint.")
-    from swarm.inference.serving import ServeConfig, run_server
+    from swarm.serving.peer import ServeConfig, run_server
 
     home = home or default_home(opened.run_id[:12] if opened is not None else f"serve-{folder.name}" if folder else "")
     config = ServeConfig(

@@ -1,1 +1,1 @@
-"""Serving: block servers, sessions that go through them, and what a client needs. Clients load no torch."""
+"""What a client of a served model needs: its servers' records, routes through them, and sessions. No torch."""

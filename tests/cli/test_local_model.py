@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.support.process_group import REPO
 from tests.swarm.gateway.served_model import decoded, encoded, write_checkpoint
-from tests.swarm.inference.serving_swarm import reference_tokens
+from tests.swarm.serving.serving_swarm import reference_tokens
 
 pytestmark = pytest.mark.process
 PROMPT = "the rain in the"

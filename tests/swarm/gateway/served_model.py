@@ -16,7 +16,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from peer.data.tokenizer import FileTokenizer, _stand_in
 from swarm.gateway.limits import key_hash
 from tests.support.process_group import spawn
-from tests.swarm.inference.serving_swarm import reference_model
+from tests.swarm.serving.serving_swarm import reference_model
 
 REPO: Final = Path(__file__).parents[3]
 KEY: Final = "sk-test"

@@ -18,7 +18,7 @@ import trio
 from swarm.inference.client import open_model
 from swarm.run.invite import Invite
 from tests.swarm.gateway.served_model import KEY, NAME, REPO, TEMPLATE, ServedModel, decoded, encoded, served_model
-from tests.swarm.inference.serving_swarm import CONTEXT, reference_tokens
+from tests.swarm.serving.serving_swarm import CONTEXT, reference_tokens
 
 pytestmark = pytest.mark.process
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peer.ipc.span import Span
-from swarm.inference.placement import STAY_S, PlacementView, better_blocks, block_rates, choose_blocks
 from swarm.inference.record import ServerRecord
+from swarm.serving.placement import STAY_S, PlacementView, better_blocks, block_rates, choose_blocks
 from tests.swarm.inference.test_route import NOW, server
 
 

@@ -7,8 +7,8 @@ from typing import Final
 from peer.free_memory import free_memory_bytes
 from peer.ipc.block_messages import HIDDEN_BYTES, PAGE_TOKENS
 from peer.ipc.span import Span
-from swarm.inference.parts import part_bytes, part_spans
 from swarm.run.manifest import ServedModelManifest
+from swarm.serving.parts import part_bytes, part_spans
 
 FREE_SHARE: Final = 0.6
 CACHE_SHARE: Final = 0.25

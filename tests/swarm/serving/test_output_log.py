@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.inference.output_log import OutputLog, SentTokens
+from swarm.serving.output_log import OutputLog, SentTokens
 
 WIDTH = 4
 

@@ -26,8 +26,8 @@ from swarm.inference.messages import (
     StartSession,
     TokenDrawn,
 )
-from swarm.inference.server import SESSIONS_PER_CLIENT_MAX
-from tests.swarm.inference.serving_swarm import SIZES, ServingSwarm, open_serving, reference_tokens
+from swarm.serving.server import SESSIONS_PER_CLIENT_MAX
+from tests.swarm.serving.serving_swarm import SIZES, ServingSwarm, open_serving, reference_tokens
 
 pytestmark = pytest.mark.process
 

@@ -38,8 +38,8 @@ from swarm.inference.messages import (
     SessionRefused,
     StartSession,
 )
-from swarm.inference.output_log import OutputLog, SentTokens
-from swarm.inference.served_session import ServedSession
+from swarm.serving.output_log import OutputLog, SentTokens
+from swarm.serving.served_session import ServedSession
 
 SESSIONS_MAX: Final = 512
 SESSIONS_PER_CLIENT_MAX: Final = 64

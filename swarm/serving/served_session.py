@@ -20,7 +20,7 @@ from swarm.inference.messages import (
     StartSession,
     TokenDrawn,
 )
-from swarm.inference.output_log import OutputLog, SentTokens
+from swarm.serving.output_log import OutputLog, SentTokens
 
 SMALL_BYTES: Final = 60 << 10
 """Payloads up to this size go at once; larger ones in pieces, which small messages pass."""

@@ -22,8 +22,8 @@ from swarm.inference.messages import (
     TokenDrawn,
 )
 from swarm.inference.route import Hop
-from swarm.inference.server import BlockServer, ServedSpan
 from swarm.inference.session import RemoteSession
+from swarm.serving.server import BlockServer, ServedSpan
 
 SESSION = b"s" * 16
 

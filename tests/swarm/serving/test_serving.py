@@ -17,7 +17,7 @@ from peer.ipc.sampling_options import Sampling
 from swarm.inference.client import ModelClient
 from swarm.inference.session import NoServers, RemoteSession
 from tests.support.peer_process import PeerProcess
-from tests.swarm.inference.serving_swarm import CONTEXT, ServingSwarm, open_serving, reference_tokens
+from tests.swarm.serving.serving_swarm import CONTEXT, ServingSwarm, open_serving, reference_tokens
 
 pytestmark = pytest.mark.process
 

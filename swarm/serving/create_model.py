@@ -22,9 +22,9 @@ from peer.model.hub_config import CONFIG_BYTES_MAX, read_served_config
 from peer.model.layout import FlatLayout
 from peer.model.parameter_files import ParameterFiles, check_finite
 from peer.model.text_rules import read_text_rules
-from swarm.inference.parts import hash_parts
 from swarm.run.manifest import PROTOCOL_VERSION, ServedModelManifest, sign_manifest
 from swarm.run.manifest_transfer import save_run_files
+from swarm.serving.parts import hash_parts
 
 _TOKENIZER: Final = "tokenizer.json"
 

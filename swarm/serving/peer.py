@@ -27,12 +27,7 @@ from peer.ipc.span import Span
 from peer.model.parameter_files import ParameterFiles
 from peer.net.host import Host, HostConfig, open_host
 from peer.worker.block_client import BlockConfig, BlockWorkerGroup
-from swarm.inference.create_model import CreatedModel, create_model
-from swarm.inference.memory import blocks_that_fit, pages_that_fit
-from swarm.inference.parts import PartStore, fetch_part, missing_parts, part_path, parts_of
-from swarm.inference.placement import LOOK_S, PlacementView, better_blocks, choose_blocks
 from swarm.inference.record import SERVERS, ServerRecord, server_schema, servers_key
-from swarm.inference.server import BlockServer, ServedSpan
 from swarm.membership.member_record import NAME_CHARS_MAX, installed_version, short_addresses
 from swarm.membership.membership import Membership
 from swarm.membership.reachability import serve_dial_back
@@ -44,6 +39,11 @@ from swarm.run.invite import ADDRESSES_MAX, Invite
 from swarm.run.inviting import printed_invite
 from swarm.run.manifest import ServedModelManifest, open_served_manifest
 from swarm.run.manifest_transfer import load_run_files, serve_run_files
+from swarm.serving.create_model import CreatedModel, create_model
+from swarm.serving.memory import blocks_that_fit, pages_that_fit
+from swarm.serving.parts import PartStore, fetch_part, missing_parts, part_path, parts_of
+from swarm.serving.placement import LOOK_S, PlacementView, better_blocks, choose_blocks
+from swarm.serving.server import BlockServer, ServedSpan
 
 LEAVE_S: Final = 5.0
 """What clients get to replace a server that leaves."""
