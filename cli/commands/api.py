@@ -5,6 +5,7 @@ Beside it there is a chat page. Both are on this machine.
 
 from __future__ import annotations
 
+import importlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -64,6 +65,7 @@ def api(
     if new_key is not None:
         _add_key(key_file, new_key)
         return
+    _check_web_server()
     from swarm.gateway.limits import Quotas
     from swarm.gateway.listening import ListenAddress
 
@@ -75,6 +77,15 @@ def api(
         )
     with invite_to(invite, model, device, threads) as opened:
         run_until_stopped(_Api(opened, address, known, Quotas(rate, at_once), as_json).run, tied)
+
+
+def _check_web_server() -> None:
+    """Raise ConfigError unless the packages of the extra `serve` are installed."""
+    try:
+        for package in ("starlette", "hypercorn"):
+            importlib.import_module(package)
+    except ImportError:
+        raise ConfigError('peer api needs starlette and hypercorn: pip install "barnraise[serve]"') from None
 
 
 def _read_keys(keys: tuple[str, ...], key_file: Path | None) -> ApiKeys:

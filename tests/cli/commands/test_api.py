@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -40,6 +42,21 @@ def test_wrong_options_name_the_remedy(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert reason in said(peer("api", invite, *options), 2)
+
+
+@pytest.mark.parametrize("package", ["starlette", "hypercorn"])
+def test_a_missing_web_server_is_named(peer: Peer, invite: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, package, None)  # as if it were not installed
+    assert 'pip install "barnraise[serve]"' in said(peer("api", invite), 2)
+
+
+def test_a_chat_needs_no_web_server() -> None:
+    """Neither does `peer generate --chat`: what they use of the gateway imports none."""
+    probe = """
+import sys, cli.commands.chat, cli.commands.generate, swarm.gateway.conversation, swarm.gateway.template
+sys.exit(bool({"starlette", "hypercorn"} & set(sys.modules)))
+"""
+    assert subprocess.run([sys.executable, "-c", probe], timeout=120, check=False).returncode == 0
 
 
 def test_a_new_key_is_printed_once_and_kept_as_a_hash(peer: Peer, tmp_path: Path) -> None:
