@@ -71,7 +71,7 @@ lint: $(STAMP)
 	$(BIN)/lint-imports
 
 bench: $(STAMP)
-	$(BIN)/python benchmarks/averaging.py --peers 4 --params 25000000 --rival hivemind
+	$(BIN)/python benchmarks/rounds/averaging.py --peers 4 --params 25000000 --rival hivemind
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build *.egg-info

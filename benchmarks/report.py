@@ -16,8 +16,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.agreement import availability_cells
+from benchmarks.common import scenario_rows
 from benchmarks.common.options import RESULTS
-from benchmarks.parts import availability_cells, flow_rows, scenario_rows
+from benchmarks.network import flow_rows
 
 FILE = RESULTS.parent / "RESULTS.md"
 INTRODUCTION = """# Results
@@ -105,7 +107,7 @@ def convergence(figures: Figures) -> str:
     verdicts = [f"- {'' if passed else '**missed** '}{text}" for passed, text in figures["verdicts"]]
     return (
         f'Loss before: {figures["before"]:.4f}. MB are one worker\'s payload; "saves" compares with the fp32 gradients'
-        " of every step. Picture: `benchmarks/convergence.png`.\n\n"
+        " of every step. Picture: `benchmarks/training/convergence.png`.\n\n"
         + table(["method", "loss", "MB sent", "MB received", "saves"], rows)
         + "\n\n"
         + "\n".join(verdicts)

@@ -8,7 +8,7 @@ Why not libp2p's KadDHT or its RoutingTable, measured on 0.8.1: ids of killed pe
 checks the table every 5 min). A lookup stalls 20 s on frozen peers. At most 2 peers of a /24 enter a bucket, trusted or
 not. A full bucket pings an old peer inside `add_peer` without a deadline. Its protocol id is fixed, so runs would mix.
 Here, after 30 % of the nodes froze, the worst first read takes 1.3 s (hivemind: 3.0 s), later ones take as long as
-before, and no dead peer stays (`benchmarks/dht.py`, tests/dht/test_faults.py).
+before, and no dead peer stays (`benchmarks/network/dht.py`, tests/dht/test_faults.py).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A cable with a delay: creates two TAP devices and carries Ethernet frames between them, each a fixed time late.
 
-    python -m benchmarks.delay_line DELAY_MS NAME NAME
+    python -m benchmarks.common.delay_line DELAY_MS NAME NAME
 
 Prints `ready` and runs until its standard input ends; the devices are removed then. Frames are as large as the kernel's
 (64 KiB, with segmentation and checksums left to the "hardware"), so that a few thousand a second fill a fast link.

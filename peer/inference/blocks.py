@@ -240,7 +240,7 @@ class SpanBlocks:
 
 def _times(x: Tensor, weight: Tensor, base: Tensor | None = None) -> Tensor:
     """Multiply x (N, K) with weight (M, K), and add base: (N, M). With few rows a CPU's library is up to twice as fast
-    if they are columns (benchmarks/inference.py)."""
+    if they are columns (benchmarks/serving/inference.py)."""
     if len(x) > FEW_ROWS or x.device.type != "cpu":
         product = F.linear(x, weight)
         return product if base is None else base + product

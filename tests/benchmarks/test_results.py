@@ -26,14 +26,14 @@ def test_a_missing_file_is_left_out(tmp_path: Path) -> None:
 
 
 def test_figures_are_written_with_their_origin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.argv", [str(options.ROOT / "benchmarks" / "dht.py"), "--nodes", "3"])
+    monkeypatch.setattr("sys.argv", [str(options.ROOT / "benchmarks" / "network" / "dht.py"), "--nodes", "3"])
     parser = argparse.ArgumentParser()
     options.add_json(parser, "dht")
     file = parser.parse_args(["--json", str(tmp_path / "dht.json")]).json
     assert not file.exists()  # only checked
     options.write_results(file, {"nodes": 3})
     found = json.loads(file.read_text())
-    assert found["command"] == "python benchmarks/dht.py --nodes 3"
+    assert found["command"] == "python benchmarks/network/dht.py --nodes 3"
     assert found["figures"] == {"nodes": 3}
     assert all(found[key] for key in ("machine", "commit", "date"))
     assert parser.parse_args(["--json"]).json == RESULTS / "dht.json"

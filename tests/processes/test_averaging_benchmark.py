@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 def test_three_processes_average_to_the_same_bits(tmp_path: Path) -> None:
     file = tmp_path / "report.json"
     arguments = ["--peers", "3", "--params", "400000", "--rounds", "3", "--bits", "8", "--json", str(file)]
-    script = [sys.executable, "benchmarks/averaging.py", *arguments]
+    script = [sys.executable, "benchmarks/rounds/averaging.py", *arguments]
     done = subprocess.run(script, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     ours = json.loads(file.read_text())["figures"]["bits"]["8"]["ours"]

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.common.shaped_lan import shaped_lan
-from benchmarks.parts.swarm_runs import WARM_UP, open_whole, run_chain
-from benchmarks.parts.swarm_setting import THIN
+from benchmarks.pipelines.swarm_runs import WARM_UP, open_whole, run_chain
+from benchmarks.pipelines.swarm_setting import THIN
 
 pytestmark = pytest.mark.process
 DELAY_MS = 30.0

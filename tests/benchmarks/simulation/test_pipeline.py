@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks import rebalance
+from benchmarks.pipelines import rebalance
 from benchmarks.simulation.clock import VirtualClock
 from benchmarks.simulation.fluid import FluidConfig, Optimum, simulate_fluid
 from benchmarks.simulation.pipeline import Fault, PipelineReport, SimulationConfig, simulate_pipeline

@@ -138,7 +138,7 @@ async def test_without_a_spare_there_is_an_error_and_the_session_goes_on_when_on
         said = await say(session, PROMPT, 10)
         swarm.servers["s1"].kill()
         with pytest.raises(NoServers, match=r"blocks 3 to 5.*peer serve"):
-            await say(session, [8], 10)  # after 2 s where nothing else runs (benchmarks/failover.py)
+            await say(session, [8], 10)  # after 2 s where nothing else runs (benchmarks/serving/failover.py)
         await swarm.serve("s2", "3:6")
         await swarm.known(model)
         rest = [token async for token in drawn(session, 10)]

@@ -1,6 +1,6 @@
 """Tokens a second of a served model, beside the same model in one process of `transformers`.
 
-    python benchmarks/inference.py [--sizes 10M 100M] [--tokens 128] [--json [FILE]]
+    python benchmarks/serving/inference.py [--sizes 10M 100M] [--tokens 128] [--json [FILE]]
 
 Two servers of one thread each on 127.0.0.1 hold one half of a random fp32 Llama each: 10M (8 layers, width 256) and
 100M (12 layers, width 768), 8,192 words. One client process. Local: `transformers` with one thread, generating the same
@@ -22,10 +22,10 @@ from typing import Any
 import torch
 import trio
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.common.options import add_json, write_results
-from benchmarks.parts.served_model import GREEDY, MODELS, ServedModel, generate, served_model, write_model
+from benchmarks.serving.served_model import GREEDY, MODELS, ServedModel, generate, served_model, write_model
 from swarm.inference.client import ModelClient
 
 PETALS = {"10M": {1: 53.9, 2: 78.0, 4: 91.7}, "100M": {4: 31.8}}

@@ -1,14 +1,14 @@
 """The cost of a pipeline over the network, compared with the same model in one process.
 
-    python benchmarks/swarm.py [--stages 2 3 4] [--mbit 200 500] [--delay-ms 10] [--seconds 10] [--only dense | thin]
-                               [--json [FILE]]
+    python benchmarks/pipelines/swarm.py [--stages 2 3 4] [--mbit 200 500] [--delay-ms 10] [--seconds 10]
+                                         [--only dense | thin] [--json [FILE]]
 
-Every stage is a process with a host of its own and a compute worker of one thread (`benchmarks.parts.swarm_stage`):
+Every stage is a process with a host of its own and a compute worker of one thread (`benchmarks.pipelines.swarm_stage`):
 the real server, calls, codec, transport and worker. The table of replicas is fixed, one a stage; nothing is merged and
 no optimizer step is made, neither here nor in the one process. Micro-batches go forward and backward without a pause;
 the clock runs between two that come back.
 
-Models of hidden size 1024 (`benchmarks.parts.swarm_setting`): `dense` has four blocks with the arithmetic of such
+Models of hidden size 1024 (`benchmarks.pipelines.swarm_setting`): `dense` has four blocks with the arithmetic of such
 models, and int8 between stages; `thin` a block a stage with next to none, and fp32 between them, so that its link can
 be the limit, as where stages have fast devices; it runs on links alone, and on a slower one, too. Links (root): every
 stage in a network namespace, tbf each way, packets `--delay-ms` late from stage to stage.
@@ -39,13 +39,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.common.children import ChildFailed
 from benchmarks.common.options import add_json, write_results
 from benchmarks.common.shaped_lan import Unavailable, shaped_lan
-from benchmarks.parts.swarm_runs import CORES, Figures, Link, open_whole, run_chain
-from benchmarks.parts.swarm_setting import DENSE, SETTINGS, THIN, Setting
+from benchmarks.pipelines.swarm_runs import CORES, Figures, Link, open_whole, run_chain
+from benchmarks.pipelines.swarm_setting import DENSE, SETTINGS, THIN, Setting
 
 OVERHEAD_MAX: Final = 0.10
 REACHED_MIN: Final = 0.85

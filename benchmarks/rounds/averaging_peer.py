@@ -1,6 +1,6 @@
 """One of our peers for averaging.py: a host, a replica's driver and random gradients in a process.
 
-    python -m benchmarks.parts.averaging_peer NUMBER PARAMS CODEC ROUNDS FOLDER
+    python -m benchmarks.rounds.averaging_peer NUMBER PARAMS CODEC ROUNDS FOLDER
 
 Prints its address, reads the whole group, takes part in ROUNDS rounds and prints its figures. All peers hold the key of
 a temporary coordinator (in FOLDER) and sign the start of the first term with it. Ed25519 is deterministic, so they sign
@@ -23,7 +23,7 @@ import trio
 
 from benchmarks.common.children import START_S
 from benchmarks.common.tcp_bytes import sent_bytes
-from benchmarks.parts.averaging_data import delta_of, save
+from benchmarks.rounds.averaging_data import delta_of, save
 from optim.algorithms.outer_step import DilocoOuter
 from optim.codecs import get_codec
 from optim.config import DilocoConfig

@@ -1,6 +1,6 @@
 """Rebalancing on preemption traces, in the simulator: none, SWARM's algorithm 2 every 300 s and 60 s, and ours.
 
-    python benchmarks/rebalance.py [--trace FILE] [--seeds 3] [--stages 6] [--json [FILE]]
+    python benchmarks/pipelines/rebalance.py [--trace FILE] [--seeds 3] [--stages 6] [--json [FILE]]
 
 Percent of the throughput of an optimal assignment of the machines alive (perfect views, free moves), overall and in the
 first and last hour. Without `--trace`, traces are generated (`benchmarks.simulation.trace.SpotMarket`: 400 preemptible
@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.common.options import add_json, write_results  # noqa: E402

@@ -1,7 +1,7 @@
 """Loss against the codec between stages: the convergence run with a model cut in four, trained through none (fp32),
 fp16, int8 and int4.
 
-    python benchmarks/activations.py [--seeds 2] [--steps 600] [--jobs 2] [--json [FILE]]
+    python benchmarks/training/activations.py [--seeds 2] [--steps 600] [--jobs 2] [--json [FILE]]
 
 Text, batches, optimizer and rates are those of `convergence.py` (480 steps of one worker, 600 of eight, 8 samples each
 a step), but from the first step on all goes through stages (`peer.compute.stage.Stage`, as in the network, in one
@@ -32,13 +32,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 from torch import Tensor
 
 from benchmarks.common.options import add_json, write_results
-from benchmarks.parts.convergence_training import BATCH, HELD_OUT, INNER, RAMP_STEPS, SEQ, WARM_STEPS, WORKERS
+from benchmarks.training.convergence_training import BATCH, HELD_OUT, INNER, RAMP_STEPS, SEQ, WARM_STEPS, WORKERS
 from peer.compute.device import resolve_device
 from peer.compute.stage import Stage
 from peer.config import DataConfig, InnerConfig, ModelConfig

@@ -1,4 +1,4 @@
-"""Nodes of our DHT in one process, for dht.py: `python -m benchmarks.parts.dht_fleet COUNT [BOOTSTRAP...]`, JSON on
+"""Nodes of our DHT in one process, for dht.py: `python -m benchmarks.network.dht_fleet COUNT [BOOTSTRAP...]`, JSON on
 stdin."""
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import Any, Final
 
-from benchmarks.parts.availability_model import MODEL, Modelled
+from benchmarks.agreement.availability_model import MODEL, Modelled
 
 ROUND_S: Final = 10.0
 DAY_S: Final = 86400.0

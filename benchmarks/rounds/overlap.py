@@ -1,6 +1,6 @@
 """How well Streaming DiLoCo hides its exchanges: beside DiLoCo, with real peers, each behind a link of 100 Mbit/s.
 
-    python benchmarks/overlap.py [--peers 4] [--fragments 4] [--mbit 100] [--steps 36] [--tau 1] [--cycles 4]
+    python benchmarks/rounds/overlap.py [--peers 4] [--fragments 4] [--mbit 100] [--steps 36] [--tau 1] [--cycles 4]
                                  [--only diloco | streaming] [--json [FILE]]
 
 Every peer is a `peer join` in a network namespace of its own; tbf shapes its link in both directions (root). Both
@@ -30,11 +30,11 @@ from typing import Any
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.common.options import add_json, write_results
 from benchmarks.common.shaped_lan import Unavailable, shaped_lan
-from benchmarks.parts.overlap_swarm import INNER, MODEL, Failed, Member, run_swarm, write_text
+from benchmarks.rounds.overlap_swarm import INNER, MODEL, Failed, Member, run_swarm, write_text
 from optim.config import CodecConfig, DilocoConfig, StreamingConfig
 from optim.strategies.interface import RoundInfo
 from optim.strategies.registry import build_strategy

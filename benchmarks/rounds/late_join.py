@@ -1,6 +1,6 @@
 """The cost of a late joiner to the rounds of the members, in real processes on 127.0.0.1.
 
-    python benchmarks/late_join.py [--peers 3] [--params 8000000] [--compute 1.5] [--rounds 32] [--nice 19 0]
+    python benchmarks/rounds/late_join.py [--peers 3] [--params 8000000] [--compute 1.5] [--rounds 32] [--nice 19 0]
                                    [--json [FILE]]
 
 The members run rounds whose compute phase is a pause of `--compute` seconds, as if a GPU did the work. Every third
@@ -31,12 +31,12 @@ from typing import Any
 import torch
 import trio
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.common.children import START_S, Child, begin
 from benchmarks.common.options import add_json, write_results
-from benchmarks.parts.averaging_data import delta_of
-from benchmarks.parts.averaging_peer import SCHEDULE, NoTraining, Observer, diloco_state, take_part
+from benchmarks.rounds.averaging_data import delta_of
+from benchmarks.rounds.averaging_peer import SCHEDULE, NoTraining, Observer, diloco_state, take_part
 from optim.algorithms.outer_step import DilocoOuter
 from peer.errors import NetworkError
 from peer.events import EventLog
@@ -149,9 +149,9 @@ def measure(peers: int, numel: int, pause_s: float, rounds: int, nice: int) -> d
         folder = Path(name)
         children = []
         for number in range(peers):
-            children.append(Child("benchmarks.late_join", "--member", number, numel, pause_s, rounds, folder))
+            children.append(Child("benchmarks.rounds.late_join", "--member", number, numel, pause_s, rounds, folder))
             stack.callback(children[-1].end)
-        late = Child("benchmarks.late_join", "--joiner", numel, rounds, nice, folder)
+        late = Child("benchmarks.rounds.late_join", "--joiner", numel, rounds, nice, folder)
         stack.callback(late.end)
         group = [child.read(START_S) for child in children]
         late.tell({"group": group})

@@ -1,6 +1,6 @@
 """State transfer: MB/s that a joiner gets from 1 to 4 donors, each in its own process, and the machine's limits.
 
-    python benchmarks/state_transfer.py [--mb 256] [--donors 4] [--repeat 3] [--json [FILE]]
+    python benchmarks/rounds/state_transfer.py [--mb 256] [--donors 4] [--repeat 3] [--json [FILE]]
 
 Everything runs on 127.0.0.1, so the numbers are the cost of processors (encryption, framing, hashing, disk), not of a
 network. Limits measured in the same run: a memory copy, blake3, the disk's page cache, one plain TCP connection.
@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 import trio
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.common.options import add_json, write_results
 from peer.checkpoint.hash_tree import hash_state

@@ -1,6 +1,6 @@
 """Servers that are killed or frozen in the middle of answers: does the same answer come, and how long does it stall?
 
-    python benchmarks/failover.py [--kills 20] [--stops 10] [--tokens 200] [--json [FILE]]
+    python benchmarks/serving/failover.py [--kills 20] [--stops 10] [--tokens 200] [--json [FILE]]
 
 Three servers hold a 10M Llama (blocks 0:3, 3:6, 6:8). At a random token the first, middle or last one gets SIGKILL or
 SIGSTOP. One spare of the same blocks takes over, or two that split them. The answer must be that of an undisturbed run.
@@ -23,10 +23,10 @@ from typing import Any
 
 import trio
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.common.options import add_json, write_results
-from benchmarks.parts.served_model import GREEDY, ServedModel, generate, served_model, write_model
+from benchmarks.serving.served_model import GREEDY, ServedModel, generate, served_model, write_model
 from peer.errors import BarnraiseError
 from swarm.inference.client import ModelClient
 

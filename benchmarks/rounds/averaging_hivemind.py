@@ -1,6 +1,6 @@
 """One peer of hivemind for averaging.py, with its DHT and Go daemon, in a process group of its own.
 
-    python -m benchmarks.parts.averaging_hivemind NUMBER PARAMS COMPRESSION PEERS FOLDER [BOOTSTRAP]
+    python -m benchmarks.rounds.averaging_hivemind NUMBER PARAMS COMPRESSION PEERS FOLDER [BOOTSTRAP]
 
 Prints its address; then, at each line on stdin, fills in its pseudo-gradient, says that it is ready, and at the next
 line averages. Timeouts are those that `hivemind.Optimizer` sets.
@@ -18,7 +18,7 @@ import torch
 from hivemind import compression
 
 from benchmarks.common.tcp_bytes import family, sent_bytes
-from benchmarks.parts.averaging_data import delta_of, save
+from benchmarks.rounds.averaging_data import delta_of, save
 
 COMPRESSIONS = {
     "uniform8": compression.Uniform8BitQuantization,

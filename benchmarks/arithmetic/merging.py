@@ -1,6 +1,6 @@
 """Merge rules: what an owner computes, and how far attackers move the result.
 
-    python benchmarks/merging.py [--values 25000000] [--repeat 3] [--json [FILE]]
+    python benchmarks/arithmetic/merging.py [--values 25000000] [--repeat 3] [--json [FILE]]
 
 CPU seconds are of one process with one torch thread, for all slices of n int8 messages, the least of several. The error
 is that of the merged update against the honest peers' common direction, |merged - g| / |g|, in fp32 over 20,000 values,
@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.common.options import add_json, write_results
 

@@ -1,4 +1,4 @@
-"""The swarm of `benchmarks/overlap.py`: real peers on shaped links, their events and their bytes."""
+"""The swarm of `benchmarks/rounds/overlap.py`: real peers on shaped links, their events and their bytes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A child of `benchmarks/swarm.py`: one stage of a pipeline, with a host and a compute worker of its own.
+"""A child of `benchmarks/pipelines/swarm.py`: one stage of a pipeline, with a host and a compute worker of its own.
 
-    python -m benchmarks.parts.swarm_stage SETTING STAGES INDEX IP FOLDER
+    python -m benchmarks.pipelines.swarm_stage SETTING STAGES INDEX IP FOLDER
 
     says  {"peer": id, "address": multiaddr}
     hears {"peers": [...]}          what all stages have said, in order; connects to the next one
@@ -25,7 +25,7 @@ from typing import Any
 import torch
 import trio
 
-from benchmarks.parts.swarm_setting import HIDDEN_SIZE, SEED, SETTINGS, VOCAB_SIZE, Setting, some_tokens
+from benchmarks.pipelines.swarm_setting import HIDDEN_SIZE, SEED, SETTINGS, VOCAB_SIZE, Setting, some_tokens
 from peer.events import EventLog
 from peer.identity import Identity
 from peer.ipc.span import spans_of

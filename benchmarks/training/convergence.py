@@ -1,6 +1,6 @@
 """Loss against wire bytes: every method, 8 workers, a small byte model, the text of the standard library.
 
-    python benchmarks/convergence.py [--seeds 2] [--steps 600] [--jobs 2] [--only NAME ...]
+    python benchmarks/training/convergence.py [--seeds 2] [--steps 600] [--jobs 2] [--only NAME ...]
                                      [--json [FILE]] [--plot FILE]
 
 A model of 117 thousand parameters is trained for 480 steps by one worker alone (DiLoCo's paper pretrains so), then for
@@ -31,10 +31,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.common.options import add_json, write_results
-from benchmarks.parts.convergence_training import BATCH, MODEL, WORKERS, AnyRun, Run, SimulatedRun, train, warm_up
+from benchmarks.training.convergence_training import BATCH, MODEL, WORKERS, AnyRun, Run, SimulatedRun, train, warm_up
 from optim.config import (
     AllReduceConfig,
     CodecConfig,

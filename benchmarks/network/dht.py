@@ -1,6 +1,6 @@
 """Measures the DHT beside hivemind's: latency, records that survive a crash of 30 %, and the cost of an idle node.
 
-    python benchmarks/dht.py --nodes 20 --records 60 [--rival hivemind] [--json [FILE]]
+    python benchmarks/network/dht.py --nodes 20 --records 60 [--rival hivemind] [--json [FILE]]
 
 Each side runs as two fleets of nodes in two processes. One of them, with 30 % of the nodes, is killed or frozen. The
 rival's processes import hivemind, which cannot share a process with libp2p. Everything runs on 127.0.0.1, so latencies
@@ -23,11 +23,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.common.options import add_json, write_results
 
-FLEETS = {"barnraise": "benchmarks.parts.dht_fleet", "hivemind": "benchmarks.parts.dht_fleet_hivemind"}
+FLEETS = {"barnraise": "benchmarks.network.dht_fleet", "hivemind": "benchmarks.network.dht_fleet_hivemind"}
 DEAD_SHARE = 0.3
 IDLE_S = 10.0
 
@@ -45,7 +45,7 @@ class Fleet:
                 str(nodes),
                 *bootstrap,
             ],  # -m: run as a script, `dht` would be this file
-            cwd=Path(__file__).parents[1],
+            cwd=Path(__file__).parents[2],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""The runs of `benchmarks/swarm.py`: the whole model in one process, and chains of stages, measured from outside."""
+"""The runs of `benchmarks/pipelines/swarm.py`: the model in one process, and chains of stages, seen from outside."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import psutil
 
 from benchmarks.common.children import START_S, Child
 from benchmarks.common.shaped_lan import Lan, over_link, shaped_lan
-from benchmarks.parts.swarm_setting import Setting
+from benchmarks.pipelines.swarm_setting import Setting
 
 ANSWER_S: Final = 180.0
 WARM_UP: Final = 16  # micro-batches
@@ -88,7 +88,8 @@ def open_chain(setting: Setting, stages: int, lan: Lan | None) -> Iterator[Chain
         for index in range(stages):
             ip = "127.0.0.1" if lan is None else lan.ip(index)
             place = {} if lan is None else {"place": _at_host(lan, index)}
-            child = Child("benchmarks.parts.swarm_stage", setting.name, stages, index, ip, f"{folder}/{index}", **place)
+            arguments = (setting.name, stages, index, ip, f"{folder}/{index}")
+            child = Child("benchmarks.pipelines.swarm_stage", *arguments, **place)
             stack.callback(child.end)
             children.append(child)
         peers = [child.read(START_S) for child in children]
@@ -122,7 +123,7 @@ class Whole:
 @contextmanager
 def open_whole(setting: Setting, stages: int, copies: int) -> Iterator[Whole]:
     with ExitStack() as stack:
-        children = [Child("benchmarks.parts.swarm_whole", setting.name, stages, 1) for _ in range(copies)]
+        children = [Child("benchmarks.pipelines.swarm_whole", setting.name, stages, 1) for _ in range(copies)]
         for child in children:
             stack.callback(child.end)
         for child in children:
@@ -133,7 +134,7 @@ def open_whole(setting: Setting, stages: int, copies: int) -> Iterator[Whole]:
 def run_chain(
     setting: Setting, stages: int, link: Link | None, seconds: float, whole: Whole, repeats: int
 ) -> list[Figures]:
-    """Measure a row of the table so many times, after `whole` each time. `benchmarks/swarm.py` explains the figures."""
+    """Measure a row of the table so many times, after `whole` each time. `swarm.py` explains the figures."""
     place = nullcontext() if link is None else shaped_lan(stages, link.mbit, link.delay_ms)
     with place as lan, open_chain(setting, stages, lan) as chain:
         warm_up = chain.run(WARM_UP, ANSWER_S)

@@ -1,6 +1,6 @@
 """Every codec on one core, beside bitsandbytes, hivemind's codecs (in another process) and a plain copy.
 
-    python benchmarks/codecs.py [--values 16777216] [--repeat 15] [--json [FILE]]
+    python benchmarks/arithmetic/codecs.py [--values 16777216] [--repeat 15] [--json [FILE]]
 
 Prints GB/s of fp32 in (encode) and out (decode), bits per value and the relative error on a heavy-tailed vector. A time
 is the least of several, in CPU seconds of a process with one torch thread, so that other jobs on the machine disturb
@@ -23,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.common.options import add_json, write_results
 

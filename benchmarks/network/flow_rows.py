@@ -1,4 +1,4 @@
-"""The table of `benchmarks/flow.py`, and its bars."""
+"""The table of `benchmarks/network/flow.py`, and its bars."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """How much of the time a group makes progress while its machines fail, in both modes, beside the design's model.
 
-    python benchmarks/availability.py [--members 3] [--seconds 20000] [--seeds 1] [--minutes 9] [--more] [--json [FILE]]
+    python benchmarks/agreement/availability.py [--members 3] [--seconds 20000] [--seeds 1] [--minutes 9] [--more]
+                                                [--json [FILE]]
 
 The real core (`swarm/protocol/agreement`) in the simulator of `tests/simulation`, in virtual time, with all safety
 invariants checked at every step. Members fail after 600 s and are repaired after 120 s, the coordinator is away 10, 1
@@ -27,11 +28,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.agreement import availability_cells as table  # noqa: E402
 from benchmarks.common.options import RESULTS, add_json, write_results  # noqa: E402
-from benchmarks.parts import availability_cells as table  # noqa: E402
 from tests.simulation.churn.measure import WINDOW_S, Availability, LongSchedule  # noqa: E402
 from tests.simulation.churn.world import Churn  # noqa: E402
 from tests.simulation.invariants import Broken  # noqa: E402

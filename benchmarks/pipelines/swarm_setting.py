@@ -1,4 +1,4 @@
-"""The settings of `benchmarks/swarm.py`: two models, their cuts, and their micro-batches."""
+"""The settings of `benchmarks/pipelines/swarm.py`: two models, their cuts, and their micro-batches."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A child of `benchmarks/swarm.py`: the whole model of so many stages in one process, with plain torch and the same
-micro-batches.
+"""A child of `benchmarks/pipelines/swarm.py`: the whole model of so many stages in one process, with plain torch and
+the same micro-batches.
 
-    python -m benchmarks.swarm_whole SETTING STAGES THREADS
+    python -m benchmarks.pipelines.swarm_whole SETTING STAGES THREADS
 
 Says {"ready": true}; at each line {"seconds": s} it makes micro-batches for so long and says what that took.
 """
@@ -15,7 +15,7 @@ import time
 import torch
 import torch.nn.functional as F
 
-from benchmarks.parts.swarm_setting import SEED, SETTINGS, some_tokens
+from benchmarks.pipelines.swarm_setting import SEED, SETTINGS, some_tokens
 from peer.model.decoder import Decoder
 from peer.model.layout import init_flat
 

@@ -1,6 +1,6 @@
 """One averaging round among real processes: ours, beside hivemind's, beside what the machine allows.
 
-    python benchmarks/averaging.py --peers 4 --params 25000000 --bits 8,16 --rival hivemind [--fault kill]
+    python benchmarks/rounds/averaging.py --peers 4 --params 25000000 --bits 8,16 --rival hivemind [--fault kill]
                                    [--json [FILE]]
 
 Every peer is a process with one torch thread and a random pseudo-gradient; there is no training. Everything runs on
@@ -29,12 +29,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.common.children import START_S, Child, ChildFailed, begin
 from benchmarks.common.options import add_json, write_results
-from benchmarks.parts.averaging_data import float64_mean, max_error
-from benchmarks.parts.averaging_limits import measure_limits
+from benchmarks.rounds.averaging_data import float64_mean, max_error
+from benchmarks.rounds.averaging_limits import measure_limits
 
 CODECS = {8: "int8", 16: "fp16"}
 RIVALS = {8: ("uniform8", "blockwise8"), 16: ("float16",)}
@@ -52,7 +52,7 @@ def run_ours(peers: int, numel: int, bits: int, rounds: int, fault: str | None, 
             if fault and number == peers - 1:
                 action = {"kill": "kill", "freeze": "stop"}[fault]
                 env["BARNRAISE_FAULT"] = f"{action}:during_exchange:{rounds}"
-            child = Child("benchmarks.parts.averaging_peer", number, numel, codec, rounds, folder, env=env)
+            child = Child("benchmarks.rounds.averaging_peer", number, numel, codec, rounds, folder, env=env)
             stack.callback(child.end)
             children.append(child)
             if number == 0:
@@ -80,7 +80,7 @@ def run_hivemind(peers: int, numel: int, compression: str, rounds: int, fault: s
         children: list[Child] = []
         bootstrap: list[str] = []
         for number in range(peers):
-            child = Child("benchmarks.parts.averaging_hivemind", number, numel, compression, peers, folder, *bootstrap)
+            child = Child("benchmarks.rounds.averaging_hivemind", number, numel, compression, peers, folder, *bootstrap)
             stack.callback(child.end)
             children.append(child)
             bootstrap = bootstrap or child.read(START_S)["addresses"][:1]

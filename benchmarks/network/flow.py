@@ -1,6 +1,6 @@
 """What a message costs: by call, by flow, and by the ring to the worker.
 
-    python benchmarks/flow.py [--messages 2000] [--mbit 100] [--json [FILE]]
+    python benchmarks/network/flow.py [--messages 2000] [--mbit 100] [--json [FILE]]
 
 Two processes on 127.0.0.1 send a message there and back. CPU is that of both processes together, half of it a message;
 times are half of a round trip. "Hot" sends the next one at once, "cold" one every 4 ms, as tokens come. "Beside" is
@@ -28,7 +28,7 @@ from typing import Any
 import msgspec
 import trio
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.common.options import add_json, write_results
 from benchmarks.common.shaped_lan import Lan, Unavailable, shaped_lan
