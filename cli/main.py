@@ -1,6 +1,6 @@
 """The command `peer`: a lazy group, so that `peer --help` imports nothing heavier than click.
 
-Exit codes are those of `peer.errors` (docs/cli.md): 0 success, 1 a bug, 2 usage, 3 network, 4 not admitted,
+Exit codes are those of `peer.errors` (docs/use/cli.md): 0 success, 1 a bug, 2 usage, 3 network, 4 not admitted,
 5 this machine, 6 checkpoint, 7 training, 128 + the signal's number if one ended it.
 """
 

@@ -5,7 +5,7 @@
 Lower-case letters and digits only: they survive chat programs, line wraps and a double click. The string names the run
 (by hash), its authority and several addresses to try. For a closed run it also carries the invite's private key, which
 is never sent: with it a peer signs its own way in. Each reader may do so, until the invite expires or is used up. An
-invite for one peer carries no key but the finished credential (docs/security.md).
+invite for one peer carries no key but the finished credential (docs/run/security.md).
 """
 
 from __future__ import annotations

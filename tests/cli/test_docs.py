@@ -12,7 +12,7 @@ from cli.commands import command_summaries
 from cli.main import group
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def section_of(page: str, heading: str) -> str:
@@ -31,7 +31,8 @@ def test_every_option_is_documented(name: str) -> None:
         if isinstance(param, click.Option) and not param.hidden
         for opt in (*param.opts, *param.secondary_opts)
     }
-    tables = re.findall(r"^\|(.*?)\|", section_of((ROOT / "docs" / "cli.md").read_text(), f"peer {name}"), re.MULTILINE)
+    section = section_of((ROOT / "docs" / "use" / "cli.md").read_text(), f"peer {name}")
+    tables = re.findall(r"^\|(.*?)\|", section, re.MULTILINE)
     assert {option for cell in tables for option in re.findall(r"`(--[\w-]+)`", cell)} == options - {"--help"}
 
 
@@ -67,7 +68,7 @@ def test_named_files_exist(page: Path) -> None:
 
 
 def test_the_protocol_page_names_the_methods_of_the_code() -> None:
-    page = (ROOT / "docs" / "protocol.md").read_text()
+    page = (ROOT / "docs" / "internals" / "protocol.md").read_text()
     rooms = "authority|backup|dht|exchange|gossip|net|pipeline|round|run|state"
     sources = [path.read_text() for package in ("peer", "dht", "swarm") for path in (ROOT / package).rglob("*.py")]
     code = {name for text in sources for name in re.findall(rf'Method\(\s*"((?:{rooms})[./]\w+)"', text)}

@@ -128,7 +128,7 @@ def test_wrong_pipeline_sections(peer: Peer, tmp_path: Path, text: str, section:
 
 
 def test_the_documented_pipeline_settings_are_valid() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "pipelines.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "run" / "pipelines.md").read_text()
     text = template()
     for block in re.findall(r"^```toml\n(.*?)^```", page, re.MULTILINE | re.DOTALL):
         if block.startswith("["):

@@ -228,7 +228,7 @@ def test_where_the_coordinator_is_required_a_majority_makes_up_nothing_either(fo
 
 
 def test_a_majority_of_the_last_head_is_the_run() -> None:
-    """The control, and what `witness` does not stop: docs/security.md says so."""
+    """The control, and what `witness` does not stop: docs/run/security.md says so."""
     scene = Scene("witness", 3, 2)
     forged = scene.forged_from(scene.links[-1], 1)
     scene.claim(forged)
