@@ -9,7 +9,7 @@ import pytest
 from tests.house.source import PACKAGES, ROOT, tracked
 
 ABOUT_WORDS = {"tests/house/test_words.py"}
-EVERYWHERE = (*PACKAGES, "docs", "tests", "benchmarks", "README.md", "CHANGELOG.md", "CONTRIBUTING.md")
+EVERYWHERE = (*PACKAGES, "docs", "tests", "benchmarks", "changes", "README.md", "CHANGELOG.md", "CONTRIBUTING.md")
 
 OLD = {  # and what to say instead
     "abreast": "fast-forward",
