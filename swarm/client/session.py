@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,17 +16,18 @@ from typing import Any, Final
 
 import trio
 
-from dht.node import Node, NodeConfig, Schema, open_node
+from dht.node import Node, Schema
 from peer.errors import BarnraiseError, ResourceError
 from peer.events import EventLog
 from peer.identity import Identity
-from peer.net.host import Host, HostConfig, open_host
+from peer.net.host import Host, HostConfig
 from peer.temp_folder import temporary_folder
 from swarm.membership.member_record import MEMBERS, MemberRecord, member_schema
 from swarm.membership.membership import read_records
+from swarm.membership.open_peer import PeerConfig, Schemas, open_peer
 from swarm.membership.proven_heads import ASKED_MAX, ProvenHead, ask_proven_heads
 from swarm.run.agreement import agreement_config
-from swarm.run.bootstrap import enter_run
+from swarm.run.bootstrap import EnteredRun, enter_run
 from swarm.run.credentials import CLIENT_S, Chain
 from swarm.run.gate import Gate
 from swarm.run.home import Home
@@ -98,10 +99,6 @@ class RunClient:
         return found
 
 
-Schemas = Callable[[Gate], Sequence[Schema[Any]]]
-"""Returns the kinds of records that the peers of a run publish."""
-
-
 def _member_schemas(gate: Gate) -> Sequence[Schema[Any]]:
     return [member_schema(gate)]
 
@@ -122,16 +119,18 @@ async def open_client(
         own = Home(folder)
         if home is not None:
             _copy_run_files(home, own)
-        async with open_host(dial_back_config.config()) as host:
+
+        async def enter(host: Host) -> EnteredRun[AnyManifest]:
             owner = _owner(home)
 
             def sign(now: float) -> Chain:
                 return invite.client_chain(host.peer_id, owner, now)
 
-            entered = await enter_run(host, invite, own, sign(time.time()), open_any_manifest, sign)
-            config = NodeConfig(invite.run_id, invite.addresses, own.addresses, required=True)
-            async with open_node(host, config, schemas(entered.gate)) as node, _renewing(entered.gate):
-                yield RunClient(host, node, entered.manifest, entered.tokenizer)
+            return await enter_run(host, invite, own, sign(time.time()), open_any_manifest, sign)
+
+        config = PeerConfig(dial_back_config.config(), own, invite.addresses, is_client=True)
+        async with open_peer(config, enter, schemas) as peer, _renewing(peer.run.gate):
+            yield RunClient(peer.host, peer.node, peer.run.manifest, peer.run.tokenizer)
 
 
 @asynccontextmanager

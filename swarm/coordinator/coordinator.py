@@ -17,13 +17,11 @@ from pathlib import Path
 import msgspec
 import trio
 
-from dht.node import NodeConfig, open_node
 from optim.config import GossipConfig
 from peer.errors import ConfigError
 from peer.events import EventLog, Watcher
-from peer.files import write_atomically
-from peer.identity import Identity
-from peer.net.host import Host, HostConfig, open_host
+from peer.identity import Identity, Signed
+from peer.net.host import Host, HostConfig
 from swarm.coordinator.coordinated_group import CoordinatedGroup
 from swarm.coordinator.create_run import CreatedRun, KeptState, create_run, reload
 from swarm.coordinator.gossip_end import GossipEnd
@@ -35,9 +33,10 @@ from swarm.membership.bans import extend_bans, spread_bans
 from swarm.membership.completion import COMPLETE
 from swarm.membership.member_record import MEMBERS, MemberRecord, member_record, member_schema
 from swarm.membership.membership import Membership
-from swarm.membership.reachability import serve_dial_back
+from swarm.membership.open_peer import OpenPeer, PeerConfig, open_home, open_peer
 from swarm.protocol.head import Head
 from swarm.rounds.handlers import serve_agreement, serve_heads
+from swarm.run.bootstrap import EnteredRun
 from swarm.run.config import RunConfig
 from swarm.run.gate import Gate
 from swarm.run.guests import GuestBook
@@ -45,7 +44,7 @@ from swarm.run.home import Home
 from swarm.run.invite import ADDRESSES_MAX, Invite
 from swarm.run.inviting import printed_invite, saved_invite_keys
 from swarm.run.manifest import Manifest, open_manifest
-from swarm.run.manifest_transfer import load_run_files, serve_run_files
+from swarm.run.manifest_transfer import load_run_files
 from swarm.run.sections import AUTO_TOKENIZER
 from swarm.run.tokenizer import read_tokenizer
 from swarm.state.server import serve_snapshots
@@ -81,10 +80,8 @@ async def run_coordinator(
 
     Raises ConfigError, ResourceError, CheckpointError, IdentityError.
     """
-    home = Home(config.home)
-    with home.locked():
-        events = EventLog(home.events, watch=watch)
-        identity = Identity.load_or_create(home.identity)
+    with open_home(config.home, watch) as opened:
+        home, identity, events = opened.home, opened.identity, opened.events
         run_files, tokenizer, states = await trio.to_thread.run_sync(_create_or_reopen, config, identity, events)
         manifest = open_manifest(run_files)
         rules, stages = manifest.run, manifest.stages
@@ -99,37 +96,52 @@ async def run_coordinator(
         host_config = HostConfig(
             identity=identity, events=events, listen=config.listen, announce=config.announce, relays=config.relays
         )
-        async with open_host(host_config) as host:
+        stores, ban_lists = list[SnapshotStore](), list[Signed]()
+
+        async def enter(host: Host) -> EnteredRun[Manifest]:
             gate = Gate(host.rpc, manifest, identity, guests=GuestBook(home.guests))
             withdrawn = saved_invite_keys(home) if config.new_invite else ()
             bans = extend_bans(home.bans, identity, manifest, gate.guests, config.banned, withdrawn)
             if bans is not None:
                 gate.learn_bans(bans)
-            serve_run_files(host.rpc, run_files, tokenizer)
-            serve_dial_back(host)
-            stores = [_snapshots(state) for state in states]
+                ban_lists.append(bans)
+            stores.extend(_snapshots(state) for state in states)
             states.clear()  # the stores have copies
             serve_snapshots(host.rpc, stores)
-            node_config = NodeConfig(manifest.run_id, config.bootstrap, home.addresses)
-            async with open_node(host, node_config, [member_schema(gate)]) as node:
-                addresses = (*host.addresses, *config.bootstrap)[:ADDRESSES_MAX]
-                coordinator = _Coordinator(config, manifest, host, home, stores)
-                membership = Membership(node, host, MEMBERS, manifest.run_id, coordinator.member_record)
-                coordinator.membership = membership
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(membership.run)
-                    if bans is not None:
-                        nursery.start_soon(spread_bans, gate, lambda: membership.view, identity.peer_id, events)
-                    if config.notify:
-                        nursery.start_soon(Webhook(config.notify, manifest.run_id, rules.name, events).run)
-                    for group in coordinator.groups:
-                        nursery.start_soon(group.run)
-                    nursery.start_soon(coordinator.last_states.run)
-                    if not coordinator.groups:
-                        nursery.start_soon(coordinator.gossip_end.run, membership.others)
-                    nursery.start_soon(serve_requests, home, coordinator.groups, events)
-                    write_atomically(home.listening, "".join(f"{address}\n" for address in addresses).encode())
-                    ready(printed_invite(home, identity, manifest, addresses, gate.bans))
+            return EnteredRun(run_files, manifest, tokenizer, gate)
+
+        peer_config = PeerConfig(host_config, home, config.bootstrap)
+        async with open_peer(peer_config, enter, lambda gate: [member_schema(gate)]) as peer:
+            await _coordinate(config, home, peer, stores, bool(ban_lists), ready)
+
+
+async def _coordinate(
+    config: CoordinatorConfig,
+    home: Home,
+    peer: OpenPeer[Manifest],
+    stores: Sequence[SnapshotStore],
+    bans: bool,
+    ready: Callable[[Invite], None],
+) -> None:
+    host, manifest, gate = peer.host, peer.run.manifest, peer.run.gate
+    addresses = (*host.addresses, *config.bootstrap)[:ADDRESSES_MAX]
+    coordinator = _Coordinator(config, manifest, host, home, stores)
+    membership = Membership(peer.node, host, MEMBERS, manifest.run_id, coordinator.member_record)
+    coordinator.membership = membership
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(membership.run)
+        if bans:
+            nursery.start_soon(spread_bans, gate, lambda: membership.view, host.peer_id, host.events)
+        if config.notify:
+            nursery.start_soon(Webhook(config.notify, manifest.run_id, manifest.run.name, host.events).run)
+        for group in coordinator.groups:
+            nursery.start_soon(group.run)
+        nursery.start_soon(coordinator.last_states.run)
+        if not coordinator.groups:
+            nursery.start_soon(coordinator.gossip_end.run, membership.others)
+        nursery.start_soon(serve_requests, home, coordinator.groups, host.events)
+        home.note_listening(addresses)
+        ready(printed_invite(home, host.identity, manifest, addresses, gate.bans))
 
 
 class _Coordinator:

@@ -21,12 +21,13 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from peer.errors import ResourceError
+from peer.files import write_atomically
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,10 @@ class Home:
     def listening(self) -> Path:
         """The addresses at which this peer last listened, a line each, for the invites that it prints."""
         return self.path / "listening"
+
+    def note_listening(self, addresses: Iterable[str]) -> None:
+        """Write `listening`. Raises ResourceError."""
+        write_atomically(self.listening, "".join(f"{address}\n" for address in addresses).encode())
 
     @property
     def regroup_request(self) -> Path:

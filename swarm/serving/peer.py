@@ -17,28 +17,27 @@ from typing import Final
 import msgspec
 import trio
 
-from dht.node import Node, NodeConfig, open_node
 from peer.errors import CheckpointError, ConfigError, ResourceError
-from peer.events import EventLog, Watcher
+from peer.events import Watcher
 from peer.files import write_atomically
-from peer.identity import Identity, Signed
+from peer.identity import Identity
 from peer.ipc.block_messages import CHUNK_TOKENS, HIDDEN_BYTES
 from peer.ipc.span import Span
 from peer.model.parameter_files import ParameterFiles
-from peer.net.host import Host, HostConfig, open_host
+from peer.net.host import Host, HostConfig
 from peer.worker.block_client import BlockConfig, BlockWorkerGroup
 from swarm.inference.record import SERVERS, ServerRecord, server_schema, servers_key
 from swarm.membership.member_record import NAME_CHARS_MAX, installed_version, short_addresses
 from swarm.membership.membership import Membership
-from swarm.membership.reachability import serve_dial_back
-from swarm.run.bootstrap import enter_run
+from swarm.membership.open_peer import OpenPeer, PeerConfig, open_home, open_peer
+from swarm.run.bootstrap import EnteredRun, enter_run
 from swarm.run.gate import Gate
 from swarm.run.guests import GuestBook
 from swarm.run.home import Home
 from swarm.run.invite import ADDRESSES_MAX, Invite
 from swarm.run.inviting import printed_invite
 from swarm.run.manifest import ServedModelManifest, open_served_manifest
-from swarm.run.manifest_transfer import load_run_files, serve_run_files
+from swarm.run.manifest_transfer import load_run_files
 from swarm.serving.create_model import CreatedModel, create_model
 from swarm.serving.memory import blocks_that_fit, pages_that_fit
 from swarm.serving.parts import PartStore, fetch_part, missing_parts, part_path, parts_of
@@ -72,41 +71,36 @@ class ServeConfig:
     """Whether any peer may serve and use a model that is founded; else only with its invite."""
 
 
-@dataclass(frozen=True)
-class _Entered:
-    signed: Signed
-    manifest: ServedModelManifest
-    tokenizer: bytes
-    gate: Gate
-
-
 async def run_server(config: ServeConfig, ready: Callable[[Invite, Span], None], watch: Watcher | None = None) -> None:
     """Serve blocks until cancelled. `ready` gets an invite to the model and the blocks, each time it begins to serve,
     `watch` every event.
 
     Raises ConfigError, NetworkError, NotAdmitted, ResourceError, CheckpointError.
     """
-    home = Home(config.home)
-    with home.locked():
-        events = EventLog(home.events, watch=watch)
-        identity = Identity.load_or_create(home.identity)
+    with open_home(config.home, watch) as opened:
+        home, identity = opened.home, opened.identity
         founded = await trio.to_thread.run_sync(_create_or_reopen, config, identity)
         host_config = HostConfig(
-            identity=identity, events=events, listen=config.listen, announce=config.announce, relays=config.relays
+            identity=identity,
+            events=opened.events,
+            listen=config.listen,
+            announce=config.announce,
+            relays=config.relays,
         )
-        async with open_host(host_config) as host:
+
+        async def enter(host: Host) -> EnteredRun[ServedModelManifest]:
             entered = await _enter(config, home, host, founded)
-            events.emit("model_entered", name=entered.manifest.name, blocks=entered.manifest.model.layers)
-            serve_run_files(host.rpc, entered.signed, entered.tokenizer)
-            serve_dial_back(host)
-            known = config.invite.addresses if config.invite is not None else ()
-            node_config = NodeConfig(entered.manifest.run_id, known, home.addresses)
-            async with open_node(host, node_config, [server_schema(entered.gate)]) as node:
-                peer = _ServingPeer(config, home, entered, host, node)
-                invite = peer.invite(identity)
-                write_atomically(home.invite, f"{invite}\n".encode())
-                write_atomically(home.listening, "".join(f"{address}\n" for address in host.addresses).encode())
-                await peer.run(lambda span: ready(invite, span))
+            host.events.emit("model_entered", name=entered.manifest.name, blocks=entered.manifest.model.layers)
+            return entered
+
+        known = config.invite.addresses if config.invite is not None else ()
+        peer_config = PeerConfig(host_config, home, known)
+        async with open_peer(peer_config, enter, lambda gate: [server_schema(gate)]) as peer:
+            serving = _ServingPeer(config, home, peer)
+            invite = serving.invite(identity)
+            write_atomically(home.invite, f"{invite}\n".encode())
+            home.note_listening(peer.host.addresses)
+            await serving.run(lambda span: ready(invite, span))
 
 
 def _create_or_reopen(config: ServeConfig, identity: Identity) -> CreatedModel | None:
@@ -128,33 +122,34 @@ def _model_name(folder: Path) -> str:
     return "".join(c if c.isalnum() or c in "._-" else "-" for c in folder.resolve().name)[:64] or "model"
 
 
-async def _enter(config: ServeConfig, home: Home, host: Host, founded: CreatedModel | None) -> _Entered:
+async def _enter(
+    config: ServeConfig, home: Home, host: Host, founded: CreatedModel | None
+) -> EnteredRun[ServedModelManifest]:
     if founded is not None:
         gate = Gate(host.rpc, founded.manifest, host.identity, guests=GuestBook(home.guests))
-        return _Entered(founded.signed, founded.manifest, founded.tokenizer, gate)
+        return EnteredRun(founded.signed, founded.manifest, founded.tokenizer, gate)
     assert config.invite is not None
     chain = config.invite.membership(host.identity)
-    entered = await enter_run(host, config.invite, home, chain, open_served_manifest)
-    return _Entered(entered.signed, entered.manifest, entered.tokenizer, entered.gate)
+    return await enter_run(host, config.invite, home, chain, open_served_manifest)
 
 
 class _ServingPeer:
     """What is open while a peer serves."""
 
-    def __init__(self, config: ServeConfig, home: Home, entered: _Entered, host: Host, node: Node) -> None:
-        self._config, self._home, self._host = config, home, host
-        self._manifest, self._gate = entered.manifest, entered.gate
-        self._parts = PartStore(entered.manifest)
+    def __init__(self, config: ServeConfig, home: Home, peer: OpenPeer[ServedModelManifest]) -> None:
+        self._config, self._home, self._host = config, home, peer.host
+        self._manifest, self._gate = peer.run.manifest, peer.run.gate
+        self._parts = PartStore(self._manifest)
         self._session, self._began = secrets.token_hex(8), time.time()
         self._random = random.Random(self._session)
-        self._span = Span.whole(entered.manifest.model.layers)
+        self._span = Span.whole(self._manifest.model.layers)
         self._since = self._ready_at = time.time()
         self._server: BlockServer | None = None
         self._served_tokens = 0
         self._load = (0, 0, 0.0)
         self._pages = 0
-        key = servers_key(entered.manifest.run_id)
-        self._membership = Membership(node, host, SERVERS, key, self._record)
+        key = servers_key(self._manifest.run_id)
+        self._membership = Membership(peer.node, peer.host, SERVERS, key, self._record)
 
     def invite(self, identity: Identity) -> Invite:
         """Return an invite to the model, which also works through this peer: a new one of its founder's, else the one

@@ -5,20 +5,16 @@ home lock -> identity -> host -> run files -> gate -> DHT node -> a replica, and
 
 from __future__ import annotations
 
-from dht.node import NodeConfig, open_node
 from optim.config import GossipConfig
-from peer.events import EventLog, Watcher
+from peer.events import Watcher
 from peer.files import write_atomically
-from peer.identity import Identity
-from peer.net.host import HostConfig, open_host
+from peer.net.host import Host, HostConfig
 from peer.worker.client import open_worker_group
 from swarm.gossip.peer import run_gossip
 from swarm.membership.member_record import member_schema
-from swarm.membership.reachability import serve_dial_back
-from swarm.run.bootstrap import enter_run
-from swarm.run.home import Home
-from swarm.run.manifest import open_manifest
-from swarm.run.manifest_transfer import serve_run_files
+from swarm.membership.open_peer import PeerConfig, open_home, open_peer
+from swarm.run.bootstrap import EnteredRun, enter_run
+from swarm.run.manifest import Manifest, open_manifest
 from swarm.run.peer_context import JoinConfig, PeerContext
 from swarm.training.complete_run import comes_too_late
 from swarm.training.join_checks import check_join
@@ -34,44 +30,42 @@ async def run_participant(config: JoinConfig, watch: Watcher | None = None) -> N
 
     Raises ConfigError, NetworkError, NotAdmitted, ResourceError or CheckpointError if this machine cannot join.
     """
-    home = Home(config.home)
-    with home.locked():
-        events = EventLog(home.events, watch=watch)
-        identity = Identity.load_or_create(home.identity)
+    with open_home(config.home, watch) as opened:
+        home = opened.home
         host_config = HostConfig(
-            identity=identity,
-            events=events,
+            identity=opened.identity,
+            events=opened.events,
             listen=config.listen,
             announce=config.announce,
             relays=config.relays,
             upload_bytes_per_s=config.upload_bytes_per_s,
             download_bytes_per_s=config.download_bytes_per_s,
         )
-        async with open_host(host_config) as host:
-            chain = config.invite.membership(identity)
+
+        async def enter(host: Host) -> EnteredRun[Manifest]:
+            chain = config.invite.membership(opened.identity)
             entered = await enter_run(host, config.invite, home, chain, open_manifest)
-            manifest = entered.manifest
-            rules, stages = manifest.run, manifest.stages
-            events.emit(
+            host.events.emit(
                 "run_entered",
-                name=rules.name,
+                name=entered.manifest.run.name,
                 role=config.role,
-                rounds=rules.rounds,
-                stages=stages,
-                tokenizer=manifest.tokenizer,
+                rounds=entered.manifest.run.rounds,
+                stages=entered.manifest.stages,
+                tokenizer=entered.manifest.tokenizer,
             )
-            serve_run_files(host.rpc, entered.signed, entered.tokenizer)
-            serve_dial_back(host)
-            node_config = NodeConfig(manifest.run_id, config.invite.addresses, home.addresses)
-            async with open_node(host, node_config, [member_schema(entered.gate)]) as node:
-                context = PeerContext(config, home, manifest, host, entered.gate, node)
-                if await comes_too_late(context):
-                    return
-                check_join(config, manifest)
-                write_atomically(home.invite, f"{config.invite}\n".encode())
-                write_atomically(home.listening, "".join(f"{address}\n" for address in host.addresses).encode())
-                if isinstance(manifest.outer, GossipConfig):
-                    async with open_worker_group(worker_config(context)) as worker_group:
-                        await run_gossip(context, worker_group)
-                else:
-                    await PeerLifecycle(context).run()
+            return entered
+
+        peer_config = PeerConfig(host_config, home, config.invite.addresses)
+        async with open_peer(peer_config, enter, lambda gate: [member_schema(gate)]) as peer:
+            manifest = peer.run.manifest
+            context = PeerContext(config, home, manifest, peer.host, peer.run.gate, peer.node)
+            if await comes_too_late(context):
+                return
+            check_join(config, manifest)
+            write_atomically(home.invite, f"{config.invite}\n".encode())
+            home.note_listening(peer.host.addresses)
+            if isinstance(manifest.outer, GossipConfig):
+                async with open_worker_group(worker_config(context)) as worker_group:
+                    await run_gossip(context, worker_group)
+            else:
+                await PeerLifecycle(context).run()

@@ -105,8 +105,7 @@ class Run:
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """All peers are in this process: while it stands still none answers."""
-    for module in ("client.session", "coordinator.coordinator"):
-        monkeypatch.setattr(f"swarm.{module}.NodeConfig", partial(NodeConfig, tuning=BRISK))
+    monkeypatch.setattr("swarm.membership.open_peer.NodeConfig", partial(NodeConfig, tuning=BRISK))
     monkeypatch.setattr("swarm.client.session.ask_proven_heads", partial(ask_proven_heads, timeout_s=60.0))
 
 
