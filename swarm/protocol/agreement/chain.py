@@ -10,7 +10,7 @@ where the coordinator stands, if that answers, and no head has two successors he
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -133,6 +133,14 @@ class Chain:
         if name == self._context.config.genesis.hash and found[-1].round:
             found.append(self._context.config.genesis)
         return found
+
+    def led_to(self, head_hash: bytes, after: bytes) -> Iterator[Head]:
+        """Return the heads that led to one at which this node has stood, that one first, as far as they are kept and
+        until the head `after`."""
+        name = head_hash
+        while name != after and (link := self._links.get(name)) is not None:
+            yield link.head
+            name = link.head.previous
 
     def takes_back(self, start: say.StartBody) -> bool:
         """Return whether a start takes back, without saying so, a round that led here: the group has gone on since
