@@ -36,6 +36,7 @@ from swarm.membership.completion import COMPLETE
 from swarm.membership.member_record import MEMBERS, MemberRecord, member_record, member_schema
 from swarm.membership.membership import Membership
 from swarm.membership.reachability import serve_dial_back
+from swarm.membership.told_events import serve_events
 from swarm.protocol.head import Head
 from swarm.rounds.handlers import serve_agreement, serve_heads
 from swarm.run.config import RunConfig
@@ -107,6 +108,7 @@ async def run_coordinator(
                 gate.learn_bans(bans)
             serve_run_files(host.rpc, run_files, tokenizer)
             serve_dial_back(host)
+            serve_events(host)
             stores = [_snapshots(state) for state in states]
             states.clear()  # the stores have copies
             serve_snapshots(host.rpc, stores)

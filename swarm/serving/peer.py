@@ -31,6 +31,7 @@ from swarm.inference.record import SERVERS, ServerRecord, server_schema, servers
 from swarm.membership.member_record import NAME_CHARS_MAX, installed_version, short_addresses
 from swarm.membership.membership import Membership
 from swarm.membership.reachability import serve_dial_back
+from swarm.membership.told_events import serve_events
 from swarm.run.bootstrap import enter_run
 from swarm.run.gate import Gate
 from swarm.run.guests import GuestBook
@@ -99,6 +100,7 @@ async def run_server(config: ServeConfig, ready: Callable[[Invite, Span], None],
             events.emit("model_entered", name=entered.manifest.name, blocks=entered.manifest.model.layers)
             serve_run_files(host.rpc, entered.signed, entered.tokenizer)
             serve_dial_back(host)
+            serve_events(host)
             known = config.invite.addresses if config.invite is not None else ()
             node_config = NodeConfig(entered.manifest.run_id, known, home.addresses)
             async with open_node(host, node_config, [server_schema(entered.gate)]) as node:

@@ -15,6 +15,7 @@ from peer.worker.client import open_worker_group
 from swarm.gossip.peer import run_gossip
 from swarm.membership.member_record import member_schema
 from swarm.membership.reachability import serve_dial_back
+from swarm.membership.told_events import serve_events
 from swarm.run.bootstrap import enter_run
 from swarm.run.home import Home
 from swarm.run.manifest import open_manifest
@@ -62,6 +63,7 @@ async def run_participant(config: JoinConfig, watch: Watcher | None = None) -> N
             )
             serve_run_files(host.rpc, entered.signed, entered.tokenizer)
             serve_dial_back(host)
+            serve_events(host)
             node_config = NodeConfig(manifest.run_id, config.invite.addresses, home.addresses)
             async with open_node(host, node_config, [member_schema(entered.gate)]) as node:
                 context = PeerContext(config, home, manifest, host, entered.gate, node)

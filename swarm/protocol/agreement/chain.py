@@ -10,7 +10,7 @@ where the coordinator stands, if that answers, and no head has two successors he
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -22,7 +22,7 @@ from swarm.protocol.agreement.context import AgreementContext
 from swarm.protocol.agreement.output import encode
 from swarm.protocol.agreement.proof import prove
 from swarm.protocol.agreement.records import LINK_KEY, LINKS_KEPT, LinkRecord, links_in
-from swarm.protocol.agreement.shown_heads import ShownHeads
+from swarm.protocol.agreement.rules.shown_heads import ShownHeads
 from swarm.protocol.head import Head, Member
 
 HOLDERS_MAX: Final = 64
@@ -141,6 +141,14 @@ class Chain:
         """Return this node's head, and those from which a start led here: there another branch may have gone on."""
         names = [link.head.previous for link in self._links.values() if link.start is not None]
         return [self.head, *(self._links[name].head for name in names[-SPLITS_MAX:] if name in self._links)]
+
+    def led_to(self, head_hash: bytes, after: bytes) -> Iterator[Head]:
+        """Return the heads that led to one at which this node has stood, that one first, as far as they are kept and
+        until the head `after`."""
+        name = head_hash
+        while name != after and (link := self._links.get(name)) is not None:
+            yield link.head
+            name = link.head.previous
 
     def takes_back(self, start: say.StartBody) -> bool:
         """Return whether a start takes back, without saying so, a round that led here: the group has gone on since

@@ -6,7 +6,7 @@ import pytest
 
 from swarm.protocol.agreement import chain, events
 from swarm.protocol.agreement.coordination import branches
-from swarm.protocol.agreement.shown_heads import ShownHeads
+from swarm.protocol.agreement.rules.shown_heads import ShownHeads
 from swarm.protocol.head import Member
 from tests.swarm.protocol.agreement.group import COORDINATOR, GENESIS, GroupOfNodes
 
