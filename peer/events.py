@@ -77,11 +77,15 @@ class EventLog:
         for subscriber in subscribers:
             subscriber(event)
 
-    @contextmanager
-    def subscribed(self, subscriber: Watcher) -> Iterator[None]:
-        """Call `subscriber` with every event inside the block (in the emitting thread; it must return soon)."""
+    def subscribe(self, subscriber: Watcher) -> None:
+        """Call `subscriber` with every event from now on (in the emitting thread; it must return soon)."""
         with self._lock:
             self._subscribers.append(subscriber)
+
+    @contextmanager
+    def subscribed(self, subscriber: Watcher) -> Iterator[None]:
+        """As `subscribe`, inside the block."""
+        self.subscribe(subscriber)
         try:
             yield
         finally:

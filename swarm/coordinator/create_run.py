@@ -28,7 +28,7 @@ from swarm.placement.stages import cut, layout_of, open_store
 from swarm.protocol.messages import SLICE_BYTES_MAX
 from swarm.run.config import RunConfig
 from swarm.run.home import Home
-from swarm.run.manifest import PROTOCOL_VERSION, Manifest, sign_manifest
+from swarm.run.manifest import PROTOCOL_VERSION, Manifest, features_of, sign_manifest
 from swarm.run.manifest_transfer import save_run_files
 from swarm.run.sections import AUTO_TOKENIZER, BYTES_TOKENIZER, check_fit, check_pipeline
 from swarm.run.tokenizer import read_tokenizer
@@ -74,6 +74,7 @@ def create_run(path: Path, run: RunConfig, identity: Identity, events: EventLog)
         protocol=PROTOCOL_VERSION,
         authority=identity.peer_id,
         created_at=int(time.time()),
+        requires=features_of(run.run),
         run=run.run,
         model=model,
         tokenizer=tokenizer_name,

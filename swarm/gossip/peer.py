@@ -44,7 +44,6 @@ from swarm.run.manifest import Manifest
 from swarm.run.peer_context import PeerContext
 from swarm.state.snapshots import SnapshotStore
 
-COMPUTE_S_MAX: Final = 3600.0
 TELL_S: Final = REFRESH_S + 1.0  # in which the coordinator reads that this peer has made its last round
 VECTORS: Final = ("theta", "move")
 
@@ -207,7 +206,7 @@ def _rules(manifest: Manifest) -> GossipRules:
         seq_len=manifest.data.seq_len,
         rounds=run.rounds,
         min_peers=run.min_peers,
-        compute_s_max=COMPUTE_S_MAX,
+        compute_s_max=run.compute_s_max,
         timeout_floor_s=run.timeout_floor_s,
         constants=(outer.alpha, outer.beta, outer.gamma),
     )

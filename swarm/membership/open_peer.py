@@ -13,6 +13,7 @@ from peer.events import EventLog, Watcher
 from peer.identity import Identity
 from peer.net.host import Host, HostConfig, open_host
 from swarm.membership.reachability import serve_dial_back
+from swarm.membership.told_events import serve_events
 from swarm.run.bootstrap import EnteredRun, ManifestT
 from swarm.run.gate import Gate
 from swarm.run.home import Home
@@ -75,6 +76,7 @@ async def open_peer(
         if not config.is_client:
             serve_run_files(host.rpc, run.signed, run.tokenizer)
             serve_dial_back(host)
+            serve_events(host)
         cache = config.home.addresses
         node_config = NodeConfig(run.manifest.run_id, config.bootstrap, cache, required=config.is_client)
         async with open_node(host, node_config, schemas(run.gate)) as node:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -12,6 +12,7 @@ from peer.net.wire import LARGE_HEADER_BYTES
 from swarm.protocol.agreement.proof import HeadProof
 from swarm.protocol.head import Head, Member
 
+HEADS_MAX: Final = 256  # in one page
 SLICE_BYTES_MAX: Final = 9 << 20  # one slice at 32 bits a value, with room for scales
 
 
@@ -49,6 +50,24 @@ class HeadReport(msgspec.Struct, frozen=True):
     """Of the coordinator's: whether it serves the state of that head, which it does at a run's two ends."""
 
 
+class AskHeads(msgspec.Struct, frozen=True):
+    """A request for the heads that led to one."""
+
+    group: Name
+    """The id of the group (a head's `run_id`)."""
+    head: Hash
+    """The hash of the head to begin with, for instance one that is proved."""
+    after: Hash = b""
+    """The hash of the head before which to end; empty for none."""
+
+
+class HeadPage(msgspec.Struct, frozen=True):
+    """Heads that led to the one that was asked for, that one first; each is the one before the last, by its hash. Empty
+    where the receiver does not know that head, or keeps it no more."""
+
+    heads: Annotated[tuple[Head, ...], msgspec.Meta(max_length=HEADS_MAX)]
+
+
 CONTRIBUTION: Final = Method("exchange.contribution", SliceOf, Done, request_payload_max=SLICE_BYTES_MAX)
 RELAY: Final = Method("exchange.relay", SliceOf, Done, request_payload_max=SLICE_BYTES_MAX)
 RESULT: Final = Method("exchange.result", SliceOf, Done, request_payload_max=SLICE_BYTES_MAX)
@@ -56,3 +75,4 @@ FETCH_RESULT: Final = Method("exchange.fetch", SliceOf, Done, reply_payload_max=
 SHOW: Final = Method("exchange.show", SliceOf, Done, reply_payload_max=SLICE_BYTES_MAX)
 ACCUSE: Final = Method("exchange.accuse", SliceOf, Done)
 HEAD_REPORT: Final = Method("run.head", AskHead, HeadReport, access="client", header_bytes=LARGE_HEADER_BYTES)
+HEADS: Final = Method("run.heads", AskHeads, HeadPage, access="client", header_bytes=LARGE_HEADER_BYTES)

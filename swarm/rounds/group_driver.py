@@ -28,7 +28,7 @@ from swarm.protocol.agreement.node import AgreementNode
 from swarm.protocol.agreement.rules.evidence import signed_in
 from swarm.protocol.agreement.work import Work
 from swarm.protocol.head import Head, Member
-from swarm.protocol.messages import HeadReport
+from swarm.protocol.messages import HEADS_MAX, HeadReport
 from swarm.protocol.signer import KeySigner, check_all
 from swarm.protocol.timeouts import AdaptiveTimeouts
 from swarm.rounds.newcomers import NewcomerFilter
@@ -42,6 +42,7 @@ KNOWN_S: Final = 2.0  # between two looks at who publishes that it takes part
 RETRY_S: Final = 1.0  # after the disk has refused a record
 CHECKED_HERE_MAX: Final = 64  # signatures, 4 ms; more at once are checked in a thread
 CHECKED_AHEAD_MAX: Final = 8192  # there, of one call; beyond, the node checks them itself
+PAGE_BYTES: Final = 64 << 10  # of heads in one answer
 REPORT_BYTES_MAX: Final = LARGE_HEADER_BYTES - (4 << 10)  # room for the rest of a header
 
 
@@ -143,6 +144,18 @@ class GroupDriver:
             return report
         self._host.events.emit("proof_too_large", round=head.round, links=len(report.links))
         return HeadReport(head, self.me, self.phase)
+
+    def page(self, head_hash: bytes, after: bytes) -> tuple[Head, ...]:
+        """Return the heads that led to that one, newest first, until the head `after`; the first ones if they are
+        many. Empty if that head is not known here."""
+        page: list[Head] = []
+        room = PAGE_BYTES
+        for head in islice(self._node.led_to(head_hash, after), HEADS_MAX):
+            room -= len(msgspec.msgpack.encode(head))
+            if page and room < 0:
+                break
+            page.append(head)
+        return tuple(page)
 
     # -- events --------------------------------------------------------------------------------------------------------
 

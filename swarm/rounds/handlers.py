@@ -11,10 +11,13 @@ from swarm.protocol.messages import (
     CONTRIBUTION,
     FETCH_RESULT,
     HEAD_REPORT,
+    HEADS,
     RELAY,
     RESULT,
     AskHead,
+    AskHeads,
     Done,
+    HeadPage,
     HeadReport,
     SliceOf,
 )
@@ -37,16 +40,23 @@ def serve_agreement(rpc: Rpc, drivers: Callable[[], Mapping[str, GroupDriver]]) 
 
 
 def serve_heads(rpc: Rpc, drivers: Callable[[], Mapping[str, GroupDriver]]) -> None:
-    """Tell any peer the heads of these groups, with their proofs."""
+    """Tell any peer the heads of these groups, with their proofs, and what led to them."""
 
-    async def on_ask(call: Call[AskHead]) -> HeadReport:
-        found, group = drivers(), call.body.group
+    def driver_of(group: str) -> GroupDriver:
+        found = drivers()
         driver = found.get(group) if group else next(iter(found.values())) if len(found) == 1 else None
         if driver is None:  # no violation: peers move between groups
             raise RoundError("this peer is in another group: look it up again")
-        return driver.report()
+        return driver
+
+    async def on_ask(call: Call[AskHead]) -> HeadReport:
+        return driver_of(call.body.group).report()
+
+    async def on_ask_heads(call: Call[AskHeads]) -> HeadPage:
+        return HeadPage(driver_of(call.body.group).page(call.body.head, call.body.after))
 
     rpc.register(HEAD_REPORT, on_ask)
+    rpc.register(HEADS, on_ask_heads)
 
 
 class SliceHandlers:

@@ -18,7 +18,6 @@ from swarm.run.credentials import Chain, check_chain
 from swarm.run.gate import Gate
 from swarm.run.manifest import Manifest
 
-COMPUTE_S_MAX: Final = 3600.0
 UNDO_S: Final = 600.0
 STAGE_UNDO_S: Final = 20.0  # all stages stand still while one has lost its last commit; it goes on from a backup
 NAME_BYTES: Final = 16
@@ -31,7 +30,7 @@ def schedule_of(manifest: Manifest, stage: int) -> RoundSchedule:
         manifest.outer,
         inner,
         seq_len,
-        COMPUTE_S_MAX,
+        manifest.run.compute_s_max,
         stage,
         manifest.stages,
         manifest.micro_batch,

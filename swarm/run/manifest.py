@@ -7,15 +7,16 @@ host or command. Gate, invites and the transfer of manifests take either kind.
 from __future__ import annotations
 
 from base64 import b32encode
+from collections.abc import Iterable
 from functools import cached_property
 from itertools import pairwise
-from typing import Final, cast
+from typing import Annotated, Final, cast
 
 import msgspec
 from blake3 import blake3
 
 from optim.config import AllReduceConfig, CodecConfig, OuterConfig, check_merge
-from peer.bounds import HASH_BYTES
+from peer.bounds import HASH_BYTES, Name
 from peer.config import TOKENS_MAX, DataConfig, InnerConfig, ModelConfig, WeightType, check_range
 from peer.errors import ConfigError, NotAdmitted, ProtocolViolation
 from peer.identity import Identity, Signed, is_peer_id, open_body, sign_body
@@ -24,6 +25,7 @@ from peer.model.text_rules import TextRules
 from swarm.protocol.agreement.config import Mode
 from swarm.protocol.head import Head, genesis
 from swarm.run.sections import (
+    COMPUTE_S,
     PipelineConfig,
     RunRules,
     check_fit,
@@ -41,6 +43,10 @@ TIME_MAX_S: Final = 1 << 40
 VERSION_MAX: Final = 1 << 16
 RUN_ID_BYTES: Final = 20
 
+COMPUTE_CEILING: Final = "compute_s_max"
+FEATURES: Final = frozenset({COMPUTE_CEILING})
+"""What a manifest may require (`CommonManifest.requires`)."""
+FEATURES_MAX: Final = 16
 _KIND: Final = "manifest"
 _TAG_FIELD: Final = "kind"
 
@@ -60,6 +66,9 @@ class CommonManifest(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     model: ModelConfig
     tokenizer: str
     """"bytes", or the hex blake3 of the tokenizer.json."""
+    requires: Annotated[tuple[Name, ...], msgspec.Meta(max_length=FEATURES_MAX)] = ()
+    """Features without which a peer would compute something else. A field that is not known is ignored; a feature that
+    is not known is refused."""
 
     def __post_init__(self) -> None:
         if not is_peer_id(self.authority):
@@ -99,6 +108,8 @@ class Manifest(CommonManifest, frozen=True, kw_only=True, tag_field=_TAG_FIELD, 
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not set(features_of(self.run)) <= set(self.requires):
+            raise ValueError("requires lacks a feature that the rules need")
         if len(self.genesis) != self.pipeline.stages or any(len(root) != HASH_BYTES for root in self.genesis):
             raise ValueError("genesis is not a hash of 32 bytes for each stage")
         check_fit(self.model, self.data, self.tokenizer)
@@ -219,6 +230,7 @@ def open_any_manifest(signed: Signed, run_id: str | None = None) -> AnyManifest:
         raise ProtocolViolation(f"the manifest is larger than {MANIFEST_BYTES_MAX} bytes")
     preamble = open_body(signed, _KIND, _Preamble)  # first: another version may have other fields
     check_protocol(preamble.protocol)
+    check_features(preamble.requires)
     kinds = cast("type[AnyManifest]", AnyManifest)
     manifest = open_body(signed, _KIND, kinds, signer=preamble.authority)
     vars(manifest)["run_id"] = _named(signed.body)
@@ -257,6 +269,21 @@ def check_protocol(version: int) -> None:
         )
 
 
+def check_features(required: Iterable[str]) -> None:
+    """Raise NotAdmitted if a manifest requires a feature that is not known here."""
+    unknown = sorted(set(required) - FEATURES)
+    if unknown:
+        raise NotAdmitted(
+            f"the run needs {', '.join(map(ascii, unknown))}, which this software does not know: upgrade barnraise on"
+            " this machine"
+        )
+
+
+def features_of(run: RunRules) -> tuple[str, ...]:
+    """Return what the rules require of the software of each peer."""
+    return (COMPUTE_CEILING,) if run.compute_s_max != COMPUTE_S else ()
+
+
 def _versions_spoken() -> str:
     if OLDEST_SPOKEN == PROTOCOL_VERSION:
         return f"version {PROTOCOL_VERSION}"
@@ -285,6 +312,7 @@ class _Preamble(msgspec.Struct, frozen=True):
 
     protocol: int
     authority: str
+    requires: Annotated[tuple[Name, ...], msgspec.Meta(max_length=FEATURES_MAX)] = ()
 
 
 def _check_cuts(cuts: tuple[BlockRange, ...], model: ModelConfig) -> None:

@@ -16,6 +16,9 @@ AUTO_TOKENIZER: Final = "auto"
 PEERS_MAX: Final = 1024
 STAGES_MAX: Final = 1024
 ROUNDS_MAX: Final = 1 << 40
+COMPUTE_S: Final = 3600.0
+COMPUTE_S_LEAST: Final = 1.0
+COMPUTE_S_MOST: Final = 7 * 86400.0
 NAME_CHARACTERS_MAX: Final = 64
 _HASH: Final = re.compile("[0-9a-f]{64}")
 
@@ -39,6 +42,8 @@ class RunRules(msgspec.Struct, frozen=True, kw_only=True):
     """Of the initial weights and the order of the samples."""
     timeout_floor_s: float = 0.0
     """0: deadlines adapt to what is measured. Above 0: no deadline is shorter. The only deadline that a user sets."""
+    compute_s_max: float = COMPUTE_S
+    """Seconds after which the training of any round ends, however much of it is done."""
     coordinator: Literal["auto", "witness", "required"] = "auto"
     """Whether rounds go on without the coordinator ("witness"), or need its vote and it regroups without a person
     ("required"). "auto": required in an open run, where one person may be the majority, and in a pipeline, whose small
@@ -65,6 +70,11 @@ class RunRules(msgspec.Struct, frozen=True, kw_only=True):
         if not 0 <= self.timeout_floor_s <= 3600:
             raise ValueError(
                 f"timeout_floor_s is {self.timeout_floor_s}: choose a number between 0 (adaptive) and 3600"
+            )
+        if not COMPUTE_S_LEAST <= self.compute_s_max <= COMPUTE_S_MOST:
+            raise ValueError(
+                f"compute_s_max is {self.compute_s_max}: choose a number of seconds between {COMPUTE_S_LEAST:g} and"
+                f" {COMPUTE_S_MOST:g}"
             )
 
     def cautions(self) -> list[str]:

@@ -191,6 +191,7 @@ def _restore(world: World, peer: str, declared: bool, after_s: float) -> None:
     machine = world.machines[peer]
     world.crash(machine, "kept")
     machine.restored = machine.disk.restore() or machine.restored
+    world.invariants.put_back(machine)
     world.at(world.now + after_s, None, world.restart, peer, declared)
 
 

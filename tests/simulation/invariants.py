@@ -335,6 +335,15 @@ class Invariants:
         """A machine has another disk: it may begin again."""
         self._highest.pop(peer, None)
 
+    def put_back(self, machine: Machine) -> None:
+        """The coordinator has an old disk. A start that neither that nor another machine knows is nobody's any more: it
+        counts again if a message that is still on its way brings it to one."""
+        for at, name in list(self._starts.items()) if machine.is_coordinator else ():
+            if not any(one.knows(name) for one in self._world.machines.values()):
+                del self._starts[at]
+                self.heads.pop(name, None)
+                self.values.pop(name, None)
+
     def forget(self, newest: int) -> None:
         """Forget all but so many of the newest heads, so that long schedules stay small. What would follow a forgotten
         head counts as broken; an old disk never is that old."""

@@ -13,6 +13,7 @@ from peer.identity import Signed
 from swarm.protocol.agreement import actions, events
 from swarm.protocol.agreement.config import AgreementConfig
 from swarm.protocol.agreement.node import AgreementNode
+from swarm.protocol.agreement.records import links_in
 from swarm.protocol.plan import CONTRIBUTION_KIND, Contribution, WorkPlan
 from tests.simulation.disk import Disk
 from tests.simulation.setups import COORDINATOR
@@ -113,6 +114,12 @@ class Machine:
         self.life += 1
         self.disk.crash(kind, self.world.random)
         self.node = None
+
+    def knows(self, head_hash: bytes) -> bool:
+        """Return whether the node, or the disk while there is no process, has the link of that head."""
+        if self.node is not None:
+            return self.node._chain.link(head_hash) is not None
+        return any(record.link.head.hash == head_hash for record in links_in(self.disk.synced.records))
 
     def local_time(self) -> float:
         return self.offset + self.rate * self.world.now

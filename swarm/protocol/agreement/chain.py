@@ -10,7 +10,7 @@ where the coordinator stands, if that answers, and no head has two successors he
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -22,10 +22,12 @@ from swarm.protocol.agreement.context import AgreementContext
 from swarm.protocol.agreement.output import encode
 from swarm.protocol.agreement.proof import prove
 from swarm.protocol.agreement.records import LINK_KEY, LINKS_KEPT, LinkRecord, links_in
+from swarm.protocol.agreement.rules.shown_heads import ShownHeads
 from swarm.protocol.head import Head, Member
 
 HOLDERS_MAX: Final = 64
 ALONE_POLLS: Final = 4.0  # without a word of the coordinator a newcomer begins with what other peers prove
+SPLITS_MAX: Final = 8
 PAGE_BYTES: Final = 64 << 10  # of links in one message, so that checking their votes takes its reader some milliseconds
 
 
@@ -49,6 +51,7 @@ class Chain:
         self._number = 0
         self._ahead: dict[bytes, say.ChainLink] = {}  # certified heads beyond this one, each after the one before
         self._next: dict[bytes, bytes] = {}  # of these, by votes: hash of the head before each
+        self.shown = ShownHeads()
         self._coordinator_at = 0.0  # when it was last heard, or this process began
         self._goal = b""  # the last of these
         self._fetching = b""
@@ -134,6 +137,19 @@ class Chain:
             found.append(self._context.config.genesis)
         return found
 
+    def splits(self) -> list[Head]:
+        """Return this node's head, and those from which a start led here: there another branch may have gone on."""
+        names = [link.head.previous for link in self._links.values() if link.start is not None]
+        return [self.head, *(self._links[name].head for name in names[-SPLITS_MAX:] if name in self._links)]
+
+    def led_to(self, head_hash: bytes, after: bytes) -> Iterator[Head]:
+        """Return the heads that led to one at which this node has stood, that one first, as far as they are kept and
+        until the head `after`."""
+        name = head_hash
+        while name != after and (link := self._links.get(name)) is not None:
+            yield link.head
+            name = link.head.previous
+
     def takes_back(self, start: say.StartBody) -> bool:
         """Return whether a start takes back, without saying so, a round that led here: the group has gone on since
         the coordinator asked. Then it must not bind."""
@@ -180,6 +196,8 @@ class Chain:
             if self._has_left(link.head):
                 continue
             if not self._may_begin_at(link, source) or not self._counts(link):
+                if self._context.config.is_coordinator:
+                    continue  # a later one may count by itself
                 return
             if link.start is None and self._next.setdefault(link.head.previous, name) != name:
                 return
@@ -223,7 +241,7 @@ class Chain:
             before = known.head
         if before is None and self._context.config.is_coordinator:
             # It asks for what was before, even if its own vote is here: it may have to go back to that.
-            return self._context.evidence.is_signed_for(link)
+            return self._context.evidence.is_signed_for(link) or self.shown.by_most(link.head.hash, (self.head,))
         return self._context.evidence.link_counts(link, before)
 
     def endorse(self, head_hash: bytes, signed: Signed) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 from peer.errors import ProtocolViolation, RoundDiscarded
@@ -74,6 +75,11 @@ class AgreementNode:
         """Return what proves to any peer that a head counts at which this node has stood (`proof.ProofChecker`); empty
         where it keeps no proof. Only what is on disk may be shown: a head's link is, once its `CommitHead` came."""
         return self._chain.proof_of(head_hash)
+
+    def led_to(self, head_hash: bytes, after: bytes) -> Iterator[Head]:
+        """Return the heads that led to one at which this node has stood, that one first, as far as they are kept and
+        until the head `after`. They need no proof: each is named by the hash in the one behind it."""
+        return self._chain.led_to(head_hash, after)
 
     @property
     def phase(self) -> str:

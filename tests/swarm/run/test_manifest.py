@@ -115,6 +115,8 @@ def test_signed_nonsense_is_refused(authority: Identity) -> None:
         ({"rounds": -1}, "rounds"),
         ({"timeout_floor_s": -1.0}, "timeout_floor_s"),
         ({"seed": -1}, "seed"),
+        ({"compute_s_max": 0.5}, "compute_s_max"),
+        ({"compute_s_max": float("nan")}, "compute_s_max"),
         ({"name": "\n"}, "name"),
     ],
 )

@@ -16,10 +16,19 @@ from peer.errors import NotAdmitted, ProtocolViolation, RemoteError
 from peer.identity import Identity, Signed, sign_body
 from swarm.protocol.head import Head
 from swarm.run import manifest as manifest_module
+from swarm.run.agreement import schedule_of
 from swarm.run.ban_list import BanList, open_bans
 from swarm.run.gate import ENTER, Entry
-from swarm.run.manifest import OLDEST_SPOKEN, PROTOCOL_VERSION, AnyManifest, open_any_manifest, open_manifest
+from swarm.run.manifest import (
+    OLDEST_SPOKEN,
+    PROTOCOL_VERSION,
+    AnyManifest,
+    features_of,
+    open_any_manifest,
+    open_manifest,
+)
 from swarm.run.manifest_transfer import fetch_manifest, load_run_files, save_run_files, serve_run_files
+from swarm.run.sections import RunRules
 from tests.swarm.run.test_gate import AUTHORITY, SOON, gate_of, hear, hosts, invite_to, manifest_of
 from tests.swarm.run.test_manifest import make_manifest
 from tests.swarm.run.test_served_model import served_model
@@ -172,3 +181,23 @@ def test_unknown_fields_of_a_ban_list_are_signed_and_ignored() -> None:
     content = msgspec.to_builtins(BanList(manifest.run_id, 1, frozenset({peer})), builtin_types=(bytes,))
     bans = open_bans(sign_body(AUTHORITY, "bans", content | {"later": 1}), manifest)
     assert list(bans.peers) == [peer]
+
+
+def test_a_feature_that_is_not_known_here_is_refused() -> None:
+    """A field may be ignored, unless to ignore it is to compute something else: then the manifest names it."""
+    content = msgspec.to_builtins(make_manifest(AUTHORITY.peer_id), builtin_types=(bytes,))
+    unknown = sign_body(AUTHORITY, "manifest", content | {"requires": ["compute_s_max", "rope_yarn"], "rope": 1})
+    with pytest.raises(NotAdmitted, match="needs 'rope_yarn', which this software does not know: upgrade barnraise"):
+        open_any_manifest(unknown)
+    known = sign_body(AUTHORITY, "manifest", content | {"requires": ["compute_s_max"]})
+    assert open_manifest(known).requires == ("compute_s_max",)
+
+
+def test_rules_that_older_software_would_break_are_required() -> None:
+    longer = RunRules(name="test", compute_s_max=7200.0)
+    with pytest.raises(ValueError, match="requires lacks"):
+        make_manifest(AUTHORITY.peer_id, run=longer)
+    manifest = make_manifest(AUTHORITY.peer_id, run=longer, requires=features_of(longer))
+    assert open_manifest(sign_body(AUTHORITY, "manifest", manifest)) == manifest
+    assert schedule_of(manifest, 0).compute_s_max == 7200.0
+    assert features_of(RunRules(name="test")) == ()

@@ -16,7 +16,8 @@ from swarm.protocol.head import Head
 
 
 class Branches:
-    """The links of other branches, each proved from one that the coordinator has signed for, or from its chain."""
+    """The links of other branches, each proved from one that the coordinator has signed for, from its chain, or by most
+    voters of where they left it."""
 
     def __init__(self, context: AgreementContext, chain: Chain) -> None:
         self._context, self._chain = context, chain
@@ -36,8 +37,11 @@ class Branches:
                 continue
             if link.head.run_id != self._chain.head.run_id:
                 continue
-            if not self._context.evidence.link_counts(link, self.head(link.head.previous)):
-                break  # what is before it is not proved here
+            if not (
+                self._context.evidence.link_counts(link, self.head(link.head.previous))
+                or self._chain.shown.by_most(name, self._chain.splits())
+            ):
+                continue  # what is before it is not proved here
             if self._is_second(link):
                 break  # signed with keys of members that may have left since
             self._links[name] = link

@@ -91,6 +91,7 @@ class Coordinator(ABC):
         if message.voter in self._heard or len(self._heard) < HEARD_MAX:
             self._heard[message.voter] = self.context.now
             self._positions[message.voter] = message.position
+            self.chain.shown.heard(message.voter)
 
     def is_held(self, voters: Collection[Member]) -> bool:
         """Return whether one of these says that it stands at this node's head, or beyond."""
@@ -129,6 +130,8 @@ class Coordinator(ABC):
     def shown(self, peer: str, links: tuple[say.ChainLink, ...]) -> None:
         """Look at heads that another peer shows, before the chain learns them. While a question is open, also those of
         other branches count, page by page."""
+        if self.context.config.mode == "witness":
+            self.chain.shown.note(peer, links)
         if self.inquiry is None:
             return
         if self.branches.learn(links) and len(links) > 1:

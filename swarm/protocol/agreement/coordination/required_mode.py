@@ -6,6 +6,7 @@ it: it then stands there and votes nowhere else, so a wrong suspicion costs a pa
 
 from __future__ import annotations
 
+import itertools
 from typing import Final
 
 import msgspec
@@ -201,8 +202,8 @@ class RequiredCoordinator(Coordinator):
         bring in. A term that too few began, or liars, is not all that a group comes back to."""
         found, sponsors = dict[str, Member](), Sponsors()
         heads = self.chain.ancestors()
-        at = next(index for index, head in enumerate(heads) if head.hash == base.hash)
-        for head in heads[at : at + REMEMBERED]:
+        known = itertools.dropwhile(lambda head: head.hash != base.hash, heads)  # none where it is kept no more
+        for head in itertools.islice(known, REMEMBERED):
             theirs = Sponsors(head.sponsored)
             for member in head.members:
                 mine, room = theirs.of(member.peer), len(found) < self.context.config.max_peers

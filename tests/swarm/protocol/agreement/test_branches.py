@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from swarm.protocol.agreement import events
+from swarm.protocol.agreement import chain, events
+from swarm.protocol.agreement.coordination import branches
+from swarm.protocol.agreement.rules.shown_heads import ShownHeads
+from swarm.protocol.head import Member
 from tests.swarm.protocol.agreement.group import COORDINATOR, GENESIS, GroupOfNodes
 
 
@@ -16,7 +19,7 @@ def forked(cut_s: float = 30.0, train_s: float = 1.0) -> GroupOfNodes:
     group.run(20.0)
     group.event(COORDINATOR, events.Asked())
     group.run(cut_s)
-    assert group.head("B").term == 2 and group.head("B").round > group.round("A") > 3
+    assert group.head("B").term == 2 and group.head("B").round > group.round("A") >= 3
     group.crash("B")
     group.machines["B"].has.clear()
     group.start("B", wiped=True)
@@ -95,3 +98,85 @@ def test_a_coordinator_that_was_away_for_long_finds_its_group_again() -> None:
     reached = group.round("A")
     group.run_to(reached + 10, "ABCd")
     assert group.member("d") in group.head("A").members
+
+
+@pytest.fixture
+def few_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes keep the links of twelve heads."""
+    monkeypatch.setattr(chain, "LINKS_KEPT", 12)
+    monkeypatch.setattr(branches, "LINKS_KEPT", 12)
+
+
+@pytest.mark.usefixtures("few_links")
+def test_a_witness_that_was_away_for_longer_than_links_are_kept_finds_its_group_again() -> None:
+    group = GroupOfNodes("ABC", train_s=0.2)
+    group.run_to(3)
+    group.isolate(COORDINATOR)
+    group.run_to(40, "ABC", seconds=600.0)
+    group.heal()
+    group.run(10.0)
+    assert group.round(COORDINATOR) >= group.round("A") - 1
+    assert group.head("A").term == 1
+
+
+@pytest.mark.usefixtures("few_links")
+def test_one_of_three_voters_is_not_believed_beyond_the_links_kept() -> None:
+    group = GroupOfNodes("ABC", train_s=0.2)
+    group.run_to(3)
+    group.isolate(COORDINATOR)
+    group.run_to(40, "ABC", seconds=600.0)
+    group.heal()
+    group.lost = lambda source, target, message: COORDINATOR in (source, target) and not {"A", "d"} & {source, target}
+    group.run(10.0)
+    assert group.round(COORDINATOR) == 3
+    group.heal()
+    group.run(10.0)
+    assert group.round(COORDINATOR) > 40, "two of three are"
+
+
+@pytest.mark.usefixtures("few_links")
+def test_a_branch_that_has_gone_on_for_longer_than_links_are_kept_is_not_taken_back() -> None:
+    """A person was told of one round, and took back sixty: no link led from the coordinator to the others."""
+    group = forked(cut_s=4.0, train_s=0.2)
+    group.run_to(30, "AC", seconds=600.0)
+    group.heal()
+    group.run(5.0)
+    group.event(COORDINATOR, events.Asked())
+    group.run(5.0)
+    reached = group.round("A")
+    group.event(COORDINATOR, events.Asked(undo=True))
+    group.run_to(reached + 4, "AC")
+    assert group.told(COORDINATOR, "regrouped")[-1]["round"] >= reached > 30
+
+
+@pytest.mark.usefixtures("few_links")
+def test_a_required_coordinator_goes_back_beyond_the_links_kept_by_a_person() -> None:
+    """It stopped with an error of its own, and so would have for ever."""
+    group = GroupOfNodes("AB", mode="required", train_s=0.2)
+    group.run_to(20, seconds=600.0)
+    for peer in "AB":
+        group.crash(peer)
+        group.machines[peer].has = {GENESIS.state_hash}
+    group.start("A", wiped=True)
+    group.run(20.0)
+    group.event(COORDINATOR, events.Asked(undo=True, without=("B",)))
+    group.run(10.0)
+    assert group.head(COORDINATOR).term == 2 and group.told(COORDINATOR, "regrouped")[-1]["round"] == 0
+
+
+def test_only_members_of_a_head_count_and_a_peer_once() -> None:
+    group = GroupOfNodes("ABC")
+    group.run_to(3)
+    head = group.head("A")
+    link = group.machines["A"].node.proof_of(head.hash)[-1]
+    shown = ShownHeads()
+    shown.note("A", [link])
+    assert not shown.by_most(head.hash, [head]), "it has not said as whom it speaks"
+    for voter in (group.member("A"), group.member("A"), Member("d", "d0")):
+        shown.heard(voter)
+        shown.note(voter.peer, [link])
+    assert not shown.by_most(head.hash, [head])
+    shown.heard(group.member("C"))
+    shown.note("C", [link])
+    assert shown.by_most(head.hash, [head])
+    assert not shown.by_most(head.hash, [GENESIS]) and not shown.by_most(b"?", [head])

@@ -1,0 +1,45 @@
+"""Heads that most voters of one of the coordinator's heads show, while the links that lead there are kept no more.
+
+A witness that was away for longer than links are kept finds its group again by these. They prove no less than links
+would: in `witness` mode the same keys could have signed all that lies between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from swarm.protocol.agreement.messages import ChainLink
+from swarm.protocol.agreement.records import LINKS_KEPT
+from swarm.protocol.head import Head, Member
+
+VOTERS_MAX: Final = 4096
+
+
+class ShownHeads:
+    """Which voters have shown which heads to a witness."""
+
+    def __init__(self) -> None:
+        self._voters: dict[str, Member] = {}  # by peer: as whom it has spoken last
+        self._by: dict[bytes, set[Member]] = {}  # by hash of the head
+
+    def heard(self, voter: Member) -> None:
+        """Note as whom a peer speaks."""
+        if voter.peer in self._voters or len(self._voters) < VOTERS_MAX:
+            self._voters[voter.peer] = voter
+
+    def note(self, peer: str, links: Iterable[ChainLink]) -> None:
+        """Note what a peer shows as its chain."""
+        voter = self._voters.get(peer)
+        if voter is None:
+            return
+        for link in links:
+            name = link.head.hash
+            if name not in self._by and len(self._by) >= LINKS_KEPT:
+                del self._by[next(iter(self._by))]
+            self._by.setdefault(name, set()).add(voter)
+
+    def by_most(self, name: bytes, heads: Iterable[Head]) -> bool:
+        """Return whether a majority of the members of one of these heads has shown that one."""
+        shown_by = self._by.get(name, set())
+        return any(len(shown_by.intersection(head.members)) >= head.quorum for head in heads if head.members)
