@@ -6,7 +6,7 @@ msgspec turns it into a ValidationError with the field's path.
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import ClassVar, Final, Literal
 
 import msgspec
 
@@ -48,6 +48,9 @@ class CodecConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 class MethodConfig(msgspec.Struct, frozen=True, kw_only=True, tag_field="method"):
     """The settings that all methods have."""
+
+    has_common_state: ClassVar[bool] = True
+    """Whether the peers agree on one state, round by round; else each has weights of its own."""
 
     steps: int
     """H: the fastest peer's inner steps in a round; slower peers make fewer in the same time."""
@@ -227,6 +230,8 @@ class GossipConfig(MethodConfig, frozen=True, kw_only=True, tag="gossip"):
     """NoLoCo (2506.10911): after `steps` inner steps a peer merges with one other, chosen at random. There is no common
     round and no common state."""
 
+    has_common_state: ClassVar[bool] = False
+
     alpha: float = 0.5
     """Momentum."""
     beta: float = 0.7
@@ -251,7 +256,7 @@ OuterConfig = (
     | AllReduceConfig
     | GossipConfig
 )
-METHODS: Final = {
+METHODS: Final[dict[str, type[MethodConfig]]] = {
     "diloco": DilocoConfig, "streaming": StreamingConfig, "eager": EagerConfig, "demo": DemoConfig,
     "sparseloco": SparseLocoConfig, "lion": LionConfig, "allreduce": AllReduceConfig, "gossip": GossipConfig,
 }  # fmt: skip

@@ -169,7 +169,6 @@ def _from_homes(homes: Sequence[Path], into: Target) -> str:
 
 def _check_trained(homes: Sequence[Path], found: SavedModel) -> None:
     """Raise CheckpointError for a coordinator's home that does not have the last state of all stages yet."""
-    from optim.config import GossipConfig
     from peer.identity import Identity
     from swarm.run.home import Home
 
@@ -177,7 +176,7 @@ def _check_trained(homes: Sequence[Path], found: SavedModel) -> None:
         return
     for home in homes:
         if Identity.load_or_create(Home(home).identity).peer_id == found.manifest.authority:
-            gossip = isinstance(found.manifest.outer, GossipConfig)
+            gossip = not found.manifest.outer.has_common_state
             when = "of a gossip run" if gossip else "before the run is complete"
             raise CheckpointError(
                 f"{home} is the coordinator's home, and holds no trained weights {when}: give the --home of a peer that"

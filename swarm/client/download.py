@@ -13,7 +13,6 @@ import msgspec
 import trio
 from torch import Tensor
 
-from optim.config import GossipConfig
 from peer.errors import ConfigError, NetworkError
 from peer.ipc.span import spans_of
 from peer.model.layout import join_flat
@@ -69,7 +68,7 @@ async def download_head(invite: Invite, part_file: Path) -> Download:
     Raises NotAdmitted, DialError, and NetworkError if no proven head can be fetched.
     """
     async with open_client(invite) as client:
-        if isinstance(client.training.outer, GossipConfig):
+        if not client.training.outer.has_common_state:
             return await _download_replica(client, part_file)
         download = _HeadDownload(client, part_file)
         for attempt in range(TRIES):

@@ -11,7 +11,6 @@ from typing import Final
 
 import msgspec
 
-from optim.config import GossipConfig
 from swarm.client.session import RunClient, open_client
 from swarm.gossip.pairing import PeerView, group_round
 from swarm.membership.completion import COMPLETE
@@ -163,7 +162,7 @@ async def look(client: RunClient) -> SwarmStatus:
     manifest = client.training
     records = await client.members()
     found = await client.all_candidates(records)
-    best = [None if isinstance(manifest.outer, GossipConfig) or not seen else seen[0] for seen in found]
+    best = [seen[0] if seen and manifest.outer.has_common_state else None for seen in found]
     return picture(manifest, records, best, time.time())
 
 
@@ -190,7 +189,7 @@ def picture(
     rounds = [stage.round for stage in stages if stage.round is not None]
     round_ = min(rounds) if len(rounds) == len(stages) else None
     members, tokens = sum(stage.members for stage in stages), min(stage.tokens for stage in stages)
-    if isinstance(manifest.outer, GossipConfig):
+    if not manifest.outer.has_common_state:
         full = {peer: PeerView(record.round) for peer, record in records.items() if record.role == "full"}
         round_, members, tokens = group_round(full), len(full), sum(records[peer].tokens for peer in full)
     return SwarmStatus(
@@ -231,7 +230,7 @@ def shares_of(
 def _is_complete(manifest: Manifest, round_: int | None, records: Sequence[MemberRecord]) -> bool:
     """`round_`: where the run stands. A gossip run is complete once each peer of it has made its own last round."""
     rounds = manifest.run.rounds
-    if isinstance(manifest.outer, GossipConfig):
+    if not manifest.outer.has_common_state:
         trained = [record.round for record in records if record.role == "full"]
         if not trained:  # the coordinator has seen all of them leave with their last round
             return any(record.role == "coordinator" and record.phase == COMPLETE for record in records)

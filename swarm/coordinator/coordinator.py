@@ -17,7 +17,6 @@ from pathlib import Path
 import msgspec
 import trio
 
-from optim.config import GossipConfig
 from peer.errors import ConfigError
 from peer.events import EventLog, Watcher
 from peer.identity import Identity, Signed
@@ -155,7 +154,7 @@ class _Coordinator:
         self._began, self._session = time.time(), secrets.token_hex(8)
         rounds = manifest.run.rounds
         progress = RunProgress(synchronous=manifest.synchronous, source=manifest.group_id(0), rounds=rounds)
-        stages = range(0 if isinstance(manifest.outer, GossipConfig) else manifest.stages)
+        stages = range(manifest.stages if manifest.outer.has_common_state else 0)
         self.groups = [
             CoordinatedGroup(host, manifest, stage, home, partial(self._replicas, stage), progress, config.restored)
             for stage in stages

@@ -12,7 +12,6 @@ import torch
 import trio
 from torch import Tensor
 
-from optim.config import GossipConfig
 from optim.strategies.interface import RoundInfo
 from optim.strategies.registry import build_strategy, shared_vectors
 from peer.checkpoint.hash_tree import StateTree, hash_state
@@ -136,7 +135,7 @@ def _text_rules(run: RunConfig, tokenizer: str) -> TextRules:
 
 def _check_slices(run: RunConfig, layout: FlatLayout, state: Sequence[Tensor]) -> None:
     """Raise ConfigError if a merged slice of the largest allowed group would not fit into a call."""
-    if isinstance(run.outer, GossipConfig):
+    if not run.outer.has_common_state:
         return
     coding = build_strategy(run.outer, run.codec, layout, run.inner).coding(RoundInfo(1, 0, run.inner.lr), state)
     largest = max(coding.result_bytes(index, run.run.max_peers) for index in range(coding.count))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import msgspec
 import trio
 
-from optim.config import GossipConfig
 from peer.errors import NetworkError, ResourceError
 from swarm.membership.completion import COMPLETE
 from swarm.membership.member_record import MEMBERS
@@ -33,7 +32,7 @@ async def comes_too_late(context: PeerContext) -> bool:
     rounds, stages = manifest.run.rounds, manifest.stages
     if not rounds:
         return False
-    if isinstance(manifest.outer, GossipConfig):
+    if not manifest.outer.has_common_state:
         return await _is_gossip_over(context)
     heads = await _last_heads(context)
     if any(proven is None or proven.head.round < rounds for proven in heads):

@@ -5,7 +5,6 @@ home lock -> identity -> host -> run files -> gate -> DHT node -> a replica, and
 
 from __future__ import annotations
 
-from optim.config import GossipConfig
 from peer.events import Watcher
 from peer.files import write_atomically
 from peer.net.host import Host, HostConfig
@@ -64,8 +63,8 @@ async def run_participant(config: JoinConfig, watch: Watcher | None = None) -> N
             check_join(config, manifest)
             write_atomically(home.invite, f"{config.invite}\n".encode())
             home.note_listening(peer.host.addresses)
-            if isinstance(manifest.outer, GossipConfig):
+            if manifest.outer.has_common_state:
+                await PeerLifecycle(context).run()
+            else:
                 async with open_worker_group(worker_config(context)) as worker_group:
                     await run_gossip(context, worker_group)
-            else:
-                await PeerLifecycle(context).run()

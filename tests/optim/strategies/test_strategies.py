@@ -191,3 +191,7 @@ def test_methods_with_own_packing_take_no_codec(name: str) -> None:
 def test_gossip_is_no_strategy() -> None:
     with pytest.raises(ValueError, match="engine of its own"):
         build_strategy(config.GossipConfig(steps=5), config.CodecConfig(), LAYOUT, INNER)
+
+
+def test_gossip_alone_has_no_common_state() -> None:
+    assert [name for name, kind in config.METHODS.items() if not kind.has_common_state] == ["gossip"]
