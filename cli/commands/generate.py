@@ -20,6 +20,7 @@ from cli.terminal.stream import write_text
 from peer.errors import ConfigError
 
 if TYPE_CHECKING:
+    from peer.ipc.block_messages import WireType
     from peer.ipc.sampling_options import Sampling
     from swarm.inference.client import ModelClient
     from swarm.inference.route import Route
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 @click.option("--repetition-penalty", type=click.FloatRange(0.001, 1000), default=1.0)
 @click.option("--stop", "stops", multiple=True, help="A text at which the answer ends. May be given several times.")
 @click.option("--seed", type=click.IntRange(0, (1 << 64) - 1), help="The same seed draws the same tokens.")
+@click.option("--wire", type=click.Choice(["fp32", "bf16", "int8"]), help="The type of hidden states between servers.")
 @click.option("--n", "count", type=click.IntRange(1, 64), default=1, show_default=True, help="How many answers.")
 @click.option("--logprobs", type=click.IntRange(0, 20), default=0, help="Tell so many likeliest tokens (with --json).")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON line for each token and one for the whole.")
@@ -59,6 +61,7 @@ def generate(
     repetition_penalty: float,
     stops: tuple[str, ...],
     seed: int | None,
+    wire: WireType | None,
     count: int,
     logprobs: int,
     as_json: bool,
@@ -82,7 +85,7 @@ def generate(
         logprobs=logprobs,
     )
     with invite_to(invite, model, device, threads) as opened:
-        answers = _Answers(opened, text, sampling, max_tokens, stops, count, as_json, chat)
+        answers = _Answers(opened, text, sampling, wire, max_tokens, stops, count, as_json, chat)
         run_until_stopped(answers.run)
 
 
@@ -93,6 +96,7 @@ class _Answers:
     invite: Invite
     text: str
     sampling: Sampling
+    wire: WireType | None
     max_tokens: int
     stops: tuple[str, ...]
     count: int
@@ -125,7 +129,7 @@ class _Answers:
 
         sampling = msgspec.structs.replace(self.sampling, seed=(self.sampling.seed + index) % (1 << 64))
         prompt = model.tokenizer.encode(self.text)
-        session = model.session(sampling)
+        session = model.session(sampling, wire=self.wire)
         stream = TextStream(model.tokenizer, self.stops, prompt)
         tokens, first_s, finish, route = list[int](), 0.0, "length", list[dict[str, Any]]()
         try:

@@ -3,9 +3,9 @@ records of their two rings (`peer.ipc.ring`).
 
     record    u32 bytes of the head, little endian | the head, a tagged msgpack array | the payload
 
-A payload holds hidden states (count, C) in the span's type, little endian. The worker refuses what makes no sense to
-its engine (`StepRefusal`). The network process does not trust the worker, which computes on numbers of strangers: what
-comes from there has bounds, and a malformed record ends it. Imports no torch.
+A payload holds hidden states (count, C), little endian, in the type that the session has chosen for the wire. The
+worker refuses what makes no sense to its engine (`StepRefusal`). The network process does not trust the worker, which
+computes on numbers of strangers: what comes from there has bounds, and a malformed record ends it. Imports no torch.
 """
 
 from __future__ import annotations
@@ -37,6 +37,10 @@ HiddenType = Literal["fp32", "bf16"]
 """In which parameters, hidden states and the cache are held."""
 HIDDEN_BYTES: Final[dict[HiddenType, int]] = {"fp32": 4, "bf16": 2}
 """Of one value."""
+WireType = Literal["fp32", "bf16", "int8"]
+"""In which hidden states cross the wire. int8: a row has an fp32 scale for each `GROUP` of its values, then these."""
+WIRE_TYPES: Final[tuple[WireType, ...]] = ("fp32", "bf16", "int8")
+GROUP: Final = 256
 RefusalCause = Literal["gap", "full", "shape", "value", "not_finite", "unknown"]
 Position = Annotated[int, msgspec.Meta(ge=0, le=TOKENS_MAX)]
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=VOCABULARY_MAX)]
@@ -89,6 +93,8 @@ class OpenSession(msgspec.Struct, frozen=True, array_like=True, tag=1):
     prompt: what the session has already is not computed, and so no token follows it."""
     first: Number | None = None
     end: Number | None = None
+    wire: WireType | None = None
+    """Of the hidden states that come and go; None: the span's type."""
 
 
 class ComputeTokens(msgspec.Struct, frozen=True, array_like=True, tag=2):
@@ -143,6 +149,8 @@ class SpanOutput(msgspec.Struct, frozen=True, array_like=True, tag=6):
     likeliest: Annotated[tuple[tuple[TokenId, Logprob], ...], msgspec.Meta(max_length=LIKELIEST_MAX)]
     ids: Annotated[tuple[TokenId, ...], msgspec.Meta(max_length=TOKENS_MAX)]
     """Of the tokens that went in."""
+    wire: WireType | None = None
+    """Of the payload, as the session was opened."""
 
 
 class StepRefusal(msgspec.Struct, frozen=True, array_like=True, tag=7):
@@ -204,9 +212,14 @@ def unpack_from_worker(record: memoryview, load: LoadBlocks) -> tuple[FromBlocks
     return message, payload
 
 
-def ring_bytes(model: ModelConfig, dtype: HiddenType, chunk_tokens: int) -> int:
-    """Return the size of a ring, in which there is room for several chunks of a prompt."""
-    row = model.hidden_size * HIDDEN_BYTES[dtype] + _ID_BYTES
+def row_bytes(hidden_size: int, wire: WireType) -> int:
+    """Return what the hidden state of one token takes on the wire."""
+    return 4 * -(-hidden_size // GROUP) + hidden_size if wire == "int8" else hidden_size * HIDDEN_BYTES[wire]
+
+
+def ring_bytes(model: ModelConfig, chunk_tokens: int) -> int:
+    """Return the size of a ring, in which there is room for several chunks of a prompt in any type."""
+    row = max(row_bytes(model.hidden_size, wire) for wire in WIRE_TYPES) + _ID_BYTES
     return max(_RING_BYTES_MIN, _CHUNKS * chunk_tokens * row)
 
 
@@ -233,6 +246,6 @@ def _check_output(output: SpanOutput, payload_bytes: int, load: LoadBlocks) -> N
         raise ValueError("an output with a token outside the vocabulary")
     if (drawn or output.likeliest) and (payload_bytes or not last):
         raise ValueError("a drawn token before the last block")
-    hidden_bytes = output.count * model.hidden_size * HIDDEN_BYTES[load.dtype]
+    hidden_bytes = output.count * row_bytes(model.hidden_size, output.wire or load.dtype)
     if payload_bytes != hidden_bytes and not (last and not payload_bytes):
         raise ValueError(f"{output.count} hidden states in {payload_bytes} bytes")

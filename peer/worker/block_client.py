@@ -227,7 +227,7 @@ class BlockWorkerGroup:
         """Open rings for a new worker; what a lost one left in the old ones is never read. Raises ResourceError."""
         self._close_rings()
         config = self.config
-        size = ring_bytes(config.model, config.dtype, config.chunk_tokens)
+        size = ring_bytes(config.model, config.chunk_tokens)
         to_worker = Ring.create(config.directory, size)
         try:
             from_worker = Ring.create(config.directory, size)

@@ -21,12 +21,10 @@ from peer.errors import CheckpointError, ConfigError
 from peer.inference.blocks import SpanBlocks, TensorSource
 from peer.inference.engine import Engine, StepOutput, StepRefused
 from peer.ipc.block_messages import (
-    HIDDEN_BYTES,
     LOGPROB_MIN,
     REASON_MAX,
     ComputeTokens,
     FromBlocks,
-    HiddenType,
     LoadBlocks,
     OpenSession,
     RewindSession,
@@ -34,8 +32,10 @@ from peer.ipc.block_messages import (
     SpanOutput,
     StepRefusal,
     ToBlocks,
+    WireType,
     WorkerLoad,
     pack,
+    row_bytes,
     unpack_to_worker,
 )
 from peer.ipc.messages import ModelLoaded, Stop
@@ -43,12 +43,12 @@ from peer.ipc.ring import Piece, Ring
 from peer.model.layout import parameter_shapes
 from peer.model.parameter_files import EMBEDDING, ParameterFiles
 from peer.worker.control_link import ControlLink
+from peer.worker.wire_rows import TYPES, rows_from, rows_to
 
 _REPORT_S: Final = 0.5
 _FULL_S: Final = 0.001
 _UNSENT_MAX: Final = 4096  # records
 _SMOOTHING: Final = 0.1
-_TYPES: Final[dict[HiddenType, torch.dtype]] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _FLOATS: Final = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -65,6 +65,7 @@ class BlockWorker:
         self._incoming = Ring.attach(load.to_worker.fds, load.to_worker.size_bytes)
         self._outgoing = Ring.attach(load.from_worker.fds, load.from_worker.size_bytes)
         self._unsent: deque[tuple[Piece, ...]] = deque()  # what the ring has no room for yet
+        self._wires: dict[int, WireType] = {}  # of sessions that have chosen one
         self._step_ms = self._rows = 0.0
         self._reported: WorkerLoad | None = None
         self._reported_at = 0.0
@@ -109,22 +110,28 @@ class BlockWorker:
             first = span.first if message.first is None else message.first
             end = span.end if message.end is None else message.end
             have = engine.open(message.session, message.sampling, message.names, (first, end))
+            if message.wire is not None:
+                self._wires[message.session] = message.wire
             self._send(pack(SessionOpened(message.session, have)))
         elif isinstance(message, RewindSession):
             engine.rewind(message.session, message.position)
         else:
             engine.close(message.session)
+            self._wires.pop(message.session, None)
 
     def _hidden(self, message: ComputeTokens, payload: memoryview) -> Tensor | None:
         """Return a copy of the hidden states (count, C) of a record; None if it has none. Raises StepRefused."""
         load, count, width = self._load, message.count, self._load.model.hidden_size
+        wire = self._wires.get(message.session, load.dtype)
         if not count or count != len(message.ids):
             raise StepRefused("shape", f"{len(message.ids)} token ids came for {count} positions")
         if not payload:
             return None
-        if len(payload) != count * width * HIDDEN_BYTES[load.dtype]:
-            raise StepRefused("shape", f"{len(payload)} bytes are no {width} values for each of {count} positions")
-        return torch.frombuffer(payload, dtype=_TYPES[load.dtype]).view(count, width).clone()
+        if len(payload) != count * row_bytes(width, wire):
+            raise StepRefused(
+                "shape", f"{len(payload)} bytes are no {width} values in {wire} for each of {count} positions"
+            )
+        return rows_from(payload, width, wire, TYPES[load.dtype])
 
     # -- what goes -----------------------------------------------------------------------------------------------------
 
@@ -135,7 +142,7 @@ class BlockWorker:
         if not outputs:
             return
         self._link.ticks += 1
-        records = [_record(output) for output in outputs]
+        records = [_record(output, self._wires.get(output.session)) for output in outputs]
         if all(output.count == 1 for output in outputs):
             self._note(1000 * (time.perf_counter() - started), len(outputs))
         for record in records:
@@ -205,7 +212,7 @@ def parameters_of(load: LoadBlocks) -> TensorSource:
         if tensor.dtype not in _FLOATS:
             kind = str(tensor.dtype).removeprefix("torch.")
             raise ConfigError(f"{name} in {folders} is of the type {kind}: take a checkpoint in fp32, bf16 or fp16")
-        return tensor.to(_TYPES[load.dtype], copy=True)  # a mapped file may change, and lies at any address
+        return tensor.to(TYPES[load.dtype], copy=True)  # a mapped file may change, and lies at any address
 
     return source
 
@@ -218,15 +225,16 @@ def _needed(load: LoadBlocks) -> Iterator[str]:
         yield EMBEDDING
 
 
-def _record(output: StepOutput) -> tuple[Piece, ...]:
+def _record(output: StepOutput, wire: WireType | None) -> tuple[Piece, ...]:
+    """Return a record of an output. `wire`: the type that its session has chosen for the wire."""
     if output.refusal is not None:
         cause, reason = output.refusal.cause, str(output.refusal)[:REASON_MAX]
         return (pack(StepRefusal(output.session, cause, reason, output.refusal.have)),)
-    head = pack(_told(output))
-    return (head,) if output.hidden is None else (head, _bytes_of(output.hidden))
+    head = pack(_told(output, wire))
+    return (head,) if output.hidden is None else (head, rows_to(output.hidden, wire))
 
 
-def _told(output: StepOutput) -> FromBlocks:
+def _told(output: StepOutput, wire: WireType | None) -> FromBlocks:
     return SpanOutput(
         session=output.session,
         position=output.position,
@@ -235,9 +243,5 @@ def _told(output: StepOutput) -> FromBlocks:
         logprob=max(LOGPROB_MIN, output.logprob),
         likeliest=tuple((token, max(LOGPROB_MIN, logprob)) for token, logprob in output.likeliest),
         ids=tuple(output.ids),
+        wire=wire,
     )
-
-
-def _bytes_of(hidden: Tensor) -> memoryview:
-    array: Any = hidden.contiguous().view(-1).view(torch.uint8).numpy()
-    return memoryview(array)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from peer.data.tokenizer import ByteTokenizer, Tokenizer, read_tokenizer
+from peer.ipc.block_messages import WireType
 from peer.ipc.sampling_options import Sampling
 from swarm.client.session import RunClient, open_client
 from swarm.inference.client_view import ServersView
@@ -34,11 +35,15 @@ class ModelClient:
     servers: ServersView
     server_flows: ServerFlows
 
-    def session(self, sampling: Sampling, stops: Sequence[int] | None = None) -> RemoteSession:
-        """Return a new session; call its `close` in the end. `stops`: tokens that end an answer; None: the model's."""
+    def session(
+        self, sampling: Sampling, stops: Sequence[int] | None = None, wire: WireType | None = None
+    ) -> RemoteSession:
+        """Return a new session; call its `close` in the end. `stops`: tokens that end an answer; None: the model's.
+        `wire`: the type of hidden states between servers; None: the model's, so that they arrive as they were."""
         chosen = self.manifest.text.stops if stops is None else stops
         context = self.manifest.model.max_seq_len
-        return RemoteSession(self.server_flows, self.servers, sampling, stops=chosen, context=context)
+        chosen_wire = None if wire == self.manifest.dtype else wire
+        return RemoteSession(self.server_flows, self.servers, sampling, stops=chosen, context=context, wire=chosen_wire)
 
 
 @asynccontextmanager

@@ -11,6 +11,7 @@ import trio
 
 from dht.node import Node
 from peer.errors import BarnraiseError
+from peer.ipc.block_messages import WireType
 from peer.net.host import Host
 from swarm.inference.record import SERVERS, ServerRecord, servers_key
 from swarm.inference.route import Hop, Route, RouteView, find_route, uncovered
@@ -60,10 +61,10 @@ class ServersView:
         now = trio.current_time()
         return frozenset(peer for peer, at in self._failed_at.items() if now - at < AVOID_S)
 
-    def plan(self, kept: Route, avoids: bool = True) -> Route | None:
-        """Return a route that keeps these hops and fills the gaps, or None. `avoids`: without servers that have failed
-        lately."""
-        view, without = self.view(), {hop.peer for hop in kept}
+    def plan(self, kept: Route, wire: WireType | None, avoids: bool = True) -> Route | None:
+        """Return a route that keeps these hops and fills the gaps, or None. `wire`: the type of hidden states, which
+        its servers take. `avoids`: without servers that have failed lately."""
+        view, without = self.view(wire), {hop.peer for hop in kept}
         if avoids:
             without |= self.avoided
         route, at = list[Hop](), 0
@@ -78,13 +79,16 @@ class ServersView:
             at = end
         return tuple(route)
 
-    def missing(self, refusal: str) -> str:
+    def missing(self, refusal: str, wire: WireType | None) -> str:
         """Say what is missing for a route, and what to do. `refusal`: the last one of a server."""
+        if wire is not None and uncovered(self.view(wire)) and not uncovered(self.view()):
+            return f"some blocks have no server that takes {wire} hidden states: ask without a type for the wire"
         gap = uncovered(self.view(), self.avoided)
         blocks = f"blocks {gap[0]} to {gap[-1]}" if gap else "some blocks"
         why = f" ({refusal})" if refusal else ""
         return f"no server takes {blocks} of the model now{why}: start one with `peer serve INVITE`, or try again later"
 
-    def view(self) -> RouteView:
-        """Return what routes are planned with."""
-        return RouteView(self.blocks, self.records, time.time(), self._way_ms.get)
+    def view(self, wire: WireType | None = None) -> RouteView:
+        """Return what routes are planned with: the servers that take hidden states of this type."""
+        taking = {peer: record for peer, record in self.records.items() if wire is None or wire in record.wire}
+        return RouteView(self.blocks, taking, time.time(), self._way_ms.get)

@@ -15,6 +15,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from peer.bounds import Name
+from peer.ipc.block_messages import WireType
 from peer.ipc.sampling_options import Sampling
 
 NAMES_MAX: Final = 2048
@@ -56,6 +57,8 @@ class StartSession(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """Positions whose tokens the client has: the last server draws none of them."""
     allowed: Position = 0
     """The last server draws tokens for positions below this, until `Allow` raises it."""
+    wire: WireType | None = None
+    """In which hidden states cross the wire; None: the model's own. It stays that of the session's first revision."""
 
 
 class SessionStarted(msgspec.Struct, frozen=True, array_like=True, tag=2):

@@ -45,6 +45,8 @@ class ServerRecord(msgspec.Struct, frozen=True, kw_only=True):
     ready_at: Amount = 0.0
     """When it expects to serve them."""
     dtype: Literal["fp32", "bf16"] = "fp32"
+    wire: Annotated[tuple[Annotated[str, msgspec.Meta(max_length=16)], ...], msgspec.Meta(max_length=8)] = ()
+    """The types that sessions may choose for hidden states on the wire; those that this peer does not know, too."""
     pages: Total = 0
     """Room for keys and values: pages of all its blocks, 16 tokens each."""
     pages_free: Total = 0
@@ -65,7 +67,7 @@ class ServerRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Check what types cannot say."""
-        for text in (self.session, self.name, self.version, *self.addresses):
+        for text in (self.session, self.name, self.version, *self.addresses, *self.wire):
             if not text.isprintable():
                 raise ValueError(f"a server record with the text {text!a} is not printable")
         if not self.first < self.end:

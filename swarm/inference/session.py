@@ -17,6 +17,7 @@ from typing import Final
 import trio
 
 from peer.errors import BarnraiseError, ConfigError, ConnectionLost, NetworkError
+from peer.ipc.block_messages import WireType
 from peer.ipc.sampling_options import Sampling
 from peer.net.flow.flow import Flow
 from swarm.inference.client_view import ServersView
@@ -68,18 +69,24 @@ class RemoteSession:
     """One session. `tokens` holds all its tokens, drawn ones included."""
 
     def __init__(
-        self, server_flows: ServerFlows, servers: ServersView, sampling: Sampling, *, stops: Sequence[int], context: int
+        self,
+        server_flows: ServerFlows,
+        servers: ServersView,
+        sampling: Sampling,
+        *,
+        stops: Sequence[int],
+        context: int,
+        wire: WireType | None = None,
     ) -> None:
-        """`context`: the longest text in tokens."""
+        """`context`: the longest text in tokens. `wire`: the type of hidden states; None: the model's own."""
         self.id = secrets.token_bytes(16)
         self.tokens: list[int] = []
         self.route: Route = ()
         self.failovers = 0
         """How often a server had to be replaced."""
         self._server_flows, self._servers = server_flows, servers
-        self._sampling, self._stops, self._context = sampling, tuple(stops), context
-        self._revision = 0
-        self._wired = False
+        self._sampling, self._stops, self._context, self._wire_type = sampling, tuple(stops), context, wire
+        self._revision, self._wired = 0, False
         self._silent = set[str]()
         """Servers that have not answered the last revision."""
         self._flows: dict[str, Flow] = {}
@@ -91,8 +98,7 @@ class RemoteSession:
         """The position behind the last prompt."""
         self._ahead = False
         """Whether the servers may have drawn more than was taken."""
-        self._gaps = 0
-        self._refusal = ""
+        self._gaps, self._refusal = 0, ""
         server_flows.add(self)
 
     # -- what comes ----------------------------------------------------------------------------------------------------
@@ -242,16 +248,16 @@ class RemoteSession:
             for hop in lost:
                 self._servers.failed(hop.peer)
             kept = tuple(hop for hop in self.route if hop not in lost)
-            route, answer_s = self._servers.plan(kept), START_S
+            route, answer_s = self._servers.plan(kept, self._wire_type), START_S
             if route is None:
                 await self._servers.refresh(_RETRY_S)
-                route = self._servers.plan(kept) or self._servers.plan(())
+                route = self._servers.plan(kept, self._wire_type) or self._servers.plan((), self._wire_type)
             if route is None:  # those that have failed lately are better than none
-                route, answer_s = self._servers.plan((), avoids=False), SERVER_WAIT_S
+                route, answer_s = self._servers.plan((), self._wire_type, avoids=False), SERVER_WAIT_S
             if route is not None and await self._try(route, end, answer_s):
                 return
             if trio.current_time() > gives_up_at and (route is None or answer_s < START_S):
-                raise NoServers(self._servers.missing(self._refusal))
+                raise NoServers(self._servers.missing(self._refusal, self._wire_type))
             await trio.sleep(_RETRY_S if route is None or answer_s < START_S else 0)
 
     async def _try(self, route: Route, end: int, answer_s: float) -> bool:
@@ -323,6 +329,7 @@ class RemoteSession:
             names=names,
             known=len(self.tokens),
             allowed=min(end, len(self.tokens) + AHEAD_TOKENS),
+            wire=self._wire_type,
         )
 
     async def _answers(self, route: Route) -> list[int] | None:

@@ -21,7 +21,7 @@ from peer.errors import CheckpointError, ConfigError, ResourceError
 from peer.events import Watcher
 from peer.files import write_atomically
 from peer.identity import Identity
-from peer.ipc.block_messages import CHUNK_TOKENS, HIDDEN_BYTES
+from peer.ipc.block_messages import CHUNK_TOKENS, WIRE_TYPES
 from peer.ipc.span import Span
 from peer.model.parameter_files import ParameterFiles
 from peer.net.host import Host, HostConfig
@@ -269,8 +269,7 @@ class _ServingPeer:
             threads=config.threads,
             pages=self._pages,
         )
-        hidden_bytes = manifest.model.hidden_size * HIDDEN_BYTES[manifest.dtype]
-        served = ServedSpan(span, hidden_bytes, CHUNK_TOKENS, manifest.model.max_seq_len)
+        served = ServedSpan(span, manifest.model.hidden_size, manifest.dtype, CHUNK_TOKENS, manifest.model.max_seq_len)
         moved = list[Span]()
         async with AsyncExitStack() as stack:
             worker = await stack.enter_async_context(BlockWorkerGroup.open(worker_config))
@@ -320,6 +319,7 @@ class _ServingPeer:
             since=self._since,
             ready_at=self._ready_at,
             dtype=self._manifest.dtype,
+            wire=WIRE_TYPES,
             pages=self._pages,
             pages_free=self._pages if load is None else load.pages_free,
             sessions=0 if server is None else server.sessions,

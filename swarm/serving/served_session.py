@@ -38,6 +38,8 @@ class ServedSession:
         """The flow with the client."""
         self.start = start
         """The last revision."""
+        self.wire_type: Final = start.wire
+        """Of hidden states that come and go; None: the model's."""
         self.received = 0
         """The position of the token that comes next."""
         self.opened = False

@@ -15,14 +15,18 @@ import trio
 
 from peer.errors import BarnraiseError, ProtocolViolation, StageRefused, WorkerError
 from peer.ipc.block_messages import (
+    WIRE_TYPES,
     CloseSession,
     ComputeTokens,
+    HiddenType,
     OpenSession,
     RewindSession,
     SessionOpened,
     SpanOutput,
     StepRefusal,
+    WireType,
     WorkerLoad,
+    row_bytes,
 )
 from peer.ipc.span import Span
 from peer.net.flow.flow import Flow
@@ -54,12 +58,18 @@ class ServedSpan:
     """What a server computes."""
 
     span: Span
-    hidden_bytes: int
-    """Of the hidden state of one token."""
+    hidden_size: int
+    """The values of the hidden state of one token."""
+    dtype: HiddenType
+    """Of these values, unless a session chooses another one for the wire."""
     chunk_tokens: int
     """Of one message at most."""
     context: int
     """The longest session, in tokens."""
+
+    def row_bytes(self, wire: WireType | None) -> int:
+        """Return what the hidden state of one token takes on the wire of a session."""
+        return row_bytes(self.hidden_size, wire or self.dtype)
 
 
 class BlockServer:
@@ -69,7 +79,7 @@ class BlockServer:
 
     def __init__(self, served: ServedSpan, worker: BlockWorkerGroup, host: Host, nursery: trio.Nursery) -> None:
         self.served = served
-        self.payload_max = served.hidden_bytes * served.chunk_tokens
+        self.payload_max = max(map(served.row_bytes, WIRE_TYPES)) * served.chunk_tokens
         self.leaving = False
         self.tokens = 0
         """Positions computed since the start."""
@@ -147,7 +157,7 @@ class BlockServer:
     async def _open(self, session: ServedSession) -> None:
         """Have the worker begin a session; its answer goes on with `_wire`."""
         start = session.start
-        opening = OpenSession(session.number, start.sampling, start.names, start.first, start.end)
+        opening = OpenSession(session.number, start.sampling, start.names, start.first, start.end, session.wire_type)
         await self._to_worker(opening, b"", session)
 
     async def _wire(self, session: ServedSession) -> None:
@@ -205,7 +215,7 @@ class BlockServer:
         await self._compute(session, message, bytes(payload))
 
     def _check_tokens(self, session: ServedSession, message: PassTokens, payload: memoryview) -> None:
-        width = 0 if session.start.first == 0 else self.served.hidden_bytes
+        width = 0 if session.start.first == 0 else self.served.row_bytes(session.wire_type)
         if not message.ids or payload.nbytes != width * len(message.ids):
             raise ProtocolViolation(f"{len(message.ids)} tokens with {payload.nbytes} bytes of hidden states")
 
@@ -285,6 +295,9 @@ class BlockServer:
                 await self._end(session)
 
     async def _pass_on(self, session: ServedSession, output: SpanOutput, payload: bytes) -> None:
+        if output.wire != session.wire_type:
+            session.refuse("lost", "the compute worker answers in another type than it was asked for")
+            return
         end = output.position + output.count
         draws = end in session.draws_at
         session.draws_at.discard(end)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from peer.config import ModelConfig
 from peer.ipc.block_messages import (
+    WIRE_TYPES,
     CloseSession,
     ComputeTokens,
     FromBlocks,
@@ -25,6 +26,7 @@ from peer.ipc.block_messages import (
     WorkerLoad,
     pack,
     ring_bytes,
+    row_bytes,
     unpack_from_worker,
     unpack_to_worker,
 )
@@ -68,7 +70,7 @@ def changed(**fields: Any) -> SpanOutput:
 @pytest.mark.parametrize(
     ("message", "payload"),
     [
-        (OpenSession(1, Sampling(0.5, seed=3), (b"a", b"b"), 1, 2), b""),
+        (OpenSession(1, Sampling(0.5, seed=3), (b"a", b"b"), 1, 2, "int8"), b""),
         (ComputeTokens(1, 5, 2, (8, 9), True), HIDDEN),
         (RewindSession(1, 5), b""),
         (CloseSession(1), b""),
@@ -85,6 +87,8 @@ def test_what_goes_to_the_worker_comes_there(message: Any, payload: bytes) -> No
         (SessionOpened(1, 16), b"", MIDDLE),
         (OUTPUT, HIDDEN, MIDDLE),
         (OUTPUT, HIDDEN, LAST),  # a session that ends before the last block
+        (changed(wire="int8"), bytes(2 * (4 + 4)), MIDDLE),
+        (changed(wire="bf16"), bytes(2 * 2 * 4), MIDDLE),
         (changed(token=3, logprob=-2.5, likeliest=((3, -2.5), (4, -3.0))), b"", LAST),
         (StepRefusal(1, "gap", "position 5 does not follow 3", 3), b"", LAST),
         (WorkerLoad(8, 1, 30, 2.5, 1.0), b"", LAST),
@@ -112,6 +116,8 @@ def test_what_comes_from_the_worker_is_read(message: FromBlocks, payload: bytes,
         (changed(token=3), HIDDEN, LAST),
         (OUTPUT, b"", MIDDLE),
         (OUTPUT, HIDDEN[:-1], LAST),
+        (changed(wire="int8"), HIDDEN, MIDDLE),
+        (changed(wire="int4"), HIDDEN, MIDDLE),
         (OUTPUT, HIDDEN + HIDDEN, MIDDLE),
         (SessionOpened(-1, 0), b"", LAST),
         (SessionOpened(1, 1 << 40), b"", LAST),
@@ -157,9 +163,9 @@ def test_changed_bytes_raise_one_error_or_none(at: int, bytes_: bytes, more: byt
 
 def test_a_ring_takes_chunks_of_any_model() -> None:
     """A record takes at most half of a ring: two chunks of hidden states with their ids."""
-    for width, kind, chunk in ((4, "bf16", 1 << 16), (4096, "fp32", 256), (16384, "bf16", 1024)):
-        size = ring_bytes(msgspec.structs.replace(MODEL, hidden_size=width), kind, chunk)  # type: ignore[arg-type]
+    for width, chunk in ((4, 1 << 16), (4096, 256), (16384, 1024)):
+        size = ring_bytes(msgspec.structs.replace(MODEL, hidden_size=width), chunk)
         head = pack(ComputeTokens(1 << 53, 1 << 24, 2 * chunk, ((1 << 24) - 1,) * 2 * chunk, True))
-        row = width * (2 if kind == "bf16" else 4)
-        assert len(head) + 2 * chunk * row + 16 <= size // 2
-    assert ring_bytes(MODEL, "fp32", 16) == 1 << 20
+        for wire in WIRE_TYPES:
+            assert len(head) + 2 * chunk * row_bytes(width, wire) + 16 <= size // 2
+    assert ring_bytes(MODEL, 16) == 1 << 20

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swarm.inference.client_view import ServersView
 from swarm.inference.record import ServerRecord
 from swarm.inference.route import HOP_MS, Hop, RouteView, find_route, uncovered
 
@@ -33,6 +34,19 @@ def server(first: int, end: int, **fields: Any) -> ServerRecord:
 
 def view(blocks: int, servers: dict[str, ServerRecord], ways: dict[str, float] | None = None) -> RouteView:
     return RouteView(blocks, servers, NOW, (ways or {}).get)
+
+
+async def test_a_route_uses_only_servers_that_take_the_type_on_the_wire() -> None:
+    """An older server says nothing of types: it takes the model's own."""
+    servers = ServersView(cast(Any, None), cast(Any, None), "run", 4)
+    servers.records = {
+        "old": server(0, 4, step_ms=0.1),
+        "new": server(0, 4, step_ms=50.0, wire=("fp32", "int8", "of tomorrow"), ready_at=0.0),
+    }
+    assert servers.plan((), None) == (Hop("old", 0, 4),)
+    assert servers.plan((), "int8") == (Hop("new", 0, 4),)
+    assert servers.plan((), "bf16") is None
+    assert "bf16" in servers.missing("", "bf16") and "bf16" not in servers.missing("", "int8")
 
 
 def no_chance() -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -13,6 +13,8 @@ import torch
 import trio
 
 from peer.data.tokenizer import ByteTokenizer
+from peer.ipc.block_messages import WireType
+from peer.worker.wire_rows import rows_from, rows_to
 from swarm.inference.client import ModelClient, open_model
 from swarm.run.invite import Invite
 from tests.support.peer_process import POLL_S, PeerProcess
@@ -46,11 +48,22 @@ def reference_model() -> Any:
     return model
 
 
-def reference_tokens(prompt: Sequence[int], count: int) -> list[int]:
-    """Return what `transformers` says after a prompt, greedily."""
-    ids = torch.tensor([list(prompt)])
-    out = reference_model().generate(ids, max_new_tokens=count, do_sample=False, attention_mask=torch.ones_like(ids))
+def reference_tokens(prompt: Sequence[int], count: int, border: tuple[int, WireType] | None = None) -> list[int]:
+    """Return what `transformers` says after a prompt, greedily. `border`: before this block, hidden states are rounded
+    as they are on the wire in this type."""
+    ids, model = torch.tensor([list(prompt)]), reference_model()
+    with ExitStack() as stack:
+        if border is not None:
+            block, wire = border
+            hook = model.model.layers[block].register_forward_pre_hook(lambda _, inputs: _rounded(*inputs, wire=wire))
+            stack.callback(hook.remove)
+        out = model.generate(ids, max_new_tokens=count, do_sample=False, attention_mask=torch.ones_like(ids))
     return [int(token) for token in out[0, ids.shape[1] :]]
+
+
+def _rounded(hidden: torch.Tensor, *rest: Any, wire: WireType) -> tuple[Any, ...]:
+    payload = rows_to(hidden[0], wire)
+    return (rows_from(payload, hidden.shape[2], wire, torch.float32)[None], *rest)
 
 
 class ServingSwarm:

@@ -80,7 +80,7 @@ async def test_a_token_drawn_before_the_next_server_is_connected_is_sent_once_it
     worker: Any = ScriptedWorker()
     host: Any = SimpleNamespace(peer_id="last", flows=SimpleNamespace(open=open_flow), events=None)
     async with trio.open_nursery() as nursery:
-        server = BlockServer(ServedSpan(Span(3, 6, 6), 4, 16, 100), worker, host, nursery)
+        server = BlockServer(ServedSpan(Span(3, 6, 6), 1, "fp32", 16, 100), worker, host, nursery)
         nursery.start_soon(server.run)
         flow: Any = client
         start = StartSession(SESSION, 1, 3, 6, "first", "first", Sampling(), known=5, allowed=50)
@@ -106,12 +106,12 @@ async def test_a_token_that_comes_while_a_route_fails_is_kept() -> None:
     async def open_flow(peer: str) -> ScriptedFlow:
         return flows[peer]
 
-    def plan(kept: Any, avoids: bool = True) -> Any:
+    def plan(kept: Any, wire: Any, avoids: bool = True) -> Any:
         first, last = next(routes)
         return (Hop(first, 0, 3), Hop(last, 3, 6))
 
     servers: Any = SimpleNamespace(
-        plan=plan, failed=known_peers.add, measured=lambda peer, rtt_s: None, missing=lambda refusal: "none"
+        plan=plan, failed=known_peers.add, measured=lambda peer, rtt_s: None, missing=lambda refusal, wire: "none"
     )
     server_flows: Any = SimpleNamespace(open=open_flow, add=lambda s: None, remove=lambda s: None)
     session = RemoteSession(server_flows, servers, Sampling(), stops=(), context=100)

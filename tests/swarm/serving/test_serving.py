@@ -13,6 +13,7 @@ import pytest
 import trio
 
 from peer.errors import ConfigError
+from peer.ipc.block_messages import WireType
 from peer.ipc.sampling_options import Sampling
 from swarm.inference.client import ModelClient
 from swarm.inference.session import NoServers, RemoteSession
@@ -80,6 +81,33 @@ async def test_two_servers_say_what_transformers_says(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="context"):
             await ask(model, [1] * CONTEXT, 1)
         await all_pages_free(swarm, model)
+
+
+@pytest.mark.parametrize("wire", ["bf16", "int8"])
+async def test_a_session_chooses_the_type_on_the_wire(tmp_path: Path, wire: WireType) -> None:
+    """The tokens are those of a model whose hidden states are rounded at the border of the servers."""
+    long = [(7 * i) % 300 for i in range(700)]
+    async with open_serving(tmp_path, s0="0:3", s1="3:6") as swarm, swarm.client() as model:
+        for prompt in (PROMPT, long):
+            session = model.session(GREEDY, wire=wire)
+            said = await say(session, prompt, 12)
+            session.close()
+            assert said == reference_tokens(prompt, 12, border=(3, wire))
+        assert await ask(model, PROMPT, 12) == reference_tokens(PROMPT, 12)
+
+
+async def test_with_rounded_hidden_states_a_server_is_replaced_as_well(tmp_path: Path) -> None:
+    """What the first server has sent is sent again, byte by byte."""
+    async with open_serving(tmp_path, s0="0:3", s1="3:6", s2="3:6") as swarm, swarm.client() as model:
+        session = model.session(GREEDY, wire="int8")
+
+        def kill() -> None:
+            swarm.servers[swarm.name_of(model, session.route[1].peer)].kill()
+
+        said = await say(session, PROMPT, 100, {50: kill})
+        assert said[:50] == reference_tokens(PROMPT, 50, border=(3, "int8")) and len(said) == 100
+        assert session.failovers == 1
+        session.close()
 
 
 async def all_pages_free(swarm: ServingSwarm, model: ModelClient) -> None:
