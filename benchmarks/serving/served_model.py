@@ -12,7 +12,7 @@ from typing import Any
 
 import trio
 
-from cli.demo.child_processes import ChildPeer, Children, children
+from cli.demo.child_processes import ChildPeer, Children, Place, children
 from peer.data.tokenizer import ByteTokenizer
 from peer.ipc.sampling_options import Sampling
 from swarm.inference.client import ModelClient, open_model
@@ -65,11 +65,11 @@ class ServedModel:
         living = next(server for server in self.servers.values() if server.alive)
         return Invite.parse((living.home / "invite").read_text())
 
-    def serve(self, name: str, blocks: str) -> ChildPeer:
-        """Start a server and wait until it serves."""
+    def serve(self, name: str, blocks: str, ip: str = "127.0.0.1", place: Place | None = None) -> ChildPeer:
+        """Start a server and wait until it serves. `place`: as in `Children.start`."""
         source = [str(self.invite)] if self.servers else ["--model", str(self.folder / "checkpoint")]
-        fixed = ["--name", name, "--threads", "1", "--blocks", blocks, "--listen", "/ip4/127.0.0.1/tcp/0"]
-        server = self.group.start(name, self.folder / name, ["serve", *source, *fixed, *self.options], 1)
+        fixed = ["--name", name, "--threads", "1", "--blocks", blocks, "--listen", f"/ip4/{ip}/tcp/0"]
+        server = self.group.start(name, self.folder / name, ["serve", *source, *fixed, *self.options], 1, place)
         self.servers[name] = server
         deadline = time.monotonic() + START_S
         while not any(event == "blocks_served" for _, event, _ in server.events.poll()):

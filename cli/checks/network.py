@@ -12,6 +12,7 @@ import trio
 from multiaddr import Multiaddr
 
 from cli.checks.machine import Finding, State, disk_finding, failure, memory_finding
+from cli.checks.served_model import model_findings
 from cli.views.text import several
 from peer.errors import BarnraiseError, DialError
 from peer.free_memory import free_memory_bytes
@@ -19,9 +20,10 @@ from peer.net.address_book import is_circuit
 from peer.net.host import Host, open_host
 from peer.net.nat.reachability import probe
 from swarm.client.session import DialBackConfig, RunClient, open_client
+from swarm.inference.model_status import any_schemas
 from swarm.membership.reachability import CONNECT_S, DIAL_BACK, DialBackReply, DialBackRequest
 from swarm.run.invite import Invite
-from swarm.run.manifest import Manifest
+from swarm.run.manifest import Manifest, ServedModelManifest
 from swarm.training.join_checks import disk_needs, memory_needs
 
 DIAL_S: Final = 8.0
@@ -55,8 +57,14 @@ async def swarm_findings(
     if not reached:
         return  # each finding above says why
     try:
-        async with open_client(invite, kept, dial_back_config) as client:
+        async with open_client(invite, kept, dial_back_config, any_schemas) as client:
             yield Finding("admission", "ok", f"run {client.manifest.name!r} admits this machine")
+            if isinstance(client.manifest, ServedModelManifest):
+                async for finding in model_findings(client):
+                    yield finding
+                yield clock_finding(client.node.clock_disagreement_s)
+                yield await _reach_finding(client)
+                return
             for finding in size_findings(client.training, home, device):
                 yield finding
             members = await client.members()

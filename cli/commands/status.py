@@ -22,7 +22,7 @@ from peer.plain_text import plain
 from swarm.rounds.trainers.trained_rounds import REMEDY
 
 if TYPE_CHECKING:
-    from swarm.client.status import MemberStatus, ServedModelStatus, StageStatus, SwarmStatus
+    from swarm.client.status import MemberStatus, StageStatus, SwarmStatus
 
 _STAGES: Final = ("stage", "blocks", "round", "replicas", "members", "mb/s", "queue", "phase")
 _PIPELINE: Final = ("peer", "id", "stage", "round", "mb/s", "queue", "loss", "phase")
@@ -36,32 +36,26 @@ _LEFT: Final = ("blocks", "members", "phase", "peer", "id", "state")
 @click.option("--guests", is_flag=True, help="Show as well who came by which invite of a closed run.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, which has more about each peer.")
 def status(invite: str | None, home: Path | None, guests: bool, as_json: bool) -> None:
-    """Show the peers of the run of INVITE, its round and its loss.
+    """Show the peers of the run of INVITE, its round and its loss; of a served model its servers, blocks and load.
 
     A peer's entry is at most 9 seconds old. A dead or frozen peer disappears after that time.
     """
     if (invite is None) == (home is None):
         raise ConfigError("no run was named: give either INVITE or --home DIR")
-    from swarm.client.status import ServedModelStatus, read_status
+    from cli.views.served_model import show_served_model
+    from swarm.inference.model_status import ServedModelStatus, read_any_status
     from swarm.run.invite import read_saved_invite
 
     opened = read_invite(invite) if invite is not None else read_saved_invite(home or Path())
-    seen = run_until_stopped(lambda: read_status(opened, home))
+    seen = run_until_stopped(lambda: read_any_status(opened, home))
     if as_json:
         say_json(msgspec.to_builtins(seen))
     elif isinstance(seen, ServedModelStatus):
-        _show_served_model(seen)
+        show_served_model(seen)
     else:
         _show(seen)
         if guests:
             _show_guests(seen)
-
-
-def _show_served_model(seen: ServedModelStatus) -> None:
-    console = screen()
-    admission = "open" if seen.open else "by invitation"
-    console.print(Text(plain(seen.name), style="bold"), f"  served model {seen.run_id}  ", admission)
-    console.print(f"{several(seen.blocks, 'block')}, a checkpoint of {several(seen.parts, 'part')}")
 
 
 def _show(seen: SwarmStatus) -> None:

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +26,8 @@ from swarm.run.home import Home
 _LEAVE_S: Final = 20.0  # from SIGINT, which lets a child save and leave, to SIGKILL
 _PR_SET_PDEATHSIG: Final = 1
 _LIBC: Final = ctypes.CDLL(None)  # loaded here: nothing may be loaded between fork and exec
+
+Place = Callable[[list[str]], list[str]]
 
 
 @dataclass
@@ -78,9 +80,14 @@ class Children:
 
     peers: dict[str, ChildPeer] = field(default_factory=dict)
 
-    def start(self, name: str, home: Path, arguments: Sequence[str], threads: int) -> ChildPeer:
-        """Run `peer ARGUMENTS --home HOME --tied` with `threads` compute threads, 0 for as many as it takes."""
+    def start(
+        self, name: str, home: Path, arguments: Sequence[str], threads: int, place: Place | None = None
+    ) -> ChildPeer:
+        """Run `peer ARGUMENTS --home HOME --tied` with `threads` compute threads, 0 for as many as it takes. `place`
+        wraps the command so that it runs elsewhere, as in a network namespace."""
         command = [sys.executable, "-m", "cli.main", *arguments, "--home", str(home), "--tied"]
+        if place is not None:
+            command = place(command)
         environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
         if threads:
             environment["OMP_NUM_THREADS"] = str(threads)

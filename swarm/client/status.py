@@ -131,30 +131,11 @@ class SwarmStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Who came by which invite; empty in an open run."""
 
 
-class ServedModelStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What the manifest says of a served model. Its servers publish nothing yet."""
-
-    run_id: str
-    name: str
-    open: bool
-    blocks: int
-    parts: int
-    """Parts of the checkpoint."""
-
-
-async def read_status(invite: Invite, home: Path | None = None) -> SwarmStatus | ServedModelStatus:
-    """Connect to the run and read its status. Raises NotAdmitted, or DialError if no peer answers."""
+async def read_status(invite: Invite, home: Path | None = None) -> SwarmStatus:
+    """Connect to the run and read its status. Raises NotAdmitted, DialError if no peer answers, or ConfigError for a
+    served model."""
     async with open_client(invite, home) as client:
-        manifest = client.manifest
-        if isinstance(manifest, Manifest):
-            return await look(client)
-        return ServedModelStatus(
-            run_id=manifest.run_id,
-            name=manifest.name,
-            open=manifest.open,
-            blocks=manifest.model.layers,
-            parts=len(manifest.cuts),
-        )
+        return await look(client)
 
 
 async def look(client: RunClient) -> SwarmStatus:

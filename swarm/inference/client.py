@@ -51,8 +51,13 @@ async def open_model(invite: Invite, home: Path | None = None) -> AsyncIterator[
     """Connect to the served model of `invite` inside the block. Raises ConfigError if it is a training run, and what
     `open_client` raises."""
     async with open_client(invite, home, schemas=lambda gate: [server_schema(gate)]) as client:
-        manifest = served_manifest(client.manifest)
-        tokenizer = read_tokenizer(client.tokenizer) if client.tokenizer else ByteTokenizer()
-        servers = ServersView(client.host, client.node, manifest.run_id, manifest.model.layers)
-        await servers.refresh()
-        yield ModelClient(client, manifest, tokenizer, servers, ServerFlows(client.host))
+        yield await model_client(client)
+
+
+async def model_client(client: RunClient) -> ModelClient:
+    """Read the servers of the model that `client` is connected to. Raises ConfigError if it is a training run."""
+    manifest = served_manifest(client.manifest)
+    tokenizer = read_tokenizer(client.tokenizer) if client.tokenizer else ByteTokenizer()
+    servers = ServersView(client.host, client.node, manifest.run_id, manifest.model.layers)
+    await servers.refresh()
+    return ModelClient(client, manifest, tokenizer, servers, ServerFlows(client.host))

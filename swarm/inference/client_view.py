@@ -13,6 +13,7 @@ from dht.node import Node
 from peer.errors import BarnraiseError
 from peer.ipc.block_messages import WireType
 from peer.net.host import Host
+from swarm.inference.coverage import block_states, troubles
 from swarm.inference.record import SERVERS, ServerRecord, servers_key
 from swarm.inference.route import Hop, Route, RouteView, find_route, uncovered
 from swarm.membership.membership import read_records
@@ -31,6 +32,7 @@ class ServersView:
         self._host, self._node, self._key = host, node, servers_key(run_id)
         self._chance = random.Random().random
         self._failed_at: dict[str, float] = {}
+        self._full = set[str]()
         self._way_ms: dict[str, float] = {}
         self._read_at = float("-inf")
         self._reading = trio.Lock()
@@ -46,9 +48,10 @@ class ServersView:
             except BarnraiseError as error:
                 self._host.events.emit("membership_stale", reason=str(error))
 
-    def failed(self, peer: str) -> None:
-        """Note that a server has failed this client."""
+    def failed(self, peer: str, full: bool = False) -> None:
+        """Note that a server has failed this client. `full`: it has no room for its session."""
         self._failed_at[peer] = trio.current_time()
+        (self._full.add if full else self._full.discard)(peer)
 
     def measured(self, peer: str, rtt_s: float) -> None:
         """Note the round trip to a server."""
@@ -83,10 +86,11 @@ class ServersView:
         """Say what is missing for a route, and what to do. `refusal`: the last one of a server."""
         if wire is not None and uncovered(self.view(wire)) and not uncovered(self.view()):
             return f"some blocks have no server that takes {wire} hidden states: ask without a type for the wire"
-        gap = uncovered(self.view(), self.avoided)
-        blocks = f"blocks {gap[0]} to {gap[-1]}" if gap else "some blocks"
+        avoided = self.avoided
+        wrong = troubles(block_states(self.view(), self._full & avoided, avoided - self._full))
+        what = "; ".join(wrong) or "no chain of servers takes this session"
         why = f" ({refusal})" if refusal else ""
-        return f"no server takes {blocks} of the model now{why}: start one with `peer serve INVITE`, or try again later"
+        return f"{what}{why}: start another server with `peer serve INVITE`, or try again later"
 
     def view(self, wire: WireType | None = None) -> RouteView:
         """Return what routes are planned with: the servers that take hidden states of this type."""

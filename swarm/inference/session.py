@@ -185,7 +185,7 @@ class RemoteSession:
             if message.cause == "gap":
                 self._gaps += 1
             else:
-                self._fail(self._blamed(flow.peer, message))
+                self._fail(self._blamed(flow.peer, message), full=message.cause == "full")
             self._wired = False
         return None
 
@@ -229,8 +229,8 @@ class RemoteSession:
         except ConnectionLost:
             self._came.set()
 
-    def _fail(self, peer: str) -> None:
-        self._servers.failed(peer)
+    def _fail(self, peer: str, full: bool = False) -> None:
+        self._servers.failed(peer, full)
         self._wired = False
         if peer in self._flows:
             del self._flows[peer]

@@ -36,6 +36,7 @@ UNSENT_MAX: Final = 4 << 20  # bytes of small messages that wait for a peer whic
 BATCH_BYTES: Final = 64 << 10  # of small messages, written together
 _CLOCK: Final = struct.Struct("!d")
 _SMOOTHING: Final = 0.2
+_BEATS_KEPT: Final = 32
 _LATE_S: Final = 0.05  # by so much a late tick shows that our own loop stood still
 
 
@@ -113,6 +114,8 @@ class Flow:
         self.peer: Final = peer
         self.rtt_s = 0.0
         """The smoothed time of a beat there and back; 0 before the first."""
+        self.round_trips: Final[deque[float]] = deque(maxlen=_BEATS_KEPT)
+        """The times of the last beats, in seconds."""
         self.ended: Final = trio.Event()
         self.reason = ""
         """Why it has ended."""
@@ -259,6 +262,7 @@ class Flow:
             (asked_at,) = _CLOCK.unpack(payload)
             rtt_s = trio.current_time() - asked_at
             if 0 <= rtt_s < SILENCE_MAX_S:  # also refuses NaN
+                self.round_trips.append(rtt_s)
                 self.rtt_s = rtt_s if not self.rtt_s else (1 - _SMOOTHING) * self.rtt_s + _SMOOTHING * rtt_s
         else:
             await self._hand_over(self._decode(head), memoryview(bytes(payload)))

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from cli.commands import status
+from cli.views.served_model import show_served_model
 from dht.node import NodeConfig, open_node
 from peer.errors import ConfigError
 from swarm.client.download import download_head
 from swarm.client.session import open_client
-from swarm.client.status import ServedModelStatus, read_status
+from swarm.client.status import read_status
+from swarm.inference.model_status import ServedModelStatus, read_any_status
 from swarm.membership.member_record import MEMBERS
 from swarm.run.gate import Gate
 from swarm.run.manifest import sign_manifest
@@ -27,10 +28,12 @@ async def test_a_client_of_a_served_model(tmp_path: Path, capsys: pytest.Capture
         serve_run_files(member.rpc, sign_manifest(AUTHORITY, manifest), TOKENIZER)
         async with open_node(member, NodeConfig(manifest.run_id), [MEMBERS]):
             invite = invite_to(manifest, member.addresses)
-            seen = await read_status(invite)
-            assert seen == ServedModelStatus(
-                run_id=manifest.run_id, name="a served model", open=False, blocks=4, parts=2
-            )
+            seen = await read_any_status(invite)
+            assert isinstance(seen, ServedModelStatus)
+            assert (seen.run_id, seen.name, seen.open) == (manifest.run_id, "a served model", False)
+            assert (seen.blocks, seen.parts, seen.servers) == (4, 2, [])
+            with pytest.raises(ConfigError, match="is a served model, not a training run"):
+                await read_status(invite)
             async with open_client(invite) as client:
                 assert (client.manifest, client.tokenizer) == (manifest, TOKENIZER)
                 assert await client.members() == {}
@@ -38,7 +41,7 @@ async def test_a_client_of_a_served_model(tmp_path: Path, capsys: pytest.Capture
                     await client.all_candidates({})
             with pytest.raises(ConfigError, match="is a served model, not a training run"):
                 await download_head(invite, tmp_path / "state.part")
-    status._show_served_model(seen)
+    show_served_model(seen)
     shown = capsys.readouterr().out
     assert f"a served model   served model {manifest.run_id}   by invitation" in shown
-    assert "4 blocks, a checkpoint of 2 parts" in shown
+    assert "4 blocks in fp32, a checkpoint of 2 parts" in shown and "no server holds blocks 0 to 3" in shown

@@ -111,7 +111,10 @@ async def test_a_token_that_comes_while_a_route_fails_is_kept() -> None:
         return (Hop(first, 0, 3), Hop(last, 3, 6))
 
     servers: Any = SimpleNamespace(
-        plan=plan, failed=known_peers.add, measured=lambda peer, rtt_s: None, missing=lambda refusal, wire: "none"
+        plan=plan,
+        failed=lambda peer, full=False: known_peers.add(peer),
+        measured=lambda peer, rtt_s: None,
+        missing=lambda refusal, wire: "none",
     )
     server_flows: Any = SimpleNamespace(open=open_flow, add=lambda s: None, remove=lambda s: None)
     session = RemoteSession(server_flows, servers, Sampling(), stops=(), context=100)

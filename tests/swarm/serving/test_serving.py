@@ -12,10 +12,15 @@ from typing import Any
 import pytest
 import trio
 
-from peer.errors import ConfigError
+from peer.errors import BarnraiseError, ConfigError, ConnectionLost
+from peer.events import EventLog
+from peer.identity import Identity
 from peer.ipc.block_messages import WireType
 from peer.ipc.sampling_options import Sampling
+from peer.net.flow.flow import Flow
+from peer.net.host import HostConfig, open_host
 from swarm.inference.client import ModelClient
+from swarm.inference.messages import ServingMessage, StartSession
 from swarm.inference.session import NoServers, RemoteSession
 from tests.support.peer_process import PeerProcess
 from tests.swarm.serving.serving_swarm import CONTEXT, ServingSwarm, open_serving, reference_tokens
@@ -195,24 +200,67 @@ async def test_a_server_that_leaves_is_replaced_first(tmp_path: Path) -> None:
             assert await server.wait_exit() == 130
 
 
-async def test_sessions_of_killed_clients_end(tmp_path: Path) -> None:
-    """And so do sessions that a lost worker had: they are computed again."""
-    async with open_serving(tmp_path, s0="0:6") as swarm, swarm.client() as model:
-        clients = [
-            await trio.lowlevel.open_process(
-                [*CLIENT, str(swarm.invite), "Once", "--max-tokens", "4000", "--seed", str(i)],
-                stdout=-3,
-                stderr=-3,
-            )
-            for i in range(4)
-        ]
-        with trio.fail_after(60):
-            while True:
-                await model.servers.refresh(0.0)
-                if sum(record.sessions for record in model.servers.records.values()) == len(clients):
-                    break
-                await trio.sleep(0.1)
-        for client in clients:
-            client.kill()
-            await client.wait()
-        await all_pages_free(swarm, model)
+async def test_killed_clients_cost_the_others_nothing(tmp_path: Path) -> None:
+    """Two of four clients are killed in the middle of answers: all pages are free then, and the other two get their
+    tokens. A stranger hears nothing."""
+    async with open_serving(tmp_path, s0="0:3", s1="3:6") as swarm:
+        async with swarm.client() as model, swarm.client() as other:
+            doomed = [
+                await trio.lowlevel.open_process(
+                    [*CLIENT, str(swarm.invite), "Once", "--max-tokens", "4000", "--seed", str(i)],
+                    stdout=-3,
+                    stderr=-3,
+                )
+                for i in range(2)
+            ]
+            with trio.fail_after(120):
+                while any(record.sessions < len(doomed) for record in model.servers.records.values()):
+                    await trio.sleep(0.1)
+                    await model.servers.refresh(0.0)
+            said: dict[int, list[int]] = {}
+
+            async def one(client: ModelClient, number: int) -> None:
+                session = client.session(GREEDY)
+                at = {20: doomed[number].kill}
+                said[number] = await say(session, [*PROMPT, number], 100, at)
+                session.close()
+
+            async with trio.open_nursery() as nursery:
+                for number, client in enumerate((model, other)):
+                    nursery.start_soon(one, client, number)
+            for process in doomed:
+                await process.wait()
+            assert said == {number: reference_tokens([*PROMPT, number], 100) for number in range(2)}
+            await all_pages_free(swarm, model)
+        await a_stranger_hears_nothing(swarm)
+
+
+async def a_stranger_hears_nothing(swarm: ServingSwarm) -> None:
+    """The model is closed: a flow without an invite gets no answer, whatever it says."""
+    config = HostConfig(identity=Identity.generate(), events=EventLog(), listen=("/ip4/127.0.0.1/tcp/0",))
+    async with open_host(config) as stranger:
+        silence = Silence()
+        stranger.flows.serve(silence)
+        server = await stranger.connect_address(swarm.invite.addresses[0], timeout_s=60)
+        with pytest.raises(BarnraiseError), trio.fail_after(60):
+            flow = await stranger.flows.open(server)
+            flow.send(StartSession(b"s" * 16, 1, 0, 3, "", "", Sampling()))
+            await flow.ended.wait()
+            raise ConnectionLost(flow.reason)
+        assert not silence.heard
+
+
+class Silence:
+    """Keeps what is said to it."""
+
+    types = ServingMessage
+    payload_max = 1 << 20
+
+    def __init__(self) -> None:
+        self.heard: list[Any] = []
+
+    async def on_message(self, flow: Flow, message: Any, payload: memoryview) -> None:
+        self.heard.append(message)
+
+    def on_end(self, flow: Flow, reason: str) -> None:
+        """Nothing to do."""

@@ -1,0 +1,141 @@
+"""The status of a served model: one reading of its servers' records."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dht.records import Schema
+from swarm.client.session import open_client
+from swarm.client.status import SwarmStatus, look
+from swarm.inference.coverage import block_states, server_state, stretches, troubles
+from swarm.inference.record import SERVERS, ServerRecord, server_schema, servers_key
+from swarm.inference.route import RouteView
+from swarm.membership.member_record import member_schema
+from swarm.membership.membership import read_records
+from swarm.run.gate import Gate
+from swarm.run.invite import Invite
+from swarm.run.manifest import Manifest, ServedModelManifest
+
+
+class ServerStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One block server as it described itself."""
+
+    peer: str
+    name: str
+    version: str
+    first: int
+    end: int
+    state: str
+    """held: it takes sessions; full, arriving or leaving: it takes none now."""
+    ready_in_s: float
+    """Seconds until it expects to serve its blocks."""
+    sessions: int
+    pages: int
+    pages_free: int
+    waiting_tokens: int
+    step_ms: float
+    tokens: int
+    """Served since it started, as `bytes_up` and `bytes_down`."""
+    bytes_up: int
+    bytes_down: int
+    wire: list[str]
+    pinned: bool
+    age_s: float
+    """Seconds since it wrote its record."""
+
+
+class BlockStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """Blocks `first` to before `end`, which have the same servers."""
+
+    first: int
+    end: int
+    state: str
+    """The best that any of their servers is; "unserved" without one."""
+    servers: list[str]
+    """The names of those that serve them."""
+
+
+class ServedModelStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A served model at one time."""
+
+    run_id: str
+    name: str
+    open: bool
+    dtype: str
+    blocks: int
+    parts: int
+    """Parts of the checkpoint."""
+    servers: list[ServerStatus]
+    coverage: list[BlockStatus]
+    troubles: list[str]
+    """Why a new session cannot begin; empty if it can."""
+
+
+async def read_any_status(invite: Invite, home: Path | None = None) -> SwarmStatus | ServedModelStatus:
+    """Connect to a run or a served model and read its status. Raises NotAdmitted, or DialError if no peer answers."""
+    async with open_client(invite, home, schemas=any_schemas) as client:
+        manifest = client.manifest
+        if isinstance(manifest, Manifest):
+            return await look(client)
+        records = await read_records(client.node, client.host, SERVERS, servers_key(manifest.run_id))
+        return model_status(manifest, records, time.time())
+
+
+def any_schemas(gate: Gate) -> Sequence[Schema[Any]]:
+    """Return the schemas of the records of a run and of a served model."""
+    return [member_schema(gate), server_schema(gate)]
+
+
+def model_status(manifest: ServedModelManifest, records: Mapping[str, ServerRecord], now: float) -> ServedModelStatus:
+    """Return the status that `records` show at `now`, Unix time."""
+    layers = manifest.model.layers
+    states = block_states(RouteView(layers, records, now, lambda peer: None))
+    servers = [_server(peer, record, now) for peer, record in records.items()]
+    servers.sort(key=lambda server: (server.first, server.end, server.name, server.peer))
+    borders = {border for record in records.values() for border in (record.first, record.end)}
+    coverage = list[BlockStatus]()
+    for first, end, state in stretches(states):
+        cuts = [first, *sorted(border for border in borders if first < border < end), end]
+        for begin, stop in pairwise(cuts):
+            holders = [server.name for server in servers if server.first <= begin < server.end]
+            coverage.append(BlockStatus(first=begin, end=stop, state=state, servers=holders))
+    return ServedModelStatus(
+        run_id=manifest.run_id,
+        name=manifest.name,
+        open=manifest.open,
+        dtype=manifest.dtype,
+        blocks=layers,
+        parts=len(manifest.cuts),
+        servers=servers,
+        coverage=coverage,
+        troubles=troubles(states),
+    )
+
+
+def _server(peer: str, record: ServerRecord, now: float) -> ServerStatus:
+    return ServerStatus(
+        peer=peer,
+        name=record.name,
+        version=record.version,
+        first=record.first,
+        end=record.end,
+        state=server_state(record, now),
+        ready_in_s=max(0.0, round(record.ready_at - now, 1)),
+        sessions=record.sessions,
+        pages=record.pages,
+        pages_free=record.pages_free,
+        waiting_tokens=record.waiting_tokens,
+        step_ms=record.step_ms,
+        tokens=record.tokens,
+        bytes_up=record.bytes_up,
+        bytes_down=record.bytes_down,
+        wire=list(record.wire),
+        pinned=record.pinned,
+        age_s=max(0.0, round(now - record.at, 1)),
+    )
