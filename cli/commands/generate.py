@@ -17,6 +17,7 @@ from cli.local_model import invite_to, local_model_options
 from cli.run import run_until_stopped
 from cli.terminal.lines import say, say_json
 from cli.terminal.stream import write_text
+from cli.views.text import size_text
 from peer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -149,6 +150,7 @@ class _Answers:
             session.close()
         self._show(stream.finish())
         seconds = time.monotonic() - began
+        hidden_bytes, link_s = self._link(model, session.route, len(prompt))
         if self.as_json:
             say_json(
                 {
@@ -161,6 +163,8 @@ class _Answers:
                     "prompt_tokens": len(prompt),
                     "failovers": session.failovers,
                     "first_token_s": round(first_s, 4),
+                    "hidden_bytes": hidden_bytes,
+                    "link_s": round(link_s, 4),
                     "seconds": round(seconds, 4),
                 },
                 uncut=True,
@@ -168,10 +172,23 @@ class _Answers:
             return
         write_text("\n")
         rate = (len(tokens) - 1) / (seconds - first_s) if len(tokens) > 1 and seconds > first_s else 0.0
+        link = f" ({size_text(hidden_bytes)} of hidden states a hop" if hidden_bytes else ""
+        link += f", {link_s:.2f} s over the slowest uplink" if link_s else ""
         say(
-            f"{len(tokens)} tokens by {len(route)} servers, {rate:.1f} a second, the first after {first_s:.2f} s.",
+            f"{len(tokens)} tokens by {len(route)} servers, {rate:.1f} a second, the first after {first_s:.2f} s"
+            f"{link}{')' if link else ''}.",
             err=True,
         )
+
+    def _link(self, model: ModelClient, route: Route, tokens: int) -> tuple[int, float]:
+        """Return the bytes of a prompt from each server to the next, and the seconds that they take over the slowest
+        measured uplink; 0 where there is none."""
+        from peer.ipc.block_messages import row_bytes
+
+        manifest = model.manifest
+        size = tokens * row_bytes(manifest.model.hidden_size, self.wire or manifest.dtype) if len(route) > 1 else 0
+        rate = model.servers.uplink_bytes_s(route)
+        return size, size / rate if rate else 0.0
 
     def _told_route(self, model: ModelClient, route: Route, before: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the route as JSON, and tell it if it is another one than before."""

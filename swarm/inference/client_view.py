@@ -82,6 +82,11 @@ class ServersView:
             at = end
         return tuple(route)
 
+    def uplink_bytes_s(self, route: Route) -> float:
+        """Return the slowest measured uplink between the servers of a route; 0 if none has been the limit."""
+        records = [self.records[hop.peer] for hop in route[:-1] if hop.peer in self.records]
+        return min((record.uplink_bytes_s for record in records if record.uplink_bytes_s), default=0.0)
+
     def missing(self, refusal: str, wire: WireType | None) -> str:
         """Say what is missing for a route, and what to do. `refusal`: the last one of a server."""
         if wire is not None and uncovered(self.view(wire)) and not uncovered(self.view()):

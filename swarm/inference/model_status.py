@@ -40,6 +40,7 @@ class ServerStatus(msgspec.Struct, frozen=True, kw_only=True):
     pages_free: int
     waiting_tokens: int
     step_ms: float
+    uplink_bytes_s: float
     tokens: int
     """Served since it started, as `bytes_up` and `bytes_down`."""
     bytes_up: int
@@ -132,6 +133,7 @@ def _server(peer: str, record: ServerRecord, now: float) -> ServerStatus:
         pages_free=record.pages_free,
         waiting_tokens=record.waiting_tokens,
         step_ms=record.step_ms,
+        uplink_bytes_s=record.uplink_bytes_s,
         tokens=record.tokens,
         bytes_up=record.bytes_up,
         bytes_down=record.bytes_down,

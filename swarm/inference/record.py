@@ -54,6 +54,8 @@ class ServerRecord(msgspec.Struct, frozen=True, kw_only=True):
     waiting_tokens: Total = 0
     step_ms: Amount = 0.0
     """The time of one step, measured while it serves; 0 before."""
+    uplink_bytes_s: Amount = 0.0
+    """The rate at which hidden states of prompts leave, where that was what they waited for; 0: it was not yet."""
     tokens: Total = 0
     """Served since it started, all positions of all sessions."""
     bytes_up: Total = 0

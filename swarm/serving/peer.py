@@ -325,6 +325,7 @@ class _ServingPeer:
             sessions=0 if server is None else server.sessions,
             waiting_tokens=0 if load is None else load.waiting_tokens,
             step_ms=0.0 if load is None else load.step_ms,
+            uplink_bytes_s=0.0 if server is None else server.uplink.bytes_s,
             tokens=self._served_tokens + (0 if server is None else server.tokens),
             bytes_up=host.bytes_up,
             bytes_down=host.bytes_down,

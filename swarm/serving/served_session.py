@@ -21,6 +21,7 @@ from swarm.inference.messages import (
     TokenDrawn,
 )
 from swarm.serving.output_log import OutputLog, SentTokens
+from swarm.serving.uplink import UplinkRate
 
 SMALL_BYTES: Final = 60 << 10
 """Payloads up to this size go at once; larger ones in pieces, which small messages pass."""
@@ -30,7 +31,7 @@ REASON_CHARS: Final = 300
 class ServedSession:
     """A session of the client `flow.peer`; `number` is its name between this process and its worker."""
 
-    def __init__(self, number: int, flow: Flow, start: StartSession) -> None:
+    def __init__(self, number: int, flow: Flow, start: StartSession, uplink: UplinkRate) -> None:
         self.id: Final = start.session
         self.client: Final = flow.peer
         self.number: Final = number
@@ -57,7 +58,7 @@ class ServedSession:
         self.ended_at: float | None = None
         """When the client's flow ended, in trio's time."""
         self._send_queue: deque[SentTokens] = deque()
-        self._sending = False
+        self._sending, self._uplink = False, uplink
         self._held_flows = ExitStack()
 
     def wire(self, flow: Flow, start: StartSession) -> None:
@@ -132,15 +133,18 @@ class ServedSession:
             self.tell_lost()
 
     async def _drain(self) -> None:
+        began, size = trio.current_time(), 0
         try:
             while self._send_queue and self.target is not None:
                 sent = self._send_queue.popleft()
                 await self.target.send_large(self._message(sent), sent.payload)
+                size += len(sent.payload)
         except ConnectionLost:
             self._send_queue.clear()
             self.tell_lost()
         finally:
             self._sending = False
+            self._uplink.sent(size, trio.current_time() - began)
 
     def _message(self, sent: SentTokens) -> PassTokens:
         return PassTokens(self.id, sent.position, sent.ids, sent.draws)

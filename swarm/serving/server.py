@@ -44,6 +44,7 @@ from swarm.inference.messages import (
 )
 from swarm.serving.output_log import OutputLog, SentTokens
 from swarm.serving.served_session import ServedSession
+from swarm.serving.uplink import UplinkRate
 
 SESSIONS_MAX: Final = 512
 SESSIONS_PER_CLIENT_MAX: Final = 64
@@ -81,6 +82,7 @@ class BlockServer:
         self.served = served
         self.payload_max = max(map(served.row_bytes, WIRE_TYPES)) * served.chunk_tokens
         self.leaving = False
+        self.uplink = UplinkRate()
         self.tokens = 0
         """Positions computed since the start."""
         self._me, self._flows, self._events = host.peer_id, host.flows, host.events
@@ -138,7 +140,7 @@ class BlockServer:
         if refusal is not None:
             flow.send(refusal)
             return
-        session = ServedSession(next(self._numbers), flow, start)
+        session = ServedSession(next(self._numbers), flow, start, self.uplink)
         self._sessions[session.id] = self._by_number[session.number] = session
         self._nursery.start_soon(self._open, session)
 
