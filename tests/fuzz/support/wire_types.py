@@ -67,8 +67,10 @@ def methods() -> dict[str, WireMethod]:
 def wire_types() -> dict[str, Any]:
     """Return by name all types that peers' and files' bytes are decoded into."""
     from peer.net.wire import ReplyHeader, RequestHeader
+    from swarm.inference.messages import ServingMessage
 
     found: dict[str, Any] = {"RequestHeader": RequestHeader, "ReplyHeader": ReplyHeader}
+    found.update({kind.__name__: kind for kind in get_args(ServingMessage)})  # of flows, which have no methods
     for method in methods().values():
         found[f"{method.name} request"] = method.request
         found[f"{method.name} reply"] = method.reply

@@ -12,6 +12,7 @@ import pytest
 import trio
 
 from peer.errors import BarnraiseError
+from peer.ipc.block_messages import WireType, row_bytes
 from peer.ipc.sampling_options import Sampling
 from peer.net.flow.flow import Flow
 from swarm.inference.client import ModelClient
@@ -48,11 +49,11 @@ class Intruder:
         peer = next(peer for peer, record in self._model.servers.records.items() if record.name == name)
         return await self._model.server_flows.open(peer)
 
-    async def start(self, flow: Flow, first: int, end: int, source: str = "") -> None:
+    async def start(self, flow: Flow, first: int, end: int, wire: WireType | None = None) -> None:
         """Begin a session, and hear all that is said about it."""
         self.id = secrets.token_bytes(16)
         self._model.server_flows.add(self)
-        flow.send(StartSession(self.id, 1, first, end, source, "", Sampling()))
+        flow.send(StartSession(self.id, 1, first, end, "", "", Sampling(), wire=wire))
         await self.hear(SessionStarted)
 
     def take(self, flow: Flow, message: ServingMessage) -> None:
@@ -99,6 +100,10 @@ async def test_what_is_wrong_is_refused_and_what_is_an_violation_ends_the_flow(t
         flow.send(PassTokens(me.id, 0, (1, 2), True), b"\0" * 2 * WIDTH)
         flow.send(PassTokens(me.id, 2, (3,), True), msgspec.json.encode(None).ljust(WIDTH, b"\xff"))
         assert (await me.hear(SessionRefused)).cause == "not_finite"
+        flow.send(EndSession(me.id))
+        await me.start(flow, 1, 3, "int8")
+        flow.send(PassTokens(me.id, 0, (1,), True), b"\xff" * row_bytes(SIZES["hidden_size"], "int8"))
+        assert (await me.hear(SessionRefused)).cause == "not_finite"
         assert flow.is_open, "honest clients make such mistakes"
 
         # -- violations ----------------------------------------------------------------------------------------------
@@ -122,6 +127,10 @@ async def test_what_is_wrong_is_refused_and_what_is_an_violation_ends_the_flow(t
             message = msgspec.structs.replace(message, session=me.id) if needs(message, me, theirs) else message
             flow.send(message, payload)
             await ended(flow)
+        flow = await me.flow_with(swarm, "s0")
+        await me.start(flow, 1, 3, "int8")
+        flow.send(PassTokens(me.id, 0, (1,), True), b"\0" * WIDTH)  # of the model's own type
+        await ended(flow)
         their_flow.send(PassTokens(theirs.id, 0, (1,), True))
         assert their_flow.is_open and await said(swarm, other) == reference_tokens([1, 2], 12)
 
