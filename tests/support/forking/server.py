@@ -29,10 +29,10 @@ MARK_LETTERS: Final = 15
 WORKER: Final = "peer.worker.main"
 LIBC: Final = ctypes.CDLL(None)
 _PRELOADED: Final = (
-    "cli.coordinate",
-    "cli.join",
+    "cli.commands.coordinate",
+    "cli.commands.join",
     "cli.main",
-    "cli.serve",
+    "cli.commands.serve",
     "peer.worker.block_worker",
     "peer.worker.main",
     "peer.worker.stage_worker",
