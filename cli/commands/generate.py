@@ -104,29 +104,30 @@ class _Answers:
 
         began = time.monotonic()
         async with open_model(self.invite) as model:
-            if self.chat:
-                await self._apply_template(model)
+            prompt = await self._prompt(model)
             for index in range(self.count):
-                await self._answer(model, index, began)
+                await self._answer(model, prompt, index, began)
                 began = time.monotonic()
 
-    async def _apply_template(self, model: ModelClient) -> None:
-        """Write the prompt as the user's first message."""
+    async def _prompt(self, model: ModelClient) -> list[int]:
+        """Return the prompt's tokens; with --chat, of a conversation in which it is the user's first message."""
+        if not self.chat:
+            return await model.text.encode(self.text, special=True)
         from swarm.gateway.template import ChatMessage, open_template
 
         async with open_template(model.manifest.text) as template:
-            self.text = await template.render([ChatMessage("user", self.text)])
+            text = await template.render([ChatMessage("user", self.text)])
             self.stops = (*self.stops, *template.stops)
+            return await model.text.encode(text, special=template.is_plain)
 
-    async def _answer(self, model: ModelClient, index: int, began: float) -> None:
+    async def _answer(self, model: ModelClient, prompt: list[int], index: int, began: float) -> None:
         import msgspec
 
         from swarm.inference.decoding import TextStream
 
         sampling = msgspec.structs.replace(self.sampling, seed=(self.sampling.seed + index) % (1 << 64))
-        prompt = model.tokenizer.encode(self.text)
         session = model.session(sampling)
-        stream = TextStream(model.tokenizer, self.stops, prompt)
+        stream = TextStream(model.text, self.stops, prompt)
         tokens, first_s, finish, route = list[int](), 0.0, "length", list[dict[str, Any]]()
         try:
             async for drawn in session.generate(prompt, self.max_tokens):
@@ -136,14 +137,14 @@ class _Answers:
                 if drawn.token in model.manifest.text.stops:
                     finish = "stop"
                     break
-                piece = stream.push(drawn.token)
+                piece = await stream.push(drawn.token)
                 self._show(piece, drawn.token, drawn.logprob, drawn.likeliest)
                 if stream.stopped:
                     finish = "stop"
                     break
         finally:
             session.close()
-        self._show(stream.finish())
+        self._show(await stream.finish())
         seconds = time.monotonic() - began
         if self.as_json:
             say_json(

@@ -80,7 +80,7 @@ class GenerationEndpoint:
         model = self._gateway.model
         _check_model(model, ask.model)
         answers = await prepare(model, self._gateway.template, ask)
-        form = AnswerFormat(self._kind, model.manifest.name, model.tokenizer, ask.logprobs)
+        form = AnswerFormat(self._kind, model.manifest.name, model.text.is_bytes, ask.logprobs)
         responder = Responder(answers, form, connection, model.client.host.events)
         await responder.run(self._slots, stream=ask.stream, include_usage=ask.include_usage)
 

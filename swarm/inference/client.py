@@ -2,7 +2,7 @@
 
 async with open_model(invite) as model:
     session = model.session(Sampling(temperature=0.7, seed=1))
-    async for drawn in session.generate(model.tokenizer.encode("Once"), 64): ...
+    async for drawn in session.generate(await model.text.encode("Once", special=True), 64): ...
     session.close()
 """
 
@@ -13,8 +13,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from peer.data.tokenizer import ByteTokenizer, Tokenizer, read_tokenizer
 from peer.ipc.sampling_options import Sampling
+from peer.worker.text_client import ModelText, open_model_text
 from swarm.client.session import RunClient, open_client
 from swarm.inference.client_view import ServersView
 from swarm.inference.record import server_schema
@@ -30,7 +30,7 @@ class ModelClient:
 
     client: RunClient
     manifest: ServedModelManifest
-    tokenizer: Tokenizer
+    text: ModelText
     servers: ServersView
     server_flows: ServerFlows
 
@@ -47,7 +47,7 @@ async def open_model(invite: Invite, home: Path | None = None) -> AsyncIterator[
     `open_client` raises."""
     async with open_client(invite, home, schemas=lambda gate: [server_schema(gate)]) as client:
         manifest = served_manifest(client.manifest)
-        tokenizer = read_tokenizer(client.tokenizer) if client.tokenizer else ByteTokenizer()
         servers = ServersView(client.host, client.node, manifest.run_id, manifest.model.layers)
-        await servers.refresh()
-        yield ModelClient(client, manifest, tokenizer, servers, ServerFlows(client.host))
+        async with open_model_text(client.tokenizer, manifest.model.vocab_size) as text:
+            await servers.refresh()
+            yield ModelClient(client, manifest, text, servers, ServerFlows(client.host))

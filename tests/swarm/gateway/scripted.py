@@ -10,10 +10,10 @@ from typing import Any
 
 import trio
 
-from peer.data.tokenizer import ByteTokenizer
 from peer.events import Event, EventLog
 from peer.ipc.sampling_options import Sampling
 from peer.model.text_rules import TextRules
+from peer.worker.text_client import ModelText
 from swarm.gateway.app import Gateway, gateway_app
 from swarm.gateway.limits import ApiKeys, Quotas
 from swarm.gateway.listening import ListenAddress, serve_http
@@ -59,7 +59,7 @@ class ScriptedModel:
         self.manifest = SimpleNamespace(
             name="scripted", run_id="r" * 32, created_at=1, authority="founder", model=sizes, text=text or TextRules()
         )
-        self.tokenizer = ByteTokenizer()
+        self.text = ModelText()
         self.events = EventLog()
         self.client = SimpleNamespace(host=SimpleNamespace(events=self.events))
         self.server_flows = SimpleNamespace(remove=lambda session: None)
