@@ -22,6 +22,7 @@ from peer.errors import ConfigError
 if TYPE_CHECKING:
     from peer.ipc.sampling_options import Sampling
     from swarm.inference.client import ModelClient
+    from swarm.inference.record import ServedCommit
     from swarm.inference.route import Route
     from swarm.run.invite import Invite
 
@@ -157,6 +158,7 @@ class _Answers:
                     "seed": sampling.seed,
                     "prompt_tokens": len(prompt),
                     "failovers": session.failovers,
+                    **_told_commit(session.commit),
                     "first_token_s": round(first_s, 4),
                     "seconds": round(seconds, 4),
                 },
@@ -165,8 +167,10 @@ class _Answers:
             return
         write_text("\n")
         rate = (len(tokens) - 1) / (seconds - first_s) if len(tokens) > 1 and seconds > first_s else 0.0
+        commit = "" if session.commit is None else f" of round {session.commit.round}"
         say(
-            f"{len(tokens)} tokens by {len(route)} servers, {rate:.1f} a second, the first after {first_s:.2f} s.",
+            f"{len(tokens)} tokens{commit} by {len(route)} servers, {rate:.1f} a second, the first after"
+            f" {first_s:.2f} s.",
             err=True,
         )
 
@@ -189,3 +193,8 @@ class _Answers:
             if self.sampling.logprobs:
                 told |= {"logprob": logprob, "likeliest": likeliest}
             say_json(told, uncut=True)
+
+
+def _told_commit(commit: ServedCommit | None) -> dict[str, Any]:
+    """Return the commit of a training run, as JSON."""
+    return {} if commit is None else {"round": commit.round, "commit": commit.name.hex()}

@@ -11,8 +11,9 @@ from typing import Literal
 from peer.worker.text_client import ModelText
 from swarm.inference.client import ModelClient
 from swarm.inference.decoding import TextStream
+from swarm.inference.drawn_token import DrawnToken
 from swarm.inference.route import Route
-from swarm.inference.session import DrawnToken, RemoteSession
+from swarm.inference.session import RemoteSession
 
 Finish = Literal["stop", "length"]
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
 from swarm.gateway.answer import AnswerPart, Finish
-from swarm.inference.session import DrawnToken
+from swarm.inference.drawn_token import DrawnToken
 
 Kind = Literal["chat", "text"]
 Words = Mapping[int, str]

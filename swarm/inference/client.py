@@ -17,11 +17,11 @@ from peer.ipc.sampling_options import Sampling
 from peer.worker.text_client import ModelText, open_model_text
 from swarm.client.session import RunClient, open_client
 from swarm.inference.client_view import ServersView
-from swarm.inference.record import server_schema
+from swarm.inference.record import check_commits, server_schema
 from swarm.inference.server_flows import ServerFlows
 from swarm.inference.session import RemoteSession
 from swarm.run.invite import Invite
-from swarm.run.manifest import ServedModelManifest, served_manifest
+from swarm.run.manifest import AnyManifest, Manifest
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,8 @@ class ModelClient:
     """An open connection to a served model."""
 
     client: RunClient
-    manifest: ServedModelManifest
+    manifest: AnyManifest
+    """Of a served model, or of a training run, whose last commit is asked then."""
     text: ModelText
     servers: ServersView
     server_flows: ServerFlows
@@ -43,10 +44,12 @@ class ModelClient:
 
 @asynccontextmanager
 async def open_model(invite: Invite, home: Path | None = None) -> AsyncIterator[ModelClient]:
-    """Connect to the served model of `invite` inside the block. Raises ConfigError if it is a training run, and what
-    `open_client` raises."""
+    """Connect to the served model, or the training run, of `invite` inside the block. Raises ConfigError if it is a
+    gossip run, and what `open_client` raises."""
     async with open_client(invite, home, schemas=lambda gate: [server_schema(gate)]) as client:
-        manifest = served_manifest(client.manifest)
+        manifest = client.manifest
+        if isinstance(manifest, Manifest):
+            check_commits(manifest)
         servers = ServersView(client.host, client.node, manifest.run_id, manifest.model.layers)
         async with open_model_text(client.tokenizer, manifest.model.vocab_size) as text:
             await servers.refresh()

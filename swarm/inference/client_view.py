@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import trio
 
 from dht.node import Node
-from peer.errors import BarnraiseError
+from peer.errors import BarnraiseError, NetworkError
 from peer.net.host import Host
-from swarm.inference.record import SERVERS, ServerRecord, servers_key
+from swarm.inference.record import SERVERS, ServedCommit, ServerRecord, servers_key
 from swarm.inference.route import Hop, Route, RouteView, find_route, uncovered
 from swarm.membership.membership import read_records
 
 AVOID_S: Final = 20.0
 """A server that has failed is not chosen for so long, unless no other has its blocks."""
 FRESH_S: Final = 10.0
+
+
+class NoServers(NetworkError):
+    """Some block of the model has no server now. The session is as it was, and can go on later."""
 
 
 class ServersView:
@@ -60,10 +64,29 @@ class ServersView:
         now = trio.current_time()
         return frozenset(peer for peer, at in self._failed_at.items() if now - at < AVOID_S)
 
-    def plan(self, kept: Route, avoids: bool = True) -> Route | None:
+    def commits(self) -> list[ServedCommit]:
+        """Return the commits of a training run that some server serves now, newest first."""
+        now = time.time()
+        return sorted({c for r in self.records.values() if r.serves(now) for c in r.commits}, reverse=True)
+
+    def outdated(self) -> None:
+        """Note that a server serves something else than its record says: the records are read again."""
+        self._read_at = float("-inf")
+
+    def plan_newest(self, avoids: bool = True) -> tuple[Route | None, ServedCommit | None]:
+        """Return a route of one commit, the newest that has one; of a served model, which has none, any route."""
+        choices: Sequence[ServedCommit | None] = self.commits() or (None,)
+        for commit in choices:
+            route = self.plan((), avoids, commit)
+            if route is not None:
+                return route, commit
+        return None, None
+
+    def plan(self, kept: Route, avoids: bool = True, commit: ServedCommit | None = None) -> Route | None:
         """Return a route that keeps these hops and fills the gaps, or None. `avoids`: without servers that have failed
-        lately."""
-        view, without = self.view(), {hop.peer for hop in kept}
+        lately. `commit`: of which all servers are."""
+        served = {peer: record for peer, record in self.records.items() if record.has(commit)}
+        view, without = self._view(served), {hop.peer for hop in kept}
         if avoids:
             without |= self.avoided
         route, at = list[Hop](), 0
@@ -87,4 +110,7 @@ class ServersView:
 
     def view(self) -> RouteView:
         """Return what routes are planned with."""
-        return RouteView(self.blocks, self.records, time.time(), self._way_ms.get)
+        return self._view(self.records)
+
+    def _view(self, records: Mapping[str, ServerRecord]) -> RouteView:
+        return RouteView(self.blocks, records, time.time(), self._way_ms.get)

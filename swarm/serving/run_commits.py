@@ -19,7 +19,7 @@ from blake3 import blake3
 from safetensors.torch import save_file
 
 from peer.config import WeightType
-from peer.errors import NetworkError, ResourceError
+from peer.errors import ResourceError
 from peer.ipc.block_messages import HiddenType
 from peer.ipc.span import Span, spans_of
 from peer.model.layout import FlatLayout
@@ -143,9 +143,3 @@ class CommitFiles:
             elif folder.suffix == ".part":
                 with suppress(OSError):
                     folder.unlink()
-
-
-def check_follows(manifest: Manifest) -> None:
-    """Raise NetworkError unless the run has commits to follow."""
-    if not manifest.outer.has_common_state:
-        raise NetworkError("unreachable")

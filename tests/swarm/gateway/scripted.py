@@ -18,8 +18,8 @@ from swarm.gateway.app import Gateway, gateway_app
 from swarm.gateway.limits import ApiKeys, Quotas
 from swarm.gateway.listening import ListenAddress, serve_http
 from swarm.gateway.template import open_template
+from swarm.inference.drawn_token import DrawnToken
 from swarm.inference.route import Hop, RouteView
-from swarm.inference.session import DrawnToken
 
 CONTEXT = 200
 

@@ -11,7 +11,7 @@ from peer.errors import ConfigError
 from peer.ipc.sampling_options import Sampling
 from swarm.gateway.conversation import Conversation
 from swarm.gateway.template import ChatMessage, ChatTemplate
-from swarm.inference.session import NoServers
+from swarm.inference.client_view import NoServers
 from tests.swarm.gateway.scripted import CONTEXT, ScriptedModel
 
 

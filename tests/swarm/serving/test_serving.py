@@ -15,7 +15,8 @@ import trio
 from peer.errors import ConfigError
 from peer.ipc.sampling_options import Sampling
 from swarm.inference.client import ModelClient
-from swarm.inference.session import NoServers, RemoteSession
+from swarm.inference.client_view import NoServers
+from swarm.inference.session import RemoteSession
 from tests.support.peer_process import PeerProcess
 from tests.swarm.serving.serving_swarm import CONTEXT, ServingSwarm, open_serving, reference_tokens
 
