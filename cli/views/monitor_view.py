@@ -116,7 +116,7 @@ def _member_lines(state: MonitorState) -> list[Text]:
     lines = [Text(heads, style="bold")]
     for member in state.members:
         text = _server_cells(member) if state.kind == "model" else _member_cells(member)
-        lines.append(Text(text, style="red" if member.claims is None else ""))
+        lines.append(Text(text, style="red" if member.claims is None and state.verdict.level != "over" else ""))
     if state.monitor.members_left_out:
         lines.append(Text(f"and {several(state.monitor.members_left_out, 'peer')} that are not shown"))
     return lines

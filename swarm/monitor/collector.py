@@ -17,7 +17,7 @@ from typing import Final
 import trio
 from msgspec.structs import replace
 
-from peer.errors import BarnraiseError, NetworkError
+from peer.errors import BarnraiseError, DeadlineExceeded, DialError, NetworkError
 from peer.events import Event
 from swarm.client.session import RunClient, open_client
 from swarm.client.status import RunReading, read_run
@@ -102,7 +102,7 @@ class MonitorCollector:
                 except NetworkError as error:
                     self._failed(error)
                 except trio.TooSlowError:
-                    self._failed(NetworkError(f"a reading took more than {READING_S:.0f} s"))
+                    self._failed(DeadlineExceeded(f"a reading took more than {READING_S:.0f} s"))
                 await trio.sleep_until(due)
 
     async def _look(self, client: RunClient) -> None:
@@ -162,13 +162,13 @@ class MonitorCollector:
             self._publish(model_state(ModelView(self._manifest, at, found, self._watch, told, outcomes, rates, names)))
 
     def _failed(self, error: BarnraiseError) -> None:
-        self._watch = replace(self._watch, failed=self._watch.failed + 1, failure=str(error)[:300], lies=self._lies)
+        self._watch = replace(self._watch, failed=self._watch.failed + 1, failure=why_not(error), lies=self._lies)
         self._silent += 1
-        self._publish(self._unreached(str(error)[:300]))
+        self._publish(self._unreached(why_not(error)))
 
     def _unreached(self, why: str) -> MonitorState:
         """Return the last state, as one that is not current."""
-        remedy = "start the coordinator or a member again, and check this machine's network: this monitor tries on"
+        remedy = "start the coordinator or a member again; `peer doctor INVITE` says what fails. This monitor tries on"
         verdict = Verdict(level="unknown", word="not reached", reason=why, remedy=remedy, basis=("seen",))
         if self._manifest is None or self._watch.readings == 0:
             run_id = self._target.invite.run_id
@@ -190,6 +190,15 @@ class MonitorCollector:
 
     def _note(self, event: Event) -> None:
         self._lies += event.name == "peer_penalized"
+
+
+def why_not(error: BarnraiseError) -> str:
+    """Return why a reading failed, without the addresses that the error names: the page may have many readers."""
+    if isinstance(error, DialError):
+        return f"no peer could be reached at the addresses of the invite or the home ({error.reason})"
+    if isinstance(error, DeadlineExceeded):
+        return "the peers that were asked answered too late"
+    return f"the connection to the run failed ({type(error).__name__})"
 
 
 def asked_for_events(manifest: Manifest, reading: RunReading) -> list[str]:

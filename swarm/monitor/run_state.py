@@ -16,7 +16,7 @@ from peer.plain_text import plain
 from swarm.client.status import MemberStatus, RunReading
 from swarm.membership.member_record import MemberRecord
 from swarm.membership.told_events import ToldEvent
-from swarm.membership.vote_shares import caution
+from swarm.membership.vote_shares import VoteShare, caution
 from swarm.monitor.event_words import log_lines
 from swarm.monitor.head_chain import HeadChain, absent_from, joined, left, took_part
 from swarm.monitor.member_events import Outcome
@@ -98,7 +98,7 @@ def run_state(view: RunView) -> MonitorState:
         loss=_losses(view),
         log=log_lines(view.told, view.names),
         names={peer: plain(name, 64) for peer, name in view.names.items()},
-        cautions=tuple(plain(caution(share)) for share in status.shares),
+        cautions=tuple(plain(_caution(share)) for share in status.shares),
         monitor=_with_left_out(watch, left_out, view.chains),
     )
 
@@ -114,6 +114,11 @@ def last_failure(view: RunView) -> str:
         if event.name == "attempt_failed" and _number(event.fields.get("round")) > behind
     ]
     return plain(max(failed)[1], 120) if failed else ""
+
+
+def _caution(share: VoteShare) -> str:
+    """Return the warning without the prefix itself: no address is shown."""
+    return caution(share).replace(f"the address prefix {share.prefix}", "one address prefix")
 
 
 def _with_left_out(watch: Watch, left_out: int, chains: Sequence[HeadChain]) -> Watch:

@@ -59,7 +59,7 @@ function stageCard(stage) {
     card.append(line("facts", `Round ${facts.round}${of}${tokens}`));
     if (facts.members) {
       card.append(line("facts", `${facts.members} members, quorum ${facts.quorum}${facts.learners ? `, ${facts.learners} new` : ""}`));
-      card.append(line("seen", `${seen.answering} answer, margin ${margin}`));
+      if (!over) card.append(line("seen", `${seen.answering} answer, margin ${margin}`));
     }
   } else {
     card.append(line("seen", "No peer proves a commit"));
@@ -147,7 +147,7 @@ function drawMembers() {
   head.append(titles);
   const body = element("tbody");
   for (const member of state.members) {
-    const row = element("tr", "", member.claims ? "" : "away");
+    const row = element("tr", "", member.claims || state.verdict.level === "over" ? "" : "away");
     for (const [title, align, , text] of columns) {
       const cell = element("td", text(member), align);
       cell.dataset.label = title;

@@ -23,6 +23,7 @@ from swarm.inference.record import SERVERS, server_schema, servers_key
 from swarm.membership.member_record import MEMBERS, MemberRecord, member_record, member_schema
 from swarm.membership.membership import Membership
 from swarm.membership.told_events import EVENTS, AskEvents, EventPage, ToldEvent, serve_events
+from swarm.monitor import collector as collector_module
 from swarm.monitor import member_events
 from swarm.monitor.app import Access, monitor_app
 from swarm.monitor.collector import MonitorCollector, MonitorTarget
@@ -208,6 +209,20 @@ async def test_a_served_model() -> None:
         (3, 4, 0),
     ]
     assert state.verdict.remedy == "start one with `peer serve INVITE --blocks 3:4`"
+
+
+async def test_a_run_that_cannot_be_reached_is_told_in_words_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collector_module, "AGAIN_S", 0.01)
+    address = f"/ip4/127.0.0.1/tcp/1/p2p/{AUTHORITY.peer_id}"
+    collector = MonitorCollector(MonitorTarget(Invite("r" * 32, AUTHORITY.peer_id, (address,))))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(collector.run)
+        with trio.fail_after(60):
+            await collector.changed()
+            state = await collector.changed()
+        nursery.cancel_scope.cancel()
+    assert (state.kind, state.verdict.word, state.monitor.failed) == ("unknown", "not reached", 2)
+    assert "no peer could be reached" in state.verdict.reason and b"127.0.0.1" not in msgspec.json.encode(state)
 
 
 @pytest.mark.slow

@@ -179,14 +179,16 @@ def test_facts_and_claims_are_never_mixed() -> None:
 def test_what_strangers_write_is_made_plain_and_no_address_is_told() -> None:
     manifest, records, chain = three()
     name = "<script>alert(1)</script>"
-    records["a"] = peer(name=name, addresses=["/ip4/203.0.113.9/tcp/4001"])
+    records["b"] = records["c"] = peer(name="bob", addresses=["/ip4/9.9.9.8/tcp/4001"])
+    records["a"] = peer(name=name, addresses=["/ip4/9.9.9.9/tcp/4001"])
     events = {
         "a": [told("peer_penalized", peer="b", reason="\x1b]0;x\x07 <b>bold</b>"), told("member_left", peer="q" * 128)]
     }
     state = shown(manifest, records, [chain], "abc", told=events)
     text = msgspec.json.encode(state).decode()
     assert name in text, "the page shows it as text"
-    assert "203.0.113" not in text and "\\u001b" not in text and "\\u0007" not in text
+    assert "are at one address prefix" in state.cautions[0]
+    assert "9.9.9" not in text and "\\u001b" not in text and "\\u0007" not in text
     assert next(member for member in state.members if member.peer == "a").seen.link == "direct"
 
 
