@@ -67,7 +67,7 @@ class RunView:
 
     @property
     def gossip(self) -> bool:
-        return self.reading.status.method == "gossip"
+        return not self.manifest.outer.has_common_state
 
     @property
     def answering(self) -> set[str]:

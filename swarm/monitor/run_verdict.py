@@ -20,10 +20,10 @@ def verdict_of(
     """Return the verdict on a run. `last_failure`: why the last attempt failed, if its round is not committed yet."""
     status = reading.status
     if status.complete or _all_stages_over(manifest, stages):
-        return _complete(status, gone=not reading.records)
+        return _complete(manifest, status, gone=not reading.records)
     if not reading.records and not any(proven and proven.near for proven in reading.best):
         return _all_away(stages)
-    if status.method == "gossip":
+    if not manifest.outer.has_common_state:
         return _gossip(status)
     for rule in (_not_begun, _coordinator_needed, _stage_unserved, _no_majority):
         if found := rule(manifest, reading, stages):
@@ -36,7 +36,7 @@ def _all_stages_over(manifest: Manifest, stages: Sequence[StageState]) -> bool:
     return 0 < manifest.run.rounds <= min(stage.facts.round if stage.facts else -1 for stage in stages)
 
 
-def _complete(status: SwarmStatus, gone: bool) -> Verdict:
+def _complete(manifest: Manifest, status: SwarmStatus, gone: bool) -> Verdict:
     last = f"round {status.rounds} of {status.rounds} is committed"
     if gone:
         return Verdict(
@@ -46,11 +46,11 @@ def _complete(status: SwarmStatus, gone: bool) -> Verdict:
             remedy="make the model with `peer export --home DIR --out DIR`, from the home of a member",
             basis=("facts", "seen"),
         )
-    if status.kept or status.method == "gossip":
-        where = "each home has its own weights" if status.method == "gossip" else "the coordinator keeps the last state"
-        remedy = "make the model with `peer export INVITE --out DIR`"
-        if status.method == "gossip":
-            remedy = "make the model with `peer export --home DIR --out DIR` from the home of a peer"
+    where, remedy = "the coordinator keeps the last state", "make the model with `peer export INVITE --out DIR`"
+    if not manifest.outer.has_common_state:
+        where = "each home has its own weights"
+        remedy = "make the model with `peer export --home DIR --out DIR` from the home of a peer"
+    if status.kept or not manifest.outer.has_common_state:
         return Verdict(
             level="over", word="complete", reason=f"{last}; {where}", remedy=remedy, basis=("facts", "claims")
         )

@@ -186,7 +186,7 @@ function roundLine(made) {
 const names = (peers) => peers.slice(0, 8).map(nameOf).join(", ") + (peers.length > 8 ? ` and ${peers.length - 8} more` : "");
 
 function drawRounds() {
-  const run = state.kind === "run" && state.method !== "gossip";
+  const run = state.stages.some((stage) => stage.facts); // by gossip there are no common rounds
   part("rounds-part").hidden = !run;
   part("rounds").replaceChildren(...state.rounds.map(roundLine));
   part("older").textContent = !state.rounds.length ? "No commit is proved yet."
