@@ -16,10 +16,14 @@ from peer.model.text_rules import TextRules
 from peer.worker.text_client import ModelText
 from swarm.gateway.app import Gateway, gateway_app
 from swarm.gateway.limits import ApiKeys, Quotas
-from swarm.gateway.listening import ListenAddress, serve_http
 from swarm.gateway.template import open_template
 from swarm.inference.drawn_token import DrawnToken
 from swarm.inference.route import Hop, RouteView
+<<<<<<< HEAD
+=======
+from swarm.inference.session import DrawnToken
+from swarm.web.listening import ListenAddress, serve_http
+>>>>>>> monitor
 
 CONTEXT = 200
 
