@@ -19,11 +19,7 @@ from swarm.gateway.limits import ApiKeys, Quotas
 from swarm.gateway.template import open_template
 from swarm.inference.drawn_token import DrawnToken
 from swarm.inference.route import Hop, RouteView
-<<<<<<< HEAD
-=======
-from swarm.inference.session import DrawnToken
 from swarm.web.listening import ListenAddress, serve_http
->>>>>>> monitor
 
 CONTEXT = 200
 
