@@ -10,6 +10,8 @@ SEED   ?=
 # A file a worker. One that crashes ends the run: restarted, it would run the same test again, and again.
 SPREAD := --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 export PYTHONUNBUFFERED = 1
+# Else each worker of pytest compiles every test again, and each of hundreds of peers the program.
+unexport PYTHONDONTWRITEBYTECODE
 
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.stamp

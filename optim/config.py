@@ -6,7 +6,7 @@ msgspec turns it into a ValidationError with the field's path.
 
 from __future__ import annotations
 
-from typing import ClassVar, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 import msgspec
 
@@ -256,7 +256,7 @@ OuterConfig = (
     | AllReduceConfig
     | GossipConfig
 )
-METHODS: Final[dict[str, type[MethodConfig]]] = {
+METHODS: Final[dict[str, type[Any]]] = {
     "diloco": DilocoConfig, "streaming": StreamingConfig, "eager": EagerConfig, "demo": DemoConfig,
     "sparseloco": SparseLocoConfig, "lion": LionConfig, "allreduce": AllReduceConfig, "gossip": GossipConfig,
 }  # fmt: skip

@@ -6,6 +6,10 @@ Two servers of one thread each on 127.0.0.1 hold one half of a random fp32 Llama
 100M (12 layers, width 768), 8,192 words. One client process. Local: `transformers` with one thread, generating the same
 number of tokens, one stream and batches. CPU is that of each process, a token. The limit in the same run: the weights
 that one token reads, over the measured rate of reading memory with one thread.
+
+    python benchmarks/serving/inference.py --local [--sizes 10M 100M] [--json [FILE]]
+
+The engine alone, without servers, in turn with `transformers` in one process of one thread.
 """
 
 from __future__ import annotations
@@ -151,8 +155,18 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", choices=list(MODELS), default=["10M", "100M"])
     parser.add_argument("--contexts", nargs="+", type=int, default=[128, 1024])
     parser.add_argument("--tokens", type=int, default=128)
-    add_json(parser, "serving/inference")
+    parser.add_argument("--local", action="store_true", help="the engine alone, in this process")
+    name = "serving/local" if "--local" in sys.argv else "serving/inference"
+    add_json(parser, name)
     options = parser.parse_args()
+    if options.local:
+        from benchmarks.serving import local_engine
+
+        found = [row for size in options.sizes for row in local_engine.measure(size)]
+        local_engine.show(found)
+        if options.json:
+            write_results(options.json, found)
+        return
     rows = [row for size in options.sizes for row in bench(size, options.contexts, options.tokens)]
     if options.json:
         write_results(options.json, rows)

@@ -20,7 +20,7 @@ from peer.net.address_book import is_circuit
 from peer.net.host import Host, open_host
 from peer.net.nat.reachability import probe
 from swarm.client.session import DialBackConfig, RunClient, open_client
-from swarm.inference.model_status import any_schemas
+from swarm.inference.record import run_schemas
 from swarm.membership.reachability import CONNECT_S, DIAL_BACK, DialBackReply, DialBackRequest
 from swarm.run.invite import Invite
 from swarm.run.manifest import Manifest, ServedModelManifest
@@ -57,7 +57,7 @@ async def swarm_findings(
     if not reached:
         return  # each finding above says why
     try:
-        async with open_client(invite, kept, dial_back_config, any_schemas) as client:
+        async with open_client(invite, kept, dial_back_config, run_schemas) as client:
             yield Finding("admission", "ok", f"run {client.manifest.name!r} admits this machine")
             if isinstance(client.manifest, ServedModelManifest):
                 async for finding in model_findings(client):

@@ -16,8 +16,10 @@ from peer.errors import BarnraiseError
 from peer.ipc.sampling_options import Sampling
 from peer.net.flow.flow import BEAT_S, Flow
 from swarm.client.session import RunClient
-from swarm.inference.client import ModelClient, model_client
+from swarm.inference.client_view import ServersView
 from swarm.inference.coverage import block_states, troubles
+from swarm.inference.server_flows import ServerFlows
+from swarm.inference.session import RemoteSession
 from swarm.run.manifest import served_manifest
 from swarm.serving.memory import blocks_that_fit
 
@@ -29,6 +31,14 @@ _SLOW_MS: Final = 100.0
 """A round trip that grows by so much under load is told as a warning."""
 
 
+class _Model:
+    """A client's view of a model, without its text."""
+
+    def __init__(self, client: RunClient, servers: ServersView) -> None:
+        self.client, self.servers = client, servers
+        self.server_flows = ServerFlows(client.host)
+
+
 async def model_findings(client: RunClient) -> AsyncIterator[Finding]:
     """Check a served model: room here for blocks of it, servers of all its blocks, and round trips to them."""
     manifest = served_manifest(client.manifest)
@@ -38,7 +48,8 @@ async def model_findings(client: RunClient) -> AsyncIterator[Finding]:
         yield Finding("memory", "ok", f"room for {min(room, manifest.model.layers)} of {of}")
     else:
         yield Finding("memory", "warning", f"no room for one of {of}", "free memory to serve; a client needs none")
-    model = await model_client(client)
+    model = _Model(client, ServersView(client.host, client.node, manifest.run_id, manifest.model.layers))
+    await model.servers.refresh()
     view = model.servers.view()
     yield blocks_finding(troubles(block_states(view)), len(view.servers), manifest.model.layers)
     async with _flows(model) as flows:
@@ -74,7 +85,7 @@ def round_trip_finding(name: str, alone_ms: float | None, loaded_ms: float | Non
 
 
 @asynccontextmanager
-async def _flows(model: ModelClient) -> AsyncIterator[dict[str, Flow | None]]:
+async def _flows(model: _Model) -> AsyncIterator[dict[str, Flow | None]]:
     """Open flows with the servers inside the block, and keep them alive; None where a server does not answer."""
     flows: dict[str, Flow | None] = dict.fromkeys(list(model.servers.records)[:PROBED_MAX])
 
@@ -106,7 +117,7 @@ async def _watch(flows: Mapping[str, Flow | None], seconds: float) -> dict[str, 
 
 
 async def _under_load(
-    model: ModelClient, flows: Mapping[str, Flow | None], errors: list[BarnraiseError]
+    model: _Model, flows: Mapping[str, Flow | None], errors: list[BarnraiseError]
 ) -> dict[str, float]:
     """Return the same while servers compute prompts; nothing where they cannot, with the reason in `errors`."""
     async with trio.open_nursery() as nursery:
@@ -116,13 +127,13 @@ async def _under_load(
     return {} if errors else found
 
 
-async def _compute_prompts(model: ModelClient, errors: list[BarnraiseError]) -> None:
+async def _compute_prompts(model: _Model, errors: list[BarnraiseError]) -> None:
     """Have prompts computed, one after the other, until cancelled. Their tokens are by chance: no server has them."""
-    config = model.manifest.model
+    config = model.client.manifest.model
     count = min(PROMPT_TOKENS, config.max_seq_len - 1)
     while not errors:
         prompt = [secrets.randbelow(config.vocab_size) for _ in range(count)]
-        session = model.session(Sampling())
+        session = RemoteSession(model.server_flows, model.servers, Sampling(), stops=(), context=config.max_seq_len)
         try:
             async for _ in session.generate(prompt, 1):
                 pass

@@ -21,8 +21,8 @@ from peer.errors import ConfigError
 if TYPE_CHECKING:
     from peer.events import Event
     from swarm.gateway.limits import ApiKeys, Quotas
-    from swarm.gateway.listening import ListenAddress
     from swarm.run.invite import Invite
+    from swarm.web.listening import ListenAddress
 
 
 @click.command()
@@ -67,7 +67,7 @@ def api(
         return
     _check_web_server()
     from swarm.gateway.limits import Quotas
-    from swarm.gateway.listening import ListenAddress
+    from swarm.web.listening import ListenAddress
 
     address, known = ListenAddress.parse(listen), _read_keys(keys, key_file)
     if not address.is_loopback and not known.needed:
@@ -124,9 +124,9 @@ class _Api:
 
     async def run(self) -> None:
         from swarm.gateway.app import Gateway, gateway_app
-        from swarm.gateway.listening import serve_http
         from swarm.gateway.template import open_template
         from swarm.inference.client import open_model
+        from swarm.web.listening import serve_http
 
         async with open_model(self._invite) as model, open_template(model.manifest.text) as template:
             gateway = Gateway(model, template, self._keys, self._quotas, self._address.name)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from peer.ipc.block_messages import WireType
     from peer.ipc.sampling_options import Sampling
     from swarm.inference.client import ModelClient
+    from swarm.inference.record import ServedCommit
     from swarm.inference.route import Route
     from swarm.run.invite import Invite
 
@@ -109,29 +110,30 @@ class _Answers:
 
         began = time.monotonic()
         async with open_model(self.invite) as model:
-            if self.chat:
-                await self._apply_template(model)
+            prompt = await self._prompt(model)
             for index in range(self.count):
-                await self._answer(model, index, began)
+                await self._answer(model, prompt, index, began)
                 began = time.monotonic()
 
-    async def _apply_template(self, model: ModelClient) -> None:
-        """Write the prompt as the user's first message."""
+    async def _prompt(self, model: ModelClient) -> list[int]:
+        """Return the prompt's tokens; with --chat, of a conversation in which it is the user's first message."""
+        if not self.chat:
+            return await model.text.encode(self.text, special=True)
         from swarm.gateway.template import ChatMessage, open_template
 
         async with open_template(model.manifest.text) as template:
-            self.text = await template.render([ChatMessage("user", self.text)])
+            text = await template.render([ChatMessage("user", self.text)])
             self.stops = (*self.stops, *template.stops)
+            return await model.text.encode(text, special=template.is_plain)
 
-    async def _answer(self, model: ModelClient, index: int, began: float) -> None:
+    async def _answer(self, model: ModelClient, prompt: list[int], index: int, began: float) -> None:
         import msgspec
 
         from swarm.inference.decoding import TextStream
 
         sampling = msgspec.structs.replace(self.sampling, seed=(self.sampling.seed + index) % (1 << 64))
-        prompt = model.tokenizer.encode(self.text)
         session = model.session(sampling, wire=self.wire)
-        stream = TextStream(model.tokenizer, self.stops, prompt)
+        stream = TextStream(model.text, self.stops, prompt)
         tokens, first_s, finish, route = list[int](), 0.0, "length", list[dict[str, Any]]()
         try:
             async for drawn in session.generate(prompt, self.max_tokens):
@@ -141,14 +143,14 @@ class _Answers:
                 if drawn.token in model.manifest.text.stops:
                     finish = "stop"
                     break
-                piece = stream.push(drawn.token)
+                piece = await stream.push(drawn.token)
                 self._show(piece, drawn.token, drawn.logprob, drawn.likeliest)
                 if stream.stopped:
                     finish = "stop"
                     break
         finally:
             session.close()
-        self._show(stream.finish())
+        self._show(await stream.finish())
         seconds = time.monotonic() - began
         hidden_bytes, link_s = self._link(model, session.route, len(prompt))
         if self.as_json:
@@ -162,6 +164,7 @@ class _Answers:
                     "seed": sampling.seed,
                     "prompt_tokens": len(prompt),
                     "failovers": session.failovers,
+                    **_told_commit(session.commit),
                     "first_token_s": round(first_s, 4),
                     "hidden_bytes": hidden_bytes,
                     "link_s": round(link_s, 4),
@@ -174,9 +177,10 @@ class _Answers:
         rate = (len(tokens) - 1) / (seconds - first_s) if len(tokens) > 1 and seconds > first_s else 0.0
         link = f" ({size_text(hidden_bytes)} of hidden states a hop" if hidden_bytes else ""
         link += f", {link_s:.2f} s over the slowest uplink" if link_s else ""
+        commit = "" if session.commit is None else f" of round {session.commit.round}"
         say(
-            f"{len(tokens)} tokens by {len(route)} servers, {rate:.1f} a second, the first after {first_s:.2f} s"
-            f"{link}{')' if link else ''}.",
+            f"{len(tokens)} tokens{commit} by {len(route)} servers, {rate:.1f} a second, the first after"
+            f" {first_s:.2f} s{link}{')' if link else ''}.",
             err=True,
         )
 
@@ -186,7 +190,7 @@ class _Answers:
         from peer.ipc.block_messages import row_bytes
 
         manifest = model.manifest
-        size = tokens * row_bytes(manifest.model.hidden_size, self.wire or manifest.dtype) if len(route) > 1 else 0
+        size = tokens * row_bytes(manifest.model.hidden_size, self.wire or model.servers.dtype) if len(route) > 1 else 0
         rate = model.servers.uplink_bytes_s(route)
         return size, size / rate if rate else 0.0
 
@@ -209,3 +213,8 @@ class _Answers:
             if self.sampling.logprobs:
                 told |= {"logprob": logprob, "likeliest": likeliest}
             say_json(told, uncut=True)
+
+
+def _told_commit(commit: ServedCommit | None) -> dict[str, Any]:
+    """Return the commit of a training run, as JSON."""
+    return {} if commit is None else {"round": commit.round, "commit": commit.name.hex()}

@@ -22,7 +22,7 @@ from cli.demo.child_processes import children
 from cli.demo.cluster import LocalCluster
 from cli.demo.report import Report, draw_losses, write_report
 from cli.demo.scenario import play_pipeline, play_whole
-from cli.demo.served_sample import ServedSample, serve_sample
+from cli.demo.served_sample import PROMPT, ServedSample, serve_sample
 from cli.demo.verdict import judge, train_losses
 from cli.run import stopping_by_signal
 from cli.templates import template
@@ -182,8 +182,10 @@ def _summarize(report: Report, home: Path, served: ServedSample | None = None) -
         f"{held}\n"
         f"{_traffic_text(report)}\n\n"
         f"{_served_text(report, served)}"
-        f"The numbers are in {home / 'report.json'}, the loss curve in {home / 'loss.png'}. To export the model:\n"
-        f"  {_this_command()} export {options} --out model"
+        f"The numbers are in {home / 'report.json'}, the loss curve in {home / 'loss.png'}. To export the model,"
+        " and to ask it again on this machine:\n"
+        f"  {_this_command()} export {options} --out model\n"
+        f'  {_this_command()} generate --model model "{PROMPT}"'
     )
     say(*text.split("\n"), uncut=True)
 

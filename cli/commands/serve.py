@@ -82,7 +82,8 @@ def serve(
     as_json: bool,
     tied: bool,
 ) -> None:
-    """Serve blocks of the model of INVITE, or of a checkpoint (--model), with this machine.
+    """Serve blocks of the model of INVITE, or of a checkpoint (--model), with this machine. With the INVITE of a
+    training run: serve its last commit, and go on with it between answers.
 
     Prints an invite: with it other machines serve further blocks (`peer serve INVITE`), and anyone uses the model
     (`peer generate INVITE "..."`). Ctrl-C leaves: clients go on with other servers.
@@ -92,7 +93,8 @@ def serve(
         raise click.UsageError("Give the INVITE of a served model, or --model with the folder of a checkpoint.")
     from swarm.serving.peer import ServeConfig, run_server
 
-    home = home or default_home(opened.run_id[:12] if opened is not None else f"serve-{folder.name}" if folder else "")
+    source = opened.run_id[:12] if opened is not None else folder.name if folder is not None else ""
+    home = home or default_home(f"serve-{source}")
     config = ServeConfig(
         home=home,
         invite=opened,
@@ -168,5 +170,7 @@ class _Told(dict[str, Any]):
 
 _TOLD = {
     "worker_died": "The worker has died ({cause}); a new one starts.",
+    "commit_served": "Serving the commit of round {round}.",
+    "commit_unserved": "The commit of round {round} cannot be served ({reason}): waiting for the next one.",
     "server_moves": "Other blocks need this machine more: moving to {first} to {end}.",
 }

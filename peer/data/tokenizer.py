@@ -39,7 +39,9 @@ class Tokenizer(Protocol):
     vocab_size: int
     fingerprint: bytes | None
 
-    def encode(self, text: str) -> list[int]: ...
+    def encode(self, text: str, *, special: bool = False) -> list[int]:
+        """Return the ids of a text. `special`: with what a tokenizer.json puts around it, such as a token before it."""
+        ...
 
     def encode_file(self, data: bytes) -> Ids:
         """Return a whole file's ids as one compact array."""
@@ -58,7 +60,7 @@ class ByteTokenizer:
     vocab_size = 256
     fingerprint: bytes | None = None
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, special: bool = False) -> list[int]:
         return list(text.encode())
 
     def encode_file(self, data: bytes) -> Ids:
@@ -76,7 +78,7 @@ class ByteTokenizer:
 
 
 class FileTokenizer:
-    """A `tokenizer.json`; special tokens are not added on encoding."""
+    """A `tokenizer.json`."""
 
     def __init__(self, tokenizer: HubTokenizer) -> None:
         self._tokenizer = tokenizer
@@ -84,9 +86,9 @@ class FileTokenizer:
         self.vocab_size = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())
         self.fingerprint: bytes | None = hashlib.blake2b(tokenizer.to_str().encode(), digest_size=16).digest()
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, special: bool = False) -> list[int]:
         with _panics_as_errors():
-            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special).ids
         return ids
 
     def encode_file(self, data: bytes) -> Ids:

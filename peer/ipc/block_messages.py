@@ -217,9 +217,14 @@ def row_bytes(hidden_size: int, wire: WireType) -> int:
     return 4 * -(-hidden_size // GROUP) + hidden_size if wire == "int8" else hidden_size * HIDDEN_BYTES[wire]
 
 
+def row_bytes_max(hidden_size: int) -> int:
+    """Return the same in the largest type."""
+    return max(row_bytes(hidden_size, wire) for wire in WIRE_TYPES)
+
+
 def ring_bytes(model: ModelConfig, chunk_tokens: int) -> int:
     """Return the size of a ring, in which there is room for several chunks of a prompt in any type."""
-    row = max(row_bytes(model.hidden_size, wire) for wire in WIRE_TYPES) + _ID_BYTES
+    row = row_bytes_max(model.hidden_size) + _ID_BYTES
     return max(_RING_BYTES_MIN, _CHUNKS * chunk_tokens * row)
 
 

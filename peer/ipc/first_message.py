@@ -6,7 +6,8 @@ from peer.ipc.block_messages import LoadBlocks
 from peer.ipc.corpus_messages import LoadCorpus
 from peer.ipc.messages import Command, Stop
 from peer.ipc.stage_messages import LoadStage
+from peer.ipc.text_messages import LoadText
 from peer.ipc.train_messages import LoadTrain
 
-FirstMessage = LoadTrain | LoadStage | LoadCorpus | LoadBlocks
+FirstMessage = LoadTrain | LoadStage | LoadCorpus | LoadBlocks | LoadText
 ToWorker = FirstMessage | Stop | Command

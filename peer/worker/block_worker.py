@@ -20,6 +20,7 @@ from peer.compute.device import resolve_device
 from peer.errors import CheckpointError, ConfigError
 from peer.inference.blocks import SpanBlocks, TensorSource
 from peer.inference.engine import Engine, StepOutput, StepRefused
+from peer.inference.wire_rows import TYPES, rows_from, rows_to
 from peer.ipc.block_messages import (
     LOGPROB_MIN,
     REASON_MAX,
@@ -43,7 +44,6 @@ from peer.ipc.ring import Piece, Ring
 from peer.model.layout import parameter_shapes
 from peer.model.parameter_files import EMBEDDING, ParameterFiles
 from peer.worker.control_link import ControlLink
-from peer.worker.wire_rows import TYPES, rows_from, rows_to
 
 _REPORT_S: Final = 0.5
 _FULL_S: Final = 0.001

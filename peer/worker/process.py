@@ -23,6 +23,10 @@ from peer.ipc.messages import Beat, ControlFrames, FromWorker, ModelLoaded, Reje
 _LOG_MAX_BYTES = 1 << 20
 _LOG_TAIL_BYTES = 4096
 _MODULE = "peer.worker.main"
+_HINTS = {
+    "SIGKILL": " (if memory ran out, lower batch_size or seq_len)",
+    "SIGPROF": ", as it took more of the processor than it may",
+}
 # Activations have the same sizes again and again. Memory returned to the kernel after each micro-batch comes back page
 # by page of zeros, a tenth of a CPU stage's time. So glibc keeps its memory, in huge pages where the kernel allows
 # them.
@@ -129,8 +133,7 @@ class WorkerProcess:
             return "it closed its control socket and stayed"
         if code < 0:
             name = signal.Signals(-code).name
-            hint = " (if memory ran out, lower batch_size or seq_len)" if name == "SIGKILL" else ""
-            return f"it was killed by {name}{hint}"
+            return f"it was killed by {name}{_HINTS.get(name, '')}"
         return f"it exited with code {code}: {self._last_words()}"
 
     def _last_words(self) -> str:

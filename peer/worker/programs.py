@@ -14,6 +14,7 @@ from peer.ipc.block_messages import LoadBlocks
 from peer.ipc.corpus_messages import LoadCorpus
 from peer.ipc.first_message import FirstMessage
 from peer.ipc.stage_messages import LoadStage
+from peer.ipc.text_messages import LoadText
 from peer.ipc.train_messages import LoadTrain
 from peer.worker.control_link import ControlLink
 
@@ -72,6 +73,12 @@ def _blocks() -> type[Program]:
     return BlockWorker
 
 
+def _text() -> type[Program]:
+    from peer.worker.text_worker import TextWorker
+
+    return TextWorker
+
+
 def _train_grants(load: LoadTrain) -> Grants:
     return Grants(
         private=load.directory,
@@ -99,6 +106,10 @@ def _block_grants(load: LoadBlocks) -> Grants:
     return Grants(private=load.directory, readable=load.folders, accelerators=load.device != "cpu")
 
 
+def _text_grants(load: LoadText) -> Grants:
+    return Grants(private=load.directory, readable=_named(load.tokenizer))
+
+
 def _named(*paths: str) -> tuple[str, ...]:
     return tuple(filter(None, paths))
 
@@ -108,4 +119,5 @@ PROGRAMS: Final[dict[type[FirstMessage], ProgramEntry]] = {
     LoadStage: ProgramEntry(_stage, _stage_grants),
     LoadCorpus: ProgramEntry(_corpus, _corpus_grants),
     LoadBlocks: ProgramEntry(_blocks, _block_grants),
+    LoadText: ProgramEntry(_text, _text_grants, niceness=0),  # between two tokens
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Final
@@ -138,13 +139,31 @@ async def read_status(invite: Invite, home: Path | None = None) -> SwarmStatus:
         return await look(client)
 
 
-async def look(client: RunClient) -> SwarmStatus:
-    """Read the run's status once; takes a few seconds at most, even if peers are frozen."""
+@dataclass(frozen=True)
+class RunReading:
+    """One reading of a run: what its peers say of themselves, what is proved, and the status that these show."""
+
+    at: float
+    """Unix time."""
+    records: Mapping[str, MemberRecord]
+    best: tuple[ProvenHead | None, ...]
+    """The furthest proved head of each stage; None where no peer proves one, and in a gossip run."""
+    status: SwarmStatus
+
+
+async def read_run(client: RunClient) -> RunReading:
+    """Read the run once; takes a few seconds at most, even if peers are frozen."""
     manifest = client.training
     records = await client.members()
     found = await client.all_candidates(records)
-    best = [seen[0] if seen and manifest.outer.has_common_state else None for seen in found]
-    return picture(manifest, records, best, time.time())
+    best = tuple(seen[0] if seen and manifest.outer.has_common_state else None for seen in found)
+    now = time.time()
+    return RunReading(now, records, best, picture(manifest, records, best, now))
+
+
+async def look(client: RunClient) -> SwarmStatus:
+    """Return the status that one reading of the run shows."""
+    return (await read_run(client)).status
 
 
 def picture(

@@ -28,9 +28,10 @@ from swarm.coordinator.last_states import LastStates, Place
 from swarm.coordinator.regroup import serve_requests
 from swarm.coordinator.run_progress import RunProgress
 from swarm.coordinator.webhook import Webhook
+from swarm.inference.record import run_schemas
 from swarm.membership.bans import extend_bans, spread_bans
 from swarm.membership.completion import COMPLETE
-from swarm.membership.member_record import MEMBERS, MemberRecord, member_record, member_schema
+from swarm.membership.member_record import MEMBERS, MemberRecord, member_record
 from swarm.membership.membership import Membership
 from swarm.membership.open_peer import OpenPeer, PeerConfig, open_home, open_peer
 from swarm.protocol.head import Head
@@ -110,7 +111,7 @@ async def run_coordinator(
             return EnteredRun(run_files, manifest, tokenizer, gate)
 
         peer_config = PeerConfig(host_config, home, config.bootstrap)
-        async with open_peer(peer_config, enter, lambda gate: [member_schema(gate)]) as peer:
+        async with open_peer(peer_config, enter, run_schemas) as peer:
             await _coordinate(config, home, peer, stores, bool(ban_lists), ready)
 
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
-from peer.data.tokenizer import Tokenizer
+from peer.worker.text_client import ModelText
 from swarm.inference.client import ModelClient
 from swarm.inference.decoding import TextStream
+from swarm.inference.drawn_token import DrawnToken
 from swarm.inference.route import Route
-from swarm.inference.session import DrawnToken, RemoteSession
+from swarm.inference.session import RemoteSession
 
 Finish = Literal["stop", "length"]
 
@@ -26,20 +27,22 @@ class AnswerPart:
     """The tokens that came since the last piece, without one that only ends the answer."""
     finish: Finish | None = None
     """In the last piece, why it is the last."""
+    words: Mapping[int, str] = field(default_factory=dict)
+    """Where log-probabilities are told, the text of each token that is named."""
 
 
 class TextAnswer:
     """An answer in a session, which the caller closes."""
 
     def __init__(
-        self, session: RemoteSession, tokenizer: Tokenizer, stop_tokens: Sequence[int] = (), stops: Sequence[str] = ()
+        self, session: RemoteSession, model_text: ModelText, stop_tokens: Sequence[int] = (), stops: Sequence[str] = ()
     ) -> None:
         """`stops`: texts at which the answer ends, without them."""
         self.text = ""
         self.tokens = 0
         """How many were drawn."""
         self._first_at = self._last_at = 0.0
-        self._session, self._tokenizer = session, tokenizer
+        self._session, self._model_text = session, model_text
         self._stop_tokens, self._stops = frozenset(stop_tokens), tuple(stops)
 
     @property
@@ -61,7 +64,7 @@ class TextAnswer:
 
         Use it with `aclosing`.
         """
-        stream = TextStream(self._tokenizer, self._stops, [*self._session.tokens, *prompt])
+        stream = TextStream(self._model_text, self._stops, [*self._session.tokens, *prompt])
         waiting = list[DrawnToken]()
         finish: Finish = "length"
         async with aclosing(self._session.generate(prompt, count)) as tokens:
@@ -73,7 +76,7 @@ class TextAnswer:
                     finish = "stop"
                     break
                 waiting.append(drawn)
-                text = stream.push(drawn.token)
+                text = await stream.push(drawn.token)
                 self.text = stream.text
                 if stream.stopped:
                     yield AnswerPart(text, tuple(waiting), "stop")
@@ -81,7 +84,7 @@ class TextAnswer:
                 if text:
                     yield AnswerPart(text, tuple(waiting))
                     waiting.clear()
-        rest = stream.finish()
+        rest = await stream.finish()
         self.text = stream.text
         yield AnswerPart(rest, tuple(waiting), "stop" if stream.stopped else finish)
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import trio
@@ -30,13 +31,14 @@ from swarm.gateway.choices import SESSIONS_MAX, prepare
 from swarm.gateway.errors import ApiError
 from swarm.gateway.limits import ApiKeys, Quotas
 from swarm.gateway.openai import AnswerFormat, Kind
-from swarm.gateway.page_files import page_routes
 from swarm.gateway.respond import ClientGone, Connection, Responder, read_body
 from swarm.gateway.template import ChatTemplate
 from swarm.inference.client import ModelClient
 from swarm.inference.route import uncovered
+from swarm.web.own_host import names_this_machine
+from swarm.web.page_files import page_routes
 
-_OWN_HOSTS: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
+_PAGE: Final = Path(__file__).parent / "page"
 
 
 @dataclass(frozen=True)
@@ -54,8 +56,7 @@ class Gateway:
         """Return the name of the key of a request. Raises ApiError."""
         if not self.keys.needed:
             name = request.headers.get("host", "").lower()
-            without_port = name if name.endswith("]") else name.rpartition(":")[0] or name
-            if without_port not in _OWN_HOSTS | {self.host.lower()}:
+            if not names_this_machine(name, self.host):
                 raise ApiError(403, f"{name!r} is not this machine's own name: ask for 127.0.0.1", code="foreign_host")
         return self.keys.holder(request.headers.get("authorization", ""))
 
@@ -80,7 +81,7 @@ class GenerationEndpoint:
         model = self._gateway.model
         _check_model(model, ask.model)
         answers = await prepare(model, self._gateway.template, ask)
-        form = AnswerFormat(self._kind, model.manifest.name, model.tokenizer, ask.logprobs)
+        form = AnswerFormat(self._kind, model.manifest.name, model.text.is_bytes, ask.logprobs)
         responder = Responder(answers, form, connection, model.client.host.events)
         await responder.run(self._slots, stream=ask.stream, include_usage=ask.include_usage)
 
@@ -111,7 +112,7 @@ def gateway_app(gateway: Gateway) -> Starlette:
         Route("/v1/models/{name:path}", show_model),
         Route("/v1/chat/completions", GenerationEndpoint(gateway, "chat", read_chat, slots), methods=["POST"]),
         Route("/v1/completions", GenerationEndpoint(gateway, "text", read_completion, slots), methods=["POST"]),
-        *page_routes(),
+        *page_routes(_PAGE),
     ]
     return Starlette(routes=routes, exception_handlers={ApiError: _refuse, HTTPException: _refuse_path, 500: _fail})
 

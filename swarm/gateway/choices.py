@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -21,7 +22,6 @@ from swarm.inference.route import Route
 
 SESSIONS_MAX: Final = 48
 """Sessions of this process at once: a server takes 64 of one client."""
-_INLINE_CHARS: Final = 16 << 10
 _CHARS_PER_TOKEN: Final = 64
 """A text with more characters for each token of the context does not fit, whatever its tokens are."""
 
@@ -79,16 +79,23 @@ class Answers:
         sampling = msgspec.structs.replace(asked, seed=(asked.seed + nth) % (SEED_MAX + 1))
         async with out, slots:
             session = self._model.session(sampling)
-            answer = TextAnswer(session, self._model.tokenizer, self._model.manifest.text.stops, self._stops)
+            answer = TextAnswer(session, self._model.text, self._model.manifest.text.stops, self._stops)
             self._started[index] = answer
             try:
                 async with aclosing(answer.parts(prompt.ids, prompt.count)) as parts:
                     async for part in parts:
-                        await out.send((index, part))
+                        await out.send((index, await self._worded(part)))
             except BarnraiseError as error:
                 await out.send(as_api_error(error))
             finally:
                 end_session(self._model, session)
+
+    async def _worded(self, part: AnswerPart) -> AnswerPart:
+        """Return a part with the text of the tokens that it names."""
+        if self._ask.logprobs is None or not part.drawn:
+            return part
+        named = {token for one in part.drawn for token in (one.token, *(token for token, _ in one.likeliest))}
+        return dataclasses.replace(part, words=await self._model.text.words(named))
 
 
 async def prepare(model: ModelClient, template: ChatTemplate, ask: GenerationAsk) -> Answers:
@@ -98,17 +105,17 @@ async def prepare(model: ModelClient, template: ChatTemplate, ask: GenerationAsk
             prompts: tuple[Prompt, ...] = (await template.render(ask.messages),)
         except BarnraiseError as error:
             raise as_api_error(error) from error
-        stops = (*ask.stops, *template.stops)
+        stops, special = (*ask.stops, *template.stops), template.is_plain
     else:
-        prompts, stops = ask.prompts, ask.stops
+        prompts, stops, special = ask.prompts, ask.stops, True
     try:
-        encoded = [_fitted(model, await _encode(model, prompt), ask.count) for prompt in prompts]
+        encoded = [_fitted(model, await _encode(model, prompt, special), ask.count) for prompt in prompts]
     except BarnraiseError as error:
         raise as_api_error(error) from error
     return Answers(model, ask, encoded, stops)
 
 
-async def _encode(model: ModelClient, prompt: Prompt) -> tuple[int, ...]:
+async def _encode(model: ModelClient, prompt: Prompt, special: bool) -> tuple[int, ...]:
     if not isinstance(prompt, str):
         largest = model.manifest.model.vocab_size - 1
         if any(token > largest for token in prompt):
@@ -117,8 +124,7 @@ async def _encode(model: ModelClient, prompt: Prompt) -> tuple[int, ...]:
     context = model.manifest.model.max_seq_len
     if len(prompt) > _CHARS_PER_TOKEN * context:
         raise _too_long(f"a text of {len(prompt)} characters", context)
-    encode = model.tokenizer.encode
-    return tuple(encode(prompt) if len(prompt) < _INLINE_CHARS else await trio.to_thread.run_sync(encode, prompt))
+    return tuple(await model.text.encode(prompt, special=special))
 
 
 def _fitted(model: ModelClient, ids: tuple[int, ...], count: int | None) -> EncodedPrompt:

@@ -38,7 +38,8 @@ class Conversation:
         self.last = None
         asked = [*self.messages, ChatMessage("user", text)]
         system = [ChatMessage("system", self.system)] if self.system else []
-        ids = self._model.tokenizer.encode(await self._template.render([*system, *asked]))
+        whole = await self._template.render([*system, *asked])
+        ids = await self._model.text.encode(whole, special=self._template.is_plain)
         room = self._model.manifest.model.max_seq_len - len(ids)
         if room < 1:
             raise ConfigError(
@@ -46,7 +47,7 @@ class Conversation:
             )
         session, fresh = self._continued(ids)
         stop_tokens, stops = self._model.manifest.text.stops, self._template.stops
-        answer = self.last = TextAnswer(session, self._model.tokenizer, stop_tokens, stops)
+        answer = self.last = TextAnswer(session, self._model.text, stop_tokens, stops)
         try:
             async with aclosing(answer.parts(fresh, min(self._tokens_max, room))) as parts:
                 async for part in parts:

@@ -8,7 +8,7 @@ from typing import Any, Final
 from peer.errors import BarnraiseError, ConfigError
 from peer.plain_text import plain
 from swarm.gateway.template import TemplateFailed
-from swarm.inference.session import NoServers
+from swarm.inference.client_view import NoServers
 
 _TYPES: Final = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _RETRY_S: Final = 5

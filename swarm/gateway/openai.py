@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
-from peer.data.tokenizer import ByteTokenizer, Tokenizer
 from swarm.gateway.answer import AnswerPart, Finish
-from swarm.inference.session import DrawnToken
+from swarm.inference.drawn_token import DrawnToken
 
 Kind = Literal["chat", "text"]
+Words = Mapping[int, str]
 _ID_BYTES: Final = 12
 _OBJECTS: Final = {"chat": ("chat.completion", "chat.completion.chunk"), "text": ("text_completion", "text_completion")}
 _UNFINISHED: Final = "\ufffd"
@@ -19,11 +19,12 @@ DONE: Final = b"data: [DONE]\n\n"
 
 
 class AnswerFormat:
-    """The format of the answers to one request. `logprobs`: how many of the likeliest tokens are told; None: none."""
+    """The format of the answers to one request. `is_bytes`: a token is a byte. `logprobs`: how many of the likeliest
+    tokens are told; None: none."""
 
-    def __init__(self, kind: Kind, model: str, tokenizer: Tokenizer, logprobs: int | None) -> None:
+    def __init__(self, kind: Kind, model: str, is_bytes: bool, logprobs: int | None) -> None:
         self._kind: Kind = kind
-        self._tokenizer, self._logprobs = tokenizer, logprobs
+        self._is_bytes, self._logprobs = is_bytes, logprobs
         self._lengths: dict[int, int] = {}  # of each choice's text so far
         self._frame = {
             "id": f"{'chatcmpl' if kind == 'chat' else 'cmpl'}-{secrets.token_hex(_ID_BYTES)}",
@@ -39,7 +40,7 @@ class AnswerFormat:
 
     def chunks(self, index: int, part: AnswerPart) -> list[dict[str, Any]]:
         """Return the chunks of a part. A chat's last chunk says only why the answer ends."""
-        told = self._told(index, part.text, part.drawn)
+        told = self._told(index, part.text, part.drawn, part.words)
         if self._kind == "text":
             return [self._chunk([_text_choice(index, part.text, told, part.finish)])]
         found = list[dict[str, Any]]()
@@ -59,7 +60,8 @@ class AnswerFormat:
 
     def _choice(self, index: int, parts: Sequence[AnswerPart]) -> dict[str, Any]:
         text = "".join(part.text for part in parts)
-        told = self._told(index, text, [drawn for part in parts for drawn in part.drawn])
+        words = {token: word for part in parts for token, word in part.words.items()}
+        told = self._told(index, text, [drawn for part in parts for drawn in part.drawn], words)
         finish = parts[-1].finish if parts else None
         if self._kind == "text":
             return _text_choice(index, text, told, finish)
@@ -71,54 +73,50 @@ class AnswerFormat:
 
     # -- log-probabilities ---------------------------------------------------------------------------------------------
 
-    def _told(self, index: int, text: str, drawn: Sequence[DrawnToken]) -> dict[str, Any] | None:
-        """Return what is told of the drawn tokens. `text`: theirs."""
+    def _told(self, index: int, text: str, drawn: Sequence[DrawnToken], words: Words) -> dict[str, Any] | None:
+        """Return what is told of the drawn tokens. `text`: theirs. `words`: the text of each token that is named."""
         begin = self._lengths.get(index, 0)
         self._lengths[index] = begin + len(text)
         if self._logprobs is None:
             return None
         if self._kind == "chat":
-            return {"content": [self._chat_token(one) for one in drawn], "refusal": None}
+            return {"content": [self._chat_token(one, words) for one in drawn], "refusal": None}
         offsets, at = list[int](), begin
         for one in drawn:
             offsets.append(at)
-            at += len(self._word(one.token))
+            at += len(words[one.token])
         return {
-            "tokens": [self._name(one.token) for one in drawn],
+            "tokens": [_name(one.token, words) for one in drawn],
             "token_logprobs": [one.logprob for one in drawn],
-            "top_logprobs": [self._likeliest(one) for one in drawn] if self._logprobs else None,
+            "top_logprobs": [self._likeliest(one, words) for one in drawn] if self._logprobs else None,
             "text_offset": offsets,
         }
 
-    def _chat_token(self, drawn: DrawnToken) -> dict[str, Any]:
+    def _chat_token(self, drawn: DrawnToken, words: Words) -> dict[str, Any]:
         likeliest = drawn.likeliest[: self._logprobs]
         return {
-            **self._valued(drawn.token, drawn.logprob),
-            "top_logprobs": [self._valued(token, logprob) for token, logprob in likeliest],
+            **self._valued(drawn.token, drawn.logprob, words),
+            "top_logprobs": [self._valued(token, logprob, words) for token, logprob in likeliest],
         }
 
-    def _valued(self, token: int, logprob: float) -> dict[str, Any]:
-        return {"token": self._word(token), "logprob": logprob, "bytes": self._bytes(token)}
+    def _valued(self, token: int, logprob: float, words: Words) -> dict[str, Any]:
+        return {"token": words[token], "logprob": logprob, "bytes": self._bytes(token, words[token])}
 
-    def _likeliest(self, drawn: DrawnToken) -> dict[str, float]:
+    def _likeliest(self, drawn: DrawnToken, words: Words) -> dict[str, float]:
         """Return the likeliest tokens of a completion, and the drawn one."""
-        told = {self._name(token): logprob for token, logprob in drawn.likeliest[: self._logprobs]}
-        return {**told, self._name(drawn.token): drawn.logprob}
+        told = {_name(token, words): logprob for token, logprob in drawn.likeliest[: self._logprobs]}
+        return {**told, _name(drawn.token, words): drawn.logprob}
 
-    def _word(self, token: int) -> str:
-        return self._tokenizer.decode([token])
-
-    def _name(self, token: int) -> str:
-        """Return a token's text; of a part of a letter, whose text many tokens share, its id as vLLM writes it."""
-        word = self._word(token)
-        return f"token_id:{token}" if _UNFINISHED in word else word
-
-    def _bytes(self, token: int) -> list[int] | None:
+    def _bytes(self, token: int, word: str) -> list[int] | None:
         """Return a token's bytes; None where they are a part of a letter, which the tokenizer does not tell."""
-        if isinstance(self._tokenizer, ByteTokenizer):
+        if self._is_bytes:
             return [token] if token < 256 else None
-        word = self._word(token)
         return None if _UNFINISHED in word else list(word.encode())
+
+
+def _name(token: int, words: Words) -> str:
+    """Return a token's text; of a part of a letter, whose text many tokens share, its id as vLLM writes it."""
+    return f"token_id:{token}" if _UNFINISHED in words[token] else words[token]
 
 
 def usage_of(prompt_tokens: int, tokens: int) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 async with open_model(invite) as model:
     session = model.session(Sampling(temperature=0.7, seed=1))
-    async for drawn in session.generate(model.tokenizer.encode("Once"), 64): ...
+    async for drawn in session.generate(await model.text.encode("Once", special=True), 64): ...
     session.close()
 """
 
@@ -13,16 +13,16 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from peer.data.tokenizer import ByteTokenizer, Tokenizer, read_tokenizer
 from peer.ipc.block_messages import WireType
 from peer.ipc.sampling_options import Sampling
+from peer.worker.text_client import ModelText, open_model_text
 from swarm.client.session import RunClient, open_client
 from swarm.inference.client_view import ServersView
-from swarm.inference.record import server_schema
+from swarm.inference.record import check_commits, server_schema
 from swarm.inference.server_flows import ServerFlows
 from swarm.inference.session import RemoteSession
 from swarm.run.invite import Invite
-from swarm.run.manifest import ServedModelManifest, served_manifest
+from swarm.run.manifest import AnyManifest, Manifest
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,9 @@ class ModelClient:
     """An open connection to a served model."""
 
     client: RunClient
-    manifest: ServedModelManifest
-    tokenizer: Tokenizer
+    manifest: AnyManifest
+    """Of a served model, or of a training run, whose last commit is asked then."""
+    text: ModelText
     servers: ServersView
     server_flows: ServerFlows
 
@@ -42,22 +43,19 @@ class ModelClient:
         `wire`: the type of hidden states between servers; None: the model's, so that they arrive as they were."""
         chosen = self.manifest.text.stops if stops is None else stops
         context = self.manifest.model.max_seq_len
-        chosen_wire = None if wire == self.manifest.dtype else wire
+        chosen_wire = None if wire == self.servers.dtype else wire
         return RemoteSession(self.server_flows, self.servers, sampling, stops=chosen, context=context, wire=chosen_wire)
 
 
 @asynccontextmanager
 async def open_model(invite: Invite, home: Path | None = None) -> AsyncIterator[ModelClient]:
-    """Connect to the served model of `invite` inside the block. Raises ConfigError if it is a training run, and what
-    `open_client` raises."""
+    """Connect to the served model, or the training run, of `invite` inside the block. Raises ConfigError if it is a
+    gossip run, and what `open_client` raises."""
     async with open_client(invite, home, schemas=lambda gate: [server_schema(gate)]) as client:
-        yield await model_client(client)
-
-
-async def model_client(client: RunClient) -> ModelClient:
-    """Read the servers of the model that `client` is connected to. Raises ConfigError if it is a training run."""
-    manifest = served_manifest(client.manifest)
-    tokenizer = read_tokenizer(client.tokenizer) if client.tokenizer else ByteTokenizer()
-    servers = ServersView(client.host, client.node, manifest.run_id, manifest.model.layers)
-    await servers.refresh()
-    return ModelClient(client, manifest, tokenizer, servers, ServerFlows(client.host))
+        manifest = client.manifest
+        if isinstance(manifest, Manifest):
+            check_commits(manifest)
+        servers = ServersView(client.host, client.node, manifest.run_id, manifest.model.layers)
+        async with open_model_text(client.tokenizer, manifest.model.vocab_size) as text:
+            await servers.refresh()
+            yield ModelClient(client, manifest, text, servers, ServerFlows(client.host))

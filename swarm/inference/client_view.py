@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import trio
 
 from dht.node import Node
-from peer.errors import BarnraiseError
-from peer.ipc.block_messages import WireType
+from peer.errors import BarnraiseError, NetworkError
+from peer.ipc.block_messages import HiddenType, WireType
 from peer.net.host import Host
 from swarm.inference.coverage import block_states, troubles
-from swarm.inference.record import SERVERS, ServerRecord, servers_key
+from swarm.inference.record import SERVERS, ServedCommit, ServerRecord, servers_key
 from swarm.inference.route import Hop, Route, RouteView, find_route, uncovered
 from swarm.membership.membership import read_records
 
 AVOID_S: Final = 20.0
 """A server that has failed is not chosen for so long, unless no other has its blocks."""
 FRESH_S: Final = 10.0
+
+
+class NoServers(NetworkError):
+    """Some block of the model has no server now. The session is as it was, and can go on later."""
 
 
 class ServersView:
@@ -64,10 +68,33 @@ class ServersView:
         now = trio.current_time()
         return frozenset(peer for peer, at in self._failed_at.items() if now - at < AVOID_S)
 
-    def plan(self, kept: Route, wire: WireType | None, avoids: bool = True) -> Route | None:
-        """Return a route that keeps these hops and fills the gaps, or None. `wire`: the type of hidden states, which
-        its servers take. `avoids`: without servers that have failed lately."""
-        view, without = self.view(wire), {hop.peer for hop in kept}
+    def commits(self) -> list[ServedCommit]:
+        """Return the commits of a training run that some server serves now, newest first."""
+        now = time.time()
+        return sorted({c for r in self.records.values() if r.serves(now) for c in r.commits}, reverse=True)
+
+    def outdated(self) -> None:
+        """Note that a server serves something else than its record says: the records are read again."""
+        self._read_at = float("-inf")
+
+    def plan_newest(
+        self, avoids: bool = True, wire: WireType | None = None
+    ) -> tuple[Route | None, ServedCommit | None]:
+        """Return a route of one commit, the newest that has one; of a served model, which has none, any route."""
+        choices: Sequence[ServedCommit | None] = self.commits() or (None,)
+        for commit in choices:
+            route = self.plan((), avoids, commit, wire)
+            if route is not None:
+                return route, commit
+        return None, None
+
+    def plan(
+        self, kept: Route, avoids: bool = True, commit: ServedCommit | None = None, wire: WireType | None = None
+    ) -> Route | None:
+        """Return a route that keeps these hops and fills the gaps, or None. `avoids`: without servers that have failed
+        lately. `commit`: of which all servers are. `wire`: the type of hidden states, which they take."""
+        served = {peer: record for peer, record in self.records.items() if record.has(commit) and record.takes(wire)}
+        view, without = self._view(served), {hop.peer for hop in kept}
         if avoids:
             without |= self.avoided
         route, at = list[Hop](), 0
@@ -82,14 +109,20 @@ class ServersView:
             at = end
         return tuple(route)
 
+    @property
+    def dtype(self) -> HiddenType:
+        """The type in which the servers compute."""
+        return next((record.dtype for record in self.records.values()), "fp32")
+
     def uplink_bytes_s(self, route: Route) -> float:
         """Return the slowest measured uplink between the servers of a route; 0 if none has been the limit."""
         records = [self.records[hop.peer] for hop in route[:-1] if hop.peer in self.records]
         return min((record.uplink_bytes_s for record in records if record.uplink_bytes_s), default=0.0)
 
-    def missing(self, refusal: str, wire: WireType | None) -> str:
+    def missing(self, refusal: str, wire: WireType | None = None) -> str:
         """Say what is missing for a route, and what to do. `refusal`: the last one of a server."""
-        if wire is not None and uncovered(self.view(wire)) and not uncovered(self.view()):
+        taking = {peer: record for peer, record in self.records.items() if record.takes(wire)}
+        if wire is not None and uncovered(self._view(taking)) and not uncovered(self.view()):
             return f"some blocks have no server that takes {wire} hidden states: ask without a type for the wire"
         avoided = self.avoided
         wrong = troubles(block_states(self.view(), self._full & avoided, avoided - self._full))
@@ -97,7 +130,9 @@ class ServersView:
         why = f" ({refusal})" if refusal else ""
         return f"{what}{why}: start another server with `peer serve INVITE`, or try again later"
 
-    def view(self, wire: WireType | None = None) -> RouteView:
-        """Return what routes are planned with: the servers that take hidden states of this type."""
-        taking = {peer: record for peer, record in self.records.items() if wire is None or wire in record.wire}
-        return RouteView(self.blocks, taking, time.time(), self._way_ms.get)
+    def view(self) -> RouteView:
+        """Return what routes are planned with."""
+        return self._view(self.records)
+
+    def _view(self, records: Mapping[str, ServerRecord]) -> RouteView:
+        return RouteView(self.blocks, records, time.time(), self._way_ms.get)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from peer.data.tokenizer import Tokenizer
+from peer.worker.text_client import ModelText
 
 _UNFINISHED: Final = "\ufffd"
 _TAIL_MAX: Final = 16  # tokens that may wait for the end of a letter; a real one has four bytes at most
@@ -14,37 +14,35 @@ _TAIL_MAX: Final = 16  # tokens that may wait for the end of a letter; a real on
 class TextStream:
     """The text of one answer."""
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = (), before: Sequence[int] = ()) -> None:
+    def __init__(self, model_text: ModelText, stops: Sequence[str] = (), before: Sequence[int] = ()) -> None:
         """`stops`: texts at which the answer ends, without them. `before`: the last tokens of the prompt, since some
         tokenizers write a token differently at the beginning of a text."""
         self.text = ""
         """What was given out."""
         self.stopped = False
         """Whether a stop string has come."""
-        self._tokenizer, self._stops = tokenizer, tuple(filter(None, stops))
+        self._model_text, self._stops = model_text, tuple(filter(None, stops))
         self._context = list(before)[-_TAIL_MAX:]
         self._tail: list[int] = []
         self._held = ""
 
-    def push(self, token: int) -> str:
+    async def push(self, token: int) -> str:
         """Add a token; return the text that is now certain."""
         if self.stopped:
             return ""
         self._tail.append(token)
-        before, after = self._decoded(self._context), self._decoded(self._context + self._tail)
-        new = after[len(before) :] if after.startswith(before) else after
+        new = await self._new()
         if new.endswith(_UNFINISHED) and len(self._tail) < _TAIL_MAX:
             return ""
         self._context = (self._context + self._tail)[-_TAIL_MAX:]
         self._tail = []
         return self._give(self._held + new)
 
-    def finish(self) -> str:
+    async def finish(self) -> str:
         """Return what was held back."""
         if self.stopped:
             return ""
-        before, after = self._decoded(self._context), self._decoded(self._context + self._tail)
-        rest = self._held + (after[len(before) :] if after.startswith(before) else after)
+        rest = self._held + await self._new()
         self._tail, self._held = [], ""
         return self._give(rest, whole=True)
 
@@ -59,8 +57,10 @@ class TextStream:
         self.text += text
         return text
 
-    def _decoded(self, ids: list[int]) -> str:
-        return self._tokenizer.decode(ids) if ids else ""
+    async def _new(self) -> str:
+        """Return the text of the tail, behind what stands before it."""
+        before, after = await self._model_text.decode(self._context, self._context + self._tail)
+        return after[len(before) :] if after.startswith(before) else after
 
 
 def _overlap(text: str, stop: str) -> int:

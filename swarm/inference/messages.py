@@ -32,7 +32,7 @@ PageName = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 Ids = Annotated[tuple[Token, ...], msgspec.Meta(max_length=IDS_MAX)]
 Logprob = Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)]
 Sentence = Annotated[str, msgspec.Meta(max_length=300)]
-Cause = Literal["gap", "full", "shape", "value", "not_finite", "unknown", "span", "busy", "lost", "leaving"]
+Cause = Literal["gap", "full", "shape", "value", "not_finite", "unknown", "span", "busy", "lost", "leaving", "commit"]
 
 
 class StartSession(msgspec.Struct, frozen=True, array_like=True, tag=1):
@@ -57,6 +57,8 @@ class StartSession(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """Positions whose tokens the client has: the last server draws none of them."""
     allowed: Position = 0
     """The last server draws tokens for positions below this, until `Allow` raises it."""
+    commit: Annotated[bytes, msgspec.Meta(max_length=16)] = b""
+    """Of a training run: the name of the commit to compute with."""
     wire: WireType | None = None
     """In which hidden states cross the wire; None: the model's own. It stays that of the session's first revision."""
 

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from dht.records import Schema
 from swarm.client.session import open_client
 from swarm.client.status import SwarmStatus, look
 from swarm.inference.coverage import block_states, server_state, stretches, troubles
-from swarm.inference.record import SERVERS, ServerRecord, server_schema, servers_key
+from swarm.inference.record import SERVERS, ServerRecord, run_schemas, servers_key
 from swarm.inference.route import RouteView
-from swarm.membership.member_record import member_schema
 from swarm.membership.membership import read_records
-from swarm.run.gate import Gate
 from swarm.run.invite import Invite
 from swarm.run.manifest import Manifest, ServedModelManifest
 
@@ -80,17 +76,12 @@ class ServedModelStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 async def read_any_status(invite: Invite, home: Path | None = None) -> SwarmStatus | ServedModelStatus:
     """Connect to a run or a served model and read its status. Raises NotAdmitted, or DialError if no peer answers."""
-    async with open_client(invite, home, schemas=any_schemas) as client:
+    async with open_client(invite, home, schemas=run_schemas) as client:
         manifest = client.manifest
         if isinstance(manifest, Manifest):
             return await look(client)
         records = await read_records(client.node, client.host, SERVERS, servers_key(manifest.run_id))
         return model_status(manifest, records, time.time())
-
-
-def any_schemas(gate: Gate) -> Sequence[Schema[Any]]:
-    """Return the schemas of the records of a run and of a served model."""
-    return [member_schema(gate), server_schema(gate)]
 
 
 def model_status(manifest: ServedModelManifest, records: Mapping[str, ServerRecord], now: float) -> ServedModelStatus:

@@ -3,12 +3,14 @@ trusted beyond that."""
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
 from dht.records import Schema
 from peer.bounds import UnixTime
+from peer.errors import ConfigError
+from peer.ipc.block_messages import WireType
 from peer.ipc.span import Span
 from swarm.membership.member_record import (
     ADDRESSES_MAX,
@@ -18,13 +20,25 @@ from swarm.membership.member_record import (
     Amount,
     Text,
     Total,
+    member_schema,
     vouched,
 )
 from swarm.run.credentials import Chain
 from swarm.run.gate import Gate
+from swarm.run.manifest import Manifest
 
 BLOCKS_MAX: Final = 1 << 12
+COMMIT_BYTES: Final = 16
+COMMITS_MAX: Final = 2
 Block = Annotated[int, msgspec.Meta(ge=0, le=BLOCKS_MAX)]
+
+
+class ServedCommit(msgspec.Struct, frozen=True, array_like=True, order=True):
+    """A commit of a training run whose weights a server has."""
+
+    round: Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
+    name: Annotated[bytes, msgspec.Meta(min_length=COMMIT_BYTES, max_length=COMMIT_BYTES)]
+    """The first bytes of the head's hash; of a pipeline, of the hash of all stages' heads."""
 
 
 class ServerRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +78,8 @@ class ServerRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the user chose the blocks."""
     leaving: bool = False
     """Whether it takes no new sessions."""
+    commits: Annotated[tuple[ServedCommit, ...], msgspec.Meta(max_length=COMMITS_MAX)] = ()
+    """Of a training run: the commits that it serves, newest first."""
     credential: Chain = ()
     """In a closed swarm, what makes the peer a member."""
 
@@ -78,6 +94,14 @@ class ServerRecord(msgspec.Struct, frozen=True, kw_only=True):
     def serves(self, now: float) -> bool:
         """Whether the server answers, and not only plans to."""
         return self.ready_at <= now
+
+    def has(self, commit: ServedCommit | None) -> bool:
+        """Whether it serves that commit; None for a served model, which has none."""
+        return commit in self.commits if commit is not None else not self.commits
+
+    def takes(self, wire: WireType | None) -> bool:
+        """Whether a session may choose this type for hidden states on the wire; None: the server's own."""
+        return wire is None or wire in self.wire
 
     def span(self, of: int) -> Span | None:
         """Return its blocks, of a model of so many; None if it has none of these."""
@@ -102,3 +126,18 @@ SERVERS: Final = Schema[ServerRecord](
 def server_schema(gate: Gate) -> Schema[ServerRecord]:
     """Return the schema of the served model that `gate` guards."""
     return vouched(SERVERS, gate)
+
+
+def run_schemas(gate: Gate) -> list[Schema[Any]]:
+    """Return the kinds of records that the peers of the training run publish which `gate` guards: those that train, and
+    those that serve its last commit."""
+    return [member_schema(gate), server_schema(gate)]
+
+
+def check_commits(manifest: Manifest) -> None:
+    """Raise ConfigError for a run that has no commits to serve."""
+    if not manifest.outer.has_common_state:
+        raise ConfigError(
+            f"{manifest.name!r} is a gossip run, whose peers each have weights of their own, so it has no commit to"
+            " serve: export one peer's, and use that with --model"
+        )

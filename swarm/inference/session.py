@@ -11,7 +11,6 @@ import secrets
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Final
 
 import trio
@@ -20,7 +19,8 @@ from peer.errors import BarnraiseError, ConfigError, ConnectionLost, NetworkErro
 from peer.ipc.block_messages import WireType
 from peer.ipc.sampling_options import Sampling
 from peer.net.flow.flow import Flow
-from swarm.inference.client_view import ServersView
+from swarm.inference.client_view import NoServers, ServersView
+from swarm.inference.drawn_token import DrawnToken
 from swarm.inference.messages import (
     IDS_MAX,
     Allow,
@@ -36,7 +36,8 @@ from swarm.inference.messages import (
     TokenDrawn,
 )
 from swarm.inference.page_names import page_names
-from swarm.inference.resume import resume
+from swarm.inference.record import ServedCommit
+from swarm.inference.resume import blamed, resume
 from swarm.inference.route import Hop, Route
 from swarm.inference.server_flows import ServerFlows
 
@@ -49,20 +50,7 @@ STALL_S: Final = 30.0
 SERVER_WAIT_S: Final = 1.5
 """How long a session waits for a server of blocks that none has, before it says so."""
 _RETRY_S: Final = 0.25
-
-
-@dataclass(frozen=True)
-class DrawnToken:
-    """A token that came out."""
-
-    position: int
-    token: int
-    logprob: float
-    likeliest: tuple[tuple[int, float], ...]
-
-
-class NoServers(NetworkError):
-    """Some block of the model has no server now. The session is as it was, and can go on later."""
+_COMMIT_AGE_S: Final = 1.0
 
 
 class RemoteSession:
@@ -82,6 +70,8 @@ class RemoteSession:
         self.id = secrets.token_bytes(16)
         self.tokens: list[int] = []
         self.route: Route = ()
+        self.commit: ServedCommit | None = None
+        """Of a training run: the commit with which the last answer was computed."""
         self.failovers = 0
         """How often a server had to be replaced."""
         self._server_flows, self._servers = server_flows, servers
@@ -184,21 +174,17 @@ class RemoteSession:
         elif isinstance(message, SessionRefused) and message.revision == self._revision:
             if message.cause == "gap":
                 self._gaps += 1
+            elif message.cause == "commit":
+                self._servers.outdated()
+                self._refusal, self.route = message.reason, ()
             else:
-                self._fail(self._blamed(flow.peer, message), full=message.cause == "full")
+                self._refusal = message.reason
+                to_blame = blamed(self.route, flow.peer, message.cause)
+                if to_blame is None:
+                    raise ConfigError(f"a server refuses this text: {message.reason}")
+                self._fail(to_blame, full=message.cause == "full")
             self._wired = False
         return None
-
-    def _blamed(self, peer: str, refusal: SessionRefused) -> str:
-        """Return the server to do without: where it refuses what it was sent, the one that sent it. Raises ConfigError
-        for what this client has sent."""
-        self._refusal = refusal.reason
-        if refusal.cause not in ("shape", "value", "not_finite"):
-            return peer
-        place = next((number for number, hop in enumerate(self.route) if hop.peer == peer), 0)
-        if place == 0:
-            raise ConfigError(f"a server refuses this text: {refusal.reason}")
-        return self.route[place - 1].peer
 
     def _take_token(self, message: TokenDrawn) -> DrawnToken | None:
         if message.position != len(self.tokens):
@@ -244,21 +230,34 @@ class RemoteSession:
         """Find servers for all blocks and have them compute. Raises NoServers."""
         gives_up_at = trio.current_time() + SERVER_WAIT_S
         while True:
+            if self._servers.commits():  # a run goes on
+                await self._servers.refresh(_COMMIT_AGE_S)
             lost = self._lost_hops()
             for hop in lost:
                 self._servers.failed(hop.peer)
             kept = tuple(hop for hop in self.route if hop not in lost)
-            route, answer_s = self._servers.plan(kept, self._wire_type), START_S
+            route, answer_s = self._plan(kept), START_S
             if route is None:
                 await self._servers.refresh(_RETRY_S)
-                route = self._servers.plan(kept, self._wire_type) or self._servers.plan((), self._wire_type)
+                route = self._plan(kept) or self._plan(())
             if route is None:  # those that have failed lately are better than none
-                route, answer_s = self._servers.plan((), self._wire_type, avoids=False), SERVER_WAIT_S
+                route, answer_s = self._plan((), avoids=False), SERVER_WAIT_S
             if route is not None and await self._try(route, end, answer_s):
                 return
             if trio.current_time() > gives_up_at and (route is None or answer_s < START_S):
                 raise NoServers(self._servers.missing(self._refusal, self._wire_type))
             await trio.sleep(_RETRY_S if route is None or answer_s < START_S else 0)
+
+    def _plan(self, kept: Route, avoids: bool = True) -> Route | None:
+        """Return a route. An answer keeps the commit with which it began."""
+        if kept or len(self.tokens) > self._given:
+            return self._servers.plan(kept, avoids, self.commit, self._wire_type)
+        route, commit = self._servers.plan_newest(avoids, self._wire_type)
+        if route is not None and commit != self.commit:
+            if self._revision:
+                self._begin_again()
+            self.commit = commit
+        return route
 
     async def _try(self, route: Route, end: int, answer_s: float) -> bool:
         """Wire a route and feed it. Return False if one of its servers fails."""
@@ -329,6 +328,7 @@ class RemoteSession:
             names=names,
             known=len(self.tokens),
             allowed=min(end, len(self.tokens) + AHEAD_TOKENS),
+            commit=self.commit.name if self.commit is not None else b"",
             wire=self._wire_type,
         )
 

@@ -1,1 +1,1 @@
-"""Whether a run or a served model is healthy, as a client sees it: empty until the monitor is built. No torch."""
+"""Whether a run or a served model is healthy, as a client sees it: as a page, JSON and metrics. No torch."""

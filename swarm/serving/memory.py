@@ -7,8 +7,7 @@ from typing import Final
 from peer.free_memory import free_memory_bytes
 from peer.ipc.block_messages import HIDDEN_BYTES, PAGE_TOKENS
 from peer.ipc.span import Span
-from swarm.run.manifest import ServedModelManifest
-from swarm.serving.parts import part_bytes, part_spans
+from swarm.serving.parts import Weights, part_bytes, part_spans
 
 FREE_SHARE: Final = 0.6
 CACHE_SHARE: Final = 0.25
@@ -18,19 +17,19 @@ SESSIONS_WANTED: Final = 64
 """More pages than these sessions can fill are of no use."""
 
 
-def pages_that_fit(manifest: ServedModelManifest, span: Span, memory_bytes: float | None) -> int:
+def pages_that_fit(weights: Weights, span: Span, memory_bytes: float | None) -> int:
     """Return how many pages of keys and values there is room for beside the weights of a span; at least one session's
     of the shortest useful length."""
-    weights = sum(part_bytes(manifest.model, manifest.dtype, part) for part in _inside(manifest, span))
-    left = _memory(memory_bytes) - weights
-    useful = SESSIONS_WANTED * -(-manifest.model.max_seq_len // PAGE_TOKENS)
-    return int(max(4, min(left / (_page_bytes(manifest) * span.count), useful, PAGES_MAX)))
+    held = sum(part_bytes(weights.model, weights.dtype, part) for part in _inside(weights, span))
+    left = memory_for(memory_bytes) - held
+    useful = SESSIONS_WANTED * -(-weights.model.max_seq_len // PAGE_TOKENS)
+    return int(max(4, min(left / (_page_bytes(weights) * span.count), useful, PAGES_MAX)))
 
 
-def blocks_that_fit(manifest: ServedModelManifest, memory_bytes: float | None) -> int:
+def blocks_that_fit(weights: Weights, memory_bytes: float | None) -> int:
     """Return how many blocks there is room for, with a share of the memory for keys and values."""
-    room = (1 - CACHE_SHARE) * _memory(memory_bytes)
-    largest = sorted((part_bytes(manifest.model, manifest.dtype, span), span.count) for span in part_spans(manifest))
+    room = (1 - CACHE_SHARE) * memory_for(memory_bytes)
+    largest = sorted((part_bytes(weights.model, weights.dtype, span), span.count) for span in part_spans(weights))
     blocks = 0
     for size, count in reversed(largest):  # embedding and head are counted first: any window may have them
         room -= size
@@ -40,15 +39,16 @@ def blocks_that_fit(manifest: ServedModelManifest, memory_bytes: float | None) -
     return blocks
 
 
-def _memory(memory_bytes: float | None) -> float:
+def memory_for(memory_bytes: float | None) -> float:
+    """Return the bytes for weights and caches: what was given, else a share of what is free now."""
     return FREE_SHARE * free_memory_bytes() if memory_bytes is None else memory_bytes
 
 
-def _inside(manifest: ServedModelManifest, span: Span) -> list[Span]:
-    return [part for part in part_spans(manifest) if span.first <= part.first < span.end]
+def _inside(weights: Weights, span: Span) -> list[Span]:
+    return [part for part in part_spans(weights) if span.first <= part.first < span.end]
 
 
-def _page_bytes(manifest: ServedModelManifest) -> int:
+def _page_bytes(weights: Weights) -> int:
     """Return what one page of one block takes."""
-    model = manifest.model
-    return 2 * model.kv_heads * model.head_size * PAGE_TOKENS * HIDDEN_BYTES[manifest.dtype]
+    model = weights.model
+    return 2 * model.kv_heads * model.head_size * PAGE_TOKENS * HIDDEN_BYTES[weights.dtype]

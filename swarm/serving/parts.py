@@ -12,7 +12,7 @@ import os
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import torch
 import trio
@@ -27,7 +27,7 @@ from peer.model.layout import FlatLayout
 from peer.model.parameter_files import ParameterFiles
 from peer.net.host import Host
 from peer.net.rpc import Buffer, Call, Rpc
-from swarm.run.manifest import ServedModelManifest
+from swarm.run.manifest import BlockRange, ServedModelManifest
 from swarm.state.chunk_fetch import ChunkFetch
 from swarm.state.messages import AskChunk, AskHashes, StateMethods, StateReply
 from swarm.state.partial_file import PartFile
@@ -36,6 +36,20 @@ from swarm.state.upload_limits import SnapshotLimits, UploadSlots
 _DTYPES: Final[dict[HiddenType, torch.dtype]] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _NAMES: Final[dict[HiddenType, str]] = {"fp32": "F32", "bf16": "BF16"}
 _COPY_BYTES: Final = 16 << 20
+
+
+class Weights(Protocol):
+    """The weights of a model, in parts: a `ServedModelManifest`, or what follows a run."""
+
+    @property
+    def model(self) -> ModelConfig: ...
+
+    @property
+    def dtype(self) -> HiddenType: ...
+
+    @property
+    def cuts(self) -> tuple[BlockRange, ...]:
+        """The blocks of each part."""
 
 
 def part_tensors(files: ParameterFiles, model: ModelConfig, dtype: HiddenType, span: Span) -> list[Tensor]:
@@ -56,9 +70,9 @@ def part_bytes(model: ModelConfig, dtype: HiddenType, span: Span) -> int:
     return FlatLayout.of(model, span).numel * _DTYPES[dtype].itemsize
 
 
-def part_spans(manifest: ServedModelManifest) -> list[Span]:
+def part_spans(weights: Weights) -> list[Span]:
     """Return the blocks of each part."""
-    return [Span(first, end, manifest.model.layers) for first, end in manifest.cuts]
+    return [Span(first, end, weights.model.layers) for first, end in weights.cuts]
 
 
 def parts_of(manifest: ServedModelManifest, span: Span) -> list[int]:

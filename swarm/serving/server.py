@@ -15,7 +15,6 @@ import trio
 
 from peer.errors import BarnraiseError, ProtocolViolation, StageRefused, WorkerError
 from peer.ipc.block_messages import (
-    WIRE_TYPES,
     CloseSession,
     ComputeTokens,
     HiddenType,
@@ -27,6 +26,7 @@ from peer.ipc.block_messages import (
     WireType,
     WorkerLoad,
     row_bytes,
+    row_bytes_max,
 )
 from peer.ipc.span import Span
 from peer.net.flow.flow import Flow
@@ -34,6 +34,7 @@ from peer.net.host import Host
 from peer.worker.block_client import BlockWorkerGroup
 from swarm.inference.messages import (
     Allow,
+    Cause,
     EndSession,
     PassTokens,
     Replay,
@@ -80,11 +81,13 @@ class BlockServer:
 
     def __init__(self, served: ServedSpan, worker: BlockWorkerGroup, host: Host, nursery: trio.Nursery) -> None:
         self.served = served
-        self.payload_max = max(map(served.row_bytes, WIRE_TYPES)) * served.chunk_tokens
+        self.payload_max = row_bytes_max(served.hidden_size) * served.chunk_tokens
         self.leaving = False
         self.uplink = UplinkRate()
         self.tokens = 0
         """Positions computed since the start."""
+        self.worked_at = trio.current_time()
+        """When something came or went last."""
         self._me, self._flows, self._events = host.peer_id, host.flows, host.events
         self._worker, self._nursery = worker, nursery
         self._numbers = itertools.count(1)
@@ -95,6 +98,10 @@ class BlockServer:
     @property
     def sessions(self) -> int:
         return len(self._sessions)
+
+    def has(self, session: bytes) -> bool:
+        """Whether the session of that id is open here."""
+        return session in self._sessions
 
     @property
     def worker_load(self) -> WorkerLoad | None:
@@ -140,6 +147,7 @@ class BlockServer:
         if refusal is not None:
             flow.send(refusal)
             return
+        self.worked_at = trio.current_time()
         session = ServedSession(next(self._numbers), flow, start, self.uplink)
         self._sessions[session.id] = self._by_number[session.number] = session
         self._nursery.start_soon(self._open, session)
@@ -269,15 +277,15 @@ class BlockServer:
                 for message, payload in await self._worker.receive():
                     await self._take_output(message, payload)
             except WorkerError as error:
-                self._lose_all(str(error))
+                self.end_all("lost", str(error))
 
-    def _lose_all(self, reason: str) -> None:
-        """End all sessions: the worker that had them is gone."""
-        lost = list(self._sessions.values())
+    def end_all(self, cause: Cause, reason: str) -> None:
+        """End all sessions, as where the worker that had them is gone."""
+        ended = list(self._sessions.values())
         self._sessions.clear()
         self._by_number.clear()
-        for session in lost:
-            session.refuse("lost", reason, 0)
+        for session in ended:
+            session.refuse(cause, reason, 0)
             session.close()
 
     async def _take_output(self, message: Any, payload: bytes) -> None:
@@ -286,6 +294,7 @@ class BlockServer:
             return
         if isinstance(message, SpanOutput):
             self.tokens += message.count
+            self.worked_at = trio.current_time()
             await self._pass_on(session, message, payload)
         elif isinstance(message, SessionOpened):
             session.opened, session.received, session.log = True, message.have, OutputLog(message.have)

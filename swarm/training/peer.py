@@ -10,7 +10,7 @@ from peer.files import write_atomically
 from peer.net.host import Host, HostConfig
 from peer.worker.client import open_worker_group
 from swarm.gossip.peer import run_gossip
-from swarm.membership.member_record import member_schema
+from swarm.inference.record import run_schemas
 from swarm.membership.open_peer import PeerConfig, open_home, open_peer
 from swarm.run.bootstrap import EnteredRun, enter_run
 from swarm.run.manifest import Manifest, open_manifest
@@ -55,7 +55,7 @@ async def run_participant(config: JoinConfig, watch: Watcher | None = None) -> N
             return entered
 
         peer_config = PeerConfig(host_config, home, config.invite.addresses)
-        async with open_peer(peer_config, enter, lambda gate: [member_schema(gate)]) as peer:
+        async with open_peer(peer_config, enter, run_schemas) as peer:
             manifest = peer.run.manifest
             context = PeerContext(config, home, manifest, peer.host, peer.run.gate, peer.node)
             if await comes_too_late(context):

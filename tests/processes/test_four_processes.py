@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,12 @@ import torch
 from safetensors.torch import load_file
 
 from peer.identity import Identity
+from tests.support.forking.forked import ForkedProcess
 from tests.swarm.support.method_child import delta_of, initial_theta
 
 PEERS, ROUNDS = 4, 3
 ROOT = Path(__file__).parents[2]
+CHILD = "tests.swarm.support.method_child"
 SETUP = {"outer": {"method": "diloco", "steps": 2}, "codec": {"up": "fp32", "down": "fp32"}}
 
 
@@ -50,12 +51,11 @@ def diloco(theta: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.process
 def test_the_merged_result_equals_diloco_in_float64(tmp_path: Path) -> None:
     Identity.load_or_create(tmp_path / "authority.key")
-    command = [sys.executable, "-m", "tests.swarm.support.method_child"]
     with ExitStack() as stack:
-        children = []
+        children: list[subprocess.Popen[str]] = []
         for i in range(PEERS):
-            arguments = [*command, str(i), str(ROUNDS), str(tmp_path)]
-            child = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+            arguments = [str(i), str(ROUNDS), str(tmp_path)]
+            child = ForkedProcess(CHILD, *arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
             children.append(stack.enter_context(child))
             stack.callback(child.kill)
         tell(children, json.dumps(SETUP))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from itertools import combinations
@@ -15,10 +14,12 @@ import pytest
 from safetensors.torch import load_file
 
 from swarm.gossip.sampling import SLOTS, draw
+from tests.support.forking.forked import ForkedProcess
 from tests.swarm.support.gossip_child import BATCH, RUN, STEPS, initial_theta
 
 PEERS, NUMEL, ROUNDS, KILLED_AT = 4, 200_000, 30, 10
 ROOT = Path(__file__).parents[2]
+CHILD = "tests.swarm.support.gossip_child"
 Events = list[dict[str, Any]]
 
 
@@ -44,12 +45,11 @@ def read_until(child: subprocess.Popen[str], over: Callable[[dict[str, Any]], bo
 
 def gossip(folder: Path, codec: str) -> list[Events]:
     """The events of those that were not killed."""
-    command = [sys.executable, "-m", "tests.swarm.support.gossip_child"]
     with ExitStack() as stack:
         children = []
         for i in range(PEERS):
-            arguments = [*command, str(i), str(NUMEL), codec, str(folder)]
-            child = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+            arguments = [str(i), str(NUMEL), codec, str(folder)]
+            child = ForkedProcess(CHILD, *arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
             children.append(stack.enter_context(child))
             stack.callback(child.kill)
         group = json.dumps([read_json(child) for child in children])

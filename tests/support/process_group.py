@@ -17,11 +17,12 @@ from typing import Final
 import trio
 
 from cli.views.event_tail import EventTail
+from tests.support.forking.forked import ForkedProcess
+from tests.support.forking.server import MARK, MARK_LETTERS
 from tests.support.peer_process import POLL_S, PeerProcess, state_of
 
 REPO: Final = Path(__file__).parents[2]
 LEAVE_S: Final = 15.0
-MARK: Final = "BARNRAISE_HARNESS"
 
 
 @dataclass(frozen=True)
@@ -91,11 +92,13 @@ class ProcessGroup:
             peer.tail.close()
 
     def leftovers(self) -> list[int]:
-        """Processes that our children started and that still run: their environment names this group."""
+        """Processes that our children started and that still run: their environment, or their name, is this group's."""
         marked = []
         for folder in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
-                if self.token.encode() in (folder / "environ").read_bytes() and state_of(int(folder.name)) != "Z":
+                ours = self.token.encode() in (folder / "environ").read_bytes()
+                ours |= (folder / "comm").read_text().strip() == self.token[:MARK_LETTERS]  # it was forked
+                if ours and state_of(int(folder.name)) != "Z":
                     marked.append(int(folder.name))
         known = {peer.process.pid for peer in self.all}
         return [pid for pid in marked if pid not in known]
@@ -111,11 +114,15 @@ def spawn(
     arguments: Sequence[str], log: Path, environment: Mapping[str, str], launch: Launch = Launch()
 ) -> subprocess.Popen[bytes]:
     """Start `peer ARGUMENTS --tied`, whose output is added to `log`. It ends with this process."""
-    command = [*launch.place, sys.executable, "-m", launch.module, *arguments, "--tied"]
-    if setpriv := shutil.which("setpriv"):  # a frozen child would not notice that we are gone
-        command = [setpriv, "--pdeathsig", "KILL", *command]
     own = {**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1", **environment}
     with log.open("ab") as file:
+        if not launch.place:
+            return ForkedProcess(
+                launch.module, *arguments, "--tied", stdin=subprocess.PIPE, stdout=file, stderr=file, env=own
+            )
+        command = [*launch.place, sys.executable, "-m", launch.module, *arguments, "--tied"]
+        if setpriv := shutil.which("setpriv"):  # a frozen child would not notice that we are gone
+            command = [setpriv, "--pdeathsig", "KILL", *command]
         return subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=file, stderr=file, env=own, start_new_session=True
         )

@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import trim_mean
 
 from optim.codecs import ROW, Codec, get_codec
 from optim.codecs.interface import bytes_of
@@ -54,6 +53,8 @@ def randoms(n: int, numel: int, seed: int = 0) -> torch.Tensor:
 @pytest.mark.parametrize("n", range(1, 18))
 @pytest.mark.parametrize("trim", [0.1, 0.25, 0.4, 0.49])
 def test_the_trimmed_mean_is_scipys(n: int, trim: float) -> None:
+    from scipy.stats import trim_mean  # here: every worker of pytest imports this module, and scipy takes 0.5 s
+
     vectors = randoms(n, 3000)
     wanted = trim_mean(vectors.double().numpy(), trim, axis=0)
     assert np.abs(merged(TrimmedMeanRule(trim), vectors).numpy() - wanted).max() < 1e-6

@@ -31,7 +31,8 @@ from peer.ipc.ring import Ring
 from peer.ipc.sampling_options import Sampling
 from peer.ipc.span import Span
 from peer.worker.block_worker import BlockWorker, parameters_of
-from tests.peer.inference.test_golden import prompt_of, reference
+from tests.peer.inference.golden_models import prompt_of, reference
+from tests.peer.inference.test_golden import model_of
 
 RING_BYTES = 4096
 NONE = RingEnds((-1, -1, -1), 0)
@@ -64,7 +65,7 @@ class Link:
 
 
 def load_of(folder: Path, span: Span, **changes: Any) -> LoadBlocks:
-    _, config, window = reference("llama")
+    config, window, _ = model_of("llama3")
     values: dict[str, Any] = {
         "model": config,
         "span": span,
@@ -84,7 +85,7 @@ def load_of(folder: Path, span: Span, **changes: Any) -> LoadBlocks:
 
 def written(folder: Path, **changes: torch.Tensor) -> Path:
     """Write the parameters of the tiny model, some of them changed."""
-    save_file({**reference("llama")[0].state_dict(), **changes}, folder / "model.safetensors")
+    save_file({**reference("llama3").state_dict(), **changes}, folder / "model.safetensors")
     return folder
 
 
@@ -142,7 +143,7 @@ def test_a_reader_that_is_slow_misses_no_output(tmp_path: Path) -> None:
     assert [id for message, _ in outputs for id in message.ids] == prompt
     hidden = torch.frombuffer(bytearray(b"".join(payload for _, payload in outputs)), dtype=torch.float32)
     with torch.no_grad():
-        wanted = reference("llama")[0](torch.tensor([prompt]), output_hidden_states=True).hidden_states[2][0]
+        wanted = reference("llama3")(torch.tensor([prompt]), output_hidden_states=True).hidden_states[2][0]
     assert torch.allclose(hidden.view(200, 32), wanted, atol=1e-4)
 
 
@@ -166,8 +167,8 @@ def test_a_parameter_that_does_not_fit_is_named(tmp_path: Path, changes: dict[st
 def test_what_is_missing_is_known_before_anything_is_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"holds model\.embed_tokens\.weight: fetch"):
         parameters_of(load_of(tmp_path, Span(0, 1, 3)))
-    tied = msgspec.structs.replace(reference("llama")[1], tie_embeddings=True)
-    weights = dict(reference("llama")[0].state_dict())
+    tied = msgspec.structs.replace(model_of("llama3")[0], tie_embeddings=True)
+    weights = dict(reference("llama3").state_dict())
     save_file({name: weights[name] for name in weights if "embed" not in name}, tmp_path / "model.safetensors")
     with pytest.raises(ConfigError, match=r"holds model\.embed_tokens\.weight: fetch"):
         parameters_of(load_of(tmp_path, Span(1, 3, 3), model=tied))

@@ -32,7 +32,8 @@ from peer.ipc.span import Span
 from peer.model.hub_config import read_served_config
 from peer.model.layout import parameter_shapes
 from peer.worker.block_client import BlockConfig, BlockWorkerGroup
-from tests.peer.inference.test_golden import expected, prompt_of, reference
+from tests.peer.inference.golden_models import expected, prompt_of, reference
+from tests.peer.inference.test_golden import model_of
 from tests.peer.support.echo_worker import BadBlockWorker
 from tests.peer.support.worker_harness import Log, freeze
 
@@ -45,7 +46,7 @@ WIDTH = 32
 
 def checkpoint(folder: Path, family: str, shard: str = "5GB") -> Path:
     """Write a tiny random model as `transformers` does."""
-    reference(family)[0].save_pretrained(folder / family, max_shard_size=shard)
+    reference(family).save_pretrained(folder / family, max_shard_size=shard)
     return folder / family
 
 
@@ -114,7 +115,7 @@ async def answers(group: BlockWorkerGroup, count: int) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2"])
+@pytest.mark.parametrize("family", ["llama3", "qwen2"])
 async def test_two_workers_say_what_transformers_says(tmp_path: Path, family: str) -> None:
     """Each with its own files alone; the head of "qwen2" is the embedding. The prompt takes two chunks."""
     weights, spans = checkpoint(tmp_path, family, "12KB"), (Span(0, 1, 3), Span(1, 3, 3))
@@ -123,14 +124,14 @@ async def test_two_workers_say_what_transformers_says(tmp_path: Path, family: st
         config_of(tmp_path / f"home-{span.first}", folder, span) for span, folder in zip(spans, folders, strict=True)
     )
     async with BlockWorkerGroup.open(first) as one, BlockWorkerGroup.open(second) as other:
-        assert await generate([one, other], 1, prompt_of(300), 24) == expected(family, 300, 24)[0]
+        assert await generate([one, other], 1, prompt_of(300), 24) == expected(family, 300, 24)
         assert one.device == other.device == "CPU" and one.generation == 0
         assert other.load is not None and (other.load.sessions, other.load.waiting_tokens) in {(0, 0), (1, 0)}
 
 
 async def test_what_the_engine_refuses_is_told(tmp_path: Path) -> None:
     span = Span(1, 3, 3)
-    async with BlockWorkerGroup.open(config_of(tmp_path, checkpoint(tmp_path, "llama"), span, pages=6)) as group:
+    async with BlockWorkerGroup.open(config_of(tmp_path, checkpoint(tmp_path, "llama3"), span, pages=6)) as group:
         ones = torch.ones(1, WIDTH)
         nan = ones.index_fill(1, torch.tensor([3]), float("nan"))
 
@@ -175,7 +176,7 @@ async def test_what_the_engine_refuses_is_told(tmp_path: Path) -> None:
 async def test_a_lost_worker_is_told_once_and_replaced(tmp_path: Path) -> None:
     """The sessions of the next one are computed with the window of the model."""
     async with BlockWorkerGroup.open(config_of(tmp_path, checkpoint(tmp_path, "mistral"))) as group:
-        assert await generate([group], 1, prompt_of(64), 8) == expected("mistral", 64, 8)[0]
+        assert await generate([group], 1, prompt_of(64), 8) == expected("mistral", 64, 8)
         lost = group.worker_pid
         with trio.fail_after(60):  # the load is told when it has changed
             async with trio.open_nursery() as nursery:
@@ -191,7 +192,7 @@ async def test_a_lost_worker_is_told_once_and_replaced(tmp_path: Path) -> None:
         with trio.fail_after(120):
             await group.ready()
         assert group.worker_pid != lost
-        assert await generate([group], 2, prompt_of(64), 8) == expected("mistral", 64, 8)[0]
+        assert await generate([group], 2, prompt_of(64), 8) == expected("mistral", 64, 8)
         os.kill(group.worker_pid or 0, signal.SIGKILL)
         with trio.fail_after(120):
             while group.generation == 1:
@@ -206,7 +207,7 @@ async def test_a_lost_worker_is_told_once_and_replaced(tmp_path: Path) -> None:
 
 
 async def test_a_full_ring_takes_no_more_but_ends_of_sessions(tmp_path: Path) -> None:
-    async with BlockWorkerGroup.open(config_of(tmp_path, checkpoint(tmp_path, "llama"))) as group:
+    async with BlockWorkerGroup.open(config_of(tmp_path, checkpoint(tmp_path, "llama3"))) as group:
         for session in (1, 2):
             group.send(OpenSession(session, Sampling()))
         await answers(group, 2)
@@ -229,12 +230,12 @@ async def test_a_full_ring_takes_no_more_but_ends_of_sessions(tmp_path: Path) ->
 
 
 async def test_bf16_and_a_part_of_the_span(tmp_path: Path) -> None:
-    model, config, window = reference("llama")
+    model, (config, window, _) = reference("llama3"), model_of("llama3")
     weights = {name: value.bfloat16() for name, value in model.state_dict().items()}
     blocks = SpanBlocks(config, Span.whole(3), weights.__getitem__, torch.device("cpu"), window)
     engine = Engine(blocks, 400)
     prompt = tuple(prompt_of(17))
-    async with BlockWorkerGroup.open(config_of(tmp_path, checkpoint(tmp_path, "llama"), dtype="bf16")) as group:
+    async with BlockWorkerGroup.open(config_of(tmp_path, checkpoint(tmp_path, "llama3"), dtype="bf16")) as group:
         for session, part in ((1, (0, 2)), (2, (0, 3))):
             engine.open(session, Sampling(), (), part)
             engine.submit(session, 0, prompt, None, samples=True)
@@ -257,7 +258,7 @@ async def test_bf16_and_a_part_of_the_span(tmp_path: Path) -> None:
 
 
 async def test_a_missing_parameter_is_one_sentence(tmp_path: Path) -> None:
-    weights = checkpoint(tmp_path, "llama", "12KB")
+    weights = checkpoint(tmp_path, "llama3", "12KB")
     places = json.loads((weights / "model.safetensors.index.json").read_bytes())["weight_map"]
     (weights / places["model.layers.1.mlp.up_proj.weight"]).unlink()
     with pytest.raises(ConfigError, match=r"holds model\.layers\.1\.[\w.]+: fetch the files of blocks \[1, 3\) of 3"):
@@ -269,7 +270,7 @@ async def test_a_missing_parameter_is_one_sentence(tmp_path: Path) -> None:
 async def test_a_bad_worker_ends_and_we_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that sends what is no record, then one that never ends a step."""
     monkeypatch.setattr("peer.worker.process._MODULE", "tests.peer.support.echo_worker")
-    config = config_of(tmp_path, checkpoint(tmp_path, "llama"), stall_s=5.0)
+    config = config_of(tmp_path, checkpoint(tmp_path, "llama3"), stall_s=5.0)
     async with BlockWorkerGroup.open(config) as group:
         for number, (session, cause) in enumerate(
             [(BadBlockWorker.MALFORMED, "malformed message"), (BadBlockWorker.STUCK, "made no step for 5 s")], start=1
@@ -281,4 +282,4 @@ async def test_a_bad_worker_ends_and_we_do_not(tmp_path: Path, monkeypatch: pyte
             assert group.generation == number and not os.path.exists(f"/proc/{pid}")
             with trio.fail_after(120):
                 await group.ready()
-        assert await generate([group], 3, prompt_of(17), 2) == expected("llama", 17, 64)[0][:2]
+        assert await generate([group], 3, prompt_of(17), 2) == expected("llama3", 17, 64)[:2]

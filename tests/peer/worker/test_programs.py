@@ -19,6 +19,7 @@ from peer.ipc.messages import VectorFds, frame
 from peer.ipc.span import Span
 from peer.ipc.stage_messages import LoadStage
 from peer.ipc.stage_spec import StageSpec
+from peer.ipc.text_messages import LoadText
 from peer.ipc.train_messages import LoadTrain
 from peer.worker.programs import PROGRAMS
 from tests.peer.support.worker_harness import INNER, MODEL
@@ -68,11 +69,13 @@ LOADS: dict[str, FirstMessage] = {
         to_worker=RingEnds(FDS, 1),
         from_worker=RingEnds(FDS, 1),
     ),
+    "text": LoadText(tokenizer="/tokens", directory="/own", memory_bytes=9),
 }
 GRANTS = {
     "train": Grants("/own", ("/text", "bytes"), tcp=True),
     "stage": Grants("/own", compiles=True, accelerators=True),
     "corpus": Grants("/own", ("/tokens",)),
+    "text": Grants("/own", ("/tokens",)),
     "block": Grants("/own", ("/weights",), accelerators=True),
 }
 
@@ -108,6 +111,7 @@ print(*sorted(name for name in sys.modules if name.startswith("peer.worker.") an
         ("stage", ["peer.worker.stage_worker"]),
         ("corpus", ["peer.worker.corpus_worker"]),
         ("block", ["peer.worker.block_worker"]),
+        ("text", ["peer.worker.text_worker"]),
     ],
 )
 def test_only_the_program_that_runs_is_imported(name: str, expected: list[str]) -> None:

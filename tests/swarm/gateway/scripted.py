@@ -10,16 +10,16 @@ from typing import Any
 
 import trio
 
-from peer.data.tokenizer import ByteTokenizer
 from peer.events import Event, EventLog
 from peer.ipc.sampling_options import Sampling
 from peer.model.text_rules import TextRules
+from peer.worker.text_client import ModelText
 from swarm.gateway.app import Gateway, gateway_app
 from swarm.gateway.limits import ApiKeys, Quotas
-from swarm.gateway.listening import ListenAddress, serve_http
 from swarm.gateway.template import open_template
+from swarm.inference.drawn_token import DrawnToken
 from swarm.inference.route import Hop, RouteView
-from swarm.inference.session import DrawnToken
+from swarm.web.listening import ListenAddress, serve_http
 
 CONTEXT = 200
 
@@ -59,7 +59,7 @@ class ScriptedModel:
         self.manifest = SimpleNamespace(
             name="scripted", run_id="r" * 32, created_at=1, authority="founder", model=sizes, text=text or TextRules()
         )
-        self.tokenizer = ByteTokenizer()
+        self.text = ModelText()
         self.events = EventLog()
         self.client = SimpleNamespace(host=SimpleNamespace(events=self.events))
         self.server_flows = SimpleNamespace(remove=lambda session: None)

@@ -13,9 +13,10 @@ from starlette.routing import Route
 
 from peer.errors import NetworkError
 from peer.model.text_rules import TextRules
-from swarm.gateway import listening, respond
+from swarm.gateway import respond
 from swarm.gateway.limits import ApiKeys, Quotas, key_hash
-from swarm.inference.session import NoServers
+from swarm.inference.client_view import NoServers
+from swarm.web import listening
 from tests.swarm.gateway.scripted import CONTEXT, ScriptedModel, answer_of, events_of, open_site
 
 CHAT = "/v1/chat/completions"

@@ -9,15 +9,14 @@ import pytest
 
 from peer.errors import ConfigError
 from peer.ipc.sampling_options import Sampling
-from peer.model.text_rules import TextRules
 from swarm.gateway.conversation import Conversation
 from swarm.gateway.template import ChatMessage, ChatTemplate
-from swarm.inference.session import NoServers
+from swarm.inference.client_view import NoServers
 from tests.swarm.gateway.scripted import CONTEXT, ScriptedModel
 
 
 def talk(model: Any, tokens_max: int = 100) -> Conversation:
-    return Conversation(model, ChatTemplate(TextRules()), Sampling(), tokens_max)
+    return Conversation(model, ChatTemplate(), Sampling(), tokens_max)
 
 
 async def say(conversation: Conversation, text: str, pieces: int = 1000) -> str:

@@ -9,7 +9,7 @@ import pytest
 from peer.errors import ConfigError
 from swarm.gateway.errors import ApiError
 from swarm.gateway.limits import ApiKeys, Quotas, key_hash, new_key, read_keys
-from swarm.gateway.listening import ListenAddress
+from swarm.web.listening import ListenAddress
 
 
 def test_a_key_file_holds_hashes_and_names(tmp_path: Path) -> None:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peer.data.tokenizer import ByteTokenizer
 from peer.ipc.block_messages import PAGE_TOKENS
+from peer.worker.text_client import ModelText
 from swarm.inference.decoding import TextStream
 from swarm.inference.page_names import page_names
 
-BYTES = ByteTokenizer()
+BYTES = ModelText()
+
+
+async def stream_of(text: str, stops: tuple[str, ...]) -> tuple[list[str], TextStream]:
+    stream = TextStream(BYTES, stops)
+    given = [await stream.push(token) for token in text.encode()]
+    return [*given, await stream.finish()], stream
 
 
 def pieces(text: str, stops: tuple[str, ...] = ()) -> tuple[list[str], TextStream]:
-    stream = TextStream(BYTES, stops)
-    given = [stream.push(token) for token in text.encode()]
-    return [*given, stream.finish()], stream
+    return trio.run(stream_of, text, stops)
 
 
 @given(st.text(max_size=60))
@@ -35,11 +40,11 @@ def test_an_answer_ends_before_the_first_stop_string(text: str, stops: list[str]
     assert stream.stopped == bool(ends)
 
 
-def test_letters_come_when_they_are_whole() -> None:
+async def test_letters_come_when_they_are_whole() -> None:
     stream = TextStream(BYTES)
-    assert [stream.push(token) for token in "aß€".encode()] == ["a", "", "ß", "", "", "€"]
+    assert [await stream.push(token) for token in "aß€".encode()] == ["a", "", "ß", "", "", "€"]
     half = TextStream(BYTES)
-    assert half.push("€".encode()[0]) == "" and half.finish() == "\ufffd"
+    assert await half.push("€".encode()[0]) == "" and await half.finish() == "\ufffd"
 
 
 def test_pages_are_named_after_all_that_stands_before() -> None:

@@ -43,9 +43,9 @@ async def test_a_route_uses_only_servers_that_take_the_type_on_the_wire() -> Non
         "old": server(0, 4, step_ms=0.1),
         "new": server(0, 4, step_ms=50.0, wire=("fp32", "int8", "of tomorrow"), ready_at=0.0),
     }
-    assert servers.plan((), None) == (Hop("old", 0, 4),)
-    assert servers.plan((), "int8") == (Hop("new", 0, 4),)
-    assert servers.plan((), "bf16") is None
+    assert servers.plan(()) == (Hop("old", 0, 4),)
+    assert servers.plan((), wire="int8") == (Hop("new", 0, 4),)
+    assert servers.plan((), wire="bf16") is None
     assert "bf16" in servers.missing("", "bf16") and "bf16" not in servers.missing("", "int8")
 
 

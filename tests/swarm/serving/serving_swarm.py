@@ -13,8 +13,8 @@ import torch
 import trio
 
 from peer.data.tokenizer import ByteTokenizer
+from peer.inference.wire_rows import rows_from, rows_to
 from peer.ipc.block_messages import WireType
-from peer.worker.wire_rows import rows_from, rows_to
 from swarm.inference.client import ModelClient, open_model
 from swarm.run.invite import Invite
 from tests.support.peer_process import POLL_S, PeerProcess

@@ -106,12 +106,14 @@ async def test_a_token_that_comes_while_a_route_fails_is_kept() -> None:
     async def open_flow(peer: str) -> ScriptedFlow:
         return flows[peer]
 
-    def plan(kept: Any, wire: Any, avoids: bool = True) -> Any:
+    def plan(kept: Any, avoids: bool = True, commit: Any = None, wire: Any = None) -> Any:
         first, last = next(routes)
         return (Hop(first, 0, 3), Hop(last, 3, 6))
 
     servers: Any = SimpleNamespace(
         plan=plan,
+        commits=tuple,
+        plan_newest=lambda avoids, wire: (plan(()), None),
         failed=lambda peer, full=False: known_peers.add(peer),
         measured=lambda peer, rtt_s: None,
         missing=lambda refusal, wire: "none",

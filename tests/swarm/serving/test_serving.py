@@ -20,8 +20,9 @@ from peer.ipc.sampling_options import Sampling
 from peer.net.flow.flow import Flow
 from peer.net.host import HostConfig, open_host
 from swarm.inference.client import ModelClient
+from swarm.inference.client_view import NoServers
 from swarm.inference.messages import ServingMessage, StartSession
-from swarm.inference.session import NoServers, RemoteSession
+from swarm.inference.session import RemoteSession
 from tests.support.peer_process import PeerProcess
 from tests.swarm.serving.serving_swarm import CONTEXT, ServingSwarm, open_serving, reference_tokens
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from swarm.pipeline.accounting import micro_batches_of
+from tests.support.forking.forked import ForkedProcess
 from tests.support.newer_trio import run_abandonable
 from tests.swarm.support.pipeline_harness import MICRO
 
@@ -67,12 +66,12 @@ class Child:
 async def open_children(folder: Path, stages: int, stage: int, faults: list[str]) -> AsyncIterator[list[Child]]:
     """Open one replica of `stage` for each of the scripts."""
     children: list[Child] = []
-    tied = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
     try:
         for k, fault in enumerate(faults):
             arguments = [str(folder / f"child-{k}"), str(stages), str(stage), "none"]
-            process = subprocess.Popen(  # from this thread: --pdeathsig is about the thread that starts it
-                [*tied, sys.executable, "-m", "tests.swarm.support.pipeline_child", *arguments],
+            process = ForkedProcess(
+                "tests.swarm.support.pipeline_child",
+                *arguments,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from peer.model.layout import FlatLayout, init_flat, join_flat
 from swarm.protocol.head import Member
 from swarm.protocol.ledger import count, overlaps, union, without
 from tests.peer.support.stage_harness import MODEL, SPLITS, relative, whole_gradient
+from tests.support.forking.forked import ForkedProcess
 from tests.support.newer_trio import run_abandonable
 from tests.swarm.support.pipeline_harness import Table, open_replicas, tokens_of
 from tests.swarm.support.stage_replicas import UNCLIPPED, Setting, StageMember, entry_of, open_member, run_members
@@ -139,8 +139,9 @@ async def check_a_kill(folder: Path, replicas: list[int], stage: int, steps: int
     setting = Setting(len(replicas), AllReduceConfig(batch=BATCH), steps)
     Identity.load_or_create(folder / "authority.key")
     arguments = [folder, len(replicas), stage, BATCH, steps]
-    command = [sys.executable, "-m", "tests.swarm.support.stage_child", *map(str, arguments)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as child:
+    pipe = subprocess.PIPE
+    child_of = "tests.swarm.support.stage_child"
+    with ForkedProcess(child_of, *map(str, arguments), stdin=pipe, stdout=pipe, text=True, cwd=ROOT) as child:
         try:
             assert child.stdin is not None and child.stdout is not None
             entry = json.loads(await run_abandonable(child.stdout.readline))

@@ -92,8 +92,8 @@ def test_a_regroup_is_not_withdrawn_while_a_start_of_its_own_is_open() -> None:
     group.isolate("B", "C", "D")
     group.event(COORDINATOR, events.Asked())
     cut = group.lost
-    group.lost = lambda source, target, sent: cut(source, target, sent) or (
-        isinstance(sent, say.StartMessage) and target != COORDINATOR
+    group.lost = lambda source, target, sent: (
+        cut(source, target, sent) or (isinstance(sent, say.StartMessage) and target != COORDINATOR)
     )
     group.run(10.0)
     assert group.told(COORDINATOR, "regrouped")[-1]["members"] == 1 and group.head("A").term == 1

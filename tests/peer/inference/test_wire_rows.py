@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from peer.inference.wire_rows import TYPES, rows_from, rows_to
 from peer.ipc.block_messages import GROUP, WIRE_TYPES, WireType, row_bytes
-from peer.worker.wire_rows import TYPES, rows_from, rows_to
 
 WIDTHS = (1, 64, GROUP, GROUP + 1, 3 * GROUP + 17)
 

@@ -1,0 +1,104 @@
+"""`peer monitor`: watch a run or a served model on a web page."""
+
+from __future__ import annotations
+
+import importlib
+import secrets
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import trio
+
+from cli.options import home_option, invite_argument, read_invite, tied_option
+from cli.run import run_until_stopped
+from cli.terminal.lines import say, say_json
+from peer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from swarm.monitor.collector import MonitorCollector, MonitorTarget
+    from swarm.web.listening import ListenAddress
+
+_TOKEN_BYTES = 18
+
+
+@click.command()
+@invite_argument(required=False)
+@home_option("Watch the run of the peer that has this home (it need not be running).")
+@click.option(
+    "--listen", metavar="HOST:PORT", default="127.0.0.1:8081", show_default=True, help="An IP address; port 0: any."
+)
+@click.option("--token", help="What requests must bring.  [default: none on loopback; beyond it a new one]")
+@click.option("--json", "as_json", is_flag=True, help="Print the address, and each new verdict, as JSON lines.")
+@tied_option
+def monitor(invite: str | None, home: Path | None, listen: str, token: str | None, as_json: bool, tied: bool) -> None:
+    """Watch the run or served model of INVITE on a web page, until Ctrl-C.
+
+    It joins nothing and has no vote. /api/v1/state has the same as JSON, /metrics for Prometheus. Without a token only
+    this machine can look.
+    """
+    if (invite is None) == (home is None):
+        raise ConfigError("no run was named: give either INVITE or --home DIR")
+    if token is not None and not (token.strip() and token.isascii() and token.isprintable()):
+        raise ConfigError("--token is empty or has other letters than ASCII: leave it out to have one made")
+    _check_packages()
+    from swarm.monitor.collector import MonitorTarget
+    from swarm.run.invite import read_saved_invite
+    from swarm.web.listening import ListenAddress
+
+    address = ListenAddress.parse(listen)
+    opened = read_invite(invite) if invite is not None else read_saved_invite(home or Path())
+    if token is None:
+        token = "" if address.is_loopback else secrets.token_urlsafe(_TOKEN_BYTES)
+    run_until_stopped(_Monitor(MonitorTarget(opened, home), address, token.strip(), as_json).run, tied)
+
+
+def _check_packages() -> None:
+    """Raise ConfigError unless the packages of the extra `monitor` are installed."""
+    try:
+        for package in ("starlette", "hypercorn", "prometheus_client"):
+            importlib.import_module(package)
+    except ImportError:
+        needed = "starlette, hypercorn and prometheus-client"
+        raise ConfigError(f'peer monitor needs {needed}: pip install "barnraise[monitor]"') from None
+
+
+class _Monitor:
+    """The monitor of one command."""
+
+    def __init__(self, target: MonitorTarget, address: ListenAddress, token: str, as_json: bool) -> None:
+        self._target, self._address, self._token, self._as_json = target, address, token, as_json
+
+    async def run(self) -> None:
+        from swarm.monitor.app import Access, monitor_app
+        from swarm.monitor.collector import MonitorCollector
+        from swarm.web.listening import serve_http
+
+        collector = MonitorCollector(self._target)
+        app = monitor_app(collector, Access(self._token, self._address.name))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(collector.run)
+            if self._as_json:
+                nursery.start_soon(_tell_verdicts, collector)
+            await serve_http(app, self._address, self._listening)
+
+    def _listening(self, url: str) -> None:
+        page = f"{url}/?token={self._token}" if self._token else f"{url}/"
+        if self._as_json:
+            say_json({"event": "listening", "url": url, "page": page})
+            return
+        say(f"Monitor: {page}", f"Metrics: {url}/metrics", err=True)
+        if not self._address.is_loopback:
+            say("The token and the page cross this network unencrypted: put a proxy with TLS before it.", err=True)
+
+
+async def _tell_verdicts(collector: MonitorCollector) -> None:
+    """Print each verdict that differs from the one before in level or word."""
+    told = ("", "")
+    while True:
+        state = await collector.changed()
+        verdict = state.verdict
+        if (verdict.level, verdict.word) != told:
+            told = (verdict.level, verdict.word)
+            words = {"word": verdict.word, "reason": verdict.reason, "remedy": verdict.remedy}
+            say_json({"event": "verdict", "at": state.at, "level": verdict.level, **words})

@@ -1,0 +1,67 @@
+"""The protocol of the "text" program: a tokenizer or a chat template of strangers, apart from the network process."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from peer.config import VOCABULARY_MAX
+from peer.ipc.messages import Command
+
+TEXT_CHARS_MAX = 2 << 20
+"""Of a text to tokenize, and of a conversation."""
+DECODED_CHARS_MAX = 4 << 20
+SEQUENCES_MAX = 1024
+
+TokenId = Annotated[int, msgspec.Meta(ge=0, lt=VOCABULARY_MAX)]
+TokenIds = Annotated[list[TokenId], msgspec.Meta(max_length=TEXT_CHARS_MAX)]
+DecodedText = Annotated[str, msgspec.Meta(max_length=DECODED_CHARS_MAX)]
+
+
+class LoadText(msgspec.Struct, frozen=True, tag="load_text", kw_only=True):
+    """The first message to a worker for texts. It has a tokenizer, or a chat template, or both."""
+
+    tokenizer: str = ""
+    """The path of a tokenizer.json; "" for none."""
+    vocab_size: int = 0
+    """Of the model: the tokenizer may have no more ids."""
+    chat_template: str = ""
+    bos: str = ""
+    """The token before a text, as the template names it."""
+    eos: str = ""
+    directory: str
+    """The one folder that the worker may write."""
+    memory_bytes: int
+    """The most that the process may allocate."""
+
+
+class EncodeText(Command, frozen=True, tag="encode"):
+    """Asks for the ids of a text."""
+
+    text: str
+    special: bool
+    """With what the tokenizer puts before and behind a text, such as a token for its beginning."""
+
+
+class DecodeTokens(Command, frozen=True, tag="decode"):
+    """Asks for the text of each sequence of ids."""
+
+    sequences: list[list[int]]
+
+
+class RenderChat(Command, frozen=True, tag="render"):
+    """Asks for a conversation as text that ends where the assistant's next words begin, as a RenderedChat."""
+
+    messages: list[dict[str, str]]
+
+
+class RenderedChat(msgspec.Struct, frozen=True):
+    """A conversation as text, or why the template does not write it."""
+
+    text: Annotated[str, msgspec.Meta(max_length=DECODED_CHARS_MAX)] = ""
+    fault: Annotated[str, msgspec.Meta(max_length=1024)] = ""
+
+
+TextCommand = EncodeText | DecodeTokens | RenderChat
+Texts = Annotated[list[DecodedText], msgspec.Meta(max_length=SEQUENCES_MAX)]

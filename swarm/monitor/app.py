@@ -1,0 +1,158 @@
+"""The application: the page, the state as JSON and as a stream of it, metrics, and whether this monitor itself is well.
+
+    GET  /                  the page
+    GET  /api/v1/state      the state
+    GET  /api/v1/stream     each new state, as server-sent events
+    GET  /metrics           the state for Prometheus
+    GET  /healthz           200 if the last reading was a success and is fresh, else 503
+
+It changes nothing, so there are no other methods. Without a token requests must name this machine as their host. With
+one they bring it as `Authorization: Bearer TOKEN`, or in the page's own cookie, which `/?token=TOKEN` sets.
+"""
+
+from __future__ import annotations
+
+import hmac
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+import msgspec
+import trio
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from swarm.monitor.collector import MonitorCollector
+from swarm.monitor.metrics import CONTENT_TYPE, metrics_text
+from swarm.monitor.state import MonitorState
+from swarm.web.own_host import names_this_machine
+from swarm.web.page_files import page_routes
+
+FRESH_S: Final = 60.0
+STREAMS_MAX: Final = 64
+BEAT_S: Final = 15.0
+COOKIE: Final = "barnraise_monitor"
+_PAGE: Final = Path(__file__).parent / "page"
+_NO_STORE: Final = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+
+
+@dataclass(frozen=True)
+class Access:
+    """Who may look."""
+
+    token: str = ""
+    """Empty: this machine's programs."""
+    host: str = "127.0.0.1"
+    """The address that is listened at."""
+
+    def admits(self, request: Request) -> bool:
+        """Return whether a request may be answered."""
+        if not self.token:
+            return names_this_machine(request.headers.get("host", ""), self.host)
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        return self.is_token(given.strip() if scheme.lower() == "bearer" else request.cookies.get(COOKIE, ""))
+
+    def is_token(self, given: str) -> bool:
+        """Compare in a time that does not tell how much is right."""
+        return hmac.compare_digest(given.encode("utf-8", "replace"), self.token.encode())
+
+
+class _Guard:
+    """The application for those that may look; `/healthz` is for all, since it tells nothing of the run."""
+
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        self._app, self._access = app, access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] != "/healthz":
+            request = Request(scope)
+            given = request.query_params.get("token")
+            if given is not None and self._access.token and self._access.is_token(given):
+                response: Response = RedirectResponse("/", 303)  # so that the token is in no address and no history
+                response.set_cookie(COOKIE, given, httponly=True, samesite="strict")
+                await response(scope, receive, send)
+                return
+            if not self._access.admits(request):
+                await _refusal(self._access)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+def _refusal(access: Access) -> Response:
+    if access.token:
+        why = "this monitor needs its token: open the address that it has printed, or send Authorization: Bearer TOKEN"
+        return JSONResponse({"error": why}, 401, _NO_STORE | {"WWW-Authenticate": "Bearer"})
+    return JSONResponse({"error": "the host of this request is not this machine's own name: ask for 127.0.0.1"}, 403)
+
+
+def monitor_app(collector: MonitorCollector, access: Access) -> Starlette:
+    """Return the application."""
+    streams = trio.CapacityLimiter(STREAMS_MAX)
+
+    async def state(request: Request) -> Response:
+        return Response(encoded(collector.state), media_type="application/json", headers=_NO_STORE)
+
+    async def metrics(request: Request) -> Response:
+        text = metrics_text(collector.state, collector.chains)
+        return Response(text, headers={**_NO_STORE, "Content-Type": CONTENT_TYPE})
+
+    async def health(request: Request) -> Response:
+        watch = collector.state.monitor
+        age_s = None if watch.last_success is None else time.time() - watch.last_success
+        well = age_s is not None and age_s <= FRESH_S
+        body = {"status": "ok" if well else "the run was not read lately", "age_s": age_s}
+        return JSONResponse(body, 200 if well else 503, _NO_STORE)
+
+    async def stream(request: Request) -> Response:
+        try:
+            streams.acquire_on_behalf_of_nowait(request)
+        except trio.WouldBlock:
+            return JSONResponse({"error": f"{STREAMS_MAX} pages are open: close one"}, 503, _NO_STORE)
+        return StreamingResponse(
+            _states(collector, streams, request), media_type="text/event-stream", headers=_NO_STORE
+        )
+
+    async def refuse(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        path = urlsplit(str(request.url)).path[:100]
+        return JSONResponse({"error": f"{path} is not served here: see /"}, error.status_code, _NO_STORE)
+
+    routes = [
+        Route("/api/v1/state", state),
+        Route("/api/v1/stream", stream),
+        Route("/metrics", metrics),
+        Route("/healthz", health),
+        *page_routes(_PAGE),
+    ]
+    app = Starlette(routes=routes, exception_handlers={HTTPException: refuse})
+    app.add_middleware(_Guard, access=access)
+    return app
+
+
+def encoded(state: MonitorState) -> bytes:
+    """Return the state as JSON; NaN and infinity are null."""
+    return msgspec.json.encode(state)
+
+
+async def _states(collector: MonitorCollector, streams: trio.CapacityLimiter, request: Request) -> AsyncIterator[bytes]:
+    """Yield the state, and each later one; a comment now and then finds out whether the page is still there."""
+    try:
+        shown = collector.state
+        yield b"data: " + encoded(shown) + b"\n\n"
+        while True:
+            with trio.move_on_after(BEAT_S):
+                await collector.changed()
+            if collector.state is shown:
+                yield b": still here\n\n"
+                continue
+            shown = collector.state
+            yield b"data: " + encoded(shown) + b"\n\n"
+    finally:
+        streams.release_on_behalf_of(request)

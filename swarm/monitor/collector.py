@@ -1,0 +1,209 @@
+"""The collector: every few seconds one reading through one client connection, and from it the state.
+
+It reads records and heads as `peer status` does, then what led to the last heads, then what members tell of their
+events. Each part has a bound in time and in memory. Where no peer answers it tries again, and says so.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from dataclasses import replace as replaced
+from pathlib import Path
+from typing import Final
+
+import trio
+from msgspec.structs import replace
+
+from peer.errors import BarnraiseError, DeadlineExceeded, DialError, NetworkError
+from peer.events import Event
+from swarm.client.session import RunClient, open_client
+from swarm.client.status import RunReading, read_run
+from swarm.inference.record import SERVERS, ServerRecord, server_schema, servers_key
+from swarm.membership.member_record import member_schema
+from swarm.membership.membership import read_records
+from swarm.monitor.event_words import names_told
+from swarm.monitor.head_chain import HeadChain, follow_history
+from swarm.monitor.member_events import MemberEvents
+from swarm.monitor.model_state import ModelView, model_state
+from swarm.monitor.record_history import RecordHistory
+from swarm.monitor.run_state import RunView, run_state
+from swarm.monitor.state import MonitorState, Verdict, Watch
+from swarm.run.invite import Invite
+from swarm.run.manifest import AnyManifest, Manifest, ServedModelManifest
+
+EVERY_S: Final = 5.0
+READING_S: Final = 40.0
+"""A reading ends after so long, whatever peers do."""
+AGAIN_S: Final = 5.0
+REOPEN_AFTER: Final = 12
+"""After so many readings without any answer the connection is opened again."""
+
+
+@dataclass(frozen=True)
+class MonitorTarget:
+    """What is looked at: an invite, and the home whose saved addresses help to reach it."""
+
+    invite: Invite
+    home: Path | None = None
+
+
+class MonitorCollector:
+    """The state of one run or served model, kept up to date. `run` ends only by an error that waiting does not mend."""
+
+    def __init__(self, target: MonitorTarget, clock: Callable[[], float] = time.time) -> None:
+        self._target, self._clock = target, clock
+        self._watch = Watch(started_at=clock(), readings=0, failed=0, last_success=None, reading_s=None)
+        self._manifest: AnyManifest | None = None
+        self.chains: list[HeadChain] = []
+        """Of each stage."""
+        self._events, self._records = MemberEvents(), RecordHistory()
+        self._turn = trio.Event()
+        self._silent = 0  # readings in a row that found no peer
+        self._lies = 0
+        self.state = self._unreached("the monitor has not reached the run yet")
+
+    async def run(self) -> None:
+        """Look until cancelled. Raises NotAdmitted, ConfigError or ResourceError."""
+        while True:
+            try:
+                async with self._opened() as client:
+                    await self._follow(client)
+            except NetworkError as error:
+                self._failed(error)
+            await trio.sleep(AGAIN_S)
+
+    async def once(self) -> MonitorState:
+        """Look once, with the history that one reading asks for. Raises what keeps the run from being reached."""
+        async with self._opened() as client:
+            await self._look(client)
+        return self.state
+
+    async def changed(self) -> MonitorState:
+        """Wait for the next state."""
+        await self._turn.wait()
+        return self.state
+
+    def _opened(self) -> AbstractAsyncContextManager[RunClient]:
+        target = self._target
+        return open_client(target.invite, target.home, schemas=lambda gate: [member_schema(gate), server_schema(gate)])
+
+    async def _follow(self, client: RunClient) -> None:
+        """Read every `EVERY_S` until no peer has answered for long."""
+        with client.host.events.subscribed(self._note):
+            self._silent = 0
+            while self._silent < REOPEN_AFTER:
+                due = trio.current_time() + EVERY_S
+                try:
+                    with trio.fail_after(READING_S):
+                        await self._look(client)
+                except NetworkError as error:
+                    self._failed(error)
+                except trio.TooSlowError:
+                    self._failed(DeadlineExceeded(f"a reading took more than {READING_S:.0f} s"))
+                await trio.sleep_until(due)
+
+    async def _look(self, client: RunClient) -> None:
+        began = trio.current_time()
+        if self._manifest is None:
+            self._manifest = client.manifest
+            stages = client.manifest.stages if isinstance(client.manifest, Manifest) else 0
+            self.chains = [HeadChain() for _ in range(stages)]
+        found: RunReading | Mapping[str, ServerRecord]
+        if isinstance(client.manifest, Manifest):
+            found = await self._look_at_run(client)
+            silent = not found.records and not any(found.best)
+        else:
+            found = await self._look_at_model(client, client.manifest)
+            silent = not found
+        self._silent = self._silent + 1 if silent else 0
+        self._watch = replace(
+            self._watch,
+            readings=self._watch.readings + 1,
+            last_success=self._clock(),
+            reading_s=round(trio.current_time() - began, 3),
+            failure="",
+            lies=self._lies,
+        )
+        self._show(found)
+
+    async def _look_at_run(self, client: RunClient) -> RunReading:
+        manifest, reading = client.training, await read_run(client)
+        self._records.note(reading.records)
+        self._records.note_losses(reading.records)
+        async with trio.open_nursery() as nursery:
+            for stage, chain in enumerate(self.chains):
+                nursery.start_soon(follow_history, client.host, chain, reading.best[stage], reading.at)
+            nursery.start_soon(self._poll_events, client, asked_for_events(manifest, reading))
+        return reading
+
+    async def _look_at_model(self, client: RunClient, manifest: ServedModelManifest) -> Mapping[str, ServerRecord]:
+        records = await read_records(client.node, client.host, SERVERS, servers_key(manifest.run_id))
+        self._records.note(records)
+        await self._poll_events(client, sorted(records))
+        return records
+
+    async def _poll_events(self, client: RunClient, peers: Sequence[str]) -> None:
+        await self._events.poll(client.host, peers, self._clock())
+
+    def _show(self, found: RunReading | Mapping[str, ServerRecord]) -> None:
+        told = self._events.told()
+        outcomes = {peer: self._events.outcome(peer) for peer in told}
+        rates, names = self._records.rates, names_told(told) | self._records.names
+        if isinstance(found, RunReading):
+            assert isinstance(self._manifest, Manifest)
+            view = RunView(self._manifest, found, self.chains, self._watch, told, outcomes, rates, names)
+            self._publish(run_state(replaced(view, losses=self._records.losses)))
+        else:
+            assert isinstance(self._manifest, ServedModelManifest)
+            at = self._clock()
+            self._publish(model_state(ModelView(self._manifest, at, found, self._watch, told, outcomes, rates, names)))
+
+    def _failed(self, error: BarnraiseError) -> None:
+        self._watch = replace(self._watch, failed=self._watch.failed + 1, failure=why_not(error), lies=self._lies)
+        self._silent += 1
+        self._publish(self._unreached(why_not(error)))
+
+    def _unreached(self, why: str) -> MonitorState:
+        """Return the last state, as one that is not current."""
+        remedy = "start the coordinator or a member again; `peer doctor INVITE` says what fails. This monitor tries on"
+        verdict = Verdict(level="unknown", word="not reached", reason=why, remedy=remedy, basis=("seen",))
+        if self._manifest is None or self._watch.readings == 0:
+            run_id = self._target.invite.run_id
+            return MonitorState(
+                kind="unknown",
+                at=self._clock(),
+                run_id=run_id,
+                name="",
+                open=False,
+                verdict=verdict,
+                monitor=self._watch,
+            )
+        return replace(self.state, verdict=verdict, monitor=self._watch)
+
+    def _publish(self, state: MonitorState) -> None:
+        self.state = state
+        self._turn.set()
+        self._turn = trio.Event()
+
+    def _note(self, event: Event) -> None:
+        self._lies += event.name == "peer_penalized"
+
+
+def why_not(error: BarnraiseError) -> str:
+    """Return why a reading failed, without the addresses that the error names: the page may have many readers."""
+    if isinstance(error, DialError):
+        return f"no peer could be reached at the addresses of the invite or the home ({error.reason})"
+    if isinstance(error, DeadlineExceeded):
+        return "the peers that were asked answered too late"
+    return f"the connection to the run failed ({type(error).__name__})"
+
+
+def asked_for_events(manifest: Manifest, reading: RunReading) -> list[str]:
+    """Return the peers whose events are asked for, those that matter most first."""
+    members = [member.peer for proven in reading.best if proven for member in proven.head.members]
+    known = reading.records.keys()
+    here = [peer for peer in (manifest.authority, *members) if peer in known]
+    return [*here, *sorted(known - set(here))]

@@ -1,0 +1,114 @@
+"""The events that peers tell (`swarm.membership.told_events`), followed by cursors: so many of so many peers, in a
+bounded time. A peer that answers nothing, or nonsense, is marked and asked less and less often."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+import trio
+
+from peer.errors import BarnraiseError, ProtocolViolation
+from peer.net.host import Host
+from swarm.membership.told_events import EVENTS, AskEvents, EventPage, ToldEvent
+
+KEPT_MAX: Final = 400
+"""Events of one peer."""
+PEERS_MAX: Final = 128
+PAGES_MAX: Final = 8
+"""Of one peer at one reading."""
+CALL_S: Final = 3.0
+POLL_S: Final = 8.0
+"""For all peers together."""
+AT_ONCE: Final = 16
+BACK_OFF_S: Final = 10.0
+BACK_OFF_MAX_S: Final = 300.0
+
+Outcome = Literal["told", "silent", "garbage", "not asked"]
+
+
+@dataclass
+class _Followed:
+    cursor: AskEvents = field(default_factory=AskEvents)
+    kept: deque[ToldEvent] = field(default_factory=lambda: deque(maxlen=KEPT_MAX))
+    outcome: Outcome = "not asked"
+    failures: int = 0
+    again_at: float = 0.0
+    """By trio's clock."""
+
+
+class MemberEvents:
+    """The last events of the peers that are followed."""
+
+    def __init__(self) -> None:
+        self._peers: dict[str, _Followed] = {}
+
+    async def poll(self, host: Host, peers: Sequence[str], now: float) -> None:
+        """Ask the first `PEERS_MAX` peers for what is new, at `now`, Unix time. Peers that are away keep what they have
+        told until others need the place."""
+        wanted = list(dict.fromkeys(peers))[:PEERS_MAX]
+        followed = {peer: self._peers.pop(peer) if peer in self._peers else _Followed() for peer in wanted}
+        self._peers = dict(list(self._peers.items())[max(0, len(self._peers) + len(followed) - PEERS_MAX) :])
+        self._peers |= followed
+        at_once = trio.CapacityLimiter(AT_ONCE)
+
+        async def ask(peer: str, state: _Followed) -> None:
+            async with at_once:
+                await _ask(host, peer, state, now)
+
+        with trio.move_on_after(POLL_S):
+            async with trio.open_nursery() as nursery:
+                for peer, state in followed.items():
+                    if state.again_at <= trio.current_time():
+                        nursery.start_soon(ask, peer, state)
+
+    def outcome(self, peer: str) -> Outcome:
+        """Return what came of asking that peer the last time."""
+        return self._peers[peer].outcome if peer in self._peers else "not asked"
+
+    def told(self) -> dict[str, tuple[ToldEvent, ...]]:
+        """Return what each peer has told, oldest first."""
+        return {peer: tuple(state.kept) for peer, state in self._peers.items()}
+
+
+async def _ask(host: Host, peer: str, state: _Followed, now: float) -> None:
+    """Read up to `PAGES_MAX` pages of one peer."""
+    try:
+        for _ in range(PAGES_MAX):
+            page = (await host.rpc.call(peer, EVENTS, state.cursor, timeout_s=CALL_S)).body
+            _check(page, state.cursor)
+            if page.session != state.cursor.session:
+                state.kept.clear()  # of the process before: this one's begin again
+            state.cursor = AskEvents(page.session, page.last)
+            state.kept.extend(_not_later(event, now) for event in page.events)
+            if not page.events:
+                break
+    except ProtocolViolation as error:
+        host.events.emit("peer_penalized", peer=peer, reason=str(error))
+        _failed(state, "garbage")
+    except BarnraiseError:
+        _failed(state, "silent")
+    else:
+        state.outcome, state.failures, state.again_at = "told", 0, 0.0
+
+
+def _check(page: EventPage, cursor: AskEvents) -> None:
+    """Raise if a page cannot follow the cursor."""
+    if not page.session:
+        raise ProtocolViolation("a page of events names no session")
+    if page.session == cursor.session and page.last < cursor.after + len(page.events):
+        raise ProtocolViolation("a page of events goes back behind its cursor")
+
+
+def _failed(state: _Followed, outcome: Outcome) -> None:
+    state.outcome = outcome
+    wait_s = min(BACK_OFF_MAX_S, BACK_OFF_S * 2 ** min(state.failures, 8))
+    state.failures += 1
+    state.again_at = trio.current_time() + wait_s
+
+
+def _not_later(event: ToldEvent, now: float) -> ToldEvent:
+    """Return the event with a time that is not in the future: a clock that is ahead would stand on top for ever."""
+    return event if event.at <= now else ToldEvent(now, event.name, event.fields)

@@ -1,0 +1,244 @@
+// The monitor's page: draws each state that the stream brings. Texts are strangers': only textContent, never markup.
+import { lossChart } from "/chart.js";
+import { age, clock, count, loss, rate, shortId, size } from "/format.js";
+
+const part = (id) => document.getElementById(id);
+
+function element(tag, text = "", className = "") {
+  const made = document.createElement(tag);
+  if (text !== "") made.textContent = text;
+  if (className) made.className = className;
+  return made;
+}
+
+const KINDS = { facts: "proved", seen: "seen", claims: "claimed" };
+const kind = (name) => element("span", KINDS[name], `kind ${name}`);
+
+let state = null;
+let received = 0;
+
+const nameOf = (peer) => state.names[peer] || `…${shortId(peer)}`;
+
+function drawHead() {
+  const what = { run: "training run", model: "served model", unknown: "" }[state.kind];
+  part("name").textContent = state.name || "Barnraise";
+  document.title = `${state.verdict.word} · ${state.name || "Barnraise"}`;
+  const admission = state.kind === "unknown" ? "" : state.open ? ", open to all" : ", by invitation";
+  const method = state.method ? `, ${state.method}` : "";
+  part("what").textContent = `${what} ${state.run_id}${admission}${method}`;
+}
+
+function drawVerdict() {
+  const { level, word, reason, remedy, basis } = state.verdict;
+  part("verdict").className = level;
+  part("word").textContent = word;
+  part("basis").replaceChildren(...basis.map(kind));
+  part("reason").textContent = reason;
+  part("remedy").textContent = remedy;
+  part("cautions").replaceChildren(...state.cautions.map((text) => element("li", text)));
+  part("cautions").hidden = !state.cautions.length;
+}
+
+function line(name, text) {
+  const made = element("p", `${text} `);
+  made.append(kind(name));
+  return made;
+}
+
+function stageCard(stage) {
+  const over = state.verdict.level === "over";
+  const { facts, seen, claims } = stage;
+  const margin = seen.margin;
+  const card = element("article", "", `stage ${over || margin === null ? "" : margin < 0 ? "bad" : margin ? "" : "edge"}`);
+  const whole = state.stages.length === 1;
+  const blocks = `blocks ${stage.first} to ${stage.end - 1}`;
+  card.append(element("h3", whole ? `Whole model, ${blocks}` : `Stage ${stage.stage}, ${blocks}`));
+  if (facts) {
+    const of = state.rounds_planned ? ` of ${state.rounds_planned}` : "";
+    const tokens = facts.tokens ? `, ${count(facts.tokens)} tokens` : "";
+    card.append(line("facts", `Round ${facts.round}${of}${tokens}`));
+    if (facts.members) {
+      card.append(line("facts", `${facts.members} members, quorum ${facts.quorum}${facts.learners ? `, ${facts.learners} new` : ""}`));
+      if (!over) card.append(line("seen", `${seen.answering} answer, margin ${margin}`));
+    }
+  } else {
+    card.append(line("seen", "No peer proves a commit"));
+  }
+  if (seen.commit_age_s !== null && facts && facts.round) {
+    card.append(line("seen", seen.round_s ? `Last commit ${age(seen.commit_age_s)} ago, a round takes ${age(seen.round_s)}`
+      : `Last commit at least ${age(seen.commit_age_s)} ago`));
+  }
+  const arriving = claims.arriving ? `, ${claims.arriving} arriving` : "";
+  const rated = claims.rate ? `, ${claims.rate.toFixed(1)} micro-batches a second` : "";
+  const queue = claims.queue === null ? "" : `, ${claims.queue.toFixed(1)} waiting at each`;
+  card.append(line("claims", `${claims.replicas} replicas${arriving}${rated}${queue}`));
+  const there = state.members.filter((m) => m.claims && m.claims.role !== "coordinator" && m.claims.role !== "feeder"
+    && (whole || m.claims.stage === stage.stage));
+  card.append(chips(there.map((m) => [m.claims.name, false])));
+  return card;
+}
+
+function blockCard(row) {
+  const card = element("article", "", `stage ${row.servers === 0 ? "bad" : row.servers === 1 ? "edge" : ""}`);
+  card.append(element("h3", row.end - row.first === 1 ? `Block ${row.first}` : `Blocks ${row.first} to ${row.end - 1}`));
+  const arriving = row.arriving ? `, ${row.arriving} loading` : "";
+  const leaving = row.leaving ? `, ${row.leaving} leaving` : "";
+  card.append(line("claims", `${row.servers} servers${arriving}${leaving}`));
+  card.append(chips(row.peers.map((peer) => [nameOf(peer), false])));
+  return card;
+}
+
+function chips(names) {
+  const list = element("ul", "", "replicas");
+  for (const [name] of names.slice(0, 24)) list.append(element("li", name));
+  if (names.length > 24) list.append(element("li", `and ${names.length - 24} more`));
+  return list;
+}
+
+function drawMap() {
+  const model = state.kind === "model";
+  part("map-title").textContent = model ? "Blocks" : state.stages.length > 1 ? "Stages" : "Group";
+  const cards = model ? state.blocks.map(blockCard) : state.stages.map(stageCard);
+  part("map").replaceChildren(...cards);
+}
+
+function doing(member) {
+  const { claims, seen } = member;
+  if (!claims) return "away";
+  const trouble = { silent: "; tells no events", garbage: "; answers nonsense" }[seen.events] || "";
+  const place = claims.stage === null ? "" : `stage ${claims.stage}, `;
+  const blocks = claims.first === null ? "" : `blocks ${claims.first} to ${claims.end - 1}, `;
+  return `${claims.role === "full" ? "" : `${claims.role}, `}${place}${blocks}${claims.phase}${trouble}`;
+}
+
+const COLUMNS = [
+  ["Peer", "", "claims", (m) => (m.claims ? m.claims.name : "")],
+  ["Id", "", "facts", (m) => shortId(m.peer)],
+  ["In the head", "", "facts", (m) => ({ member: "member", learner: "new", none: "" })[m.facts.membership]],
+  ["Merged / missed", "number", "facts", (m) => (m.facts.merged + m.facts.missed ? `${m.facts.merged} / ${m.facts.missed}` : "")],
+  ["Answers", "", "seen", (m) => (m.seen.answers ? "yes" : "no")],
+  ["Does", "", "claims", doing],
+  ["Steps or micro-batches/s", "number", "claims", (m) => (m.claims && m.claims.speed ? m.claims.speed.toFixed(1) : "")],
+  ["Loss", "number", "claims", (m) => (m.claims ? loss(m.claims.loss) : "")],
+  ["Up/s", "number", "claims", (m) => (m.claims ? rate(m.claims.up_bytes_s) : "")],
+  ["Down/s", "number", "claims", (m) => (m.claims ? rate(m.claims.down_bytes_s) : "")],
+  ["Up / down", "number", "claims", (m) => (m.claims ? `${size(m.claims.bytes_up)} / ${size(m.claims.bytes_down)}` : "")],
+  ["Version", "", "claims", (m) => (m.claims ? m.claims.version : "")],
+];
+const SERVER_COLUMNS = [
+  ...COLUMNS.slice(0, 2), ...COLUMNS.slice(4, 6),
+  ["Sessions", "number", "claims", (m) => (m.claims && m.claims.sessions !== null ? String(m.claims.sessions) : "")],
+  ["Cache used", "number", "claims", (m) => (m.claims && m.claims.kv_used !== null ? `${(100 * m.claims.kv_used).toFixed(0)} %` : "")],
+  ["ms a step", "number", "claims", (m) => (m.claims && m.claims.step_ms !== null ? m.claims.step_ms.toFixed(1) : "")],
+  ...COLUMNS.slice(8),
+];
+
+function drawMembers() {
+  const columns = state.kind === "model" ? SERVER_COLUMNS : COLUMNS;
+  part("members-title").textContent = state.kind === "model" ? "Servers" : "Members";
+  const head = element("thead");
+  const titles = element("tr");
+  for (const [title, align, from] of columns) {
+    const cell = element("th", `${title} `, align);
+    cell.scope = "col";
+    cell.append(kind(from));
+    titles.append(cell);
+  }
+  head.append(titles);
+  const body = element("tbody");
+  for (const member of state.members) {
+    const row = element("tr", "", member.claims || state.verdict.level === "over" ? "" : "away");
+    for (const [title, align, , text] of columns) {
+      const cell = element("td", text(member), align);
+      cell.dataset.label = title;
+      row.append(cell);
+    }
+    row.title = member.peer;
+    body.append(row);
+  }
+  part("members").replaceChildren(head, body);
+  const more = state.monitor.members_left_out;
+  part("left-out").textContent = more ? `${more} more are not shown.` : state.members.length ? "" : "No peer publishes a record.";
+}
+
+function roundLine(made) {
+  const { facts, claims } = made;
+  const of = state.stages.length > 1 ? ` of stage ${made.stage}` : "";
+  const item = element("li");
+  item.append(element("time", made.seen_at === null ? "earlier" : clock(made.seen_at)));
+  if (made.starts_term) {
+    item.append(`Term ${made.term}${of} began after round ${made.round} with ${facts.members} members: ${names(facts.took_part.length ? facts.took_part : facts.joined)}`);
+    return item;
+  }
+  item.append(`Round ${made.round}${of}: ${facts.took_part.length} took part`);
+  if (facts.tokens) item.append(`, ${count(facts.tokens)} tokens`);
+  if (facts.absent.length) item.append(element("span", `; absent: ${names(facts.absent)}`, "bad"));
+  if (facts.joined.length) item.append(`; new: ${names(facts.joined)}`);
+  if (facts.left.length) item.append(`; left: ${names(facts.left)}`);
+  if (facts.discarded) item.append(element("span", `; ${facts.discarded} attempts discarded`, "bad"));
+  if (claims.failures.length) item.append(" (", claims.failures.join("; "), " ", kind("claims"), ")");
+  if (claims.last && claims.behind_s >= 0.1) {
+    item.append(`; last: ${nameOf(claims.last)}, ${claims.behind_s.toFixed(1)} s after the first `, kind("claims"));
+  }
+  return item;
+}
+
+const names = (peers) => peers.slice(0, 8).map(nameOf).join(", ") + (peers.length > 8 ? ` and ${peers.length - 8} more` : "");
+
+function drawRounds() {
+  const run = state.stages.some((stage) => stage.facts); // by gossip there are no common rounds
+  part("rounds-part").hidden = !run;
+  part("rounds").replaceChildren(...state.rounds.map(roundLine));
+  part("older").textContent = !state.rounds.length ? "No commit is proved yet."
+    : state.monitor.history_complete ? "" : "Older rounds are still being read.";
+}
+
+function drawLoss() {
+  part("loss-part").hidden = state.kind !== "run";
+  const points = state.loss;
+  part("loss").replaceChildren(...lossChart(points));
+  const last = points.filter((p) => p.train !== null).at(-1);
+  const held = points.filter((p) => p.held_out !== null).at(-1);
+  const words = [];
+  if (last) words.push(`train ${loss(last.train)} at round ${last.round} (median of ${last.peers})`);
+  if (held) words.push(`held out ${loss(held.held_out)} at round ${held.round}`);
+  part("loss-text").textContent = words.length ? `Nats a token: ${words.join(", ")}.` : "No member has told a loss yet.";
+}
+
+function drawLog() {
+  const lines = state.log.map((entry) => {
+    const item = element("li");
+    const more = entry.tellers.length > 1 ? ` (${entry.tellers.length} say so)` : "";
+    item.append(element("time", clock(entry.at)), `${entry.text}${more}`);
+    return item;
+  });
+  part("log").replaceChildren(...(lines.length ? lines : [element("li", "No peer has told an event yet.")]));
+}
+
+function drawWatch() {
+  const watch = state.monitor;
+  const took = watch.reading_s === null ? "" : `, the last one in ${watch.reading_s.toFixed(2)} s`;
+  const lies = watch.lies ? `; ${watch.lies} false answers refused` : "";
+  const failed = watch.failed ? `; ${watch.failed} failed` : "";
+  part("watch").textContent = `This monitor looks since ${clock(watch.started_at)}: ${watch.readings} readings${took}${failed}${lies}.`;
+}
+
+function draw(next) {
+  state = next;
+  received = Date.now();
+  for (const step of [drawHead, drawVerdict, drawMap, drawMembers, drawRounds, drawLoss, drawLog, drawWatch]) step();
+  beat();
+}
+
+function beat() {
+  if (!state) return;
+  const seconds = Math.round((Date.now() - received) / 1000);
+  part("live").textContent = seconds > 30 ? `no news for ${age(seconds)}` : "live";
+}
+
+const stream = new EventSource("/api/v1/stream");
+stream.onmessage = (event) => draw(JSON.parse(event.data));
+stream.onerror = () => {
+  part("live").textContent = "the monitor does not answer: is it still running?";
+};
+setInterval(beat, 5000);

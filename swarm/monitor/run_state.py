@@ -1,0 +1,332 @@
+"""The state of a training run, from one reading, the heads that are known and the events that were told. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, median
+from typing import Final
+
+from msgspec.structs import replace
+
+from peer.net.address_book import is_circuit
+from peer.plain_text import plain
+from swarm.client.status import MemberStatus, RunReading
+from swarm.membership.member_record import MemberRecord
+from swarm.membership.told_events import ToldEvent
+from swarm.membership.vote_shares import VoteShare, caution
+from swarm.monitor.event_words import log_lines
+from swarm.monitor.head_chain import HeadChain, absent_from, joined, left, took_part
+from swarm.monitor.member_events import Outcome
+from swarm.monitor.run_verdict import verdict_of
+from swarm.monitor.state import (
+    Link,
+    LossPoint,
+    MemberClaims,
+    MemberFacts,
+    MemberSeen,
+    MemberState,
+    MonitorState,
+    RoundClaims,
+    RoundFacts,
+    RoundState,
+    StageClaims,
+    StageFacts,
+    StageSeen,
+    StageState,
+    Watch,
+)
+from swarm.protocol.head import Head
+from swarm.run.manifest import Manifest
+
+MEMBERS_SHOWN: Final = 256
+ROUNDS_SHOWN: Final = 60
+LOSSES_SHOWN: Final = 240
+CLAIMED_S_MAX: Final = 1e6
+
+
+@dataclass(frozen=True)
+class RunView:
+    """All that the state of a run is made of."""
+
+    manifest: Manifest
+    reading: RunReading
+    chains: Sequence[HeadChain]
+    """Of each stage."""
+    watch: Watch
+    told: Mapping[str, Sequence[ToldEvent]] = field(default_factory=dict)
+    outcomes: Mapping[str, Outcome] = field(default_factory=dict)
+    """What came of asking each peer for its events."""
+    rates: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """Bytes a second, up and down, that each peer's last two records differ by."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    losses: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+    """The training loss that each peer's record claimed while the peer was at that round."""
+
+    @property
+    def gossip(self) -> bool:
+        return not self.manifest.outer.has_common_state
+
+    @property
+    def answering(self) -> set[str]:
+        """The peers that answered from near a stage's last head."""
+        return {member.peer for proven in self.reading.best if proven for member in proven.near}
+
+
+def run_state(view: RunView) -> MonitorState:
+    """Return the state."""
+    manifest, status = view.manifest, view.reading.status
+    stages = tuple(_stage(view, stage) for stage in range(manifest.stages))
+    rounds = tuple(_rounds(view))
+    members, left_out = _members(view)
+    watch = view.watch
+    return MonitorState(
+        kind="run",
+        at=view.reading.at,
+        run_id=manifest.run_id,
+        name=plain(manifest.run.name, 64),
+        open=manifest.run.open,
+        method=status.method,
+        codec=str(manifest.codec.up),
+        rounds_planned=manifest.run.rounds,
+        verdict=verdict_of(manifest, view.reading, stages, watch, last_failure(view)),
+        stages=stages,
+        members=members,
+        rounds=rounds,
+        loss=_losses(view),
+        log=log_lines(view.told, view.names),
+        names={peer: plain(name, 64) for peer, name in view.names.items()},
+        cautions=tuple(plain(_caution(share)) for share in status.shares),
+        monitor=_with_left_out(watch, left_out, view.chains),
+    )
+
+
+def last_failure(view: RunView) -> str:
+    """Return why the last attempt failed that a leader told of, if that was at a round that is not committed."""
+    heads = [chain.last for chain in view.chains if chain.last]
+    behind = min((head.round for head in heads), default=0)
+    failed = [
+        (event.at, str(event.fields.get("reason", "")))
+        for events in view.told.values()
+        for event in events
+        if event.name == "attempt_failed" and _number(event.fields.get("round")) > behind
+    ]
+    return plain(max(failed)[1], 120) if failed else ""
+
+
+def _caution(share: VoteShare) -> str:
+    """Return the warning without the prefix itself: no address is shown."""
+    return caution(share).replace(f"the address prefix {share.prefix}", "one address prefix")
+
+
+def _with_left_out(watch: Watch, left_out: int, chains: Sequence[HeadChain]) -> Watch:
+    complete = all(not chain.wants_older for chain in chains)
+    return replace(watch, members_left_out=left_out, history_complete=complete)
+
+
+def _stage(view: RunView, stage: int) -> StageState:
+    manifest, reading, chain = view.manifest, view.reading, view.chains[stage]
+    first, end = manifest.cuts[stage]
+    head, proven = chain.last, reading.best[stage]
+    records = [record for record in reading.records.values() if _is_at(view, record, stage)]
+    at_work = [record for record in records if not record.moving(reading.at)]
+    queues = [record.queue for record in at_work if record.service_s > 0]
+    answering = len(set(head.members).intersection(proven.near)) if head and proven else 0
+    phases = Counter(record.phase for record in at_work).most_common(1)
+    seen_at = chain.seen_at.get(head.hash) if head else None
+    return StageState(
+        stage=stage,
+        first=first,
+        end=end,
+        facts=None if head is None else _stage_facts(chain, head),
+        seen=StageSeen(
+            answering=answering,
+            margin=answering - head.quorum if head and head.members else None,
+            commit_age_s=None if seen_at is None else max(0.0, round(reading.at - seen_at, 1)),
+            round_s=chain.round_s(),
+        ),
+        claims=StageClaims(
+            replicas=len(at_work),
+            arriving=len(records) - len(at_work),
+            rate=sum(record.rate for record in at_work),
+            queue=fmean(queues) if queues else None,
+            phase=plain(phases[0][0], 64) if phases else "",
+        ),
+    )
+
+
+def _is_at(view: RunView, record: MemberRecord, stage: int) -> bool:
+    return record.role == "full" if view.manifest.stages == 1 else record.stage == stage
+
+
+def _stage_facts(chain: HeadChain, head: Head) -> StageFacts:
+    return StageFacts(
+        round=head.round,
+        term=head.term,
+        tokens=head.tokens,
+        state_hash=head.state_hash.hex(),
+        members=len(head.members),
+        quorum=head.quorum if head.members else 0,
+        absent=len(head.absent),
+        learners=len(head.learners),
+    )
+
+
+def _members(view: RunView) -> tuple[tuple[MemberState, ...], int]:
+    """Return the peers that are shown, those in heads first, and how many are not."""
+    heads = [chain.last for chain in view.chains if chain.last]
+    members = {member.peer for head in heads for member in head.members}
+    learners = {learner.member.peer for head in heads for learner in head.learners}
+    merged, missed = Counter[str](), Counter[str]()
+    for chain in view.chains:
+        for before, head in chain.commits():
+            merged.update(took_part(head))
+            missed.update(absent_from(before, head))
+    statuses = {status.peer: status for status in view.reading.status.peers}
+    answering = view.answering
+
+    def rank(peer: str) -> tuple[int, int, str, str]:
+        status = statuses.get(peer)
+        place = 0 if peer in members else 1 if peer in learners else 2
+        return place, status.stage if status else 0, status.name if status else "~", peer
+
+    peers = sorted({*statuses, *members, *learners}, key=rank)
+    shown = tuple(
+        MemberState(
+            peer=peer,
+            facts=MemberFacts(
+                membership="member" if peer in members else "learner" if peer in learners else "none",
+                merged=merged[peer],
+                missed=missed[peer],
+            ),
+            seen=MemberSeen(
+                answers=peer in answering,
+                events=view.outcomes.get(peer, "not asked"),
+                link=link_of(view.reading.records[peer].addresses) if peer in statuses else "unknown",
+            ),
+            claims=_claims(statuses[peer], view.rates.get(peer)) if peer in statuses else None,
+        )
+        for peer in peers[:MEMBERS_SHOWN]
+    )
+    return shown, max(0, len(peers) - MEMBERS_SHOWN)
+
+
+def link_of(addresses: Sequence[str]) -> Link:
+    """Return how a peer says that it can be reached."""
+    if not addresses:
+        return "unknown"
+    return "relay" if all(is_circuit(address) for address in addresses) else "direct"
+
+
+def _claims(status: MemberStatus, rate: tuple[float, float] | None) -> MemberClaims:
+    staged = status.stage >= 0
+    return MemberClaims(
+        name=plain(status.name, 64),
+        role=status.role,
+        version=plain(status.version, 64),
+        phase=plain(status.phase, 64),
+        age_s=status.age_s,
+        bytes_up=status.bytes_up,
+        bytes_down=status.bytes_down,
+        up_bytes_s=rate[0] if rate else None,
+        down_bytes_s=rate[1] if rate else None,
+        round=status.round,
+        stage=status.stage if staged else None,
+        speed=(status.rate if staged else status.speed) if status.role in ("full", "stage") else None,
+        loss=status.loss,
+        val_loss=status.val_loss,
+    )
+
+
+def _rounds(view: RunView) -> Iterator[RoundState]:
+    """Yield the last commits of all stages, newest first, as heads tell them."""
+    trained, failures = _told_of_rounds(view.told)
+    share = max(4, ROUNDS_SHOWN // view.manifest.stages)
+    found = []
+    for stage, chain in enumerate(view.chains):
+        for number, (before, head) in enumerate(chain.commits()):
+            if number >= share or not (head.round or head.members):
+                break
+            found.append(_round(view, stage, before, head, (trained, failures)))
+    yield from sorted(found, key=lambda made: (made.term, made.round, made.stage), reverse=True)
+
+
+Trained = dict[int, dict[str, float]]
+Failures = dict[tuple[int, object], list[str]]
+
+
+def _round(view: RunView, stage: int, before: Head | None, head: Head, told: tuple[Trained, Failures]) -> RoundState:
+    chain, part = view.chains[stage], took_part(head)
+    ended = [(at, peer) for peer, at in told[0].get(head.round, {}).items() if peer in part]
+    of = stage if view.manifest.stages > 1 else None
+    reasons = told[1].get((head.round, of), []) if head.attempt > 0 else []
+    return RoundState(
+        stage=stage,
+        round=head.round,
+        term=head.term,
+        starts_term=head.attempt < 0,
+        seen_at=chain.seen_at.get(head.hash),
+        facts=RoundFacts(
+            took_part=part,
+            absent=absent_from(before, head),
+            joined=joined(before, head),
+            left=left(before, head),
+            discarded=max(0, head.attempt),
+            members=len(head.members),
+            tokens=head.tokens - before.tokens if before else 0,
+        ),
+        claims=RoundClaims(
+            last=max(ended)[1] if len(ended) > 1 else "",
+            behind_s=round(min(CLAIMED_S_MAX, max(ended)[0] - min(ended)[0]), 1) if len(ended) > 1 else 0.0,
+            failures=tuple(reasons[-4:]),
+        ),
+    )
+
+
+def _told_of_rounds(told: Mapping[str, Sequence[ToldEvent]]) -> tuple[Trained, Failures]:
+    """Return when each peer ended its training of a round, and why attempts failed."""
+    trained: Trained = {}
+    failures: Failures = {}
+    for peer, events in told.items():
+        for event in events:
+            number = _number(event.fields.get("round"))
+            if event.name == "round_trained":
+                trained.setdefault(number, {})[peer] = event.at
+            elif event.name == "attempt_failed":
+                reason = plain(str(event.fields.get("reason", "")), 120)
+                failures.setdefault((number, event.fields.get("stage")), []).append(reason)
+    return trained, failures
+
+
+def _losses(view: RunView) -> tuple[LossPoint, ...]:
+    """Return the losses of the last rounds. Rounds that no head can have reached are not believed."""
+    reached = max((chain.last.round for chain in view.chains if chain.last), default=-1)
+    train = {number: dict(of) for number, of in view.losses.items() if view.gossip or number <= reached + 1}
+    held_out: dict[int, float] = {}
+    for peer, events in view.told.items():
+        for event in events:
+            loss, number = event.fields.get("loss"), _number(event.fields.get("round"))
+            if not isinstance(loss, int | float) or isinstance(loss, bool) or not math.isfinite(loss):
+                continue
+            if not view.gossip and number > reached + 1:
+                continue
+            if event.name == "round_trained":
+                train.setdefault(number, {})[peer] = float(loss)
+            elif event.name == "val_evaluated":
+                held_out[number] = float(loss)
+    numbers = sorted(train.keys() | held_out.keys())[-LOSSES_SHOWN:]
+    return tuple(
+        LossPoint(
+            round=number,
+            train=median(train[number].values()) if number in train else None,
+            peers=len(train.get(number, ())),
+            held_out=held_out.get(number),
+        )
+        for number in numbers
+    )
+
+
+def _number(value: object) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else -1

@@ -1,0 +1,245 @@
+"""What the monitor shows, as plain values: the JSON of `/api/v1/state`, which the page and `peer top` draw.
+
+Three kinds of knowledge are kept apart. `facts` follow from proved heads and the signed manifest. `seen` is what this
+monitor met with itself: who answered, when a head was new to it. `claims` are what peers say of themselves; nothing
+checks them.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Level = Literal["good", "edge", "waiting", "bad", "over", "unknown"]
+Basis = Literal["facts", "seen", "claims"]
+Link = Literal["direct", "relay", "unknown"]
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """How the run or model is, in one line."""
+
+    level: Level
+    word: str
+    reason: str
+    remedy: str = ""
+    """What to do; empty where nothing is wrong."""
+    basis: tuple[Basis, ...]
+    """What the verdict rests on."""
+
+
+class StageFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """Of the furthest proved head of a stage's group."""
+
+    round: int
+    term: int
+    tokens: int
+    state_hash: str
+    members: int
+    quorum: int
+    absent: int
+    """Members without a contribution to the last round."""
+    learners: int
+
+
+class StageSeen(msgspec.Struct, frozen=True, kw_only=True):
+    """What the monitor met with at a stage."""
+
+    answering: int
+    """Members that answered from near that head."""
+    margin: int | None
+    """How many of these may fall silent before rounds stop; negative: that many are missing. None without members."""
+    commit_age_s: float | None
+    """Seconds since the head was new to this monitor: at least so old is the last commit."""
+    round_s: float | None
+    """Mean seconds of the last rounds, of commits that came while the monitor looked; None before two did."""
+
+
+class StageClaims(msgspec.Struct, frozen=True, kw_only=True):
+    """What the records of a stage's replicas add up to."""
+
+    replicas: int
+    arriving: int
+    rate: float
+    """Micro-batches a second."""
+    queue: float | None
+    phase: str
+
+
+class StageState(msgspec.Struct, frozen=True, kw_only=True):
+    """One stage, or the whole model where it is not cut: blocks `first` to before `end`."""
+
+    stage: int
+    first: int
+    end: int
+    facts: StageFacts | None
+    seen: StageSeen
+    claims: StageClaims
+
+
+class BlockRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Blocks of a served model, `first` to before `end`, that have the same servers, as these claim."""
+
+    first: int
+    end: int
+    servers: int
+    arriving: int
+    leaving: int
+    peers: tuple[str, ...]
+
+
+class MemberFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What the heads of the last rounds say of a peer."""
+
+    membership: Literal["member", "learner", "none"]
+    merged: int
+    """Rounds, of those that the monitor knows, that merged a contribution of the peer."""
+    missed: int
+    """Rounds, of those, for which the peer was a member or learner and contributed nothing."""
+
+
+class MemberSeen(msgspec.Struct, frozen=True, kw_only=True):
+    """What the monitor met with when it asked the peer."""
+
+    answers: bool
+    """Whether the peer answered, at the last reading, from near the last head."""
+    events: Literal["told", "silent", "garbage", "not asked"]
+    """What came of asking for its events."""
+    link: Link
+    """By the addresses that it announces."""
+
+
+class MemberClaims(msgspec.Struct, frozen=True, kw_only=True):
+    """What a peer says of itself. Fields that do not apply to it are None."""
+
+    name: str
+    role: str
+    version: str
+    phase: str
+    age_s: float
+    bytes_up: int
+    bytes_down: int
+    up_bytes_s: float | None = None
+    """Between the last two records, as `down_bytes_s`."""
+    down_bytes_s: float | None = None
+    round: int | None = None
+    stage: int | None = None
+    speed: float | None = None
+    """Inner steps a second."""
+    loss: float | None = None
+    val_loss: float | None = None
+    first: int | None = None
+    """Of a server: its blocks, to before `end`."""
+    end: int | None = None
+    sessions: int | None = None
+    kv_used: float | None = None
+    """The share of its room for keys and values that is taken."""
+    step_ms: float | None = None
+
+
+class MemberState(msgspec.Struct, frozen=True, kw_only=True):
+    """One peer. It has no claims where it publishes no record, so it is away."""
+
+    peer: str
+    facts: MemberFacts
+    seen: MemberSeen
+    claims: MemberClaims | None
+
+
+class RoundFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a head says of the round that made it."""
+
+    took_part: tuple[str, ...]
+    absent: tuple[str, ...]
+    joined: tuple[str, ...]
+    left: tuple[str, ...]
+    discarded: int
+    """Attempts before the one that was committed."""
+    members: int
+    tokens: int
+
+
+class RoundClaims(msgspec.Struct, frozen=True, kw_only=True):
+    """What members told of a round."""
+
+    last: str
+    """The peer that says it ended training last; empty where fewer than two said."""
+    behind_s: float
+    """Seconds between the first and the last of them, each by its own clock."""
+    failures: tuple[str, ...]
+    """Why attempts failed, in the words of their leaders."""
+
+
+class RoundState(msgspec.Struct, frozen=True, kw_only=True):
+    """One commit, newest first. Where a term begins (`starts_term`) no round was made."""
+
+    stage: int
+    round: int
+    term: int
+    starts_term: bool
+    seen_at: float | None
+    """When the head was new to this monitor; None for older ones, which heads do not date."""
+    facts: RoundFacts
+    claims: RoundClaims
+
+
+class LossPoint(msgspec.Struct, frozen=True, kw_only=True):
+    """The losses that members claim for a round, in nats a token."""
+
+    round: int
+    train: float | None
+    """The median of the members that told one."""
+    peers: int
+    held_out: float | None
+
+
+class LogLine(msgspec.Struct, frozen=True, kw_only=True):
+    """An event in words, newest first, as peers claim it."""
+
+    at: float
+    text: str
+    tellers: tuple[str, ...]
+
+
+class Watch(msgspec.Struct, frozen=True, kw_only=True):
+    """How the monitor itself does."""
+
+    started_at: float
+    readings: int
+    failed: int
+    last_success: float | None
+    reading_s: float | None
+    failure: str = ""
+    """Why the last reading failed; empty if it did not."""
+    members_left_out: int = 0
+    """Records beyond those that are shown."""
+    history_complete: bool = False
+    """Whether the rounds that are shown reach back to the first, or to the bound on them."""
+    lies: int = 0
+    """Answers that were refused as false."""
+
+
+class MonitorState(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole state at one time."""
+
+    kind: Literal["run", "model", "unknown"]
+    at: float
+    run_id: str
+    name: str
+    open: bool
+    method: str = ""
+    codec: str = ""
+    rounds_planned: int = 0
+    """The run's last round; 0: none is set."""
+    blocks_total: int = 0
+    verdict: Verdict
+    stages: tuple[StageState, ...] = ()
+    blocks: tuple[BlockRow, ...] = ()
+    members: tuple[MemberState, ...] = ()
+    rounds: tuple[RoundState, ...] = ()
+    loss: tuple[LossPoint, ...] = ()
+    log: tuple[LogLine, ...] = ()
+    names: dict[str, str] = {}
+    """The name that each peer claims, also of peers that have left."""
+    cautions: tuple[str, ...] = ()
+    monitor: Watch

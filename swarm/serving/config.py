@@ -1,0 +1,31 @@
+"""The user's choices for one block server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from swarm.run.invite import Invite
+
+
+@dataclass(frozen=True)
+class ServeConfig:
+    """The user's choices for one block server."""
+
+    home: Path
+    invite: Invite | None = None
+    """Joins the served model of this invite; else `folder` founds one."""
+    folder: Path | None = None
+    """A checkpoint in the Hugging Face layout; with an invite: a copy to read parts from."""
+    name: str = ""
+    listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
+    announce: tuple[str, ...] = ()
+    relays: tuple[str, ...] = ()
+    device: str = "auto"
+    threads: int | None = None
+    blocks: tuple[int, int] | None = None
+    """The blocks to serve; None: where they are needed most."""
+    memory_bytes: float | None = None
+    """For weights and caches; None: six tenths of what is free."""
+    is_open: bool = False
+    """Whether any peer may serve and use a model that is founded; else only with its invite."""

@@ -1,0 +1,208 @@
+"""A server of a served model: it chooses blocks, fetches and serves them, and moves where it is needed more."""
+
+from __future__ import annotations
+
+import random
+import secrets
+import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import trio
+
+from peer.errors import CheckpointError, ConfigError, ResourceError
+from peer.ipc.block_messages import CHUNK_TOKENS
+from peer.ipc.span import Span
+from peer.model.parameter_files import ParameterFiles
+from peer.worker.block_client import BlockConfig, BlockWorkerGroup
+from swarm.inference.record import SERVERS, ServerRecord, servers_key
+from swarm.membership.membership import Membership
+from swarm.membership.open_peer import OpenPeer
+from swarm.run.home import Home
+from swarm.run.manifest import AnyManifest, ServedModelManifest
+from swarm.serving.config import ServeConfig
+from swarm.serving.description import ServerDescription
+from swarm.serving.memory import blocks_that_fit, pages_that_fit
+from swarm.serving.parts import PartStore, fetch_part, missing_parts, part_path, parts_of
+from swarm.serving.placement import LOOK_S, PlacementView, better_blocks, choose_blocks
+from swarm.serving.server import BlockServer, ServedSpan
+
+LEAVE_S: Final = 5.0
+"""What clients get to replace a server that leaves."""
+
+
+class ModelServer:
+    """What is open while a peer serves a model."""
+
+    def __init__(
+        self, config: ServeConfig, home: Home, peer: OpenPeer[AnyManifest], manifest: ServedModelManifest
+    ) -> None:
+        self._config, self._home, self._host = config, home, peer.host
+        self._manifest = manifest
+        self._parts = PartStore(self._manifest)
+        self._description = ServerDescription(peer.host, peer.run.gate, config)
+        self._random = random.Random(secrets.token_hex(8))
+        self._span = Span.whole(self._manifest.model.layers)
+        self._since = self._ready_at = time.time()
+        self._server: BlockServer | None = None
+        self._served_tokens = 0
+        self._pages = 0
+        key = servers_key(self._manifest.run_id)
+        self._membership = Membership(peer.node, peer.host, SERVERS, key, self._record)
+
+    async def run(self, ready: Callable[[Span], None]) -> None:
+        """Serve spans one after the other until cancelled."""
+        self._parts.serve(self._host.rpc)
+        await self._membership.read()
+        span = self._first_span()
+        self._plan(span)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._membership.run)
+            while True:
+                await self._fetch(span)
+                span = await self._serve(span, ready)
+                self._plan(span)
+
+    # -- which blocks --------------------------------------------------------------------------------------------------
+
+    def _first_span(self) -> Span:
+        blocks, room = self._config.blocks, blocks_that_fit(self._manifest, self._config.memory_bytes)
+        layers = self._manifest.model.layers
+        if blocks is not None:
+            first, end = blocks
+            if not 0 <= first < end <= layers:
+                raise ConfigError(f"--blocks {first}:{end} is not inside the model's {layers} blocks: choose others")
+            if end - first > room:
+                raise ResourceError(
+                    f"{end - first} blocks need more memory than is free, which is enough for {room}: choose fewer, or"
+                    " raise --memory"
+                )
+            return Span(first, end, layers)
+        if room < 1:
+            raise ResourceError("there is no memory for a single block: free some, or raise --memory")
+        return choose_blocks(self._placement(), room, self._random.random)
+
+    def _placement(self) -> PlacementView:
+        return PlacementView(self._manifest.model.layers, self._membership.others(), self._manifest.model.shared_blocks)
+
+    def _plan(self, span: Span) -> None:
+        """Say which blocks this peer is going to serve, before it has them."""
+        absent = missing_parts(self._parts, self._manifest, parts_of(self._manifest, span))
+        wait_s = 5.0 + 60.0 * bool(absent)
+        self._span, self._since, self._ready_at = span, time.time(), time.time() + wait_s
+
+    async def _move(self, scope: trio.CancelScope, moved: list[Span]) -> None:
+        """Wait until other blocks need this peer more."""
+        while True:
+            await trio.sleep(LOOK_S * (0.5 + self._random.random()))
+            room = blocks_that_fit(self._manifest, self._config.memory_bytes)
+            better = better_blocks(self._placement(), self._record(), room, time.time(), self._random.random)
+            if better is not None:
+                moved.append(better)
+                self._host.events.emit("server_moves", first=better.first, end=better.end)
+                scope.cancel()
+                return
+
+    # -- weights -------------------------------------------------------------------------------------------------------
+
+    @property
+    def _folders(self) -> list[Path]:
+        own = [] if self._config.folder is None else [self._config.folder]
+        return [*own, self._home.path / "weights"]
+
+    async def _fetch(self, span: Span) -> None:
+        """Have the weights of a span on disk, checked. Raises NetworkError, ResourceError, CheckpointError."""
+        weights = self._home.path / "weights"
+        weights.mkdir(exist_ok=True)
+        await trio.to_thread.run_sync(self._take_from_disk, parts_of(self._manifest, span))
+        for number in missing_parts(self._parts, self._manifest, parts_of(self._manifest, span)):
+            if not self._membership.others() and self._host.peer_id == self._manifest.authority:
+                raise CheckpointError(
+                    f"part {number} of the model is not in {self._folders[0]}, or has changed since it was first"
+                    " served: put the checkpoint back, or choose another --home"
+                )
+            await fetch_part(self._host, self._donors, self._manifest, number, weights)
+            await trio.to_thread.run_sync(self._take_from_disk, [number])
+
+    def _donors(self) -> list[str]:
+        """Return the peers to ask for parts."""
+        others = [*self._membership.others(), self._manifest.authority]
+        return [peer for peer in dict.fromkeys(others) if peer != self._host.peer_id]
+
+    def _take_from_disk(self, wanted: list[int]) -> None:
+        """Serve what the files have: all parts of a checkpoint, and those that were fetched."""
+        files = ParameterFiles(self._folders)
+        whole = self._config.folder is not None
+        for number in range(len(self._manifest.cuts)) if whole else wanted:
+            here = part_path(self._home.path / "weights", number).exists()
+            if self._manifest.checkpoint[number] in self._parts.roots or not (whole or here):
+                continue
+            if not self._parts.add(files, number) and here:
+                part_path(self._home.path / "weights", number).unlink()  # damaged: fetched again
+
+    # -- serving -------------------------------------------------------------------------------------------------------
+
+    async def _serve(self, span: Span, ready: Callable[[Span], None]) -> Span:
+        """Serve a span until another one is better, and return that."""
+        manifest, config = self._manifest, self._config
+        self._pages = pages_that_fit(manifest, span, config.memory_bytes)
+        worker_config = BlockConfig(
+            model=manifest.model,
+            span=span,
+            dtype=manifest.dtype,
+            window=manifest.window,
+            folders=tuple(self._folders),
+            directory=config.home,
+            events=self._host.events,
+            device=config.device,
+            threads=config.threads,
+            pages=self._pages,
+        )
+        served = ServedSpan(span, manifest.model.hidden_size, manifest.dtype, CHUNK_TOKENS, manifest.model.max_seq_len)
+        moved = list[Span]()
+        async with AsyncExitStack() as stack:
+            worker = await stack.enter_async_context(BlockWorkerGroup.open(worker_config))
+            nursery = await stack.enter_async_context(trio.open_nursery())
+            server = BlockServer(served, worker, self._host, nursery)
+            self._server = server
+            self._host.flows.serve(server)
+            nursery.start_soon(server.run)
+            self._ready_at = time.time()
+            await self._membership.announce()
+            self._host.events.emit("blocks_served", first=span.first, end=span.end, pages=self._pages)
+            ready(span)
+            with trio.CancelScope() as scope:
+                try:
+                    if config.blocks is None:
+                        await self._move(scope, moved)
+                    else:
+                        await trio.sleep_forever()
+                finally:
+                    with trio.CancelScope(shield=True):
+                        await self._leave(server)
+            nursery.cancel_scope.cancel()
+        self._served_tokens += server.tokens
+        self._server = None
+        return moved[0]
+
+    async def _leave(self, server: BlockServer) -> None:
+        server.leaving = True
+        if server.sessions:
+            with trio.move_on_after(1.0):
+                await self._membership.announce()
+            await server.leave(LEAVE_S)
+        self._host.flows.serve(None)
+
+    def _record(self) -> ServerRecord:
+        server = self._server
+        record = self._description.record(self._span, self._manifest.dtype, self._pages, server)
+        return msgspec.structs.replace(
+            record,
+            since=self._since,
+            ready_at=self._ready_at,
+            tokens=record.tokens + self._served_tokens,
+            leaving=server is not None and server.leaving,
+        )

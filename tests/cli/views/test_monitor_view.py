@@ -1,0 +1,60 @@
+"""The monitor's state in 80 columns and 24 lines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cli.terminal.screen import screen
+from cli.views.monitor_view import monitor_view
+from swarm.monitor.state import MonitorState
+from tests.swarm.monitor.scenes import chain_of, finite, heads_of, model_shown, peer, server, shown, told
+
+
+def drawn(state: MonitorState, capsys: pytest.CaptureFixture[str], height: int = 23) -> list[str]:
+    console = screen(width=80)
+    console.print(monitor_view(state, 80, height))
+    return capsys.readouterr().out.splitlines()
+
+
+def crowd(**named: Any) -> MonitorState:
+    manifest, names = finite(), [f"m{n}" for n in range(30)]
+    records = {name: peer(name=f"peer {name}", round=4, speed=2.0) for name in names}
+    records["m0"] = peer(name=named.get("name", "ann"), round=4)
+    events = {"m0": [told("worker_died")] * 20, "m1": [told("round_discarded", round=n) for n in range(30)]}
+    events = named.get("told", events)
+    return shown(manifest, records, [chain_of(heads_of(manifest, names, 9))], names[:20], told=events)
+
+
+def test_all_parts_fit_on_a_small_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = drawn(crowd(), capsys)
+    assert len(lines) <= 23 and max(map(len, lines)) <= 80
+    text = "\n".join(lines)
+    for part in (
+        "COMPLETE",
+        "stage  blocks",
+        "ann ",
+        "last rounds (proved)",
+        "round 9: 30 took part",
+        "events (claimed)",
+    ):
+        assert part in text, text
+
+
+def test_more_room_shows_more(capsys: pytest.CaptureFixture[str]) -> None:
+    assert len(drawn(crowd(), capsys)) < len(drawn(crowd(), capsys, 60)) <= 60
+
+
+def test_markup_and_escapes_are_only_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    events = {"m0": [told("peer_penalized", peer="m1", reason="[red]\x1b[2J")]}
+    text = "\n".join(drawn(crowd(name="[red]", told=events), capsys, 60))
+    assert "[red] refuses what peer m1 sent: [red]?[2J" in text and "\x1b" not in text
+
+
+def test_a_served_model(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "\n".join(drawn(model_shown({"a": server(0, 2, sessions=3)}), capsys))
+    assert (
+        "STOPPED  blocks 2 to 3 have no server" in text and "-> start one with `peer serve INVITE --blocks 2:4`" in text
+    )
+    assert "server 0" in text

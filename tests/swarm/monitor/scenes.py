@@ -1,0 +1,99 @@
+"""Runs and served models as a monitor finds them, without sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from swarm.client.status import RunReading, picture
+from swarm.inference.record import ServerRecord
+from swarm.membership.member_record import MemberRecord
+from swarm.membership.proven_heads import ProvenHead
+from swarm.membership.told_events import ToldEvent
+from swarm.monitor.head_chain import HeadChain
+from swarm.monitor.model_state import ModelView, model_state
+from swarm.monitor.run_state import RunView, run_state
+from swarm.monitor.state import MonitorState, Watch
+from swarm.protocol.head import Absence, Head, Learner, Member
+from swarm.run.manifest import Manifest
+from tests.swarm.membership.test_bans import record
+from tests.swarm.placement.test_stages import manifest_of
+from tests.swarm.run.test_served_model import served_model
+from tests.swarm.support.stage_commits import begun
+
+NOW = 1_800_000_000.0
+WATCH = Watch(started_at=NOW - 600, readings=9, failed=0, last_success=NOW, reading_s=0.1)
+
+
+def finite(stages: int = 1, **rules: Any) -> Manifest:
+    """A run of 9 rounds whose members' votes are enough."""
+    manifest = manifest_of(stages)
+    run = msgspec.structs.replace(manifest.run, **{"rounds": 9, "coordinator": "witness", **rules})
+    return msgspec.structs.replace(manifest, run=run)
+
+
+def peer(**changes: Any) -> MemberRecord:
+    return msgspec.structs.replace(record("s"), **{"at": NOW - 1, "phase": "training", **changes})
+
+
+def next_head(head: Head, *, absent: Sequence[str] = (), learners: Sequence[Learner] = (), attempt: int = 0) -> Head:
+    """The head of the next round, without those members' contributions."""
+    away = tuple(Absence(Member(name, "s"), 1, Member("", "")) for name in absent)
+    return msgspec.structs.replace(
+        head, round=head.round + 1, previous=head.hash, state_hash=bytes([head.round + 1]) * 32,
+        tokens=head.tokens + 1000, absent=away, learners=tuple(learners), attempt=attempt,
+    )  # fmt: skip
+
+
+def heads_of(manifest: Manifest, members: Sequence[str], rounds: int, stage: int = 0) -> list[Head]:
+    """A term of these members and its rounds."""
+    found = [manifest.first_head(stage)]
+    found.append(begun(found[0], *(Member(name, "s") for name in members)))
+    for _ in range(rounds):
+        found.append(next_head(found[-1]))
+    return found
+
+
+def chain_of(heads: Sequence[Head], seen_s: float = 10.0) -> HeadChain:
+    """A chain whose heads came 10 s after each other, the last one `seen_s` ago."""
+    chain = HeadChain()
+    for place, head in enumerate(heads):
+        chain.advance(head, [], NOW - seen_s - 10 * (len(heads) - 1 - place))
+    return chain
+
+
+def proven(head: Head, here: Sequence[str]) -> ProvenHead:
+    return ProvenHead(head, (), (), tuple(Member(name, "s") for name in here))
+
+
+def shown(
+    manifest: Manifest,
+    records: Mapping[str, MemberRecord],
+    chains: Sequence[HeadChain],
+    here: Sequence[str],
+    **more: Any,
+) -> MonitorState:
+    """The state where the peers `here` answer from near the last head of each chain."""
+    best = tuple(proven(chain.last, here) if chain.last and here else None for chain in chains)
+    reading = RunReading(NOW, records, best, picture(manifest, records, best, NOW))
+    names = {name: one.name for name, one in records.items()}
+    return run_state(RunView(manifest, reading, chains, WATCH, **{"names": names, **more}))
+
+
+def told(name: str, at: float = NOW - 5, **fields: Any) -> ToldEvent:
+    return ToldEvent(at, name, fields)
+
+
+def server(first: int, end: int, **changes: Any) -> ServerRecord:
+    fields: dict[str, Any] = {
+        "session": "s", "name": f"server {first}", "version": "1", "addresses": [], "joined_at": 0.0, "at": NOW - 1,
+        "first": first, "end": end, **changes,
+    }  # fmt: skip
+    return ServerRecord(**fields)
+
+
+def model_shown(records: Mapping[str, ServerRecord], **more: Any) -> MonitorState:
+    names = {name: one.name for name, one in records.items()}
+    return model_state(ModelView(served_model(), NOW, records, WATCH, **{"names": names, **more}))

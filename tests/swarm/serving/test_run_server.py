@@ -1,0 +1,86 @@
+"""A training run that is served while it trains: real processes, and a client in this one."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import trio
+
+from peer.ipc.sampling_options import Sampling
+from swarm.inference.client import ModelClient, open_model
+from swarm.run.invite import Invite
+from tests.support.peer_process import PeerProcess
+from tests.support.process_group import REPO
+from tests.swarm.support.swarm_harness import Swarm, open_swarm
+
+pytestmark = pytest.mark.process
+
+PROMPT = list(b"def test")
+COUNT = 24
+
+
+def serve(swarm: Swarm, name: str, *options: str) -> PeerProcess:
+    """Start a server of the swarm's run."""
+    arguments = ["serve", str(swarm.invite), "--name", name, "--threads", "1", *options]
+    return swarm.group.start(name, arguments)
+
+
+async def answer(model: ModelClient, count: int = COUNT) -> tuple[int, list[int]]:
+    """Return the round of the commit that answered, and the tokens."""
+    session = model.session(Sampling())
+    try:
+        tokens = [drawn.token async for drawn in session.generate(PROMPT, count)]
+    finally:
+        session.close()
+    assert session.commit is not None
+    return session.commit.round, tokens
+
+
+async def test_each_answer_is_of_one_commit_while_the_run_goes_on(tmp_path: Path) -> None:
+    async with open_swarm(tmp_path) as swarm:
+        trainers = [swarm.join(f"p{i}") for i in range(2)]
+        await swarm.committed(1, *trainers)
+        server = serve(swarm, "server")
+        await server.wait_for("commit_served")
+        answers: dict[int, list[int]] = {}
+        async with open_model(Invite.parse(swarm.invite.read_text())) as model:
+            while len(answers) < 3:
+                number, tokens = await answer(model)
+                assert answers.setdefault(number, tokens) == tokens, "two answers of one commit"
+                with trio.move_on_after(2.0):
+                    await server.wait_for("commit_served", since=server.mark())
+        served = {fact.fields["round"] for fact in server.all("commit_served")}
+        assert answers.keys() <= served and len(set(map(tuple, answers.values()))) > 1
+        assert not server.all("commit_unserved")
+        swarm.check_agreement()
+
+
+async def test_an_answer_is_that_of_the_export_of_its_commit(tmp_path: Path) -> None:
+    """Of a run that is over, whose peers have left: the coordinator keeps its last state."""
+    import transformers
+
+    async with open_swarm(tmp_path, rounds=3) as swarm:
+        trainers = [swarm.join(f"p{i}") for i in range(2)]
+        assert [await trainer.wait_exit() for trainer in trainers] == [0, 0]
+        server = serve(swarm, "server")
+        assert (await server.wait_for("commit_served")).fields["round"] == 3
+        async with open_model(Invite.parse(swarm.invite.read_text())) as model:
+            number, tokens = await answer(model)
+        folder = tmp_path / "model"
+        command = [sys.executable, "-m", "cli.main", "export", str(swarm.invite), "--out", str(folder)]
+        done = await trio.run_process(command, cwd=REPO, capture_stdout=True, capture_stderr=True, check=False)
+        assert done.returncode == 0, done.stderr.decode()
+    reference = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    ids = torch.tensor([PROMPT])
+    told = reference.generate(ids, max_new_tokens=COUNT, do_sample=False, attention_mask=torch.ones_like(ids))
+    assert number == 3 and tokens == told[0, len(PROMPT) :].tolist()
+
+
+async def test_a_gossip_run_is_refused(tmp_path: Path) -> None:
+    async with open_swarm(tmp_path, outer='[outer]\nmethod = "gossip"\nsteps = 5') as swarm:
+        server = serve(swarm, "server")
+        assert await server.wait_exit() == 2
+        assert "gossip run" in server.log.read_text()
