@@ -10,22 +10,25 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 import msgspec
 
 from cli.demo.child_processes import ChildPeer, children
 from cli.demo.cluster import LOOPBACK
-from cli.options import checkpoint_folder, read_invite
+from cli.options import checkpoint_folder, dtype_option, read_invite
 from cli.run import stopping_by_signal
-from cli.terminal.lines import say
+from cli.terminal.lines import is_terminal, say
 from peer.decoding import MALFORMED, told
 from peer.errors import BarnraiseError, CheckpointError, ConfigError, ResourceError, WorkerError
 from peer.files import read_bounded
 from peer.temp_folder import temporary_folder
 from swarm.run.home import Home
 from swarm.run.invite import Invite, read_saved_invite
+
+if TYPE_CHECKING:
+    from peer.ipc.block_messages import HiddenType
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 CONFIG_BYTES_MAX: Final = 64 << 10
@@ -40,9 +43,10 @@ class _Layers(msgspec.Struct):
 
 
 def local_model_options(function: Command) -> Command:
-    """Add --model, and --device and --threads, which count with it only."""
+    """Add --model, and --dtype, --device and --threads, which count with it only."""
     options = (
         click.option("--threads", type=click.IntRange(1), help="With --model: CPU threads.  [default: all cores]"),
+        dtype_option("With --model: what it is computed in.  [default: the checkpoint's own type]"),
         click.option("--device", default="auto", show_default=True, help="With --model: auto, cpu, cuda, cuda:1, mps."),
         click.option(
             "--model",
@@ -56,7 +60,9 @@ def local_model_options(function: Command) -> Command:
 
 
 @contextmanager
-def invite_to(invite: str | None, model: str | None, device: str, threads: int | None) -> Iterator[Invite]:
+def invite_to(
+    invite: str | None, model: str | None, dtype: HiddenType | None, device: str, threads: int | None
+) -> Iterator[Invite]:
     """Yield an invite to the served model that INVITE or --model names; one of --model holds inside the block.
 
     Raises ConfigError unless exactly one is given, and what keeps the checkpoint from being served."""
@@ -71,7 +77,9 @@ def invite_to(invite: str | None, model: str | None, device: str, threads: int |
     with temporary_folder("barnraise-model-") as place, children() as group:
         options = ["--blocks", blocks, "--name", "this machine", "--device", device, *LOOPBACK]
         options += [] if threads is None else ["--threads", str(threads)]
-        say(f"Loading {folder} ...", err=True)
+        options += [] if dtype is None else ["--dtype", dtype]
+        if is_terminal():
+            say(f"Loading {folder} ...", err=True)
         with stopping_by_signal():  # the folder goes and the child ends also if this is stopped while it loads
             server = group.start("server", place / "server", ["serve", "--model", str(folder), *options], threads or 0)
             _wait_serving(server)

@@ -123,6 +123,11 @@ class Amount(click.FloatRange):
         return amount
 
 
+def dtype_option(what: str) -> Callable[[Command], Command]:
+    """Add --dtype, in which a served model is computed, described by `what`."""
+    return click.option("--dtype", type=click.Choice(["fp32", "bf16"]), help=what)
+
+
 def home_option(what: str) -> Callable[[Command], Command]:
     """Add --home, described by `what`."""
     return click.option("--home", type=click.Path(path_type=Path, file_okay=False), help=what)

@@ -20,6 +20,7 @@ from peer.errors import ConfigError
 
 if TYPE_CHECKING:
     from peer.events import Event
+    from peer.ipc.block_messages import HiddenType
     from swarm.gateway.limits import ApiKeys, Quotas
     from swarm.run.invite import Invite
     from swarm.web.listening import ListenAddress
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 def api(
     invite: str | None,
     model: str | None,
+    dtype: HiddenType | None,
     device: str,
     threads: int | None,
     listen: str,
@@ -75,7 +77,7 @@ def api(
             f"--listen {listen} lets other machines use this model in your name: give --key or --key-file, or listen at"
             " 127.0.0.1"
         )
-    with invite_to(invite, model, device, threads) as opened:
+    with invite_to(invite, model, dtype, device, threads) as opened:
         run_until_stopped(_Api(opened, address, known, Quotas(rate, at_once), as_json).run, tied)
 
 

@@ -22,6 +22,7 @@ from cli.terminal.typed_lines import TypedLines
 from peer.errors import BarnraiseError
 
 if TYPE_CHECKING:
+    from peer.ipc.block_messages import HiddenType
     from peer.ipc.sampling_options import Sampling
     from swarm.gateway.conversation import Conversation
     from swarm.inference.client import ModelClient
@@ -48,6 +49,7 @@ _HELP: Final = (
 def chat(
     invite: str | None,
     model: str | None,
+    dtype: HiddenType | None,
     device: str,
     threads: int | None,
     system: str,
@@ -65,7 +67,7 @@ def chat(
     from peer.ipc.sampling_options import Sampling, new_seed
 
     sampling = Sampling(temperature=temperature, top_p=top_p, seed=new_seed() if seed is None else seed)
-    with invite_to(invite, model, device, threads) as opened:
+    with invite_to(invite, model, dtype, device, threads) as opened:
         run_until_stopped(_Chat(opened, system, sampling, max_tokens).run)
 
 

@@ -15,13 +15,13 @@ import click
 
 from cli.local_model import invite_to, local_model_options
 from cli.run import run_until_stopped
-from cli.terminal.lines import say, say_json
+from cli.terminal.lines import is_terminal, say, say_json
 from cli.terminal.stream import write_text
 from cli.views.text import size_text
 from peer.errors import ConfigError
 
 if TYPE_CHECKING:
-    from peer.ipc.block_messages import WireType
+    from peer.ipc.block_messages import HiddenType, WireType
     from peer.ipc.sampling_options import Sampling
     from swarm.inference.client import ModelClient
     from swarm.inference.record import ServedCommit
@@ -52,6 +52,7 @@ def generate(
     invite: str | None,
     prompt: str | None,
     model: str | None,
+    dtype: HiddenType | None,
     device: str,
     threads: int | None,
     chat: bool,
@@ -86,7 +87,7 @@ def generate(
         seed=secrets.randbits(53) if seed is None else seed,
         logprobs=logprobs,
     )
-    with invite_to(invite, model, device, threads) as opened:
+    with invite_to(invite, model, dtype, device, threads) as opened:
         answers = _Answers(opened, text, sampling, wire, max_tokens, stops, count, as_json, chat)
         run_until_stopped(answers.run)
 
@@ -174,12 +175,15 @@ class _Answers:
             )
             return
         write_text("\n")
+        if not is_terminal():
+            return
         rate = (len(tokens) - 1) / (seconds - first_s) if len(tokens) > 1 and seconds > first_s else 0.0
         link = f" ({size_text(hidden_bytes)} of hidden states a hop" if hidden_bytes else ""
         link += f", {link_s:.2f} s over the slowest uplink" if link_s else ""
         commit = "" if session.commit is None else f" of round {session.commit.round}"
+        by = "1 server" if len(route) == 1 else f"{len(route)} servers"
         say(
-            f"{len(tokens)} tokens{commit} by {len(route)} servers, {rate:.1f} a second, the first after"
+            f"{len(tokens)} tokens{commit} by {by}, {rate:.1f} a second, the first after"
             f" {first_s:.2f} s{link}{')' if link else ''}.",
             err=True,
         )

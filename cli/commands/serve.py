@@ -16,6 +16,7 @@ from cli.options import (
     Amount,
     checkpoint_folder,
     default_home,
+    dtype_option,
     home_option,
     invite_argument,
     network_options,
@@ -29,6 +30,7 @@ from cli.views.text import NOTHING, quoted
 from swarm.run.invite import PREFIX, Invite
 
 if TYPE_CHECKING:
+    from peer.ipc.block_messages import HiddenType
     from peer.ipc.span import Span
 
 
@@ -60,6 +62,7 @@ class BlockRange(click.ParamType):  # type: ignore[type-arg]
 @click.option("--memory", type=Amount(), metavar="GB", help="For weights and caches.  [default: 0.6 of what is free]")
 @home_option("Folder for this peer's key, fetched weights and event log.  [default: ~/.barnraise/<model>]")
 @click.option("--name", default="", help="The name that others see.  [default: this machine's name]")
+@dtype_option("A model that is founded: what it is served in.  [default: the checkpoint's own type]")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:1, mps, ...")
 @click.option("--threads", type=click.IntRange(1), help="CPU threads.  [default: all cores]")
 @click.option("--open", "is_open", is_flag=True, help="A model that is founded: let any peer serve and use it.")
@@ -73,6 +76,7 @@ def serve(
     memory: float | None,
     home: Path | None,
     name: str,
+    dtype: HiddenType | None,
     device: str,
     threads: int | None,
     is_open: bool,
@@ -108,6 +112,7 @@ def serve(
         blocks=blocks,
         memory_bytes=None if memory is None else memory * 1e9,
         is_open=is_open,
+        dtype=dtype,
     )
     told = False
 

@@ -55,6 +55,11 @@ def say_json(value: Mapping[str, Any], uncut: bool = False) -> None:
     click.echo(json_line(value, None) if uncut else json_line(value))
 
 
+def is_terminal() -> bool:
+    """Whether a person sees both outputs. In a pipe nothing but errors goes to standard error."""
+    return sys.stdout.isatty() and sys.stderr.isatty()
+
+
 def say_usage(error: click.ClickException) -> None:
     """Write what click has to say about wrong usage."""
     shown = StringIO()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from peer.ipc.block_messages import HiddenType
 from swarm.run.invite import Invite
 
 
@@ -29,3 +30,5 @@ class ServeConfig:
     """For weights and caches; None: six tenths of what is free."""
     is_open: bool = False
     """Whether any peer may serve and use a model that is founded; else only with its invite."""
+    dtype: HiddenType | None = None
+    """What a model that is founded is served in; None: what its checkpoint is in."""

@@ -39,14 +39,18 @@ class CreatedModel:
     """The tokenizer.json, empty for bytes."""
 
 
-def create_model(home: Path, folder: Path, identity: Identity, *, name: str, is_open: bool) -> CreatedModel:
-    """Read and hash a checkpoint in the Hugging Face layout, sign its manifest and keep it under `home`. Blocks. Raises
-    ConfigError for a model outside the family, CheckpointError for files that do not fit."""
+def create_model(
+    home: Path, folder: Path, identity: Identity, *, name: str, is_open: bool, dtype: HiddenType | None = None
+) -> CreatedModel:
+    """Read and hash a checkpoint in the Hugging Face layout, sign its manifest and keep it under `home`; without a
+    `dtype` it is served in its own. Blocks. Raises ConfigError for a model outside the family, CheckpointError for
+    files that do not fit."""
     content = _read(folder / "config.json", CONFIG_BYTES_MAX)
     config, window = read_served_config(content)
     model = msgspec.structs.replace(config, tie_embeddings=False)  # the last server has a head of its own
     files = ParameterFiles([folder])
-    dtype = _dtype(folder, files, model)
+    own = _own_dtype(folder, files, model)
+    dtype = dtype or own
     step = model.shared_blocks
     cuts = tuple((first, first + step) for first in range(0, model.layers, step))
     spans = [Span(first, end, model.layers) for first, end in cuts]
@@ -70,8 +74,8 @@ def create_model(home: Path, folder: Path, identity: Identity, *, name: str, is_
     return CreatedModel(signed, manifest, tokenizer)
 
 
-def _dtype(folder: Path, files: ParameterFiles, model: ModelConfig) -> HiddenType:
-    """Return the type to serve in: bf16 where all parameters are of it. All values must be finite."""
+def _own_dtype(folder: Path, files: ParameterFiles, model: ModelConfig) -> HiddenType:
+    """Return the type of a checkpoint: bf16 where all parameters are of it. All values must be finite."""
     kinds = set[str]()
     for name in FlatLayout.of(model).slots:
         tensor = files.tensor(name)

@@ -88,16 +88,23 @@ def _invite(config: ServeConfig, home: Home, peer: OpenPeer[AnyManifest]) -> Inv
 def _create_or_reopen(config: ServeConfig, identity: Identity) -> CreatedModel | None:
     """Return the model that this peer founds or has founded; None if it joins one."""
     if config.invite is not None:
+        if config.dtype is not None:
+            raise ConfigError("--dtype was given with an INVITE, whose model has a type: drop --dtype")
         return None
     kept = load_run_files(config.home)
     if kept is not None:
         manifest = open_served_manifest(kept[0])
         if manifest.authority != identity.peer_id:
             raise ConfigError(f"{config.home} serves a model of another founder: give its INVITE, or another --home")
+        if config.dtype not in (None, manifest.dtype):
+            raise ConfigError(
+                f"{config.home} serves its model in {manifest.dtype}: drop --dtype, or give another --home"
+            )
         return CreatedModel(kept[0], manifest, kept[1])
     if config.folder is None:
         raise ConfigError(f"{config.home} holds no served model yet: name a checkpoint with --model")
-    return create_model(config.home, config.folder, identity, name=_model_name(config.folder), is_open=config.is_open)
+    name, is_open, dtype = _model_name(config.folder), config.is_open, config.dtype
+    return create_model(config.home, config.folder, identity, name=name, is_open=is_open, dtype=dtype)
 
 
 def _model_name(folder: Path) -> str:

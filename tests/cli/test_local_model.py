@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -45,9 +46,10 @@ def test_a_checkpoint_on_this_machine_says_what_transformers_says(tmp_path: Path
     answer = json.loads(ended.stdout.splitlines()[-1])
     expected = reference_tokens(encoded(PROMPT), 24)
     assert answer["tokens"] == expected and answer["finish"] == "length"
+    assert 0 < answer["first_token_s"] <= answer["seconds"] and answer["text"] == decoded(expected)
     assert [hop["name"] for hop in answer["route"]] == ["this machine"]
     plain = peer("generate", "--model", folder, PROMPT, "--max-tokens", "24")
-    assert plain.returncode == 0 and plain.stdout.endswith("\n") and "24 tokens by 1 servers" in plain.stderr
+    assert plain.returncode == 0 and plain.stdout.endswith("\n") and not plain.stderr
     assert not servers_of(folder)
 
     asked = peer("generate", "--model", folder, "--chat", PROMPT, "--max-tokens", "8", "--json")
@@ -55,6 +57,24 @@ def test_a_checkpoint_on_this_machine_says_what_transformers_says(tmp_path: Path
     chat = json.loads(asked.stdout.splitlines()[-1])
     assert chat["tokens"] == reference_tokens(encoded(written), 8) and chat["prompt_tokens"] == len(encoded(written))
     assert decoded(encoded(written)) == written
+
+
+def test_a_checkpoint_is_computed_in_the_type_that_is_asked_for(tmp_path: Path) -> None:
+    wide, narrow = tmp_path / "fp32", tmp_path / "bf16"
+    write_checkpoint(wide)
+    shutil.copytree(wide, narrow)
+    weights = load_file(wide / "model.safetensors")
+    save_file({name: weight.bfloat16() for name, weight in weights.items()}, narrow / "model.safetensors")
+
+    def answer(folder: Path, *options: str) -> list[tuple[int, float]]:
+        """The tokens and their log-probabilities, which another type changes."""
+        asked = ("--max-tokens", "8", "--threads", "1", "--json", "--logprobs", "1")
+        ended = peer("generate", "--model", folder, PROMPT, *asked, *options)
+        told = map(json.loads, ended.stdout.splitlines())
+        return [(line["token"], line["logprob"]) for line in told if line["event"] == "token"]
+
+    own = answer(narrow)
+    assert len(own) == 8 and answer(wide, "--dtype", "bf16") == own
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,59 @@
+"""Creation of a served model, and the type that it is served in."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from peer.errors import ConfigError
+from peer.identity import Identity
+from peer.ipc.block_messages import HiddenType
+from swarm.run.home import Home
+from swarm.run.invite import Invite
+from swarm.run.manifest import ServedModelManifest
+from swarm.serving.create_model import create_model
+from swarm.serving.peer import ServeConfig, _create_or_reopen
+from tests.swarm.gateway.served_model import write_checkpoint
+
+
+def checkpoint(folder: Path, dtype: torch.dtype) -> Path:
+    write_checkpoint(folder)
+    path = folder / "model.safetensors"
+    save_file({name: weight.to(dtype) for name, weight in load_file(path).items()}, path)
+    return folder
+
+
+def created(folder: Path, home: Path, dtype: HiddenType | None = None) -> ServedModelManifest:
+    home.mkdir()
+    return create_model(home, folder, Identity.generate(), name="m", is_open=True, dtype=dtype).manifest
+
+
+def test_a_model_is_served_in_its_own_type_or_in_the_one_that_is_asked_for(tmp_path: Path) -> None:
+    wide = checkpoint(tmp_path / "fp32", torch.float32)
+    narrow = checkpoint(tmp_path / "bf16", torch.bfloat16)
+    half = checkpoint(tmp_path / "fp16", torch.float16)
+    own = [created(folder, tmp_path / f"own-{folder.name}") for folder in (wide, narrow, half)]
+    assert [manifest.dtype for manifest in own] == ["fp32", "bf16", "fp32"]
+    asked = created(wide, tmp_path / "asked-bf16", "bf16")
+    assert asked.dtype == "bf16" and asked.checkpoint == own[1].checkpoint != own[0].checkpoint
+    widened = created(narrow, tmp_path / "asked-fp32", "fp32")
+    assert widened.dtype == "fp32" and widened.checkpoint not in (own[0].checkpoint, own[1].checkpoint)
+
+
+def test_a_type_is_for_a_model_that_is_founded(tmp_path: Path) -> None:
+    folder, home = checkpoint(tmp_path / "fp32", torch.float32), tmp_path / "home"
+    identity = Identity.load_or_create(Home(home).path / "key")
+    first = ServeConfig(home=home, folder=folder)
+    made = _create_or_reopen(first, identity)
+    assert made is not None and made.manifest.dtype == "fp32"
+    again = _create_or_reopen(replace(first, dtype="fp32"), identity)
+    assert again is not None and again.signed == made.signed
+    with pytest.raises(ConfigError, match="serves its model in fp32: drop --dtype, or give another --home"):
+        _create_or_reopen(replace(first, dtype="bf16"), identity)
+    invite = Invite(run_id="0" * 64, authority=identity.peer_id, addresses=("/ip4/127.0.0.1/tcp/1",))
+    with pytest.raises(ConfigError, match="was given with an INVITE"):
+        _create_or_reopen(replace(first, invite=invite, dtype="fp32"), identity)
