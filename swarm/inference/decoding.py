@@ -8,7 +8,8 @@ from typing import Final
 from peer.worker.text_client import ModelText
 
 _UNFINISHED: Final = "\ufffd"
-_TAIL_MAX: Final = 16  # tokens that may wait for the end of a letter; a real one has four bytes at most
+_LETTER_BYTES: Final = 4
+_TAIL_MAX: Final = 16  # tokens that may wait for the end of a letter, which has four at most, and of such signs before
 
 
 class TextStream:
@@ -22,7 +23,8 @@ class TextStream:
         self.stopped = False
         """Whether a stop string has come."""
         self._model_text, self._stops = model_text, tuple(filter(None, stops))
-        self._context = list(before)[-_TAIL_MAX:]
+        self._before = list(before)[-_TAIL_MAX:]
+        self._context: list[int] | None = None  # of the text that stands before the tail, from a whole letter on
         self._tail: list[int] = []
         self._held = ""
 
@@ -32,9 +34,9 @@ class TextStream:
             return ""
         self._tail.append(token)
         new = await self._new()
-        if new.endswith(_UNFINISHED) and len(self._tail) < _TAIL_MAX:
+        if len(self._tail) < _TAIL_MAX and (not new or new.endswith(_UNFINISHED)):
             return ""
-        self._context = (self._context + self._tail)[-_TAIL_MAX:]
+        self._context = self._tail if new else self._context
         self._tail = []
         return self._give(self._held + new)
 
@@ -59,8 +61,18 @@ class TextStream:
 
     async def _new(self) -> str:
         """Return the text of the tail, behind what stands before it."""
+        if self._context is None:
+            self._context = await self._whole(self._before)
         before, after = await self._model_text.decode(self._context, self._context + self._tail)
-        return after[len(before) :] if after.startswith(before) else after
+        if after.startswith(before):
+            return after[len(before) :]
+        return (await self._model_text.decode(self._tail))[0]  # bytes that are no text have spoilt those before
+
+    async def _whole(self, ids: list[int]) -> list[int]:
+        """Return the tokens from a whole letter on. Of bytes in a row a tokenizer may show none if one is alone."""
+        starts = [ids[cut:] for cut in range(_LETTER_BYTES)]
+        texts = await self._model_text.decode(*starts)
+        return next((start for start, text in zip(starts, texts, strict=True) if text[:1] != _UNFINISHED), ids)
 
 
 def _overlap(text: str, stop: str) -> int:
