@@ -32,6 +32,7 @@ class _Rope(msgspec.Struct):
     low_freq_factor: float | None = None
     high_freq_factor: float | None = None
     original_max_position_embeddings: int | None = None
+    partial_rotary_factor: float | None = None
 
 
 class _HubConfig(msgspec.Struct):
@@ -55,6 +56,7 @@ class _HubConfig(msgspec.Struct):
     attention_bias: bool = False
     mlp_bias: bool = False
     hidden_act: str = "silu"
+    partial_rotary_factor: float | None = None
     quantization_config: Any = None
 
 
@@ -85,11 +87,13 @@ def read_served_config(content: bytes) -> tuple[ModelConfig, int | None]:
         ("attention_bias", False),
         ("mlp_bias", False),
         ("hidden_act", "silu"),
-        ("quantization_config", None),
     ):
         if getattr(raw, key) != plain:
             found = str(getattr(raw, key))[:40]
             raise ConfigError(f"config.json sets {key} to {found!r}: choose a model with {plain!r}")
+    if raw.quantization_config is not None:
+        method = _quantization(raw.quantization_config)
+        raise ConfigError(f"the checkpoint is quantized ({method}): choose one in float32, bfloat16 or float16")
     try:
         return _model_config(kind.model_type, raw), _window(kind.model_type, raw)
     except ValueError as error:
@@ -119,6 +123,11 @@ def _model_config(family: str, raw: _HubConfig) -> ModelConfig:
     )
 
 
+def _quantization(found: Any) -> str:
+    """Return the name of a quantization."""
+    return str(found.get("quant_method", "by quantization_config") if isinstance(found, dict) else found)[:40]
+
+
 def _window(family: str, raw: _HubConfig) -> int | None:
     if family != "mistral" or raw.sliding_window is None:
         return None
@@ -130,16 +139,22 @@ def _window(family: str, raw: _HubConfig) -> int | None:
 def _merged_rope(raw: _HubConfig) -> _Rope:
     """Return the rotary settings, of which transformers 4 and 5 have one name each; the newer one wins."""
     older, newer = raw.rope_scaling or _Rope(), raw.rope_parameters or _Rope()
-    return _Rope(
+    rope = _Rope(
         *(
             getattr(older, field) if getattr(newer, field) is None else getattr(newer, field)
             for field in _Rope.__struct_fields__
         )
     )
+    rope.partial_rotary_factor = rope.partial_rotary_factor or raw.partial_rotary_factor
+    return rope
 
 
 def _rope_scaling(rope: _Rope) -> RopeScaling | None:
     kind = rope.rope_type or rope.type or "default"
+    if rope.partial_rotary_factor not in (None, 1.0):
+        raise ConfigError(
+            f"config.json sets partial_rotary_factor to {rope.partial_rotary_factor}: choose a model that rotates all"
+        )
     if kind == "default":
         return None
     if kind != "llama3":

@@ -76,14 +76,13 @@ def create_model(
 
 def _own_dtype(folder: Path, files: ParameterFiles, model: ModelConfig) -> HiddenType:
     """Return the type of a checkpoint: bf16 where all parameters are of it. All values must be finite."""
-    kinds = set[str]()
-    for name in FlatLayout.of(model).slots:
-        tensor = files.tensor(name)
-        check_finite(folder, name, tensor)
-        kinds.add(str(tensor.dtype))
+    names = FlatLayout.of(model).slots
+    kinds = {str(files.tensor(name).dtype) for name in names}
     unfit = kinds - {"torch.float32", "torch.bfloat16", "torch.float16"}
     if unfit:
         raise CheckpointError(f"the checkpoint has parameters of {sorted(unfit)[0]}: take one in float32 or bfloat16")
+    for name in names:
+        check_finite(folder, name, files.tensor(name))
     return "bf16" if kinds == {"torch.bfloat16"} else "fp32"
 
 

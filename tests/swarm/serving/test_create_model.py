@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, Final
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from peer.errors import ConfigError
+from peer.errors import CheckpointError, ConfigError
 from peer.identity import Identity
 from peer.ipc.block_messages import HiddenType
 from swarm.run.home import Home
@@ -18,6 +20,20 @@ from swarm.run.manifest import ServedModelManifest
 from swarm.serving.create_model import create_model
 from swarm.serving.peer import ServeConfig, _create_or_reopen
 from tests.swarm.gateway.served_model import write_checkpoint
+
+QUANTIZED: Final = ("gptq", "awq", "bitsandbytes", "fp8", "compressed-tensors")
+ROPES: Final = ("yarn", "dynamic", "longrope", "linear", "su")
+FAMILIES: Final = ("gpt2", "mixtral", "gemma3", "phi3", "qwen3_moe", "deepseek_v3")
+CONFIG: Final[dict[str, Any]] = {
+    "model_type": "llama",
+    "vocab_size": 300,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 128,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+}
 
 
 def checkpoint(folder: Path, dtype: torch.dtype) -> Path:
@@ -57,3 +73,43 @@ def test_a_type_is_for_a_model_that_is_founded(tmp_path: Path) -> None:
     invite = Invite(run_id="0" * 64, authority=identity.peer_id, addresses=("/ip4/127.0.0.1/tcp/1",))
     with pytest.raises(ConfigError, match="was given with an INVITE"):
         _create_or_reopen(replace(first, invite=invite, dtype="fp32"), identity)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        *(
+            ({"quantization_config": {"quant_method": name, "bits": 4}}, rf"is quantized \({name}\)")
+            for name in QUANTIZED
+        ),
+        ({"quantization_config": {"load_in_8bit": True}}, "is quantized"),
+        *(
+            ({"rope_parameters": {"rope_type": name, "factor": 4.0}}, f"asks for '{name}' rotary scaling")
+            for name in ROPES
+        ),
+        ({"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}}, "asks for 'linear'"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor to 0.5"),
+        *(({"model_type": name}, f"model_type is '{name}'") for name in FAMILIES),
+    ],
+    ids=str,
+)
+def test_what_the_engine_lacks_is_refused_by_name_before_anything_is_loaded(
+    tmp_path: Path, changes: dict[str, object], words: str
+) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({**CONFIG, **changes}))  # and no weights at all
+    with pytest.raises(ConfigError, match=words):
+        created(folder, tmp_path / "home")
+
+
+def test_parameters_of_another_type_are_refused_by_name_before_any_value_is_read(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "model", torch.float32)
+    weights = load_file(folder / "model.safetensors")
+    weights["model.embed_tokens.weight"][0] = torch.nan
+    weights["model.layers.5.mlp.down_proj.weight"] = torch.zeros_like(
+        weights["model.layers.5.mlp.down_proj.weight"]
+    ).char()
+    save_file(weights, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"has parameters of torch\.int8"):
+        created(folder, tmp_path / "home")
