@@ -6,6 +6,8 @@ is one way to an answer, wherever the weights are, and this process loads no ten
 
 from __future__ import annotations
 
+import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,10 +20,10 @@ import msgspec
 from cli.demo.child_processes import ChildPeer, children
 from cli.demo.cluster import LOOPBACK
 from cli.options import checkpoint_folder, dtype_option, read_invite
-from cli.run import stopping_by_signal
+from cli.run import leaves, stopping_by_signal
 from cli.terminal.lines import is_terminal, say
 from peer.decoding import MALFORMED, told
-from peer.errors import BarnraiseError, CheckpointError, ConfigError, ResourceError, WorkerError
+from peer.errors import BarnraiseError, CheckpointError, ConfigError, NetworkError, ResourceError, WorkerError
 from peer.files import read_bounded
 from peer.temp_folder import temporary_folder
 from swarm.run.home import Home
@@ -29,6 +31,9 @@ from swarm.run.invite import Invite, read_saved_invite
 
 if TYPE_CHECKING:
     from peer.ipc.block_messages import HiddenType
+
+if sys.version_info < (3, 11):
+    from exceptiongroup import BaseExceptionGroup
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 CONFIG_BYTES_MAX: Final = 64 << 10
@@ -83,7 +88,13 @@ def invite_to(
         with stopping_by_signal():  # the folder goes and the child ends also if this is stopped while it loads
             server = group.start("server", place / "server", ["serve", "--model", str(folder), *options], threads or 0)
             _wait_serving(server)
-        yield read_saved_invite(Home(server.home).path)
+        try:
+            yield read_saved_invite(Home(server.home).path)
+        except (NetworkError, BaseExceptionGroup) as error:
+            ended = _ended(server) if all(isinstance(leaf, NetworkError) for leaf in leaves(error)) else None
+            if ended is None:
+                raise
+            raise ended from error
 
 
 def _layers(folder: Path) -> int:
@@ -104,9 +115,26 @@ def _wait_serving(server: ChildPeer) -> None:
     deadline = time.monotonic() + START_S
     while not any(event == "blocks_served" for _, event, _ in server.events.poll()):
         if not server.alive:
-            said = [line for line in server.log_tail(8).split(" | ") if line.startswith(_OURS)]
-            reason = said[-1].removeprefix(_OURS) if said else "it ended: run it again with PEER_DEBUG=1"
+            reason = _said(server) or "it ended: run it again with PEER_DEBUG=1"
             raise _ERRORS.get(server.process.returncode, WorkerError)(reason)
         if time.monotonic() > deadline:
             raise WorkerError(f"the model is not loaded after {START_S:.0f} s: try a smaller one, or a faster disk")
         time.sleep(POLL_S)
+
+
+def _ended(server: ChildPeer) -> WorkerError | None:
+    """Return the error if the child or its worker has ended under an answer. No network was lost then, and the child
+    serves again at the next call only."""
+    causes = [str(fields.get("cause", "")) for _, event, fields in server.events.poll() if event == "worker_died"]
+    if server.alive and not causes:
+        return None
+    code = server.process.returncode or 0
+    ending = f"it was killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    cause = causes[-1].partition(" (")[0] if causes else _said(server) or ending  # the bracket advises on training
+    return WorkerError(f"the process that computes the model has ended ({cause}): run the command again")
+
+
+def _said(server: ChildPeer) -> str:
+    """Return the last error of the child; empty if it has told none."""
+    said = [line for line in server.log_tail(8).split(" | ") if line.startswith(_OURS)]
+    return said[-1].removeprefix(_OURS) if said else ""

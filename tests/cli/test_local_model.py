@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -75,6 +78,56 @@ def test_a_checkpoint_is_computed_in_the_type_that_is_asked_for(tmp_path: Path) 
 
     own = answer(narrow)
     assert len(own) == 8 and answer(wide, "--dtype", "bf16") == own
+
+
+def test_a_worker_killed_in_the_middle_of_an_answer_is_one_sentence_and_the_next_call_answers(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    write_checkpoint(folder)
+    command = [sys.executable, "-m", "cli.main", "generate", "--model", str(folder), PROMPT, "--threads", "1"]
+    with subprocess.Popen(
+        [*command, "--max-tokens", "4000", "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=REPO,
+    ) as answering:
+        assert answering.stdout is not None and answering.stderr is not None
+        while '"token"' not in answering.stdout.readline():
+            assert answering.poll() is None
+        (server,) = (child for child in psutil.Process(answering.pid).children() if "serve" in child.cmdline())
+        for worker in server.children():
+            worker.kill()
+        rest, said = answering.stdout.read(), answering.stderr.read()
+    assert '"answer"' not in rest and answering.returncode == 7
+    assert said == (
+        "peer: the process that computes the model has ended (it was killed by SIGKILL): run the command again\n"
+    )
+    assert not servers_of(folder)
+
+    ours, theirs = pty.openpty()  # what a person sees
+    with subprocess.Popen([*command, "--max-tokens", "24"], stdout=theirs, stderr=theirs, cwd=REPO) as again:
+        os.close(theirs)
+        seen = read_all(ours)
+    assert again.returncode == 0 and seen.startswith(b"Loading ")
+    assert b"24 tokens by 1 server, " in seen and b" a second, the first after " in seen
+
+
+def read_all(terminal: int) -> bytes:
+    """Return what comes to a terminal until its last writer ends, and close it."""
+    found = b""
+    with os.fdopen(terminal, "rb", buffering=0) as reader, suppress(OSError):  # EIO is a terminal's end
+        while piece := reader.read(4096):
+            found += piece
+    return found
+
+
+def test_a_prompt_beyond_the_context_is_one_sentence(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    write_checkpoint(folder)
+    ended = peer("generate", "--model", folder, "-", given="x " * 2500)
+    assert ended.returncode == 2 and not ended.stdout
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("peer: prompt and answer have 5128 tokens and the model's context 4096: shorten the prompt")
 
 
 @pytest.mark.parametrize(
