@@ -109,14 +109,15 @@ class ServedModel:
 
 
 @contextmanager
-def served_model(folder: Path, *options: str) -> Iterator[ServedModel]:
-    """Serve the model inside the block. `options`: of `peer api`."""
+def served_model(folder: Path, *options: str, memory_gb: float = 1.0) -> Iterator[ServedModel]:
+    """Serve the model inside the block. `options`: of `peer api`. `memory_gb`: of each server."""
     write_checkpoint(folder / NAME)
     (folder / "keys").write_text(f"{key_hash(KEY)} tests\n")
     served = ServedModel(folder)
     try:
-        served.serve("s0", ["--model", folder / NAME], "0:3")
-        served.serve("s1", [served.invite], "3:6")
+        memory = ["--memory", str(memory_gb)]
+        served.serve("s0", ["--model", folder / NAME, *memory], "0:3")
+        served.serve("s1", [served.invite, *memory], "3:6")
         place: list[str | Path] = ["--listen", "127.0.0.1:0", "--key-file", folder / "keys", "--json"]
         served.start("api", "api", served.invite, *place, *options)
         served.url = served.event("api", "listening")["url"]
