@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import httpx2
 import psutil
@@ -25,7 +25,7 @@ CHILDREN: Final = 4  # a worker of each server; the gateway's tokenizer and its 
 SAMPLES: Final = 100
 WARM_UP_SHARE: Final = 0.25  # of the requests: the keys and values have touched all of their memory by then
 GROWTH_MAX: Final = 0.05
-GROWTH_MAX_BYTES: Final = 8e6  # the allocator's arenas
+GROWTH_MAX_BYTES: Final = 8e6  # the allocator's arenas, and the 10,000 words that the tokenizers library remembers
 FILES_MAX: Final = 4
 CACHE_GB: Final = 0.01  # --memory of a server: its pages are soon used and used again
 
@@ -50,12 +50,13 @@ class Requests:
     async def _ask_until(self, client: httpx2.AsyncClient, goal: int) -> None:
         while self._next < goal:
             number, self._next = self._next, self._next + 1
-            body = {"model": NAME, "max_tokens": 4 + number % 5, "stream": number % 3 == 0, "temperature": number % 2}
+            drawn = {"max_tokens": 4 + number % 5, "stream": number % 3 == 0, "temperature": number % 2}
+            body: dict[str, Any] = {"model": NAME, **drawn}
             if number % 4:
-                path, more = "completions", {"prompt": f"{number} " + "the rain \u20ac " * (number % 7)}
+                path, body["prompt"] = "completions", f"{number} " + "the rain \u20ac " * (number % 7)
             else:
-                path, more = "chat/completions", {"messages": [{"role": "user", "content": f"{number} 🙂"}]}
-            answer = await client.post(f"{self.served.url}/v1/{path}", json={**body, **more})
+                path, body["messages"] = "chat/completions", [{"role": "user", "content": f"{number} 🙂"}]
+            answer = await client.post(f"{self.served.url}/v1/{path}", json=body)
             assert answer.status_code == 200, answer.text
             self.answered += 1
 
