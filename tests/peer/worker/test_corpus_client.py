@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import msgspec
-import psutil
 import pytest
 
 from peer.data.corpus import load_corpus
@@ -15,6 +14,7 @@ from peer.data.tokenizer import ByteTokenizer, load_tokenizer
 from peer.errors import ConfigError, WorkerError
 from peer.worker.corpus_client import read_corpus_apart
 from tests.peer.support.worker_harness import MODEL, worker_config
+from tests.support.forking.forked import children
 
 pytestmark = pytest.mark.process
 
@@ -32,7 +32,7 @@ async def test_the_ids_are_those_of_the_tokenizer(tmp_path: Path, text: Path, hu
     assert corpus.digest == here.digest and corpus.facts == here.facts
     assert corpus.train.tolist() == here.train.tolist() and corpus.held_out.tolist() == here.held_out.tolist()
     assert corpus.batch([1, 2], seed=0).tolist() == here.batch([1, 2], seed=0).tolist()
-    assert not psutil.Process().children(), "the worker is gone"
+    assert not children(), "the worker is gone"
     for ids in (corpus.train, corpus.held_out):  # where no other worker may write
         assert Path(str(getattr(ids, "filename", ""))).parent == tmp_path / "corpus"
 
@@ -52,7 +52,7 @@ async def test_a_hostile_tokenizer_is_one_sentence(tmp_path: Path, text: Path, h
     hub.write_bytes(b" " * (17 << 20))
     with pytest.raises(ConfigError, match="larger than"):
         await read_corpus_apart(worker_config(tmp_path, text, tokenizer=str(hub)))
-    assert not psutil.Process().children()
+    assert not children()
 
 
 async def test_a_tokenizer_of_more_ids_than_the_model_is_refused(tmp_path: Path, text: Path, hub: Path) -> None:

@@ -8,13 +8,13 @@ import signal
 import subprocess
 from typing import Any
 
-import psutil
 import pytest
 
 from peer.errors import ConfigError, WorkerError
 from peer.ipc.text_messages import TEXT_CHARS_MAX
 from peer.worker import text_client
 from peer.worker.text_client import TextRefused, open_model_text
+from tests.support.forking.forked import children
 from tests.swarm.gateway.served_model import tokenizer
 
 pytestmark = pytest.mark.process
@@ -53,7 +53,7 @@ async def test_ids_and_texts_are_those_of_the_library() -> None:
         assert await text.decode(ids, [], ids[:2]) == ["the rain\u20ac <|im_end|>", "", "the "]
         assert await text.words([256, 257, 256]) == {256: "th", 257: "the"}
         assert await text.encode("\udce9", special=False) == [ord("?")], "of a command line that is not UTF-8"
-    assert not psutil.Process().children()
+    assert not children()
 
 
 async def test_a_hostile_tokenizer_is_one_sentence() -> None:
@@ -64,7 +64,7 @@ async def test_a_hostile_tokenizer_is_one_sentence() -> None:
     with pytest.raises(ConfigError, match="the tokenizer has 263 ids and the model only 262"):
         async with open_model_text(CONTENT, 262):
             pass
-    assert not psutil.Process().children()
+    assert not children()
 
 
 async def test_a_tokenizer_that_panics_is_one_sentence_and_the_next_text_is_read(
@@ -100,4 +100,4 @@ async def test_a_text_without_bounds_is_refused_here() -> None:
 async def test_bytes_need_no_process() -> None:
     async with open_model_text(b"", 256) as text:
         assert text.is_bytes and await text.decode(await text.encode("€", special=True)) == ["€"]
-    assert not psutil.Process().children()
+    assert not children()

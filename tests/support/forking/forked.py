@@ -18,6 +18,8 @@ from types import SimpleNamespace
 from typing import IO, Any, Final
 from unittest.mock import patch
 
+import psutil
+
 from tests.support.forking.server import LIBC, Start, die_with_parent, serve
 
 File = int | IO[Any] | None
@@ -82,8 +84,8 @@ class ForkedProcess(subprocess.Popen[Any]):
 class ForkServer:
     """The near end of the socket to a fork server, which is a child of this process."""
 
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
+    def __init__(self, sock: socket.socket, pid: int) -> None:
+        self._sock, self.pid = sock, pid
 
     def fork(self, start: Start, files: list[int]) -> int:
         """Start a process; return its id."""
@@ -108,7 +110,7 @@ def _server() -> ForkServer:
             command = [sys.executable, "-m", "tests.support.forking.server", str(theirs.fileno())]
             environment = {**os.environ, "OMP_NUM_THREADS": "1"}
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, pass_fds=(theirs.fileno(),))
-        _servers[os.getpid()] = ForkServer(ours)
+        _servers[os.getpid()] = ForkServer(ours, process.pid)
 
         def end() -> None:
             ours.close()
@@ -118,13 +120,19 @@ def _server() -> ForkServer:
     return _servers[os.getpid()]
 
 
+def children() -> list[int]:
+    """Return the ids of this process's children, without its fork server."""
+    server = _servers.get(os.getpid())
+    return [child.pid for child in psutil.Process().children() if server is None or child.pid != server.pid]
+
+
 def serve_own_forks() -> None:
     """Fork a server for the processes of this one, which has but one thread and has imported all."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     parent = os.getpid()
-    if os.fork():
+    if child := os.fork():
         theirs.close()
-        _servers[parent] = ForkServer(ours)
+        _servers[parent] = ForkServer(ours, child)
         return
     ours.close()
     die_with_parent()
