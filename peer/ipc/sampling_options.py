@@ -6,7 +6,7 @@ Imports no torch and no numpy.
 from __future__ import annotations
 
 import secrets
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -21,21 +21,22 @@ _SEED_BITS: Final = 53  # so that JSON readers that hold numbers as floats get i
 class Sampling(msgspec.Struct, frozen=True, array_like=True):
     """How tokens are chosen."""
 
-    temperature: float = 0.0
+    temperature: Annotated[float, msgspec.Meta(ge=0, le=1e4)] = 0.0
     """0: the likeliest token."""
-    top_k: int = 0
+    top_k: Annotated[int, msgspec.Meta(ge=0, le=1 << 24)] = 0
     """Only the k likeliest tokens; 0 for all."""
-    top_p: float = 1.0
+    top_p: Annotated[float, msgspec.Meta(ge=0, le=1)] = 1.0
     """Only the likeliest tokens that together have this probability (1904.09751)."""
-    min_p: float = 0.0
+    min_p: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
     """Only tokens with this share of the likeliest one's probability (2407.01082)."""
-    repetition_penalty: float = 1.0
+    repetition_penalty: Annotated[float, msgspec.Meta(ge=1e-3, le=1e3)] = 1.0
     """Logits of tokens seen before are divided by this where positive, multiplied where not (1909.05858)."""
-    seed: int = 0
-    logprobs: int = 0
+    seed: Annotated[int, msgspec.Meta(ge=0)] = 0  # msgspec reads no number of more than 64 bits
+    logprobs: Annotated[int, msgspec.Meta(ge=0, le=LIKELIEST_MAX)] = 0
     """How many of the likeliest tokens are told with their log-probabilities."""
 
     def __post_init__(self) -> None:
+        """Check what a caller gives, as its types check what another peer sends."""
         check_range(self, 0.0, 1e4, "temperature")
         check_range(self, 0, 1 << 24, "top_k")
         check_range(self, 0.0, 1.0, "top_p", "min_p")

@@ -59,7 +59,8 @@ def test_the_printed_command_can_be_pasted(
         monkeypatch.setenv("PATH", str(path))
         monkeypatch.chdir(place)
         _summarize(WHOLE, Path("my runs"))
-        assert capsys.readouterr().out.endswith(f"\n  {typed} export --home 'my runs/peer-1' --out model\n")
+        export = f"\n  {typed} export --home 'my runs/peer-1' --out model"
+        assert capsys.readouterr().out.endswith(f'{export}\n  {typed} generate --model model "def "\n')
 
 
 def test_summary_of_a_pipeline(capsys: pytest.CaptureFixture[str]) -> None:

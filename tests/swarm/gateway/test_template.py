@@ -60,11 +60,6 @@ TALK = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def _forked_workers() -> None:
-    """Fork no process here: the program of each and what it may use of memory are what is tested."""
-
-
 def golden(source: str, messages: list[ChatMessage]) -> str:
     """Return what `transformers` makes of a conversation."""
     from transformers.utils.chat_template_utils import render_jinja_template
