@@ -278,14 +278,18 @@ async def test_a_late_joiner_fetches_weights_and_starts_without_momentum(tmp_pat
 
 
 async def test_a_proposal_ends_the_wait_for_the_first_peers(tmp_path: Path) -> None:
-    """Records are read every few seconds, and rounds may be shorter: one that read too early would begin late."""
-    group = Group(tmp_path, "int8", 3, min_peers=3)
+    """Records are read every few seconds, and rounds may be shorter: one that read too early would begin late. The
+    others go on until chance pairs one of them with it."""
+    group = Group(tmp_path, "int8", 10**6, min_peers=3)
     async with AsyncExitStack() as stack:
         peers = [await stack.enter_async_context(group.join(THETA, lambda n: noise(n, 0.05))) for _ in range(3)]
         early, other, _ = peers
         early.others = lambda: {other.host.peer_id: PeerView(0)}  # type: ignore[method-assign]
-        await run(*peers)
-    assert early.engine.replica.round > 0
+        async with trio.open_nursery() as nursery:
+            for peer in peers:
+                nursery.start_soon(peer.engine.run)
+            await until(early, lambda: early.engine.replica.round > 0)
+            nursery.cancel_scope.cancel()
 
 
 async def test_a_peer_stopped_in_a_step_has_a_whole_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
