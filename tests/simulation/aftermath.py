@@ -149,8 +149,8 @@ def judge(world: World, stay: frozenset[str]) -> Hope:
         return "open"  # too many heads have passed since
     if _goes_on(world, top.head, honest, coordinator) and not lying:
         return "alone"
-    if coordinator is None or 0 < setup.rounds <= coordinator.head.round:
-        return "open"  # of a complete run a coordinator calls no person
+    if coordinator is None or 0 < setup.rounds <= max(head.round for head in world.invariants.heads.values()):
+        return "open"  # a coordinator that hears of the last round, also from a message on its way, calls no person
     certified = {link.head.state_hash for r in everybody for link in r.links} | {GENESIS.state_hash}
     if any(r.states & certified for r in honest):
         return "person"
