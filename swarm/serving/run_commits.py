@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -92,20 +91,20 @@ class CommitFiles:
         """Have the weights of a commit on disk, from the peers that hold them; return their folder. Raises
         NetworkError, also where those peers have gone on, and ResourceError."""
         target = self._folder / commit.served.name.hex()
-        if (target / WEIGHTS_FILE).is_file():
-            return target
         self._folder.mkdir(parents=True, exist_ok=True)
         stages = spans_of(self._client.training.cuts)
         wanted = [n for n, stage in enumerate(stages) if stage.first < self._span.end and self._span.first < stage.end]
-        flats = {stage: await self._fetch_stage(commit, stage) for stage in wanted}
-        await trio.to_thread.run_sync(self._write, target, flats)
+        try:
+            flats = {stage: await self._fetch_stage(commit, stage) for stage in wanted}
+            await trio.to_thread.run_sync(self._write, target, flats)
+        finally:
+            self._drop_parts()
         return target
 
     async def _fetch_stage(self, commit: RunCommit, stage: int) -> torch.Tensor:
         """Return a stage's weights, flat fp32, mapped."""
         manifest, host = self._client.training, self._client.host
         file = self._folder / f"stage-{stage}.part"
-        file.unlink(missing_ok=True)  # of a commit that was not fetched whole
         numel, size_bytes = layout_of(manifest, stage).numel, state_bytes(manifest, stage)
         root, holders = commit.heads[stage].state_hash, commit.holders[stage]
         weights = [(0, BYTES_A_VALUE * numel)]
@@ -134,12 +133,18 @@ class CommitFiles:
                 f"{target} cannot be written ({error.strerror}): free space, or choose another --home"
             ) from error
 
+    def _drop_parts(self) -> None:
+        """Remove what was fetched; the file of a commit has a copy."""
+        for file in self._folder.glob("*.part"):
+            file.unlink(missing_ok=True)
+
     def keep(self, commits: Sequence[ServedCommit]) -> None:
         """Remove the files of all other commits."""
         names = {commit.name.hex() for commit in commits}
-        for folder in self._folder.iterdir() if self._folder.is_dir() else ():
-            if folder.is_dir() and folder.name not in names:
-                shutil.rmtree(folder, ignore_errors=True)
-            elif folder.suffix == ".part":
-                with suppress(OSError):
-                    folder.unlink()
+        for path in self._folder.iterdir() if self._folder.is_dir() else ():
+            if path.name in names:
+                continue
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)

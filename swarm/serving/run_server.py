@@ -96,6 +96,7 @@ class RunServer:
 
     async def run(self, ready: Callable[[Span], None]) -> None:
         """Serve the last commit until cancelled; `ready` is called when the first one is served."""
+        self._files.keep(())  # what an earlier process has left was checked when it was fetched, and not since
         self._host.flows.serve(self._servers)
         told = False
         async with trio.open_nursery() as nursery:

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.process
 
 PROMPT = list(b"def test")
 COUNT = 24
+LONG = 100
 
 
 def serve(swarm: Swarm, name: str, *options: str) -> PeerProcess:
@@ -58,8 +59,33 @@ async def test_each_answer_is_of_one_commit_while_the_run_goes_on(tmp_path: Path
         swarm.check_agreement()
 
 
+async def test_a_talk_goes_on_with_the_newest_commit_and_nothing_is_left_of_older_ones(tmp_path: Path) -> None:
+    """Between two answers of a session the server ends it; its whole text is then computed with another commit."""
+    async with open_swarm(tmp_path) as swarm:
+        trainers = [swarm.join(f"p{i}") for i in range(2)]
+        await swarm.committed(1, *trainers)
+        server = serve(swarm, "server")
+        first = (await server.wait_for("commit_served")).fields["round"]
+        async with open_model(Invite.parse(swarm.invite.read_text())) as model:
+            session = model.session(Sampling())
+            try:
+                before = [drawn.token async for drawn in session.generate(PROMPT, COUNT)]
+                assert session.commit is not None and session.commit.round >= first
+                answered_by = session.commit.round
+                for _ in range(2):  # there is room for two: the one that answered has ended
+                    await server.wait_for("commit_served", since=server.mark())
+                after = [drawn.token async for drawn in session.generate(PROMPT, COUNT)]
+                assert session.commit.round > answered_by and session.failovers == 0
+            finally:
+                session.close()
+        assert len(before) == len(after) == COUNT and len(session.tokens) == 2 * (len(PROMPT) + COUNT)
+        folders = [path for path in (server.home / "commits").iterdir() if path.is_dir()]
+        assert 1 <= len(folders) <= 3, "two that are served, and one that is being written"
+
+
 async def test_an_answer_is_that_of_the_export_of_its_commit(tmp_path: Path) -> None:
-    """Of a run that is over, whose peers have left: the coordinator keeps its last state."""
+    """Also where its server is killed on the way. The run is over, and its peers have left: the coordinator keeps its
+    last state."""
     import transformers
 
     async with open_swarm(tmp_path, rounds=3) as swarm:
@@ -67,16 +93,26 @@ async def test_an_answer_is_that_of_the_export_of_its_commit(tmp_path: Path) -> 
         assert [await trainer.wait_exit() for trainer in trainers] == [0, 0]
         server = serve(swarm, "server")
         assert (await server.wait_for("commit_served")).fields["round"] == 3
+        servers = {"server": server, "other": serve(swarm, "other")}
+        await servers["other"].wait_for("commit_served")
         async with open_model(Invite.parse(swarm.invite.read_text())) as model:
-            number, tokens = await answer(model)
+            session, tokens = model.session(Sampling()), list[int]()
+            try:
+                async for drawn in session.generate(PROMPT, LONG):
+                    tokens.append(drawn.token)
+                    if len(tokens) == 5:  # the others are not drawn yet: no server runs so far ahead
+                        servers[model.servers.records[session.route[0].peer].name].kill()
+            finally:
+                session.close()
+            assert session.commit is not None and session.commit.round == 3 and session.failovers == 1
         folder = tmp_path / "model"
         command = [sys.executable, "-m", "cli.main", "export", str(swarm.invite), "--out", str(folder)]
         done = await trio.run_process(command, cwd=REPO, capture_stdout=True, capture_stderr=True, check=False)
         assert done.returncode == 0, done.stderr.decode()
     reference = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
     ids = torch.tensor([PROMPT])
-    told = reference.generate(ids, max_new_tokens=COUNT, do_sample=False, attention_mask=torch.ones_like(ids))
-    assert number == 3 and tokens == told[0, len(PROMPT) :].tolist()
+    told = reference.generate(ids, max_new_tokens=LONG, do_sample=False, attention_mask=torch.ones_like(ids))
+    assert tokens == told[0, len(PROMPT) :].tolist()
 
 
 async def test_a_gossip_run_is_refused(tmp_path: Path) -> None:
