@@ -21,9 +21,9 @@ from cli.views.progress import Progress
 from cli.views.text import quoted
 from optim.config import EagerConfig
 from peer.errors import ConfigError
-from swarm.coordinator.webhook import check_url
 from swarm.run.config import read_run_config
 from swarm.run.home import Home
+from swarm.web.webhook import check_url
 
 if TYPE_CHECKING:
     from swarm.coordinator.coordinator import CoordinatorConfig

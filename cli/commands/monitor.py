@@ -14,6 +14,7 @@ from cli.options import home_option, invite_argument, read_invite, tied_option
 from cli.run import run_until_stopped
 from cli.terminal.lines import say, say_json
 from peer.errors import ConfigError
+from peer.plain_text import plain
 
 if TYPE_CHECKING:
     from swarm.monitor.collector import MonitorCollector, MonitorTarget
@@ -29,9 +30,18 @@ _TOKEN_BYTES = 18
     "--listen", metavar="HOST:PORT", default="127.0.0.1:8081", show_default=True, help="An IP address; port 0: any."
 )
 @click.option("--token", help="What requests must bring.  [default: none on loopback; beyond it a new one]")
+@click.option("--notify", metavar="URL", help="POST each change of the verdict, and alerts, there as JSON.")
 @click.option("--json", "as_json", is_flag=True, help="Print the address, and each new verdict, as JSON lines.")
 @tied_option
-def monitor(invite: str | None, home: Path | None, listen: str, token: str | None, as_json: bool, tied: bool) -> None:
+def monitor(
+    invite: str | None,
+    home: Path | None,
+    listen: str,
+    token: str | None,
+    notify: str | None,
+    as_json: bool,
+    tied: bool,
+) -> None:
     """Watch the run or served model of INVITE on a web page, until Ctrl-C.
 
     It joins nothing and has no vote. /api/v1/state has the same as JSON, /metrics for Prometheus. Without a token only
@@ -45,12 +55,15 @@ def monitor(invite: str | None, home: Path | None, listen: str, token: str | Non
     from swarm.monitor.collector import MonitorTarget
     from swarm.run.invite import read_saved_invite
     from swarm.web.listening import ListenAddress
+    from swarm.web.webhook import check_url
 
+    if notify is not None:
+        check_url(notify)
     address = ListenAddress.parse(listen)
     opened = read_invite(invite) if invite is not None else read_saved_invite(home or Path())
     if token is None:
         token = "" if address.is_loopback else secrets.token_urlsafe(_TOKEN_BYTES)
-    run_until_stopped(_Monitor(MonitorTarget(opened, home), address, token.strip(), as_json).run, tied)
+    run_until_stopped(_Monitor(MonitorTarget(opened, home), address, token.strip(), notify, as_json).run, tied)
 
 
 def _check_packages() -> None:
@@ -66,12 +79,16 @@ def _check_packages() -> None:
 class _Monitor:
     """The monitor of one command."""
 
-    def __init__(self, target: MonitorTarget, address: ListenAddress, token: str, as_json: bool) -> None:
-        self._target, self._address, self._token, self._as_json = target, address, token, as_json
+    def __init__(
+        self, target: MonitorTarget, address: ListenAddress, token: str, notify: str | None, as_json: bool
+    ) -> None:
+        self._target, self._address, self._token = target, address, token
+        self._notify, self._as_json = notify, as_json
 
     async def run(self) -> None:
         from swarm.monitor.app import Access, monitor_app
         from swarm.monitor.collector import MonitorCollector
+        from swarm.monitor.notices import MonitorNotices
         from swarm.web.listening import serve_http
 
         collector = MonitorCollector(self._target)
@@ -80,7 +97,15 @@ class _Monitor:
             nursery.start_soon(collector.run)
             if self._as_json:
                 nursery.start_soon(_tell_verdicts, collector)
+            if self._notify is not None:
+                nursery.start_soon(MonitorNotices(self._notify, collector, self._not_told).run)
             await serve_http(app, self._address, self._listening)
+
+    def _not_told(self, event: str, reason: str) -> None:
+        if self._as_json:
+            say_json({"event": "notify_failed", "about": event, "reason": plain(reason, 200)})
+        else:
+            say(f"--notify was not told of {event}: {plain(reason, 200)}", err=True)
 
     def _listening(self, url: str) -> None:
         page = f"{url}/?token={self._token}" if self._token else f"{url}/"

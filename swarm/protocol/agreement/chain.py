@@ -305,7 +305,7 @@ class Chain:
             self._fetch(self.head)
 
     def _fetch(self, head: Head) -> bool:
-        """Ask for the state of a head, and return whether that or another one is being asked for. What nobody brought
+        """Ask for the state of a head, and return whether that or another one is being asked for. What no peer brought
         is asked for again a while later: a newer state is not waited for."""
         _, again_at = self._failed.get(head.state_hash, (0, 0.0))
         if self._fetching or self._context.now < again_at:
