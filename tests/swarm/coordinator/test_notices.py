@@ -12,7 +12,7 @@ from peer.errors import ConfigError
 from peer.events import Event, EventLog
 from swarm.coordinator.notices import Notices
 from swarm.web.webhook import check_url
-from tests.swarm.support.web_service import Service, serve
+from tests.swarm.coordinator.web_service import Service, serve
 
 
 async def failure_of(url: str) -> Event:
