@@ -49,8 +49,6 @@ _TRAINED: Final = {
     "loss": "train/loss",
     "steps": "train/steps",
     "skipped": "train/skipped_steps",
-    "busy_s": "train/busy_seconds",
-    "idle_s": "train/idle_seconds",
 }
 _CURVES: Final[dict[str, dict[str, str]]] = {  # by event: the curve of each field
     "gossip_alone": _COMMIT | _TRAINED,
@@ -58,7 +56,7 @@ _CURVES: Final[dict[str, dict[str, str]]] = {  # by event: the curve of each fie
     "head_seen": _COMMIT,
     "inner_step": {"lr": "step/learning_rate", "tokens_per_s": "step/tokens_per_second"},
     "round_committed": _COMMIT | _TRAINED,
-    "round_trained": _TRAINED,
+    "round_trained": {"busy_s": "train/busy_seconds", "idle_s": "train/idle_seconds"},
     "val_evaluated": {"loss": "held_out/loss"},
 }
 
