@@ -141,7 +141,7 @@ def merge_part(
     """
     views = encoded_slices(codec, encoded, weights, numel)
     step = CHUNK if CHUNK % codec.granule == 0 and CHUNK % out_codec.granule == 0 else max(numel, 1)
-    total, work = torch.empty(min(step, numel)), torch.empty(min(step, numel))
+    total, work = (torch.empty(min(step, numel), dtype=torch.float32) for _ in range(2))
     out = torch.empty(out_codec.encoded_size(numel), dtype=torch.uint8)
     for first in range(0, numel, step):
         last = min(first + step, numel)

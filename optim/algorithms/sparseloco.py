@@ -88,7 +88,8 @@ def quantize(value: torch.Tensor, bins: int) -> Quantized:
         scale = torch.ones_like(scale)
     narrow = centered.float()
     q = (narrow / scale + bins // 2).round().clamp(0, bins - 1).to(torch.uint8)
-    sums = torch.zeros(bins, device=value.device).scatter_add_(0, q.flatten().long(), narrow.flatten())
+    sums = torch.zeros(bins, dtype=narrow.dtype, device=value.device)
+    sums.scatter_add_(0, q.flatten().long(), narrow.flatten())
     counts = torch.zeros_like(sums).scatter_add_(0, q.flatten().long(), torch.ones_like(narrow).flatten())
     return q, torch.where(counts > 0, sums / counts, 0.0), shift
 

@@ -89,7 +89,7 @@ def unpack_trits(data: torch.Tensor, m: int) -> torch.Tensor:
     if len(data) and int(data.max()) >= 3**TRITS:
         raise ProtocolViolation("an encoded vector holds a byte that is not five trits")
     rest = data.float()
-    trits = torch.empty(len(data), TRITS, rest.shape[1], device=data.device)
+    trits = torch.empty(len(data), TRITS, rest.shape[1], dtype=torch.float32, device=data.device)
     for i in range(TRITS):
         thirds = ((rest - 1) / 3).round_()  # always right: the remainder is -1, 0 or 1 thirds away
         torch.sub(rest, thirds, alpha=3, out=trits[:, i])

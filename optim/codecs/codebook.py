@@ -38,7 +38,7 @@ class SixSigma(RowCodec):
         width = torch.where(sigma > 0, sigma * (2 * SIGMAS / BINS), 1.0)
         q = centred.div_(width).add_(BINS / 2).floor_().clamp_(0, BINS - 1)
         codes = q.to(torch.uint8)
-        book = torch.empty(rows, BINS, device=x.device)
+        book = torch.empty(rows, BINS, dtype=torch.float32, device=x.device)
         for r in range(rows):
             counts = torch.bincount(codes[r], minlength=BINS).clamp_(min=1)
             book[r] = torch.bincount(codes[r].long(), weights=real[r], minlength=BINS).div_(counts)

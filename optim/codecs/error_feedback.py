@@ -12,7 +12,7 @@ class ErrorFeedback:
 
     def __init__(self, codec: Codec, numel: int) -> None:
         self.codec = codec
-        self.residual = torch.zeros(numel)
+        self.residual = torch.zeros(numel, dtype=torch.float32)
 
     def encode(self, x: torch.Tensor) -> torch.Tensor:
         """Encode `x` (numel,), fp32, only read, to uint8."""

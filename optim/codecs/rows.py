@@ -77,7 +77,7 @@ class RowCodec(ABC):
 
     def decode(self, data: Buffer, numel: int, out: torch.Tensor | None = None) -> torch.Tensor:
         raw = as_bytes(data, self.encoded_size(numel))
-        out = torch.empty(numel, device=raw.device) if out is None else check_vector(out)
+        out = torch.empty(numel, dtype=torch.float32, device=raw.device) if out is None else check_vector(out)
         if out.numel() != numel:
             raise ValueError(f"the vector to decode into has {out.numel()} values: pass one of {numel}")
         work = self._scratch(numel, out.device)
@@ -87,7 +87,7 @@ class RowCodec(ABC):
             if rows * m == last - first:
                 self.decode_rows(data_rows, out[first:last].view(rows, m), work[: rows * m].view(rows, m))
             else:
-                padded = torch.empty(rows, m, device=out.device)
+                padded = torch.empty(rows, m, dtype=torch.float32, device=out.device)
                 self.decode_rows(data_rows, padded, work[:m].view(rows, m))
                 out[first:last] = padded.view(-1)[: last - first]
         return out
@@ -112,7 +112,7 @@ class RowCodec(ABC):
             rows, m = self._shape(last - first)
             values = x[first:last]
             if rows * m != last - first:
-                values = torch.zeros(rows * m, device=x.device)
+                values = torch.zeros(rows * m, dtype=torch.float32, device=x.device)
                 values[: last - first] = x[first:last]
             scratch = work[: rows * m].view(rows, m)
             self.encode_rows(values.view(rows, m), out[begin:end].view(rows, -1), scratch, (last - first) // rows)
@@ -128,7 +128,7 @@ class RowCodec(ABC):
         return (values // self.row, self.row) if values % self.row == 0 else (1, self._padded(values))
 
     def _scratch(self, numel: int, device: torch.device) -> torch.Tensor:
-        return torch.empty(min(_chunk(device), self._padded(numel)), device=device)
+        return torch.empty(min(_chunk(device), self._padded(numel)), dtype=torch.float32, device=device)
 
     def _chunks(self, numel: int, device: torch.device) -> list[tuple[int, int, int, int]]:
         """Return chunks of whole rows, then the tail: (first value, last value, first byte, last byte)."""

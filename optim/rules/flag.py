@@ -61,7 +61,7 @@ def gram(codec: Codec, encoded: Sequence[Buffer], weights: Sequence[float], nume
     views = encoded_slices(codec, encoded, weights, numel)
     step = max(PIECE // codec.granule, 1) * codec.granule
     n, size = len(views), min(step, numel)
-    values, whole = torch.empty(size), torch.empty(n, size, dtype=torch.float64)
+    values, whole = torch.empty(size, dtype=torch.float32), torch.empty(n, size, dtype=torch.float64)
     total, widths = np.zeros((n, n)), np.zeros(n)
     for first in range(0, numel, step):
         last = min(first + step, numel)

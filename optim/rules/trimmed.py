@@ -62,7 +62,8 @@ class TrimmedMeanRule(MergeRule):
         k = self.cut(n)
         unit = math.lcm(ROW, codec.granule, out_codec.granule)
         step = max(CHUNK // n // unit, 1) * unit  # values of one contributor, so that all rows fit in the cache
-        room = torch.empty(n + 1, min(step, -(-numel // ROW) * ROW))  # whole rows: some codecs need them aligned
+        aligned = min(step, -(-numel // ROW) * ROW)  # whole rows: some codecs need them
+        room = torch.empty(n + 1, aligned, dtype=torch.float32)
         out = torch.empty(out_codec.encoded_size(numel), dtype=torch.uint8)
         for first in range(0, numel, step):
             last = min(first + step, numel)

@@ -84,7 +84,7 @@ class DenseCoding(Coding):
         numel = self.size(index)
         encoded = as_bytes(data, self.down.encoded_size(numel))
         step = CHUNK if CHUNK % self.down.granule == 0 else numel
-        values = torch.empty(min(step, numel))
+        values = torch.empty(min(step, numel), dtype=torch.float32)
         for first in range(0, numel, step):
             size, begin = min(step, numel - first), self.down.encoded_size(first)
             piece = self.down.decode(encoded[begin : begin + self.down.encoded_size(size)], size, values[:size])
@@ -137,7 +137,7 @@ class Feedback:
     def _residual(self, coding: DenseCoding) -> torch.Tensor:
         key = tuple((place.start, place.stop) for place in coding.places)
         if key not in self._residuals:
-            self._residuals[key] = torch.zeros(coding.numel)
+            self._residuals[key] = torch.zeros(coding.numel, dtype=torch.float32)
         return self._residuals[key]
 
 

@@ -88,7 +88,7 @@ class LionStrategy(OuterStrategy):
     def __init__(self, numel: int, rule: LionRule, majority: bool) -> None:
         self.rule = rule
         self._coding = MajorityCoding(numel) if majority else AverageCoding(numel)
-        self._momentum = torch.zeros(numel)
+        self._momentum = torch.zeros(numel, dtype=torch.float32)
 
     def coding(self, round_info: RoundInfo, state: Sequence[torch.Tensor]) -> MajorityCoding:
         return self._coding

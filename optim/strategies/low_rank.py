@@ -181,7 +181,7 @@ class LowRankWire(Wire):
         q = self._warm.get(block.start)
         if q is None:
             generator = torch.Generator().manual_seed(block.start)
-            q = torch.randn(block.columns, block.rank, generator=generator)
+            q = torch.randn(block.columns, block.rank, generator=generator, dtype=torch.float32)
         p = torch.linalg.qr(matrix @ q).Q
         q = self._warm[block.start] = matrix.T @ p
         widths = [max(float(absmax(x.reshape(-1))), 2.0**-100) / LEVELS for x in (p, q)]
@@ -190,11 +190,11 @@ class LowRankWire(Wire):
         return np.concatenate([x.reshape(-1).view(np.uint8) for x in (scale, *(i.numpy() for i in integers))])
 
     def _residual(self, coding: LowRankCoding) -> torch.Tensor:
-        return self._errors.setdefault(coding, torch.zeros(coding.numel))
+        return self._errors.setdefault(coding, torch.zeros(coding.numel, dtype=torch.float32))
 
 
 def _unpacked(block: MatrixBlock, raw: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> Factors:
-    nothing = torch.empty(0)
+    nothing = torch.empty(0, dtype=torch.float32)
     if not block.rank:
         plain = torch.from_numpy(raw.copy()).view(torch.bfloat16)
         if not bool(torch.isfinite(plain).all()):

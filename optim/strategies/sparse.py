@@ -67,7 +67,7 @@ class SparseStrategy(OuterStrategy):
     def __init__(self, layout: FlatLayout, scheme: Scheme, chunk: int) -> None:
         self.scheme = scheme
         self._coding = SparseCoding(layout, scheme, chunk)
-        self._memory = torch.zeros(layout.numel)
+        self._memory = torch.zeros(layout.numel, dtype=torch.float32)
 
     def coding(self, round_info: RoundInfo, state: Sequence[torch.Tensor]) -> SparseCoding:
         return self._coding
