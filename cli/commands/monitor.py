@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 import click
 import trio
 
-from cli.options import home_option, invite_argument, read_invite, tied_option
+from cli.options import default_home, home_option, invite_argument, read_invite, tied_option
 from cli.run import run_until_stopped
 from cli.terminal.lines import say, say_json
 from peer.errors import ConfigError
 
 if TYPE_CHECKING:
     from swarm.monitor.collector import MonitorCollector, MonitorTarget
+    from swarm.monitor.history import History
     from swarm.web.listening import ListenAddress
 
 _TOKEN_BYTES = 18
@@ -29,9 +30,22 @@ _TOKEN_BYTES = 18
     "--listen", metavar="HOST:PORT", default="127.0.0.1:8081", show_default=True, help="An IP address; port 0: any."
 )
 @click.option("--token", help="What requests must bring.  [default: none on loopback; beyond it a new one]")
+@click.option(
+    "--db",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The file of the history.  [default: monitor.db in --home, else ~/.barnraise/monitor/RUN_ID.db]",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the address, and each new verdict, as JSON lines.")
 @tied_option
-def monitor(invite: str | None, home: Path | None, listen: str, token: str | None, as_json: bool, tied: bool) -> None:
+def monitor(
+    invite: str | None,
+    home: Path | None,
+    listen: str,
+    token: str | None,
+    db: Path | None,
+    as_json: bool,
+    tied: bool,
+) -> None:
     """Watch the run or served model of INVITE on a web page, until Ctrl-C.
 
     It joins nothing and has no vote. /api/v1/state has the same as JSON, /metrics for Prometheus. Without a token only
@@ -50,7 +64,9 @@ def monitor(invite: str | None, home: Path | None, listen: str, token: str | Non
     opened = read_invite(invite) if invite is not None else read_saved_invite(home or Path())
     if token is None:
         token = "" if address.is_loopback else secrets.token_urlsafe(_TOKEN_BYTES)
-    run_until_stopped(_Monitor(MonitorTarget(opened, home), address, token.strip(), as_json).run, tied)
+    if db is None:
+        db = home / "monitor.db" if home is not None else default_home("monitor") / f"{opened.run_id}.db"
+    run_until_stopped(_Monitor(MonitorTarget(opened, home), address, token.strip(), db, as_json).run, tied)
 
 
 def _check_packages() -> None:
@@ -66,21 +82,33 @@ def _check_packages() -> None:
 class _Monitor:
     """The monitor of one command."""
 
-    def __init__(self, target: MonitorTarget, address: ListenAddress, token: str, as_json: bool) -> None:
+    def __init__(self, target: MonitorTarget, address: ListenAddress, token: str, db: Path, as_json: bool) -> None:
         self._target, self._address, self._token, self._as_json = target, address, token, as_json
+        self._db = db
 
     async def run(self) -> None:
         from swarm.monitor.app import Access, monitor_app
         from swarm.monitor.collector import MonitorCollector
+        from swarm.monitor.history import open_history
         from swarm.web.listening import serve_http
 
         collector = MonitorCollector(self._target)
-        app = monitor_app(collector, Access(self._token, self._address.name))
-        async with trio.open_nursery() as nursery:
+        async with open_history(self._db, self._target.invite.run_id) as history, trio.open_nursery() as nursery:
+            app = monitor_app(collector, Access(self._token, self._address.name), history)
             nursery.start_soon(collector.run)
+            nursery.start_soon(self._remember, collector, history)
             if self._as_json:
                 nursery.start_soon(_tell_verdicts, collector)
             await serve_http(app, self._address, self._listening)
+
+    async def _remember(self, collector: MonitorCollector, history: History) -> None:
+        """Write each reading to the history, and say once what keeps it from that."""
+        told = ""
+        while True:
+            if history.trouble != told:
+                told = history.trouble
+                say(f"History ({self._db}): {told or 'written again'}.", err=True)
+            await history.note(await collector.changed(), collector.chains)
 
     def _listening(self, url: str) -> None:
         page = f"{url}/?token={self._token}" if self._token else f"{url}/"
