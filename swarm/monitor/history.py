@@ -199,7 +199,7 @@ def _seconds(chain: HeadChain, came: Sequence[float | None]) -> list[float | Non
     for at, places in groupby(range(len(came)), key=came.__getitem__):
         there = list(places)
         rounds = sum(chain.heads[place].attempt >= 0 for place in there)
-        each = (at - before) / rounds if at is not None and before is not None and rounds else None
+        each = (at - before) / rounds if at is not None and before is not None and at > before and rounds else None
         found += [each] * len(there)
         before = at
     return found
@@ -213,7 +213,8 @@ def columns(names: Sequence[str], rows: Rows) -> dict[str, Column]:
 
 def _losses_of(state: MonitorState) -> Iterable[LossRow]:
     """Yield the losses of rounds that a head can have reached: by gossip peers may claim any."""
-    reached = max((stage.facts.round for stage in state.stages if stage.facts), default=-1)
+    facts = [stage.facts for stage in state.stages if stage.facts and stage.facts.members]
+    reached = max((fact.round for fact in facts), default=-2)
     for point in state.loss:
         if point.round <= reached + 1:
             yield LossRow(point.round, point.train, point.peers, point.held_out)

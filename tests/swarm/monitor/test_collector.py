@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -137,6 +138,9 @@ async def _check_surface(site: Site, manifest: Manifest) -> None:
     status, headers, page = await site.ask("GET", "/")
     assert status == 200 and headers["content-security-policy"].startswith("default-src 'self'")
     assert b"<script>alert" not in page and b"http" not in page, "the page asks no other machine"
+    for name in re.findall(rb'(?:src|href)="([^"/]+\.(?:js|css|svg))"', page):
+        status, headers, content = await site.ask("GET", f"/{name.decode()}")
+        assert status == 200 and content and headers["x-content-type-options"] == "nosniff", name
     assert (await site.ask("GET", "/healthz"))[0] == 200
     _, headers, text = await site.ask("GET", "/metrics")
     assert headers["content-type"].startswith("text/plain; version=0.0.4")
