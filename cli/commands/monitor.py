@@ -35,6 +35,12 @@ _TOKEN_BYTES = 18
     type=click.Path(path_type=Path, dir_okay=False),
     help="The file of the history.  [default: monitor.db in --home, else ~/.barnraise/monitor/RUN_ID.db]",
 )
+@click.option(
+    "--publish",
+    metavar="DIR",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Also write the page to DIR, as files that need no server, at most every 30 s.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the address, and each new verdict, as JSON lines.")
 @tied_option
 def monitor(
@@ -43,6 +49,7 @@ def monitor(
     listen: str,
     token: str | None,
     db: Path | None,
+    publish: Path | None,
     as_json: bool,
     tied: bool,
 ) -> None:
@@ -66,7 +73,8 @@ def monitor(
         token = "" if address.is_loopback else secrets.token_urlsafe(_TOKEN_BYTES)
     if db is None:
         db = home / "monitor.db" if home is not None else default_home("monitor") / f"{opened.run_id}.db"
-    run_until_stopped(_Monitor(MonitorTarget(opened, home), address, token.strip(), db, as_json).run, tied)
+    work = _Monitor(MonitorTarget(opened, home), address, token.strip(), db, publish, as_json)
+    run_until_stopped(work.run, tied)
 
 
 def _check_packages() -> None:
@@ -82,14 +90,24 @@ def _check_packages() -> None:
 class _Monitor:
     """The monitor of one command."""
 
-    def __init__(self, target: MonitorTarget, address: ListenAddress, token: str, db: Path, as_json: bool) -> None:
+    def __init__(
+        self,
+        target: MonitorTarget,
+        address: ListenAddress,
+        token: str,
+        db: Path,
+        folder: Path | None,
+        as_json: bool,
+    ) -> None:
         self._target, self._address, self._token, self._as_json = target, address, token, as_json
-        self._db = db
+        self._db, self._folder = db, folder
+        self._said = ""
 
     async def run(self) -> None:
         from swarm.monitor.app import Access, monitor_app
         from swarm.monitor.collector import MonitorCollector
         from swarm.monitor.history import open_history
+        from swarm.monitor.publish import publish
         from swarm.web.listening import serve_http
 
         collector = MonitorCollector(self._target)
@@ -97,6 +115,8 @@ class _Monitor:
             app = monitor_app(collector, Access(self._token, self._address.name), history)
             nursery.start_soon(collector.run)
             nursery.start_soon(self._remember, collector, history)
+            if self._folder is not None:
+                nursery.start_soon(publish, self._folder, collector, history, self._say_once)
             if self._as_json:
                 nursery.start_soon(_tell_verdicts, collector)
             await serve_http(app, self._address, self._listening)
@@ -109,6 +129,11 @@ class _Monitor:
                 told = history.trouble
                 say(f"History ({self._db}): {told or 'written again'}.", err=True)
             await history.note(await collector.changed(), collector.chains)
+
+    def _say_once(self, why: str) -> None:
+        if why != self._said:
+            self._said = why
+            say(f"{why}.", err=True)
 
     def _listening(self, url: str) -> None:
         page = f"{url}/?token={self._token}" if self._token else f"{url}/"

@@ -15,7 +15,7 @@ const CHARTS = [
     series: [["tokens_s", "tokens a second", "--train"]] },
   { title: "Contributions a round", kinds: ["facts"], of: "rounds", x: "round", text: whole, zero: true,
     series: [["merged", "merged", "--third"], ["absent", "missed", "--bad"]] },
-  { title: "Peers", kinds: ["facts", "seen", "claims"], of: "samples", x: "at", text: whole, zero: true,
+  { title: "Peers", kindOf: { peers: "claims", members: "facts", answering: "seen" }, of: "samples", x: "at", text: whole, zero: true,
     series: [["peers", "peers, claimed", "--train"], ["members", "members, proved", "--held"], ["answering", "answer, seen", "--third"]] },
   { title: "Bytes a second, all peers", kinds: ["claims"], of: "samples", x: "at", text: rate, ticks: size, zero: true,
     series: [["up", "up", "--train"], ["down", "down", "--held"]] },
@@ -72,7 +72,7 @@ function addChart(chart, series, made, data, limits) {
   figure.className = "chart";
   const title = document.createElement("h3");
   title.textContent = `${chart.title} `;
-  for (const name of chart.kinds) {
+  for (const name of chart.kinds || series.map(([column]) => chart.kindOf[column])) {
     const badge = document.createElement("span");
     badge.className = `kind ${name}`;
     badge.textContent = KINDS[name];

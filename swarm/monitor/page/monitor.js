@@ -12,6 +12,7 @@ function element(tag, text = "", className = "") {
 
 const kind = (name) => element("span", KINDS[name], `kind ${name}`);
 
+const PUBLISHED = "published" in document.documentElement.dataset;
 let state = null;
 let received = 0;
 
@@ -219,16 +220,26 @@ function draw(next) {
 function beat() {
   if (!state) return;
   const seconds = Math.round((Date.now() - received) / 1000);
+  if (PUBLISHED) {
+    part("live").textContent = `as of ${moment(received / 1000)}${seconds > 300 ? `, ${age(seconds)} ago` : ""}`;
+    return;
+  }
   part("live").textContent = seconds > 30 ? `no news for ${age(seconds)}` : "live";
 }
 
 // What is remembered, of the span that is chosen.
 const HISTORY_MS = 15_000;
 let view = null;
+let views = null; // of each span, on a page that is published
 
 const chosenSpan = () => part("spans").elements.span.value;
 
 async function fetchHistory() {
+  if (PUBLISHED) {
+    if (views) view = views[chosenSpan()];
+    if (state) drawCharts();
+    return;
+  }
   const stage = part("stage").value || "0";
   try {
     const answer = await fetch(`api/v1/history?span=${chosenSpan()}&stage=${stage}`);
@@ -241,19 +252,50 @@ async function fetchHistory() {
 
 function drawCharts() {
   const stages = state.stages.length;
-  part("stage-choice").hidden = stages < 2;
+  part("stage-choice").hidden = stages < 2 || PUBLISHED;
   for (let stage = part("stage").length; stage < stages; stage++) part("stage").append(element("option", String(stage)));
   const drawn = showCharts(part("charts"), view, state.loss);
   part("history-trouble").textContent = view && view.trouble ? `No history: ${view.trouble}.` : drawn ? "" : "Nothing is remembered yet.";
 }
 
-part("spans").addEventListener("change", fetchHistory);
-fetchHistory();
-setInterval(fetchHistory, HISTORY_MS);
+// A published page has no server behind it: its data are a script beside it, which calls this.
+function barnraisePublished(data) {
+  views = data.views;
+  view = views[chosenSpan()];
+  draw(data.state);
+  received = 1000 * data.at;
+  beat();
+}
 
-const stream = new EventSource("api/v1/stream");
-stream.onmessage = (event) => draw(JSON.parse(event.data));
-stream.onerror = () => {
-  part("live").textContent = "the monitor does not answer: is it still running?";
-};
+function loadPublished() {
+  const script = element("script");
+  script.src = `data.js?${Date.now()}`;
+  script.onload = () => script.remove();
+  script.onerror = () => {
+    script.remove();
+    if (!state) part("what").textContent = "The data of this page are missing: data.js belongs beside it.";
+  };
+  document.head.append(script);
+}
+
+function follow() {
+  const stream = new EventSource("api/v1/stream");
+  stream.onmessage = (event) => draw(JSON.parse(event.data));
+  stream.onerror = () => {
+    part("live").textContent = "the monitor does not answer: is it still running?";
+  };
+  fetchHistory();
+  setInterval(fetchHistory, HISTORY_MS);
+}
+
+part("spans").addEventListener("change", fetchHistory);
+if (PUBLISHED) {
+  const link = element("a", "JSON");
+  link.href = "data.json";
+  part("links").replaceChildren(link);
+  loadPublished();
+  setInterval(loadPublished, 60_000);
+} else {
+  follow();
+}
 setInterval(beat, 5000);
