@@ -113,7 +113,7 @@ def monitor_app(collector: MonitorCollector, access: Access, history: History) -
         )
 
     async def metrics(request: Request) -> Response:
-        text = metrics_text(collector.state, collector.chains)
+        text = metrics_text(collector.state, collector.chains, collector.counts)
         return Response(text, headers={**_NO_STORE, "Content-Type": CONTENT_TYPE})
 
     async def health(request: Request) -> Response:

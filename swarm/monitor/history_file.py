@@ -22,7 +22,7 @@ FINE_S: Final = 10
 MINUTE_S: Final = 60
 FINE_KEPT_S: Final = 2 * 86400
 MINUTES_KEPT_S: Final = 30 * 86400
-GAP_S: Final = 90
+GAP_S: Final = 60
 """Samples further apart are not joined: the monitor did not look."""
 
 _TABLES: Final = (
@@ -123,6 +123,7 @@ class HistoryFile:
                 self._ask(f"PRAGMA application_id = {_APPLICATION}")
                 self._ask(f"PRAGMA user_version = {VERSION}")
         self._ask("PRAGMA journal_mode = WAL")
+        self._ask("PRAGMA wal_autocheckpoint = 100")  # pages: what waits beside the file stays small
         self._ask("PRAGMA synchronous = NORMAL")  # a power cut may take the last samples, and leaves a whole file
 
     def close(self) -> None:

@@ -104,7 +104,7 @@ function options(chart, series, entry) {
   return {
     width: 320,
     height: HEIGHT,
-    padding: [10, 12, 0, 0],
+    padding: [10, 20, 0, 0],
     cursor: { drag: { x: false, y: false }, points: { size: 7 } },
     scales: {
       x: { time, range: (plot, low, high) => entry.limits || reach(low, high) },
@@ -112,7 +112,7 @@ function options(chart, series, entry) {
     },
     axes: [
       { ...axis, size: 30, space: time ? 50 : 34, ...(time ? { values: timeTicks } : { incrs: WHOLE_STEPS, values: (plot, ticks) => ticks.map(count) }) },
-      { ...axis, size: 62, ...(chart.text === whole ? { incrs: WHOLE_STEPS } : {}), values: (plot, ticks) => ticks.map(chart.ticks || chart.text) },
+      { ...axis, size: 70, ...(chart.text === whole ? { incrs: WHOLE_STEPS } : {}), values: (plot, ticks) => ticks.map(chart.ticks || chart.text) },
     ],
     series: [
       { label: time ? "at" : "round", value: (plot, x) => (x === null ? "" : time ? moment(x) : String(x)) },
@@ -135,15 +135,17 @@ function timeTicks(plot, ticks, axis, space, step) {
   return ticks.map((at) => new Date(1000 * at).toLocaleString([], form));
 }
 
-// The rows that have no value at all: nothing was seen between the rows around them.
-const gapsOf = ([x, ...columns]) => x.map((_, row) => row).filter((row) => columns.every((column) => column[row] === null));
+// The rows between values that have none themselves: nothing is known of the time from the row before to the one behind.
+function gapsOf([x, ...columns]) {
+  const known = x.map((_, row) => row).filter((row) => columns.some((column) => column[row] !== null));
+  return x.map((_, row) => row).filter((row) => row > known[0] && row < known.at(-1) && columns.every((column) => column[row] === null));
+}
 
 function shadeGaps(plot) {
   plot.ctx.save();
   plot.ctx.fillStyle = color("--gap");
   const [x] = plot.data;
   for (const row of gapsOf(plot.data)) {
-    if (row === 0 || row + 1 >= x.length) continue;
     const left = Math.max(plot.bbox.left, plot.valToPos(x[row - 1], "x", true));
     const right = Math.min(plot.bbox.left + plot.bbox.width, plot.valToPos(x[row + 1], "x", true));
     if (right > left) plot.ctx.fillRect(left, plot.bbox.top, right - left, plot.bbox.height);
