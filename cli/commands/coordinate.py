@@ -15,15 +15,16 @@ from cli.options import default_home, home_option, network_options, tied_option
 from cli.run import run_until_stopped
 from cli.templates import template
 from cli.terminal.lines import say, say_json
+from cli.tracking import track_option, tracked
 from cli.views.event_feed import EventFeed
 from cli.views.live import follow, read_tails
 from cli.views.progress import Progress
 from cli.views.text import quoted
 from optim.config import EagerConfig
 from peer.errors import ConfigError
-from swarm.coordinator.webhook import check_url
 from swarm.run.config import read_run_config
 from swarm.run.home import Home
+from swarm.web.webhook import check_url
 
 if TYPE_CHECKING:
     from swarm.coordinator.coordinator import CoordinatorConfig
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     metavar="URL",
     help="POST a small JSON object to this address when members are missing and when the run is complete.",
 )
+@track_option
 @network_options(listen="/ip4/0.0.0.0/tcp/31337")
 @click.option("--json", "as_json", is_flag=True, help="Print the invite and every event as JSON lines.")
 @tied_option
@@ -69,6 +71,7 @@ def coordinate(
     new_invite: bool,
     restored: bool,
     notify: str,
+    track: str | None,
     listen: tuple[str, ...],
     announce: tuple[str, ...],
     relays: tuple[str, ...],
@@ -95,7 +98,7 @@ def coordinate(
     from swarm.coordinator.coordinator import CoordinatorConfig
 
     config = CoordinatorConfig(home, run, listen, announce, relays, bootstrap, banned, new_invite, restored, notify)
-    _run(config, as_json, tied)
+    _run(config, track, as_json, tied)
 
 
 def _write_template(path: Path) -> None:
@@ -120,7 +123,7 @@ _REACH: Final = {
 }
 
 
-def _run(config: CoordinatorConfig, as_json: bool, tied: bool) -> None:
+def _run(config: CoordinatorConfig, track: str | None, as_json: bool, tied: bool) -> None:
     from peer.files import write_atomically
     from swarm.coordinator.coordinator import run_coordinator
 
@@ -147,11 +150,12 @@ def _run(config: CoordinatorConfig, as_json: bool, tied: bool) -> None:
     async def work() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(follow, progress, {"coordinator": feed}, as_json)
-            await run_coordinator(config, ready, feed.take)
+            await run_coordinator(config, ready, watch)
             nursery.cancel_scope.cancel()
 
     try:
-        run_until_stopped(work, tied)
+        with tracked(track, config.home, "", "coordinator", feed.take) as watch:
+            run_until_stopped(work, tied)
     finally:
         read_tails(progress, {"coordinator": feed}, as_json)
         if opened:

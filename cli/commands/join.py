@@ -23,6 +23,7 @@ from cli.options import (
 )
 from cli.run import leaves, run_until_stopped
 from cli.terminal.lines import say
+from cli.tracking import track_option, tracked
 from cli.views.event_feed import EventFeed
 from cli.views.live import follow, read_tails
 from cli.views.progress import Progress
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
 @click.option(
     "--memory-limit", type=Amount(), metavar="GB", help="Take nothing that needs more memory.  [default: what is free]"
 )
+@track_option
 @network_options(listen="/ip4/0.0.0.0/tcp/0")
 @click.option("--json", "as_json", is_flag=True, help="Print every event as a JSON line instead of a live view.")
 @tied_option
@@ -76,6 +78,7 @@ def join(
     role: Role,
     stage: int | None,
     memory_limit: float | None,
+    track: str | None,
     listen: tuple[str, ...],
     announce: tuple[str, ...],
     relays: tuple[str, ...],
@@ -121,12 +124,13 @@ def join(
         async with trio.open_nursery() as nursery:
             nursery.start_soon(show)
             try:
-                await run_participant(config, feed.take)
+                await run_participant(config, watch)
             finally:
                 view.cancel()
 
     try:
-        run_until_stopped(work, tied)
+        with tracked(track, home, opened.run_id, config.name, feed.take) as watch:
+            run_until_stopped(work, tied)
         read_tails(progress, {config.name: feed}, as_json)
         progress.left_complete = True
         if ends := farewell(progress):

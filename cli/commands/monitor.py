@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import secrets
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,10 +15,11 @@ from cli.options import default_home, home_option, invite_argument, read_invite,
 from cli.run import run_until_stopped
 from cli.terminal.lines import say, say_json
 from peer.errors import ConfigError
+from peer.plain_text import plain
 
 if TYPE_CHECKING:
     from swarm.monitor.collector import MonitorCollector, MonitorTarget
-    from swarm.monitor.history import History
+    from swarm.monitor.history.memory import History
     from swarm.web.listening import ListenAddress
 
 _TOKEN_BYTES = 18
@@ -41,6 +43,7 @@ _TOKEN_BYTES = 18
     type=click.Path(path_type=Path, file_okay=False),
     help="Also write the page to DIR, as files that need no server, at most every 30 s.",
 )
+@click.option("--notify", metavar="URL", help="POST each change of the verdict, and alerts, there as JSON.")
 @click.option("--json", "as_json", is_flag=True, help="Print the address, and each new verdict, as JSON lines.")
 @tied_option
 def monitor(
@@ -50,6 +53,7 @@ def monitor(
     token: str | None,
     db: Path | None,
     publish: Path | None,
+    notify: str | None,
     as_json: bool,
     tied: bool,
 ) -> None:
@@ -66,14 +70,17 @@ def monitor(
     from swarm.monitor.collector import MonitorTarget
     from swarm.run.invite import read_saved_invite
     from swarm.web.listening import ListenAddress
+    from swarm.web.webhook import check_url
 
+    if notify is not None:
+        check_url(notify)
     address = ListenAddress.parse(listen)
     opened = read_invite(invite) if invite is not None else read_saved_invite(home or Path())
     if token is None:
         token = "" if address.is_loopback else secrets.token_urlsafe(_TOKEN_BYTES)
     if db is None:
         db = home / "monitor.db" if home is not None else default_home("monitor") / f"{opened.run_id}.db"
-    work = _Monitor(MonitorTarget(opened, home), address, token.strip(), db, publish, as_json)
+    work = _Monitor(MonitorTarget(opened, home), address, token.strip(), _Outputs(db, publish, notify, as_json))
     run_until_stopped(work.run, tied)
 
 
@@ -87,38 +94,43 @@ def _check_packages() -> None:
         raise ConfigError(f'peer monitor needs {needed}: pip install "barnraise[monitor]"') from None
 
 
+@dataclass(frozen=True)
+class _Outputs:
+    """Where else than to its page a monitor writes."""
+
+    db: Path
+    folder: Path | None
+    """Of the published page."""
+    notify: str | None
+    as_json: bool
+
+
 class _Monitor:
     """The monitor of one command."""
 
-    def __init__(
-        self,
-        target: MonitorTarget,
-        address: ListenAddress,
-        token: str,
-        db: Path,
-        folder: Path | None,
-        as_json: bool,
-    ) -> None:
-        self._target, self._address, self._token, self._as_json = target, address, token, as_json
-        self._db, self._folder = db, folder
+    def __init__(self, target: MonitorTarget, address: ListenAddress, token: str, outputs: _Outputs) -> None:
+        self._target, self._address, self._token, self._out = target, address, token, outputs
         self._said = ""
 
     async def run(self) -> None:
         from swarm.monitor.app import Access, monitor_app
         from swarm.monitor.collector import MonitorCollector
-        from swarm.monitor.history import open_history
-        from swarm.monitor.publish import publish
+        from swarm.monitor.history.memory import open_history
+        from swarm.monitor.history.publish import publish
+        from swarm.monitor.notices import MonitorNotices
         from swarm.web.listening import serve_http
 
         collector = MonitorCollector(self._target)
-        async with open_history(self._db, self._target.invite.run_id) as history, trio.open_nursery() as nursery:
+        async with open_history(self._out.db, self._target.invite.run_id) as history, trio.open_nursery() as nursery:
             app = monitor_app(collector, Access(self._token, self._address.name), history)
             nursery.start_soon(collector.run)
             nursery.start_soon(self._remember, collector, history)
-            if self._folder is not None:
-                nursery.start_soon(publish, self._folder, collector, history, self._say_once)
-            if self._as_json:
+            if self._out.folder is not None:
+                nursery.start_soon(publish, self._out.folder, collector, history, self._say_once)
+            if self._out.as_json:
                 nursery.start_soon(_tell_verdicts, collector)
+            if self._out.notify is not None:
+                nursery.start_soon(MonitorNotices(self._out.notify, collector, self._not_told).run)
             await serve_http(app, self._address, self._listening)
 
     async def _remember(self, collector: MonitorCollector, history: History) -> None:
@@ -127,7 +139,7 @@ class _Monitor:
         while True:
             if history.trouble != told:
                 told = history.trouble
-                say(f"History ({self._db}): {told or 'written again'}.", err=True)
+                say(f"History ({self._out.db}): {told or 'written again'}.", err=True)
             await history.note(await collector.changed(), collector.chains)
 
     def _say_once(self, why: str) -> None:
@@ -135,9 +147,15 @@ class _Monitor:
             self._said = why
             say(f"{why}.", err=True)
 
+    def _not_told(self, event: str, reason: str) -> None:
+        if self._out.as_json:
+            say_json({"event": "notify_failed", "about": event, "reason": plain(reason, 200)})
+        else:
+            say(f"--notify was not told of {event}: {plain(reason, 200)}", err=True)
+
     def _listening(self, url: str) -> None:
         page = f"{url}/?token={self._token}" if self._token else f"{url}/"
-        if self._as_json:
+        if self._out.as_json:
             say_json({"event": "listening", "url": url, "page": page})
             return
         say(f"Monitor: {page}", f"Metrics: {url}/metrics", err=True)

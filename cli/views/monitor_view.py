@@ -18,12 +18,14 @@ if TYPE_CHECKING:
 _STYLES: Final = {"good": "green", "over": "green", "edge": "yellow", "waiting": "yellow", "bad": "bold red"}
 _BASIS: Final = {"facts": "proved", "seen": "seen", "claims": "claimed"}
 _AWAY: Final = "away"
+_ALERTS: Final = 3
+_SEVERITIES: Final = {"critical": "bold red", "warning": "yellow", "info": ""}
 
 
 def monitor_view(state: MonitorState, width: int, height: int) -> Group:
     """Return the view in at most `height` lines of at most `width` columns."""
     width = max(20, width)
-    top = [_title(state), *_verdict(state.verdict, width)]
+    top = [_title(state), *_verdict(state.verdict, width), *_alert_lines(state, width)]
     stages = _block_lines(state) if state.kind == "model" else _stage_lines(state)
     rounds, log = _round_lines(state), _log_lines(state)
     members = _member_lines(state)
@@ -59,6 +61,19 @@ def _verdict(verdict: Verdict, width: int) -> list[Text]:
     lines = _folded(f"{verdict.word.upper()}  {verdict.reason} ({basis})", width)[:3]
     styled = [Text(line, style=_STYLES.get(verdict.level, "")) for line in lines]
     return styled + [Text(line) for line in _folded(f"-> {verdict.remedy}", width)[:2] if verdict.remedy]
+
+
+def _alert_lines(state: MonitorState, width: int) -> list[Text]:
+    """Return the gravest alerts, each with its remedy in at most two lines, and where help is wanted."""
+    lines = list[Text]()
+    for alert in state.alerts[:_ALERTS]:
+        folded = _folded(f"{alert.severity}: {alert.text} -> {alert.remedy}", width)[:2]
+        lines += [Text(line, style=_SEVERITIES[alert.severity]) for line in folded]
+    if len(state.alerts) > _ALERTS:
+        lines.append(Text(f"and {several(len(state.alerts) - _ALERTS, 'alert')} more"))
+    if state.help_wanted and state.verdict.level not in ("over", "unknown"):
+        lines += [Text(line) for line in _folded(f"most help: {state.help_wanted}", width)[:2]]
+    return lines
 
 
 def _folded(text: str, width: int) -> list[str]:

@@ -195,6 +195,7 @@ PEER_EVENTS: Final[dict[str, Callable[[ViewState, Row, float, Fields], None]]] =
     "state_progress": _state_progress,
     "contact_failed": _problem,
     "text_missing": _problem,
+    "tracking_failed": _problem,
     "corpus_read": _corpus_read,
     "membership_stale": _membership_stale,
     "round_committed": _round_committed,

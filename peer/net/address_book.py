@@ -144,6 +144,12 @@ def is_circuit(address: str) -> bool:
     return _CIRCUIT in address
 
 
+def relay_in(address: str) -> str:
+    """Return the peer id of the relay through which an address leads; empty for a direct one."""
+    way, circuit, _ = address.partition(_CIRCUIT)
+    return way.rpartition("/p2p/")[2] if circuit else ""
+
+
 def ip_of(address: str) -> str | None:
     """Return the IP address that a dial of this multiaddr goes to, None for a name."""
     family, host = address.split("/")[1:3]

@@ -164,7 +164,9 @@ class CoordinatedGroup:
         self.told.notify()
 
     def _tell_head(self) -> None:
-        self.tell("head_seen", {"round": self.head.round, "members": len(self.head.members)})
+        head = self.head
+        seen: dict[str, Field] = {"members": len(head.members), "absent": len(head.absent), "tokens": head.tokens}
+        self.tell("head_seen", {"round": head.round, **seen})
         prefixes = {member.peer: prefix_of(self._host.remote_ip(member.peer)) for member in self.head.members}
         for share in vote_shares(self._manifest, self.head, prefixes):
             if (cause := share.invite or share.prefix) not in self._told_shares and len(self._told_shares) < CAUSES_MAX:

@@ -25,9 +25,9 @@ from swarm.coordinator.coordinated_group import CoordinatedGroup
 from swarm.coordinator.create_run import CreatedRun, KeptState, create_run, reload
 from swarm.coordinator.gossip_end import GossipEnd
 from swarm.coordinator.last_states import LastStates, Place
+from swarm.coordinator.notices import Notices
 from swarm.coordinator.regroup import serve_requests
 from swarm.coordinator.run_progress import RunProgress
-from swarm.coordinator.webhook import Webhook
 from swarm.inference.record import run_schemas
 from swarm.membership.bans import extend_bans, spread_bans
 from swarm.membership.completion import COMPLETE
@@ -133,7 +133,7 @@ async def _coordinate(
         if bans:
             nursery.start_soon(spread_bans, gate, lambda: membership.view, host.peer_id, host.events)
         if config.notify:
-            nursery.start_soon(Webhook(config.notify, manifest.run_id, manifest.run.name, host.events).run)
+            nursery.start_soon(Notices(config.notify, manifest.run_id, manifest.run.name, host.events).run)
         for group in coordinator.groups:
             nursery.start_soon(group.run)
         nursery.start_soon(coordinator.last_states.run)

@@ -31,7 +31,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from swarm.monitor.collector import MonitorCollector
-from swarm.monitor.history import SPANS, History
+from swarm.monitor.history.memory import SPANS, History
 from swarm.monitor.metrics import CONTENT_TYPE, metrics_text
 from swarm.monitor.state import MonitorState
 from swarm.web.own_host import names_this_machine

@@ -24,8 +24,10 @@ from swarm.client.status import RunReading, read_run
 from swarm.inference.record import SERVERS, ServerRecord, server_schema, servers_key
 from swarm.membership.member_record import member_schema
 from swarm.membership.membership import read_records
+from swarm.monitor.alerts import Alerts
 from swarm.monitor.event_words import names_told
 from swarm.monitor.head_chain import HeadChain, follow_history
+from swarm.monitor.help_wanted import help_wanted
 from swarm.monitor.member_events import MemberEvents
 from swarm.monitor.model_state import ModelView, model_state
 from swarm.monitor.record_history import RecordHistory
@@ -60,7 +62,7 @@ class MonitorCollector:
         self._manifest: AnyManifest | None = None
         self.chains: list[HeadChain] = []
         """Of each stage."""
-        self._events, self._records = MemberEvents(since=clock()), RecordHistory()
+        self._events, self._records, self._alerts = MemberEvents(since=clock()), RecordHistory(), Alerts()
         self._turn = trio.Event()
         self._silent = 0  # readings in a row that found no peer
         self._lies = 0
@@ -86,6 +88,11 @@ class MonitorCollector:
         async with self._opened() as client:
             await self._look(client)
         return self.state
+
+    @property
+    def now(self) -> float:
+        """Seconds since the Unix epoch, by the clock of this collector."""
+        return self._clock()
 
     async def changed(self) -> MonitorState:
         """Wait for the next state."""
@@ -190,7 +197,8 @@ class MonitorCollector:
         return replace(self.state, verdict=verdict, monitor=self._watch)
 
     def _publish(self, state: MonitorState) -> None:
-        self.state = state
+        state = state if state.monitor.failure else replace(state, help_wanted=help_wanted(state))
+        self.state = self._alerts.on(state, self._clock())
         self._turn.set()
         self._turn = trio.Event()
 

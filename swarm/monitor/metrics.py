@@ -48,6 +48,9 @@ class _Families:
         if watch.last_success is not None:
             name = "monitor_last_success_timestamp_seconds"
             yield _gauge(name, "When the run was last read.", (), [((), watch.last_success)])
+        found = Counter((alert.name, alert.severity) for alert in state.alerts)
+        about = "What stands still, breaks next or should be known."
+        yield _gauge("alerts", about, ("alert", "severity"), found.items())
         if state.kind == "unknown":
             return
         labels = (state.run_id, installed_version(), state.method, state.codec)

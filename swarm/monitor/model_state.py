@@ -14,13 +14,15 @@ from swarm.inference.record import ServerRecord
 from swarm.membership.told_events import ToldEvent
 from swarm.monitor.event_words import log_lines
 from swarm.monitor.member_events import Outcome
-from swarm.monitor.run_state import MEMBERS_SHOWN, link_of
+from swarm.monitor.member_told import members_told
+from swarm.monitor.run_state import MEMBERS_SHOWN, link_of, relay_of
 from swarm.monitor.state import (
     BlockRow,
     MemberClaims,
     MemberFacts,
     MemberSeen,
     MemberState,
+    MemberTold,
     MonitorState,
     Verdict,
     Watch,
@@ -50,6 +52,7 @@ def model_state(view: ModelView) -> MonitorState:
     blocks = tuple(_blocks(view))
     peers = sorted(view.records, key=lambda peer: (view.records[peer].first, view.records[peer].name, peer))
     left_out = max(0, len(peers) - MEMBERS_SHOWN)
+    told = members_told(view.told, view.at)
     return MonitorState(
         kind="model",
         at=view.at,
@@ -59,7 +62,7 @@ def model_state(view: ModelView) -> MonitorState:
         blocks_total=manifest.model.layers,
         verdict=model_verdict(view, blocks),
         blocks=blocks,
-        members=tuple(_member(view, peer) for peer in peers[:MEMBERS_SHOWN]),
+        members=tuple(_member(view, peer, told.get(peer, MemberTold())) for peer in peers[:MEMBERS_SHOWN]),
         log=log_lines(view.told, view.names),
         names={peer: plain(name, 64) for peer, name in view.names.items()},
         monitor=replace(view.watch, members_left_out=left_out, history_complete=True),
@@ -135,7 +138,7 @@ def _blocks(view: ModelView) -> list[BlockRow]:
     return rows
 
 
-def _member(view: ModelView, peer: str) -> MemberState:
+def _member(view: ModelView, peer: str, told: MemberTold) -> MemberState:
     record, rate = view.records[peer], view.rates.get(peer)
     phase = "leaving" if record.leaving else "serving" if record.serves(view.at) else "loading"
     return MemberState(
@@ -145,13 +148,14 @@ def _member(view: ModelView, peer: str) -> MemberState:
             answers=view.outcomes.get(peer) == "told",
             events=view.outcomes.get(peer, "not asked"),
             link=link_of(record.addresses),
+            relay=relay_of(record.addresses),
         ),
         claims=MemberClaims(
             name=plain(record.name, 64),
             role="server",
             version=plain(record.version, 64),
             phase=phase,
-            age_s=max(0.0, round(view.at - record.at, 1)),
+            age_s=round(view.at - record.at, 1),
             bytes_up=record.bytes_up,
             bytes_down=record.bytes_down,
             up_bytes_s=rate[0] if rate else None,
@@ -162,4 +166,5 @@ def _member(view: ModelView, peer: str) -> MemberState:
             kv_used=1 - min(1.0, record.pages_free / record.pages) if record.pages else None,
             step_ms=record.step_ms or None,
         ),
+        told=told,
     )

@@ -11,7 +11,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from peer.net.address_book import is_circuit
+from peer.net.address_book import is_circuit, relay_in
 from peer.plain_text import plain
 from swarm.client.status import MemberStatus, RunReading
 from swarm.membership.member_record import MemberRecord
@@ -20,6 +20,7 @@ from swarm.membership.vote_shares import VoteShare, caution
 from swarm.monitor.event_words import log_lines
 from swarm.monitor.head_chain import HeadChain, absent_from, joined, left, took_part
 from swarm.monitor.member_events import Outcome
+from swarm.monitor.member_told import members_told
 from swarm.monitor.run_verdict import verdict_of
 from swarm.monitor.state import (
     Link,
@@ -28,6 +29,7 @@ from swarm.monitor.state import (
     MemberFacts,
     MemberSeen,
     MemberState,
+    MemberTold,
     MonitorState,
     RoundClaims,
     RoundFacts,
@@ -89,6 +91,7 @@ def run_state(view: RunView) -> MonitorState:
         name=plain(manifest.run.name, 64),
         open=manifest.run.open,
         method=status.method,
+        mode="" if view.gossip else manifest.agreement_mode,
         codec=str(manifest.codec.up),
         rounds_planned=manifest.run.rounds,
         verdict=verdict_of(manifest, view.reading, stages, watch, last_failure(view)),
@@ -153,6 +156,7 @@ def _stage(view: RunView, stage: int) -> StageState:
             rate=sum(record.rate for record in at_work),
             queue=fmean(queues) if queues else None,
             phase=plain(phases[0][0], 64) if phases else "",
+            capacity=sum(1 / record.service_s for record in at_work if record.service_s > 0),
         ),
     )
 
@@ -193,6 +197,7 @@ def _members(view: RunView) -> tuple[tuple[MemberState, ...], int]:
         return place, status.stage if status else 0, status.name if status else "~", peer
 
     peers = sorted({*statuses, *members, *learners}, key=rank)
+    of_peers = members_told(view.told, view.reading.at)
     shown = tuple(
         MemberState(
             peer=peer,
@@ -205,8 +210,10 @@ def _members(view: RunView) -> tuple[tuple[MemberState, ...], int]:
                 answers=peer in answering,
                 events=view.outcomes.get(peer, "not asked"),
                 link=link_of(view.reading.records[peer].addresses) if peer in statuses else "unknown",
+                relay=relay_of(view.reading.records[peer].addresses) if peer in statuses else "",
             ),
-            claims=_claims(statuses[peer], view.rates.get(peer)) if peer in statuses else None,
+            claims=_claims(view, statuses[peer]) if peer in statuses else None,
+            told=of_peers.get(peer, MemberTold()),
         )
         for peer in peers[:MEMBERS_SHOWN]
     )
@@ -220,14 +227,20 @@ def link_of(addresses: Sequence[str]) -> Link:
     return "relay" if all(is_circuit(address) for address in addresses) else "direct"
 
 
-def _claims(status: MemberStatus, rate: tuple[float, float] | None) -> MemberClaims:
-    staged = status.stage >= 0
+def relay_of(addresses: Sequence[str]) -> str:
+    """Return the peer id of the relay over which all these addresses lead; empty if they do not."""
+    relays = {relay_in(address) for address in addresses}
+    return relays.pop() if len(relays) == 1 else ""
+
+
+def _claims(view: RunView, status: MemberStatus) -> MemberClaims:
+    staged, rate = status.stage >= 0, view.rates.get(status.peer)
     return MemberClaims(
         name=plain(status.name, 64),
         role=status.role,
         version=plain(status.version, 64),
         phase=plain(status.phase, 64),
-        age_s=status.age_s,
+        age_s=round(view.reading.at - view.reading.records[status.peer].at, 1),
         bytes_up=status.bytes_up,
         bytes_down=status.bytes_down,
         up_bytes_s=rate[0] if rate else None,

@@ -28,6 +28,24 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """What the verdict rests on."""
 
 
+Severity = Literal["critical", "warning", "info"]
+
+
+class Alert(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that stops the run, or will, or should be known."""
+
+    name: str
+    """Of the rule, of a closed set."""
+    subject: str = ""
+    """What it is about where a rule may speak of several: a peer, a stage, blocks."""
+    severity: Severity
+    text: str
+    remedy: str
+    basis: tuple[Basis, ...]
+    since: float
+    """When the monitor first saw it."""
+
+
 class StageFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Of the furthest proved head of a stage's group."""
 
@@ -64,6 +82,8 @@ class StageClaims(msgspec.Struct, frozen=True, kw_only=True):
     """Micro-batches a second."""
     queue: float | None
     phase: str
+    capacity: float = 0.0
+    """Micro-batches a second that the replicas could work on, by the time that each takes for one; 0: not known."""
 
 
 class StageState(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,6 +127,8 @@ class MemberSeen(msgspec.Struct, frozen=True, kw_only=True):
     """What came of asking for its events."""
     link: Link
     """By the addresses that it announces."""
+    relay: str = ""
+    """The peer that relays to it, if it announces no way but over that one."""
 
 
 class MemberClaims(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,6 +139,7 @@ class MemberClaims(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     phase: str
     age_s: float
+    """Negative where the record is of the monitor's future: one of both clocks is wrong."""
     bytes_up: int
     bytes_down: int
     up_bytes_s: float | None = None
@@ -137,6 +160,18 @@ class MemberClaims(msgspec.Struct, frozen=True, kw_only=True):
     step_ms: float | None = None
 
 
+class MemberTold(msgspec.Struct, frozen=True, kw_only=True):
+    """What was told of a peer in the last ten minutes."""
+
+    refused_by: int = 0
+    """Peers that say that they refuse something that it sent."""
+    refusal: str = ""
+    """The reason that one of them gives."""
+    failed_saves: int = 0
+    """Its own words, as `lost_workers`."""
+    lost_workers: int = 0
+
+
 class MemberState(msgspec.Struct, frozen=True, kw_only=True):
     """One peer. It has no claims where it publishes no record, so it is away."""
 
@@ -144,6 +179,7 @@ class MemberState(msgspec.Struct, frozen=True, kw_only=True):
     facts: MemberFacts
     seen: MemberSeen
     claims: MemberClaims | None
+    told: MemberTold = MemberTold()
 
 
 class RoundFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -228,6 +264,8 @@ class MonitorState(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     open: bool
     method: str = ""
+    mode: str = ""
+    """How the run agrees: `witness` or `required`; empty where there is no common state."""
     codec: str = ""
     rounds_planned: int = 0
     """The run's last round; 0: none is set."""
@@ -242,4 +280,8 @@ class MonitorState(msgspec.Struct, frozen=True, kw_only=True):
     names: dict[str, str] = {}
     """The name that each peer claims, also of peers that have left."""
     cautions: tuple[str, ...] = ()
+    alerts: tuple[Alert, ...] = ()
+    """The gravest first."""
+    help_wanted: str = ""
+    """Where one more machine would help most, in words; empty where that is not known."""
     monitor: Watch

@@ -147,6 +147,8 @@ def judge(world: World, stay: frozenset[str]) -> Hope:
         return "person" if waits and coordinator is not None and not lying else "open"
     if any(not r.knows_way(top) for r in everybody if r.head.members):
         return "open"  # too many heads have passed since
+    if coordinator is None and setup.links_kept and any(not r.head.members for r in everybody):
+        return "open"  # without a head it begins at what the coordinator has signed, which soon is kept no more
     if _goes_on(world, top.head, honest, coordinator) and not lying:
         return "alone"
     if coordinator is None or 0 < setup.rounds <= max(head.round for head in world.invariants.heads.values()):

@@ -38,6 +38,18 @@ function drawVerdict() {
   part("cautions").hidden = !state.cautions.length;
 }
 
+function drawAlerts() {
+  part("alerts-part").hidden = !state.alerts.length;
+  part("alerts").replaceChildren(...state.alerts.map((alert) => {
+    const item = element("li", "", alert.severity);
+    item.append(element("strong", alert.severity), ` ${alert.text} (since ${clock(alert.since)}) `, ...alert.basis.map(kind));
+    item.append(element("p", alert.remedy));
+    return item;
+  }));
+  const over = ["over", "unknown"].includes(state.verdict.level);
+  part("help-wanted").textContent = state.help_wanted && !over ? `What helps most: ${state.help_wanted}.` : "";
+}
+
 function line(name, text) {
   const made = element("p", `${text} `);
   made.append(kind(name));
@@ -213,7 +225,7 @@ function drawWatch() {
 function draw(next) {
   state = next;
   received = Date.now();
-  for (const step of [drawHead, drawVerdict, drawMap, drawMembers, drawRounds, drawCharts, drawLog, drawWatch]) step();
+  for (const step of [drawHead, drawVerdict, drawAlerts, drawMap, drawMembers, drawRounds, drawCharts, drawLog, drawWatch]) step();
   beat();
 }
 

@@ -28,6 +28,7 @@ from swarm.protocol.head import Head, Member
 HOLDERS_MAX: Final = 64
 ALONE_POLLS: Final = 4.0  # without a word of the coordinator a newcomer begins with what other peers prove
 SPLITS_MAX: Final = 8
+FAILED_MAX: Final = 64  # states that no peer brought, of which this is remembered
 PAGE_BYTES: Final = 64 << 10  # of links in one message, so that checking their votes takes its reader some milliseconds
 
 
@@ -55,9 +56,7 @@ class Chain:
         self._coordinator_at = 0.0  # when it was last heard, or this process began
         self._goal = b""  # the last of these
         self._fetching = b""
-        self._failed = b""  # the state that no peer has brought lately
-        self._fetch_again_at = 0.0
-        self._fetches = 0
+        self._failed: dict[bytes, tuple[int, float]] = {}  # states that no peer brought: how often, when to ask again
 
     # -- start ---------------------------------------------------------------------------------------------------------
 
@@ -97,9 +96,12 @@ class Chain:
             self.holds.discard(state_hash)
         if state_hash == self._fetching:
             self._fetching = b""
-            self._fetches = 0 if ok else self._fetches + 1 if state_hash == self._failed else 1
-            self._failed = b"" if ok else state_hash
-            self._fetch_again_at = self._context.now + self._context.config.poll_s * min(self._fetches, 8)
+            failures = self._failed.pop(state_hash, (0, 0.0))[0] + 1
+            if not ok:
+                while len(self._failed) >= FAILED_MAX:
+                    del self._failed[next(iter(self._failed))]
+                again_at = self._context.now + self._context.config.poll_s * min(failures, 8)
+                self._failed[state_hash] = (failures, again_at)
 
     # -- what others show ----------------------------------------------------------------------------------------------
 
@@ -261,8 +263,8 @@ class Chain:
     def next_stop(self) -> list[say.ChainLink] | None:
         """Return the path to the highest certified head whose state is here; None if there is none.
 
-        While the highest one's state is missing, ask for it, and go on in this node's own term meanwhile: perhaps no
-        peer has that state."""
+        While the highest one's state is missing, ask for it, and go on in a term that this node may follow meanwhile:
+        perhaps no peer has that state."""
         goal = self._ahead.get(self._goal)
         if goal is None:
             return None
@@ -271,18 +273,24 @@ class Chain:
             if self._context.config.is_coordinator or path[-1].head.state_hash in self.holds:
                 return path
             path.pop()
-        self._fetch(goal.head)
-        return self._own_path()
+        others = self._followed()
+        last_of_each_term = {head.term: head for head in others}
+        for head in (goal.head, *reversed(last_of_each_term.values())):
+            if head.state_hash in self.holds or self._fetch(head):
+                break
+        held = [head for head in others if head.state_hash in self.holds]
+        return self._path(held[-1].hash) if held else None
 
-    def _own_path(self) -> list[say.ChainLink] | None:
-        """Return the path to the furthest head of this node's own term whose state is here."""
-        found: list[say.ChainLink] | None = None
-        for name, link in self._ahead.items():
-            if link.head.term == self.head.term and link.head.state_hash in self.holds:
-                path = self._path(name)
-                if path[0].head.previous == self.hash and (found is None or len(path) > len(found)):
-                    found = path
-        return found
+    def _followed(self) -> list[Head]:
+        """Return the heads to which this node may go while the state of the highest is missing, in order: those that
+        continue its own head in its own term; all, if it has no head."""
+        followed, reached = [], {self.hash}
+        for name, link in sorted(self._ahead.items(), key=lambda item: position_of(item[1].head)):
+            mine = link.head.term == self.head.term and link.head.previous in reached
+            if mine or not self.head.members:
+                reached.add(name)
+                followed.append(link.head)
+        return followed
 
     def _path(self, name: bytes) -> list[say.ChainLink]:
         path: list[say.ChainLink] = []
@@ -296,10 +304,12 @@ class Chain:
         if not self.has_state:
             self._fetch(self.head)
 
-    def _fetch(self, head: Head) -> None:
-        again = head.state_hash == self._failed  # the group may have gone on meanwhile: a newer state is not waited for
-        if self._fetching or (again and self._context.now < self._fetch_again_at):
-            return
+    def _fetch(self, head: Head) -> bool:
+        """Ask for the state of a head, and return whether that or another one is being asked for. What no peer brought
+        is asked for again a while later: a newer state is not waited for."""
+        _, again_at = self._failed.get(head.state_hash, (0, 0.0))
+        if self._fetching or self._context.now < again_at:
+            return bool(self._fetching)
         self._fetching = head.state_hash
         config = self._context.config
         peers = [member.peer for member in (*head.members, *self.head.members)]
@@ -307,6 +317,7 @@ class Chain:
         peers += list(self._context.known)  # newcomers that wait for the next round hold it, too
         holders = [peer for peer in dict.fromkeys(peers) if peer not in (config.peer, config.coordinator)]
         self._context.out.add(Fetch(head.state_hash, head, tuple(holders[:HOLDERS_MAX])))
+        return True
 
     def adopt(self, path: Sequence[say.ChainLink]) -> None:
         """Stand at the last head of the path. The whole path goes to disk first; weights change only then."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from cli.terminal.screen import screen
 from cli.views.monitor_view import monitor_view
-from swarm.monitor.state import MonitorState
+from swarm.monitor.state import Alert, MonitorState, Verdict
 from tests.swarm.monitor.scenes import chain_of, finite, heads_of, model_shown, peer, server, shown, told
 
 
@@ -50,6 +51,18 @@ def test_markup_and_escapes_are_only_shown(capsys: pytest.CaptureFixture[str]) -
     events = {"m0": [told("peer_penalized", peer="m1", reason="[red]\x1b[2J")]}
     text = "\n".join(drawn(crowd(name="[red]", told=events), capsys, 60))
     assert "[red] refuses what peer m1 sent: [red]?[2J" in text and "\x1b" not in text
+
+
+def test_the_gravest_alerts_and_where_help_is_wanted(capsys: pytest.CaptureFixture[str]) -> None:
+    state = crowd()
+    running = Verdict(level="edge", word="at the edge", reason="it goes on", basis=("facts",))
+    alerts = tuple(
+        Alert(name="x", severity="warning", text=f"text {n} [red]", remedy="do it", basis=("seen",), since=0.0)
+        for n in range(5)
+    )
+    text = "\n".join(drawn(replace(state, verdict=running, alerts=alerts, help_wanted="a peer more"), capsys))
+    assert "warning: text 2 [red] -> do it" in text and "text 3" not in text and "and 2 alerts more" in text
+    assert "most help: a peer more" in text and "most help" not in "\n".join(drawn(state, capsys))
 
 
 def test_a_served_model(capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,7 +29,7 @@ from swarm.monitor import member_events
 from swarm.monitor.app import Access, monitor_app
 from swarm.monitor.collector import MonitorCollector, MonitorTarget
 from swarm.monitor.head_chain import HeadChain, follow_history, took_part
-from swarm.monitor.history import History
+from swarm.monitor.history.memory import History
 from swarm.protocol.head import Member
 from swarm.protocol.messages import HeadReport
 from swarm.run.gate import Gate

@@ -13,8 +13,8 @@ import pytest
 
 from peer.errors import ConfigError
 from swarm.monitor.head_chain import HeadChain
-from swarm.monitor.history import History, open_history
-from swarm.monitor.history_file import FINE_S, VERSION
+from swarm.monitor.history.history_file import FINE_S, VERSION
+from swarm.monitor.history.memory import History, open_history
 from swarm.monitor.state import LossPoint, MonitorState
 from swarm.protocol.head import Head
 from tests.swarm.monitor.scenes import NOW, finite, heads_of, model_shown, next_head, peer, server, shown

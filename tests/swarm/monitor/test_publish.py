@@ -15,8 +15,8 @@ import trio.testing
 
 from peer.errors import ConfigError, ResourceError
 from swarm.monitor.collector import MonitorCollector, MonitorTarget
-from swarm.monitor.history import History
-from swarm.monitor.publish import Site, publish
+from swarm.monitor.history.memory import History
+from swarm.monitor.history.publish import Site, publish
 from swarm.run.invite import Invite
 
 RUN = "r" * 32

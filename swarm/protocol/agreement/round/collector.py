@@ -80,18 +80,22 @@ class Collector:
 
     def _adoptable(self, attempt: Attempt) -> tuple[Signed, WorkPlan] | None:
         """Return the latest plan that a majority of the head's members can still complete, so that a dead leader
-        costs no training."""
+        costs no training. Who works under a later plan does not go back to an earlier one."""
         head = self._instance.head
-        best: tuple[Signed, WorkPlan] | None = None
+        plans: dict[Member, tuple[Signed, WorkPlan]] = {}
         for member in sorted(attempt.promises):
             signed = attempt.promises[member].plan
             if signed is None:
                 continue
             try:
-                plan = self._succession.plan(signed, head, self._instance.hash, attempt.number)
+                plans[member] = (signed, self._succession.plan(signed, head, self._instance.hash, attempt.number))
             except ProtocolViolation:
                 continue
-            alive = sum(head.has(a.member) and a.member in attempt.promises for a in plan.assignments)
+        at = {member: plans[member][1].attempt if member in plans else -1 for member in attempt.promises}
+        best: tuple[Signed, WorkPlan] | None = None
+        for signed, plan in plans.values():
+            assigned = (a.member for a in plan.assignments if head.has(a.member))
+            alive = sum(member in at and at[member] <= plan.attempt for member in assigned)
             fits = plan.hash not in self._given_up and 2 * alive > len(head.members)
             if fits and (best is None or plan.attempt > best[1].attempt):
                 best = (signed, plan)

@@ -11,9 +11,9 @@ from swarm.protocol.head import Member
 from tests.swarm.protocol.agreement.group import COORDINATOR, GENESIS, GroupOfNodes
 
 
-def forked(cut_s: float = 30.0, train_s: float = 1.0) -> GroupOfNodes:
-    """B and the coordinator are cut from A and C, a person regroups, both sides commit, and B's disk dies."""
-    group = GroupOfNodes("ABC", train_s=train_s)
+def forked(cut_s: float = 30.0, train_s: float = 1.0, peers: str = "ABC") -> GroupOfNodes:
+    """B and the coordinator are cut from the others, a person regroups, both sides commit, and B's disk dies."""
+    group = GroupOfNodes(peers, train_s=train_s)
     group.run_to(3)
     group.isolate("B", COORDINATOR)
     group.run(20.0)
@@ -40,6 +40,30 @@ def test_a_node_goes_on_in_its_own_term_until_the_higher_ones_state_is_here() ->
     group.heal()
     group.run_to(before + 5, "AC")
     assert group.head("A").term == 1
+
+
+def test_who_has_no_head_follows_a_lower_term_where_nobody_has_the_state_of_the_highest() -> None:
+    """B asked for the state of its own lost term for ever, and stayed at round 0."""
+    group = forked()
+    group.heal()
+    group.run(3.0)
+    group.isolate(COORDINATOR)
+    group.event("B", events.PeerUp("A"))
+    group.run_to(group.round("A") + 5)
+    assert {group.head(peer).term for peer in "ABC"} == {1}
+
+
+def test_who_is_behind_follows_its_own_term_where_nobody_has_the_state_of_the_highest() -> None:
+    """E asked for that state alone, and stayed where it had been cut off."""
+    group = forked(peers="ABCDE")
+    group.heal()
+    group.run(3.0)
+    group.isolate("E")
+    group.run_to(group.round("A") + 5, "ACD")
+    group.heal()
+    group.isolate(COORDINATOR)
+    group.run_to(group.round("A") + 5, "ACDE")
+    assert {group.head(peer).term for peer in "ACDE"} == {1}
 
 
 @pytest.mark.parametrize("genesis", [True, False])

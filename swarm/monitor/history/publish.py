@@ -14,13 +14,13 @@ import trio
 from peer.errors import ConfigError, ResourceError
 from peer.files import read_bounded, set_usual_mode, write_atomically
 from swarm.monitor.collector import MonitorCollector
-from swarm.monitor.history import SPANS, History, HistoryView
+from swarm.monitor.history.memory import SPANS, History, HistoryView
 from swarm.monitor.state import MonitorState
 
 EVERY_S: Final = 30.0
 """At most so often a page is written."""
 LAST_S: Final = 5.0
-_PAGE: Final = Path(__file__).parent / "page"
+_PAGE: Final = Path(__file__).parents[1] / "page"
 _INDEX_MAX: Final = 1 << 20
 _MARK: Final = b"data-published"
 _POLICY: Final = (
@@ -87,7 +87,7 @@ async def publish(folder: Path, collector: MonitorCollector, history: History, f
 
     Raises ConfigError or ResourceError if it cannot begin; later it tells `failed` what fails, and tries again.
     """
-    site = Site(folder)
+    site, before = Site(folder), collector.state
     await trio.to_thread.run_sync(site.begin)
     shown: MonitorState | None = None
 
@@ -102,7 +102,8 @@ async def publish(folder: Path, collector: MonitorCollector, history: History, f
         except ResourceError as error:
             failed(str(error))
 
-    await collector.changed()  # what was published before stays until something is known
+    if collector.state is before:
+        await collector.changed()  # what was published before stays until something is known
     try:
         while True:
             await write()

@@ -1,4 +1,4 @@
-"""The file of a monitor's history: SQLite with one writer. All of it blocks; `history` calls it in a thread.
+"""The file of a monitor's history: SQLite with one writer. All of it blocks; `memory` calls it in a thread.
 
 It holds samples of the whole, one in `FINE_S` for two days and one a minute for thirty; the commits, for ever; and the
 losses that were claimed for these. Nothing in it grows with the number of peers.

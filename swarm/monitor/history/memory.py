@@ -16,7 +16,7 @@ import msgspec
 import trio
 
 from swarm.monitor.head_chain import HeadChain, absent_from, took_part
-from swarm.monitor.history_file import VALUES, HeadRow, HistoryFile, LossRow, Rows, Sample
+from swarm.monitor.history.history_file import VALUES, HeadRow, HistoryFile, LossRow, Rows, Sample
 from swarm.monitor.state import MonitorState
 
 Span = Literal["hour", "day", "all"]

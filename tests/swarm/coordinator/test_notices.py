@@ -3,58 +3,16 @@
 from __future__ import annotations
 
 import socket
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
-import msgspec
 import pytest
 import trio
 import trio.testing
 
 from peer.errors import ConfigError
 from peer.events import Event, EventLog
-from swarm.coordinator.webhook import Webhook, check_url
-
-
-@dataclass
-class Service:
-    """A web service that notes what it is told. `status`: what it answers."""
-
-    status: int = 204
-    url: str = ""
-    told: list[dict[str, Any]] = field(default_factory=list)
-    came: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
-
-
-@contextmanager
-def serve(service: Service) -> Iterator[None]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            assert self.headers["Content-Type"] == "application/json"
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            service.told.append(msgspec.json.decode(body))
-            self.send_response(service.status)
-            if service.status == 302:
-                self.send_header("Location", "/elsewhere")
-            self.end_headers()
-            service.came.release()
-
-        def log_message(self, *arguments: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        service.url = f"http://127.0.0.1:{server.server_port}/hook"
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield
-        finally:
-            server.shutdown()
-            thread.join()
+from swarm.coordinator.notices import Notices
+from swarm.web.webhook import check_url
+from tests.swarm.coordinator.web_service import Service, serve
 
 
 async def failure_of(url: str) -> Event:
@@ -68,7 +26,7 @@ async def failure_of(url: str) -> Event:
             failed.set()
 
     async with trio.open_nursery() as nursery:
-        hook = Webhook(url, "id", "a run", log)
+        hook = Notices(url, "id", "a run", log)
         nursery.start_soon(hook.run)
         with log.subscribed(note), trio.fail_after(60):
             await trio.testing.wait_all_tasks_blocked()
@@ -82,7 +40,7 @@ async def test_a_service_is_told_of_what_calls_for_a_person() -> None:
     log, service = EventLog(), Service()
     with serve(service):
         async with trio.open_nursery() as nursery:
-            hook = Webhook(service.url, "run's id", "a run", log)
+            hook = Notices(service.url, "run's id", "a run", log)
             nursery.start_soon(hook.run)
             await trio.testing.wait_all_tasks_blocked()
             log.emit("head_seen", round=3, members=2)

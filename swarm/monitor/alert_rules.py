@@ -1,0 +1,354 @@
+"""What stands still, what breaks next and what should be known: pure rules from the state to conditions with a remedy.
+
+A condition becomes an alert once it has held for its `after_s` (`swarm.monitor.alerts`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from itertools import islice
+from statistics import fmean
+from typing import Final
+
+import msgspec
+
+from swarm.monitor.run_verdict import LATE_ROUNDS, LATE_S
+from swarm.monitor.state import Basis, MemberState, MonitorState, RoundState, Severity, StageState
+
+ROUNDS: Final = 20
+"""The last rounds that rules about members look at, and about the loss."""
+AWAY_S: Final = 600.0
+RELAYED_MIN: Final = 3
+ABSENT_MAX: Final = 3
+LAST_MIN: Final = 6
+"""Rounds whose last peer must be known before one is called slow."""
+BEHIND_SHARE: Final = 0.1
+"""Of a round: who ends it less behind than that delays no other one."""
+SPIKE_NATS: Final = 0.1
+SPIKE_ROUNDS: Final = 10
+CLOCK_S: Final = 60.0
+BLIND_S: Final = 60.0
+FULL: Final = 0.95
+
+
+class Condition(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rule finds at one time."""
+
+    name: str
+    subject: str = ""
+    severity: Severity
+    text: str
+    remedy: str
+    basis: tuple[Basis, ...]
+    after_s: float = 0.0
+    """It is told once it has held for so long."""
+
+
+Rule = Callable[[MonitorState], Iterator[Condition]]
+
+
+def conditions(state: MonitorState) -> list[Condition]:
+    """Return all that the rules find in a state that was read just now."""
+    if state.verdict.level == "over":
+        return []
+    return [found for rule in RULES for found in rule(state)]
+
+
+# -- rounds and stages -------------------------------------------------------------------------------------------------
+
+
+def _begun(state: MonitorState) -> bool:
+    return any(stage.facts is not None and stage.facts.members for stage in state.stages)
+
+
+def _of(state: MonitorState, stage: StageState) -> str:
+    return f" of stage {stage.stage}" if len(state.stages) > 1 else ""
+
+
+def _join(state: MonitorState, stage: StageState) -> str:
+    return f"`peer join INVITE{f' --stage {stage.stage}' if len(state.stages) > 1 else ''}`"
+
+
+def _run_stalled(state: MonitorState) -> Iterator[Condition]:
+    for stage in state.stages:
+        age_s, round_s = stage.seen.commit_age_s, stage.seen.round_s
+        if age_s is None or round_s is None or age_s <= max(LATE_S, LATE_ROUNDS * round_s):
+            continue
+        yield Condition(
+            name="run_stalled",
+            subject=str(stage.stage),
+            severity="critical",
+            text=f"no commit{_of(state, stage)} for {age_s:.0f} s, where a round took {round_s:.0f} s",
+            remedy="see which member is absent or last, and its terminal; the next attempt has another leader",
+            basis=("facts", "seen"),
+        )
+
+
+def _quorum(state: MonitorState) -> Iterator[Condition]:
+    for stage in state.stages:
+        margin = stage.seen.margin
+        if margin is None or margin > 0:
+            continue
+        lost = margin < 0
+        yield Condition(
+            name="quorum_lost" if lost else "quorum_at_edge",
+            subject=str(stage.stage),
+            severity="critical" if lost else "warning",
+            text=f"{-margin} of the members{_of(state, stage)} that a majority needs do not answer"
+            if lost
+            else f"one more member{_of(state, stage)} that falls silent stops it",
+            remedy="start them again, each with its home; if they are lost, the owner goes on with `peer regroup`"
+            if lost
+            else f"start another peer with {_join(state, stage)}",
+            basis=("facts", "seen"),
+            after_s=30.0 if lost else 120.0,
+        )
+
+
+def _replicas(state: MonitorState) -> Iterator[Condition]:
+    if len(state.stages) < 2 or not _begun(state):
+        return
+    for stage in state.stages:
+        replicas = stage.claims.replicas
+        if replicas > 1:
+            continue
+        alone = replicas == 1
+        yield Condition(
+            name="single_replica" if alone else "stage_lost",
+            subject=str(stage.stage),
+            severity="warning" if alone else "critical",
+            text=f"stage {stage.stage} has one replica: where that goes, the pipeline stands still"
+            if alone
+            else f"stage {stage.stage} has no replica at work",
+            remedy=f"start another peer with {_join(state, stage)}",
+            basis=("claims",),
+            after_s=AWAY_S if alone else 0.0,
+        )
+
+
+def _coordinator_away(state: MonitorState) -> Iterator[Condition]:
+    if not _begun(state) or any(m.claims is not None and m.claims.role == "coordinator" for m in state.members):
+        return
+    needed = state.mode == "required"
+    yield Condition(
+        name="coordinator_away",
+        severity="critical" if needed else "warning",
+        text="the coordinator is away, and each commit needs its vote"
+        if needed
+        else "the coordinator is away: rounds go on, but after a lost majority no peer could begin a new term",
+        remedy="start `peer coordinate` again with its home",
+        basis=("claims",),
+        after_s=0.0 if needed else AWAY_S,
+    )
+
+
+# -- members -----------------------------------------------------------------------------------------------------------
+
+
+def _name(state: MonitorState, peer: str) -> str:
+    return state.names.get(peer) or f"…{peer[-6:]}"
+
+
+def _relay_heavy(state: MonitorState) -> Iterator[Condition]:
+    here = [member for member in state.members if member.claims is not None]
+    through = Counter(member.seen.relay for member in here if member.seen.relay)
+    for relay, count in through.most_common(1):
+        if count >= RELAYED_MIN and 2 * count > len(here):
+            yield Condition(
+                name="relay_heavy",
+                subject=relay,
+                severity="warning",
+                text=f"{count} of {len(here)} peers can be reached through one relay only ({_name(state, relay)})",
+                remedy="start another `peer relay`, or open a port at some of them (`peer doctor` says how)",
+                basis=("claims",),
+                after_s=60.0,
+            )
+
+
+def _by_stage(state: MonitorState, stage: StageState) -> list[RoundState]:
+    made = (line for line in state.rounds if line.stage == stage.stage and not line.starts_term)
+    return list(islice(made, ROUNDS))
+
+
+def _often_last(state: MonitorState) -> Iterator[Condition]:
+    for stage in state.stages:
+        known = [line.claims for line in _by_stage(state, stage) if line.claims.last]
+        round_s = stage.seen.round_s
+        if len(known) < LAST_MIN or round_s is None:
+            continue
+        peer, times = Counter(line.last for line in known).most_common(1)[0]
+        behind_s = fmean(line.behind_s for line in known if line.last == peer)
+        if 2 * times > len(known) and behind_s > BEHIND_SHARE * round_s:
+            yield Condition(
+                name="often_last",
+                subject=peer,
+                severity="info",
+                text=f"{_name(state, peer)} ended its training last in {times} of {len(known)} rounds, on average"
+                f" {behind_s:.0f} s after the first",
+                remedy="`peer doctor` on that machine says what slows it; after some rounds it is given fewer steps",
+                basis=("claims",),
+            )
+
+
+def _often_absent(state: MonitorState) -> Iterator[Condition]:
+    members = {member.peer for member in state.members if member.facts.membership == "member"}
+    for stage in state.stages:
+        lines = _by_stage(state, stage)
+        absent = Counter(peer for line in lines for peer in line.facts.absent if peer in members)
+        for peer, times in absent.items():
+            if times > ABSENT_MAX:
+                yield Condition(
+                    name="often_absent",
+                    subject=peer,
+                    severity="warning",
+                    text=f"nothing of {_name(state, peer)} was merged in {times} of the last {len(lines)} rounds",
+                    remedy="see that machine's terminal: its updates come too late, or are refused",
+                    basis=("facts",),
+                )
+
+
+def _told_of_members(state: MonitorState) -> Iterator[Condition]:
+    for member in state.members:
+        yield from _told_of(member, _name(state, member.peer))
+
+
+def _told_of(member: MemberState, name: str) -> Iterator[Condition]:
+    told = member.told
+    if told.refused_by > 1:
+        yield Condition(
+            name="peer_refused",
+            subject=member.peer,
+            severity="warning",
+            text=f"{told.refused_by} peers refuse what {name} sent: {told.refusal}",
+            remedy="if that goes on, the owner can ban it: `peer coordinate --ban`, see docs/run/security.md",
+            basis=("claims",),
+        )
+    if told.failed_saves:
+        yield Condition(
+            name="cannot_save",
+            subject=member.peer,
+            severity="critical",
+            text=f"{name} could not save its state: what it has done since is lost if it stops",
+            remedy="free space on the disk of its home",
+            basis=("claims",),
+        )
+    if told.lost_workers > 2:
+        yield Condition(
+            name="worker_dies",
+            subject=member.peer,
+            severity="warning",
+            text=f"{name} lost its worker process {told.lost_workers} times in ten minutes",
+            remedy="see its log: mostly memory runs out; `peer doctor` there says what fits",
+            basis=("claims",),
+        )
+    if member.claims is not None and member.claims.age_s < -CLOCK_S:
+        yield Condition(
+            name="clock_skew",
+            subject=member.peer,
+            severity="warning",
+            text=f"the clock of {name}, or of this machine, is {-member.claims.age_s:.0f} s wrong",
+            remedy="set both by NTP (`timedatectl set-ntp true`)",
+            basis=("claims", "seen"),
+        )
+
+
+def _versions(state: MonitorState) -> Iterator[Condition]:
+    found = Counter(member.claims.version for member in state.members if member.claims is not None)
+    if len(found) > 1:
+        told = ", ".join(f"{count} with {version}" for version, count in found.most_common(4))
+        yield Condition(
+            name="version_skew",
+            severity="info",
+            text=f"peers run different versions: {told}",
+            remedy="upgrade barnraise on the older ones, one after the other",
+            basis=("claims",),
+            after_s=AWAY_S,  # while they are upgraded one after the other, they do
+        )
+
+
+# -- the loss ----------------------------------------------------------------------------------------------------------
+
+
+def _loss(state: MonitorState) -> Iterator[Condition]:
+    held = [(point.round, point.held_out) for point in state.loss if point.held_out is not None]
+    if len(held) > 1:
+        number, last = held[-1]
+        best = min(value for _, value in held[-1 - SPIKE_ROUNDS : -1])
+        if last > best + SPIKE_NATS:
+            yield Condition(
+                name="loss_spike",
+                severity="warning",
+                text=f"the held-out loss of round {number} is {last:.3f}, where {best:.3f} was reached before",
+                remedy="wait for some rounds; if it stays, lower the learning rate, or begin again from a saved state",
+                basis=("claims",),
+            )
+    train = [point.train for point in state.loss if point.train is not None]
+    if len(train) >= 3 * ROUNDS:
+        first, middle, last = (fmean(train[-place * ROUNDS :][:ROUNDS]) for place in (3, 2, 1))
+        if first <= middle <= last:
+            yield Condition(
+                name="loss_flat",
+                severity="info",
+                text=f"the loss has not fallen for {2 * ROUNDS} rounds (it is {last:.3f}, as the members claim)",
+                remedy="see whether the learning rate has run out, or more data is needed; or end the run here",
+                basis=("claims",),
+            )
+
+
+# -- served models, and the monitor itself -----------------------------------------------------------------------------
+
+
+def _blocks(state: MonitorState) -> Iterator[Condition]:
+    used = {m.peer: m.claims.kv_used or 0.0 for m in state.members if m.claims is not None}
+    for row in state.blocks:
+        blocks, where = f"blocks {row.first} to {row.end - 1}", f"{row.first}:{row.end}"
+        found: tuple[str, Severity, str, float] | None = None
+        if row.servers == 0 and not row.arriving:
+            found = ("blocks_lost", "critical", f"{blocks} have no server, so no text can be generated", 0.0)
+        elif row.servers and all(used.get(peer, 0.0) >= FULL for peer in row.peers):
+            found = ("servers_full", "warning", f"all servers of {blocks} are full", 60.0)
+        elif row.servers == 1:
+            found = ("single_server", "warning", f"{blocks} have one server only", AWAY_S)
+        if found is not None:
+            name, severity, text, after_s = found
+            yield Condition(
+                name=name,
+                subject=where,
+                severity=severity,
+                text=text,
+                remedy=f"start one more with `peer serve INVITE --blocks {where}`",
+                basis=("claims",),
+                after_s=after_s,
+            )
+
+
+def blindness(state: MonitorState, now: float) -> list[Condition]:
+    """Return whether the monitor itself reads nothing any more."""
+    last = state.monitor.last_success
+    if last is None or now - last <= BLIND_S:
+        return []
+    return [
+        Condition(
+            name="monitor_blind",
+            severity="warning",
+            text=f"this monitor has read nothing for {now - last:.0f} s: what it shows is old",
+            remedy="check this machine's connection; it tries again by itself",
+            basis=("seen",),
+        )
+    ]
+
+
+RULES: Final[tuple[Rule, ...]] = (
+    _run_stalled,
+    _quorum,
+    _replicas,
+    _coordinator_away,
+    _blocks,
+    _relay_heavy,
+    _often_absent,
+    _told_of_members,
+    _often_last,
+    _loss,
+    _versions,
+)
