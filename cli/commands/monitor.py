@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib
 import secrets
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 import trio
 
-from cli.options import home_option, invite_argument, read_invite, tied_option
+from cli.options import default_home, home_option, invite_argument, read_invite, tied_option
 from cli.run import run_until_stopped
 from cli.terminal.lines import say, say_json
 from peer.errors import ConfigError
@@ -18,6 +19,7 @@ from peer.plain_text import plain
 
 if TYPE_CHECKING:
     from swarm.monitor.collector import MonitorCollector, MonitorTarget
+    from swarm.monitor.history.memory import History
     from swarm.web.listening import ListenAddress
 
 _TOKEN_BYTES = 18
@@ -30,6 +32,17 @@ _TOKEN_BYTES = 18
     "--listen", metavar="HOST:PORT", default="127.0.0.1:8081", show_default=True, help="An IP address; port 0: any."
 )
 @click.option("--token", help="What requests must bring.  [default: none on loopback; beyond it a new one]")
+@click.option(
+    "--db",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The file of the history.  [default: monitor.db in --home, else ~/.barnraise/monitor/RUN_ID.db]",
+)
+@click.option(
+    "--publish",
+    metavar="DIR",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Also write the page to DIR, as files that need no server, at most every 30 s.",
+)
 @click.option("--notify", metavar="URL", help="POST each change of the verdict, and alerts, there as JSON.")
 @click.option("--json", "as_json", is_flag=True, help="Print the address, and each new verdict, as JSON lines.")
 @tied_option
@@ -38,6 +51,8 @@ def monitor(
     home: Path | None,
     listen: str,
     token: str | None,
+    db: Path | None,
+    publish: Path | None,
     notify: str | None,
     as_json: bool,
     tied: bool,
@@ -63,7 +78,10 @@ def monitor(
     opened = read_invite(invite) if invite is not None else read_saved_invite(home or Path())
     if token is None:
         token = "" if address.is_loopback else secrets.token_urlsafe(_TOKEN_BYTES)
-    run_until_stopped(_Monitor(MonitorTarget(opened, home), address, token.strip(), notify, as_json).run, tied)
+    if db is None:
+        db = home / "monitor.db" if home is not None else default_home("monitor") / f"{opened.run_id}.db"
+    work = _Monitor(MonitorTarget(opened, home), address, token.strip(), _Outputs(db, publish, notify, as_json))
+    run_until_stopped(work.run, tied)
 
 
 def _check_packages() -> None:
@@ -76,40 +94,68 @@ def _check_packages() -> None:
         raise ConfigError(f'peer monitor needs {needed}: pip install "barnraise[monitor]"') from None
 
 
+@dataclass(frozen=True)
+class _Outputs:
+    """Where else than to its page a monitor writes."""
+
+    db: Path
+    folder: Path | None
+    """Of the published page."""
+    notify: str | None
+    as_json: bool
+
+
 class _Monitor:
     """The monitor of one command."""
 
-    def __init__(
-        self, target: MonitorTarget, address: ListenAddress, token: str, notify: str | None, as_json: bool
-    ) -> None:
-        self._target, self._address, self._token = target, address, token
-        self._notify, self._as_json = notify, as_json
+    def __init__(self, target: MonitorTarget, address: ListenAddress, token: str, outputs: _Outputs) -> None:
+        self._target, self._address, self._token, self._out = target, address, token, outputs
+        self._said = ""
 
     async def run(self) -> None:
         from swarm.monitor.app import Access, monitor_app
         from swarm.monitor.collector import MonitorCollector
+        from swarm.monitor.history.memory import open_history
+        from swarm.monitor.history.publish import publish
         from swarm.monitor.notices import MonitorNotices
         from swarm.web.listening import serve_http
 
         collector = MonitorCollector(self._target)
-        app = monitor_app(collector, Access(self._token, self._address.name))
-        async with trio.open_nursery() as nursery:
+        async with open_history(self._out.db, self._target.invite.run_id) as history, trio.open_nursery() as nursery:
+            app = monitor_app(collector, Access(self._token, self._address.name), history)
             nursery.start_soon(collector.run)
-            if self._as_json:
+            nursery.start_soon(self._remember, collector, history)
+            if self._out.folder is not None:
+                nursery.start_soon(publish, self._out.folder, collector, history, self._say_once)
+            if self._out.as_json:
                 nursery.start_soon(_tell_verdicts, collector)
-            if self._notify is not None:
-                nursery.start_soon(MonitorNotices(self._notify, collector, self._not_told).run)
+            if self._out.notify is not None:
+                nursery.start_soon(MonitorNotices(self._out.notify, collector, self._not_told).run)
             await serve_http(app, self._address, self._listening)
 
+    async def _remember(self, collector: MonitorCollector, history: History) -> None:
+        """Write each reading to the history, and say once what keeps it from that."""
+        told = ""
+        while True:
+            if history.trouble != told:
+                told = history.trouble
+                say(f"History ({self._out.db}): {told or 'written again'}.", err=True)
+            await history.note(await collector.changed(), collector.chains)
+
+    def _say_once(self, why: str) -> None:
+        if why != self._said:
+            self._said = why
+            say(f"{why}.", err=True)
+
     def _not_told(self, event: str, reason: str) -> None:
-        if self._as_json:
+        if self._out.as_json:
             say_json({"event": "notify_failed", "about": event, "reason": plain(reason, 200)})
         else:
             say(f"--notify was not told of {event}: {plain(reason, 200)}", err=True)
 
     def _listening(self, url: str) -> None:
         page = f"{url}/?token={self._token}" if self._token else f"{url}/"
-        if self._as_json:
+        if self._out.as_json:
             say_json({"event": "listening", "url": url, "page": page})
             return
         say(f"Monitor: {page}", f"Metrics: {url}/metrics", err=True)

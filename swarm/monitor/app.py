@@ -3,6 +3,7 @@
     GET  /                  the page
     GET  /api/v1/state      the state
     GET  /api/v1/stream     each new state, as server-sent events
+    GET  /api/v1/history    ?span=hour|day|all&stage=K: what is remembered of that time
     GET  /metrics           the state for Prometheus
     GET  /healthz           200 if the last reading was a success and is fresh, else 503
 
@@ -30,6 +31,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from swarm.monitor.collector import MonitorCollector
+from swarm.monitor.history.memory import SPANS, History
 from swarm.monitor.metrics import CONTENT_TYPE, metrics_text
 from swarm.monitor.state import MonitorState
 from swarm.web.own_host import names_this_machine
@@ -92,15 +94,26 @@ def _refusal(access: Access) -> Response:
     return JSONResponse({"error": "the host of this request is not this machine's own name: ask for 127.0.0.1"}, 403)
 
 
-def monitor_app(collector: MonitorCollector, access: Access) -> Starlette:
+def monitor_app(collector: MonitorCollector, access: Access, history: History) -> Starlette:
     """Return the application."""
     streams = trio.CapacityLimiter(STREAMS_MAX)
 
     async def state(request: Request) -> Response:
         return Response(encoded(collector.state), media_type="application/json", headers=_NO_STORE)
 
+    async def remembered(request: Request) -> Response:
+        span, stage = request.query_params.get("span", "hour"), request.query_params.get("stage", "0")
+        named = next((name for name in SPANS if name == span), None)
+        stages = max(1, len(collector.chains))
+        if named is None or stage not in map(str, range(stages)):
+            error = f"there is no such history: span is one of {', '.join(SPANS)}, and stage is 0 to {stages - 1}"
+            return JSONResponse({"error": error}, 400, _NO_STORE)
+        return Response(
+            msgspec.json.encode(await history.view(named, int(stage))), media_type="application/json", headers=_NO_STORE
+        )
+
     async def metrics(request: Request) -> Response:
-        text = metrics_text(collector.state, collector.chains)
+        text = metrics_text(collector.state, collector.chains, collector.counts)
         return Response(text, headers={**_NO_STORE, "Content-Type": CONTENT_TYPE})
 
     async def health(request: Request) -> Response:
@@ -127,6 +140,7 @@ def monitor_app(collector: MonitorCollector, access: Access) -> Starlette:
     routes = [
         Route("/api/v1/state", state),
         Route("/api/v1/stream", stream),
+        Route("/api/v1/history", remembered),
         Route("/metrics", metrics),
         Route("/healthz", health),
         *page_routes(_PAGE),

@@ -33,6 +33,7 @@ from swarm.monitor.model_state import ModelView, model_state
 from swarm.monitor.record_history import RecordHistory
 from swarm.monitor.run_state import RunView, run_state
 from swarm.monitor.state import MonitorState, Verdict, Watch
+from swarm.monitor.told_counts import ToldCounts
 from swarm.run.invite import Invite
 from swarm.run.manifest import AnyManifest, Manifest, ServedModelManifest
 
@@ -61,11 +62,16 @@ class MonitorCollector:
         self._manifest: AnyManifest | None = None
         self.chains: list[HeadChain] = []
         """Of each stage."""
-        self._events, self._records, self._alerts = MemberEvents(), RecordHistory(), Alerts()
+        self._events, self._records, self._alerts = MemberEvents(since=clock()), RecordHistory(), Alerts()
         self._turn = trio.Event()
         self._silent = 0  # readings in a row that found no peer
         self._lies = 0
         self.state = self._unreached("the monitor has not reached the run yet")
+
+    @property
+    def counts(self) -> ToldCounts:
+        """Return what members' events add up to."""
+        return self._events.counts
 
     async def run(self) -> None:
         """Look until cancelled. Raises NotAdmitted, ConfigError or ResourceError."""

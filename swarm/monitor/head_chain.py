@@ -35,6 +35,7 @@ class HeadChain:
         self.reaches_back = False
         """Whether older heads are neither kept by any peer nor wanted."""
         self._hashes: dict[bytes, int] = {}  # place in `heads`
+        self._met: set[bytes] = set()  # of `seen_at`, those that may be older
 
     @property
     def last(self) -> Head | None:
@@ -43,6 +44,15 @@ class HeadChain:
     @property
     def last_hash(self) -> bytes:
         return self.heads[-1].hash if self.heads else b""
+
+    @property
+    def hashes(self) -> list[bytes]:
+        """Those of `heads`."""
+        return list(self._hashes)
+
+    def came_at(self, hash: bytes) -> float | None:
+        """Return when a head came, if the monitor looked then."""
+        return None if hash in self._met else self.seen_at.get(hash)
 
     def is_news(self, head: Head) -> bool:
         """Return whether a proved head is further than all that are known."""
@@ -65,6 +75,7 @@ class HeadChain:
         self.heads = [*kept, *new]
         if not watched:
             self.reaches_back = False
+            self._met.add(head.hash)
         for one in new if watched else [head]:
             self.seen_at[one.hash] = now
         self._trim()
@@ -103,6 +114,7 @@ class HeadChain:
             self.heads = self.heads[-HEADS_MAX:]
         self._hashes = {head.hash: place for place, head in enumerate(self.heads)}
         self.seen_at = {name: at for name, at in self.seen_at.items() if name in self._hashes}
+        self._met &= self.seen_at.keys()
 
 
 async def follow_history(host: Host, chain: HeadChain, proven: ProvenHead | None, now: float) -> None:

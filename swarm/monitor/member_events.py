@@ -13,6 +13,7 @@ import trio
 from peer.errors import BarnraiseError, ProtocolViolation
 from peer.net.host import Host
 from swarm.membership.told_events import EVENTS, AskEvents, EventPage, ToldEvent
+from swarm.monitor.told_counts import ToldCounts
 
 KEPT_MAX: Final = 400
 """Events of one peer."""
@@ -40,9 +41,10 @@ class _Followed:
 
 
 class MemberEvents:
-    """The last events of the peers that are followed."""
+    """The last events of the peers that are followed, and what those from `since` on add up to."""
 
-    def __init__(self) -> None:
+    def __init__(self, since: float) -> None:
+        self.counts = ToldCounts(since)
         self._peers: dict[str, _Followed] = {}
 
     async def poll(self, host: Host, peers: Sequence[str], now: float) -> None:
@@ -56,7 +58,7 @@ class MemberEvents:
 
         async def ask(peer: str, state: _Followed) -> None:
             async with at_once:
-                await _ask(host, peer, state, now)
+                await _ask(host, peer, state, now, self.counts)
 
         with trio.move_on_after(POLL_S):
             async with trio.open_nursery() as nursery:
@@ -73,7 +75,7 @@ class MemberEvents:
         return {peer: tuple(state.kept) for peer, state in self._peers.items()}
 
 
-async def _ask(host: Host, peer: str, state: _Followed, now: float) -> None:
+async def _ask(host: Host, peer: str, state: _Followed, now: float, counts: ToldCounts) -> None:
     """Read up to `PAGES_MAX` pages of one peer."""
     try:
         for _ in range(PAGES_MAX):
@@ -82,7 +84,9 @@ async def _ask(host: Host, peer: str, state: _Followed, now: float) -> None:
             if page.session != state.cursor.session:
                 state.kept.clear()  # of the process before: this one's begin again
             state.cursor = AskEvents(page.session, page.last)
-            state.kept.extend(_not_later(event, now) for event in page.events)
+            for event in page.events:
+                counts.take(peer, event)
+                state.kept.append(_not_later(event, now))
             if not page.events:
                 break
     except ProtocolViolation as error:

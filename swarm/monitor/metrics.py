@@ -5,24 +5,26 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
 from typing import Final
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from swarm.membership.member_record import installed_version
 from swarm.monitor.head_chain import HeadChain
 from swarm.monitor.state import MonitorState, StageState
+from swarm.monitor.told_counts import BOUNDS_S, ToldCounts
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 LEVELS: Final = ("good", "edge", "waiting", "bad", "over", "unknown")
 _P: Final = "barnraise_"
 
 
-def metrics_text(state: MonitorState, chains: Sequence[HeadChain]) -> bytes:
+def metrics_text(state: MonitorState, chains: Sequence[HeadChain], told: ToldCounts) -> bytes:
     """Return the exposition of one state."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Families(state, chains))
+    registry.register(_Families(state, chains, told))
     text: bytes = generate_latest(registry)
     return text
 
@@ -30,8 +32,8 @@ def metrics_text(state: MonitorState, chains: Sequence[HeadChain]) -> bytes:
 class _Families:
     """The metric families of one state. Implements prometheus-client's collector."""
 
-    def __init__(self, state: MonitorState, chains: Sequence[HeadChain]) -> None:
-        self._state, self._chains = state, chains
+    def __init__(self, state: MonitorState, chains: Sequence[HeadChain], told: ToldCounts) -> None:
+        self._state, self._chains, self._told = state, chains, told
 
     def collect(self) -> Iterator[Metric]:
         state, watch = self._state, self._state.monitor
@@ -55,6 +57,7 @@ class _Families:
         about = "What this monitor looks at; `version` is the monitor's."
         yield _gauge("run_info", about, ("run", "version", "method", "codec"), [(labels, 1.0)])
         yield _gauge("peers", "Peers by role and by how they say they are reached.", ("role", "link"), self._peers())
+        yield from self._counted_of_events()
         yield from self._run() if state.kind == "run" else self._model()
 
     def _peers(self) -> Iterable[tuple[tuple[str, ...], float]]:
@@ -106,6 +109,23 @@ class _Families:
         parts = [(("absent",), counts["absent"]), (("merged",), counts["merged"])]
         yield _counter("contributions", "To rounds since the monitor started.", ("outcome",), parts)
         yield _counter("regroups", "Terms that began since the monitor started.", (), [((), counts["regroups"])])
+
+    def _counted_of_events(self) -> Iterator[Metric]:
+        """Yield what members' events add up to, where a member has told one."""
+        for event, name, about in (
+            ("peer_penalized", "strikes", "Answers that peers say they refused as false."),
+            ("move_finished", "moves", "Moves to another stage that peers say they ended."),
+        ):
+            if count := self._told.events[event]:
+                yield _counter(name, about, (), [((), count)])
+        if self._told.phases:
+            about = "How long a phase of a round took, as members claim."
+            family = HistogramMetricFamily(_P + "phase_duration_seconds", about, labels=("phase",))
+            for phase, times in sorted(self._told.phases.items()):
+                ends = [*(str(bound) for bound in BOUNDS_S), "+Inf"]
+                below = list(zip(ends, accumulate(times.counts), strict=True))
+                family.add_metric((phase,), below, times.total_s)
+            yield family
 
     def _model(self) -> Iterator[Metric]:
         served = sum(row.end - row.first for row in self._state.blocks if row.servers)

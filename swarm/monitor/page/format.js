@@ -1,14 +1,18 @@
-// Numbers as short texts.
-export const shortId = (peer) => peer.slice(-6);
+// Numbers as short texts, and the words for the kinds of knowledge. The page's scripts are no modules: a browser loads none from a file.
+"use strict";
 
-export function count(value) {
+const KINDS = { facts: "proved", seen: "seen", claims: "claimed" };
+
+const shortId = (peer) => peer.slice(-6);
+
+function count(value) {
   for (const [unit, of] of [["T", 1e12], ["G", 1e9], ["M", 1e6], ["k", 1e3]]) {
     if (Math.abs(value) >= of) return `${(value / of).toFixed(1)} ${unit}`;
   }
   return String(value);
 }
 
-export function size(bytes) {
+function size(bytes) {
   if (bytes === null) return "";
   for (const [unit, of] of [["TB", 1e12], ["GB", 1e9], ["MB", 1e6], ["kB", 1e3]]) {
     if (bytes >= of) return `${(bytes / of).toFixed(1)} ${unit}`;
@@ -16,14 +20,15 @@ export function size(bytes) {
   return `${Math.round(bytes)} B`;
 }
 
-export const rate = (bytes) => (bytes === null ? "" : `${size(bytes)}/s`);
+const rate = (bytes) => (bytes === null ? "" : `${size(bytes)}/s`);
 
-export const loss = (value) => (value === null ? "" : value.toFixed(3));
+const loss = (value) => (value === null ? "" : value.toFixed(3));
 
-export function age(seconds) {
+function age(seconds) {
   if (seconds < 10) return `${seconds.toFixed(1)} s`;
   if (seconds < 120) return `${Math.round(seconds)} s`;
   return seconds < 7200 ? `${Math.round(seconds / 60)} min` : `${(seconds / 3600).toFixed(1)} h`;
 }
 
-export const clock = (at) => new Date(1000 * at).toLocaleTimeString([], { hour12: false });
+const clock = (at) => new Date(1000 * at).toLocaleTimeString([], { hour12: false });
+const moment = (at) => new Date(1000 * at).toLocaleString([], { hourCycle: "h23", dateStyle: "short", timeStyle: "medium" });

@@ -1,6 +1,5 @@
 // The monitor's page: draws each state that the stream brings. Texts are strangers': only textContent, never markup.
-import { lossChart } from "/chart.js";
-import { age, clock, count, loss, rate, shortId, size } from "/format.js";
+"use strict";
 
 const part = (id) => document.getElementById(id);
 
@@ -11,9 +10,9 @@ function element(tag, text = "", className = "") {
   return made;
 }
 
-const KINDS = { facts: "proved", seen: "seen", claims: "claimed" };
 const kind = (name) => element("span", KINDS[name], `kind ${name}`);
 
+const PUBLISHED = "published" in document.documentElement.dataset;
 let state = null;
 let received = 0;
 
@@ -205,18 +204,6 @@ function drawRounds() {
     : state.monitor.history_complete ? "" : "Older rounds are still being read.";
 }
 
-function drawLoss() {
-  part("loss-part").hidden = state.kind !== "run";
-  const points = state.loss;
-  part("loss").replaceChildren(...lossChart(points));
-  const last = points.filter((p) => p.train !== null).at(-1);
-  const held = points.filter((p) => p.held_out !== null).at(-1);
-  const words = [];
-  if (last) words.push(`train ${loss(last.train)} at round ${last.round} (median of ${last.peers})`);
-  if (held) words.push(`held out ${loss(held.held_out)} at round ${held.round}`);
-  part("loss-text").textContent = words.length ? `Nats a token: ${words.join(", ")}.` : "No member has told a loss yet.";
-}
-
 function drawLog() {
   const lines = state.log.map((entry) => {
     const item = element("li");
@@ -238,19 +225,89 @@ function drawWatch() {
 function draw(next) {
   state = next;
   received = Date.now();
-  for (const step of [drawHead, drawVerdict, drawAlerts, drawMap, drawMembers, drawRounds, drawLoss, drawLog, drawWatch]) step();
+  for (const step of [drawHead, drawVerdict, drawAlerts, drawMap, drawMembers, drawRounds, drawCharts, drawLog, drawWatch]) step();
   beat();
 }
 
 function beat() {
   if (!state) return;
   const seconds = Math.round((Date.now() - received) / 1000);
+  if (PUBLISHED) {
+    part("live").textContent = `as of ${moment(received / 1000)}${seconds > 300 ? `, ${age(seconds)} ago` : ""}`;
+    return;
+  }
   part("live").textContent = seconds > 30 ? `no news for ${age(seconds)}` : "live";
 }
 
-const stream = new EventSource("/api/v1/stream");
-stream.onmessage = (event) => draw(JSON.parse(event.data));
-stream.onerror = () => {
-  part("live").textContent = "the monitor does not answer: is it still running?";
-};
+// What is remembered, of the span that is chosen.
+const HISTORY_MS = 15_000;
+let view = null;
+let views = null; // of each span, on a page that is published
+
+const chosenSpan = () => part("spans").elements.span.value;
+
+async function fetchHistory() {
+  if (PUBLISHED) {
+    if (views) view = views[chosenSpan()];
+    if (state) drawCharts();
+    return;
+  }
+  const stage = part("stage").value || "0";
+  try {
+    const answer = await fetch(`api/v1/history?span=${chosenSpan()}&stage=${stage}`);
+    if (answer.ok) view = await answer.json();
+  } catch {
+    return; // the stream says that the monitor is away
+  }
+  if (state) drawCharts();
+}
+
+function drawCharts() {
+  const stages = state.stages.length;
+  part("stage-choice").hidden = stages < 2 || PUBLISHED;
+  for (let stage = part("stage").length; stage < stages; stage++) part("stage").append(element("option", String(stage)));
+  const drawn = showCharts(part("charts"), view, state.loss);
+  part("history-trouble").textContent = view && view.trouble ? `No history: ${view.trouble}.` : drawn ? "" : "Nothing is remembered yet.";
+}
+
+// A published page has no server behind it: its data are a script beside it, which calls this.
+function barnraisePublished(data) {
+  views = data.views;
+  view = views[chosenSpan()];
+  draw(data.state);
+  received = 1000 * data.at;
+  beat();
+}
+
+function loadPublished() {
+  const script = element("script");
+  script.src = `data.js?${Date.now()}`;
+  script.onload = () => script.remove();
+  script.onerror = () => {
+    script.remove();
+    if (!state) part("what").textContent = "The data of this page are missing: data.js belongs beside it.";
+  };
+  document.head.append(script);
+}
+
+function follow() {
+  const stream = new EventSource("api/v1/stream");
+  stream.onmessage = (event) => draw(JSON.parse(event.data));
+  stream.onerror = () => {
+    part("live").textContent = "the monitor does not answer: is it still running?";
+  };
+  fetchHistory();
+  setInterval(fetchHistory, HISTORY_MS);
+}
+
+part("spans").addEventListener("change", fetchHistory);
+if (PUBLISHED) {
+  const link = element("a", "JSON");
+  link.href = "data.json";
+  part("links").replaceChildren(link);
+  loadPublished();
+  setInterval(loadPublished, 60_000);
+} else {
+  follow();
+}
 setInterval(beat, 5000);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -28,6 +29,7 @@ from swarm.monitor import member_events
 from swarm.monitor.app import Access, monitor_app
 from swarm.monitor.collector import MonitorCollector, MonitorTarget
 from swarm.monitor.head_chain import HeadChain, follow_history, took_part
+from swarm.monitor.history.memory import History
 from swarm.protocol.head import Member
 from swarm.protocol.messages import HeadReport
 from swarm.run.gate import Gate
@@ -101,7 +103,7 @@ async def open_monitor(collector: MonitorCollector, token: str = "") -> AsyncIte
             urls.append(url)
             listening.set()
 
-        app = monitor_app(collector, Access(token))
+        app = monitor_app(collector, Access(token), History(Path("unopened"), "r" * 32))
         nursery.start_soon(serve_http, app, ListenAddress("127.0.0.1", 0), tell)
         await listening.wait()
         yield Site(urls[0])
@@ -136,6 +138,9 @@ async def _check_surface(site: Site, manifest: Manifest) -> None:
     status, headers, page = await site.ask("GET", "/")
     assert status == 200 and headers["content-security-policy"].startswith("default-src 'self'")
     assert b"<script>alert" not in page and b"http" not in page, "the page asks no other machine"
+    for name in re.findall(rb'(?:src|href)="([^"/]+\.(?:js|css|svg))"', page):
+        status, headers, content = await site.ask("GET", f"/{name.decode()}")
+        assert status == 200 and content and headers["x-content-type-options"] == "nosniff", name
     assert (await site.ask("GET", "/healthz"))[0] == 200
     _, headers, text = await site.ask("GET", "/metrics")
     assert headers["content-type"].startswith("text/plain; version=0.0.4")
@@ -144,6 +149,10 @@ async def _check_surface(site: Site, manifest: Manifest) -> None:
     assert (members.labels, members.value) == ({"stage": "0"}, 2)
     labels = {label for family in families.values() for sample in family.samples for label in sample.labels}
     assert labels <= {"level", "run", "version", "method", "codec", "role", "link", "stage", "state", "outcome"}
+    status, headers, body = await site.ask("GET", "/api/v1/history?span=all")
+    assert (status, headers["cache-control"]) == (200, "no-store") and json.loads(body)["span"] == "all"
+    for wrong in ("span=year", "stage=1", "stage=-1", "stage=%00", "span=hour&stage=0x0"):
+        assert (await site.ask("GET", f"/api/v1/history?{wrong}"))[0] == 400, wrong
     assert (await site.ask("GET", "/other"))[0] == 404 and (await site.ask("POST", "/api/v1/state"))[0] == 405
     status, _, refused = await site.ask("GET", "/api/v1/state", Host="evil.example")
     assert status == 403 and manifest.run_id.encode() not in refused
