@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -38,6 +40,24 @@ async def answer(model: ModelClient, count: int = COUNT) -> tuple[int, list[int]
         session.close()
     assert session.commit is not None
     return session.commit.round, tokens
+
+
+async def struck(
+    model: ModelClient, servers: dict[str, PeerProcess], strike: Callable[[PeerProcess], None]
+) -> tuple[PeerProcess, list[int]]:
+    """Strike the server of an answer after five tokens; return it, and the tokens of the whole answer."""
+    session, tokens, victim = model.session(Sampling()), list[int](), None
+    try:
+        async for drawn in session.generate(PROMPT, LONG):
+            tokens.append(drawn.token)
+            if len(tokens) == 5:  # the others are not drawn yet: no server runs so far ahead
+                victim = servers[model.servers.records[session.route[0].peer].name]
+                strike(victim)
+    finally:
+        session.close()
+    assert victim is not None and session.commit is not None and session.commit.round == 3
+    assert session.failovers == 1
+    return victim, tokens
 
 
 async def test_each_answer_is_of_one_commit_while_the_run_goes_on(tmp_path: Path) -> None:
@@ -84,27 +104,21 @@ async def test_a_talk_goes_on_with_the_newest_commit_and_nothing_is_left_of_olde
 
 
 async def test_an_answer_is_that_of_the_export_of_its_commit(tmp_path: Path) -> None:
-    """Also where its server is killed on the way. The run is over, and its peers have left: the coordinator keeps its
-    last state."""
+    """Also where its server is killed or leaves on the way. The run is over, and its peers have left: the coordinator
+    keeps its last state."""
     import transformers
 
     async with open_swarm(tmp_path, rounds=3) as swarm:
         trainers = [swarm.join(f"p{i}") for i in range(2)]
         assert [await trainer.wait_exit() for trainer in trainers] == [0, 0]
-        server = serve(swarm, "server")
-        assert (await server.wait_for("commit_served")).fields["round"] == 3
-        servers = {"server": server, "other": serve(swarm, "other")}
-        await servers["other"].wait_for("commit_served")
+        servers = {name: serve(swarm, name) for name in ("server", "other", "third")}
+        for server in servers.values():
+            assert (await server.wait_for("commit_served")).fields["round"] == 3
         async with open_model(Invite.parse(swarm.invite.read_text())) as model:
-            session, tokens = model.session(Sampling()), list[int]()
-            try:
-                async for drawn in session.generate(PROMPT, LONG):
-                    tokens.append(drawn.token)
-                    if len(tokens) == 5:  # the others are not drawn yet: no server runs so far ahead
-                        servers[model.servers.records[session.route[0].peer].name].kill()
-            finally:
-                session.close()
-            assert session.commit is not None and session.commit.round == 3 and session.failovers == 1
+            killed, tokens = await struck(model, servers, PeerProcess.kill)
+            left, same = await struck(model, servers, lambda server: server.process.send_signal(signal.SIGTERM))
+            assert same == tokens
+            assert killed is not left and await left.wait_exit() == 128 + signal.SIGTERM
         folder = tmp_path / "model"
         command = [sys.executable, "-m", "cli.main", "export", str(swarm.invite), "--out", str(folder)]
         done = await trio.run_process(command, cwd=REPO, capture_stdout=True, capture_stderr=True, check=False)
@@ -117,6 +131,6 @@ async def test_an_answer_is_that_of_the_export_of_its_commit(tmp_path: Path) -> 
 
 async def test_a_gossip_run_is_refused(tmp_path: Path) -> None:
     async with open_swarm(tmp_path, outer='[outer]\nmethod = "gossip"\nsteps = 5') as swarm:
-        server = serve(swarm, "server")
-        assert await server.wait_exit() == 2
-        assert "gossip run" in server.log.read_text()
+        for peer in (serve(swarm, "server"), swarm.join("both", "--serve")):
+            assert await peer.wait_exit() == 2
+            assert "gossip run" in peer.log.read_text()
