@@ -24,6 +24,7 @@ from peer.events import EventLog
 from peer.ipc.block_messages import HiddenType
 from peer.ipc.span import Span, spans_of
 from peer.model.layout import FlatLayout
+from peer.model.parameter_files import EMBEDDING
 from swarm.client.session import RunClient
 from swarm.inference.record import COMMIT_BYTES, ServedCommit
 from swarm.membership.head_history import ask_history
@@ -124,7 +125,9 @@ class CommitFiles:
         """Write the parameters of the blocks as the run's export has them."""
         manifest = self._client.training
         exported, served = _TORCH[manifest.export_dtype], _TORCH[served_type(manifest)]
-        wanted = FlatLayout.of(manifest.model, span).slots
+        wanted = set(FlatLayout.of(manifest.model, span).slots)
+        if span.is_last and manifest.model.tie_embeddings:  # of one stage then
+            wanted.add(EMBEDDING)
         tensors = {
             name: flat[slot.offset : slot.offset + slot.numel].view(slot.shape).to(exported).to(served).contiguous()
             for stage, flat in flats.items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 from collections.abc import Callable
@@ -127,6 +128,23 @@ async def test_an_answer_is_that_of_the_export_of_its_commit(tmp_path: Path) -> 
     ids = torch.tensor([PROMPT])
     told = reference.generate(ids, max_new_tokens=LONG, do_sample=False, attention_mask=torch.ones_like(ids))
     assert tokens == told[0, len(PROMPT) :].tolist()
+
+
+async def test_blocks_are_taken_by_need_and_the_status_shows_who_serves(tmp_path: Path) -> None:
+    async with open_swarm(tmp_path, rounds=1) as swarm:
+        trainers = [swarm.join(f"p{i}") for i in range(2)]
+        assert [await trainer.wait_exit() for trainer in trainers] == [0, 0]
+        status = [sys.executable, "-m", "cli.main", "status", str(swarm.invite)]
+        await serve(swarm, "last", "--blocks", "1:2").wait_for("commit_served")
+        seen = json.loads((await trio.run_process([*status, "--json"], cwd=REPO, capture_stdout=True)).stdout)
+        assert seen["served_round"] is None and seen["troubles"] == ["no server holds block 0"]
+        await serve(swarm, "needed", "--memory", "0.00022").wait_for("commit_served")  # for one block of two commits
+        async with open_model(Invite.parse(swarm.invite.read_text())) as model:
+            assert (await answer(model))[0] == 1
+        shown = (await trio.run_process(status, cwd=REPO, capture_stdout=True)).stdout.decode()
+        lines = {line.split()[0]: line.split() for line in shown.splitlines() if line.split()}
+        assert (lines["needed"][2:5], lines["last"][2:5]) == (["0-0", "1", "held"], ["1-1", "1", "held"])
+        assert "New answers are those of round 1." in shown
 
 
 async def test_a_gossip_run_is_refused(tmp_path: Path) -> None:
