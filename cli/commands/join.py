@@ -32,7 +32,8 @@ from peer.errors import Diverged, NotAdmitted
 from swarm.rounds.trainers.trained_rounds import REMEDY
 
 if TYPE_CHECKING:
-    from swarm.run.peer_context import Role
+    from swarm.run.peer_context import JoinConfig, Role
+    from swarm.training.peer import Beside
 
 
 @click.command()
@@ -62,6 +63,10 @@ if TYPE_CHECKING:
     "--memory-limit", type=Amount(), metavar="GB", help="Take nothing that needs more memory.  [default: what is free]"
 )
 @track_option
+@click.option("--serve", "serves", is_flag=True, help="Serve the run's last commit as well, while it trains.")
+@click.option(
+    "--serve-memory", type=Amount(), metavar="GB", help="With --serve.  [default: 0.6 of what training leaves free]"
+)
 @network_options(listen="/ip4/0.0.0.0/tcp/0")
 @click.option("--json", "as_json", is_flag=True, help="Print every event as a JSON line instead of a live view.")
 @tied_option
@@ -79,6 +84,8 @@ def join(
     stage: int | None,
     memory_limit: float | None,
     track: str | None,
+    serves: bool,
+    serve_memory: float | None,
     listen: tuple[str, ...],
     announce: tuple[str, ...],
     relays: tuple[str, ...],
@@ -88,11 +95,14 @@ def join(
     """Take part in the run of INVITE (the string, or a file that holds it) with this machine.
 
     Ctrl-C leaves at the next safe moment and keeps the last commit. Join again with the same --home to continue.
+    With --serve this machine also answers with the run's last commit: `peer generate INVITE "..."` asks it.
     """
     opened = read_invite(invite)  # before the slow imports: a typo is reported at once
     from swarm.run.peer_context import JoinConfig
     from swarm.training.peer import run_participant
 
+    if serve_memory is not None and not serves:
+        raise click.UsageError("--serve-memory was given without --serve: give both.")
     home = home or default_home(opened.run_id[:12])
     config = JoinConfig(
         home=home,
@@ -111,6 +121,7 @@ def join(
         stage=stage,
         memory_bytes=None if memory_limit is None else memory_limit * 1e9,
     )
+    beside = _server(config, serve_memory) if serves else None
     progress = Progress(f"run {opened.run_id}   home {home}")
     feed = EventFeed()
 
@@ -124,7 +135,7 @@ def join(
         async with trio.open_nursery() as nursery:
             nursery.start_soon(show)
             try:
-                await run_participant(config, watch)
+                await run_participant(config, watch, beside)
             finally:
                 view.cancel()
 
@@ -142,6 +153,13 @@ def join(
         read_tails(progress, {config.name: feed}, as_json)  # the last checkpoint is saved after everything else
         if kept := what_was_kept(progress, config.home):
             say(kept, err=True)
+
+
+def _server(config: JoinConfig, memory: float | None) -> Beside:
+    """Return what serves the run beside the training."""
+    from swarm.serving.beside_training import BesideTraining
+
+    return BesideTraining(config, None if memory is None else memory * 1e9)
 
 
 def farewell(progress: Progress) -> str:

@@ -36,13 +36,14 @@ _LEFT: Final = ("blocks", "members", "phase", "peer", "id", "state")
 @click.option("--guests", is_flag=True, help="Show as well who came by which invite of a closed run.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, which has more about each peer.")
 def status(invite: str | None, home: Path | None, guests: bool, as_json: bool) -> None:
-    """Show the peers of the run of INVITE, its round and its loss; of a served model its servers, blocks and load.
+    """Show the peers of the run of INVITE, its round and its loss, and who serves it; of a served model its servers,
+    blocks and load.
 
     A peer's entry is at most 9 seconds old. A dead or frozen peer disappears after that time.
     """
     if (invite is None) == (home is None):
         raise ConfigError("no run was named: give either INVITE or --home DIR")
-    from cli.views.served_model import show_served_model
+    from cli.views.served_model import show_run_servers, show_served_model
     from swarm.inference.model_status import ServedModelStatus, read_any_status
     from swarm.run.invite import read_saved_invite
 
@@ -54,6 +55,7 @@ def status(invite: str | None, home: Path | None, guests: bool, as_json: bool) -
         show_served_model(seen)
     else:
         _show(seen)
+        show_run_servers(seen)
         if guests:
             _show_guests(seen)
 

@@ -18,8 +18,11 @@ import msgspec
 
 from cli.demo.child_processes import ChildPeer, Children, children
 from cli.demo.cluster import LOOPBACK
+from cli.terminal.lines import is_terminal, say
+from cli.terminal.stream import write_text
 from peer.decoding import MALFORMED
 from peer.errors import RoundError
+from swarm.inference.coverage import blocks_text
 from swarm.run.home import Home
 
 PROMPT: Final = "def "
@@ -66,6 +69,7 @@ def _start(group: Children, home: Path, model: Path, layers: int, kills: bool) -
         server = group.start(name, home / name, ["serve", *source, *options], threads=1)
         servers.append(server)
         _wait_serving(server)
+        _note(f"{name} serves {blocks_text(first, end)}")
     return servers
 
 
@@ -88,14 +92,21 @@ def _generate(servers: Sequence[ChildPeer], invite: str, kills: bool) -> ServedS
             fact = _fact(line)
             if fact.get("event") == "token":
                 count += 1
+                if is_terminal():
+                    write_text((PROMPT if count == 1 else "") + str(fact["text"]))
                 if kills and count == STRIKE_AT and route:
                     victim = next(server for server in servers if _names_server(server, route[0]))
                     victim.kill()
                     sample.killed = victim.name
+                    _note(f"killed {victim.name} (SIGKILL) after {count} tokens", amid=True)
             elif fact.get("event") == "route":
-                route = fact["route"]
+                begins, route = not route, fact["route"]
+                names = " and ".join(str(hop["name"]) for hop in route)
+                _note(f"the answer {'comes' if begins else 'goes on'} through {names}", amid=count > 0)
             elif fact.get("event") == "answer":
                 sample.answer, sample.text = fact, PROMPT + str(fact["text"])
+                if is_terminal():
+                    say("")
         ended = process.wait(START_S)
         if ended or not sample.answer:
             raise RoundError(f"peer generate ended with exit code {ended}: {process.stderr.read()[-500:]}")
@@ -105,6 +116,13 @@ def _generate(servers: Sequence[ChildPeer], invite: str, kills: bool) -> ServedS
         process.stdout.close()
         process.stderr.close()
     return sample
+
+
+def _note(text: str, *, amid: bool = False) -> None:
+    """Say what happens, as during the training. `amid`: the answer is being shown."""
+    if amid and is_terminal():
+        say("")
+    say(f"{time.strftime('%H:%M:%S')}  {text}", err=True)
 
 
 def _names_server(server: ChildPeer, hop: dict[str, Any]) -> bool:

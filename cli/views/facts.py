@@ -66,6 +66,8 @@ class Row:
     fed: FeederRow | None = None
     stale: bool = False
     """Whether the peer has ever lost touch with the other members' records."""
+    serves: bool = False
+    """Whether it serves the run's commits as well."""
     corpus: str = ""
     """What it has read of its machine's text, as it was last noted."""
     unsaved: bool = False

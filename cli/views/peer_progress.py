@@ -140,6 +140,17 @@ def _member_joined(view: ViewState, row: Row, at: float, fields: Fields) -> None
         del view.names[next(iter(view.names))]
 
 
+def _commit_served(view: ViewState, row: Row, at: float, fields: Fields) -> None:
+    """Note it once: it happens with each round."""
+    if not row.serves:
+        row.serves = True
+        view.note(f'{row.name} serves round {fields["round"]}, and later ones: `peer generate INVITE "..."` asks it')
+
+
+def _commit_unserved(view: ViewState, row: Row, at: float, fields: Fields) -> None:
+    view.note(f"{row.name} cannot serve round {fields['round']} ({fields['reason']}): it waits for the next one")
+
+
 def _run_finished(view: ViewState, row: Row, at: float, fields: Fields) -> None:
     row.phase = "finished"
 
@@ -217,6 +228,8 @@ PEER_EVENTS: Final[dict[str, Callable[[ViewState, Row, float, Fields], None]]] =
     "peer_suspect": _peer_suspect,
     "peer_recovered": _peer_recovered,
     "member_joined": _member_joined,
+    "commit_served": _commit_served,
+    "commit_unserved": _commit_unserved,
     "run_finished": _run_finished,
     "bug": _problem,
 }

@@ -77,6 +77,8 @@ class LoadBlocks(msgspec.Struct, frozen=True, tag="load_blocks", kw_only=True):
     """Tokens of a prompt in one step."""
     to_worker: RingEnds
     from_worker: RingEnds
+    gives_way: bool = False
+    """Whether another worker of this peer trains on the same processors, which goes first."""
 
 
 # -- to the worker -----------------------------------------------------------------------------------------------------

@@ -68,6 +68,8 @@ class BlockConfig:
     stall_s: float = 300.0
     """A worker whose step takes this long is killed."""
     load_timeout_s: float = 600.0
+    gives_way: bool = False
+    """Whether a worker that trains on the same processors goes first."""
 
     @property
     def private_folder(self) -> Path:
@@ -265,4 +267,5 @@ class BlockWorkerGroup:
             chunk_tokens=config.chunk_tokens,
             to_worker=to_worker,
             from_worker=from_worker,
+            gives_way=config.gives_way,
         )

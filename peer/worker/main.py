@@ -17,6 +17,8 @@ import socket
 import sys
 import threading
 import traceback
+from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
 
 from peer.confinement import kernel
@@ -26,7 +28,7 @@ from peer.errors import ConfigError
 from peer.ipc.messages import Rejected
 from peer.plain_text import plain
 from peer.worker.control_link import ControlLink
-from peer.worker.programs import PROGRAMS
+from peer.worker.programs import BEHIND_THE_NETWORK, PROGRAMS
 
 
 def _follow_parent(parent_pid: int) -> None:
@@ -41,8 +43,17 @@ def _yield_to_others(niceness: int) -> None:
     """Lower this process's priority. If memory runs out the worker must be the one to die."""
     os.nice(niceness)
     if sys.platform == "linux":
+        if niceness > BEHIND_THE_NETWORK:
+            _yield_to_workers(niceness - BEHIND_THE_NETWORK)
         with open("/proc/self/oom_score_adj", "w") as file:
             file.write("500")
+
+
+def _yield_to_workers(niceness: int) -> None:
+    """Lower the priority against other workers where the kernel schedules each session of processes as one, whatever
+    their nice values are (`sched_autogroup`)."""
+    with suppress(OSError):  # a kernel without it, or a /proc that cannot be written
+        Path("/proc/self/autogroup").write_text(str(niceness))
 
 
 def report(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
@@ -60,7 +71,7 @@ def main() -> None:
     link = ControlLink(socket.socket(fileno=control_fd))
     load = link.receive_load()
     entry = PROGRAMS[type(load)]
-    _yield_to_others(entry.niceness)
+    _yield_to_others(entry.niceness(load))
     grants = entry.grants(load)
     if grants.accelerators:
         load_nvidia_modules()

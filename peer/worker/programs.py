@@ -18,7 +18,8 @@ from peer.ipc.text_messages import LoadText
 from peer.ipc.train_messages import LoadTrain
 from peer.worker.control_link import ControlLink
 
-_BEHIND_THE_NETWORK: Final = 10  # the network process must stay responsive
+BEHIND_THE_NETWORK: Final = 10  # the network process must stay responsive
+_BEHIND_TRAINING: Final = 19  # an eighth of what a worker gets that trains, while both have work
 
 
 class Program(Protocol):
@@ -45,8 +46,8 @@ class ProgramEntry:
     """Imports it."""
     grants: Callable[[Any], Grants]
     """Returns what its first message needs beside Python and the devices."""
-    niceness: int = _BEHIND_THE_NETWORK
-    """How far its process gives way to others."""
+    niceness: Callable[[Any], int] = lambda load: BEHIND_THE_NETWORK
+    """Returns how far its process gives way to others."""
 
 
 def _train() -> type[Program]:
@@ -106,6 +107,10 @@ def _block_grants(load: LoadBlocks) -> Grants:
     return Grants(private=load.directory, readable=load.folders, accelerators=load.device != "cpu")
 
 
+def _block_niceness(load: LoadBlocks) -> int:
+    return _BEHIND_TRAINING if load.gives_way else BEHIND_THE_NETWORK
+
+
 def _text_grants(load: LoadText) -> Grants:
     return Grants(private=load.directory, readable=_named(load.tokenizer))
 
@@ -118,6 +123,6 @@ PROGRAMS: Final[dict[type[FirstMessage], ProgramEntry]] = {
     LoadTrain: ProgramEntry(_train, _train_grants),
     LoadStage: ProgramEntry(_stage, _stage_grants),
     LoadCorpus: ProgramEntry(_corpus, _corpus_grants),
-    LoadBlocks: ProgramEntry(_blocks, _block_grants),
-    LoadText: ProgramEntry(_text, _text_grants, niceness=0),  # between two tokens
+    LoadBlocks: ProgramEntry(_blocks, _block_grants, niceness=_block_niceness),
+    LoadText: ProgramEntry(_text, _text_grants, niceness=lambda load: 0),  # between two tokens
 }

@@ -68,6 +68,8 @@ class RunClient:
     manifest: AnyManifest
     tokenizer: bytes
     """The run's tokenizer.json, empty for bytes."""
+    trains: bool = False
+    """Whether the host's peer trains in the run, so that it is asked as the others are."""
 
     @property
     def training(self) -> Manifest:
@@ -84,7 +86,8 @@ class RunClient:
         manifest = self.training
         ours = [p for p, record in records.items() if manifest.stages == 1 or record.stage == stage]
         asked, most = [manifest.authority, *ours], manifest.run.max_peers + ASKED_MAX
-        return await ask_proven_heads(self.host, agreement_config(manifest, stage, self.host.peer_id), asked, most=most)
+        config = agreement_config(manifest, stage, self.host.peer_id)
+        return await ask_proven_heads(self.host, config, asked, most=most, itself=self.trains)
 
     async def all_candidates(self, records: Mapping[str, MemberRecord]) -> list[list[ProvenHead]]:
         """Return the `candidates` of each stage, asked for at once."""

@@ -1,9 +1,9 @@
-"""The status of a served model: one reading of its servers' records."""
+"""The status of a served model, or of a run and those that serve it: one reading of the servers' records."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import msgspec
 from swarm.client.session import open_client
 from swarm.client.status import SwarmStatus, look
 from swarm.inference.coverage import block_states, server_state, stretches, troubles
-from swarm.inference.record import SERVERS, ServerRecord, run_schemas, servers_key
+from swarm.inference.record import SERVERS, ServedCommit, ServerRecord, run_schemas, servers_key
 from swarm.inference.route import RouteView
 from swarm.membership.membership import read_records
 from swarm.run.invite import Invite
@@ -43,6 +43,8 @@ class ServerStatus(msgspec.Struct, frozen=True, kw_only=True):
     bytes_down: int
     wire: list[str]
     pinned: bool
+    rounds: list[int]
+    """Of a training run: those of the commits that it serves, newest first."""
     age_s: float
     """Seconds since it wrote its record."""
 
@@ -74,22 +76,50 @@ class ServedModelStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Why a new session cannot begin; empty if it can."""
 
 
-async def read_any_status(invite: Invite, home: Path | None = None) -> SwarmStatus | ServedModelStatus:
+class ServedRunStatus(SwarmStatus, frozen=True, kw_only=True):
+    """A training run at one time, with the servers of its commits."""
+
+    servers: list[ServerStatus]
+    served_round: int | None
+    """That of the commit that new answers get: the newest all of whose blocks are served. None: there is none."""
+    troubles: list[str]
+    """Why the newest commit takes no new session, where there are servers and none takes one."""
+
+
+async def read_any_status(invite: Invite, home: Path | None = None) -> ServedRunStatus | ServedModelStatus:
     """Connect to a run or a served model and read its status. Raises NotAdmitted, or DialError if no peer answers."""
     async with open_client(invite, home, schemas=run_schemas) as client:
         manifest = client.manifest
-        if isinstance(manifest, Manifest):
-            return await look(client)
+        seen = await look(client) if isinstance(manifest, Manifest) else None
         records = await read_records(client.node, client.host, SERVERS, servers_key(manifest.run_id))
+        if isinstance(manifest, Manifest):
+            assert seen is not None
+            return run_status(seen, manifest.model.layers, records, time.time())
         return model_status(manifest, records, time.time())
+
+
+def run_status(seen: SwarmStatus, blocks: int, records: Mapping[str, ServerRecord], now: float) -> ServedRunStatus:
+    """Return the status of a run with the servers that `records` show at `now`, Unix time. All servers of an answer
+    have one commit."""
+    served_round, wrong = None, list[str]()
+    commits: Sequence[ServedCommit | None] = sorted({c for r in records.values() for c in r.commits}, reverse=True)
+    for commit in commits or [None] * bool(records):
+        having = {peer: record for peer, record in records.items() if record.has(commit)}
+        lacking = troubles(block_states(RouteView(blocks, having, now, lambda peer: None)))
+        if commit is not None and not lacking:
+            served_round, wrong = commit.round, []
+            break
+        wrong = wrong or lacking
+    return ServedRunStatus(
+        **msgspec.structs.asdict(seen), servers=_servers(records, now), served_round=served_round, troubles=wrong
+    )
 
 
 def model_status(manifest: ServedModelManifest, records: Mapping[str, ServerRecord], now: float) -> ServedModelStatus:
     """Return the status that `records` show at `now`, Unix time."""
     layers = manifest.model.layers
     states = block_states(RouteView(layers, records, now, lambda peer: None))
-    servers = [_server(peer, record, now) for peer, record in records.items()]
-    servers.sort(key=lambda server: (server.first, server.end, server.name, server.peer))
+    servers = _servers(records, now)
     borders = {border for record in records.values() for border in (record.first, record.end)}
     coverage = list[BlockStatus]()
     for first, end, state in stretches(states):
@@ -108,6 +138,11 @@ def model_status(manifest: ServedModelManifest, records: Mapping[str, ServerReco
         coverage=coverage,
         troubles=troubles(states),
     )
+
+
+def _servers(records: Mapping[str, ServerRecord], now: float) -> list[ServerStatus]:
+    servers = [_server(peer, record, now) for peer, record in records.items()]
+    return sorted(servers, key=lambda server: (server.first, server.end, server.name, server.peer))
 
 
 def _server(peer: str, record: ServerRecord, now: float) -> ServerStatus:
@@ -130,5 +165,6 @@ def _server(peer: str, record: ServerRecord, now: float) -> ServerStatus:
         bytes_down=record.bytes_down,
         wire=list(record.wire),
         pinned=record.pinned,
+        rounds=[commit.round for commit in record.commits],
         age_s=max(0.0, round(now - record.at, 1)),
     )

@@ -15,6 +15,7 @@ import trio
 from dht.node import Node
 from dht.records import Schema
 from peer.errors import BarnraiseError
+from peer.events import EventLog
 from peer.net.host import Host
 
 TTL_S: Final = 9.0
@@ -51,10 +52,18 @@ class Membership(Generic[RecordT]):
     """
 
     def __init__(
-        self, node: Node, host: Host, schema: Schema[RecordT], key: str, describe: Callable[[], RecordT]
+        self,
+        node: Node,
+        host: Host,
+        schema: Schema[RecordT],
+        key: str,
+        describe: Callable[[], RecordT],
+        events: EventLog | None = None,
     ) -> None:
+        """`events`: where it tells who comes and goes; None: in the host's."""
         self._node, self._host, self._schema, self._key = node, host, schema, key
         self._describe = describe
+        self._events = host.events if events is None else events
         self.view: Mapping[str, RecordT] = {}
 
     async def run(self) -> None:
@@ -72,7 +81,7 @@ class Membership(Generic[RecordT]):
 
     async def read(self) -> None:
         """Bring `view` up to date. Raises NetworkError."""
-        before, events = self.view, self._host.events
+        before, events = self.view, self._events
         self.view = await read_records(self._node, self._host, self._schema, self._key)
         for peer in self.view.keys() - before.keys():
             events.emit("member_joined", peer=peer, name=self.view[peer].name)
@@ -92,4 +101,4 @@ class Membership(Generic[RecordT]):
         try:
             yield
         except BarnraiseError as error:
-            self._host.events.emit("membership_stale", reason=str(error))
+            self._events.emit("membership_stale", reason=str(error))

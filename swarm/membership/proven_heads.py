@@ -54,13 +54,19 @@ class ProvenHead:
 
 
 async def ask_proven_heads(
-    host: Host, config: AgreementConfig, peers: Iterable[str], timeout_s: float = POLL_S, most: int = ASKED_MAX
+    host: Host,
+    config: AgreementConfig,
+    peers: Iterable[str],
+    timeout_s: float = POLL_S,
+    most: int = ASKED_MAX,
+    *,
+    itself: bool = False,
 ) -> list[ProvenHead]:
     """Ask the first `most` peers for their head in the group; return those that are proved, best first.
 
     Of `config` only the group's facts count (`agreement_config`). Peers that do not answer in `timeout_s` seconds, or
-    are in another group, are left out."""
-    asked = [peer for peer in dict.fromkeys(peers) if peer != host.peer_id][:most]
+    are in another group, are left out. `itself`: this peer counts as one of them, if it is among `peers`."""
+    asked = [peer for peer in dict.fromkeys(peers) if itself or peer != host.peer_id][:most]
     poll = _Poll(host, config)
     at_once = trio.CapacityLimiter(AT_ONCE)
     until = trio.current_time() + timeout_s

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import trio
+
 from peer.net.flow.flow import Flow
 from swarm.inference.messages import ServingMessage, SessionRefused, StartSession
 from swarm.inference.record import ServedCommit
@@ -40,6 +42,18 @@ class CommitServers:
     def remove(self, commit: ServedCommit) -> None:
         """Serve a commit no longer. Its sessions have been ended."""
         self._servers.pop(commit.name, None)
+
+    def stop_admitting(self) -> bool:
+        """Take no new sessions; return whether some are open."""
+        for server in self.servers:
+            server.leaving = True
+        return any(server.sessions for server in self.servers)
+
+    async def leave(self, timeout_s: float) -> None:
+        """Have clients replace these servers, and return once they have or time is up."""
+        async with trio.open_nursery() as nursery:
+            for server in self.servers:
+                nursery.start_soon(server.leave, timeout_s)
 
     async def on_message(self, flow: Flow, message: Any, payload: memoryview) -> None:
         """Take a message of a client or of another server. Raises ProtocolViolation."""

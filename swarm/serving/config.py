@@ -30,5 +30,7 @@ class ServeConfig:
     """For weights and caches; None: six tenths of what is free."""
     is_open: bool = False
     """Whether any peer may serve and use a model that is founded; else only with its invite."""
+    beside_training: bool = False
+    """Whether this peer also trains in the run that it serves: its trainer goes first."""
     dtype: HiddenType | None = None
     """What a model that is founded is served in; None: what its checkpoint is in."""

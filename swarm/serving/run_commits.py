@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -18,10 +19,12 @@ from blake3 import blake3
 from safetensors.torch import save_file
 
 from peer.config import WeightType
-from peer.errors import ResourceError
+from peer.errors import NetworkError, ResourceError
+from peer.events import EventLog
 from peer.ipc.block_messages import HiddenType
 from peer.ipc.span import Span, spans_of
 from peer.model.layout import FlatLayout
+from peer.model.parameter_files import EMBEDDING
 from swarm.client.session import RunClient
 from swarm.inference.record import COMMIT_BYTES, ServedCommit
 from swarm.membership.head_history import ask_history
@@ -84,19 +87,19 @@ async def _at_round(client: RunClient, held: ProvenHead, number: int) -> Head | 
 class CommitFiles:
     """The weights of commits in a folder, a folder each: those of the blocks that are served."""
 
-    def __init__(self, folder: Path, client: RunClient, span: Span) -> None:
-        self._folder, self._client, self._span = folder, client, span
+    def __init__(self, folder: Path, client: RunClient, events: EventLog) -> None:
+        self._folder, self._client, self._events = folder, client, events
 
-    async def fetch(self, commit: RunCommit) -> Path:
-        """Have the weights of a commit on disk, from the peers that hold them; return their folder. Raises
-        NetworkError, also where those peers have gone on, and ResourceError."""
+    async def fetch(self, commit: RunCommit, span: Span) -> Path:
+        """Have the weights of a commit on disk, those of a span, from the peers that hold them; return their folder.
+        Raises NetworkError, also where those peers have gone on, and ResourceError."""
         target = self._folder / commit.served.name.hex()
         self._folder.mkdir(parents=True, exist_ok=True)
         stages = spans_of(self._client.training.cuts)
-        wanted = [n for n, stage in enumerate(stages) if stage.first < self._span.end and self._span.first < stage.end]
+        wanted = [n for n, stage in enumerate(stages) if stage.first < span.end and span.first < stage.end]
         try:
             flats = {stage: await self._fetch_stage(commit, stage) for stage in wanted}
-            await trio.to_thread.run_sync(self._write, target, flats)
+            await trio.to_thread.run_sync(self._write, target, flats, span)
         finally:
             self._drop_parts()
         return target
@@ -108,14 +111,23 @@ class CommitFiles:
         numel, size_bytes = layout_of(manifest, stage).numel, state_bytes(manifest, stage)
         root, holders = commit.heads[stage].state_hash, commit.holders[stage]
         weights = [(0, BYTES_A_VALUE * numel)]
-        fetched = await fetch_ranges(host.rpc, lambda: holders, root, size_bytes, weights, file, host.events)
-        return fetched.flat[:numel]
 
-    def _write(self, target: Path, flats: Mapping[int, torch.Tensor]) -> None:
+        async def fetch(donors: tuple[str, ...]) -> torch.Tensor:
+            fetched = await fetch_ranges(host.rpc, lambda: donors, root, size_bytes, weights, file, self._events)
+            return fetched.flat[:numel]
+
+        if host.peer_id in holders:  # it trains: its own copy crosses no network
+            with suppress(NetworkError):  # it has gone on
+                return await fetch((host.peer_id,))
+        return await fetch(tuple(peer for peer in holders if peer != host.peer_id))
+
+    def _write(self, target: Path, flats: Mapping[int, torch.Tensor], span: Span) -> None:
         """Write the parameters of the blocks as the run's export has them."""
         manifest = self._client.training
         exported, served = _TORCH[manifest.export_dtype], _TORCH[served_type(manifest)]
-        wanted = FlatLayout.of(manifest.model, self._span).slots
+        wanted = set(FlatLayout.of(manifest.model, span).slots)
+        if span.is_last and manifest.model.tie_embeddings:  # of one stage then
+            wanted.add(EMBEDDING)
         tensors = {
             name: flat[slot.offset : slot.offset + slot.numel].view(slot.shape).to(exported).to(served).contiguous()
             for stage, flat in flats.items()

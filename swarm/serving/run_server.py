@@ -5,6 +5,8 @@ members --proved heads--> follow --weights--> a worker and a block server a comm
 
 from __future__ import annotations
 
+import random
+import secrets
 import sys
 import time
 from collections.abc import Callable
@@ -20,7 +22,8 @@ if sys.version_info < (3, 11):
     from exceptiongroup import BaseExceptionGroup
 
 from peer.config import ModelConfig
-from peer.errors import BarnraiseError, ConfigError, ResourceError
+from peer.errors import BarnraiseError, ConfigError, NetworkError, ResourceError
+from peer.events import Event, EventLog
 from peer.ipc.block_messages import CHUNK_TOKENS, HiddenType, row_bytes_max
 from peer.ipc.span import Span
 from peer.worker.block_client import BlockConfig, BlockWorkerGroup
@@ -28,12 +31,16 @@ from swarm.client.session import RunClient
 from swarm.inference.record import COMMITS_MAX, SERVERS, ServerRecord, check_commits, servers_key
 from swarm.membership.membership import Membership
 from swarm.membership.open_peer import OpenPeer
+from swarm.run.bootstrap import ManifestT
 from swarm.run.home import Home
-from swarm.run.manifest import AnyManifest, BlockRange, Manifest
+from swarm.run.manifest import BlockRange, Manifest
 from swarm.serving.commit_servers import CommitServers
 from swarm.serving.config import ServeConfig
 from swarm.serving.description import ServerDescription
 from swarm.serving.memory import blocks_that_fit, memory_for, pages_that_fit
+from swarm.serving.model_server import LEAVE_S
+from swarm.serving.placement import LOOK_S as PLACEMENT_LOOK_S
+from swarm.serving.placement import PlacementView, better_blocks, choose_blocks
 from swarm.serving.run_commits import CommitFiles, RunCommit, last_commit, served_type
 from swarm.serving.server import BlockServer, ServedSpan
 
@@ -42,6 +49,7 @@ IDLE_S: Final = 5.0
 """Sessions of an older commit that have computed nothing for so long are between two answers: they are ended, and their
 clients go on with the newest."""
 _AHEAD_S: Final = 3600.0
+_OF_TRAINING: Final = frozenset({"state_progress", "member_joined", "member_left"})
 
 
 @dataclass(frozen=True)
@@ -63,60 +71,136 @@ class RunWeights:
 class RunServer:
     """What is open while a peer serves a run."""
 
-    def __init__(self, config: ServeConfig, home: Home, peer: OpenPeer[AnyManifest], manifest: Manifest) -> None:
-        """Raises ConfigError or ResourceError for blocks that cannot be served."""
-        self._config, self._home, self._host = config, home, peer.host
-        self._manifest = manifest
+    def __init__(self, config: ServeConfig, home: Home, peer: OpenPeer[ManifestT], manifest: Manifest) -> None:
+        """Raises ConfigError for a run that has no commits, or blocks that it has not, and ResourceError."""
         check_commits(manifest)
-        self._weights = RunWeights.of(self._manifest)
+        self._config, self._home, self._host, self._manifest = config, home, peer.host, manifest
+        self._events = _without_namesakes(peer.host.events) if config.beside_training else peer.host.events
+        self._weights = RunWeights.of(manifest)
         self._memory = memory_for(config.memory_bytes) / COMMITS_MAX
-        self._span = self._chosen_span()
-        self._pages = pages_that_fit(self._weights, self._span, self._memory)
-        self._client = RunClient(peer.host, peer.node, self._manifest, peer.run.tokenizer)
-        self._files = CommitFiles(home.path / "commits", self._client, self._span)
-        self._servers = CommitServers(row_bytes_max(self._manifest.model.hidden_size) * CHUNK_TOKENS)
+        self._room = self._checked_room()
+        self._random = random.Random(secrets.token_hex(8))
+        self._client = RunClient(peer.host, peer.node, manifest, peer.run.tokenizer, trains=config.beside_training)
+        self._files = CommitFiles(home.path / "commits", self._client, self._events)
+        self._servers = CommitServers(row_bytes_max(manifest.model.hidden_size) * CHUNK_TOKENS)
         self._description = ServerDescription(peer.host, peer.run.gate, config)
-        self._since = time.time()
         self._ended_tokens, self._count, self._failed = 0, 0, b""
-        key = servers_key(self._manifest.run_id)
-        self._membership = Membership(peer.node, peer.host, SERVERS, key, self._record)
+        self._plan(Span.whole(manifest.model.layers))
+        key = servers_key(manifest.run_id)
+        self._membership = Membership(peer.node, peer.host, SERVERS, key, self._record, self._events)
 
-    def _chosen_span(self) -> Span:
+    # -- which blocks --------------------------------------------------------------------------------------------------
+
+    def _checked_room(self) -> int:
+        """Return how many blocks of each commit there is room for."""
         layers = self._manifest.model.layers
         room = blocks_that_fit(self._weights, self._memory)
-        first, end = self._config.blocks or (0, layers)
+        first, end = self._config.blocks or (0, 1)
         if not 0 <= first < end <= layers:
             raise ConfigError(f"--blocks {first}:{end} is not inside the model's {layers} blocks: choose others")
+        option = "--serve-memory" if self._config.beside_training else "--memory"
+        if room < 1:
+            raise ResourceError(f"there is no memory for one block of two commits: free some, or raise {option}")
         if end - first > room:
             raise ResourceError(
                 f"{end - first} blocks of two commits need more memory than is free, which is enough for {room}:"
-                " choose fewer with --blocks, or raise --memory"
+                f" choose fewer with --blocks, or raise {option}"
             )
-        return Span(first, end, layers)
+        return room
+
+    async def _first_span(self) -> Span:
+        layers = self._manifest.model.layers
+        if self._config.blocks is not None:
+            return Span(*self._config.blocks, layers)
+        try:
+            await self._membership.read()
+        except NetworkError as error:
+            self._events.emit("membership_stale", reason=str(error))
+        return choose_blocks(self._placement(), self._room, self._random.random)
+
+    def _placement(self) -> PlacementView:
+        model = self._manifest.model
+        return PlacementView(model.layers, self._membership.others(), model.shared_blocks)
+
+    def _plan(self, span: Span) -> None:
+        self._span, self._since, self._leaving = span, time.time(), False
+        self._pages = pages_that_fit(self._weights, span, self._memory)
+
+    # -- serving -------------------------------------------------------------------------------------------------------
 
     async def run(self, ready: Callable[[Span], None]) -> None:
-        """Serve the last commit until cancelled; `ready` is called when the first one is served."""
-        self._files.keep(())  # what an earlier process has left was checked when it was fetched, and not since
+        """Serve the last commit until cancelled; `ready` is called when the first one is served, and after each move to
+        other blocks. Then clients get time to go on with other servers."""
+        self._plan(await self._first_span())
         self._host.flows.serve(self._servers)
-        told = False
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._membership.run)
+                while True:
+                    self._plan(await self._serve_span(ready))
+        finally:
+            self._host.flows.serve(None)
+
+    async def _serve_span(self, ready: Callable[[Span], None]) -> Span:
+        """Serve commits until other blocks need this peer more, and return those."""
+        self._files.keep(())  # other blocks; or of an earlier process, and not checked since
+        better, left = list[Span](), trio.Event()
+
+        async def follow() -> None:
+            try:
+                better.append(await self._follow(commits, ready))
+            finally:
+                with trio.CancelScope(shield=True):
+                    await self._leave()
+                left.set()
+
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._membership.run)
-            while True:
-                commit = await self._next_commit()
-                if commit is not None:
-                    tried = trio.Event()
-                    nursery.start_soon(self._serve, commit, tried)
-                    await tried.wait()
-                if self._servers.commits and not told:
-                    told = True
-                    ready(self._span)
-                await trio.sleep(LOOK_S)
+            with trio.CancelScope(shield=True):  # who leaves goes on serving for a while
+                async with trio.open_nursery() as commits:
+                    nursery.start_soon(follow)
+                    await left.wait()
+                    commits.cancel_scope.cancel()
+        return better[0]
+
+    async def _follow(self, commits: trio.Nursery, ready: Callable[[Span], None]) -> Span:
+        told, look_at = False, 0.0
+        while True:
+            commit = await self._next_commit()
+            if commit is not None:
+                tried = trio.Event()
+                commits.start_soon(self._serve, commit, tried)
+                await tried.wait()
+            if self._servers.commits and not told:
+                told = True
+                ready(self._span)
+            if self._servers.commits and trio.current_time() >= look_at:
+                look_at = trio.current_time() + PLACEMENT_LOOK_S * (0.5 + self._random.random())
+                better = self._better_blocks()
+                if better is not None:
+                    self._events.emit("server_moves", first=better.first, end=better.end)
+                    return better
+            await trio.sleep(LOOK_S)
+
+    def _better_blocks(self) -> Span | None:
+        return better_blocks(self._placement(), self._record(), self._room, time.time(), self._random.random)
+
+    async def _leave(self) -> None:
+        """Take no new sessions, and end once clients have replaced this server, or had time to."""
+        self._leaving = True
+        if self._servers.stop_admitting():
+            with trio.move_on_after(1.0):
+                await self._membership.announce()
+            await self._servers.leave(LEAVE_S)
 
     async def _next_commit(self) -> RunCommit | None:
         """Return the last commit, if it is a new one and there is room for it."""
         if len(self._servers.commits) >= COMMITS_MAX:
             return None
-        commit = await last_commit(self._client)
+        try:
+            commit = await last_commit(self._client)
+        except BarnraiseError as error:
+            self._events.emit("membership_stale", reason=str(error))
+            return None
         known = {served.name for served in self._servers.commits}
         if commit is None or commit.served.name in known | {self._failed}:
             return None
@@ -129,7 +213,7 @@ class RunServer:
         served = commit.served
         failure: BarnraiseError | None = None
         try:
-            folder = await self._files.fetch(commit)
+            folder = await self._files.fetch(commit, self._span)
             async with AsyncExitStack() as stack:
                 worker = await stack.enter_async_context(BlockWorkerGroup.open(self._worker_config(folder)))
                 nursery = await stack.enter_async_context(trio.open_nursery())
@@ -145,7 +229,7 @@ class RunServer:
             self._servers.remove(served)
         if failure is not None:
             self._failed = served.name
-            self._host.events.emit("commit_unserved", round=served.round, reason=str(failure))
+            self._events.emit("commit_unserved", round=served.round, reason=str(failure))
         self._files.keep(self._servers.commits)
 
     async def _take_sessions(
@@ -155,18 +239,21 @@ class RunServer:
         model = self._manifest.model
         span = ServedSpan(self._span, model.hidden_size, self._weights.dtype, CHUNK_TOKENS, model.max_seq_len)
         server = BlockServer(span, worker, self._host, nursery)
+        server.leaving = self._leaving
         nursery.start_soon(server.run)
         self._servers.add(served, server)
         await self._membership.announce()
-        self._host.events.emit("commit_served", round=served.round, commit=served.name.hex())
+        self._events.emit("commit_served", round=served.round, commit=served.name.hex())
         tried.set()
-        while True:
-            await trio.sleep(LOOK_S / 4)
-            if self._servers.commits[0] != served and self._is_idle(server):
-                break
-        self._servers.remove(served)
-        server.end_all("commit", "this server has gone on to another commit")
-        self._ended_tokens += server.tokens
+        try:
+            while True:
+                await trio.sleep(LOOK_S / 4)
+                if self._servers.commits[0] != served and self._is_idle(server):
+                    break
+        finally:
+            self._servers.remove(served)
+            server.end_all("commit", "this server has gone on to another commit")
+            self._ended_tokens += server.tokens
         nursery.cancel_scope.cancel()
 
     @staticmethod
@@ -181,6 +268,7 @@ class RunServer:
             window=None,
             folders=(folder,),
             directory=self._home.path / f"blocks-{self._count % COMMITS_MAX}",
+            gives_way=self._config.beside_training,
             events=self._host.events,
             device=self._config.device,
             threads=self._config.threads,
@@ -197,8 +285,19 @@ class RunServer:
             ready_at=self._since if servers else time.time() + _AHEAD_S,
             sessions=sum(server.sessions for server in servers),
             tokens=self._ended_tokens + sum(server.tokens for server in servers),
+            leaving=self._leaving,
             commits=self._servers.commits,
         )
+
+
+def _without_namesakes(events: EventLog) -> EventLog:
+    """Return a log that passes on all events but those by which a peer tells of its training."""
+
+    def tell(event: Event) -> None:
+        if event.name not in _OF_TRAINING:
+            events.emit(event.name, **event.fields)
+
+    return EventLog(watch=tell)
 
 
 def _one_of_ours(group: BaseExceptionGroup[BaseException]) -> tuple[BarnraiseError | None, object]:

@@ -5,14 +5,19 @@ home lock -> identity -> host -> run files -> gate -> DHT node -> a replica, and
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
+import trio
+
 from peer.events import Watcher
 from peer.files import write_atomically
 from peer.net.host import Host, HostConfig
 from peer.worker.client import open_worker_group
 from swarm.gossip.peer import run_gossip
 from swarm.inference.record import run_schemas
-from swarm.membership.open_peer import PeerConfig, open_home, open_peer
+from swarm.membership.open_peer import OpenPeer, PeerConfig, open_home, open_peer
 from swarm.run.bootstrap import EnteredRun, enter_run
+from swarm.run.home import Home
 from swarm.run.manifest import Manifest, open_manifest
 from swarm.run.peer_context import JoinConfig, PeerContext
 from swarm.training.complete_run import comes_too_late
@@ -22,8 +27,11 @@ from swarm.training.worker_config import worker_config
 
 __all__ = ["JoinConfig", "run_participant"]
 
+Beside = Callable[[OpenPeer[Manifest], Home], Awaitable[None]]
+"""What a peer does while it trains; cancelled when its training has ended."""
 
-async def run_participant(config: JoinConfig, watch: Watcher | None = None) -> None:
+
+async def run_participant(config: JoinConfig, watch: Watcher | None = None, beside: Beside | None = None) -> None:
     """Join the run and train until it is complete or the task is cancelled; the last commit is then saved. Of a run
     that is complete already the last state is fetched, and nothing else done. `watch` gets every event.
 
@@ -63,8 +71,16 @@ async def run_participant(config: JoinConfig, watch: Watcher | None = None) -> N
             check_join(config, manifest)
             write_atomically(home.invite, f"{config.invite}\n".encode())
             home.note_listening(peer.host.addresses)
-            if manifest.outer.has_common_state:
-                await PeerLifecycle(context).run()
-            else:
-                async with open_worker_group(worker_config(context)) as worker_group:
-                    await run_gossip(context, worker_group)
+            async with trio.open_nursery() as nursery:
+                if beside is not None:
+                    nursery.start_soon(beside, peer, home)
+                await _train(context)
+                nursery.cancel_scope.cancel()
+
+
+async def _train(context: PeerContext) -> None:
+    if context.manifest.outer.has_common_state:
+        await PeerLifecycle(context).run()
+        return
+    async with open_worker_group(worker_config(context)) as worker_group:
+        await run_gossip(context, worker_group)

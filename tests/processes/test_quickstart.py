@@ -80,6 +80,7 @@ def test_a_run_with_a_kill_and_a_join_ends_with_one_state(tmp_path: Path, shorte
     assert report.traffic_factor > 50 and report.tokens > 0
     assert (home / "loss.png").stat().st_size > 1000
     assert report.sample in out and "rounds committed" in out
+    assert "server-1 serves block" in err and "the answer comes through server-1 and server-2" in err
     model = tmp_path / "model"
     export = [sys.executable, "-m", "cli.main", "export", "--home", str(home / "peer-1"), "--out", str(model)]
     subprocess.run(export, check=True, timeout=500, capture_output=True)

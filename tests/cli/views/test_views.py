@@ -101,6 +101,17 @@ def test_missing_text_and_lost_contact_are_noted() -> None:
     ]
 
 
+def test_the_first_commit_that_is_served_is_noted_and_each_that_is_not() -> None:
+    progress = Progress("a run")
+    for number in (3, 4):
+        progress.apply("a", "commit_served", 1.0, {"round": number, "commit": "ab"})
+    progress.apply("a", "commit_unserved", 2.0, {"round": 5, "reason": "its peers have gone on"})
+    assert [note.split("  ", 1)[1] for note in progress.notes] == [
+        'a serves round 3, and later ones: `peer generate INVITE "..."` asks it',
+        "a cannot serve round 5 (its peers have gone on): it waits for the next one",
+    ]
+
+
 def test_what_was_read_is_noted_once() -> None:
     progress = Progress("a run")
     for account in ("1 file read", "1 file read", "2 files read"):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -38,6 +41,24 @@ async def answer(model: ModelClient, count: int = COUNT) -> tuple[int, list[int]
         session.close()
     assert session.commit is not None
     return session.commit.round, tokens
+
+
+async def struck(
+    model: ModelClient, servers: dict[str, PeerProcess], strike: Callable[[PeerProcess], None]
+) -> tuple[PeerProcess, list[int]]:
+    """Strike the server of an answer after five tokens; return it, and the tokens of the whole answer."""
+    session, tokens, victim = model.session(Sampling()), list[int](), None
+    try:
+        async for drawn in session.generate(PROMPT, LONG):
+            tokens.append(drawn.token)
+            if len(tokens) == 5:  # the others are not drawn yet: no server runs so far ahead
+                victim = servers[model.servers.records[session.route[0].peer].name]
+                strike(victim)
+    finally:
+        session.close()
+    assert victim is not None and session.commit is not None and session.commit.round == 3
+    assert session.failovers == 1
+    return victim, tokens
 
 
 async def test_each_answer_is_of_one_commit_while_the_run_goes_on(tmp_path: Path) -> None:
@@ -84,27 +105,21 @@ async def test_a_talk_goes_on_with_the_newest_commit_and_nothing_is_left_of_olde
 
 
 async def test_an_answer_is_that_of_the_export_of_its_commit(tmp_path: Path) -> None:
-    """Also where its server is killed on the way. The run is over, and its peers have left: the coordinator keeps its
-    last state."""
+    """Also where its server is killed or leaves on the way. The run is over, and its peers have left: the coordinator
+    keeps its last state."""
     import transformers
 
     async with open_swarm(tmp_path, rounds=3) as swarm:
         trainers = [swarm.join(f"p{i}") for i in range(2)]
         assert [await trainer.wait_exit() for trainer in trainers] == [0, 0]
-        server = serve(swarm, "server")
-        assert (await server.wait_for("commit_served")).fields["round"] == 3
-        servers = {"server": server, "other": serve(swarm, "other")}
-        await servers["other"].wait_for("commit_served")
+        servers = {name: serve(swarm, name) for name in ("server", "other", "third")}
+        for server in servers.values():
+            assert (await server.wait_for("commit_served")).fields["round"] == 3
         async with open_model(Invite.parse(swarm.invite.read_text())) as model:
-            session, tokens = model.session(Sampling()), list[int]()
-            try:
-                async for drawn in session.generate(PROMPT, LONG):
-                    tokens.append(drawn.token)
-                    if len(tokens) == 5:  # the others are not drawn yet: no server runs so far ahead
-                        servers[model.servers.records[session.route[0].peer].name].kill()
-            finally:
-                session.close()
-            assert session.commit is not None and session.commit.round == 3 and session.failovers == 1
+            killed, tokens = await struck(model, servers, PeerProcess.kill)
+            left, same = await struck(model, servers, lambda server: server.process.send_signal(signal.SIGTERM))
+            assert same == tokens
+            assert killed is not left and await left.wait_exit() == 128 + signal.SIGTERM
         folder = tmp_path / "model"
         command = [sys.executable, "-m", "cli.main", "export", str(swarm.invite), "--out", str(folder)]
         done = await trio.run_process(command, cwd=REPO, capture_stdout=True, capture_stderr=True, check=False)
@@ -115,8 +130,25 @@ async def test_an_answer_is_that_of_the_export_of_its_commit(tmp_path: Path) -> 
     assert tokens == told[0, len(PROMPT) :].tolist()
 
 
+async def test_blocks_are_taken_by_need_and_the_status_shows_who_serves(tmp_path: Path) -> None:
+    async with open_swarm(tmp_path, rounds=1) as swarm:
+        trainers = [swarm.join(f"p{i}") for i in range(2)]
+        assert [await trainer.wait_exit() for trainer in trainers] == [0, 0]
+        status = [sys.executable, "-m", "cli.main", "status", str(swarm.invite)]
+        await serve(swarm, "last", "--blocks", "1:2").wait_for("commit_served")
+        seen = json.loads((await trio.run_process([*status, "--json"], cwd=REPO, capture_stdout=True)).stdout)
+        assert seen["served_round"] is None and seen["troubles"] == ["no server holds block 0"]
+        await serve(swarm, "needed", "--memory", "0.00022").wait_for("commit_served")  # for one block of two commits
+        async with open_model(Invite.parse(swarm.invite.read_text())) as model:
+            assert (await answer(model))[0] == 1
+        shown = (await trio.run_process(status, cwd=REPO, capture_stdout=True)).stdout.decode()
+        lines = {line.split()[0]: line.split() for line in shown.splitlines() if line.split()}
+        assert (lines["needed"][2:5], lines["last"][2:5]) == (["0-0", "1", "held"], ["1-1", "1", "held"])
+        assert "New answers are those of round 1." in shown
+
+
 async def test_a_gossip_run_is_refused(tmp_path: Path) -> None:
     async with open_swarm(tmp_path, outer='[outer]\nmethod = "gossip"\nsteps = 5') as swarm:
-        server = serve(swarm, "server")
-        assert await server.wait_exit() == 2
-        assert "gossip run" in server.log.read_text()
+        for peer in (serve(swarm, "server"), swarm.join("both", "--serve")):
+            assert await peer.wait_exit() == 2
+            assert "gossip run" in peer.log.read_text()

@@ -1,0 +1,50 @@
+"""A block server in a peer that trains: it serves the last commit of the run with the same identity, home and host.
+
+The two have a worker each, since the weights that a trainer computes with are not those of a commit. The trainer goes
+first: the server's worker gets the processor in its pauses, and an eighth of a trainer's share otherwise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from peer.free_memory import free_memory_bytes
+from swarm.inference.record import check_commits
+from swarm.membership.open_peer import OpenPeer
+from swarm.placement.stages import stage_costs
+from swarm.run.home import Home
+from swarm.run.manifest import Manifest
+from swarm.run.peer_context import JoinConfig
+from swarm.serving.config import ServeConfig
+from swarm.serving.memory import FREE_SHARE
+from swarm.serving.run_server import RunServer
+
+
+@dataclass(frozen=True)
+class BesideTraining:
+    """Serves while a peer trains that joined with `config` (`swarm.training.peer.run_participant`)."""
+
+    config: JoinConfig
+    memory_bytes: float | None = None
+    """For weights and caches; None: six tenths of what the trainer leaves."""
+
+    async def __call__(self, peer: OpenPeer[Manifest], home: Home) -> None:
+        """Serve until cancelled. Raises ConfigError for a run without commits, ResourceError."""
+        manifest, config = peer.run.manifest, self.config
+        check_commits(manifest)
+        serve_config = ServeConfig(
+            home=config.home,
+            invite=config.invite,
+            name=config.name,
+            device=config.device,
+            threads=config.threads,
+            memory_bytes=_left_by_training(manifest) if self.memory_bytes is None else self.memory_bytes,
+            beside_training=True,
+        )
+        await RunServer(serve_config, home, peer, manifest).run(lambda span: None)
+
+
+def _left_by_training(manifest: Manifest) -> float:
+    """Return what the server may have: the trainer has just been started."""
+    trains = max(cost.memory_bytes for cost in stage_costs(manifest))
+    return FREE_SHARE * max(0.0, free_memory_bytes() - trains)
