@@ -315,7 +315,7 @@ class RemoteSession:
     def _start_message(self, route: Route, index: int, end: int, fresh: set[Hop]) -> StartSession:
         hop = route[index]
         alone = len(route) == 1
-        names = page_names(self.tokens) if self._revision == 1 or len(fresh) == len(route) else ()
+        names = page_names(self.tokens, self._wire_type) if self._revision == 1 or len(fresh) == len(route) else ()
         return StartSession(
             self.id,
             self._revision,
