@@ -128,6 +128,12 @@ def dtype_option(what: str) -> Callable[[Command], Command]:
     return click.option("--dtype", type=click.Choice(["fp32", "bf16"]), help=what)
 
 
+def wire_option(function: Command) -> Command:
+    """Add --wire, of the commands that use a served model."""
+    types = click.Choice(["fp32", "bf16", "int8"])
+    return click.option("--wire", type=types, help="The type of hidden states between servers.")(function)
+
+
 def home_option(what: str) -> Callable[[Command], Command]:
     """Add --home, described by `what`."""
     return click.option("--home", type=click.Path(path_type=Path, file_okay=False), help=what)

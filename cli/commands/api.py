@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 import click
 
 from cli.local_model import invite_to, local_model_options
-from cli.options import invite_argument, tied_option
+from cli.options import invite_argument, tied_option, wire_option
 from cli.run import run_until_stopped
 from cli.terminal.lines import say, say_json
 from peer.errors import ConfigError
 
 if TYPE_CHECKING:
     from peer.events import Event
-    from peer.ipc.block_messages import HiddenType
+    from peer.ipc.block_messages import HiddenType, WireType
     from swarm.gateway.limits import ApiKeys, Quotas
     from swarm.run.invite import Invite
     from swarm.web.listening import ListenAddress
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 @click.option(
     "--at-once", type=click.IntRange(1, 512), default=16, show_default=True, help="Requests at once, each key."
 )
+@wire_option
 @click.option("--json", "as_json", is_flag=True, help="Print what happens as JSON lines.")
 @tied_option
 def api(
@@ -57,6 +58,7 @@ def api(
     new_key: str | None,
     rate: int | None,
     at_once: int,
+    wire: WireType | None,
     as_json: bool,
     tied: bool,
 ) -> None:
@@ -78,7 +80,7 @@ def api(
             " 127.0.0.1"
         )
     with invite_to(invite, model, dtype, device, threads) as opened:
-        run_until_stopped(_Api(opened, address, known, Quotas(rate, at_once), as_json).run, tied)
+        run_until_stopped(_Api(opened, wire, address, known, Quotas(rate, at_once), as_json).run, tied)
 
 
 def _check_web_server() -> None:
@@ -120,9 +122,17 @@ def _add_key(key_file: Path | None, name: str) -> None:
 class _Api:
     """The gateway of one command."""
 
-    def __init__(self, invite: Invite, address: ListenAddress, keys: ApiKeys, quotas: Quotas, as_json: bool) -> None:
-        self._invite, self._address, self._keys, self._quotas = invite, address, keys, quotas
-        self._as_json = as_json
+    def __init__(
+        self,
+        invite: Invite,
+        wire: WireType | None,
+        address: ListenAddress,
+        keys: ApiKeys,
+        quotas: Quotas,
+        as_json: bool,
+    ) -> None:
+        self._invite, self._wire, self._as_json = invite, wire, as_json
+        self._address, self._keys, self._quotas = address, keys, quotas
 
     async def run(self) -> None:
         from swarm.gateway.app import Gateway, gateway_app
@@ -130,7 +140,7 @@ class _Api:
         from swarm.inference.client import open_model
         from swarm.web.listening import serve_http
 
-        async with open_model(self._invite) as model, open_template(model.manifest.text) as template:
+        async with open_model(self._invite, wire=self._wire) as model, open_template(model.manifest.text) as template:
             gateway = Gateway(model, template, self._keys, self._quotas, self._address.name)
             name = model.manifest.name
             with model.client.host.events.subscribed(self._show):

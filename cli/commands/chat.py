@@ -14,7 +14,7 @@ import click
 import trio
 
 from cli.local_model import invite_to, local_model_options
-from cli.options import invite_argument
+from cli.options import invite_argument, wire_option
 from cli.run import Stopped, run_until_stopped
 from cli.terminal.lines import say
 from cli.terminal.stream import write_text
@@ -22,7 +22,7 @@ from cli.terminal.typed_lines import TypedLines
 from peer.errors import BarnraiseError
 
 if TYPE_CHECKING:
-    from peer.ipc.block_messages import HiddenType
+    from peer.ipc.block_messages import HiddenType, WireType
     from peer.ipc.sampling_options import Sampling
     from swarm.gateway.conversation import Conversation
     from swarm.inference.client import ModelClient
@@ -46,6 +46,7 @@ _HELP: Final = (
     "--top-p", type=click.FloatRange(0, 1), default=1.0, help="Only the likeliest that have this probability."
 )
 @click.option("--seed", type=click.IntRange(0, (1 << 64) - 1), help="The same seed draws the same tokens.")
+@wire_option
 def chat(
     invite: str | None,
     model: str | None,
@@ -57,6 +58,7 @@ def chat(
     temperature: float,
     top_p: float,
     seed: int | None,
+    wire: WireType | None,
 ) -> None:
     """Talk with the model of INVITE, computed by its servers, which can read what is said; with --model, in place of
     INVITE, by this machine alone.
@@ -68,14 +70,15 @@ def chat(
 
     sampling = Sampling(temperature=temperature, top_p=top_p, seed=new_seed() if seed is None else seed)
     with invite_to(invite, model, dtype, device, threads) as opened:
-        run_until_stopped(_Chat(opened, system, sampling, max_tokens).run)
+        run_until_stopped(_Chat(opened, wire, system, sampling, max_tokens).run)
 
 
 class _Chat:
     """One conversation in the terminal."""
 
-    def __init__(self, invite: Invite, system: str, sampling: Sampling, max_tokens: int) -> None:
-        self._invite, self._system, self._sampling, self._max_tokens = invite, system, sampling, max_tokens
+    def __init__(self, invite: Invite, wire: WireType | None, system: str, sampling: Sampling, max_tokens: int) -> None:
+        self._invite, self._wire = invite, wire
+        self._system, self._sampling, self._max_tokens = system, sampling, max_tokens
         self._lines = TypedLines()
         self._answering: trio.CancelScope | None = None
         self._interrupted = False
@@ -85,7 +88,7 @@ class _Chat:
         from swarm.gateway.template import open_template
         from swarm.inference.client import open_model
 
-        async with open_model(self._invite) as model, open_template(model.manifest.text) as template:
+        async with open_model(self._invite, wire=self._wire) as model, open_template(model.manifest.text) as template:
             conversation = Conversation(model, template, self._sampling, self._max_tokens)
             conversation.system = self._system
             say(

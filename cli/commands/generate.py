@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cli.local_model import invite_to, local_model_options
+from cli.options import wire_option
 from cli.run import run_until_stopped
 from cli.terminal.lines import is_terminal, say, say_json
 from cli.terminal.stream import write_text
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 @click.option("--repetition-penalty", type=click.FloatRange(0.001, 1000), default=1.0)
 @click.option("--stop", "stops", multiple=True, help="A text at which the answer ends. May be given several times.")
 @click.option("--seed", type=click.IntRange(0, (1 << 64) - 1), help="The same seed draws the same tokens.")
-@click.option("--wire", type=click.Choice(["fp32", "bf16", "int8"]), help="The type of hidden states between servers.")
+@wire_option
 @click.option("--n", "count", type=click.IntRange(1, 64), default=1, show_default=True, help="How many answers.")
 @click.option("--logprobs", type=click.IntRange(0, 20), default=0, help="Tell so many likeliest tokens (with --json).")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON line for each token and one for the whole.")
@@ -110,7 +111,7 @@ class _Answers:
         from swarm.inference.client import open_model
 
         began = time.monotonic()
-        async with open_model(self.invite) as model:
+        async with open_model(self.invite, wire=self.wire) as model:
             prompt = await self._prompt(model)
             for index in range(self.count):
                 await self._answer(model, prompt, index, began)
@@ -133,7 +134,7 @@ class _Answers:
         from swarm.inference.decoding import TextStream
 
         sampling = msgspec.structs.replace(self.sampling, seed=(self.sampling.seed + index) % (1 << 64))
-        session = model.session(sampling, wire=self.wire)
+        session = model.session(sampling)
         stream = TextStream(model.text, self.stops, prompt)
         tokens, first_s, finish, route = list[int](), 0.0, "length", list[dict[str, Any]]()
         try:

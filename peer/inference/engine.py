@@ -2,13 +2,18 @@
 
 A step takes what is there: one token of each session that generates, up to a number of rows, then a chunk of one
 session's prompt, up to a number of tokens. Nothing waits for a batch to fill, and no prompt holds up a session that
-generates for longer than a chunk. Sessions take turns. A step serves sessions that use the same blocks.
+generates for longer than a chunk. Clients take turns, and so do the sessions of each. A step serves sessions that use
+the same blocks.
+
+A client may have all pages while no other one needs them. Then sessions of a client that holds more than its share end,
+the one first that has rested longest; its last one only once it rests for a while.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from collections.abc import Sequence
+import time
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -16,13 +21,16 @@ import torch
 from torch import Tensor
 
 from peer.inference.blocks import Segment, SpanBlocks
-from peer.inference.cache import CacheFull, CachePool, CacheShape, SessionCache
+from peer.inference.cache import CacheFull, CachePool, CacheShape, SessionCache, pages_of
 from peer.inference.sampling import sample, top_logprobs
+from peer.inference.turns import ClientTurns
 from peer.ipc.block_messages import CHUNK_TOKENS, ROWS_MAX, RefusalCause
 from peer.ipc.sampling_options import Sampling
 from peer.ipc.span import Span
 
 LATELY_STEPS: Final = 16
+REST_S: Final = 10.0
+"""A client's last session may end for another client once it rests for so long."""
 
 
 class StepRefused(Exception):
@@ -88,6 +96,9 @@ class _Session:
     cache: SessionCache
     sampling: Sampling
     names: tuple[bytes, ...]
+    client: str
+    used_at: float
+    """When it was opened, or something of it came or was computed last."""
     waiting: deque[_Tokens] = field(default_factory=deque)
     turned_at: int = -LATELY_STEPS
     """The engine's step in which it last had a turn."""
@@ -105,13 +116,23 @@ class _Session:
 
 
 _Turn = tuple[int, _Session, _Tokens]
+_Ready = tuple[int, _Session]
+
+
+def _client_of(ready: _Ready) -> str:
+    return ready[1].client
 
 
 class Engine:
     """Serves sessions with the blocks of one span."""
 
     def __init__(
-        self, blocks: SpanBlocks, pages: int, rows_max: int = ROWS_MAX, chunk_tokens: int = CHUNK_TOKENS
+        self,
+        blocks: SpanBlocks,
+        pages: int,
+        rows_max: int = ROWS_MAX,
+        chunk_tokens: int = CHUNK_TOKENS,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`pages`: of all caches together. `chunk_tokens`: of a prompt in one step."""
         config, span = blocks.config, blocks.span
@@ -124,7 +145,10 @@ class Engine:
         """Whether outputs bring logits."""
         self.rows_max = rows_max
         """Sessions that generate in one step, at most."""
-        self._chunk_tokens = chunk_tokens
+        self.ended = list[int]()
+        """Sessions that have ended because another client needed their pages; the caller takes them out."""
+        self._chunk_tokens, self._clock = chunk_tokens, clock
+        self._rows_turns, self._prompt_turns = ClientTurns(_client_of), ClientTurns(_client_of)
         self._steps = 0
         self._sessions: OrderedDict[int, _Session] = OrderedDict()  # in the order of their turns
 
@@ -142,10 +166,15 @@ class Engine:
         return self._sessions[id].expected if id in self._sessions else 0
 
     def open(
-        self, id: int, sampling: Sampling, names: Sequence[bytes] = (), blocks: tuple[int, int] | None = None
+        self,
+        id: int,
+        sampling: Sampling,
+        names: Sequence[bytes] = (),
+        blocks: tuple[int, int] | None = None,
+        client: str = "",
     ) -> int:
-        """Begin a session that uses `blocks` (first, end) of the span, None for all; return how many positions are here
-        already, from another one that began alike (`names`, as `CachePool.open`). Raises StepRefused."""
+        """Begin a session of a client, which uses `blocks` (first, end) of the span, None for all. Return how many
+        positions are here already, from one that began alike (`names`, as `CachePool.open`). Raises StepRefused."""
         span = self.blocks.span
         first, end = blocks or (span.first, span.end)
         if id in self._sessions:
@@ -153,18 +182,43 @@ class Engine:
         if not span.first <= first < end <= span.end:
             raise StepRefused("value", f"blocks [{first}, {end}) are not in {span}")
         own = tuple(b"%d %d %b" % (first, end, name) for name in names)  # other blocks have other keys and values
-        try:
-            cache = self.pool.open(own)
-        except CacheFull as error:
-            raise StepRefused("full", str(error)) from error
-        self._sessions[id] = _Session(Span(first, end, span.of), cache, sampling, own)
+        while True:
+            try:
+                cache = self.pool.open(own)
+                break
+            except CacheFull as error:
+                if not self._end_for(client, 1):
+                    raise StepRefused("full", str(error)) from error
+        self._sessions[id] = _Session(Span(first, end, span.of), cache, sampling, own, client, self._clock())
         return cache.length
 
     def close(self, id: int) -> None:
         """End a session; one that is not open is ended already."""
         session = self._sessions.pop(id, None)
-        if session is not None:
-            self.pool.close(session.cache, session.names)
+        if session is None:
+            return
+        self.pool.close(session.cache, session.names)
+        if all(other.client != session.client for other in self._sessions.values()):
+            self._rows_turns.forget(session.client)
+            self._prompt_turns.forget(session.client)
+
+    def _end_for(self, client: str, pages: int) -> bool:
+        """End a session of a client that holds more than its share of the pages, for one that needs `pages` more and
+        stays within its own. Return whether there was one."""
+        held = Counter[str]({client: 0})
+        for session in self._sessions.values():
+            held[session.client] += session.cache.pages
+        share = self.pool.pages // len(held)
+        greedy = max(held, key=lambda name: held[name])
+        if held[client] + pages > share or held[greedy] <= share:
+            return False
+        theirs = [(bool(s.waiting), s.used_at, id) for id, s in self._sessions.items() if s.client == greedy]
+        waits, used_at, rested = min(theirs)
+        if len(theirs) == 1 and (waits or self._clock() - used_at < REST_S):
+            return False
+        self.close(rested)
+        self.ended.append(rested)
+        return True
 
     def rewind(self, id: int, position: int) -> None:
         """Forget what a session has at and behind a position. Raises StepRefused."""
@@ -187,10 +241,14 @@ class Engine:
             raise StepRefused(
                 "shape", f"{end} tokens exceed the context of {self.blocks.config.max_seq_len}", session.expected
             )
-        try:
-            self.pool.grow(session.cache, end)
-        except CacheFull as error:
-            raise StepRefused("full", str(error), session.expected) from error
+        while True:
+            try:
+                self.pool.grow(session.cache, end)
+                break
+            except CacheFull as error:
+                if not self._end_for(session.client, pages_of(end) - session.cache.pages):
+                    raise StepRefused("full", str(error), session.expected) from error
+        session.used_at = self._clock()
         session.waiting.append(tokens)
         session.cache.ids += tokens.ids
 
@@ -252,24 +310,29 @@ class Engine:
         return {id: logits[number] for number, (id, _) in enumerate(drawing)}
 
     def _plan(self) -> list[_Turn]:
-        """Take what comes next: of those that generate, then a part of one prompt. Who has had a turn comes last."""
+        """Take what comes next: of those that generate, then a part of one prompt. Who has had a turn comes last: a
+        client before its sessions."""
         ready = [(id, session) for id, session in self._sessions.items() if session.waiting]
         if not ready:
             return []
-        ready = [(id, session) for id, session in ready if session.part == ready[0][1].part]
-        short = [(id, session) for id, session in ready if len(session.waiting[0].ids) == 1][: self._rows(ready[0][1])]
-        long = next(((id, session) for id, session in ready if len(session.waiting[0].ids) > 1), None)
+        _, leader = self._rows_turns.ordered(ready)[0]
+        ready = [(id, session) for id, session in ready if session.part == leader.part]
+        short = self._rows_turns.ordered([turn for turn in ready if len(turn[1].waiting[0].ids) == 1])
+        short = short[: self._rows(leader)]
+        long = self._prompt_turns.ordered([turn for turn in ready if len(turn[1].waiting[0].ids) > 1])[:1]
+        self._rows_turns.had(short)
+        self._prompt_turns.had(long)
         plan = [(id, session, session.waiting.popleft()) for id, session in short]
-        if long is not None:
-            id, session = long
+        for id, session in long:
             tokens = session.waiting.popleft()
             if len(tokens.ids) > self._chunk_tokens:
                 session.waiting.appendleft(tokens.behind(self._chunk_tokens))
                 tokens = tokens.before(self._chunk_tokens)
             plan.append((id, session, tokens))
         self._steps += 1
+        now = self._clock()
         for id, session, _ in plan:
-            session.turned_at = self._steps
+            session.turned_at, session.used_at = self._steps, now
             self._sessions.move_to_end(id)
         return plan
 

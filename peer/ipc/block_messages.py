@@ -15,7 +15,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from peer.bounds import Hash, Number
+from peer.bounds import Hash, Number, Text
 from peer.config import TOKENS_MAX, VOCABULARY_MAX, ModelConfig
 from peer.decoding import MALFORMED, told
 from peer.ipc.sampling_options import LIKELIEST_MAX, Sampling
@@ -97,6 +97,8 @@ class OpenSession(msgspec.Struct, frozen=True, array_like=True, tag=1):
     end: Number | None = None
     wire: WireType | None = None
     """Of the hidden states that come and go; None: the span's type."""
+    client: Text = ""
+    """Whose it is: clients take turns, and share the pages."""
 
 
 class ComputeTokens(msgspec.Struct, frozen=True, array_like=True, tag=2):

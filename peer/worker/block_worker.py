@@ -97,6 +97,10 @@ class BlockWorker:
             except StepRefused as refused:
                 have = self._engine.have(message.session)
                 self._send(pack(StepRefusal(message.session, refused.cause, str(refused)[:REASON_MAX], have)))
+            while self._engine.ended:
+                ended = self._engine.ended.pop()
+                self._wires.pop(ended, None)
+                self._send(pack(StepRefusal(ended, "full", "another client needs the pages of this session")))
         self._incoming.done()
 
     def _apply(self, message: ToBlocks, payload: memoryview) -> None:
@@ -109,7 +113,7 @@ class BlockWorker:
             span = self._load.span
             first = span.first if message.first is None else message.first
             end = span.end if message.end is None else message.end
-            have = engine.open(message.session, message.sampling, message.names, (first, end))
+            have = engine.open(message.session, message.sampling, message.names, (first, end), message.client)
             if message.wire is not None:
                 self._wires[message.session] = message.wire
             self._send(pack(SessionOpened(message.session, have)))

@@ -35,22 +35,28 @@ class ModelClient:
     text: ModelText
     servers: ServersView
     server_flows: ServerFlows
+    wire: WireType | None = None
+    """The type of hidden states between servers, where a session names none; None: the model's."""
 
     def session(
         self, sampling: Sampling, stops: Sequence[int] | None = None, wire: WireType | None = None
     ) -> RemoteSession:
         """Return a new session; call its `close` in the end. `stops`: tokens that end an answer; None: the model's.
-        `wire`: the type of hidden states between servers; None: the model's, so that they arrive as they were."""
+        `wire`: the type of hidden states between servers; None: that of this client, which is the model's unless it was
+        chosen, so that they arrive as they were."""
         chosen = self.manifest.text.stops if stops is None else stops
         context = self.manifest.model.max_seq_len
-        chosen_wire = None if wire == self.servers.dtype else wire
+        asked_wire = wire or self.wire
+        chosen_wire = None if asked_wire == self.servers.dtype else asked_wire
         return RemoteSession(self.server_flows, self.servers, sampling, stops=chosen, context=context, wire=chosen_wire)
 
 
 @asynccontextmanager
-async def open_model(invite: Invite, home: Path | None = None) -> AsyncIterator[ModelClient]:
-    """Connect to the served model, or the training run, of `invite` inside the block. Raises ConfigError if it is a
-    gossip run, and what `open_client` raises."""
+async def open_model(
+    invite: Invite, home: Path | None = None, wire: WireType | None = None
+) -> AsyncIterator[ModelClient]:
+    """Connect to the served model, or the training run, of `invite` inside the block. `wire`: the type of hidden states
+    between servers; None: the model's. Raises ConfigError if it is a gossip run, and what `open_client` raises."""
     async with open_client(invite, home, schemas=lambda gate: [server_schema(gate)]) as client:
         manifest = client.manifest
         if isinstance(manifest, Manifest):
@@ -58,4 +64,4 @@ async def open_model(invite: Invite, home: Path | None = None) -> AsyncIterator[
         servers = ServersView(client.host, client.node, manifest.run_id, manifest.model.layers)
         async with open_model_text(client.tokenizer, manifest.model.vocab_size) as text:
             await servers.refresh()
-            yield ModelClient(client, manifest, text, servers, ServerFlows(client.host))
+            yield ModelClient(client, manifest, text, servers, ServerFlows(client.host), wire)

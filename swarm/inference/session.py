@@ -218,8 +218,8 @@ class RemoteSession:
     def _fail(self, peer: str, full: bool = False) -> None:
         self._servers.failed(peer, full)
         self._wired = False
-        if peer in self._flows:
-            del self._flows[peer]
+        if (flow := self._flows.pop(peer, None)) is not None:
+            self._send_end(flow)  # what it holds of the session is of no use any more
 
     def _lost_hops(self) -> list[Hop]:
         return [hop for hop in self.route if hop.peer not in self._flows or not self._flows[hop.peer].is_open]
@@ -285,7 +285,7 @@ class RemoteSession:
         here = {hop.peer for hop in self.route}
         for peer in {hop.peer for hop in old} - here:
             flow = self._flows.pop(peer, None)
-            if flow is not None and flow.is_open:
+            if flow is not None:
                 self._send_end(flow)
 
     async def _start_all(self, route: Route, fresh: set[Hop], end: int) -> list[int] | None:
@@ -315,7 +315,7 @@ class RemoteSession:
     def _start_message(self, route: Route, index: int, end: int, fresh: set[Hop]) -> StartSession:
         hop = route[index]
         alone = len(route) == 1
-        names = page_names(self.tokens) if self._revision == 1 or len(fresh) == len(route) else ()
+        names = page_names(self.tokens, self._wire_type) if self._revision == 1 or len(fresh) == len(route) else ()
         return StartSession(
             self.id,
             self._revision,

@@ -54,6 +54,11 @@ class OutputLog:
             self._size, self.base = 0, sent.position
         self._sent.append(sent)
         self._size += len(sent.payload)
+        self.fit(self._bytes_max)
+
+    def fit(self, bytes_max: int) -> None:
+        """Keep no more than that from now on, and the last output in any case."""
+        self._bytes_max = bytes_max
         while self._size > self._bytes_max and len(self._sent) > 1:
             oldest = self._sent.popleft()
             self._size -= len(oldest.payload)

@@ -56,7 +56,9 @@ class ServedSession:
         self.target: Flow | None = None
         """The flow with the peer that tokens go to; None while there is none, and for this peer itself."""
         self.ended_at: float | None = None
-        """When the client's flow ended, in trio's time."""
+        """When the client was last heard of before its flow ended, in trio's time."""
+        self.connecting = trio.CancelScope()
+        """In which its target is connected to."""
         self._send_queue: deque[SentTokens] = deque()
         self._sending, self._uplink = False, uplink
         self._held_flows = ExitStack()
@@ -84,6 +86,7 @@ class ServedSession:
 
     def close(self) -> None:
         """Let go of the flows."""
+        self.connecting.cancel()
         self._send_queue.clear()
         self.set_target(None)
 
@@ -131,6 +134,11 @@ class ServedSession:
             self.target.send(self._message(sent), sent.payload)
         except ConnectionLost:
             self.tell_lost()
+
+    def begin_replay(self) -> None:
+        """Send what is sent from now on in place of what waits to be sent."""
+        self.parked = False
+        self._send_queue.clear()
 
     async def _drain(self) -> None:
         began, size = trio.current_time(), 0

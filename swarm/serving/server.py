@@ -43,16 +43,22 @@ from swarm.inference.messages import (
     SessionRefused,
     StartSession,
 )
-from swarm.serving.output_log import OutputLog, SentTokens
+from swarm.serving.output_log import SESSION_BYTES_MAX, OutputLog, SentTokens
 from swarm.serving.served_session import ServedSession
 from swarm.serving.uplink import UplinkRate
 
 SESSIONS_MAX: Final = 512
 SESSIONS_PER_CLIENT_MAX: Final = 64
+LOGS_BYTES_MAX: Final = 1 << 30
+"""Of what all sessions have sent."""
 CLIENT_GRACE_S: Final = 5.0
 """A session whose client is gone ends after so long."""
+CLIENT_SILENT_S: Final = 1.5
+"""After so long without a beat a client is pinged,"""
+CLIENT_ANSWER_S: Final = 1.0
+"""and without an answer in this time it is gone."""
 _ROOM_S: Final = 0.002
-_SWEEP_S: Final = 1.0
+_SWEEP_S: Final = 0.5
 
 
 @dataclass(frozen=True)
@@ -131,7 +137,7 @@ class BlockServer:
         """Take note that a flow has ended."""
         for session in self._sessions.values():
             if session.flow is flow:
-                session.ended_at = trio.current_time()
+                session.ended_at = trio.current_time() - flow.silent_s
             if session.target is flow:
                 session.set_target(None)
                 session.tell_lost()
@@ -167,22 +173,25 @@ class BlockServer:
     async def _open(self, session: ServedSession) -> None:
         """Have the worker begin a session; its answer goes on with `_wire`."""
         start = session.start
-        opening = OpenSession(session.number, start.sampling, start.names, start.first, start.end, session.wire_type)
+        blocks, wire = (start.first, start.end), session.wire_type
+        opening = OpenSession(session.number, start.sampling, start.names, *blocks, wire, session.client)
         await self._to_worker(opening, b"", session)
 
     async def _wire(self, session: ServedSession) -> None:
         """Open the flow to the next peer, then tell the client that the session is wired."""
+        session.connecting.cancel()  # for an earlier revision
         revision, target = session.start.revision, session.start.target
         if not session.opened:
             return  # `SessionOpened` comes
         if target and target not in (self._me, session.client):
-            try:
-                flow = await self._flows.open(target)
-            except BarnraiseError:
-                if session.start.revision == revision:
-                    session.tell_lost()
-                return
-            if session.start.revision != revision or self._sessions.get(session.id) is not session:
+            flow = None
+            with trio.CancelScope() as session.connecting:
+                try:
+                    flow = await self._flows.open(target)
+                except BarnraiseError:
+                    if session.start.revision == revision:
+                        session.tell_lost()
+            if flow is None or session.start.revision != revision or self._sessions.get(session.id) is not session:
                 return
             session.set_target(flow)
         session.tell_started()
@@ -213,7 +222,7 @@ class BlockServer:
         except ValueError:
             session.refuse("gap", "what was sent of this session is not kept any more", session.log.base)
             return
-        session.parked = False
+        session.begin_replay()
         for part in sent:
             session.send(part, self._nursery)
 
@@ -298,12 +307,19 @@ class BlockServer:
             await self._pass_on(session, message, payload)
         elif isinstance(message, SessionOpened):
             session.opened, session.received, session.log = True, message.have, OutputLog(message.have)
+            self._share_logs()
             self._nursery.start_soon(self._wire, session)
         elif isinstance(message, StepRefusal):
             session.received = message.have
             session.refuse(message.cause, message.message, message.have)
-            if not session.opened:
-                await self._end(session)
+            if not session.opened or message.cause in ("full", "unknown"):
+                await self._end(session)  # its client goes elsewhere, or begins it again when there is room
+
+    def _share_logs(self) -> None:
+        """Divide the memory of what was sent between the clients, and that of each between its sessions."""
+        count = Counter(session.client for session in self._sessions.values())
+        for session in self._sessions.values():
+            session.log.fit(min(SESSION_BYTES_MAX, LOGS_BYTES_MAX // (len(count) * count[session.client])))
 
     async def _pass_on(self, session: ServedSession, output: SpanOutput, payload: bytes) -> None:
         if output.wire != session.wire_type:
@@ -337,9 +353,12 @@ class BlockServer:
     # -- ends ----------------------------------------------------------------------------------------------------------
 
     async def _sweep(self) -> None:
-        """End the sessions of clients that are gone."""
+        """End the sessions of clients that are gone. Those that live beat, as long as they have a session."""
         while True:
             await trio.sleep(_SWEEP_S)
+            async with trio.open_nursery() as nursery:
+                for flow in {session.flow for session in self._sessions.values() if session.ended_at is None}:
+                    nursery.start_soon(self._flows.end_if_dead, flow, CLIENT_SILENT_S, CLIENT_ANSWER_S)
             now = trio.current_time()
             for session in list(self._sessions.values()):
                 if session.ended_at is not None and now - session.ended_at > CLIENT_GRACE_S:

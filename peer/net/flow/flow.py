@@ -139,6 +139,11 @@ class Flow:
         return not self.ended.is_set()
 
     @property
+    def silent_s(self) -> float:
+        """For how long nothing has come."""
+        return trio.current_time() - self._heard_at
+
+    @property
     def idle_since(self) -> float | None:
         """When it was last used, in trio's time; None while someone holds it."""
         return None if self._holders else self.last_used
@@ -371,7 +376,7 @@ class Flow:
             self._put(frames.pack(frames.QUESTION, b"", _CLOCK.pack(trio.current_time())))
             await trio.sleep_until(due)
             self._forgive(trio.current_time() - due)
-            silent_s = trio.current_time() - self._heard_at
+            silent_s = self.silent_s
             if silent_s > max(QUIET_S, QUIET_RTTS * self.rtt_s + QUIET_S / 2):
                 await self._probe(silent_s)
 

@@ -91,6 +91,11 @@ class Flows:
             if self._opened.get(flow.peer) is flow:
                 del self._opened[flow.peer]
 
+    async def end_if_dead(self, flow: Flow, silent_s: float, answer_s: float) -> None:
+        """End a flow that nothing has come over for so long, unless its peer answers a ping in time."""
+        if flow.silent_s > silent_s and not await self._parts.ping(flow.peer, answer_s) and flow.silent_s > silent_s:
+            flow.close("it does not answer")
+
     async def run(self) -> None:
         """Close idle flows, and those of peers without rights, until cancelled."""
         while True:

@@ -191,6 +191,22 @@ def test_a_chat_with_a_system_prompt(served: ServedModel) -> None:
     assert same.stdout == done.stdout
 
 
+def test_the_type_on_the_wire_is_chosen_for_a_chat_and_for_an_interface(served: ServedModel) -> None:
+    """The answer is that of a model rounded between the servers."""
+    prompt = encoded("<|im_start|>user\nTell me<|im_end|>\n<|im_start|>assistant\n")
+    rounded = decoded(reference_tokens(prompt, 24, border=(3, "int8")))
+    unrounded = decoded(reference_tokens(prompt, 24))
+    assert rounded != unrounded
+    for options, text in ([], unrounded), (["--wire", "int8"], rounded):
+        assert chat(served, "Tell me\n", "--max-tokens", "24", *options).stdout == shown(text) + "\n"
+
+    served.start("int8", "api", served.invite, "--listen", "127.0.0.1:0", "--json", "--wire", "int8")
+    url = served.event("int8", "listening")["url"]
+    asked = {"model": NAME, "messages": [{"role": "user", "content": "Tell me"}], "max_tokens": 24, "temperature": 0}
+    answer = httpx2.post(f"{url}/v1/chat/completions", json=asked, timeout=60).json()
+    assert answer["choices"][0]["message"]["content"] == rounded
+
+
 def test_a_chat_that_is_too_long_says_so(served: ServedModel) -> None:
     done = chat(served, "x" * (CONTEXT + 1) + "\n")
     assert done.returncode == 2 and "begin a new one" in done.stderr

@@ -52,4 +52,5 @@ def test_pages_are_named_after_all_that_stands_before() -> None:
     names = page_names(one)
     assert len(names) == (len(one) - 1) // PAGE_TOKENS
     assert [a == b for a, b in zip(names, page_names(other), strict=True)] == [True, True, False, False, False, False]
+    assert not set(names) & set(page_names(one, "int8")), "hidden states were rounded on the way"
     assert len(page_names(one[: PAGE_TOKENS + 1])) == 1 and not page_names(one[:PAGE_TOKENS])

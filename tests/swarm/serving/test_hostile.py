@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 import trio
 
 from peer.errors import BarnraiseError
-from peer.ipc.block_messages import WireType, row_bytes
+from peer.ipc.block_messages import PAGE_TOKENS, WireType, row_bytes
 from peer.ipc.sampling_options import Sampling
 from peer.net.flow.flow import Flow
 from swarm.inference.client import ModelClient
@@ -34,6 +36,8 @@ pytestmark = pytest.mark.process
 
 WIDTH = 4 * SIZES["hidden_size"]
 FRAMES = 10_000
+TOKENS = 200
+LONG = [(7 * i) % 300 for i in range(2000)]
 
 
 class Intruder:
@@ -144,17 +148,17 @@ def needs(message: Any, me: Intruder, theirs: Intruder) -> bool:
     return hasattr(message, "session") and message.session != theirs.id
 
 
-async def said(swarm: ServingSwarm, model: ModelClient) -> list[int]:
+async def said(swarm: ServingSwarm, model: ModelClient, prompt: Sequence[int] = (1, 2)) -> list[int]:
     session = model.session(Sampling())
     try:
         with trio.fail_after(60):
-            return [drawn.token async for drawn in session.generate([1, 2], 12)]
+            return [drawn.token async for drawn in session.generate(prompt, 12)]
     finally:
         session.close()
 
 
 async def test_floods_cost_no_memory_and_too_many_sessions_are_refused(tmp_path: Path) -> None:
-    async with open_serving(tmp_path, s0="0:6") as swarm, swarm.client() as model:
+    async with few_pages(tmp_path) as swarm, swarm.client() as model:
         me = Intruder(model)
         flow = await me.flow_with(swarm, "s0")
         network = psutil.Process(swarm.servers["s0"].process.pid)
@@ -164,16 +168,40 @@ async def test_floods_cost_no_memory_and_too_many_sessions_are_refused(tmp_path:
         await flood(me, flow, FRAMES)
         assert network.memory_info().rss - before < 20 << 20
         flow.send(EndSession(me.id))
+        mine = list[bytes]()
         for _ in range(SESSIONS_PER_CLIENT_MAX):
             await me.start(flow, 0, 6)
+            mine.append(me.id)
         me.id = secrets.token_bytes(16)
         model.server_flows.add(me)
         flow.send(StartSession(me.id, 1, 0, 6, "", "", Sampling()))
         assert (await me.hear(SessionRefused)).cause == "full"
         with pytest.raises(BarnraiseError):  # this client has them all
             await said(swarm, model)
+        for session in mine:
+            flow.send(PassTokens(session, 0, tuple([1] * TOKENS), True))
+        await few_pages_are_free(model)
         async with swarm.client() as other:
-            assert await said(swarm, other) == reference_tokens([1, 2], 12)
+            assert await said(swarm, other, LONG) == reference_tokens(LONG, 12)
+
+
+@asynccontextmanager
+async def few_pages(folder: Path) -> AsyncIterator[ServingSwarm]:
+    """One server, whose pages a client's sessions of so many tokens are enough to fill."""
+    async with open_serving(folder) as swarm:
+        await swarm.serve("s0", "0:6", "--memory", "0.01")
+        yield swarm
+
+
+async def few_pages_are_free(model: ModelClient) -> None:
+    """Wait until the only server has less room than a long prompt takes."""
+    with trio.fail_after(60):
+        while True:
+            await model.servers.refresh(0.0)
+            (record,) = model.servers.records.values()
+            if record.pages_free * PAGE_TOKENS < len(LONG) < record.pages * PAGE_TOKENS // 2:
+                return
+            await trio.sleep(0.1)
 
 
 async def flood(me: Intruder, flow: Flow, frames: int) -> None:

@@ -51,6 +51,8 @@ def test_a_log_that_is_full_keeps_the_last_part() -> None:
     check(list(log.since(32, 99, 64)), 32, 40)
     with pytest.raises(ValueError, match="begins at 32"):
         list(log.since(31, 99, 64))
+    log.fit(4 * WIDTH)
+    assert log.base == 36
 
 
 def test_a_rewound_log_goes_on_from_there() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -201,9 +202,9 @@ async def test_a_server_that_leaves_is_replaced_first(tmp_path: Path) -> None:
             assert await server.wait_exit() == 130
 
 
-async def test_killed_clients_cost_the_others_nothing(tmp_path: Path) -> None:
-    """Two of four clients are killed in the middle of answers: all pages are free then, and the other two get their
-    tokens. A stranger hears nothing."""
+async def test_killed_and_frozen_clients_cost_the_others_nothing(tmp_path: Path) -> None:
+    """Of four clients one is killed in the middle of its answer and one frozen: all pages are free then, and the other
+    two get their tokens. A stranger hears nothing."""
     async with open_serving(tmp_path, s0="0:3", s1="3:6") as swarm:
         async with swarm.client() as model, swarm.client() as other:
             doomed = [
@@ -222,17 +223,20 @@ async def test_killed_clients_cost_the_others_nothing(tmp_path: Path) -> None:
 
             async def one(client: ModelClient, number: int) -> None:
                 session = client.session(GREEDY)
-                at = {20: doomed[number].kill}
-                said[number] = await say(session, [*PROMPT, number], 100, at)
+                strike: Callable[[], None] = partial(
+                    doomed[number].send_signal, (signal.SIGKILL, signal.SIGSTOP)[number]
+                )
+                said[number] = await say(session, [*PROMPT, number], 100, {20: strike})
                 session.close()
 
             async with trio.open_nursery() as nursery:
                 for number, client in enumerate((model, other)):
                     nursery.start_soon(one, client, number)
-            for process in doomed:
-                await process.wait()
             assert said == {number: reference_tokens([*PROMPT, number], 100) for number in range(2)}
             await all_pages_free(swarm, model)
+            for process in doomed:
+                process.kill()
+                await process.wait()
         await a_stranger_hears_nothing(swarm)
 
 
