@@ -56,7 +56,7 @@ def python_finding(running: tuple[int, ...]) -> Finding:
     return Finding("python", "ok", f"{text} on {platform.system()} {platform.machine()}")
 
 
-def disk_finding(home: Path, needs: Sequence[int]) -> Finding:
+def disk_finding(home: Path, needs: Sequence[float]) -> Finding:
     """Check the free space of the disk under `home`, which need not exist yet.
 
     `needs`: bytes for the model, or for each stage. Less than the smallest need is a failure, as a peer takes a stage

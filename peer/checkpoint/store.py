@@ -32,6 +32,7 @@ from peer.checkpoint.checkpoint_file import (
 )
 from peer.errors import CheckpointError, ResourceError
 from peer.events import EventLog
+from peer.footprint.kept import CHECKPOINTS
 from peer.identity import Identity
 from peer.model.layout import FlatLayout
 
@@ -62,7 +63,7 @@ class CheckpointStore:
         identity: Identity,
         run_id: str,
         events: EventLog,
-        keep_last: int = 2,
+        keep_last: int = CHECKPOINTS,
         keep_every: int = 0,
     ) -> None:
         """Keep the newest `keep_last`, and each whose round is a multiple of `keep_every` (0: none)."""

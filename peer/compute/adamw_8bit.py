@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from typing import Any, Final
+from typing import Any
 
 import torch
 
 from peer.compute.optimizer import InnerOptimizer, InnerSpec
 from peer.errors import ConfigError
-from peer.model.layout import FlatLayout, TensorSlot
-
-BLOCK: Final = 256  # values that share a scale, as bitsandbytes' kernels fix it
-SMALL: Final = 4096  # a smaller parameter keeps fp32 moments, as in bitsandbytes' own optimizer
+from peer.footprint.optimizer_state import SMALL, scales, state_size
+from peer.model.layout import FlatLayout
 
 
 class AdamW8bit(InnerOptimizer):
@@ -29,11 +27,11 @@ class AdamW8bit(InnerOptimizer):
             raise ConfigError("adamw8bit works on fp32 weights only: choose adamw for other dtypes")
         self._functional: Any = _bitsandbytes().functional
         self._maps = [self._functional.create_dynamic_map(signed=signed).to(like.device) for signed in (True, False)]
-        at, coded = 0, sum(2 * 4 * _floats(slot) for slot in layout.slots.values())
+        at, coded = 0, sum(2 * 4 * scales(slot.numel) for slot in layout.slots.values())
         self._floats: dict[str, tuple[torch.Tensor, ...]] = {}
         self._codes: dict[str, tuple[torch.Tensor, ...]] = {}
         for name, slot in layout.slots.items():
-            size = 2 * 4 * _floats(slot)
+            size = 2 * 4 * scales(slot.numel)
             self._floats[name] = self.state[at : at + size].view(torch.float32).view(2, -1).unbind()
             at += size
             if slot.numel >= SMALL:
@@ -55,13 +53,8 @@ class AdamW8bit(InnerOptimizer):
     def state_dict(self) -> dict[str, torch.Tensor]:
         return {"state": self.state, "steps": torch.tensor(self.steps)}
 
-    @classmethod
-    def state_size(cls, layout: FlatLayout) -> int:
-        codes = sum(2 * slot.numel for slot in layout.slots.values() if slot.numel >= SMALL)
-        return codes + sum(2 * 4 * _floats(slot) for slot in layout.slots.values())
-
     def _make_state(self, like: torch.Tensor) -> torch.Tensor:
-        return torch.zeros(self.state_size(self.layout), dtype=torch.uint8, device=like.device)
+        return torch.zeros(state_size("adamw8bit", self.layout.shapes), dtype=torch.uint8, device=like.device)
 
     def _coded_step(
         self,
@@ -85,11 +78,6 @@ class AdamW8bit(InnerOptimizer):
             *self._maps,
             *scales,
         )
-
-
-def _floats(slot: TensorSlot) -> int:
-    """Return the number of fp32 values that one moment of a parameter takes."""
-    return slot.numel if slot.numel < SMALL else -(-slot.numel // BLOCK)
 
 
 def _bitsandbytes() -> Any:

@@ -8,7 +8,7 @@ import torch
 
 from peer.compute.adamw_8bit import AdamW8bit
 from peer.compute.inner_optimizer import AdamW, Lamb, Lion, Muon
-from peer.compute.optimizer import COUNT_BYTES, InnerOptimizer, InnerSpec
+from peer.compute.optimizer import InnerOptimizer, InnerSpec
 from peer.errors import ConfigError
 from peer.model.layout import FlatLayout
 
@@ -25,13 +25,6 @@ def build_inner(spec: InnerSpec, layout: FlatLayout, like: torch.Tensor) -> Inne
     """Build the optimizer that `spec` names, with fresh state for vectors like `like`. Raises ConfigError for an
     unknown name or a missing library."""
     return _kind(spec)(spec, layout, like)
-
-
-def state_bytes(spec: InnerSpec, layout: FlatLayout) -> int:
-    """Return the size of a saved state for fp32 weights. Loads no library."""
-    kind = _kind(spec)
-    size = kind.state_size(layout) * (1 if spec.optimizer == "adamw8bit" else 4)
-    return size + -size % COUNT_BYTES + COUNT_BYTES  # the count is aligned
 
 
 def _kind(spec: InnerSpec) -> type[InnerOptimizer]:

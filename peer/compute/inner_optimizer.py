@@ -8,15 +8,14 @@ from typing import Final
 import torch
 
 from peer.compute.optimizer import InnerOptimizer, InnerSpec
-from peer.model.layout import FlatLayout, TensorSlot
+from peer.footprint.optimizer_state import is_inner_matrix
+from peer.model.layout import FlatLayout
 
 NEWTON_SCHULZ: Final = (3.4445, -4.7750, 2.0315)
 
 
 class AdamW(InnerOptimizer):
     """Decoupled weight decay (arXiv 1711.05101), before the step, as torch does it."""
-
-    copies = 2
 
     def __init__(self, spec: InnerSpec, layout: FlatLayout, like: torch.Tensor) -> None:
         super().__init__(spec, layout, like)
@@ -47,8 +46,6 @@ class Lamb(AdamW):
 class Lion(InnerOptimizer):
     """Lion (arXiv 2302.06675). Its learning rate is 3 to 10 times smaller than AdamW's."""
 
-    copies = 1
-
     def step(self, theta: torch.Tensor, gradient: torch.Tensor) -> None:
         self.steps += 1
         b1, b2 = self.spec.betas
@@ -76,7 +73,7 @@ class Muon(InnerOptimizer):
         self.square: dict[str, torch.Tensor] = {}
         at = 0
         for name, slot in layout.slots.items():
-            for store in (self.momentum,) if _is_inner_matrix(name, slot) else (self.mean, self.square):
+            for store in (self.momentum,) if is_inner_matrix(name, slot.shape) else (self.mean, self.square):
                 store[name] = self.state[at : at + slot.numel].view(slot.shape)
                 at += slot.numel
 
@@ -100,18 +97,10 @@ class Muon(InnerOptimizer):
         parts = {f"{part}.{name}": value for part, values in named.items() for name, value in values.items()}
         return {**parts, "steps": torch.tensor(self.steps)}
 
-    @classmethod
-    def state_size(cls, layout: FlatLayout) -> int:
-        return sum((1 if _is_inner_matrix(name, slot) else 2) * slot.numel for name, slot in layout.slots.items())
-
     def _scale(self, rows: int, columns: int) -> float:
         if self.spec.muon_scale == "original":
             return math.sqrt(max(1.0, rows / columns))
         return 0.2 * math.sqrt(max(rows, columns))
-
-
-def _is_inner_matrix(name: str, slot: TensorSlot) -> bool:
-    return len(slot.shape) == 2 and "embed" not in name and "lm_head" not in name
 
 
 def orthogonalized(x: torch.Tensor, steps: int) -> torch.Tensor:

@@ -10,14 +10,13 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Final, Literal
+from typing import Literal
 
 import torch
 
 from peer.config import InnerConfig
+from peer.footprint.optimizer_state import COUNT_BYTES, state_size
 from peer.model.layout import FlatLayout, TensorSlot
-
-COUNT_BYTES: Final = 8  # the size of the count of steps in a saved state
 
 
 @dataclass(frozen=True)
@@ -55,9 +54,6 @@ class InnerOptimizer(ABC):
     """An optimizer of flat vectors. `lr` is the rate of the next step, set by schedules. `steps` counts the steps made.
     `state` (k,) is all else that the optimizer remembers, zero at first."""
 
-    copies: ClassVar[int]
-    """The number of vectors like the weights that the state takes."""
-
     def __init__(self, spec: InnerSpec, layout: FlatLayout, like: torch.Tensor) -> None:
         self.spec, self.layout, self.steps, self.lr = spec, layout, 0, spec.lr
         self.state = self._make_state(like)
@@ -69,11 +65,6 @@ class InnerOptimizer(ABC):
     @abstractmethod
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Return views of `state` by name, and what else a checkpoint needs."""
-
-    @classmethod
-    def state_size(cls, layout: FlatLayout) -> int:
-        """Return the number of elements of `state`."""
-        return cls.copies * layout.numel
 
     def save(self, out: torch.Tensor) -> None:
         """Write the state to `out`, uint8 (state_bytes,)."""
@@ -89,7 +80,7 @@ class InnerOptimizer(ABC):
             state.copy_(saved[: len(state)])
 
     def _make_state(self, like: torch.Tensor) -> torch.Tensor:
-        return like.new_zeros(self.state_size(self.layout))
+        return like.new_zeros(state_size(self.spec.optimizer, self.layout.shapes))
 
     def _rows(self, count: int) -> tuple[torch.Tensor, ...]:
         """Return `state` as `count` vectors like the weights."""

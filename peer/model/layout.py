@@ -19,6 +19,7 @@ from torch import Tensor
 
 from peer.bounds import Number
 from peer.config import ModelConfig
+from peer.footprint.parameters import parameter_shapes
 from peer.ipc.span import Span
 
 
@@ -28,40 +29,6 @@ class TensorSlot(NamedTuple):
     offset: Number
     shape: Annotated[tuple[Number, ...], msgspec.Meta(max_length=8)]
     numel: Number
-
-
-def parameter_shapes(config: ModelConfig, span: Span | None = None) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield the Hugging Face names and shapes of the blocks `span` (None: the whole model), in canonical order.
-
-    The first span holds the embedding, the last one the final norm and the head. A tied head is not a parameter. Of
-    blocks that share their parameters only the first has any.
-    """
-    span = Span.whole(config.layers) if span is None else span
-    hidden, inter, dim = config.hidden_size, config.intermediate_size, config.head_size
-    q_rows, kv_rows = config.heads * dim, config.kv_heads * dim
-    if span.is_first:
-        yield "model.embed_tokens.weight", (config.vocab_size, hidden)
-    for index in span.blocks:
-        if index % config.shared_blocks:
-            continue
-        at = f"model.layers.{index}."
-        yield at + "input_layernorm.weight", (hidden,)
-        for name, rows in (("q", q_rows), ("k", kv_rows), ("v", kv_rows)):
-            yield at + f"self_attn.{name}_proj.weight", (rows, hidden)
-            if config.attention_bias:
-                yield at + f"self_attn.{name}_proj.bias", (rows,)
-        if config.qk_norm:
-            yield at + "self_attn.q_norm.weight", (dim,)
-            yield at + "self_attn.k_norm.weight", (dim,)
-        yield at + "self_attn.o_proj.weight", (hidden, q_rows)
-        yield at + "post_attention_layernorm.weight", (hidden,)
-        yield at + "mlp.gate_proj.weight", (inter, hidden)
-        yield at + "mlp.up_proj.weight", (inter, hidden)
-        yield at + "mlp.down_proj.weight", (hidden, inter)
-    if span.is_last:
-        yield "model.norm.weight", (hidden,)
-        if not config.tie_embeddings:
-            yield "lm_head.weight", (config.vocab_size, hidden)
 
 
 @dataclass(frozen=True)
@@ -76,10 +43,15 @@ class FlatLayout:
         """Build the layout of the blocks `span` (None: the whole model)."""
         slots: dict[str, TensorSlot] = {}
         offset = 0
-        for name, shape in parameter_shapes(config, span):
+        for name, shape in parameter_shapes(config, None if span is None else span.blocks):
             slots[name] = TensorSlot(offset, shape, math.prod(shape))
             offset += slots[name].numel
         return cls(slots, offset)
+
+    @property
+    def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Names and shapes, in order."""
+        return ((name, slot.shape) for name, slot in self.slots.items())
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         """Return each parameter as a view into `flat` (1-D, `numel` elements, any dtype and device)."""

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from peer.compute.device import resolve_device
 from peer.errors import CheckpointError, ConfigError
+from peer.footprint.parameters import parameter_shapes
 from peer.inference.blocks import SpanBlocks, TensorSource
 from peer.inference.engine import Engine, StepOutput, StepRefused
 from peer.inference.wire_rows import TYPES, rows_from, rows_to
@@ -41,7 +42,6 @@ from peer.ipc.block_messages import (
 )
 from peer.ipc.messages import ModelLoaded, Stop
 from peer.ipc.ring import Piece, Ring
-from peer.model.layout import parameter_shapes
 from peer.model.parameter_files import EMBEDDING, ParameterFiles
 from peer.worker.control_link import ControlLink
 
@@ -223,7 +223,7 @@ def parameters_of(load: LoadBlocks) -> TensorSource:
 
 def _needed(load: LoadBlocks) -> Iterator[str]:
     """Yield the names of the parameters that a span cannot do without."""
-    for name, _ in parameter_shapes(load.model, load.span):
+    for name, _ in parameter_shapes(load.model, load.span.blocks):
         yield name
     if load.span.is_last and load.model.tie_embeddings:
         yield EMBEDDING

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import torch
 
-from peer.compute.build_optimizer import state_bytes
-from peer.compute.optimizer import InnerSpec
 from peer.config import DataConfig, InnerConfig, ModelConfig
 from peer.data.tokenizer import BYTES
 from peer.events import EventLog
+from peer.footprint.optimizer_state import saved_bytes
 from peer.ipc.messages import VectorFds
 from peer.ipc.shared_memory import SharedBuffer
 from peer.ipc.stage_spec import StageSpec
@@ -90,7 +89,7 @@ class WorkerBuffers:
         """Open buffers of the sizes that `config` needs. The memory lives as long as any of the tensors is
         referenced."""
         layout = config.layout
-        state_size = state_bytes(InnerSpec.of(config.inner), layout)
+        state_size = saved_bytes(config.inner.optimizer, layout.shapes)
         with ExitStack() as stack:
 
             def create(numel: int, dtype: torch.dtype) -> SharedBuffer:

@@ -11,12 +11,11 @@ from typing import Any, ClassVar
 
 import torch
 
-from peer.compute.build_optimizer import state_bytes
 from peer.compute.device import resolve_device, uses_bf16
-from peer.compute.optimizer import InnerSpec
 from peer.compute.stage import Stage
 from peer.compute.stage_checks import check_size
 from peer.errors import StageRefused
+from peer.footprint.optimizer_state import saved_bytes
 from peer.ipc.messages import ModelLoaded
 from peer.ipc.shared_memory import SharedBuffer
 from peer.ipc.stage_messages import (
@@ -51,7 +50,7 @@ class StageWorker:
         numel = stage.layout.numel
         self._outer = SharedBuffer.attach(load.vectors.outer, numel).tensor
         self._delta = SharedBuffer.attach(load.vectors.delta, numel).tensor
-        state_size = state_bytes(InnerSpec.of(load.inner), stage.layout)
+        state_size = saved_bytes(load.inner.optimizer, stage.layout.shapes)
         self._inner_state = SharedBuffer.attach(load.vectors.inner_state, state_size, torch.uint8).tensor
         stage.optimizer.load(self._inner_state)
         self._model = load.model

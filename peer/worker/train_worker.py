@@ -8,14 +8,13 @@ from typing import Any, ClassVar
 import msgspec
 import torch
 
-from peer.compute.build_optimizer import state_bytes
 from peer.compute.device import resolve_device, uses_bf16
 from peer.compute.lr_schedule import learning_rate
 from peer.compute.mixing import mix_into
-from peer.compute.optimizer import InnerSpec
 from peer.compute.train_loop import InnerRun, InnerTrainer, StepOutcome, run_inner
 from peer.data.corpus import sample_numbers
 from peer.errors import ConfigError, StageRefused
+from peer.footprint.optimizer_state import saved_bytes
 from peer.ipc.corpus_messages import LoadCorpus
 from peer.ipc.inner_options import ElementRange, InnerRunOptions
 from peer.ipc.messages import ModelLoaded
@@ -37,7 +36,7 @@ class TrainWorker:
         self._link = link
         self._load = load
         layout = FlatLayout.of(load.model)
-        state_size = state_bytes(InnerSpec.of(load.inner), layout)
+        state_size = saved_bytes(load.inner.optimizer, layout.shapes)
         self._outer = SharedBuffer.attach(load.vectors.outer, layout.numel).tensor
         self._delta = SharedBuffer.attach(load.vectors.delta, layout.numel).tensor
         self._inner_state = SharedBuffer.attach(load.vectors.inner_state, state_size, torch.uint8).tensor

@@ -23,7 +23,8 @@ from peer.ipc.span import spans_of
 from peer.model.huggingface import flatten, load_pretrained, weight_type
 from peer.model.layout import FlatLayout, init_flat, split_flat, untie
 from peer.model.text_rules import TextRules, read_text_rules
-from swarm.placement.stages import cut, layout_of, open_store
+from swarm.placement.costs import cut
+from swarm.placement.stages import layout_of, open_store
 from swarm.protocol.messages import SLICE_BYTES_MAX
 from swarm.run.config import RunConfig
 from swarm.run.home import Home
@@ -60,7 +61,7 @@ def create_run(path: Path, run: RunConfig, identity: Identity, events: EventLog)
         check_pipeline(run.pipeline, model, run.inner, run.outer)
     except ValueError as error:
         raise ConfigError(f"RUN.toml does not fit the model: {error}") from error
-    cuts = cut(run.pipeline.stages, model, run.outer, run.codec, run.inner, run.data.seq_len)
+    cuts = cut(run.pipeline.stages, model, run.data.seq_len)
     states = []
     spans = spans_of(cuts)
     for span, part in zip(spans, split_flat(model, theta, spans), strict=True):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from peer.free_memory import free_memory_bytes
 from swarm.inference.record import check_commits
 from swarm.membership.open_peer import OpenPeer
-from swarm.placement.stages import stage_costs
+from swarm.placement.costs import stage_costs
 from swarm.run.home import Home
 from swarm.run.manifest import Manifest
 from swarm.run.peer_context import JoinConfig

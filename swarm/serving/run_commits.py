@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 from peer.config import WeightType
 from peer.errors import NetworkError, ResourceError
 from peer.events import EventLog
+from peer.footprint.workload import FLOAT_BYTES
 from peer.ipc.block_messages import HiddenType
 from peer.ipc.span import Span, spans_of
 from peer.model.layout import FlatLayout
@@ -29,7 +30,7 @@ from swarm.client.session import RunClient
 from swarm.inference.record import COMMIT_BYTES, ServedCommit
 from swarm.membership.head_history import ask_history
 from swarm.membership.proven_heads import ProvenHead
-from swarm.placement.stages import BYTES_A_VALUE, layout_of, state_bytes
+from swarm.placement.stages import layout_of, state_bytes
 from swarm.protocol.head import Head
 from swarm.run.manifest import Manifest
 from swarm.state.fetch import fetch_ranges
@@ -110,7 +111,7 @@ class CommitFiles:
         file = self._folder / f"stage-{stage}.part"
         numel, size_bytes = layout_of(manifest, stage).numel, state_bytes(manifest, stage)
         root, holders = commit.heads[stage].state_hash, commit.holders[stage]
-        weights = [(0, BYTES_A_VALUE * numel)]
+        weights = [(0, FLOAT_BYTES * numel)]
 
         async def fetch(donors: tuple[str, ...]) -> torch.Tensor:
             fetched = await fetch_ranges(host.rpc, lambda: donors, root, size_bytes, weights, file, self._events)

@@ -17,6 +17,8 @@ from typing import Final
 
 import trio
 
+from peer.footprint import kept
+
 BUSY_RETRY_S: Final = 0.25
 BUSY_RETRY_MAX_S: Final = 1.0  # an exchange may end at any moment, and then there is no need to wait
 _SPEED_FIRST: Final = 20e6  # bytes/s, before the first upload has left
@@ -29,17 +31,17 @@ _PIN_S_MAX: Final = 1.0  # a longer upload tells about the joiner, not about thi
 class SnapshotLimits:
     """What a donor spends on joiners. Rates in bytes per second, sizes in bytes."""
 
-    snapshots: int = 2
+    snapshots: int = kept.SNAPSHOTS
     """Buffers of the size of the state: the last commits, or older ones that joiners still read."""
-    small_bytes: int = 16 << 20
+    small_bytes: int = kept.SMALL_BYTES
     """Of a small state, more snapshots and results are kept while each kind together is no larger than this: its rounds
     may be over in less time than a joiner takes to ask for a state."""
-    snapshots_max: int = 64
-    results: int = 4
+    snapshots_max: int = kept.SNAPSHOTS_MAX
+    results: int = kept.RESULTS
     """Rounds whose merged results are kept at least, for peers that missed only these."""
-    results_share: float = 0.5
+    results_share: float = kept.RESULTS_SHARE
     """More of them are kept while together they are no larger than this share of the state."""
-    results_max: int = 64
+    results_max: int = kept.RESULTS_MAX
     lease_pause_s: float = 3.0
     """A snapshot is kept this long for a reader's next request."""
     lease_rate: float = 64 << 10

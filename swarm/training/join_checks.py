@@ -9,23 +9,17 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
-from typing import Final
+from typing import cast
 
-from peer.compute.device import resolve_device
-from peer.config import ModelConfig
+from peer.compute.device import resolve_device, uses_bf16
 from peer.data.corpus import check_source, token_cache_bytes
 from peer.errors import ConfigError, ResourceError
+from peer.footprint.workload import DeviceKind, Footprint
 from peer.free_memory import free_memory_bytes
-from swarm.placement.stages import BYTES_A_VALUE, stage_costs, state_bytes
+from swarm.placement.costs import USUAL_PEERS, RunShape
 from swarm.run.manifest import Manifest
 from swarm.run.peer_context import JoinConfig
 from swarm.run.sections import BYTES_TOKENIZER
-
-STATE_COPIES_ON_DISK: Final = 5
-"""Two checkpoints, one being written, the part file of one being fetched, and as much for the log of results, which
-grows until a checkpoint is written."""
-BACKUP_COPIES_ON_DISK: Final = 4  # the same of the next stage in a pipeline, without a log of results
-_ACTIVATION_BYTES: Final = 2  # bf16 at least
 
 
 def check_join(config: JoinConfig, manifest: Manifest) -> None:
@@ -89,14 +83,9 @@ def check_disk(config: JoinConfig, manifest: Manifest) -> None:
         )
 
 
-def disk_needs(manifest: Manifest, data_folder: str) -> list[int]:
-    """Return the bytes on disk that each stage needs: all copies of its state and of the next stage's backup, and the
-    cache of token ids where it reads text. `data_folder` is this machine's text, "" for none."""
-    sizes = [state_bytes(manifest, stage) for stage in range(manifest.stages)]
-    backups = [0] if manifest.stages == 1 else [BACKUP_COPIES_ON_DISK * size for size in (*sizes[1:], sizes[0])]
-    needs = [STATE_COPIES_ON_DISK * size + backup for size, backup in zip(sizes, backups, strict=True)]
-    needs[0] += _cached_bytes(manifest, data_folder)
-    return needs
+def disk_needs(manifest: Manifest, data_folder: str) -> list[float]:
+    """Return the bytes on disk that each stage needs. `data_folder` is this machine's text, "" for none."""
+    return [sizes.disk_bytes for sizes in _footprints(manifest, "cpu", bf16=False, data_folder=data_folder)]
 
 
 def _cached_bytes(manifest: Manifest, data_folder: str) -> int:
@@ -104,23 +93,18 @@ def _cached_bytes(manifest: Manifest, data_folder: str) -> int:
 
 
 def memory_needs(manifest: Manifest, device: str) -> list[float]:
-    """Return the bytes of this machine's memory that each stage needs at least: its state and, where `device` (as for
-    `peer join`) is a CPU, the rotary table and the activations of a step."""
-    on_cpu = resolve_device(device).torch.type == "cpu"
-    model, seq_len = manifest.model, manifest.data.seq_len
-    rotary = on_cpu * 2.0 * BYTES_A_VALUE * model.max_seq_len * model.head_size
-    tokens = on_cpu * manifest.micro_batch * seq_len
-    costs = zip(stage_costs(manifest), manifest.cuts, strict=True)
-    return [
-        cost.memory_bytes + rotary + tokens * _activation_bytes(model, end - first, end == model.layers)
-        for cost, (first, end) in costs
-    ]
+    """Return the bytes of this machine's memory that each stage needs, where `device` (as for `peer join`) is a CPU
+    with what a step takes."""
+    found = resolve_device(device)
+    kind = cast("DeviceKind", found.torch.type)
+    bf16 = uses_bf16(found, manifest.inner)
+    return [sizes.host_bytes for sizes in _footprints(manifest, kind, bf16)]
 
 
-def _activation_bytes(model: ModelConfig, blocks: int, has_head: bool) -> float:
-    """Return what a token takes at least until its gradient is known."""
-    kept = blocks * (2 * model.hidden_size + 2 * model.intermediate_size)
-    return _ACTIVATION_BYTES * (kept + has_head * model.vocab_size)
+def _footprints(manifest: Manifest, device: DeviceKind, bf16: bool, data_folder: str = "") -> list[Footprint]:
+    shape, cached = RunShape.of(manifest), _cached_bytes(manifest, data_folder)
+    works = (shape.workload(stage, USUAL_PEERS, device, bf16) for stage in range(manifest.stages))
+    return [shape.footprint(work, cached) for work in works]
 
 
 def _held_bytes(home: Path) -> int:

@@ -24,6 +24,7 @@ from swarm.membership.member_record import MEMBERS, MemberRecord, MemberRole, me
 from swarm.membership.membership import REFRESH_S, Membership
 from swarm.membership.proven_heads import ask_proven_heads
 from swarm.pipeline.config import LoadReport
+from swarm.placement.costs import stage_costs
 from swarm.placement.load import PeerLoad
 from swarm.placement.rebalance import Move
 from swarm.placement.stage_choice import (
@@ -37,7 +38,6 @@ from swarm.placement.stage_choice import (
     stage_to_take,
     why_none_fits,
 )
-from swarm.placement.stages import stage_costs
 from swarm.protocol.head import Head
 from swarm.run.agreement import agreement_config
 from swarm.run.peer_context import PeerContext

@@ -19,6 +19,7 @@ import trio
 from blake3 import blake3
 
 from peer.errors import BarnraiseError, ProtocolViolation, RoundDiscarded
+from peer.footprint.kept import AUDITED
 from peer.identity import sign_body
 from peer.net.method import Call
 from peer.net.rpc import Buffer
@@ -30,7 +31,6 @@ from swarm.rounds.exchange.slice_exchange import SliceExchange
 from swarm.rounds.notifier import Notifier
 
 SHARE: Final = 1 / 64  # of what an exchange moves through a member, spent on audits
-COMMITS_KEPT: Final = 4  # whose slices can still be audited
 UNSHOWN_MAX: Final = 5  # audits of one owner in a row that come to nothing
 _DRAW_KIND: Final = "audit"
 
@@ -64,7 +64,7 @@ class Audits:
     def remember(self, exchange: SliceExchange, results: Sequence[memoryview]) -> None:
         """Note the exchange whose results led to a commit: it can be audited for a while."""
         self._commits[exchange.order.key] = _Committed(exchange, results)
-        while len(self._commits) > COMMITS_KEPT:
+        while len(self._commits) > AUDITED:
             self._commits.popitem(last=False)
         self._remembered.notify()
 

@@ -7,11 +7,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from peer.compute.build_optimizer import state_bytes
 from peer.compute.device import resolve_device
-from peer.compute.optimizer import InnerSpec
 from peer.compute.stage import Stage
 from peer.errors import StageRefused
+from peer.footprint.optimizer_state import saved_bytes
 from peer.ipc.stage_spec import MicroBatch
 from peer.model.layout import init_flat
 from tests.peer.support.stage_harness import (
@@ -67,7 +66,7 @@ def test_a_rebase_keeps_steps_since_the_capture() -> None:
     learn(stage, 1)
     stage.step(1)
     learned = stage.local.clone()
-    kept = state_bytes(InnerSpec.of(INNER), stage.layout)
+    kept = saved_bytes(INNER.optimizer, stage.layout.shapes)
     states = [torch.zeros(kept, dtype=torch.uint8) for _ in range(2)]
     stage.optimizer.save(states[0])
     stage.import_weights(NEW, epoch=0, rebase=True)

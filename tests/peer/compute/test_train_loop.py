@@ -10,12 +10,11 @@ import msgspec
 import pytest
 import torch
 
-from peer.compute.build_optimizer import state_bytes
 from peer.compute.device import Device, resolve_device
-from peer.compute.optimizer import InnerSpec
 from peer.compute.train_loop import InnerRun, InnerTrainer, StepOutcome, learning_rate, run_inner
 from peer.config import InnerConfig, ModelConfig
 from peer.errors import ConfigError
+from peer.footprint.optimizer_state import saved_bytes
 from peer.ipc.train_messages import InnerResult
 from peer.model.decoder import Decoder, next_token_loss
 from peer.model.layout import FlatLayout, init_flat
@@ -100,7 +99,7 @@ def test_optimizer_state_moves_to_a_new_trainer(optimizer: str) -> None:
         init_flat(model, seed=0, out=trainer.local)
     _run(one, 40)
     layout = FlatLayout.of(model)
-    saved = torch.full((state_bytes(InnerSpec.of(config), layout),), 7, dtype=torch.uint8)
+    saved = torch.full((saved_bytes(config.optimizer, layout.shapes),), 7, dtype=torch.uint8)
     one.optimizer.save(saved)
     two.optimizer.load(saved)
     again = torch.zeros_like(saved)

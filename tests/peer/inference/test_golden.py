@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from peer.config import ModelConfig
+from peer.footprint.parameters import parameter_shapes
 from peer.inference.blocks import SpanBlocks
 from peer.inference.engine import Engine
 from peer.ipc.sampling_options import Sampling
 from peer.ipc.span import Span, spans_of
 from peer.model.hub_config import read_served_config
-from peer.model.layout import parameter_shapes
 from tests.peer.inference.golden_models import FAMILIES, LENGTHS, TOKENS, parameter, prompt_of, read_golden
 
 ERROR_MAX = 2e-4

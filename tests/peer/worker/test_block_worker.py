@@ -16,6 +16,7 @@ import torch
 import trio
 
 from peer.errors import ConfigError, StageRefused, WorkerError
+from peer.footprint.parameters import parameter_shapes
 from peer.inference.blocks import SpanBlocks
 from peer.inference.engine import Engine
 from peer.ipc.block_messages import (
@@ -30,7 +31,6 @@ from peer.ipc.block_messages import (
 from peer.ipc.sampling_options import Sampling
 from peer.ipc.span import Span
 from peer.model.hub_config import read_served_config
-from peer.model.layout import parameter_shapes
 from peer.worker.block_client import BlockConfig, BlockWorkerGroup
 from tests.peer.inference.golden_models import expected, prompt_of, reference
 from tests.peer.inference.test_golden import model_of
@@ -71,7 +71,7 @@ def own_files(weights: Path, folder: Path, span: Span) -> Path:
     """Copy only the files that hold parameters of the span."""
     model, _ = read_served_config((weights / "config.json").read_bytes())
     places = json.loads((weights / "model.safetensors.index.json").read_bytes())["weight_map"]
-    names = [name for name, _ in parameter_shapes(model, span)]
+    names = [name for name, _ in parameter_shapes(model, span.blocks)]
     if span.is_last and model.tie_embeddings:
         names.append("model.embed_tokens.weight")
     wanted = {places[name] for name in names}

@@ -8,12 +8,13 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from optim.config import AllReduceConfig, CodecConfig, DilocoConfig
-from peer.config import InnerConfig, ModelConfig
+from optim.config import AllReduceConfig
+from peer.config import ModelConfig
 from peer.ipc.span import spans_of
 from peer.model.decoder import Decoder
 from peer.model.layout import FlatLayout, init_flat
-from swarm.placement.stages import cut, layout_of, stage_costs, state_bytes, vectors_of
+from swarm.placement.costs import cut, stage_costs
+from swarm.placement.stages import layout_of, state_bytes, vectors_of
 from swarm.run.manifest import Manifest
 from swarm.run.sections import PipelineConfig
 from tests.swarm.run.test_manifest import make_manifest
@@ -21,11 +22,10 @@ from tests.swarm.run.test_manifest import make_manifest
 MODEL = ModelConfig(
     hidden_size=32, layers=6, heads=2, kv_heads=1, intermediate_size=64, max_seq_len=64, tie_embeddings=False
 )
-INNER = InnerConfig(lr=1e-3, batch_size=4, total_steps=100)
 
 
 def cuts_of(stages: int, model: ModelConfig) -> tuple[tuple[int, int], ...]:
-    return cut(stages, model, DilocoConfig(steps=10), CodecConfig(), INNER, 64)
+    return cut(stages, model, 64)
 
 
 def manifest_of(stages: int, model: ModelConfig = MODEL, **changes: object) -> Manifest:

@@ -20,8 +20,6 @@ from swarm.run.manifest import Manifest
 from swarm.run.peer_context import JoinConfig, Role
 from swarm.training import join_checks
 from swarm.training.join_checks import (
-    BACKUP_COPIES_ON_DISK,
-    STATE_COPIES_ON_DISK,
     check_disk,
     check_join,
     disk_needs,
@@ -98,7 +96,7 @@ def test_a_run_that_needs_more_disk_than_there_is_is_refused(tmp_path: Path) -> 
 
 def test_what_the_home_holds_already_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = make_manifest(AUTHORITY)
-    free = STATE_COPIES_ON_DISK * state_bytes(manifest) - 4096
+    free = 5 * state_bytes(manifest) - 4096
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
     with pytest.raises(ResourceError, match="free some space"):
         check_join(joining(tmp_path, manifest), manifest)
@@ -115,7 +113,7 @@ def test_the_disk_must_hold_the_token_cache_too(tmp_path: Path, monkeypatch: pyt
     manifest = msgspec.structs.replace(make_manifest(AUTHORITY), data=FOLDER)
     tokenized = msgspec.structs.replace(manifest, tokenizer="ab" * 32)
     (bare,) = disk_needs(manifest, str(text))
-    assert bare == STATE_COPIES_ON_DISK * state_bytes(manifest)
+    assert bare == 5 * state_bytes(manifest)
     assert disk_needs(tokenized, str(text)) == [bare + (2 << 20)]  # four bytes for each id of at least two
     assert disk_needs(tokenized, "") == [bare]
     free = bare + (2 << 20) - 1
@@ -131,9 +129,7 @@ def test_the_disk_must_hold_the_token_cache_too(tmp_path: Path, monkeypatch: pyt
 def test_a_stage_of_a_pipeline_keeps_backups_of_the_next_one() -> None:
     manifest = run_of(3)
     sizes = [state_bytes(manifest, stage) for stage in range(3)]
-    assert disk_needs(manifest, "") == [
-        STATE_COPIES_ON_DISK * sizes[stage] + BACKUP_COPIES_ON_DISK * sizes[(stage + 1) % 3] for stage in range(3)
-    ]
+    assert disk_needs(manifest, "") == [5 * sizes[stage] + 4 * sizes[(stage + 1) % 3] for stage in range(3)]
 
 
 @pytest.mark.parametrize(("role", "stage"), [("auto", None), ("feeder", None), ("stage", 0)])

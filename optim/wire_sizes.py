@@ -1,0 +1,105 @@
+"""What the methods and codecs of a manifest send and keep, by arithmetic and without torch. Tests hold it to the
+messages themselves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Final
+
+from optim import config
+from peer.footprint.parameters import Shape
+from peer.footprint.workload import ExchangeSize, Product
+
+BITS: Final[dict[str, float]] = {
+    "fp32": 32, "fp16": 16, "bf16": 16, "int8": 8 + 32 / 4096, "int8_6sigma": 8.125, "int4": 4.125, "nf4": 4.25,
+    "fp4_e3m0": 4.125, "ternary": 1.605, "sign": 1 + 16 / 4096, "topk": 0.4375,
+}  # fmt: skip
+"""A value's, of long vectors."""
+_FEEDBACK: Final = ("sign", "topk")
+_VOTE_BITS: Final = 1.6  # five votes a byte
+_LGRECO_BITS: Final = BITS["int8"]  # at most: it chooses less for most slices
+
+
+def exchange_of(
+    method: config.OuterConfig, codec: config.CodecConfig, shapes: Iterable[tuple[str, Shape]], peers: int
+) -> ExchangeSize:
+    """Return what a run with that method exchanges among so many peers; `shapes` are those of the parameters."""
+    match method:
+        case config.DemoConfig():
+            return _gathered(_tile_bits(shapes, method.chunk, method.topk, 32), peers, "gradient")
+        case config.SparseLocoConfig():
+            bits = math.log2(method.bins) if method.bins else 32
+            return _gathered(_tile_bits(shapes, method.chunk, method.topk, bits), peers, "delta")
+        case config.LionConfig():
+            down = _VOTE_BITS if method.vote == "majority" else math.ceil(math.log2(2 * peers + 1))
+            return ExchangeSize(
+                state_vectors=1, up=_VOTE_BITS / 8, result=down / 8, peers=peers, private_vectors=1, product="gradient"
+            )
+        case config.GossipConfig():  # to one partner: weights and delta
+            both = _bits(codec.up) / 8, _bits(codec.down) / 8
+            return ExchangeSize(state_vectors=2, up=both[0], result=both[1], peers=peers, is_common=False)
+    return _dense(method, codec, shapes, peers)
+
+
+def _dense(
+    method: config.OuterConfig, codec: config.CodecConfig, shapes: Iterable[tuple[str, Shape]], peers: int
+) -> ExchangeSize:
+    if codec.up == "powersgd":
+        up = _low_rank_bits(shapes, codec.rank) / 8
+        result, private = peers * up, 1.0
+    else:  # with feedback a residual, and its sum with the product while it is coded
+        up, result, private = _bits(codec.up) / 8, _bits(codec.down) / 8, 2.0 * (codec.up in _FEEDBACK)
+    every_step = isinstance(method, config.AllReduceConfig)
+    fragments, overlap = 1, 0.0
+    if isinstance(method, config.StreamingConfig):
+        fragments, overlap = method.fragments, float(method.tau)
+    if isinstance(method, config.EagerConfig):  # shared weights, offset, its velocity, the last delta and a fresh one
+        overlap, private = math.inf, private + 5
+    return ExchangeSize(
+        state_vectors=3 if every_step else 2,
+        up=up,
+        result=result,
+        peers=peers,
+        private_vectors=private,
+        is_merged_whole=every_step,
+        product="gradient" if every_step else "delta",
+        fragments=fragments,
+        overlap_steps=overlap,
+    )
+
+
+def _gathered(bits: float, peers: int, product: Product) -> ExchangeSize:
+    """Return the exchange of a method whose result has every contributor's message in it."""
+    return ExchangeSize(
+        state_vectors=1, up=bits / 8, result=peers * bits / 8, peers=peers, private_vectors=1, product=product
+    )
+
+
+def _tile_bits(shapes: Iterable[tuple[str, Shape]], chunk: int, topk: int, value_bits: float) -> float:
+    """Return the bits a value of tiles of which `topk` values are sent, each with its index."""
+    sent = values = 0.0
+    for _, shape in shapes:
+        elements = math.prod(_largest_divisor(size, chunk) for size in shape)
+        tiles = math.prod(shape) // elements
+        sent += tiles * min(topk, elements) * (max(1, math.ceil(math.log2(elements))) + value_bits)
+        values += math.prod(shape)
+    return sent / values
+
+
+def _low_rank_bits(shapes: Iterable[tuple[str, Shape]], rank: int) -> float:
+    """Return the bits a value of two factors of 16 bits; parameters that they do not halve are sent as bf16."""
+    sent = values = 0.0
+    for _, shape in shapes:
+        size, factors = math.prod(shape), rank * sum(shape)
+        sent += 16 * (factors if len(shape) > 1 and 2 * factors <= size else size)
+        values += size
+    return sent / values
+
+
+def _largest_divisor(size: int, at_most: int) -> int:
+    return max(divisor for divisor in range(1, min(size, at_most) + 1) if size % divisor == 0)
+
+
+def _bits(codec: str) -> float:
+    return _LGRECO_BITS if codec == "lgreco" else BITS[codec]

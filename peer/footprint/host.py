@@ -1,0 +1,64 @@
+"""The bytes in a machine's memory and on its disk, as the network process and its worker take them today."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from peer.footprint import kept
+from peer.footprint.device import device_items
+from peer.footprint.optimizer_state import saved_bytes
+from peer.footprint.workload import Footprint, Workload
+
+NETWORK_BYTES: Final = 0.30e9
+"""The network process without a run: Python, torch, libp2p. Measured (`benchmarks/machine/footprint.py`)."""
+WORKER_BYTES: Final = 0.35e9
+"""A worker without a model on a CPU, with the standard library's text. Measured by the same."""
+GPU_WORKER_BYTES: Final = 2.5e9
+"""A worker that has loaded a GPU's libraries. An estimate."""
+_CHECKPOINTS_ON_THE_WAY: Final = 2  # one being written, and the file of a state being fetched
+_BACKUPS: Final = kept.CHECKPOINTS + _CHECKPOINTS_ON_THE_WAY  # of the next stage
+
+
+def footprint(work: Workload, token_cache_bytes: float = 0.0, next_stage_bytes: float = 0.0) -> Footprint:
+    """Return all bytes of one peer. `next_stage_bytes`: the state of the stage that it backs up."""
+    disk = disk_items(work.state_bytes, token_cache_bytes, next_stage_bytes)
+    return Footprint(device_items(work), host_items(work, next_stage_bytes), disk, work.device == "cpu")
+
+
+def host_items(work: Workload, next_stage_bytes: float = 0.0) -> dict[str, float]:
+    """Return the bytes in the machine's memory beside the device's, once a run has gone on for some rounds, by item.
+
+    A state that is fetched is held a second time until it is copied: at a start, when most of this is not there yet."""
+    exchange, vector, state = work.exchange, float(work.vector_bytes), float(work.state_bytes)
+    message = work.parameters / exchange.fragments
+    sent, result = exchange.up * message, exchange.result * message
+    items = {
+        "programs": NETWORK_BYTES + (WORKER_BYTES if work.device == "cpu" else GPU_WORKER_BYTES),
+        "shared with the worker: outer weights, product": 2 * vector,
+        "shared with the worker: inner optimizer": float(saved_bytes(work.inner.optimizer, work.shapes)),
+        "state": state,
+        "next state": state if exchange.is_common else 0.0,
+        "snapshots for joiners": kept.snapshots(state) * state,
+        "copy being saved": state,
+        "method's own vectors": vector * (exchange.private_vectors + exchange.is_merged_whole),
+        "merged results kept": (kept.results(state, result) + 1) * result if exchange.is_common else result,
+    }
+    received = sent * ((exchange.peers - 1) / exchange.peers if exchange.is_common else 1.0)
+    items["exchanges kept"] = ((kept.AUDITED + 1) if exchange.is_common else 1) * (sent + received)
+    if work.is_stage:
+        items["backup of the next stage"] = 2 * next_stage_bytes  # its snapshot and the copy being saved
+        items["weights being adopted"] = vector
+    return {name: size for name, size in items.items() if size}
+
+
+def disk_items(state_bytes: float, token_cache_bytes: float = 0.0, next_stage_bytes: float = 0.0) -> dict[str, float]:
+    """Return the bytes on the home's disk at most, by item. The log of results grows until a checkpoint is written."""
+    items = {
+        "checkpoints kept": kept.CHECKPOINTS * state_bytes,
+        "checkpoint being written": state_bytes,
+        "state being fetched": state_bytes,
+        "results since the last checkpoint": state_bytes,
+        "backup of the next stage": _BACKUPS * next_stage_bytes,
+        "token ids": token_cache_bytes,
+    }
+    return {name: size for name, size in items.items() if size}

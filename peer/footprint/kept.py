@@ -1,0 +1,32 @@
+"""How many copies of what a peer keeps. The stores that keep them read their limits here, and so do the sums."""
+
+from __future__ import annotations
+
+from typing import Final
+
+SNAPSHOTS: Final = 2
+"""Copies of the state for joiners: the last commits, or older ones that joiners still read."""
+SMALL_BYTES: Final = 16 << 20
+"""Of a small state, more snapshots and results are kept while each kind together is no larger than this: its rounds may
+be over in less time than a joiner takes to ask for a state."""
+SNAPSHOTS_MAX: Final = 64
+RESULTS: Final = 4
+"""Rounds whose merged results are kept at least, for peers that missed only these."""
+RESULTS_SHARE: Final = 0.5
+"""More of them are kept while together they are no larger than this share of the state."""
+RESULTS_MAX: Final = 64
+AUDITED: Final = 4
+"""Commits whose exchanges stay, with all that this peer sent and received, so that their slices can be audited."""
+CHECKPOINTS: Final = 2
+"""On disk."""
+
+
+def snapshots(state_bytes: float) -> int:
+    """Return how many snapshots of a state of that size there are in the end."""
+    return max(SNAPSHOTS, min(SNAPSHOTS_MAX, int(SMALL_BYTES // max(1.0, state_bytes))))
+
+
+def results(state_bytes: float, result_bytes: float) -> int:
+    """Return how many results of that size are kept in the end."""
+    room = max(RESULTS_SHARE * state_bytes, SMALL_BYTES)
+    return max(RESULTS, min(RESULTS_MAX, int(room // max(1.0, result_bytes))))

@@ -1,0 +1,49 @@
+"""The parameters of a model: names, shapes and number, in the order of the flat vector."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from peer.config import ModelConfig
+
+Shape = tuple[int, ...]
+
+
+def parameter_shapes(config: ModelConfig, blocks: range | None = None) -> Iterator[tuple[str, Shape]]:
+    """Yield the Hugging Face names and shapes of some blocks (None: the whole model), in canonical order.
+
+    The first block brings the embedding, the last one the final norm and the head. A tied head is not a parameter. Of
+    blocks that share their parameters only the first has any.
+    """
+    blocks = range(config.layers) if blocks is None else blocks
+    hidden, inter, dim = config.hidden_size, config.intermediate_size, config.head_size
+    q_rows, kv_rows = config.heads * dim, config.kv_heads * dim
+    if blocks.start == 0:
+        yield "model.embed_tokens.weight", (config.vocab_size, hidden)
+    for index in blocks:
+        if index % config.shared_blocks:
+            continue
+        at = f"model.layers.{index}."
+        yield at + "input_layernorm.weight", (hidden,)
+        for name, rows in (("q", q_rows), ("k", kv_rows), ("v", kv_rows)):
+            yield at + f"self_attn.{name}_proj.weight", (rows, hidden)
+            if config.attention_bias:
+                yield at + f"self_attn.{name}_proj.bias", (rows,)
+        if config.qk_norm:
+            yield at + "self_attn.q_norm.weight", (dim,)
+            yield at + "self_attn.k_norm.weight", (dim,)
+        yield at + "self_attn.o_proj.weight", (hidden, q_rows)
+        yield at + "post_attention_layernorm.weight", (hidden,)
+        yield at + "mlp.gate_proj.weight", (inter, hidden)
+        yield at + "mlp.up_proj.weight", (inter, hidden)
+        yield at + "mlp.down_proj.weight", (hidden, inter)
+    if blocks.stop == config.layers:
+        yield "model.norm.weight", (hidden,)
+        if not config.tie_embeddings:
+            yield "lm_head.weight", (config.vocab_size, hidden)
+
+
+def parameter_count(config: ModelConfig, blocks: range | None = None) -> int:
+    """Return the length of the flat vector of some blocks (None: the whole model)."""
+    return sum(math.prod(shape) for _, shape in parameter_shapes(config, blocks))

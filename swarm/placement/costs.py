@@ -1,0 +1,87 @@
+"""What a run asks of a machine: where its model is cut, what a stage costs, and a peer's footprint. Without torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from optim.config import AllReduceConfig, CodecConfig, OuterConfig
+from optim.wire_sizes import exchange_of
+from peer.config import DataConfig, InnerConfig, ModelConfig
+from peer.footprint.host import footprint
+from peer.footprint.parameters import parameter_shapes
+from peer.footprint.work import part_work, training_work
+from peer.footprint.workload import DeviceKind, Footprint, Workload
+from swarm.placement.load import StageCost
+from swarm.placement.partition import PartCost, split_layers
+from swarm.run.manifest import Manifest
+from swarm.run.sections import PipelineConfig, micro_batch_of
+
+USUAL_PEERS: Final = 8
+"""Of a stage's group: all peers of a run must find the same costs, however many there are."""
+
+
+@dataclass(frozen=True)
+class RunShape:
+    """The rules of a run that footprint and pace depend on: those of a manifest, or of a RUN.toml before it has one."""
+
+    model: ModelConfig
+    data: DataConfig
+    inner: InnerConfig
+    outer: OuterConfig
+    codec: CodecConfig
+    pipeline: PipelineConfig
+    cuts: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> RunShape:
+        """Return the rules of a manifest."""
+        m = manifest
+        return cls(m.model, m.data, m.inner, m.outer, m.codec, m.pipeline, m.cuts)
+
+    def workload(self, stage: int, peers: int, device: DeviceKind = "cpu", bf16: bool = False) -> Workload:
+        """Return the part of one peer in a stage whose group has so many `peers`."""
+        blocks, staged = range(*self.cuts[stage]), len(self.cuts) > 1
+        return Workload(
+            model=self.model,
+            inner=self.inner,
+            exchange=exchange_of(self.outer, self.codec, parameter_shapes(self.model, blocks), peers),
+            blocks=blocks,
+            seq_len=self.data.seq_len,
+            sequences=micro_batch_of(self.pipeline, self.inner) if staged else self.inner.batch_size,
+            is_stage=staged,
+            is_synchronous=staged and isinstance(self.outer, AllReduceConfig),
+            device=device,
+            bf16=bf16,
+        )
+
+    def footprint(self, work: Workload, token_cache_bytes: float = 0.0) -> Footprint:
+        """Return the bytes of a peer that does that work. `token_cache_bytes`: of a peer that reads text."""
+        if len(self.cuts) == 1:
+            return footprint(work, token_cache_bytes)
+        stage = [range(*blocks) for blocks in self.cuts].index(work.blocks)
+        backed_up = self.workload((stage + 1) % len(self.cuts), work.exchange.peers)
+        return footprint(work, token_cache_bytes * (stage == 0), backed_up.state_bytes)
+
+
+def cut(stages: int, model: ModelConfig, seq_len: int) -> tuple[tuple[int, int], ...]:
+    """Return the blocks of each stage as (first, end), cut between groups of blocks that share parameters. The slowest
+    stage is as fast as possible; of all such cuts, the largest stage has the fewest parameters."""
+    parts, shared = part_work(model, seq_len), model.shared_blocks
+    group = PartCost(parts.group, parts.group_parameters)
+    embedding, head = PartCost(0.0, parts.embedding_parameters), PartCost(parts.head, parts.head_parameters)
+    groups = split_layers([group] * (model.layers // shared), stages, embedding, head)
+    return tuple((first * shared, end * shared) for first, end in groups)
+
+
+def stage_costs(manifest: Manifest) -> tuple[StageCost, ...]:
+    """Return the cost of each stage: work in FLOPs for forward and backward of a micro-batch, bytes of state to
+    download, and bytes of memory on a machine without a GPU."""
+    shape, found = RunShape.of(manifest), []
+    seq_len, recompute = manifest.data.seq_len, manifest.pipeline.recompute
+    for stage in range(manifest.stages):
+        work = shape.workload(stage, USUAL_PEERS)
+        flops = work.tokens * training_work(manifest.model, work.blocks, seq_len, recompute)
+        memory = shape.footprint(work).host_bytes
+        found.append(StageCost(flops, work.state_bytes, memory, needs_text=stage == 0))
+    return tuple(found)

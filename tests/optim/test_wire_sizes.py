@@ -1,0 +1,60 @@
+"""What methods send and keep by arithmetic, against their messages and vectors."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+import torch
+
+from optim import config
+from optim.codecs import CODECS
+from optim.strategies.interface import RoundInfo
+from optim.strategies.registry import build_strategy, shared_vectors
+from optim.wire_sizes import BITS, exchange_of
+from peer.config import InnerConfig, ModelConfig
+from peer.model.layout import FlatLayout
+
+LAYOUT = FlatLayout.of(
+    ModelConfig(hidden_size=256, layers=2, heads=4, kv_heads=4, intermediate_size=512, max_seq_len=64, vocab_size=1024)
+)
+INNER = InnerConfig(lr=1e-3, batch_size=4, total_steps=100)
+PEERS = 6
+PLAIN = config.CodecConfig()
+CASES = [
+    *((config.DilocoConfig(steps=10), config.CodecConfig(up=up)) for up in get_args(config.UpCodec)),
+    (config.DilocoConfig(steps=10), config.CodecConfig(down="int4")),
+    (config.StreamingConfig(steps=10), PLAIN),
+    (config.EagerConfig(steps=10), PLAIN),
+    (config.AllReduceConfig(batch=8), PLAIN),
+    (config.DemoConfig(), PLAIN),
+    (config.SparseLocoConfig(steps=10), PLAIN),
+    (config.SparseLocoConfig(steps=10, bins=0), PLAIN),
+    (config.LionConfig(), PLAIN),
+    (config.LionConfig(vote="average"), PLAIN),
+]
+
+
+@pytest.mark.parametrize(("method", "codec"), CASES, ids=str)
+def test_messages_and_results_have_the_size_foretold(method: config.OuterConfig, codec: config.CodecConfig) -> None:
+    foretold = exchange_of(method, codec, LAYOUT.shapes, PEERS)
+    strategy = build_strategy(method, codec, LAYOUT, INNER)
+    assert foretold.state_vectors == 1 + len(shared_vectors(method, codec, LAYOUT, INNER))
+    assert foretold.product == strategy.product and foretold.is_merged_whole != strategy.elementwise
+    state = [torch.zeros(LAYOUT.numel) for _ in range(foretold.state_vectors)]
+    coding = strategy.coding(RoundInfo(1, 0, 1e-3), state)
+    up = sum(coding.message_bytes(index) for index in range(coding.count))
+    result = sum(coding.result_bytes(index, PEERS) for index in range(coding.count))
+    message = LAYOUT.numel / foretold.fragments
+    tolerance = 0.15 if foretold.fragments > 1 else 0.03  # fragments are whole blocks, not equal parts
+    if codec.up == "lgreco":
+        assert up <= foretold.up * message
+    else:
+        assert up == pytest.approx(foretold.up * message, rel=tolerance)
+    assert result == pytest.approx(foretold.result * message, rel=tolerance)
+    assert bool(strategy.memory(coding)) <= (foretold.private_vectors >= 1)
+
+
+def test_the_bits_of_every_codec_are_known() -> None:
+    for name, codec in CODECS.items():
+        assert BITS[name] == pytest.approx(codec.bits_per_value, rel=0.01)

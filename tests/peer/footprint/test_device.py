@@ -1,0 +1,118 @@
+"""The device's bytes, against the tensors of a real trainer and what torch saves for the backward."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+import torch
+
+from optim.config import AllReduceConfig, CodecConfig, DilocoConfig, OuterConfig
+from optim.wire_sizes import exchange_of
+from peer.compute.activation_store import GraphSize
+from peer.compute.build_optimizer import build_inner
+from peer.compute.device import resolve_device
+from peer.compute.optimizer import InnerSpec
+from peer.compute.train_loop import InnerTrainer
+from peer.config import InnerConfig, ModelConfig
+from peer.footprint.device import device_items, saved_bytes_a_token
+from peer.footprint.optimizer_state import saved_bytes, state_bytes
+from peer.footprint.parameters import parameter_count
+from peer.footprint.workload import Layout, Workload
+from peer.ipc.span import Span
+from peer.model.decoder import Decoder
+from peer.model.layout import FlatLayout, init_flat
+
+MODEL = ModelConfig(hidden_size=64, layers=2, heads=4, kv_heads=2, intermediate_size=96, max_seq_len=32)
+INNER = InnerConfig(lr=1e-3, batch_size=2, total_steps=10, dtype="fp32")
+DILOCO = DilocoConfig(steps=10)
+ONE = Layout()
+
+
+def workload(
+    model: ModelConfig = MODEL, outer: OuterConfig = DILOCO, bf16: bool = False, layout: Layout = ONE
+) -> Workload:
+    return Workload(
+        model=model,
+        inner=INNER,
+        exchange=exchange_of(outer, CodecConfig(), FlatLayout.of(model).shapes, peers=4),
+        blocks=range(model.layers),
+        seq_len=32,
+        sequences=INNER.batch_size,
+        bf16=bf16,
+        layout=layout,
+    )
+
+
+def bytes_of(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().nbytes()
+
+
+def test_the_state_of_a_trainer_is_counted_to_the_byte() -> None:
+    trainer = InnerTrainer(MODEL, INNER, resolve_device("cpu"))
+    items = device_items(workload())
+    assert items["weights"] == bytes_of(trainer.local)
+    assert items["gradient"] == bytes_of(trainer.gradient)
+    assert items["inner optimizer"] == bytes_of(trainer.optimizer.state)
+    assert items["rotary table"] == bytes_of(trainer.model.cos) + bytes_of(trainer.model.sin)
+    assert "sum of gradients" not in items
+    trainer.begin_gradient()
+    assert trainer._gradient_sum is not None
+    summed = device_items(workload(outer=AllReduceConfig(batch=8)))["sum of gradients"]
+    assert summed == bytes_of(trainer._gradient_sum)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "lamb", "lion", "muon", "adamw8bit"])
+def test_the_state_of_every_optimizer_is_counted_to_the_byte(optimizer: str) -> None:
+    if optimizer == "adamw8bit":
+        pytest.importorskip("bitsandbytes")
+    layout = FlatLayout.of(MODEL)
+    inner = msgspec.structs.replace(INNER, optimizer=optimizer)
+    made = build_inner(InnerSpec.of(inner), layout, torch.zeros(layout.numel))
+    assert state_bytes(optimizer, layout.shapes) == bytes_of(made.state)
+    saved = torch.zeros(saved_bytes(optimizer, layout.shapes), dtype=torch.uint8)
+    made.save(saved)
+    made.load(saved)
+
+
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")  # qk_norm under autocast
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"kv_heads": 4},
+        {"qk_norm": True},
+        {"attention_bias": True},
+        {"head_dim": 32},
+        {"tie_embeddings": False},
+        {"layers": 4, "shared_blocks": 2},
+    ],
+    ids=str,
+)
+def test_activations_are_what_torch_saves(changes: dict[str, object], bf16: bool) -> None:
+    """All but the rotary table, which is a buffer, and the bf16 copies of weights, which are an item of their own."""
+    model = msgspec.structs.replace(MODEL, **changes)
+    work = workload(model, bf16=bf16)
+    flat = init_flat(model, 0)
+    decoder, size = Decoder(model, flat), GraphSize(flat)
+    tokens = torch.zeros(work.sequences, work.seq_len + 1, dtype=torch.int64)
+    with size.measured(), torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+        kept = decoder(tokens[:, :-1])
+    rotary = bytes_of(decoder.cos) + bytes_of(decoder.sin)
+    ids = 8 * work.sequences  # the last token of each sequence, which no step reads
+    casts = device_items(work).get("bf16 copies of weights", 0)
+    assert kept.numel() and size.size_bytes - rotary - ids - casts == work.tokens * saved_bytes_a_token(work)
+
+
+def test_parts_of_a_model_have_the_parameters_of_their_layout() -> None:
+    model = msgspec.structs.replace(MODEL, tie_embeddings=False)
+    for span in (Span(0, 1, 2), Span(1, 2, 2), Span(0, 2, 2)):
+        assert parameter_count(model, span.blocks) == FlatLayout.of(model, span).numel
+
+
+def test_a_layout_cuts_the_state_and_gathers_blocks() -> None:
+    one, four = device_items(workload()), device_items(workload(layout=Layout(shard=2, tensor=2)))
+    for name in ("weights", "gradient", "inner optimizer"):
+        assert four[name] == one[name] / 4
+    assert four["activations"] == one["activations"] / 2
+    assert "gathered blocks" in four and "gathered blocks" not in one
