@@ -139,6 +139,12 @@ async def read_status(invite: Invite, home: Path | None = None) -> SwarmStatus:
         return await look(client)
 
 
+async def read_manifest(invite: Invite) -> Manifest:
+    """Connect to the run and return its rules. Raises as `read_status`."""
+    async with open_client(invite) as client:
+        return client.training
+
+
 @dataclass(frozen=True)
 class RunReading:
     """One reading of a run: what its peers say of themselves, what is proved, and the status that these show."""

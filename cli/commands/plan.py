@@ -1,0 +1,184 @@
+"""`peer plan`: count what a run would take of a machine, and how fast it would go."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, cast
+
+import click
+import msgspec
+
+from cli.options import invite_argument, read_invite
+from cli.run import run_until_stopped
+from cli.terminal.lines import say_json
+from peer.config import DataConfig, InnerConfig, ModelConfig
+from peer.errors import ConfigError
+from peer.footprint.cards import CARDS
+from peer.free_memory import memory_bytes
+from swarm.run.invite import PREFIX
+
+if TYPE_CHECKING:
+    from peer.footprint.workload import DeviceKind
+    from swarm.placement.costs import RunShape
+    from swarm.placement.machine_plan import Machine
+    from swarm.run.config import RunConfig
+
+_SIZES: Final = {"": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12}
+_RATES: Final = {"": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+_COUNTS: Final = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
+
+
+class Quantity(click.ParamType[float]):
+    """A number above 0 with a unit, such as 24GB."""
+
+    def __init__(self, name: str, units: dict[str, float]) -> None:
+        self.name, self._units = name, units
+
+    def convert(self, value: str | float, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, float):
+            return value
+        found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([a-zA-Z]*)(?:/s)?\s*", value)
+        unit = None if found is None else self._units.get(found[2].lower())
+        if found is None or unit is None or not 0 < float(found[1]) * unit < 1e30:
+            units = ", ".join(name for name in self._units if name)
+            self.fail(f"{value!r} is no {self.name}: give a number above 0 and a unit of {units}", param, ctx)
+        return float(found[1]) * unit
+
+
+@click.command()
+@invite_argument(required=False)
+@click.option("--device-memory", type=Quantity("size", _SIZES), help="Of the GPU, e.g. 24GB.  [default: this one's]")
+@click.option("--host-memory", type=Quantity("size", _SIZES), help="E.g. 32GB.  [default: this machine's]")
+@click.option("--device", "card", help=f"A card by name, for memory and speed: {', '.join(CARDS)}; or cpu.")
+@click.option(
+    "--flops", type=Quantity("rate", _COUNTS), help="FLOP/s kept up in training, e.g. 60T.  [default: measured]"
+)
+@click.option("--link", type=Quantity("rate", _RATES), default="100mbit", show_default=True, help="Up and down.")
+@click.option("--peers", type=click.IntRange(1, 1024), default=16, show_default=True, help="Peers like this one.")
+@click.option("--tokens", type=Quantity("number", _COUNTS), help="To train on, e.g. 20B.  [default: 20 a parameter]")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with every item in bytes.")
+def plan(
+    invite: str | None,
+    device_memory: float | None,
+    host_memory: float | None,
+    card: str | None,
+    flops: float | None,
+    link: float,
+    peers: int,
+    tokens: float | None,
+    as_json: bool,
+) -> None:
+    """Count what a run would take of a machine's device, memory and disk, and how fast it would go.
+
+    The run is a RUN.toml, an INVITE, the home of a peer, or a Hugging Face checkpoint (its folder, trained with DiLoCo
+    and the defaults). Without any of these it is run.toml of this folder. Of the file and the folders no network is
+    needed. The exit code is 0 also where the run does not fit.
+    """
+    from cli.views.plan import show_plan
+    from swarm.placement.machine_plan import plan_for
+
+    shape, compute_s_max = _read(invite or "run.toml")
+    machine = _machine(shape, card, device_memory, host_memory, flops, link)
+    found = plan_for(shape, machine, peers, tokens, compute_s_max)
+    if as_json:
+        say_json(msgspec.to_builtins(found))
+    else:
+        show_plan(found)
+
+
+def _read(source: str) -> tuple[RunShape, float]:
+    """Return the rules of the run that `source` names, and its limit of a round's training in seconds."""
+    from swarm.placement.costs import RunShape
+    from swarm.run.manifest import open_any_manifest, training_manifest
+
+    path = Path(source)
+    if os.path.isdir(source):
+        from swarm.run.manifest_transfer import load_run_files
+
+        if (path / "config.json").is_file():
+            return _from_config(_checkpoint_run(path), path)
+        kept = load_run_files(path)
+        if kept is None:
+            raise ConfigError(f"{source} holds neither config.json nor a run: name a checkpoint or a peer's home")
+        manifest = training_manifest(open_any_manifest(kept[0]))
+    elif source.lower().startswith(PREFIX) or (os.path.isfile(source) and not source.endswith(".toml")):
+        from swarm.client.status import read_manifest
+
+        opened = read_invite(source)
+        manifest = run_until_stopped(lambda: read_manifest(opened))
+    else:
+        from swarm.run.config import read_run_config
+
+        return _from_config(read_run_config(path), path)
+    return RunShape.of(manifest), manifest.run.compute_s_max
+
+
+def _checkpoint_run(folder: Path) -> RunConfig:
+    """Return a run with the defaults that starts from a checkpoint."""
+    from optim.config import DilocoConfig
+    from swarm.run.config import Pretrained, RunConfig
+    from swarm.run.sections import RunRules
+
+    length = min(2048, _hub_model(folder).max_seq_len)
+    return RunConfig(
+        run=RunRules(name="plan"),
+        data=DataConfig(seq_len=length),
+        inner=InnerConfig(lr=1e-3, batch_size=8, total_steps=1),
+        outer=DilocoConfig(steps=100),
+        pretrained=Pretrained(init=str(folder)),
+    )
+
+
+def _hub_model(folder: Path) -> ModelConfig:
+    from peer.files import read_bounded
+    from peer.model.hub_config import CONFIG_BYTES_MAX, read_hub_config
+
+    try:
+        return read_hub_config(read_bounded(folder / "config.json", CONFIG_BYTES_MAX))
+    except OSError as error:
+        raise ConfigError(f"{folder / 'config.json'} cannot be read ({error.strerror}): name a checkpoint") from error
+
+
+def _from_config(run: RunConfig, path: Path) -> tuple[RunShape, float]:
+    from swarm.placement.costs import RunShape, cut
+
+    model = run.model
+    if model is None:
+        assert run.pretrained is not None
+        model = _hub_model(Path(run.pretrained.init))
+        if run.pipeline.stages > 1:
+            model = msgspec.structs.replace(model, tie_embeddings=False)
+    if run.data.seq_len > model.max_seq_len:
+        raise ConfigError(f"{path}: seq_len is {run.data.seq_len}: choose at most the model's {model.max_seq_len}")
+    cuts = cut(run.pipeline.stages, model, run.data.seq_len)
+    shape = RunShape(model, run.data, run.inner, run.outer, run.codec, run.pipeline, cuts)
+    return shape, run.run.compute_s_max
+
+
+def _machine(
+    shape: RunShape,
+    card: str | None,
+    device_memory: float | None,
+    host_memory: float | None,
+    flops: float | None,
+    link: float,
+) -> Machine:
+    """Return the machine that the options describe; what they leave out is this machine's."""
+    from swarm.placement.machine_plan import Machine
+
+    known = CARDS.get((card or "").lower().replace(" ", "").replace("-", ""))
+    if card is not None and known is None and card != "cpu":
+        raise ConfigError(f"the card {card!r} is not known: choose one of {', '.join(CARDS)}, or cpu, or give --flops")
+    kind, bf16, memory = "cuda", shape.inner.dtype != "fp32", 0.0
+    if known is not None:
+        memory, flops = known.memory_bytes, flops or known.flops
+    elif device_memory is None or flops is None:
+        from cli.checks.speed import device_facts, measured_flops
+
+        device = "cpu" if card == "cpu" else "auto"
+        if device_memory is None:
+            kind, bf16, memory = device_facts(device, shape.inner)
+        flops = flops or measured_flops(shape.model, shape.inner, shape.data.seq_len, device)
+    return Machine(cast("DeviceKind", kind), device_memory or memory, host_memory or memory_bytes(), flops, link, bf16)

@@ -1,0 +1,79 @@
+"""What `peer plan` shows on a terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from cli.terminal.screen import screen
+from cli.views.text import several, size_text
+
+if TYPE_CHECKING:
+    from swarm.placement.machine_plan import MachinePlan, StageNeed
+
+_PLACES: Final = ("device", "host", "disk")
+
+
+def show_plan(plan: MachinePlan) -> None:
+    """Print the plan: what fits, the bytes by item, the pace, and what would help."""
+    console = screen(width=max(100, screen().width))
+    verdict = Text("fits", style="green") if plan.fits else Text("does not fit", style="red")
+    where = f"{size_text(plan.host_memory_bytes)} of memory"
+    if plan.device != "cpu":
+        where = f"a device of {size_text(plan.device_memory_bytes)} and {where}"
+    console.print(Text.assemble(f"{plan.parameters / 1e6:.1f} million parameters: ", verdict, f" on {where}"))
+    largest = max(plan.stages, key=lambda need: need.host_bytes + need.device_bytes)
+    if len(plan.stages) > 1:
+        does = "".join(f" {need.stage}" for need in plan.stages if need.fits) or " none"
+        console.print(
+            f"{several(len(plan.stages), 'stage')}; those that fit:{does}; below the largest, {largest.stage}"
+        )
+    console.print(_items(plan, largest))
+    console.print(_pace(plan))
+    console.print(Text(f"bottleneck: {plan.bottleneck}", style="bold"))
+    for line in plan.advice:
+        console.print(f"- {line}.", soft_wrap=True)
+
+
+def _items(plan: MachinePlan, need: StageNeed) -> Table:
+    table = _table("where", "what", "bytes", "a parameter")
+    for place in _PLACES:
+        items: dict[str, float] = getattr(need, place)
+        for name, size in items.items():
+            table.add_row(place, name, size_text(size), f"{size / need.parameters:.2f}")
+        total = sum(items.values())
+        table.add_row(place, Text("together", style="bold"), size_text(total), f"{total / need.parameters:.2f}")
+    if plan.device == "cpu":
+        total = need.host_bytes
+        table.add_row(
+            "memory", Text("device and host", style="bold"), size_text(total), f"{total / need.parameters:.2f}"
+        )
+    return table
+
+
+def _pace(plan: MachinePlan) -> Table:
+    table = _table("pace", "")
+    rows = (
+        ("sequences on the device at a time", f"{plan.micro_batch} ({plan.micro_batch_max} fit)"),
+        ("a step, at " + f"{plan.flops / 1e12:.3g} TFLOP/s", f"{plan.step_s:.3g} s"),
+        ("an exchange, one way", f"{size_text(plan.exchange_bytes)}, {plan.exchange_s:.3g} s"),
+        ("steps of a round (H)", str(plan.steps)),
+        ("H for 10 % of waiting", str(plan.steps_wanted)),
+        ("waiting, of computing", f"{plan.waiting_share:.1%}"),
+        ("a round", f"{plan.round_s:.0f} s, {plan.rounds_a_day:.1f} a day"),
+        (f"days to {plan.tokens:.3g} tokens, {several(plan.peers, 'peer')}", f"{plan.days:.3g}"),
+        ("traffic a day, each way", size_text(plan.traffic_a_day)),
+    )
+    for name, value in rows:
+        table.add_row(name, value)
+    return table
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="right" if number > 1 else "left", no_wrap=True)
+    return table

@@ -1,0 +1,248 @@
+"""What a run would take of a machine, and how fast it would go there. Pure, without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+import msgspec
+from msgspec.structs import replace as changed
+
+from peer.errors import ConfigError
+from peer.footprint.pace import WAITING, Pace, steps_in
+from peer.footprint.work import training_work
+from peer.footprint.workload import DeviceKind, Footprint, Workload
+from swarm.placement.costs import RunShape, cut
+
+TOKENS_A_PARAMETER: Final = 20
+"""Of a compute-optimal run (arXiv 2203.15556)."""
+_STAGES_TRIED: Final = 64
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One machine of a run. On a CPU `device_bytes` has no meaning: all lies in its memory."""
+
+    device: DeviceKind
+    device_bytes: float
+    host_bytes: float
+    flops: float
+    """FLOP/s that training keeps up."""
+    link_bits_s: float
+    bf16: bool
+
+
+class StageNeed(msgspec.Struct, frozen=True):
+    """Bytes that one stage takes, item by item."""
+
+    stage: int
+    parameters: int
+    device: dict[str, float]
+    host: dict[str, float]
+    disk: dict[str, float]
+    device_bytes: float
+    host_bytes: float
+    """Of the machine's memory: with the device's where there is no GPU."""
+    disk_bytes: float
+    fits: bool
+
+
+class MachinePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """All that `peer plan` says."""
+
+    parameters: int
+    device: DeviceKind
+    device_memory_bytes: float
+    host_memory_bytes: float
+    flops: float
+    link_bits_s: float
+    peers: int
+    fits: bool
+    stages: list[StageNeed]
+    micro_batch: int
+    """Sequences on the device at a time, as the run has them."""
+    micro_batch_max: int
+    """Of these as many as fit; 0 if not even one does."""
+    step_s: float
+    steps: int
+    steps_wanted: int
+    exchange_bytes: float
+    exchange_s: float
+    waiting_share: float
+    round_s: float
+    rounds_a_day: float
+    tokens: float
+    days: float
+    traffic_a_day: float
+    bottleneck: str
+    advice: list[str]
+
+
+def plan_for(
+    shape: RunShape, machine: Machine, peers: int, tokens: float | None = None, compute_s_max: float = 3600.0
+) -> MachinePlan:
+    """Return what the run takes of `machine`, and its pace with so many `peers` like it. `tokens`: to train on; None
+    for as many as are worth it. `compute_s_max`: the run's limit of a round's training."""
+    stages, group = len(shape.cuts), max(1, peers // len(shape.cuts))
+    works = [shape.workload(stage, group, machine.device, machine.bf16) for stage in range(stages)]
+    needs = [_need(shape, machine, work, stage) for stage, work in enumerate(works)]
+    parameters = sum(work.parameters for work in works)
+    worst = max(works, key=lambda work: training_work(shape.model, work.blocks, shape.data.seq_len))
+    pace = _pace(shape, machine, worst)
+    tokens = TOKENS_A_PARAMETER * parameters if tokens is None else tokens
+    most = min(_micro_batch_max(shape, machine, work) for work in works)
+    fits = all(need.fits for need in needs)
+    return MachinePlan(
+        parameters=parameters,
+        device=machine.device,
+        device_memory_bytes=machine.device_bytes,
+        host_memory_bytes=machine.host_bytes,
+        flops=machine.flops,
+        link_bits_s=machine.link_bits_s,
+        peers=peers,
+        fits=fits,
+        stages=needs,
+        micro_batch=works[0].sequences,
+        micro_batch_max=most,
+        step_s=pace.step_s,
+        steps=pace.steps,
+        steps_wanted=pace.steps_wanted,
+        exchange_bytes=pace.exchange_bytes,
+        exchange_s=pace.exchange_s,
+        waiting_share=pace.waiting_share,
+        round_s=pace.round_s,
+        rounds_a_day=pace.rounds_a_day,
+        tokens=tokens,
+        days=pace.days(tokens),
+        traffic_a_day=pace.traffic_a_day,
+        bottleneck=_bottleneck(machine, needs, pace),
+        advice=[*_room(shape, machine, needs, most), *_speed(pace, compute_s_max, stages)],
+    )
+
+
+def _need(shape: RunShape, machine: Machine, work: Workload, stage: int) -> StageNeed:
+    sizes = shape.footprint(work)
+    return StageNeed(
+        stage=stage,
+        parameters=work.parameters,
+        device=dict(sizes.device),
+        host=dict(sizes.host),
+        disk=dict(sizes.disk),
+        device_bytes=sizes.device_bytes,
+        host_bytes=sizes.host_bytes,
+        disk_bytes=sizes.disk_bytes,
+        fits=_fits(machine, sizes),
+    )
+
+
+def _fits(machine: Machine, sizes: Footprint) -> bool:
+    return sizes.host_bytes <= machine.host_bytes and _fits_device(machine, sizes)
+
+
+def _fits_device(machine: Machine, sizes: Footprint) -> bool:
+    if sizes.device_is_host:
+        return sizes.host_bytes <= machine.host_bytes
+    return sizes.device_bytes <= machine.device_bytes
+
+
+def _pace(shape: RunShape, machine: Machine, work: Workload) -> Pace:
+    tokens = shape.inner.batch_size * shape.data.seq_len
+    flops = tokens * training_work(shape.model, work.blocks, shape.data.seq_len, shape.pipeline.recompute)
+    return Pace(work.exchange, work.parameters, flops / machine.flops, shape.outer.steps, tokens, machine.link_bits_s)
+
+
+def _micro_batch_max(shape: RunShape, machine: Machine, work: Workload) -> int:
+    """Return the most sequences that fit on the device at a time, up to those of the run."""
+    low, high = 0, work.sequences
+    while low < high:
+        middle = (low + high + 1) // 2
+        if _fits_device(machine, shape.footprint(replace(work, sequences=middle))):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _bottleneck(machine: Machine, needs: list[StageNeed], pace: Pace) -> str:
+    largest = max(needs, key=lambda need: need.host_bytes)
+    if largest.host_bytes > machine.host_bytes:
+        return "host memory"
+    if not all(need.fits for need in needs):
+        return "device memory"
+    return "link" if pace.waiting_share > WAITING else "compute"
+
+
+def _room(shape: RunShape, machine: Machine, needs: list[StageNeed], most: int) -> Iterator[str]:
+    """Yield what does not fit, and what would make it fit."""
+    largest = max(needs, key=lambda need: need.host_bytes)
+    if largest.host_bytes > machine.host_bytes:
+        yield (
+            f"{_gb(largest.host_bytes)} of memory are needed and {_gb(machine.host_bytes)} are there: the run's state,"
+            " its next one and their copies lie in memory, not in files; no setting of this machine changes that"
+        )
+    device = max(need.device_bytes for need in needs)
+    batch = shape.workload(0, 1).sequences
+    if machine.device != "cpu" and device > machine.device_bytes:
+        yield (
+            f"{_gb(device)} of device memory are needed and {_gb(machine.device_bytes)} are there:"
+            f" the {batch} sequences of a step are on the device at once"
+        )
+        if most:
+            where = "[inner] batch_size" if len(needs) == 1 else "[pipeline] micro_batch"
+            yield f"with {where} = {most} the device holds it"
+        else:
+            yield "not even one sequence fits on the device"
+    if all(need.fits for need in needs):
+        return
+    if remedy := _remedy(shape, machine):
+        yield remedy
+    else:
+        yield "no optimizer and no number of stages that this version has makes it fit: choose a smaller model"
+
+
+def _remedy(shape: RunShape, machine: Machine) -> str:
+    """Return the smallest change of the run that fits: one sequence at a time, then 8-bit moments, then stages."""
+    small = replace(
+        shape,
+        inner=changed(shape.inner, batch_size=1),
+        pipeline=changed(shape.pipeline, micro_batch=1),
+    )
+    eight = replace(small, inner=changed(small.inner, optimizer="adamw8bit"))
+    has_wide_moments = machine.device == "cuda" and shape.inner.optimizer == "adamw"
+    if has_wide_moments and not _all_fit(small, machine) and _all_fit(eight, machine):
+        return 'with [inner] optimizer = "adamw8bit" it fits, with few sequences a step'
+    for stages in range(len(shape.cuts) + 1, _STAGES_TRIED + 1):
+        try:
+            model = changed(shape.model, tie_embeddings=False)
+            cuts = cut(stages, model, shape.data.seq_len)
+        except ConfigError:
+            return ""
+        staged = replace(small, model=model, cuts=cuts, pipeline=changed(small.pipeline, stages=stages))
+        if _all_fit(staged, machine):
+            return f"cut into {stages} stages ([pipeline] stages = {stages}) each part fits, a sequence at a time"
+    return ""
+
+
+def _all_fit(shape: RunShape, machine: Machine) -> bool:
+    works = (shape.workload(stage, 8, machine.device, machine.bf16) for stage in range(len(shape.cuts)))
+    return all(_fits(machine, shape.footprint(work)) for work in works)
+
+
+def _speed(pace: Pace, compute_s_max: float, stages: int) -> Iterator[str]:
+    """Yield what keeps the run from its pace."""
+    wanted = pace.steps_wanted
+    if pace.waiting_share > WAITING:
+        yield f"[outer] steps = {wanted} keeps waiting within {WAITING:.0%} of computing; codes of fewer bits need less"
+    steps = max(wanted, pace.steps)
+    if steps * pace.step_s > compute_s_max:
+        yield (
+            f"{steps} steps take {steps * pace.step_s:.0f} s and the run ends a round's training after"
+            f" {compute_s_max:.0f} s, or {steps_in(compute_s_max, pace.step_s)} steps: raise [run] compute_s_max"
+        )
+    if stages > 1:
+        yield "what stages send each other for every micro-batch is not counted, nor the time that they wait for it"
+
+
+def _gb(size_bytes: float) -> str:
+    return f"{size_bytes / 1e9:.3g} GB"

@@ -1,0 +1,154 @@
+"""`peer plan`: what a run would take of a machine, without a network."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from peer.identity import Identity
+from peer.model.hub_config import hub_config
+from swarm.run.manifest import sign_manifest
+from swarm.run.manifest_transfer import save_run_files
+from tests.cli.support.typed import Peer, said, typed
+from tests.swarm.run.test_manifest import make_manifest
+
+LARGE = """
+[run]
+name = "one billion"
+[model]
+vocab_size = 32000
+hidden_size = 2048
+layers = 16
+heads = 32
+kv_heads = 8
+intermediate_size = 8192
+max_seq_len = 2048
+[data]
+seq_len = 2048
+[inner]
+lr = 1e-3
+batch_size = {batch}
+optimizer = "{optimizer}"
+total_steps = 1000
+[outer]
+method = "diloco"
+steps = 100
+"""
+CARD = ("--device", "rtx4090", "--json")
+
+
+@pytest.fixture
+def peer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Peer:
+    return typed(monkeypatch, capsys)
+
+
+def planned(peer: Peer, *arguments: str | Path) -> dict[str, Any]:
+    ended = peer("plan", *arguments)
+    assert ended.code == 0, ended.stderr
+    found = json.loads(ended.stdout)
+    assert isinstance(found, dict)
+    return found
+
+
+def billion(folder: Path, batch: int = 1, optimizer: str = "adamw") -> Path:
+    path = folder / "run.toml"
+    path.write_text(LARGE.format(batch=batch, optimizer=optimizer))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("memory", "optimizer", "bottleneck", "advice"),
+    [
+        ("32GB", "adamw", "host memory", "76.2 GB of memory are needed and 32 GB are there"),
+        ("96GB", "adamw", "device memory", 'with [inner] optimizer = "adamw8bit" it fits'),
+        ("32GB", "adamw8bit", "host memory", "in memory, not in files"),
+    ],
+)
+def test_a_billion_parameters_on_24_gb_do_not_fit(
+    peer: Peer, tmp_path: Path, memory: str, optimizer: str, bottleneck: str, advice: str
+) -> None:
+    found = planned(peer, billion(tmp_path, 1, optimizer), *CARD, "--host-memory", memory)
+    assert 1.03e9 < found["parameters"] < 1.05e9
+    assert not found["fits"] and found["bottleneck"] == bottleneck
+    assert any(advice in line for line in found["advice"]), found["advice"]
+
+
+def test_a_billion_parameters_fit_with_8_bit_moments_and_much_memory(peer: Peer, tmp_path: Path) -> None:
+    found = planned(peer, billion(tmp_path, 1, "adamw8bit"), *CARD, "--host-memory", "96GB")
+    assert found["fits"] and found["micro_batch"] == found["micro_batch_max"] == 1
+
+
+def test_the_sums_are_those_of_the_items(peer: Peer, tmp_path: Path) -> None:
+    found = planned(peer, billion(tmp_path), *CARD, "--host-memory", "96GB", "--tokens", "20B")
+    (stage,) = found["stages"]
+    for place in ("device", "host", "disk"):
+        assert sum(stage[place].values()) == pytest.approx(stage[f"{place}_bytes"])
+    assert found["tokens"] == 20e9 and found["days"] > 0
+    assert found["flops"] == pytest.approx(66e12) and found["link_bits_s"] == 100e6
+
+
+def test_people_see_a_table(peer: Peer, tmp_path: Path) -> None:
+    ended = peer("plan", billion(tmp_path), "--device", "rtx4090", "--host-memory", "32GB", "--link", "1gbit")
+    assert ended.code == 0
+    for words in ("does not fit", "snapshots for joiners", "H for 10 % of waiting", "bottleneck: host memory"):
+        assert words in ended.stdout
+
+
+def test_a_home_and_a_checkpoint_are_read_without_a_network(peer: Peer, tmp_path: Path) -> None:
+    authority = Identity.generate()
+    manifest = make_manifest(authority.peer_id)
+    home, model = tmp_path / "home", tmp_path / "model"
+    home.mkdir()
+    save_run_files(home, sign_manifest(authority, manifest), b"")
+    model.mkdir()
+    shape = msgspec.structs.replace(manifest.model, vocab_size=300)
+    (model / "config.json").write_bytes(msgspec.json.encode(hub_config(shape)))
+    at_home, of_model = (planned(peer, folder, *CARD, "--host-memory", "32GB") for folder in (home, model))
+    assert at_home["fits"] and of_model["fits"]
+    assert at_home["steps"] == 10 and of_model["steps"] == 100
+    assert of_model["parameters"] - at_home["parameters"] == (300 - 256) * shape.hidden_size
+
+
+def test_a_machine_without_figures_is_measured(peer: Peer, tmp_path: Path) -> None:
+    authority = Identity.generate()
+    save_run_files(tmp_path, sign_manifest(authority, make_manifest(authority.peer_id)), b"")
+    found = planned(peer, tmp_path, "--device", "cpu", "--json")
+    assert found["device"] == "cpu" and found["flops"] > 0 and found["fits"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("nowhere.toml",), "nowhere.toml does not exist"),
+        (("--device", "gtx1"), "the card 'gtx1' is not known: choose one of rtx3060"),
+        (("--host-memory", "32 apples"), "'32 apples' is no size: give a number above 0"),
+        (("--link", "0mbit"), "'0mbit' is no rate"),
+        (("--tokens", "-3"), "'-3' is no number"),
+        (("--peers", "0"), "0 is not in the range"),
+    ],
+    ids=str,
+)
+def test_bad_input_is_one_sentence(peer: Peer, tmp_path: Path, options: tuple[str, ...], words: str) -> None:
+    arguments = options if options[0].endswith(".toml") else (str(billion(tmp_path)), *options)
+    assert words in said(peer("plan", *arguments), 2)
+
+
+def test_a_folder_of_something_else_is_refused(peer: Peer, tmp_path: Path) -> None:
+    assert "holds neither config.json nor a run" in said(peer("plan", tmp_path), 2)
+    (tmp_path / "config.json").write_text("{}")
+    assert said(peer("plan", tmp_path), 2)
+
+
+def test_a_plan_for_a_named_card_loads_no_torch(tmp_path: Path) -> None:
+    script = (
+        "import sys; from cli.main import group;"
+        f"group.main(['plan', {str(billion(tmp_path))!r}, *{CARD!r}, '--host-memory', '32GB'], standalone_mode=False);"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
