@@ -158,7 +158,7 @@ def main() -> int:
     add_json(parser, "machine/footprint")
     options = parser.parse_args()
     rows = []
-    print(f"programs alone: network {NETWORK_BYTES / 1e6:.0f} MB, worker {WORKER_BYTES / 1e6:.0f} MB")
+    print(f"counted for the programs alone: network {NETWORK_BYTES / 1e6:.0f} MB, worker {WORKER_BYTES / 1e6:.0f} MB")
     print(f"{'model':7}{'of':9}{'foretold MB':>12}{'measured MB':>12}{'ratio':>7}{'bytes a parameter':>19}")
     for name in [options.only] if options.only else MODELS:
         found = measure(name, options.rounds)

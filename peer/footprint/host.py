@@ -10,9 +10,10 @@ from peer.footprint.optimizer_state import saved_bytes
 from peer.footprint.workload import Footprint, Workload
 
 NETWORK_BYTES: Final = 0.30e9
-"""The network process without a run: Python, torch, libp2p. Measured (`benchmarks/machine/footprint.py`)."""
+"""The network process without a run: Python, torch, libp2p. An estimate; `benchmarks/machine/footprint.py` compares the
+sums with peaks that were measured, and found 0.2 to 0.3 GB more."""
 WORKER_BYTES: Final = 0.35e9
-"""A worker without a model on a CPU, with the standard library's text. Measured by the same."""
+"""A worker without a model on a CPU, with little text. An estimate."""
 GPU_WORKER_BYTES: Final = 2.5e9
 """A worker that has loaded a GPU's libraries. An estimate."""
 _CHECKPOINTS_ON_THE_WAY: Final = 2  # one being written, and the file of a state being fetched
