@@ -116,6 +116,7 @@ def leave(world: World) -> Left:
 def _lose_disk(world: World, machine: Machine) -> None:
     """Let a machine come back with another disk."""
     world.crash(machine, "wiped")
+    world.last_words[machine.peer] = world.now
     machine.disk.crash("wiped", world.random)  # also where it was down already
     world.invariants.wiped(machine.peer)
 
@@ -150,7 +151,8 @@ def judge(world: World, stay: frozenset[str]) -> Hope:
     if coordinator is None and setup.links_kept and any(not r.head.members for r in everybody):
         return "open"  # without a head it begins at what the coordinator has signed, which soon is kept no more
     if _goes_on(world, top.head, honest, coordinator) and not lying:
-        return "alone"
+        asks = coordinator is not None and world.machines[COORDINATOR].asks
+        return "person" if asks else "alone"  # the start that a person has asked for may name those that are gone
     if coordinator is None or 0 < setup.rounds <= max(head.round for head in world.invariants.heads.values()):
         return "open"  # a coordinator that hears of the last round, also from a message on its way, calls no person
     certified = {link.head.state_hash for r in everybody for link in r.links} | {GENESIS.state_hash}

@@ -68,6 +68,12 @@ class Machine:
         return self.peer == COORDINATOR
 
     @property
+    def asks(self) -> bool:
+        """Whether this coordinator asks its members where they stand, to begin a term."""
+        coordinator = None if self.node is None else self.node._coordinator
+        return self.up and coordinator is not None and coordinator.inquiry is not None
+
+    @property
     def is_honest(self) -> bool:
         return self.peer not in self.world.setup.lying
 

@@ -51,6 +51,8 @@ class World:
         self._count = 0
         self.machines: dict[str, Machine] = {}
         self.asked_at = -1e9  # when a person last said `peer regroup`
+        self.last_words: dict[str, float] = {}
+        """When peers lost their disks in the last fault: what they sent before decides nothing any more."""
         self.gone: set[str] = set()
         """Peers that nobody repairs any more."""
         self.liars: dict[str, liars.Liar] = {}
@@ -220,14 +222,16 @@ class World:
             self._count += 1
             # Not bound to the present process: messages outlive a restart of the receiver.
             heapq.heappush(
-                self._queue, (self.now + delay, self._count, None, 0, self._receive, (receiver, source, message))
+                self._queue,
+                (self.now + delay, self._count, None, 0, self._receive, (receiver, source, message, self.now)),
             )
 
-    def _receive(self, machine: Machine, source: str, message: say.Message) -> None:
-        if not machine.up or self.network.has_parted(source, machine.peer):
+    def _receive(self, machine: Machine, source: str, message: say.Message, sent_at: float) -> None:
+        gone = self.network.has_parted(source, machine.peer) or sent_at <= self.last_words.get(source, -1.0)
+        if not machine.up or gone:
             return  # what was on its way from a peer that is gone decides nothing any more: disks do
         if machine.frozen_until > self.now:
-            self.at(machine.frozen_until + 1e-4, machine, self._receive, machine, source, message)
+            self.at(machine.frozen_until + 1e-4, machine, self._receive, machine, source, message, sent_at)
             return
         self.covered[TAGS[type(message)]] += 1
         liar = self.liars.get(machine.peer)

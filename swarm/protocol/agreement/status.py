@@ -13,6 +13,7 @@ from swarm.protocol.agreement.context import AgreementContext
 from swarm.protocol.head import Member
 
 TOLD_MAX: Final = 8  # peers at each poll, besides the coordinator
+OUTSIDE_EVERY: Final = 4  # polls; one in turn
 ASKED_MAX: Final = 4096
 
 
@@ -26,7 +27,8 @@ class Idle:
 
     def poll(self, me: Member, attempt: int) -> None:
         """Tell the coordinator and the next few peers in turn where this node stands, and for which attempt it
-        waits."""
+        waits. Now and then also one that is outside the group: those that a person's start has left out may have gone
+        on by themselves, and where the coordinator is gone nothing else passes between the two."""
         config, head = self._context.config, self._chain.head
         members = [m.peer for m in (*head.members, *(learner.member for learner in head.learners))]
         if me not in head.members or len(members) < 2:
@@ -36,6 +38,11 @@ class Idle:
         if others:
             start = (self._polls * TOLD_MAX + self._context.pick(b"poll")) % len(others)
             told += [others[(start + i) % len(others)] for i in range(min(TOLD_MAX, len(others)))]
+        inside = {*others, config.peer, config.coordinator}
+        outside = [peer for peer in self._context.known if peer not in inside]
+        turn, now = divmod(self._polls, OUTSIDE_EVERY)
+        if outside and now == 0:
+            told.append(outside[turn % len(outside)])
         self._polls += 1
         for peer in told:
             self._context.out.send(peer, say.StatusMessage(position_of(head), self._chain.hash, me, False, attempt))

@@ -204,3 +204,19 @@ def test_only_members_of_a_head_count_and_a_peer_once() -> None:
     shown.note("C", [link])
     assert shown.by_most(head.hash, [head])
     assert not shown.by_most(head.hash, [GENESIS]) and not shown.by_most(b"?", [head])
+
+
+def test_two_branches_find_each_other_without_the_coordinator() -> None:
+    """Each told only its own members where it stood, and both went on beside each other for ever."""
+    group = GroupOfNodes("ABCDE")
+    group.run_to(3)
+    group.isolate("B", "C", COORDINATOR)
+    group.run(20.0)
+    group.event(COORDINATOR, events.Asked())
+    group.run(40.0)
+    assert group.head("B").term == 2 and group.head("A").term == 1
+    assert {member.peer for member in group.head("A").members} == {"A", "D", "E"}
+    group.crash(COORDINATOR)
+    group.heal()
+    group.run_to(group.round("B") + 8, "ABCDE")
+    assert {group.head(peer).term for peer in "ABCDE"} == {2}
