@@ -85,6 +85,7 @@ def chat(
     sampling = Sampling(temperature=temperature, top_p=top_p, seed=new_seed() if seed is None else seed)
     with invite_to(invite, model, dtype, device, threads) as opened:
         log = None if history is None else ChatLog(history)
+        wait = wait if model is None else 0.0  # the one server is a process of this command
         run_until_stopped(_Chat(opened, wire, wait, log, (system, sampling, max_tokens)).run)
 
 

@@ -91,6 +91,7 @@ def generate(
         logprobs=logprobs,
     )
     with invite_to(invite, model, dtype, device, threads) as opened:
+        wait = wait if model is None else 0.0  # the one server is a process of this command
         answers = _Answers(opened, text, sampling, wire, wait, max_tokens, stops, count, as_json, chat)
         run_until_stopped(answers.run)
 
