@@ -134,6 +134,12 @@ def wire_option(function: Command) -> Command:
     return click.option("--wire", type=types, help="The type of hidden states between servers.")(function)
 
 
+def wait_option(function: Command) -> Command:
+    """Add --wait, of the commands that show an answer to a person."""
+    seconds, text = click.FloatRange(0, 86400), "Wait so long for servers that are missing."
+    return click.option("--wait", type=seconds, metavar="S", default=60, show_default=True, help=text)(function)
+
+
 def home_option(what: str) -> Callable[[Command], Command]:
     """Add --home, described by `what`."""
     return click.option("--home", type=click.Path(path_type=Path, file_okay=False), help=what)

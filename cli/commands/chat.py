@@ -8,22 +8,25 @@ from __future__ import annotations
 import signal
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
 import trio
 
 from cli.local_model import invite_to, local_model_options
-from cli.options import invite_argument, wire_option
+from cli.options import invite_argument, wait_option, wire_option
 from cli.run import Stopped, run_until_stopped
 from cli.terminal.lines import say
 from cli.terminal.stream import write_text
 from cli.terminal.typed_lines import TypedLines
+from cli.views.text import several
 from peer.errors import BarnraiseError
 
 if TYPE_CHECKING:
     from peer.ipc.block_messages import HiddenType, WireType
     from peer.ipc.sampling_options import Sampling
+    from swarm.gateway.chat_log import ChatLog
     from swarm.gateway.conversation import Conversation
     from swarm.inference.client import ModelClient
     from swarm.run.invite import Invite
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
 _HELP: Final = (
     "/system TEXT  say how the model should answer; without TEXT: drop it",
     "/reset        begin a new conversation",
+    "/stats        turns, tokens, speed and servers so far",
     "/exit         end, as Ctrl-D does",
     "Ctrl-C stops an answer. A message that begins with a slash needs a space before it.",
 )
@@ -47,6 +51,13 @@ _HELP: Final = (
 )
 @click.option("--seed", type=click.IntRange(0, (1 << 64) - 1), help="The same seed draws the same tokens.")
 @wire_option
+@wait_option
+@click.option(
+    "--history",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Keep the conversation there, and continue the one that is.",
+)
 def chat(
     invite: str | None,
     model: str | None,
@@ -59,26 +70,34 @@ def chat(
     top_p: float,
     seed: int | None,
     wire: WireType | None,
+    wait: float,
+    history: Path | None,
 ) -> None:
     """Talk with the model of INVITE, computed by its servers, which can read what is said; with --model, in place of
     INVITE, by this machine alone.
 
-    /system TEXT says how the model should answer, /reset begins a new conversation, /exit ends. Ctrl-C stops an answer,
-    and ends where there is none.
+    /system TEXT says how the model should answer, /reset begins a new conversation, /stats tells of this one, /exit
+    ends. Ctrl-C stops an answer, and ends where there is none.
     """
     from peer.ipc.sampling_options import Sampling, new_seed
+    from swarm.gateway.chat_log import ChatLog
 
     sampling = Sampling(temperature=temperature, top_p=top_p, seed=new_seed() if seed is None else seed)
     with invite_to(invite, model, dtype, device, threads) as opened:
-        run_until_stopped(_Chat(opened, wire, system, sampling, max_tokens).run)
+        log = None if history is None else ChatLog(history)
+        wait = wait if model is None else 0.0  # the one server is a process of this command
+        run_until_stopped(_Chat(opened, wire, wait, log, (system, sampling, max_tokens)).run)
 
 
 class _Chat:
     """One conversation in the terminal."""
 
-    def __init__(self, invite: Invite, wire: WireType | None, system: str, sampling: Sampling, max_tokens: int) -> None:
-        self._invite, self._wire = invite, wire
-        self._system, self._sampling, self._max_tokens = system, sampling, max_tokens
+    def __init__(
+        self, invite: Invite, wire: WireType | None, wait_s: float, log: ChatLog | None, ask: tuple[str, Sampling, int]
+    ) -> None:
+        """`ask`: the system prompt, how tokens are chosen, and how many an answer may have."""
+        self._invite, self._wire, self._wait_s, self._log = invite, wire, wait_s, log
+        self._system, self._sampling, self._max_tokens = ask
         self._lines = TypedLines()
         self._answering: trio.CancelScope | None = None
         self._interrupted = False
@@ -87,10 +106,14 @@ class _Chat:
         from swarm.gateway.conversation import Conversation
         from swarm.gateway.template import open_template
         from swarm.inference.client import open_model
+        from swarm.inference.client_view import Patience
 
-        async with open_model(self._invite, wire=self._wire) as model, open_template(model.manifest.text) as template:
+        opened = open_model(self._invite, wire=self._wire, patience=Patience(self._wait_s, self._waits))
+        async with opened as model, open_template(model.manifest.text) as template:
             conversation = Conversation(model, template, self._sampling, self._max_tokens)
             conversation.system = self._system
+            if self._log is not None:
+                conversation.messages = self._log.messages()
             say(
                 f"{model.manifest.name}, {model.manifest.model.max_seq_len} tokens of context. /help tells more.",
                 err=True,
@@ -103,6 +126,9 @@ class _Chat:
             conversation.close()
         if self._interrupted:
             raise Stopped(signal.SIGINT)
+
+    def _waits(self, missing: str) -> None:
+        say("", f"{missing} (waiting for {self._wait_s:g} s; Ctrl-C stops).", err=True)
 
     async def _interrupt(self, signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
         """Stop the answer at Ctrl-C; without one end."""
@@ -121,7 +147,7 @@ class _Chat:
             if line is None or line.strip() == "/exit":
                 return
             if line.startswith("/"):
-                _command(conversation, line)
+                self._command(model, conversation, line)
             elif line.strip():
                 await self._answer(model, conversation, line.strip())
 
@@ -140,20 +166,40 @@ class _Chat:
             stopped, self._answering = self._answering, None
         write_text("\n")
         say(_facts(model, conversation), err=True)
+        self._keep(conversation)
         if stopped is not None and stopped.cancelled_caught:
             say("Stopped.", err=True)
 
+    def _keep(self, conversation: Conversation) -> None:
+        """Write the conversation down, if it is to be kept."""
+        if self._log is not None:
+            self._log.write(conversation.messages)
 
-def _command(conversation: Conversation, line: str) -> None:
-    name, _, text = line.partition(" ")
-    if name == "/system":
-        conversation.system = text.strip()
-        say("The system prompt is set." if text.strip() else "There is no system prompt now.", err=True)
-    elif name == "/reset":
-        conversation.reset()
-        say("A new conversation begins.", err=True)
-    else:
-        say(*_HELP, err=True)
+    def _command(self, model: ModelClient, conversation: Conversation, line: str) -> None:
+        name, _, text = line.partition(" ")
+        if name == "/system":
+            conversation.system = text.strip()
+            say("The system prompt is set." if text.strip() else "There is no system prompt now.", err=True)
+        elif name == "/reset":
+            conversation.reset()
+            self._keep(conversation)
+            say("A new conversation begins.", err=True)
+        elif name == "/stats":
+            say(*_stats(model, conversation), err=True)
+        else:
+            say(*_HELP, err=True)
+
+
+def _stats(model: ModelClient, conversation: Conversation) -> list[str]:
+    """Return the figures of the conversation."""
+    total, context = conversation.total, model.manifest.model.max_seq_len
+    rate = f", {total.timed / total.seconds:.1f} a second" if total.seconds > 0 else ""
+    return [
+        f"{several(total.answers, 'answer')}, {several(total.tokens, 'token')}{rate}",
+        f"{conversation.held} of {context} tokens of context are used",
+        f"{several(conversation.sessions, 'session')} begun, {several(total.failovers, 'server')} replaced",
+        _facts(model, conversation),
+    ]
 
 
 def _facts(model: ModelClient, conversation: Conversation) -> str:

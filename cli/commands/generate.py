@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cli.local_model import invite_to, local_model_options
-from cli.options import wire_option
+from cli.options import wait_option, wire_option
 from cli.run import run_until_stopped
 from cli.terminal.lines import is_terminal, say, say_json
 from cli.terminal.stream import write_text
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 @click.option("--stop", "stops", multiple=True, help="A text at which the answer ends. May be given several times.")
 @click.option("--seed", type=click.IntRange(0, (1 << 64) - 1), help="The same seed draws the same tokens.")
 @wire_option
+@wait_option
 @click.option("--n", "count", type=click.IntRange(1, 64), default=1, show_default=True, help="How many answers.")
 @click.option("--logprobs", type=click.IntRange(0, 20), default=0, help="Tell so many likeliest tokens (with --json).")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON line for each token and one for the whole.")
@@ -66,6 +67,7 @@ def generate(
     stops: tuple[str, ...],
     seed: int | None,
     wire: WireType | None,
+    wait: float,
     count: int,
     logprobs: int,
     as_json: bool,
@@ -89,7 +91,8 @@ def generate(
         logprobs=logprobs,
     )
     with invite_to(invite, model, dtype, device, threads) as opened:
-        answers = _Answers(opened, text, sampling, wire, max_tokens, stops, count, as_json, chat)
+        wait = wait if model is None else 0.0  # the one server is a process of this command
+        answers = _Answers(opened, text, sampling, wire, wait, max_tokens, stops, count, as_json, chat)
         run_until_stopped(answers.run)
 
 
@@ -101,6 +104,7 @@ class _Answers:
     text: str
     sampling: Sampling
     wire: WireType | None
+    wait_s: float
     max_tokens: int
     stops: tuple[str, ...]
     count: int
@@ -109,13 +113,21 @@ class _Answers:
 
     async def run(self) -> None:
         from swarm.inference.client import open_model
+        from swarm.inference.client_view import Patience
 
-        began = time.monotonic()
-        async with open_model(self.invite, wire=self.wire) as model:
+        began, patience = time.monotonic(), Patience(self.wait_s, self._waits)
+        async with open_model(self.invite, wire=self.wire, patience=patience) as model:
             prompt = await self._prompt(model)
             for index in range(self.count):
                 await self._answer(model, prompt, index, began)
                 began = time.monotonic()
+
+    def _waits(self, missing: str) -> None:
+        """Tell what the answer waits for."""
+        if self.as_json:
+            say_json({"event": "waiting", "reason": missing, "wait_s": self.wait_s}, uncut=True)
+        else:
+            say("", f"{missing} (waiting for {self.wait_s:g} s).", err=True)
 
     async def _prompt(self, model: ModelClient) -> list[int]:
         """Return the prompt's tokens; with --chat, of a conversation in which it is the user's first message."""

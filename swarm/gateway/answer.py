@@ -56,8 +56,12 @@ class TextAnswer:
     @property
     def tokens_a_second(self) -> float:
         """How fast tokens came after the first one; 0 for fewer than two."""
-        seconds = self._last_at - self._first_at
-        return (self.tokens - 1) / seconds if seconds > 0 else 0.0
+        return (self.tokens - 1) / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def seconds(self) -> float:
+        """From the first token to the last one."""
+        return self._last_at - self._first_at
 
     async def parts(self, prompt: Sequence[int], count: int) -> AsyncGenerator[AnswerPart, None]:
         """Append `prompt` to the session and yield the answer, of up to `count` tokens. Raises what the session does.

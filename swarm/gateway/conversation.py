@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 
 from peer.errors import ConfigError
 from peer.ipc.sampling_options import Sampling
@@ -11,6 +12,26 @@ from swarm.gateway.answer import TextAnswer, end_session
 from swarm.gateway.template import ChatMessage, ChatTemplate
 from swarm.inference.client import ModelClient
 from swarm.inference.session import RemoteSession
+
+
+@dataclass
+class Total:
+    """Of all answers of a conversation so far, resets included."""
+
+    answers: int = 0
+    tokens: int = 0
+    timed: int = 0
+    """Tokens that came after the first one of an answer, in `seconds`."""
+    seconds: float = 0.0
+    failovers: int = 0
+
+    def add(self, answer: TextAnswer, failovers: int) -> None:
+        """Add an answer, for which so many servers were replaced."""
+        self.answers += 1
+        self.tokens += answer.tokens
+        self.timed += max(0, answer.tokens - 1)
+        self.seconds += answer.seconds
+        self.failovers += failovers
 
 
 class Conversation:
@@ -25,6 +46,7 @@ class Conversation:
         """The last answer, or the one that comes in."""
         self.sessions = 0
         """How many sessions were begun."""
+        self.total = Total()
         self._model, self._template = model, template
         self._sampling, self._tokens_max = sampling, tokens_max
         self._session: RemoteSession | None = None
@@ -47,14 +69,21 @@ class Conversation:
             )
         session, fresh = self._continued(ids)
         stop_tokens, stops = self._model.manifest.text.stops, self._template.stops
-        answer = self.last = TextAnswer(session, self._model.text, stop_tokens, stops)
+        answer, failovers = TextAnswer(session, self._model.text, stop_tokens, stops), session.failovers
+        self.last = answer
         try:
             async with aclosing(answer.parts(fresh, min(self._tokens_max, room))) as parts:
                 async for part in parts:
                     yield part.text
         finally:
             if answer.tokens:
+                self.total.add(answer, session.failovers - failovers)
                 self.messages = [*asked, ChatMessage("assistant", answer.text)]
+
+    @property
+    def held(self) -> int:
+        """How many tokens of the conversation the servers have."""
+        return 0 if self._session is None else len(self._session.tokens)
 
     def _continued(self, ids: Sequence[int]) -> tuple[RemoteSession, Sequence[int]]:
         """Return the session to go on with, and the tokens that it does not have."""

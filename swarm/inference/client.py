@@ -17,7 +17,7 @@ from peer.ipc.block_messages import WireType
 from peer.ipc.sampling_options import Sampling
 from peer.worker.text_client import ModelText, open_model_text
 from swarm.client.session import RunClient, open_client
-from swarm.inference.client_view import ServersView
+from swarm.inference.client_view import Patience, ServersView
 from swarm.inference.record import check_commits, server_schema
 from swarm.inference.server_flows import ServerFlows
 from swarm.inference.session import RemoteSession
@@ -53,15 +53,17 @@ class ModelClient:
 
 @asynccontextmanager
 async def open_model(
-    invite: Invite, home: Path | None = None, wire: WireType | None = None
+    invite: Invite, home: Path | None = None, wire: WireType | None = None, patience: Patience | None = None
 ) -> AsyncIterator[ModelClient]:
     """Connect to the served model, or the training run, of `invite` inside the block. `wire`: the type of hidden states
-    between servers; None: the model's. Raises ConfigError if it is a gossip run, and what `open_client` raises."""
+    between servers; None: the model's. `patience`: with missing servers; None: hardly any. Raises ConfigError if it is
+    a gossip run, and what `open_client` raises."""
     async with open_client(invite, home, schemas=lambda gate: [server_schema(gate)]) as client:
         manifest = client.manifest
         if isinstance(manifest, Manifest):
             check_commits(manifest)
-        servers = ServersView(client.host, client.node, manifest.run_id, manifest.model.layers)
+        layers = manifest.model.layers
+        servers = ServersView(client.host, client.node, manifest.run_id, layers, patience)
         async with open_model_text(client.tokenizer, manifest.model.vocab_size) as text:
             await servers.refresh()
             yield ModelClient(client, manifest, text, servers, ServerFlows(client.host), wire)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import trio
@@ -23,6 +24,24 @@ AVOID_S: Final = 20.0
 FRESH_S: Final = 10.0
 
 
+TOLD_S: Final = 1.5
+"""So long a session looks for a server of blocks that none has before it says so."""
+
+
+def _untold(missing: str) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long the sessions of a client wait for servers that are missing."""
+
+    wait_s: float = TOLD_S
+    """Then the answer fails, and may go on later."""
+    tell: Callable[[str], None] = _untold
+    """Is told what is missing, once each time."""
+
+
 class NoServers(NetworkError):
     """Some block of the model has no server now. The session is as it was, and can go on later."""
 
@@ -30,7 +49,7 @@ class NoServers(NetworkError):
 class ServersView:
     """The servers of one served model, as one client sees them."""
 
-    def __init__(self, host: Host, node: Node, run_id: str, blocks: int) -> None:
+    def __init__(self, host: Host, node: Node, run_id: str, blocks: int, patience: Patience | None = None) -> None:
         self.records: Mapping[str, ServerRecord] = {}
         self.blocks = blocks
         self._host, self._node, self._key = host, node, servers_key(run_id)
@@ -40,6 +59,7 @@ class ServersView:
         self._way_ms: dict[str, float] = {}
         self._read_at = float("-inf")
         self._reading = trio.Lock()
+        self._patience, self._told = patience or Patience(), float("-inf")
 
     async def refresh(self, age_s: float = FRESH_S) -> None:
         """Read the records, unless they were read less than `age_s` ago. What cannot be read stays as it is."""
@@ -129,6 +149,19 @@ class ServersView:
         what = "; ".join(wrong) or "no chain of servers takes this session"
         why = f" ({refusal})" if refusal else ""
         return f"{what}{why}: start another server with `peer serve INVITE`, or try again later"
+
+    def check_wait(self, began: float, refusal: str, wire: WireType | None) -> None:
+        """Tell once what a session that began to look for servers then waits for; raise NoServers when it has waited
+        for long enough."""
+        waited_s = trio.current_time() - began
+        if waited_s <= TOLD_S:
+            return
+        missing = self.missing(refusal, wire)
+        if waited_s > self._patience.wait_s:
+            raise NoServers(missing)
+        if self._told < began:
+            self._told = trio.current_time()
+            self._patience.tell(missing)
 
     def view(self) -> RouteView:
         """Return what routes are planned with."""

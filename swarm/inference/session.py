@@ -19,7 +19,7 @@ from peer.errors import BarnraiseError, ConfigError, ConnectionLost, NetworkErro
 from peer.ipc.block_messages import WireType
 from peer.ipc.sampling_options import Sampling
 from peer.net.flow.flow import Flow
-from swarm.inference.client_view import NoServers, ServersView
+from swarm.inference.client_view import TOLD_S, ServersView
 from swarm.inference.drawn_token import DrawnToken
 from swarm.inference.messages import (
     IDS_MAX,
@@ -47,9 +47,8 @@ START_S: Final = 8.0
 """For the answer of a server to a revision."""
 STALL_S: Final = 30.0
 """Without a token for so long, the route is given up."""
-SERVER_WAIT_S: Final = 1.5
-"""How long a session waits for a server of blocks that none has, before it says so."""
 _RETRY_S: Final = 0.25
+_WAIT_RETRY_S: Final = 2.0
 _COMMIT_AGE_S: Final = 1.0
 
 
@@ -148,6 +147,7 @@ class RemoteSession:
         while True:
             if not self._wired:
                 await self._wire(end)
+                stalled_at = trio.current_time() + STALL_S
             self._allow(end)
             while self._inbox:
                 flow, message = self._inbox.popleft()
@@ -228,7 +228,7 @@ class RemoteSession:
 
     async def _wire(self, end: int) -> None:
         """Find servers for all blocks and have them compute. Raises NoServers."""
-        gives_up_at = trio.current_time() + SERVER_WAIT_S
+        began = trio.current_time()
         while True:
             if self._servers.commits():  # a run goes on
                 await self._servers.refresh(_COMMIT_AGE_S)
@@ -238,14 +238,14 @@ class RemoteSession:
             kept = tuple(hop for hop in self.route if hop not in lost)
             route, answer_s = self._plan(kept), START_S
             if route is None:
-                await self._servers.refresh(_RETRY_S)
+                await self._servers.refresh(_RETRY_S if trio.current_time() - began < TOLD_S else _WAIT_RETRY_S)
                 route = self._plan(kept) or self._plan(())
             if route is None:  # those that have failed lately are better than none
-                route, answer_s = self._plan((), avoids=False), SERVER_WAIT_S
+                route, answer_s = self._plan((), avoids=False), TOLD_S
             if route is not None and await self._try(route, end, answer_s):
                 return
-            if trio.current_time() > gives_up_at and (route is None or answer_s < START_S):
-                raise NoServers(self._servers.missing(self._refusal, self._wire_type))
+            if route is None or answer_s < START_S:
+                self._servers.check_wait(began, self._refusal, self._wire_type)
             await trio.sleep(_RETRY_S if route is None or answer_s < START_S else 0)
 
     def _plan(self, kept: Route, avoids: bool = True) -> Route | None:

@@ -28,7 +28,7 @@ async def test_a_run_begins_goes_on_and_ends_under_its_coordinator(tmp_path: Pat
         assert run.groups[0].head.round == 3 and run.groups[0].completed.is_set()
         assert run.seen("regrouped")[0].fields == {"term": 1, "round": 0, "members": 2, "undone": 0}
         assert [event.fields for event in run.seen("head_seen")] == [
-            {"round": number, "members": 2} for number in range(4)
+            {"round": number, "members": 2, "absent": 0, "tokens": 1024 * number} for number in range(4)
         ]
         await run.until(lambda: one.head.round == other.head.round == 3)
         assert torch.equal(one.state.theta, other.state.theta)

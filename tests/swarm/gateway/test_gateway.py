@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import time
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -181,6 +183,26 @@ def test_a_chat_in_the_terminal(served: ServedModel) -> None:
     assert len(facts) == 3 and all(line.startswith("[8 tokens, ") for line in facts)
     assert all("s0 (blocks 0 to 2), s1 (blocks 3 to 5)]" in line for line in facts)
     assert "A new conversation begins." in done.stderr and "/system TEXT" in done.stderr
+
+
+def test_a_chat_tells_its_figures_and_is_continued_from_its_file(served: ServedModel, tmp_path: Path) -> None:
+    history = tmp_path / "talk" / "one.jsonl"
+    kept = ("--max-tokens", "8", "--history", str(history))
+    whole = chat(served, "Hello there\nAgain\n/stats\n", *kept)
+    assert whole.returncode == 0, whole.stderr
+    told = whole.stderr.splitlines()
+    place = next(place for place, line in enumerate(told) if line.startswith("2 answers, 16 tokens, "))
+    assert told[place + 1].endswith(f" of {CONTEXT} tokens of context are used")
+    assert told[place + 2].endswith(" begun, 0 servers replaced")
+    lines = history.read_text().splitlines()
+    assert [json.loads(line)["role"] for line in lines] == ["user", "assistant", "user", "assistant"]
+    history.write_text("\n".join(lines[:2]) + "\n")
+    assert chat(served, "Again\n", *kept).stdout == whole.stdout.splitlines(keepends=True)[-1]
+    chat(served, "/reset\n", *kept)
+    assert history.read_text() == ""
+    history.write_text("something else")
+    refused = chat(served, "", *kept)
+    assert refused.returncode == 2 and "is no history of a chat: name another file with --history" in refused.stderr
 
 
 def test_a_chat_with_a_system_prompt(served: ServedModel) -> None:

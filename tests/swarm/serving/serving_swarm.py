@@ -16,6 +16,7 @@ from peer.data.tokenizer import ByteTokenizer
 from peer.inference.wire_rows import rows_from, rows_to
 from peer.ipc.block_messages import WireType
 from swarm.inference.client import ModelClient, open_model
+from swarm.inference.client_view import Patience
 from swarm.run.invite import Invite
 from tests.support.peer_process import POLL_S, PeerProcess
 from tests.support.process_group import ProcessGroup
@@ -89,9 +90,9 @@ class ServingSwarm:
         return server
 
     @asynccontextmanager
-    async def client(self) -> AsyncIterator[ModelClient]:
+    async def client(self, patience: Patience | None = None) -> AsyncIterator[ModelClient]:
         """Open a client that knows all servers that live."""
-        async with open_model(self.invite) as model:
+        async with open_model(self.invite, patience=patience) as model:
             await self.known(model)
             yield model
 

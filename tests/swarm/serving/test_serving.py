@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from peer.ipc.sampling_options import Sampling
 from peer.net.flow.flow import Flow
 from peer.net.host import HostConfig, open_host
 from swarm.inference.client import ModelClient
-from swarm.inference.client_view import NoServers
+from swarm.inference.client_view import NoServers, Patience
 from swarm.inference.messages import ServingMessage, StartSession
 from swarm.inference.session import RemoteSession
 from tests.support.peer_process import PeerProcess
@@ -178,6 +179,29 @@ async def test_without_a_spare_there_is_an_error_and_the_session_goes_on_when_on
         await swarm.known(model)
         rest = [token async for token in drawn(session, 10)]
         assert rest == reference_tokens([*PROMPT, *said, 8], 10)
+        session.close()
+
+
+async def test_a_patient_client_says_what_is_missing_and_its_answer_goes_on_when_a_server_comes(tmp_path: Path) -> None:
+    async with open_serving(tmp_path, s0="0:3", s1="3:6") as swarm:
+        missing, told = list[str](), trio.Event()
+
+        def tell(text: str) -> None:
+            missing.append(text)
+            told.set()
+
+        async with swarm.client(Patience(600.0, tell)) as model, trio.open_nursery() as nursery:
+            session, said = model.session(GREEDY), list[int]()
+
+            async def answer() -> None:
+                said.extend(await say(session, PROMPT, 60, {10: swarm.servers["s1"].kill}))
+
+            nursery.start_soon(answer)
+            await told.wait()
+            assert len(said) == 0
+            await swarm.serve("s2", "3:6")
+        assert said == reference_tokens(PROMPT, 60)
+        assert len(missing) == 1 and re.search("blocks 3 to 5.*peer serve", missing[0])
         session.close()
 
 
