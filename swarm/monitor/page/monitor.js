@@ -272,6 +272,7 @@ function drawCharts() {
 
 // A published page has no server behind it: its data are a script beside it, which calls this.
 function barnraisePublished(data) {
+  if (!views && data.state.verdict.level === "over") part("spans").elements.span.value = "all";
   views = data.views;
   view = views[chosenSpan()];
   draw(data.state);
