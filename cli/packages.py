@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -34,3 +35,13 @@ def check_packages(names: Sequence[str] = PACKAGES) -> None:
                 f"{found} shadows {home / name}: install barnraise in its own environment, and run it from a folder"
                 " without a package of that name"
             )
+
+
+def check_monitor_packages(command: str) -> None:
+    """Raise ConfigError unless the packages of the extra `monitor` are installed, which that command needs."""
+    try:
+        for package in ("starlette", "hypercorn", "prometheus_client"):
+            importlib.import_module(package)
+    except ImportError:
+        needed = "starlette, hypercorn and prometheus-client"
+        raise ConfigError(f'{command} needs {needed}: pip install "barnraise[monitor]"') from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ import click
 import trio
 
 from cli.options import default_home, home_option, invite_argument, read_invite, tied_option
+from cli.packages import check_monitor_packages
 from cli.run import run_until_stopped
 from cli.terminal.lines import say, say_json
 from peer.errors import ConfigError
@@ -66,7 +66,7 @@ def monitor(
         raise ConfigError("no run was named: give either INVITE or --home DIR")
     if token is not None and not (token.strip() and token.isascii() and token.isprintable()):
         raise ConfigError("--token is empty or has other letters than ASCII: leave it out to have one made")
-    _check_packages()
+    check_monitor_packages("peer monitor")
     from swarm.monitor.collector import MonitorTarget
     from swarm.run.invite import read_saved_invite
     from swarm.web.listening import ListenAddress
@@ -82,16 +82,6 @@ def monitor(
         db = home / "monitor.db" if home is not None else default_home("monitor") / f"{opened.run_id}.db"
     work = _Monitor(MonitorTarget(opened, home), address, token.strip(), _Outputs(db, publish, notify, as_json))
     run_until_stopped(work.run, tied)
-
-
-def _check_packages() -> None:
-    """Raise ConfigError unless the packages of the extra `monitor` are installed."""
-    try:
-        for package in ("starlette", "hypercorn", "prometheus_client"):
-            importlib.import_module(package)
-    except ImportError:
-        needed = "starlette, hypercorn and prometheus-client"
-        raise ConfigError(f'peer monitor needs {needed}: pip install "barnraise[monitor]"') from None
 
 
 @dataclass(frozen=True)

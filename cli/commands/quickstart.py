@@ -12,6 +12,7 @@ import re
 import shutil
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Final
 
@@ -20,10 +21,12 @@ import msgspec
 
 from cli.demo.child_processes import children
 from cli.demo.cluster import LocalCluster
+from cli.demo.monitoring import Monitor
 from cli.demo.report import Report, draw_losses, write_report
 from cli.demo.scenario import play_pipeline, play_whole
 from cli.demo.served_sample import PROMPT, ServedSample, serve_sample
 from cli.demo.verdict import judge, train_losses
+from cli.packages import check_monitor_packages
 from cli.run import stopping_by_signal
 from cli.templates import template
 from cli.terminal.lines import say
@@ -39,7 +42,7 @@ PIPELINE_STEPS: Final = 30
 ROUNDS_MIN: Final = 6  # the added peer must have rounds left to take part in
 PIPELINE_ROUNDS_MIN: Final = 8
 MARK: Final = ".barnraise-quickstart"
-LEFTOVERS: Final = ("run.toml", "report.json", "loss.png", "coordinator*", "peer-*", "server-*", "model")
+LEFTOVERS: Final = ("run.toml", "report.json", "loss.png", "coordinator*", "peer-*", "server-*", "model", "monitor*")
 
 
 @click.command()
@@ -66,7 +69,10 @@ LEFTOVERS: Final = ("run.toml", "report.json", "loss.png", "coordinator*", "peer
 @click.option(
     "--serve", "serves", is_flag=True, help="At the end, kill one of three block servers in the middle of an answer."
 )
-def quickstart(peers: int, stages: int, rounds: int, home: Path, serves: bool) -> None:
+@click.option(
+    "--monitor", "watches", is_flag=True, help="Show the run on a web page, which stays in --home when it is over."
+)
+def quickstart(peers: int, stages: int, rounds: int, home: Path, serves: bool, watches: bool) -> None:
     """Train a small language model on the text of Python's standard library with several peers on this machine.
 
     During the run one peer joins and one is killed (SIGKILL). Exit code 0 means that every invariant held: all peers
@@ -84,19 +90,23 @@ def quickstart(peers: int, stages: int, rounds: int, home: Path, serves: bool) -
     if rounds < least:
         raise ConfigError(f"{rounds} rounds are too few for the peer that is added: give --rounds {least} or more")
     _claim(home)
+    if watches:
+        check_monitor_packages("--monitor")
     with stopping_by_signal(), Home(home).locked():
         _prepare(home, rounds, stages)
-        _play(peers, stages, rounds, home, serves)
+        _play(peers, stages, rounds, home, serves, Monitor(home) if watches else None)
 
 
-def _play(peers: int, stages: int, rounds: int, home: Path, serves: bool) -> None:
+def _play(peers: int, stages: int, rounds: int, home: Path, serves: bool, monitor: Monitor | None) -> None:
     """Run the cluster and judge it. Raises RoundError if an invariant did not hold."""
     began = time.time()
     title = f"quickstart: {peers} peers, {rounds} rounds, in {home}"
     progress = Progress(title if stages == 1 else f"{title}, {stages} stages", keeps_all=True, stages=stages)
-    with children() as group, shown(progress) as redraw:
+    with children() as group, shown(progress) as redraw, monitor or nullcontext():
         play = play_whole if stages == 1 else play_pipeline
-        scenario = play(LocalCluster(home, rounds, group, progress, redraw), peers)
+        scenario = play(LocalCluster(home, rounds, group, progress, redraw, monitor), peers)
+        if monitor is not None:
+            monitor.see_the_end()  # of the coordinator, which stays until here
     report = judge(scenario, progress, rounds, began)
     served = None
     if not report.broken_invariants:
@@ -106,6 +116,8 @@ def _play(peers: int, stages: int, rounds: int, home: Path, serves: bool) -> Non
     write_report(home / "report.json", report)
     draw_losses(home / "loss.png", dict(sorted(progress.val_losses.items())), train_losses(progress), scenario.marks)
     _summarize(report, home, served)
+    if monitor is not None:
+        say("", monitor.last_words, uncut=True)
     if report.broken_invariants:
         raise RoundError(f"an invariant did not hold ({'; '.join(report.broken_invariants)}): read the logs in {home}")
 

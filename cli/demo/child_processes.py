@@ -85,24 +85,7 @@ class Children:
     ) -> ChildPeer:
         """Run `peer ARGUMENTS --home HOME --tied` with `threads` compute threads, 0 for as many as it takes. `place`
         wraps the command so that it runs elsewhere, as in a network namespace."""
-        command = [sys.executable, "-m", "cli.main", *arguments, "--home", str(home), "--tied"]
-        if place is not None:
-            command = place(command)
-        environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-        if threads:
-            environment["OMP_NUM_THREADS"] = str(threads)
-        environment["PYTHONSAFEPATH"] = "1"  # do not import a folder `peer` of the working directory
-        try:
-            home.parent.mkdir(parents=True, exist_ok=True)
-            log: IO[bytes] = log_path(home).open("wb")
-        except OSError as error:
-            raise ResourceError(f"cannot write to {home.parent} ({error.strerror}): choose another --home") from error
-        with log:
-            process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, env=environment,
-                start_new_session=True,  # Ctrl-C at the terminal reaches this process only
-                preexec_fn=_thaw_when_parent_dies if sys.platform == "linux" else None,
-            )  # fmt: skip
+        process = start_tied([*arguments, "--home", str(home), "--tied"], log_path(home), threads, place)
         child = ChildPeer(name, home, process, EventTail(Home(home).events), time.time())
         self.peers[name] = child
         return child
@@ -117,14 +100,49 @@ class Children:
             child.thaw()
         deadline = time.monotonic() + _LEAVE_S
         for child in self.peers.values():
-            try:
-                child.process.wait(max(0.1, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                child.process.kill()
-                child.process.wait()
-            if child.process.stdin is not None:
-                child.process.stdin.close()
+            _await_end(child.process, deadline)
             child.events.close()
+
+
+def start_tied(
+    arguments: Sequence[str], log_file: Path, threads: int, place: Place | None = None
+) -> subprocess.Popen[bytes]:
+    """Run `peer ARGUMENTS`, which say `--tied`, with its output in that file; see `Children.start`."""
+    command = [sys.executable, "-m", "cli.main", *arguments]
+    if place is not None:
+        command = place(command)
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    if threads:
+        environment["OMP_NUM_THREADS"] = str(threads)
+    environment["PYTHONSAFEPATH"] = "1"  # do not import a folder `peer` of the working directory
+    try:
+        log_file.parent.mkdir(parents=True, exist_ok=True)
+        log: IO[bytes] = log_file.open("wb")
+    except OSError as error:
+        raise ResourceError(f"cannot write to {log_file.parent} ({error.strerror}): choose another --home") from error
+    with log:
+        return subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, env=environment,
+            start_new_session=True,  # Ctrl-C at the terminal reaches this process only
+            preexec_fn=_thaw_when_parent_dies if sys.platform == "linux" else None,
+        )  # fmt: skip
+
+
+def end_child(process: subprocess.Popen[bytes]) -> None:
+    """Ask a child to leave, wait, and kill it if it has not left."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+    _await_end(process, time.monotonic() + _LEAVE_S)
+
+
+def _await_end(process: subprocess.Popen[bytes], deadline: float) -> None:
+    try:
+        process.wait(max(0.1, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    if process.stdin is not None:
+        process.stdin.close()
 
 
 def _thaw_when_parent_dies() -> None:

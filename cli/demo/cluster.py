@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from cli.demo.child_processes import ChildPeer, Children
+from cli.demo.monitoring import Monitor
 from cli.views.live import POLL_S, read_tails
 from cli.views.progress import Progress
 from peer.errors import RoundError
@@ -25,14 +26,20 @@ class LocalCluster:
     """One run in the folder `home`. Every wait ends with the awaited event or with a RoundError."""
 
     def __init__(
-        self, home: Path, rounds: int, group: Children, progress: Progress, redraw: Callable[[], None]
+        self,
+        home: Path,
+        rounds: int,
+        group: Children,
+        progress: Progress,
+        redraw: Callable[[], None],
+        monitor: Monitor | None = None,
     ) -> None:
         self.rounds: Final = rounds
         self.progress: Final = progress
         self._home = home
         self._invite = Home(home / COORDINATOR).invite
         self._group = group
-        self._redraw = redraw
+        self._redraw, self._monitor = redraw, monitor
         self.marks: Final[dict[int, str]] = {}
         """Faults and additions by the round that was committed last."""
         self._last_commit_at = time.monotonic()
@@ -44,9 +51,12 @@ class LocalCluster:
         return self._group.peers
 
     def begin(self) -> None:
-        """Start the coordinator and wait for its invite."""
+        """Start the coordinator and wait for its invite; then the monitor."""
         self._group.start(COORDINATOR, self._home / COORDINATOR, self._coordinate(), threads=1)
         self.wait(START_S, "the coordinator prints its invite", self._invite.exists)
+        if self._monitor is not None:
+            self._monitor.begin(self._invite)
+            self.progress.note(f"monitor: {self._monitor.address()}")
 
     def _coordinate(self) -> list[str]:
         return ["coordinate", str(self._home / "run.toml"), *LOOPBACK]

@@ -65,7 +65,10 @@ def _complete(manifest: Manifest, status: SwarmStatus, gone: bool) -> Verdict:
 
 def _all_away(stages: Sequence[StageState]) -> Verdict:
     rounds = [stage.facts.round for stage in stages if stage.facts]
-    reached = f"; the last commit that was seen is of round {min(rounds)}" if rounds else ""
+    reached = ""
+    if rounds:
+        last = f"the last commit that was seen is of round {min(rounds)}"
+        reached = f"; {last}" if min(rounds) else "; no round is committed yet"
     return Verdict(
         level="bad",
         word="everybody away",

@@ -64,7 +64,7 @@ def ended(process: subprocess.Popen[str]) -> tuple[str, str]:
 def test_a_run_with_a_kill_and_a_join_ends_with_one_state(tmp_path: Path, shorter: bool, rounds: int) -> None:
     """Short rounds are many: on a busy machine the added peer takes the time of some to start."""
     home = tmp_path / "q"
-    process = start(home, "--peers", "3", "--rounds", str(rounds), shorter=shorter)
+    process = start(home, "--peers", "3", "--rounds", str(rounds), "--monitor", shorter=shorter)
     out, err = ended(process)
     assert process.returncode == 0, err
     report = msgspec.json.decode((home / "report.json").read_bytes(), type=Report)
@@ -81,17 +81,29 @@ def test_a_run_with_a_kill_and_a_join_ends_with_one_state(tmp_path: Path, shorte
     assert (home / "loss.png").stat().st_size > 1000
     assert report.sample in out and "rounds committed" in out
     assert "server-1 serves block" in err and "the answer comes through server-1 and server-2" in err
+    check_page(home, out, err, rounds)
     model = tmp_path / "model"
     export = [sys.executable, "-m", "cli.main", "export", "--home", str(home / "peer-1"), "--out", str(model)]
     subprocess.run(export, check=True, timeout=500, capture_output=True)
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= {path.name for path in model.iterdir()}
 
 
+def check_page(home: Path, out: str, err: str, rounds: int) -> None:
+    """The monitor told its address, and left a page that shows the whole run."""
+    page = home / "monitor" / "index.html"
+    assert "monitor: http://127.0.0.1:" in err
+    assert out.endswith(f"The page of the monitor, which needs no server: {page}\n") and page.exists()
+    shown = msgspec.json.decode((page.parent / "data.json").read_bytes())
+    assert shown["state"]["verdict"]["level"] == "over"
+    assert shown["views"]["all"]["rounds"]["round"] == [float(number) for number in range(1, rounds + 1)]
+    assert {"train", "held_out"} <= shown["views"]["all"]["losses"].keys()
+
+
 def test_ctrl_c_ends_every_child(tmp_path: Path) -> None:
-    process = start(tmp_path / "q", "--peers", "3")
+    process = start(tmp_path / "q", "--peers", "3", "--monitor")
     wait_for_peers(process, tmp_path / "q", "peer-3")
     family = descendants(process)
-    assert len(family) >= 4
+    assert len(family) >= 5
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=300)
     assert process.returncode == 130, err

@@ -101,7 +101,8 @@ class History:
     def _read(self, span: Span, stage: int, now: float) -> HistoryView:
         since = now - _SPAN_S[span] if span in _SPAN_S else None
         oldest = self._file.oldest()
-        begin = since if since is not None else min(now - 60, oldest if oldest is not None else now)
+        known = min(now - 60, oldest - 1 if oldest is not None else now)  # so that a young run fills its chart
+        begin = known if since is None else max(since, known)
         samples = self._file.samples(begin, now, POINTS_MAX)
         rounds = self._file.rounds(stage, since, POINTS_MAX)
         losses = self._file.losses(since, POINTS_MAX)

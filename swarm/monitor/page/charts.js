@@ -111,7 +111,7 @@ function options(chart, series, entry) {
       y: { range: (plot, low, high) => (low === null ? [0, 1] : chart.zero ? [0, high * 1.1 || 1] : uPlot.rangeNum(low, high, 0.1, true)) },
     },
     axes: [
-      { ...axis, size: 30, space: time ? 50 : 34, ...(time ? { values: timeTicks } : { incrs: WHOLE_STEPS, values: (plot, ticks) => ticks.map(count) }) },
+      { ...axis, size: 30, space: time ? 64 : 34, ...(time ? { values: timeTicks } : { incrs: WHOLE_STEPS, values: (plot, ticks) => ticks.map(count) }) },
       { ...axis, size: 70, ...(chart.text === whole ? { incrs: WHOLE_STEPS } : {}), values: (plot, ticks) => ticks.map(chart.ticks || chart.text) },
     ],
     series: [
@@ -128,10 +128,10 @@ function options(chart, series, entry) {
   };
 }
 
-// Times of day, or days where the ticks are days.
+// Times of day, with seconds where the ticks are so close; days where the ticks are days.
 function timeTicks(plot, ticks, axis, space, step) {
   const day = step >= 86_400;
-  const form = day ? { day: "numeric", month: "short" } : { hour: "2-digit", minute: "2-digit", hourCycle: "h23" };
+  const form = day ? { day: "numeric", month: "short" } : { hour: "2-digit", minute: "2-digit", ...(step < 60 ? { second: "2-digit" } : {}), hourCycle: "h23" };
   return ticks.map((at) => new Date(1000 * at).toLocaleString([], form));
 }
 

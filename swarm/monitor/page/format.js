@@ -20,14 +20,16 @@ function size(bytes) {
   return `${Math.round(bytes)} B`;
 }
 
+const several = (number, what) => `${number} ${what}${number === 1 ? "" : "s"}`;
+
 const rate = (bytes) => (bytes === null ? "" : `${size(bytes)}/s`);
 
 const loss = (value) => (value === null ? "" : value.toFixed(3));
 
 function age(seconds) {
-  if (seconds < 10) return `${seconds.toFixed(1)} s`;
-  if (seconds < 120) return `${Math.round(seconds)} s`;
-  return seconds < 7200 ? `${Math.round(seconds / 60)} min` : `${(seconds / 3600).toFixed(1)} h`;
+  if (seconds < 10) return `${seconds.toFixed(1)}\u00a0s`;
+  if (seconds < 120) return `${Math.round(seconds)}\u00a0s`;
+  return seconds < 7200 ? `${Math.round(seconds / 60)}\u00a0min` : `${(seconds / 3600).toFixed(1)}\u00a0h`;
 }
 
 const clock = (at) => new Date(1000 * at).toLocaleTimeString([], { hour12: false });

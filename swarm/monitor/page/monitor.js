@@ -69,8 +69,8 @@ function stageCard(stage) {
     const tokens = facts.tokens ? `, ${count(facts.tokens)} tokens` : "";
     card.append(line("facts", `Round ${facts.round}${of}${tokens}`));
     if (facts.members) {
-      card.append(line("facts", `${facts.members} members, quorum ${facts.quorum}${facts.learners ? `, ${facts.learners} new` : ""}`));
-      if (!over) card.append(line("seen", `${seen.answering} answer, margin ${margin}`));
+      card.append(line("facts", `${several(facts.members, "member")}, quorum ${facts.quorum}${facts.learners ? `, ${facts.learners} new` : ""}`));
+      if (!over) card.append(line("seen", `${seen.answering} ${seen.answering === 1 ? "answers" : "answer"}, margin ${margin}`));
     }
   } else {
     card.append(line("seen", "No peer proves a commit"));
@@ -82,7 +82,7 @@ function stageCard(stage) {
   const arriving = claims.arriving ? `, ${claims.arriving} arriving` : "";
   const rated = claims.rate ? `, ${claims.rate.toFixed(1)} micro-batches a second` : "";
   const queue = claims.queue === null ? "" : `, ${claims.queue.toFixed(1)} waiting at each`;
-  card.append(line("claims", `${claims.replicas} replicas${arriving}${rated}${queue}`));
+  if (claims.replicas || !over) card.append(line("claims", `${several(claims.replicas, "replica")}${arriving}${rated}${queue}`));
   const there = state.members.filter((m) => m.claims && m.claims.role !== "coordinator" && m.claims.role !== "feeder"
     && (whole || m.claims.stage === stage.stage));
   card.append(chips(there.map((m) => [m.claims.name, false])));
@@ -94,7 +94,7 @@ function blockCard(row) {
   card.append(element("h3", row.end - row.first === 1 ? `Block ${row.first}` : `Blocks ${row.first} to ${row.end - 1}`));
   const arriving = row.arriving ? `, ${row.arriving} loading` : "";
   const leaving = row.leaving ? `, ${row.leaving} leaving` : "";
-  card.append(line("claims", `${row.servers} servers${arriving}${leaving}`));
+  card.append(line("claims", `${several(row.servers, "server")}${arriving}${leaving}`));
   card.append(chips(row.peers.map((peer) => [nameOf(peer), false])));
   return card;
 }
@@ -113,27 +113,28 @@ function drawMap() {
   part("map").replaceChildren(...cards);
 }
 
+const pair = (up, down) => (up || down ? `${up || "–"} / ${down || "–"}` : "");
+
 function doing(member) {
   const { claims, seen } = member;
   if (!claims) return "away";
   const trouble = { silent: "; tells no events", garbage: "; answers nonsense" }[seen.events] || "";
   const place = claims.stage === null ? "" : `stage ${claims.stage}, `;
   const blocks = claims.first === null ? "" : `blocks ${claims.first} to ${claims.end - 1}, `;
-  return `${claims.role === "full" ? "" : `${claims.role}, `}${place}${blocks}${claims.phase}${trouble}`;
+  return `${["full", "stage"].includes(claims.role) ? "" : `${claims.role}, `}${place}${blocks}${claims.phase}${trouble}`;
 }
 
 const COLUMNS = [
-  ["Peer", "", "claims", (m) => (m.claims ? m.claims.name : "")],
+  ["Peer", "words", "claims", (m) => (m.claims ? m.claims.name : state.names[m.peer] || "")],
   ["Id", "", "facts", (m) => shortId(m.peer)],
   ["In the head", "", "facts", (m) => ({ member: "member", learner: "new", none: "" })[m.facts.membership]],
   ["Merged / missed", "number", "facts", (m) => (m.facts.merged + m.facts.missed ? `${m.facts.merged} / ${m.facts.missed}` : "")],
   ["Answers", "", "seen", (m) => (m.seen.answers ? "yes" : "no")],
-  ["Does", "", "claims", doing],
+  ["Does", "words", "claims", doing],
   ["Steps or micro-batches/s", "number", "claims", (m) => (m.claims && m.claims.speed ? m.claims.speed.toFixed(1) : "")],
   ["Loss", "number", "claims", (m) => (m.claims ? loss(m.claims.loss) : "")],
-  ["Up/s", "number", "claims", (m) => (m.claims ? rate(m.claims.up_bytes_s) : "")],
-  ["Down/s", "number", "claims", (m) => (m.claims ? rate(m.claims.down_bytes_s) : "")],
-  ["Up / down", "number", "claims", (m) => (m.claims ? `${size(m.claims.bytes_up)} / ${size(m.claims.bytes_down)}` : "")],
+  ["Up / down a second", "number", "claims", (m) => (m.claims ? pair(size(m.claims.up_bytes_s), size(m.claims.down_bytes_s)) : "")],
+  ["Up / down in all", "number", "claims", (m) => (m.claims ? `${size(m.claims.bytes_up)} / ${size(m.claims.bytes_down)}` : "")],
   ["Version", "", "claims", (m) => (m.claims ? m.claims.version : "")],
 ];
 const SERVER_COLUMNS = [
@@ -178,7 +179,7 @@ function roundLine(made) {
   const item = element("li");
   item.append(element("time", made.seen_at === null ? "earlier" : clock(made.seen_at)));
   if (made.starts_term) {
-    item.append(`Term ${made.term}${of} began after round ${made.round} with ${facts.members} members: ${names(facts.took_part.length ? facts.took_part : facts.joined)}`);
+    item.append(`Term ${made.term}${of} began after round ${made.round} with ${several(facts.members, "member")}: ${names(facts.took_part.length ? facts.took_part : facts.joined)}`);
     return item;
   }
   item.append(`Round ${made.round}${of}: ${facts.took_part.length} took part`);
@@ -186,7 +187,7 @@ function roundLine(made) {
   if (facts.absent.length) item.append(element("span", `; absent: ${names(facts.absent)}`, "bad"));
   if (facts.joined.length) item.append(`; new: ${names(facts.joined)}`);
   if (facts.left.length) item.append(`; left: ${names(facts.left)}`);
-  if (facts.discarded) item.append(element("span", `; ${facts.discarded} attempts discarded`, "bad"));
+  if (facts.discarded) item.append(element("span", `; ${several(facts.discarded, "attempt")} discarded`, "bad"));
   if (claims.failures.length) item.append(" (", claims.failures.join("; "), " ", kind("claims"), ")");
   if (claims.last && claims.behind_s >= 0.1) {
     item.append(`; last: ${nameOf(claims.last)}, ${claims.behind_s.toFixed(1)} s after the first `, kind("claims"));
@@ -272,6 +273,7 @@ function drawCharts() {
 
 // A published page has no server behind it: its data are a script beside it, which calls this.
 function barnraisePublished(data) {
+  if (!views && data.state.verdict.level === "over") part("spans").elements.span.value = "all";
   views = data.views;
   view = views[chosenSpan()];
   draw(data.state);

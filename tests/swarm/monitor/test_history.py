@@ -57,8 +57,9 @@ async def test_a_run_is_remembered(tmp_path: Path) -> None:
     assert view.losses["round"][-1] == 9 and view.losses["train"][-1] == pytest.approx(2.91)
     assert view.samples["at"] == [NOW + FINE_S * place for place in range(11)]
     assert view.samples["members"][1:] == [3.0] * 10 and view.samples["loss"] == [2.0] * 11
+    assert view.since == NOW - 1, "a young run fills its chart"
     assert "sessions" not in view.samples and not view.trouble
-    assert (await history.view("all")).rounds == view.rounds
+    assert (await history.view("all")).rounds == view.rounds and (await history.view("all")).samples == view.samples
     assert (await history.view("day")).samples["at"][-1] == pytest.approx(NOW + 100, abs=240)
     await history.close()
 

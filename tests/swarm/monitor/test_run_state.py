@@ -68,6 +68,8 @@ def test_everybody_is_away() -> None:
     state = shown(manifest, {}, [chain], [])
     assert said(state).startswith("everybody away: no peer of this run answers, nor does the coordinator")
     assert "the last commit that was seen is of round 4" in said(state)
+    state = shown(manifest, {}, [chain_of([manifest.first_head(0)])], [])
+    assert said(state).startswith("everybody away") and "no round is committed yet" in said(state)
 
 
 def test_a_run_that_has_not_begun() -> None:
