@@ -97,6 +97,8 @@ class TlsSocket:
         self._socket = context.wrap_socket(raw, server_side=server_side, do_handshake_on_connect=False)
         self._closed = False
         self._wake_bytes = 1
+        self._drained = False
+        """Whether the last read has taken all that had come."""
 
     async def handshake(self, turn: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint) -> None:
         """Agree on keys. `turn` is awaited before each step."""
@@ -153,12 +155,16 @@ class TlsSocket:
 
         May wait a moment for more bytes if `expected` says that many are on their way."""
         view = view[:_TURN_BYTES]
-        await trio.lowlevel.checkpoint()
+        many = min(_WAKE_BYTES, expected - 2 * _RECORD_BYTES)
+        if self._drained and many <= 1:  # as a rule between messages: nothing is here, so wait at once
+            self._wake_at(1)
+            await self._readable()
+        else:
+            await trio.lowlevel.checkpoint()
         while True:
             count = self._receive_now(view)
             if count:
                 return count
-            many = min(_WAKE_BYTES, expected - 2 * _RECORD_BYTES)
             if many > 1:
                 self._wake_at(many)
                 with trio.move_on_after(_WAKE_S):
@@ -191,11 +197,12 @@ class TlsSocket:
             self._socket.close()
 
     def _receive_now(self, view: memoryview) -> int:
-        count = 0
+        count, self._drained = 0, False
         while count < len(view):
             try:
                 got = self._socket.recv_into(view[count:])
             except ssl.SSLWantReadError:
+                self._drained = True
                 break
             except _ENDED as error:
                 if count:
