@@ -82,7 +82,7 @@ class Pace:
     def _measured(self, now: float, bulk_bytes: int) -> float | None:
         """Return the rate of bulk in bytes/s; None until it has been under way for a window."""
         window = self._window
-        if window and now - window[-1][0] > WINDOW_S / 2:  # it has paused, or nobody looked
+        if window and now - window[-1][0] > WINDOW_S / 2:  # it has paused, or the steps have
             self._paused = bulk_bytes == window[-1][1]
             window.clear()
         if not window or bulk_bytes > window[-1][1]:
