@@ -4,8 +4,8 @@
 
 Two processes on 127.0.0.1 send a message there and back. CPU is that of both processes together, half of it a message;
 times are half of a round trip. "Hot" sends the next one at once, "cold" one every 4 ms, as tokens come. "Beside" is
-cold, on a link of --mbit (namespaces, tbf) that a transfer of payloads fills meanwhile. The limit in the same run: a
-plain TCP socket between the same processes, in blocking calls.
+cold, on a link of --mbit (namespaces, tbf) that a transfer of payloads fills meanwhile; flows pace it. The limit in the
+same run: a plain TCP socket between the same processes, in blocking calls.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -176,30 +177,32 @@ async def caller(address: str, plain: int, ip: str, way: str, messages: int, bes
         async def other() -> float:
             return (await host.rpc.call(peer, CPU, Empty(), timeout_s=60)).body.cpu_s
 
-        exchange = await way_of(host, peer, address, plain, way)
+        exchange, flow = await way_of(host, peer, address, plain, way)
         found: dict[str, Any] = {}
-        for size in SIZES:
-            if beside:
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(transfer, host, peer)
-                    await trio.sleep(1.0)
-                    found[f"{size}"] = {"beside": await timed(exchange, size, messages, COLD_S, other)}
-                    nursery.cancel_scope.cancel()
-            else:
-                found[f"{size}"] = {
-                    "hot": await timed(exchange, size, messages, 0.0, other),
-                    "cold": await timed(exchange, size, messages, COLD_S, other),
-                }
+        with nullcontext() if flow is None else flow.hold():
+            for size in SIZES:
+                if beside:
+                    async with trio.open_nursery() as nursery:
+                        nursery.start_soon(transfer, host, peer)
+                        await trio.sleep(1.0)
+                        found[f"{size}"] = {"beside": await timed(exchange, size, messages, COLD_S, other)}
+                        nursery.cancel_scope.cancel()
+                else:
+                    found[f"{size}"] = {
+                        "hot": await timed(exchange, size, messages, 0.0, other),
+                        "cold": await timed(exchange, size, messages, COLD_S, other),
+                    }
         return found
 
 
-async def way_of(host: Host, peer: str, address: str, plain: int, way: str) -> Exchange:
+async def way_of(host: Host, peer: str, address: str, plain: int, way: str) -> tuple[Exchange, Flow | None]:
+    """Return how a message goes there and back, and the flow that it takes."""
     if way in ("call", "bulk call"):
 
         async def call(payload: bytes) -> None:
             await host.rpc.call(peer, ECHO, Note(1), payload, timeout_s=60, bulk=way == "bulk call")
 
-        return call
+        return call, None
     if way == "plain TCP":
         connection = socket.create_connection((address.split("/")[2], plain))
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -210,18 +213,17 @@ async def way_of(host: Host, peer: str, address: str, plain: int, way: str) -> E
             while left:
                 left -= len(connection.recv(left))
 
-        return send
+        return send, None
     handler = Handler(answers=False)
     host.flows.serve(handler)
     flow = await host.flows.open(peer)
-    flow.hold().__enter__()
 
     async def ask(payload: bytes) -> None:
         handler.came = trio.Event()
         flow.send(Note(1), payload)
         await handler.came.wait()
 
-    return ask
+    return ask, flow
 
 
 async def transfer(host: Host, peer: str) -> None:

@@ -1,11 +1,9 @@
-"""The round trip of a flow beside a bulk transfer on one link, with the transfer paced by that round trip and without.
+"""The round trip of a flow beside a bulk transfer on one link, while the flow is held, which paces it, and while not.
 
-    python benchmarks/network/pacing.py [--mbit 100] [--seconds 10] [--json FILE]
+    python benchmarks/network/pacing.py [--mbit 100] [--seconds 10] [--runs 3] [--json [FILE]]
 
-Two hosts behind links of --mbit (namespaces, tbf, cubic; root). The pace (SO_MAX_PACING_RATE of the bulk connections)
-is set here, not by the product: down by 8 % while the median of the last five beats is 3 ms above the shortest, never
-below half of the highest rate that was seen, and up by 3 % while it is less than 1.5 ms above.
-On two busy cores (2026-11-26): alone 0.4 ms; beside a transfer 12.2 ms unpaced at 95 Mbit/s, 0.4 ms paced at 80 Mbit/s.
+Two hosts behind links of --mbit (namespaces, tbf, cubic; root). "Foreign": another process fills the link as well, by a
+plain TCP connection, and pacing must not give it our share. Medians of --runs.
 """
 
 from __future__ import annotations
@@ -15,11 +13,11 @@ import json
 import os
 import socket
 import statistics
-import struct
 import subprocess
 import sys
 import time
-from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -29,50 +27,51 @@ import trio
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.common.options import add_json, write_results
-from benchmarks.common.shaped_lan import shaped_lan
+from benchmarks.common.shaped_lan import Lan, sent_over_link, shaped_lan
 from benchmarks.network import flow as messages
 from peer.events import EventLog
 from peer.identity import Identity
-from peer.net.flow.flow import BEAT_S, Flow
+from peer.net.flow.flow import Flow
 from peer.net.host import Host, HostConfig, open_host
 
-MAX_PACING_RATE = 47  # of Linux; Python has no name for it
-UNPACED = (1 << 32) - 1
-BYTES_ACKED_AT = 120  # in tcp_info
-TCP_INFO_BYTES = 232
-WINDOW_S = 1.0
 SETTLE_S = 8.0
-
-
-def bulk_sockets(host: Host) -> list[Any]:
-    return [link._tls._socket for links in host._bulk._links.values() for link in links]
+FLOODED = 24  # MiB that a flood has sent before anything is measured
+WAYS = ("unpaced", "paced", "unpaced foreign", "paced foreign")
 
 
 def acked(host: Host) -> int:
     """Return the bytes that the other side has acknowledged on all bulk connections."""
-    infos = [one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES) for one in bulk_sockets(host)]
-    return sum(struct.unpack_from("=Q", info, BYTES_ACKED_AT)[0] for info in infos)
+    return sum(one.acked_bytes() for one in host._bulk.sockets)
 
 
-async def pace(host: Host, flow: Flow) -> None:
-    """Set the pace of the bulk connections by the flow's round trips, until cancelled."""
-    rate, peak, seen = float(UNPACED), 0.0, deque[tuple[float, int]]()
-    shortest_s = min(flow.round_trips)
-    while True:
-        await trio.sleep(BEAT_S)
-        seen.append((time.perf_counter(), acked(host)))
-        if seen[-1][0] - seen[0][0] < WINDOW_S:
-            continue
-        began = seen.popleft()
-        now = (seen[-1][1] - began[1]) / (seen[-1][0] - began[0])
-        peak = max(peak, now)
-        above_s = statistics.median(list(flow.round_trips)[-5:]) - shortest_s
-        if above_s > 0.003:
-            rate = max(peak / 2, 0.92 * min(rate, now))
-        elif above_s < 0.0015 and now > 0.8 * rate:
-            rate *= 1.03
-        for one in bulk_sockets(host):
-            one.setsockopt(socket.SOL_SOCKET, MAX_PACING_RATE, min(UNPACED, int(rate)))
+def drain(ip: str) -> None:
+    """Read what comes over connections, one after the other."""
+    with socket.create_server((ip, 0)) as listener:
+        print(listener.getsockname()[1], flush=True)
+        while True:
+            connection, _ = listener.accept()
+            with connection, suppress(ConnectionResetError):
+                while connection.recv(1 << 16):
+                    pass
+
+
+def flood(ip: str, port: int) -> None:
+    with socket.create_connection((ip, port)) as connection:
+        for number in count():
+            connection.sendall(bytes(1 << 20))
+            if number == FLOODED:
+                print("it fills the link", flush=True)
+
+
+@contextmanager
+def process(command: list[str]) -> Iterator[str]:
+    """Run a process for the block; yields its first line."""
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as started:
+        try:
+            assert started.stdout is not None
+            yield started.stdout.readline()
+        finally:
+            started.kill()
 
 
 async def trips(flow: Flow, handler: messages.Handler, seconds: float) -> dict[str, float]:
@@ -91,64 +90,93 @@ async def trips(flow: Flow, handler: messages.Handler, seconds: float) -> dict[s
     return {"p50_ms": statistics.median(times), "p95_ms": times[int(0.95 * len(times))]}
 
 
-async def caller(address: str, ip: str, paced: bool, seconds: float) -> dict[str, Any]:
+async def caller(address: str, ip: str, way: str, seconds: float, drain_port: int) -> dict[str, Any]:
     own = HostConfig(identity=Identity.generate(), events=EventLog(), listen=(f"/ip4/{ip}/tcp/0",))
     async with open_host(own) as host:
         peer = await host.connect_address(address, timeout_s=60)
         handler = messages.Handler(answers=False)
         host.flows.serve(handler)
         flow = await host.flows.open(peer)
-        with flow.hold():
+        with ExitStack() as stack:
+            if not way.startswith("unpaced"):
+                stack.enter_context(flow.hold())
             found: dict[str, Any] = {"alone": await trips(flow, handler, seconds)}
+            if way.endswith("foreign"):
+                there = address.split("/")[2]
+                stack.enter_context(process([sys.executable, __file__, "--flood", there, str(drain_port)]))
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(messages.transfer, host, peer)
-                if paced:
-                    nursery.start_soon(pace, host, flow)
                 await trio.sleep(SETTLE_S)
-                before, began = acked(host), time.perf_counter()
+                before, sent, began = acked(host), sent_over_link(os.getpid()), time.perf_counter()
                 found["beside"] = await trips(flow, handler, seconds)
-                found["bulk_mbit"] = 8e-6 * (acked(host) - before) / (time.perf_counter() - began)
+                passed_s = time.perf_counter() - began
+                found["bulk_mbit"] = 8e-6 * (acked(host) - before) / passed_s
+                found["link_mbit"] = 8e-6 * (sent_over_link(os.getpid()) - sent) / passed_s
                 nursery.cancel_scope.cancel()
         return found
 
 
-def measure(mbit: float, seconds: float) -> dict[str, Any]:
+def measure(lan: Lan, ways: Sequence[str], seconds: float) -> dict[str, Any]:
+    """Return the figures of each way."""
     figures: dict[str, Any] = {}
-    with shaped_lan(2, mbit) as lan:
-        serving = lan.at_host(1, sys.executable, str(messages.__file__), "--serve", lan.ip(1), "bulk")
-        with subprocess.Popen(serving, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
-            try:
-                assert server.stdout is not None
-                address = json.loads(server.stdout.readline())["address"]
-                for way in ("unpaced", "paced"):
-                    command = [sys.executable, __file__, "--call", address, lan.ip(0), way, "--seconds", str(seconds)]
-                    done = subprocess.run(lan.at_host(0, *command), stdout=subprocess.PIPE, text=True, check=True)
-                    figures[way] = json.loads(done.stdout)
-            finally:
-                server.kill()
+    serving = lan.at_host(1, sys.executable, str(messages.__file__), "--serve", lan.ip(1), "bulk")
+    draining = lan.at_host(1, sys.executable, __file__, "--drain", lan.ip(1))
+    with process(serving) as hello, process(draining) as port:
+        address = json.loads(hello)["address"]
+        for way in ways:
+            command = [sys.executable, __file__, "--call", address, lan.ip(0), way, port.strip()]
+            command = lan.at_host(0, *command, "--seconds", str(seconds))
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+            figures[way] = json.loads(done.stdout)
+            print(described(way, figures[way]), flush=True)
     return figures
+
+
+def middle(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the median of each figure."""
+    return {
+        name: middle([run[name] for run in runs])
+        if isinstance(runs[0][name], dict)
+        else statistics.median(run[name] for run in runs)
+        for name in runs[0]
+    }
+
+
+def described(way: str, row: dict[str, Any]) -> str:
+    alone, beside = row["alone"], row["beside"]
+    return (
+        f"{way:16} alone {alone['p50_ms']:.2f} ms (p95 {alone['p95_ms']:.2f}), beside a transfer"
+        f" {beside['p50_ms']:.2f} ms (p95 {beside['p95_ms']:.2f}), which had {row['bulk_mbit']:.1f} of"
+        f" {row['link_mbit']:.1f} Mbit/s"
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--mbit", type=float, default=100.0, help="of the link")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement")
-    parser.add_argument("--call", nargs=3, help=argparse.SUPPRESS)
-    add_json(parser, "pacing")
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
+    for hidden, arguments in (("--call", 4), ("--drain", 1), ("--flood", 2)):
+        parser.add_argument(hidden, nargs=arguments, help=argparse.SUPPRESS)
+    add_json(parser, "serving/pacing")
     options = parser.parse_args()
     if options.call:
-        address, ip, way = options.call
-        print(json.dumps(trio.run(caller, address, ip, way == "paced", options.seconds)))
-        return
-    figures = measure(options.mbit, options.seconds)
-    for way, row in figures.items():
-        alone, beside = row["alone"], row["beside"]
-        print(
-            f"{way:8} alone {alone['p50_ms']:.2f} ms (p95 {alone['p95_ms']:.2f}), beside a transfer"
-            f" {beside['p50_ms']:.2f} ms (p95 {beside['p95_ms']:.2f}), which had {row['bulk_mbit']:.1f} Mbit/s"
-        )
-    if options.json:
-        write_results(options.json, {"mbit": options.mbit, "seconds": options.seconds, "ways": figures})
+        address, ip, way, port = options.call
+        print(json.dumps(trio.run(caller, address, ip, way, options.seconds, int(port))))
+    elif options.drain:
+        drain(*options.drain)
+    elif options.flood:
+        flood(options.flood[0], int(options.flood[1]))
+    else:
+        with shaped_lan(2, options.mbit) as lan:
+            runs = [measure(lan, options.ways, options.seconds) for _ in range(options.runs)]
+        figures = middle(runs)
+        print("medians")
+        for way, row in figures.items():
+            print(described(way, row))
+        if options.json:
+            write_results(options.json, {"mbit": options.mbit, "seconds": options.seconds, "ways": figures})
 
 
 if __name__ == "__main__":

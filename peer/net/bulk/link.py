@@ -155,7 +155,7 @@ class BulkConnection:
         self.idle_since: float | None = trio.current_time()
         """None while a call is under way."""
         self._nursery = nursery
-        self._tls = tls
+        self.tls: Final = tls
         self._meter = meter
         self._strike = strike
         self._serve = serve
@@ -192,7 +192,7 @@ class BulkConnection:
     def close(self) -> None:
         """End the connection and its calls now."""
         self._ended = True
-        self._tls.close()
+        self.tls.close()
         for call in self._calls.values():
             call.lost()
 
@@ -242,7 +242,7 @@ class BulkConnection:
 
         If the connection has ended, ends all its calls and raises ConnectionLost."""
         try:
-            return await self._tls.receive_into(view, expected=len(view))
+            return await self.tls.receive_into(view, expected=len(view))
         except ConnectionLost:
             self.close()
             raise
@@ -300,7 +300,7 @@ class BulkConnection:
     async def _send(self, parts: deque[memoryview]) -> None:
         while parts:
             with trio.move_on_after(GIVE_UP_S) as timeout:
-                parts[0] = parts[0][await self._tls.send_some(parts[0]) :]
+                parts[0] = parts[0][await self.tls.send_some(parts[0]) :]
             if timeout.cancelled_caught and self._giving_up:
                 self.close()
             if not parts[0]:

@@ -11,6 +11,8 @@ import hashlib
 import os
 import socket
 import ssl
+import struct
+import sys
 import tempfile
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -31,6 +33,10 @@ _UNSENT_BYTES: Final = 1 << 19  # waits in the kernel at most, so that data writ
 _WAKE_BYTES: Final = 1 << 17  # of a payload arrive before its reader is woken; a slow link delivers 10 KB at a time
 _WAKE_S: Final = 0.5  # the reader is woken then in any case: every byte is a sign of life
 _RECORD_BYTES: Final = 1 << 14  # one TLS record, of which OpenSSL may hold a part
+_MAX_PACING_RATE: Final = 47  # SO_MAX_PACING_RATE and fields of tcp_info, of Linux, for which Python has no names
+_UNPACED: Final = (1 << 32) - 1
+_INFO_BYTES: Final = 128
+_BYTES_ACKED: Final = struct.Struct("=120xQ")
 _ENDED: Final = (ssl.SSLError, OSError, trio.ClosedResourceError)
 
 
@@ -91,6 +97,8 @@ class TlsSocket:
         self._socket = context.wrap_socket(raw, server_side=server_side, do_handshake_on_connect=False)
         self._closed = False
         self._wake_bytes = 1
+        self._drained = False
+        """Whether the last read has taken all that had come."""
 
     async def handshake(self, turn: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint) -> None:
         """Agree on keys. `turn` is awaited before each step."""
@@ -147,12 +155,16 @@ class TlsSocket:
 
         May wait a moment for more bytes if `expected` says that many are on their way."""
         view = view[:_TURN_BYTES]
-        await trio.lowlevel.checkpoint()
+        many = min(_WAKE_BYTES, expected - 2 * _RECORD_BYTES)
+        if self._drained and many <= 1:  # as a rule between messages: nothing is here, so wait at once
+            self._wake_at(1)
+            await self._readable()
+        else:
+            await trio.lowlevel.checkpoint()
         while True:
             count = self._receive_now(view)
             if count:
                 return count
-            many = min(_WAKE_BYTES, expected - 2 * _RECORD_BYTES)
             if many > 1:
                 self._wake_at(many)
                 with trio.move_on_after(_WAKE_S):
@@ -160,6 +172,22 @@ class TlsSocket:
                     continue
             self._wake_at(1)
             await self._readable()
+
+    def acked_bytes(self) -> int:
+        """Return the bytes that the other side's kernel has, of those sent; 0 where the system does not tell."""
+        if sys.platform != "linux" or self._closed:
+            return 0
+        with suppress(OSError, struct.error):  # a kernel before 4.1 tells less
+            info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+            return int(_BYTES_ACKED.unpack(info)[0])
+        return 0
+
+    def pace(self, bytes_per_s: float) -> None:
+        """Send at most so fast, infinity for as fast as possible; does nothing where the system cannot."""
+        if sys.platform == "linux" and not self._closed:
+            with suppress(OSError):
+                rate = struct.pack("=I", int(min(bytes_per_s, _UNPACED)))
+                self._socket.setsockopt(socket.SOL_SOCKET, _MAX_PACING_RATE, rate)
 
     def close(self) -> None:
         """End the connection now; pending reads and writes fail."""
@@ -169,11 +197,12 @@ class TlsSocket:
             self._socket.close()
 
     def _receive_now(self, view: memoryview) -> int:
-        count = 0
+        count, self._drained = 0, False
         while count < len(view):
             try:
                 got = self._socket.recv_into(view[count:])
             except ssl.SSLWantReadError:
+                self._drained = True
                 break
             except _ENDED as error:
                 if count:

@@ -139,6 +139,11 @@ class BulkTransport:
         connections = sum(map(len, self._links.values()))
         return {"bulk": connections, "bulk_handshakes": len(self._handshakes), "bulk_dials": len(self._dials)}
 
+    @property
+    def sockets(self) -> tuple[TlsSocket, ...]:
+        """The sockets of all connections."""
+        return tuple(link.tls for links in self._links.values() for link in links)
+
     async def listen(self, ip: str, port: int) -> None:
         """Accept connections at `ip`; port 0 takes any free one. Raises OSError if the port is taken."""
         listeners = await trio.open_tcp_listeners(port, host=ip)

@@ -70,7 +70,7 @@ def open_flows(
     parts: FlowParts,
 ) -> Flows:
     """Return the flows of a host, which takes those of others from now on once they are served."""
-    flows = Flows(nursery, FlowDialer(rpc, connections, bulk).dial, parts)
+    flows = Flows(nursery, FlowDialer(rpc, connections, bulk).dial, parts, lambda: bulk.sockets)
     bulk.flows = flows
 
     async def on_stream(stream: Any) -> None:

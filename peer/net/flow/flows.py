@@ -7,13 +7,15 @@ relay), it runs over a libp2p stream.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
 import trio
 
 from peer.errors import ConnectionLost
+from peer.net.bulk.tls import TlsSocket
 from peer.net.flow.flow import Flow, FlowHandler, FlowParts, FlowWire
+from peer.net.flow.pacer import Pacer
 
 FLOWS_MAX: Final = 512
 FLOWS_PER_PEER_MAX: Final = 4  # one each way, and those that we do not know yet to have ended
@@ -23,14 +25,22 @@ ACCEPTED_IDLE_S: Final = 2 * IDLE_S  # the opener closes first, so that it never
 
 
 class Flows:
-    """Opens, accepts and keeps flows. `dial(peer)` returns a connection for one; raises as calls do."""
+    """Opens, accepts and keeps flows. `dial(peer)` returns a connection for one; raises as calls do. `paced()` returns
+    the connections that give way to flows in use."""
 
-    def __init__(self, nursery: trio.Nursery, dial: Callable[[str], Awaitable[FlowWire]], parts: FlowParts) -> None:
+    def __init__(
+        self,
+        nursery: trio.Nursery,
+        dial: Callable[[str], Awaitable[FlowWire]],
+        parts: FlowParts,
+        paced: Callable[[], Iterable[TlsSocket]],
+    ) -> None:
         self._nursery, self._dial, self._parts = nursery, dial, parts
         self._handler: FlowHandler | None = None
         self._opened: dict[str, Flow] = {}
         self._all: set[Flow] = set()
         self._dials: dict[str, trio.Event] = {}
+        self._pacer = Pacer(lambda: self._all, paced)
 
     @property
     def served(self) -> bool:
@@ -97,7 +107,12 @@ class Flows:
             flow.close("it does not answer")
 
     async def run(self) -> None:
-        """Close idle flows, and those of peers without rights, until cancelled."""
+        """Close idle flows and those of peers without rights, and pace what is in front of others, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._pacer.run)
+            await self._tidy()
+
+    async def _tidy(self) -> None:
         while True:
             await trio.sleep(LOOK_S)
             now = trio.current_time()

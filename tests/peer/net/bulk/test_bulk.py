@@ -61,7 +61,7 @@ async def test_bulk_takes_one_tls_connection_and_control_does_not() -> None:
             assert reply.payload == payload
         assert len(bulk_connections(a, b.peer_id)) == len(bulk_connections(b, a.peer_id)) == 1
         (bulk,) = bulk_connections(a, b.peer_id)
-        assert bulk._tls._socket.version() == "TLSv1.3"
+        assert bulk.tls._socket.version() == "TLSv1.3"
         assert libp2p_connections(a) == 1
         assert b.bytes_by_peer[a.peer_id].bytes_down > 3 * SIZE
 
