@@ -8,7 +8,8 @@ import pty
 import shutil
 import subprocess
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -80,25 +81,37 @@ def test_a_checkpoint_is_computed_in_the_type_that_is_asked_for(tmp_path: Path) 
     assert len(own) == 8 and answer(wide, "--dtype", "bf16") == own
 
 
-def test_a_worker_killed_in_the_middle_of_an_answer_is_one_sentence_and_the_next_call_answers(tmp_path: Path) -> None:
+@contextmanager
+def answering(command: list[str], count: int) -> Iterator[tuple[subprocess.Popen[str], psutil.Process]]:
+    """An answer that has begun to come, and the process that serves it."""
+    command = [*command, "--max-tokens", str(count), "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=REPO) as process:
+        assert process.stdout is not None
+        while '"token"' not in process.stdout.readline():
+            assert process.poll() is None
+        (server,) = (child for child in psutil.Process(process.pid).children() if "serve" in child.cmdline())
+        yield process, server
+
+
+def test_an_answer_outlives_its_worker_and_ends_in_one_sentence_with_its_server(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     write_checkpoint(folder)
     command = [sys.executable, "-m", "cli.main", "generate", "--model", str(folder), PROMPT, "--threads", "1"]
-    with subprocess.Popen(
-        [*command, "--max-tokens", "4000", "--json"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=REPO,
-    ) as answering:
-        assert answering.stdout is not None and answering.stderr is not None
-        while '"token"' not in answering.stdout.readline():
-            assert answering.poll() is None
-        (server,) = (child for child in psutil.Process(answering.pid).children() if "serve" in child.cmdline())
-        for worker in server.children():
-            worker.kill()
-        rest, said = answering.stdout.read(), answering.stderr.read()
-    assert '"answer"' not in rest and answering.returncode == 7
+    told = list[list[int]]()
+    for is_struck in (False, True):
+        with answering(command, 1000) as (process, server):
+            for worker in server.children() if is_struck else ():
+                worker.kill()
+            rest, said = process.communicate()
+        answer = json.loads(rest.splitlines()[-1])
+        assert process.returncode == 0 and (answer["failovers"] > 0) == is_struck, said
+        told.append(answer["tokens"])
+    assert told[0] == told[1] and len(told[0]) == 1000
+
+    with answering(command, 4000) as (process, server):
+        server.kill()
+        rest, said = process.communicate()
+    assert '"answer"' not in rest and process.returncode == 7
     assert said == (
         "peer: the process that computes the model has ended (it was killed by SIGKILL): run the command again\n"
     )
