@@ -45,7 +45,8 @@ def plain(text: str, most: int = SENTENCE_MAX) -> str:
 def json_line(value: Any, most: int | None = SENTENCE_MAX) -> str:
     """Return a value of built-in types as one line of JSON in printable ASCII.
 
-    Strings are cut to `most` characters (None: never), lists to `LISTED_MAX` elements. NaN and infinity become null.
+    Strings are cut to `most` characters, lists to `LISTED_MAX` elements; where `most` is None nothing is. NaN and
+    infinity become null.
     """
     return json.dumps(_bounded(value, most), allow_nan=False, separators=(",", ":"))
 
@@ -59,5 +60,5 @@ def _bounded(value: Any, most: int | None) -> Any:
     if isinstance(value, Mapping):
         return {_bounded(str(key), most): _bounded(inner, most) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_bounded(inner, most) for inner in value[:LISTED_MAX]]
+        return [_bounded(inner, most) for inner in (value if most is None else value[:LISTED_MAX])]
     return value

@@ -51,7 +51,7 @@ def through(view: Callable[[str], None]) -> Iterator[None]:
 
 
 def say_json(value: Mapping[str, Any], uncut: bool = False) -> None:
-    """Write a line of ASCII JSON on standard output, with strings cut unless `uncut`."""
+    """Write a line of ASCII JSON on standard output, with strings and lists cut unless `uncut`."""
     click.echo(json_line(value, None) if uncut else json_line(value))
 
 

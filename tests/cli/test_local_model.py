@@ -99,14 +99,14 @@ def test_an_answer_outlives_its_worker_and_ends_in_one_sentence_with_its_server(
     command = [sys.executable, "-m", "cli.main", "generate", "--model", str(folder), PROMPT, "--threads", "1"]
     told = list[list[int]]()
     for is_struck in (False, True):
-        with answering(command, 1000) as (process, server):
+        with answering(command, 1200) as (process, server):
             for worker in server.children() if is_struck else ():
                 worker.kill()
             rest, said = process.communicate()
         answer = json.loads(rest.splitlines()[-1])
         assert process.returncode == 0 and (answer["failovers"] > 0) == is_struck, said
         told.append(answer["tokens"])
-    assert told[0] == told[1] and len(told[0]) == 1000
+    assert told[0] == told[1] and len(told[0]) == 1200
 
     with answering(command, 4000) as (process, server):
         server.kill()
