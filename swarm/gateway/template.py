@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -29,8 +29,8 @@ _PLAIN_STOPS: Final = ("\nuser:", "\nsystem:")
 class ChatMessage(msgspec.Struct, frozen=True):
     """One message of a conversation."""
 
-    role: str
-    content: str
+    role: Annotated[str, msgspec.Meta(max_length=64)]
+    content: Annotated[str, msgspec.Meta(max_length=16 << 20)]
 
 
 class TemplateFailed(ConfigError):

@@ -10,7 +10,7 @@ import trio
 
 from peer.net.bulk.tls import TlsSocket
 from peer.net.flow.flow import BEAT_S, Flow
-from peer.net.flow.pacing import Pace
+from peer.net.flow.pacing import FlowPace
 
 IDLE_S: Final = 1.0  # between looks while no flow is used
 
@@ -20,7 +20,7 @@ class Pacer:
 
     def __init__(self, flows: Callable[[], Iterable[Flow]], sockets: Callable[[], Iterable[TlsSocket]]) -> None:
         self._flows, self._sockets = flows, sockets
-        self._paces: dict[Flow, Pace] = {}
+        self._paces: dict[Flow, FlowPace] = {}
         self._acked: dict[TlsSocket, int] = {}
         self._lately: dict[TlsSocket, float] = {}
         """Smoothed bytes a look, of connections that have passed any since the last."""
@@ -28,7 +28,7 @@ class Pacer:
         self._rate = inf
 
     async def run(self) -> None:
-        """Pace until cancelled."""
+        """FlowPace until cancelled."""
         while True:
             pause_s = BEAT_S if self._step() else IDLE_S
             await trio.sleep(pause_s)
@@ -37,7 +37,7 @@ class Pacer:
         """Set the paces; return whether a flow is in use."""
         flows = tuple(self._flows())
         used = [flow for flow in flows if flow.idle_since is None]
-        self._paces = {flow: self._paces.get(flow) or Pace() for flow in flows}
+        self._paces = {flow: self._paces.get(flow) or FlowPace() for flow in flows}
         if not used and self._rate == inf:
             return False
         self._count()

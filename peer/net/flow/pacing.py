@@ -30,7 +30,7 @@ _BUCKET_S: Final = 60.0
 _BUCKETS: Final = 5
 
 
-class Pace:
+class FlowPace:
     """The pace of a host's bulk connections together that one flow asks for."""
 
     def __init__(self) -> None:

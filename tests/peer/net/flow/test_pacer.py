@@ -13,7 +13,7 @@ import trio
 from peer.events import EventLog
 from peer.identity import Identity
 from peer.net.flow.pacer import Pacer
-from peer.net.flow.pacing import Pace
+from peer.net.flow.pacing import FlowPace
 from peer.net.host import HostConfig, open_host
 from tests.peer.net.test_rpc import ECHO, Number, echo
 
@@ -42,7 +42,7 @@ class Held:
 def pacer_of(flows: list[Held], connections: list[Connection], monkeypatch: pytest.MonkeyPatch) -> Pacer:
     pacer = Pacer(lambda: cast(Any, flows), lambda: cast(Any, connections))
     for flow in flows:
-        pace = Pace()
+        pace = FlowPace()
         monkeypatch.setattr(pace, "step", lambda *_, flow=flow: flow.wants)
         pacer._paces[cast(Any, flow)] = pace
     return pacer

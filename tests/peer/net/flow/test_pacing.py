@@ -10,7 +10,7 @@ from math import inf
 import pytest
 
 from peer.net.flow.flow import BEAT_S
-from peer.net.flow.pacing import BEATS, RATE_MIN, TRIAL_S, UNPACED_S, Pace
+from peer.net.flow.pacing import BEATS, RATE_MIN, TRIAL_S, UNPACED_S, FlowPace
 
 MBIT = 1e6 / 8
 
@@ -29,7 +29,7 @@ class Link:
     """Of bulk, in bytes/s."""
     late: frozenset[int] = frozenset()
     """The numbers of beats that come late for another cause."""
-    pace: Pace = field(default_factory=Pace)
+    pace: FlowPace = field(default_factory=FlowPace)
     now: float = 1000.0
     beats: deque[float] = field(default_factory=lambda: deque(maxlen=32))
     passed: float = 0.0
@@ -133,7 +133,7 @@ def test_slow_transfers_are_left_alone(demand: float) -> None:
 
 
 def test_a_flow_without_beats_paces_nothing() -> None:
-    pace = Pace()
+    pace = FlowPace()
     steps = [pace.step(number * BEAT_S, (0.5,) * (BEATS - 1), 10_000_000 * number) for number in range(50)]
     assert set(steps) == {inf}
     assert TRIAL_S < UNPACED_S
