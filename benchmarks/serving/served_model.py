@@ -14,12 +14,18 @@ import trio
 
 from cli.demo.child_processes import ChildPeer, Children, Place, children
 from peer.data.tokenizer import ByteTokenizer
+from peer.identity import Identity
 from peer.ipc.sampling_options import Sampling
 from swarm.inference.client import ModelClient, open_model
 from swarm.inference.session import RemoteSession
+from swarm.run.home import Home
 from swarm.run.invite import Invite
+from swarm.run.inviting import make_invite
+from swarm.run.manifest import open_any_manifest
+from swarm.run.manifest_transfer import load_run_files
 
 START_S = 120.0
+GUESTS = 64
 MODELS: dict[str, dict[str, int]] = {
     "10M": {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 8, "num_attention_heads": 8},
     "100M": {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 12},
@@ -61,9 +67,14 @@ class ServedModel:
 
     @property
     def invite(self) -> Invite:
-        """One that works through a server that lives."""
+        """One of the founder's, for as many servers as come, that works through one that lives."""
         living = next(server for server in self.servers.values() if server.alive)
-        return Invite.parse((living.home / "invite").read_text())
+        addresses = Invite.parse((living.home / "invite").read_text()).addresses
+        founder = Home(next(iter(self.servers.values())).home)
+        kept = load_run_files(founder.path)
+        assert kept is not None
+        identity = Identity.load_or_create(founder.identity)
+        return make_invite(identity, (), open_any_manifest(kept[0]), addresses, guests=GUESTS, days=1)
 
     def serve(self, name: str, blocks: str, ip: str = "127.0.0.1", place: Place | None = None) -> ChildPeer:
         """Start a server and wait until it serves. `place`: as in `Children.start`."""
