@@ -197,7 +197,7 @@ def _summarize(report: Report, home: Path, served: ServedSample | None = None) -
         f"The numbers are in {home / 'report.json'}, the loss curve in {home / 'loss.png'}. To export the model,"
         " and to ask it again on this machine:\n"
         f"  {_this_command()} export {options} --out model\n"
-        f'  {_this_command()} generate --model model "{PROMPT}"'
+        f'  {_this_command()} generate --model model "{PROMPT}" --temperature 0.7'
     )
     say(*text.split("\n"), uncut=True)
 

@@ -19,7 +19,7 @@ from peer.ipc.train_messages import LoadTrain
 from peer.worker.control_link import ControlLink
 
 BEHIND_THE_NETWORK: Final = 10  # the network process must stay responsive
-_BEHIND_TRAINING: Final = 19  # an eighth of what a worker gets that trains, while both have work
+_BEHIND_TRAINING: Final = 19  # by the weights of Linux's scheduler an eighth of what a worker gets that trains
 
 
 class Program(Protocol):

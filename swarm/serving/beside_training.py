@@ -1,7 +1,7 @@
 """A block server in a peer that trains: it serves the last commit of the run with the same identity, home and host.
 
 The two have a worker each, since the weights that a trainer computes with are not those of a commit. The trainer goes
-first: the server's worker gets the processor in its pauses, and an eighth of a trainer's share otherwise.
+first: the server's worker gets the processor in its pauses, and little of it otherwise.
 """
 
 from __future__ import annotations

@@ -7,20 +7,15 @@ import sys
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import pytest
-import torch
 import trio
 
-from cli.commands.export import Target
-from peer.errors import BarnraiseError
-from peer.ipc.sampling_options import Sampling
-from swarm.client.download import download_head
 from swarm.inference.client import ModelClient, open_model
 from swarm.run.invite import Invite
 from tests.support.peer_process import PeerProcess
 from tests.support.scorecard import scored
+from tests.swarm.serving.served_run import Answer, ask, compared, export_each
 from tests.swarm.support.swarm_harness import open_swarm
 
 pytestmark = [pytest.mark.soak, pytest.mark.process]
@@ -29,8 +24,6 @@ ROUNDS = int(os.environ.get("ROUNDS", "20"))
 REQUESTS_A_ROUND = 10
 CLIENTS = 4
 QUIET_ROUNDS = 8  # without a server, for the ratio
-PROMPT = list(b"def test")
-COUNT = 24
 STEPS = 150  # inner steps a round
 
 
@@ -84,55 +77,15 @@ class Asked:
 
     def __init__(self, last: int) -> None:
         self._last = last
-        self.answers: list[tuple[int, int, list[int]]] = []
-        """The round of the commit, the request's own byte, its tokens."""
+        self.answers = list[Answer]()
         self.failed = 0
 
     async def ask(self, model: ModelClient, trainer: PeerProcess, number: int) -> None:
-        """Ask until the trainer is at the last round, and as often as there are requests for a client."""
+        """Ask until the trainer is at the last round."""
         while trainer.round < self._last:
-            own = 65 + len(self.answers) % 26
-            session = model.session(Sampling())
             try:
-                tokens = [drawn.token async for drawn in session.generate([*PROMPT, own], COUNT)]
-                assert session.commit is not None and len(tokens) == COUNT
-                self.answers.append((session.commit.round, own, tokens))
+                self.answers.append(await ask(model, 65 + len(self.answers) % 26))
             except Exception as error:  # noqa: BLE001 - counted, and shown
                 self.failed += 1
                 sys.stderr.write(f"client {number}: {error!r}\n")
-            finally:
-                session.close()
             await trio.sleep(0.2)
-
-
-async def export_each(invite: Invite, trainer: PeerProcess, folder: Path, exports: dict[int, Path]) -> None:
-    """Export each commit as it is made, as `peer export INVITE` does, but in this process: a new one imports torch."""
-    while True:
-        await trainer.wait_for("round_committed", since=trainer.mark())
-        out = folder / f"model-{trainer.round}"
-        out.mkdir(exist_ok=True)
-        try:
-            found = await download_head(invite, folder / "state.part")
-        except BarnraiseError:  # the group has gone on meanwhile
-            continue
-        Target(out, None, True).write(found.manifest, found.tokenizer, found.theta)
-        exports.setdefault(found.heads[0].round, out)
-
-
-def compared(answers: list[tuple[int, int, list[int]]], exports: dict[int, Path]) -> tuple[int, int]:
-    """Return how many answers were compared with `transformers`, and how many differed."""
-    import transformers
-
-    checked = wrong = 0
-    for number in sorted({number for number, _, _ in answers} & exports.keys()):
-        reference: Any = transformers.AutoModelForCausalLM.from_pretrained(exports[number]).eval()
-        told: dict[int, list[int]] = {}
-        for _, own, tokens in (answer for answer in answers if answer[0] == number):
-            ids = torch.tensor([[*PROMPT, own]])
-            if own not in told:
-                mask = torch.ones_like(ids)
-                made = reference.generate(ids, max_new_tokens=COUNT, do_sample=False, attention_mask=mask)
-                told[own] = made[0, ids.shape[1] :].tolist()
-            checked += 1
-            wrong += tokens != told[own]
-    return checked, wrong

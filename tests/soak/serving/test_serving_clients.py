@@ -5,7 +5,8 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
@@ -34,46 +35,55 @@ async def test_clients_that_are_killed_or_frozen_free_their_room_in_ten_seconds(
         models = [await stack.enter_async_context(swarm.client()) for _ in range(2)]
         slowest_s, count = 0.0, 0
         for _ in range(ROUNDS):
-            doomed = await answering(swarm, models[0])
-            struck_at = list[float]()
-
-            def strike(doomed: list[trio.Process] = doomed, struck_at: list[float] = struck_at) -> None:
-                for process, how in zip(doomed, STRIKES, strict=True):
-                    process.send_signal(how)
-                struck_at.append(time.time())
-
-            said: dict[int, list[int]] = {}
-
-            async def one(number: int, said: dict[int, list[int]] = said, strike: object = strike) -> None:
-                session = models[number].session(Sampling())
-                at = {STRIKE_AT: strike} if number == 0 else None
-                said[number] = await say(session, [*PROMPT, number], TOKENS, at)  # type: ignore[arg-type]
-                session.close()
-
-            async with trio.open_nursery() as nursery:
-                for number in range(len(models)):
-                    nursery.start_soon(one, number)
-            assert said == {number: reference_tokens([*PROMPT, number], TOKENS) for number in range(len(models))}
-            await all_pages_free(swarm, models[0])  # not timed: records of dead peers make the look-up slow
-            for server in swarm.servers.values():
-                dropped = [fact.at - struck_at[0] for fact in server.all("session_dropped") if fact.at > struck_at[0]]
+            async with answering(swarm, models[0]) as doomed:
+                dropped = await one_round(swarm, models, doomed)
                 slowest_s, count = max(slowest_s, *dropped), count + len(dropped)
-            for process in doomed:
-                process.kill()
-                await process.wait()
         print(f"  {count} sessions dropped, the last one of a round after {slowest_s:.1f} s at most", flush=True)
         assert slowest_s < FREE_S
 
 
-async def answering(swarm: ServingSwarm, model: ModelClient) -> list[trio.Process]:
-    """Start clients of one round, and wait until all of them are in the middle of an answer."""
+async def one_round(swarm: ServingSwarm, models: Sequence[ModelClient], doomed: Sequence[trio.Process]) -> list[float]:
+    """Strike the doomed clients in the middle of the others' answers; return after how many seconds each of their
+    sessions was dropped."""
+    struck_at, said = list[float](), dict[int, list[int]]()
+
+    def strike() -> None:
+        for process, how in zip(doomed, STRIKES, strict=True):
+            process.send_signal(how)
+        struck_at.append(time.time())
+
+    async def one(number: int) -> None:
+        session = models[number].session(Sampling())
+        said[number] = await say(session, [*PROMPT, number], TOKENS, {STRIKE_AT: strike} if number == 0 else None)
+        session.close()
+
+    async with trio.open_nursery() as nursery:
+        for number in range(len(models)):
+            nursery.start_soon(one, number)
+    assert said == {number: reference_tokens([*PROMPT, number], TOKENS) for number in range(len(models))}
+    await all_pages_free(swarm, models[0])  # not timed: records of dead peers make the look-up slow
+    facts = (fact for server in swarm.servers.values() for fact in server.all("session_dropped"))
+    return [fact.at - struck_at[0] for fact in facts if fact.at > struck_at[0]]
+
+
+@asynccontextmanager
+async def answering(swarm: ServingSwarm, model: ModelClient) -> AsyncIterator[list[trio.Process]]:
+    """Clients of one round, all of them in the middle of an answer. They end with the block, frozen ones too."""
     command = [*GENERATE, str(swarm.invite), "Once", "--max-tokens", "4000", "--n", "64"]
-    doomed = [await trio.lowlevel.open_process(command, stdout=-3, stderr=-3) for _ in STRIKES]
-    with trio.fail_after(120):
-        while any(record.sessions < len(doomed) for record in model.servers.records.values()):
-            await trio.sleep(0.1)
-            await model.servers.refresh(0.0)
-    return doomed
+    doomed = list[trio.Process]()
+    try:
+        for _ in STRIKES:
+            doomed.append(await trio.lowlevel.open_process(command, stdout=-3, stderr=-3))
+        with trio.fail_after(120):
+            while any(record.sessions < len(doomed) for record in model.servers.records.values()):
+                await model.servers.refresh(0.0)
+        yield doomed
+    finally:
+        for process in doomed:
+            process.kill()
+        with trio.CancelScope(shield=True):
+            for process in doomed:
+                await process.wait()
 
 
 @pytest.mark.parametrize("servers", [3, 4])
