@@ -35,7 +35,7 @@ from peer.compute.optimizer import InnerSpec
 from peer.config import DataConfig, InnerConfig, ModelConfig
 from peer.data.corpus import load_corpus
 from peer.data.tokenizer import ByteTokenizer
-from peer.model.decoder import Decoder, next_token_loss
+from peer.model.decoder import Decoder
 from peer.model.layout import FlatLayout, init_flat
 
 WORKERS, BATCH, SEQ, WARM_STEPS, RAMP_STEPS = 8, 8, 32, 480, 50
@@ -87,15 +87,20 @@ class Task:
         self.flat.copy_(weights)
         self.gradients.zero_()
         tokens = self.corpus.batch(list(range(number * BATCH, (number + 1) * BATCH)), self.seed)
-        next_token_loss(self.model(tokens[:, :-1]), tokens).backward()
+        self._loss(tokens).backward()
         return self.gradients * min(1.0, 1.0 / float(self.gradients.norm()))
 
     def loss(self, weights: torch.Tensor) -> float:
         """Return the loss in nats a byte on text that is not trained on."""
         self.flat.copy_(weights)
         with torch.no_grad():
-            losses = [float(next_token_loss(self.model(b[:, :-1]), b)) for b in self.corpus.held_out_batches(*HELD_OUT)]
+            losses = [float(self._loss(batch)) for batch in self.corpus.held_out_batches(*HELD_OUT)]
         return sum(losses) / len(losses)
+
+    def _loss(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return the mean loss of tokens (B, T+1) in nats a token."""
+        total, losses = self.model.losses(self.model.hidden(tokens[:, :-1]), tokens[:, 1:])
+        return total / losses.numel()
 
 
 def warm_up(seed: int, folder: Path) -> float:

@@ -25,6 +25,7 @@ from swarm.membership.reachability import CONNECT_S, DIAL_BACK, DialBackReply, D
 from swarm.run.invite import Invite
 from swarm.run.manifest import Manifest, ServedModelManifest
 from swarm.training.join_checks import disk_needs, memory_needs
+from swarm.training.machine_memory import Accelerator
 
 DIAL_S: Final = 8.0
 PROBE_S: Final = 15.0
@@ -91,7 +92,7 @@ def size_findings(manifest: Manifest, home: Path, device: str) -> tuple[Finding,
     """Check that the run's model, or a stage of it, fits on this machine's disk and in its memory."""
     return (
         disk_finding(home, disk_needs(manifest, "")),
-        memory_finding(free_memory_bytes(), memory_needs(manifest, device)),
+        memory_finding(free_memory_bytes(), memory_needs(manifest, Accelerator.of(device, manifest.inner))),
     )
 
 

@@ -60,7 +60,16 @@ if TYPE_CHECKING:
 )
 @click.option("--stage", type=click.IntRange(0), help="Stay at this stage of a pipeline.  [default: where needed]")
 @click.option(
-    "--memory-limit", type=Amount(), metavar="GB", help="Take nothing that needs more memory.  [default: what is free]"
+    "--memory-limit",
+    type=Amount(),
+    metavar="GB",
+    help="The device's memory for training: a GPU's, or without one the machine's.  [default: what is free]",
+)
+@click.option(
+    "--host-memory-limit",
+    type=Amount(),
+    metavar="GB",
+    help="Beside a GPU: the machine's memory for training.  [default: what is free]",
 )
 @track_option
 @click.option("--serve", "serves", is_flag=True, help="Serve the run's last commit as well, while it trains.")
@@ -83,6 +92,7 @@ def join(
     role: Role,
     stage: int | None,
     memory_limit: float | None,
+    host_memory_limit: float | None,
     track: str | None,
     serves: bool,
     serve_memory: float | None,
@@ -120,6 +130,7 @@ def join(
         role=role,
         stage=stage,
         memory_bytes=None if memory_limit is None else memory_limit * 1e9,
+        host_memory_bytes=None if host_memory_limit is None else host_memory_limit * 1e9,
     )
     beside = _server(config, serve_memory) if serves else None
     progress = Progress(f"run {opened.run_id}   home {home}")

@@ -151,6 +151,14 @@ def _commit_unserved(view: ViewState, row: Row, at: float, fields: Fields) -> No
     view.note(f"{row.name} cannot serve round {fields['round']} ({fields['reason']}): it waits for the next one")
 
 
+def _micro_batch_halved(view: ViewState, row: Row, at: float, fields: Fields) -> None:
+    again = "" if fields["recompute"] == "none" else " and blocks computed twice"
+    view.note(
+        f"{row.name} had no memory left for a step: it goes on with {several(int(fields['sequences']), 'sequence')} at a"
+        f" time{again}"
+    )
+
+
 def _run_finished(view: ViewState, row: Row, at: float, fields: Fields) -> None:
     row.phase = "finished"
 
@@ -230,6 +238,7 @@ PEER_EVENTS: Final[dict[str, Callable[[ViewState, Row, float, Fields], None]]] =
     "member_joined": _member_joined,
     "commit_served": _commit_served,
     "commit_unserved": _commit_unserved,
+    "micro_batch_halved": _micro_batch_halved,
     "run_finished": _run_finished,
     "bug": _problem,
 }

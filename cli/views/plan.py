@@ -14,6 +14,7 @@ from cli.views.text import several, size_text
 if TYPE_CHECKING:
     from swarm.placement.machine_plan import MachinePlan, StageNeed
 
+_TWICE: Final = {"none": "nothing", "selective": "all but its matrix products", "full": "all"}
 _PLACES: Final = ("device", "host", "disk")
 
 
@@ -57,7 +58,8 @@ def _items(plan: MachinePlan, need: StageNeed) -> Table:
 def _pace(plan: MachinePlan) -> Table:
     table = _table("pace", "")
     rows = (
-        ("sequences on the device at a time", f"{plan.micro_batch} ({plan.micro_batch_max} fit)"),
+        ("sequences on the device at a time", str(plan.micro_batch)),
+        ("computed twice of each block", _TWICE[plan.recompute]),
         ("a step, at " + f"{plan.flops / 1e12:.3g} TFLOP/s", f"{plan.step_s:.3g} s"),
         ("an exchange, one way", f"{size_text(plan.exchange_bytes)}, {plan.exchange_s:.3g} s"),
         ("steps of a round (H)", str(plan.steps)),

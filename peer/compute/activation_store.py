@@ -24,7 +24,7 @@ class HeldMicroBatch:
     """Token ids (B, T) or the hidden state (B, T, C)."""
     targets: Tensor | None
     """(B, T), on the last stage."""
-    out: Tensor | None = None
+    root: Tensor | None = None
     """The root of the autograd graph; None if the backward repeats the forward."""
     graph_bytes: int = 0
     """The memory that the graph keeps."""
@@ -32,7 +32,7 @@ class HeldMicroBatch:
     @property
     def size_bytes(self) -> int:
         own = self.x.nbytes + (0 if self.targets is None else self.targets.nbytes)
-        return own + (0 if self.out is None else self.graph_bytes)
+        return own + (0 if self.root is None else self.graph_bytes)
 
     @property
     def shape(self) -> torch.Size:
@@ -103,7 +103,7 @@ class ActivationStore:
     def forget_graph(self, held: HeldMicroBatch) -> None:
         """Keep only the input of a micro-batch."""
         self.size_bytes -= held.size_bytes
-        held.out = None
+        held.root = None
         self.size_bytes += held.size_bytes
 
     def forget_graphs(self) -> None:

@@ -93,11 +93,11 @@ class Stage:
         if keep:
             graph_bytes = self._graph_bytes.get(x.shape, 0) if with_graph else 0
             self.held.require_room(held.size_bytes + graph_bytes)
-        out = self._compute(held, micro_batch.count).run(held, with_graph)
+        out, root = self._compute(held, micro_batch.count).run(held, with_graph)
         result = out.detach()
         require_finite(result, "the stage's output")
         if keep:
-            held.out = out if with_graph and self._may_keep_graph(held) else None  # its size is known now
+            held.root = root if with_graph and self._may_keep_graph(held) else None  # its size is known now
             held.graph_bytes = self._graph_bytes.get(x.shape, 0)
             self.held.add(held)
         return result
@@ -113,10 +113,10 @@ class Stage:
         self._check(micro_batch)
         held = self.held.find(micro_batch)
         check_gradient(self.spec, self.model, held.shape, gradient)
-        out = held.out
+        root = held.root
         self.held.forget_graph(held)  # a graph serves once
         compute = self._compute(held, micro_batch.count)
-        of_input, of_weights = compute.gradients(held, out, gradient, of_weights=micro_batch.count)
+        of_input, of_weights = compute.gradients(held, root, gradient, of_weights=micro_batch.count)
         self.held.remove(micro_batch.key)
         if micro_batch.count:
             self.gradient.add(micro_batch, held.shape.numel(), of_weights)

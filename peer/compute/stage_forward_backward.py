@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
@@ -43,41 +42,42 @@ class ForwardBackward:
         self.parameters = [parameter for _, parameter in decoder.canonical_parameters()]
         self.names = [name for name, _ in decoder.canonical_parameters()]
         self.compiled = device.compile
-        self._decoder: Callable[[Tensor], Tensor] = torch.compile(decoder) if self.compiled else decoder
+        self._decoder = decoder
+        self._hidden: Callable[[Tensor], Tensor] = torch.compile(decoder.hidden) if self.compiled else decoder.hidden
         self._bf16 = uses_bf16(device, inner)
         self._device = device
         self._is_first = spec.is_first
         self._graph_bytes = graph_bytes
 
-    def run(self, held: HeldMicroBatch, with_graph: bool) -> Tensor:
-        """Return the stage's output for the held input: the hidden state (B, T, C), of the last stage the losses (B,
-        T)."""
+    def run(self, held: HeldMicroBatch, with_graph: bool) -> tuple[Tensor, Tensor]:
+        """Return the stage's output for the held input, and what its backward pass begins with: both the hidden state
+        (B, T, C), of the last stage the losses (B, T) and their sum."""
         size = GraphSize(self.flat)
         measured = size.measured() if with_graph and held.x.shape not in self._graph_bytes else nullcontext()
         if with_graph and not self._is_first:
             held.x.requires_grad_()
         bf16 = torch.autocast(self._device.torch.type, dtype=torch.bfloat16, enabled=self._bf16)
         with torch.set_grad_enabled(with_graph), measured, bf16:
-            out = self._decoder(held.x)
-            if held.targets is not None:
-                losses = F.cross_entropy(out.flatten(0, 1).float(), held.targets.flatten(), reduction="none")
-                out = losses.view(held.shape)
-            out = out.float()
+            hidden = self._hidden(held.x)
+            if held.targets is None:
+                out = root = hidden.float()
+            else:
+                root, out = self._decoder.losses(hidden, held.targets)
         if with_graph:
             self._graph_bytes.setdefault(held.x.shape, size.size_bytes)
-        return out
+        return out, root
 
     def gradients(
-        self, held: HeldMicroBatch, out: Tensor | None, seed: Tensor | None, of_weights: bool
+        self, held: HeldMicroBatch, root: Tensor | None, seed: Tensor | None, of_weights: bool
     ) -> tuple[Tensor | None, Sequence[Tensor]]:
         """Return the gradient of the input (B, T, C), None on the first stage, and those of `parameters`, none unless
-        `of_weights`. `seed` is the gradient of the output (None: ones). `out` is what `run` returned, whose graph is
+        `of_weights`. `seed` is the gradient of the output (None: ones). `root` is what `run` returned, whose graph is
         used up; None runs again. Raises StageRefused ("not_finite")."""
         inputs = [*([] if self._is_first else [held.x]), *(self.parameters if of_weights else [])]
         if not inputs:
             return None, ()
-        out = self.run(held, with_graph=True) if out is None else out
-        gradients = torch.autograd.grad(out, inputs, torch.ones_like(out) if seed is None else seed.to(out.device))
+        root = self.run(held, with_graph=True)[1] if root is None else root
+        gradients = torch.autograd.grad(root, inputs, torch.ones_like(root) if seed is None else seed.to(root.device))
         # A value that is not finite spreads backward through every norm layer before it: their few values tell.
         telling = [one for one, of in zip(gradients, inputs, strict=True) if of is held.x or of.dim() == 1]
         if not math.isfinite(float(get_total_norm(telling))):

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 import torch
@@ -25,9 +26,11 @@ from peer.compute.build_optimizer import build_inner
 from peer.compute.device import Device, uses_bf16
 from peer.compute.lr_schedule import learning_rate
 from peer.compute.optimizer import InnerOptimizer, InnerSpec
+from peer.compute.out_of_memory import free_cached, is_out_of_memory
 from peer.config import InnerConfig, ModelConfig
+from peer.footprint.step_size import StepSize
 from peer.ipc.train_messages import InnerResult
-from peer.model.decoder import Decoder, next_token_loss
+from peer.model.decoder import Decoder
 from peer.model.layout import FlatLayout
 
 __all__ = ["InnerConfig", "InnerTrainer", "learning_rate", "run_inner"]
@@ -44,9 +47,15 @@ class StepOutcome:
 
 class InnerTrainer:
     """One device's model, its gradient (`local` and `gradient`, flat vectors of P fp32 values) and its inner
-    `optimizer`."""
+    `optimizer`.
 
-    def __init__(self, model: ModelConfig, config: InnerConfig, device: Device) -> None:
+    A batch goes through the device in micro-batches of `step_size` (None: whole), whose gradients are added up. Where
+    memory runs out the step is repeated with smaller ones, and `on_smaller` is told.
+    """
+
+    def __init__(
+        self, model: ModelConfig, config: InnerConfig, device: Device, step_size: StepSize | None = None
+    ) -> None:
         self.config = config
         self.device = device
         layout = FlatLayout.of(model)
@@ -57,7 +66,10 @@ class InnerTrainer:
         self.model = Decoder(model, self.local)
         self.model.bind_gradients(self.gradient)
         self.compiled = device.compile
-        self._forward: Callable[[Tensor], Tensor] = torch.compile(self.model) if self.compiled else self.model
+        hidden = self.model.hidden
+        self._hidden: Callable[[Tensor], Tensor] = torch.compile(hidden) if self.compiled else hidden
+        self.resize(StepSize(config.batch_size) if step_size is None else step_size)
+        self.on_smaller: Callable[[StepSize], None] = lambda size: None
         self._bf16 = uses_bf16(device, config)
         self._gradient_sum: Tensor | None = None  # (P,), allocated on first use
         self._sequences = 0
@@ -96,10 +108,28 @@ class InnerTrainer:
         assert self._gradient_sum is not None
         torch.div(self._gradient_sum[at].cpu(), max(1, self._sequences), out=out)
 
+    def resize(self, size: StepSize) -> None:
+        """Take steps of that size from now on."""
+        self.step_size = size
+        self.model.recompute = size.recompute
+
+    def try_step(self, sequences: int, seq_len: int) -> None:
+        """Compute a gradient with one micro-batch of that shape, for what it takes; nothing but `gradient` changes.
+        Never compiled: compiled it takes less."""
+        tokens = torch.zeros(sequences, seq_len + 1, dtype=torch.int64, device=self.device.torch)
+        self._add_up(tokens, self.model.hidden)
+        self.gradient.zero_()
+
     @contextmanager
     def holding(self, weights: Tensor) -> Iterator[None]:
-        """Hold `weights` (P,) inside the block, and the local weights again after it."""
-        kept = self.local.clone()
+        """Compute with `weights` (P,), which are on the CPU, inside the block, and with the local weights after it. The
+        device has room for one of the two: there the local ones wait in the machine's memory."""
+        if self.local.device == weights.device:
+            self.model.point_to(weights)
+            yield
+            self.model.point_to(self.local)
+            return
+        kept = self.local.cpu()
         self.local.copy_(weights)
         yield
         self.local.copy_(kept)
@@ -109,22 +139,51 @@ class InnerTrainer:
         """Return the mean loss of the local weights in nats a token over batches (B, T+1) of equal length."""
         total, sequences = 0.0, 0
         for tokens in batches:
-            total += float(self._loss(tokens.to(self.device.torch), self.model)) * len(tokens)
+            total += self._as_it_fits(partial(self._losses, tokens.to(self.device.torch)))
             sequences += len(tokens)
             on_batch()
         return total / sequences
 
+    def _losses(self, tokens: Tensor) -> float:
+        """Return the sum over sequences of their mean losses."""
+        parts = tokens.split(self.step_size.sequences)
+        return sum(float(self._loss(part, self.model.hidden)) for part in parts) / (tokens.shape[1] - 1)
+
     def _backward(self, tokens: Tensor) -> tuple[float, float]:
         """Return the mean loss of the batch and the norm of its gradient, which is left in `gradient`."""
-        tokens = tokens.to(self.device.torch)
-        self.gradient.zero_()
-        loss = self._loss(tokens, self._forward)
-        loss.backward()
-        return float(loss.detach()), float(self.gradient.norm())  # one pass finds the norm and any NaN or Inf
+        loss = self._as_it_fits(partial(self._add_up, tokens.to(self.device.torch), self._hidden))
+        return loss, float(self.gradient.norm())  # one pass finds the norm and any NaN or Inf
 
-    def _loss(self, tokens: Tensor, forward: Callable[[Tensor], Tensor]) -> Tensor:
-        with torch.autocast(self.device.torch.type, dtype=torch.bfloat16, enabled=self._bf16):
-            return next_token_loss(forward(tokens[:, :-1]), tokens)
+    def _as_it_fits(self, compute: Callable[[], float]) -> float:
+        """Return what `compute` does, which is repeated with smaller micro-batches where memory runs out."""
+        while True:
+            try:
+                return compute()
+            except (RuntimeError, MemoryError) as error:
+                smaller = self.step_size.smaller
+                if smaller is None or not is_out_of_memory(error):
+                    raise
+            free_cached(self.device.torch)  # not sooner: the error holds on to the tensors of the step
+            self.resize(smaller)
+            self.on_smaller(smaller)
+
+    def _add_up(self, tokens: Tensor, hidden: Callable[[Tensor], Tensor]) -> float:
+        """Leave the gradient of the batch in `gradient`; return its mean loss."""
+        self.gradient.zero_()
+        count, loss = len(tokens) * (tokens.shape[1] - 1), torch.zeros((), device=self.device.torch)
+        for part in tokens.split(self.step_size.sequences):
+            mean = self._loss(part, hidden) / count
+            mean.backward()
+            loss += mean.detach()
+        return float(loss)
+
+    def _loss(self, tokens: Tensor, hidden: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return the sum of the losses of tokens (B, T+1) in nats."""
+        kept = self.step_size.recompute == "none"  # else a block's bf16 weights go when the block has gone
+        bf16 = torch.autocast(self.device.torch.type, torch.bfloat16, enabled=self._bf16, cache_enabled=kept)
+        with bf16:
+            total, _ = self.model.losses(hidden(tokens[:, :-1]), tokens[:, 1:])
+        return total
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""The bytes of training on one device, as today's worker takes them: one inner batch is on it at once.
+"""The bytes of training on one device, with one micro-batch on it at a time.
 
 What autograd saves of a block is counted tensor by tensor (`peer.model.decoder`); tests compare it with what torch
 saves. B/P below means bytes a parameter.
@@ -17,11 +17,31 @@ CONTEXT_BYTES: Final[Mapping[DeviceKind, float]] = {"cpu": 0.0, "cuda": 0.8e9, "
 """What the device's libraries take before any tensor is there. Of GPUs an estimate."""
 FRAGMENTATION: Final[Mapping[DeviceKind, float]] = {"cpu": 0.0, "cuda": 0.05, "mps": 0.05}
 """The share of all tensors that an allocator holds beside them. Of GPUs an estimate."""
-_TOKEN_BYTES: Final = 8  # int64
+TOKEN_BYTES: Final = 8  # int64
+_PART_BYTES: Final = 256 << 20  # of the fp32 logits of one part
+_ROWS_MIN: Final = 256  # below it a GPU's products are slow
+
+
+def part_rows(vocab_size: int) -> int:
+    """Return how many tokens' logits exist at a time."""
+    return max(_ROWS_MIN, _PART_BYTES // (FLOAT_BYTES * vocab_size))
 
 
 def device_items(work: Workload) -> dict[str, float]:
     """Return the bytes on one device at the peak of a step, by item."""
+    items = _state_items(work) | _step_items(work)
+    items["context"] = CONTEXT_BYTES[work.device]
+    items["fragmentation"] = FRAGMENTATION[work.device] * sum(items.values())
+    return {name: size for name, size in items.items() if size}
+
+
+def step_bytes(work: Workload) -> float:
+    """Return what of `device_items` is there only during a step."""
+    return (1 + FRAGMENTATION[work.device]) * sum(_step_items(work).values())
+
+
+def _state_items(work: Workload) -> dict[str, float]:
+    """Return what stays between two steps."""
     parts, vector = work.layout.parts, float(work.vector_bytes)
     items = {
         "weights": vector / parts,
@@ -38,31 +58,26 @@ def device_items(work: Workload) -> dict[str, float]:
     if work.layout.shard > 1:
         items["gathered blocks"] = 2 * _block_bytes(work) / work.layout.tensor
     items["rotary table"] = float(FLOAT_BYTES * work.model.max_seq_len * work.model.head_size)
-    items |= _step_items(work)
-    items["context"] = CONTEXT_BYTES[work.device]
-    items["fragmentation"] = FRAGMENTATION[work.device] * sum(items.values())
-    return {name: size for name, size in items.items() if size}
+    return items
 
 
 def _step_items(work: Workload) -> dict[str, float]:
-    """Return what a step and a validation take beside the state; of the two, which never meet, the larger one."""
-    tensor = work.layout.tensor
-    step = {
+    """Return what a step takes beside the state. A validation takes less: it keeps nothing for a backward pass."""
+    items = {
         "bf16 copies of weights": _cast_bytes(work) / work.layout.parts if work.bf16 else 0.0,
-        "activations": work.tokens * saved_bytes_a_token(work) / tensor,
+        "activations": work.tokens * saved_bytes_a_token(work) / work.layout.tensor,
         "logits and head": _head_bytes(work) if work.has_head else 0.0,
     }
-    if work.is_stage:
-        return step
-    logits = 2.0 * FLOAT_BYTES * work.model.vocab_size * work.tokens  # and their log-probabilities
-    validation = {"weights kept while validating": float(work.vector_bytes) / work.layout.parts, "logits": logits}
-    return max(step, validation, key=lambda items: sum(items.values()))
+    if work.recompute != "none":
+        items["block being recomputed"] = work.tokens * block_bytes_a_token(work) / work.layout.tensor
+    return items
 
 
 def saved_bytes_a_token(work: Workload) -> float:
     """Return the bytes that a token's forward pass through the blocks, and the final norm, keeps for the backward."""
-    ends = (work.blocks.start == 0) * _TOKEN_BYTES + work.has_head * _final_bytes_a_token(work)
-    return ends + len(work.blocks) * block_bytes_a_token(work)
+    ends = (work.blocks.start == 0) * TOKEN_BYTES + work.has_head * _final_bytes_a_token(work)
+    kept = {"none": block_bytes_a_token, "selective": _products_bytes_a_token, "full": _input_bytes_a_token}
+    return ends + len(work.blocks) * kept[work.recompute](work)
 
 
 def block_bytes_a_token(work: Workload) -> float:
@@ -79,28 +94,50 @@ def block_bytes_a_token(work: Workload) -> float:
     return norms + inputs + attention + mlp + head_norms
 
 
+def _input_bytes_a_token(work: Workload) -> float:
+    """Return the bytes of a token that a block keeps which is recomputed as a whole: its input."""
+    return float(FLOAT_BYTES * work.model.hidden_size)
+
+
+def _products_bytes_a_token(work: Workload) -> float:
+    """Return the bytes of a token that a block keeps of which all but matrix products and the attention is recomputed:
+    its input, q, k, v, the attention and its sum of exponentials, and the outputs of the other four products."""
+    model, narrow = work.model, 2 if work.bf16 else FLOAT_BYTES
+    query, key = model.heads * model.head_size, model.kv_heads * model.head_size
+    products = 2 * query + 2 * key + 2 * model.hidden_size + 2 * model.intermediate_size
+    return _input_bytes_a_token(work) + narrow * products + FLOAT_BYTES * model.heads
+
+
 def _final_bytes_a_token(work: Workload) -> float:
-    norm = (2 * FLOAT_BYTES + 2) if work.bf16 else 3 * FLOAT_BYTES
-    return norm * work.model.hidden_size + FLOAT_BYTES
+    """Return what the final norm keeps of a token: its input, normalized, and its output, which the loss needs."""
+    return 3 * FLOAT_BYTES * work.model.hidden_size + FLOAT_BYTES
 
 
 def _head_bytes(work: Workload) -> float:
-    """Return what the head and the loss take beside the activations, at the largest of two moments: the gradient of
-    the logits is made of that of their log-probabilities, with these still there; or the gradient of the head's weights
-    is made of it."""
-    logits = float(FLOAT_BYTES * work.model.vocab_size * work.tokens)
-    weights = float(FLOAT_BYTES * work.model.vocab_size * work.model.hidden_size)
-    return max(3 * logits, logits + weights) + _TOKEN_BYTES * work.tokens
+    """Return what the head and the loss take beside the activations: twice the logits of a part, the gradient of the
+    hidden state and the targets, and the gradient of the head's weights with what a part adds to it. Autocast adds
+    the head's weights and the logits' gradient in bf16."""
+    rows, narrow = min(work.tokens, part_rows(work.model.vocab_size)), 2 if work.bf16 else FLOAT_BYTES
+    logits = (2 * FLOAT_BYTES + 2 * work.bf16) * work.model.vocab_size * rows
+    weights = (FLOAT_BYTES + narrow + 2 * work.bf16) * work.model.vocab_size * work.model.hidden_size
+    return float(logits + weights + work.tokens * (FLOAT_BYTES * work.model.hidden_size + TOKEN_BYTES))
 
 
 def _cast_bytes(work: Workload) -> float:
-    """Return the bf16 copies of all matrices that autocast keeps until the backward ends. Lookups need none."""
-    shapes = [shape for name, shape in work.shapes if len(shape) == 2 and "embed_tokens" not in name]
-    tied = work.has_head and work.model.tie_embeddings
-    return 2.0 * (sum(map(math.prod, shapes)) + tied * work.model.vocab_size * work.model.hidden_size)
+    """Return the bf16 copies of the blocks' matrices that are there at a time: all until the backward ends, or those of
+    the block that is computed."""
+    if work.recompute != "none":
+        return 2.0 * _block_matrices(work)
+    shapes = [shape for name, shape in work.shapes if len(shape) == 2 and ".layers." in name]
+    return 2.0 * sum(map(math.prod, shapes))
 
 
 def _block_bytes(work: Workload) -> float:
-    """Return one block's parameters in the type of the products."""
+    """Return one block's matrices in the type of the products."""
+    return (2.0 if work.bf16 else 4.0) * _block_matrices(work)
+
+
+def _block_matrices(work: Workload) -> int:
+    """Return the elements of one block's matrices."""
     first = f"model.layers.{work.blocks.start - work.blocks.start % work.model.shared_blocks}."
-    return (2.0 if work.bf16 else 4.0) * sum(math.prod(shape) for name, shape in work.shapes if name.startswith(first))
+    return sum(math.prod(shape) for name, shape in work.shapes if len(shape) == 2 and name.startswith(first))

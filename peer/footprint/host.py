@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from peer.footprint import kept
-from peer.footprint.device import device_items
+from peer.footprint.device import TOKEN_BYTES, device_items
 from peer.footprint.optimizer_state import saved_bytes
 from peer.footprint.workload import Footprint, Workload
 
@@ -46,6 +46,8 @@ def host_items(work: Workload, next_stage_bytes: float = 0.0) -> dict[str, float
     }
     received = sent * ((exchange.peers - 1) / exchange.peers if exchange.is_common else 1.0)
     items["exchanges kept"] = ((kept.AUDITED + 1) if exchange.is_common else 1) * (sent + received)
+    if not work.is_stage:
+        items["tokens of a batch"] = float(TOKEN_BYTES * work.inner.batch_size * (work.seq_len + 1))
     if work.is_stage:
         items["backup of the next stage"] = 2 * next_stage_bytes  # its snapshot and the copy being saved
         items["weights being adopted"] = vector

@@ -13,6 +13,9 @@ from peer.footprint.parameters import Shape, parameter_count, parameter_shapes
 FLOAT_BYTES: Final = 4
 DeviceKind = Literal["cpu", "cuda", "mps"]
 Product = Literal["delta", "gradient"]
+Recompute = Literal["none", "selective", "full"]
+"""What is computed a second time for the backward pass: nothing, all but matrix products and the attention, or all of a
+block."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +73,7 @@ class Workload:
     seq_len: int
     sequences: int
     """Sequences that are on one device at a time."""
+    recompute: Recompute = "none"
     is_stage: bool = False
     """Whether the model is cut into stages, of which these blocks are one."""
     is_synchronous: bool = False

@@ -19,6 +19,7 @@ from peer.bounds import Hash, Number, Text
 from peer.corpus_facts import CorpusFacts
 from peer.decoding import MALFORMED, told
 from peer.errors import StageReason, WorkerError
+from peer.footprint.step_size import StepSize
 
 _LENGTH = struct.Struct(">I")
 _FRAME_MAX = 16 << 20
@@ -91,6 +92,8 @@ class ModelLoaded(msgspec.Struct, frozen=True, tag="loaded"):
     corpus_digest: Hash = b""
     corpus: CorpusFacts | None = None
     corpus_files: CorpusFiles | None = None
+    step_size: StepSize | None = None
+    """Of a program that makes steps with batches."""
 
 
 class Rejected(msgspec.Struct, frozen=True, tag="rejected"):

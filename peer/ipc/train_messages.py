@@ -6,6 +6,7 @@ import msgspec
 
 from peer.bounds import Number, Seconds
 from peer.config import DataConfig, InnerConfig, ModelConfig
+from peer.footprint.step_size import StepSize
 from peer.ipc.inner_options import InnerRunOptions
 from peer.ipc.messages import Command, VectorFds
 
@@ -28,6 +29,10 @@ class LoadTrain(msgspec.Struct, frozen=True, tag="load_train", kw_only=True):
     directory: str
     """The one folder that the worker may write."""
     device: str
+    step_size: StepSize
+    """Where nothing better is known: on a GPU the worker measures what fits."""
+    device_limit_bytes: float
+    """How much of a GPU's memory the worker may take."""
     seed: int
     vectors: VectorFds
 

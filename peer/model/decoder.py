@@ -16,8 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from peer.config import DataConfig, InnerConfig, ModelConfig, RopeScaling
+from peer.footprint.workload import Recompute
 from peer.ipc.span import Span
+from peer.model.head_loss import head_losses
 from peer.model.layout import FlatLayout, TensorSlot, init_flat
+from peer.model.recompute import run_block
 
 __all__ = [
     "DataConfig",
@@ -148,6 +151,7 @@ class Decoder(nn.Module):
         if config.tie_embeddings and not (first and last):
             raise ValueError("a model with tied embeddings is one stage: set tie_embeddings = false to split it")
         self.config = config
+        self.recompute: Recompute = "none"  # it changes no value but the last bits
         with torch.device("meta"):  # shapes only: the storage is `flat`
             self.embed_tokens = Embedding(config.vocab_size, config.hidden_size) if first else None
             self.layers = nn.ModuleDict({str(index): Block(config) for index in span.blocks[:: config.shared_blocks]})
@@ -167,6 +171,12 @@ class Decoder(nn.Module):
             setattr(self.get_submodule(owner), leaf, nn.Parameter(view))
         self.flat = flat
 
+    def point_to(self, flat: Tensor) -> None:
+        """Let the parameters view `flat`, as long and on the same device as the vector that they are bound to."""
+        views = self.layout.views(flat)
+        for name, parameter in self.canonical_parameters():
+            parameter.data = views[name]
+
     def bind_gradients(self, flat_gradient: Tensor) -> None:
         """Make every gradient a view into `flat_gradient`; clear it with `zero_()`, never by setting it to None."""
         views = self.layout.views(flat_gradient)
@@ -181,6 +191,12 @@ class Decoder(nn.Module):
         ]
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the logits (B, T, V) of the last span, of any other the hidden state (B, T, C)."""
+        x = self.hidden(x)
+        return x if self.norm is None else F.linear(x, self.head)
+
+    def hidden(self, x: Tensor) -> Tensor:
+        """Return the hidden state (B, T, C) behind the last block of the span, of the last span normalized."""
         length = x.shape[1]
         if length > self.config.max_seq_len:
             raise ValueError(f"{length} tokens exceed max_seq_len ({self.config.max_seq_len}): send fewer")
@@ -189,17 +205,18 @@ class Decoder(nn.Module):
         cos, sin = self.cos[:length], self.sin[:length]
         for block in self.layers.values():
             for _ in range(self.config.shared_blocks):
-                x = block(x, cos, sin)
-        if self.norm is None:
-            return x
-        x = self.norm(x)
-        if self.lm_head is not None:
-            out: Tensor = self.lm_head(x)
-            return out
-        assert self.embed_tokens is not None
-        return F.linear(x, self.embed_tokens.weight)  # (B, T, V)
+                x = run_block(block, self.recompute, x, cos, sin)
+        return x if self.norm is None else self.norm(x)
 
+    @property
+    def head(self) -> Tensor:
+        """The head's weights (V, C), for the last span only: its own, or the embedding's."""
+        owner = self.embed_tokens if self.lm_head is None else self.lm_head
+        assert owner is not None
+        return owner.weight
 
-def next_token_loss(logits: Tensor, tokens: Tensor) -> Tensor:
-    """Return the mean negative log-likelihood in nats a token of logits (B, T, V) for the last T of tokens (B, T+1)."""
-    return F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
+    def losses(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the sum of the losses, which has a gradient, and the losses (B, T) in nats a token, which have none,
+        of `hidden` (B, T, C), as `hidden()` returned it, for targets (B, T). Logits exist a part at a time."""
+        total, losses = head_losses(hidden.flatten(0, 1), self.head, targets.flatten())
+        return total, losses.view(targets.shape)

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import trio
 
+from peer.footprint.step_size import StepSize
 from peer.ipc.inner_options import InnerRunOptions
 from peer.ipc.messages import Command, Stop
 from peer.ipc.train_messages import InnerResult, LoadTrain, RunEvaluate, RunInner
@@ -116,6 +117,8 @@ class WorkerGroup(WorkerCommands):
             compile=config.compile,
             directory=str(config.private_folder),
             device=config.device,
+            step_size=config.step_size or StepSize(config.inner.batch_size),
+            device_limit_bytes=config.device_limit_bytes,
             seed=config.seed,
             vectors=self._buffers.vectors,
         )

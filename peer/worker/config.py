@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from peer.config import DataConfig, InnerConfig, ModelConfig
 from peer.data.tokenizer import BYTES
 from peer.events import EventLog
 from peer.footprint.optimizer_state import saved_bytes
+from peer.footprint.step_size import StepSize
 from peer.ipc.messages import VectorFds
 from peer.ipc.shared_memory import SharedBuffer
 from peer.ipc.stage_spec import StageSpec
@@ -35,6 +37,10 @@ class WorkerConfig:
     compile: bool = False
     """Whether this machine's user wants torch.compile."""
     device: str = "auto"
+    step_size: StepSize | None = None
+    """Where nothing better is known: None for whole batches. On a GPU the worker measures what fits."""
+    device_limit_bytes: float = math.inf
+    """How much of a GPU's memory the workers may take."""
     seed: int = 0
     threads: int | None = None
     """Per worker; None: an equal share of the cores that this process may use."""

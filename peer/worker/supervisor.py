@@ -172,6 +172,7 @@ class Supervisor:
                 device=answer.device,
                 bf16=answer.bf16,
                 compiled=answer.compiled,
+                **({} if answer.step_size is None else msgspec.structs.asdict(answer.step_size)),
                 seconds=round(trio.current_time() - started, 3),
             )
         if self.loaded.corpus is not None:

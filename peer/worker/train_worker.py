@@ -10,11 +10,13 @@ import torch
 
 from peer.compute.device import resolve_device, uses_bf16
 from peer.compute.lr_schedule import learning_rate
+from peer.compute.measured_step import measured_step
 from peer.compute.mixing import mix_into
 from peer.compute.train_loop import InnerRun, InnerTrainer, StepOutcome, run_inner
 from peer.data.corpus import sample_numbers
 from peer.errors import ConfigError, StageRefused
 from peer.footprint.optimizer_state import saved_bytes
+from peer.footprint.step_size import StepSize
 from peer.ipc.corpus_messages import LoadCorpus
 from peer.ipc.inner_options import ElementRange, InnerRunOptions
 from peer.ipc.messages import ModelLoaded
@@ -54,8 +56,11 @@ class TrainWorker:
                 directory=load.directory,
             )
         )
-        self._trainer = InnerTrainer(load.model, load.inner, device)
+        self._trainer = InnerTrainer(load.model, load.inner, device, load.step_size)
         self._trainer.optimizer.load(self._inner_state)
+        if device.torch.type == "cuda":
+            self._trainer.resize(measured_step(self._trainer, load.data.seq_len, load.device_limit_bytes))
+        self._trainer.on_smaller = self._tell_smaller
         self._has_local = False  # whether trainer.local holds weights to continue from
         self._idle_s = 0.0  # the time without a command since the last inner run
         link.send(
@@ -66,6 +71,7 @@ class TrainWorker:
                 windows=self._corpus.windows,
                 corpus_digest=self._corpus.digest,
                 corpus=self._corpus.facts,
+                step_size=self._trainer.step_size,
             )
         )
 
@@ -146,6 +152,10 @@ class TrainWorker:
             else:
                 self._trainer.mean_gradient(slice(start, stop), out)
             at += stop - start
+
+    def _tell_smaller(self, size: StepSize) -> None:
+        self._tick()
+        self._link.emit("micro_batch_halved", sequences=size.sequences, recompute=size.recompute)
 
     def _evaluate(self, command: RunEvaluate) -> float:
         batches = self._corpus.held_out_batches(self._load.inner.batch_size, command.max_batches)

@@ -11,9 +11,10 @@ from msgspec.structs import replace as changed
 
 from peer.errors import ConfigError
 from peer.footprint.pace import WAITING, Pace, steps_in
+from peer.footprint.step_size import SMALLEST, sized, step_that_fits
 from peer.footprint.work import training_work
-from peer.footprint.workload import DeviceKind, Footprint, Workload
-from swarm.placement.costs import RunShape, cut
+from peer.footprint.workload import DeviceKind, Footprint, Recompute, Workload
+from swarm.placement.costs import USUAL_PEERS, RunShape, cut
 
 TOKENS_A_PARAMETER: Final = 20
 """Of a compute-optimal run (arXiv 2203.15556)."""
@@ -61,9 +62,10 @@ class MachinePlan(msgspec.Struct, frozen=True, kw_only=True):
     fits: bool
     stages: list[StageNeed]
     micro_batch: int
-    """Sequences on the device at a time, as the run has them."""
-    micro_batch_max: int
-    """Of these as many as fit; 0 if not even one does."""
+    """Sequences on the device at a time: of a pipeline as the run has them, else those that fit, of at most the step's;
+    1 if not even one does."""
+    recompute: Recompute
+    """What is computed a second time to make them fit."""
     step_s: float
     steps: int
     steps_wanted: int
@@ -85,13 +87,12 @@ def plan_for(
     """Return what the run takes of `machine`, and its pace with so many `peers` like it. `tokens`: to train on; None
     for as many as are worth it. `compute_s_max`: the run's limit of a round's training."""
     stages, group = len(shape.cuts), max(1, peers // len(shape.cuts))
-    works = [shape.workload(stage, group, machine.device, machine.bf16) for stage in range(stages)]
+    works = [_work(shape, machine, stage, group) for stage in range(stages)]
     needs = [_need(shape, machine, work, stage) for stage, work in enumerate(works)]
     parameters = sum(work.parameters for work in works)
     worst = max(works, key=lambda work: training_work(shape.model, work.blocks, shape.data.seq_len))
     pace = _pace(shape, machine, worst)
     tokens = TOKENS_A_PARAMETER * parameters if tokens is None else tokens
-    most = min(_micro_batch_max(shape, machine, work) for work in works)
     fits = all(need.fits for need in needs)
     return MachinePlan(
         parameters=parameters,
@@ -104,7 +105,7 @@ def plan_for(
         fits=fits,
         stages=needs,
         micro_batch=works[0].sequences,
-        micro_batch_max=most,
+        recompute=works[0].recompute,
         step_s=pace.step_s,
         steps=pace.steps,
         steps_wanted=pace.steps_wanted,
@@ -117,8 +118,19 @@ def plan_for(
         days=pace.days(tokens),
         traffic_a_day=pace.traffic_a_day,
         bottleneck=_bottleneck(machine, needs, pace),
-        advice=[*_room(shape, machine, needs, most), *_speed(pace, compute_s_max, stages)],
+        advice=[*_room(shape, machine, needs), *_speed(pace, compute_s_max, stages)],
     )
+
+
+def _work(shape: RunShape, machine: Machine, stage: int, peers: int) -> Workload:
+    """Return the part of one peer, with steps that the machine has room for where it may choose them."""
+    work = shape.workload(stage, peers, machine.device, machine.bf16)
+    if work.is_stage:
+        return work
+    room = machine.device_bytes
+    if machine.device == "cpu":
+        room = machine.host_bytes - sum(shape.footprint(work).host.values())
+    return sized(work, step_that_fits(work, room) or SMALLEST)
 
 
 def _need(shape: RunShape, machine: Machine, work: Workload, stage: int) -> StageNeed:
@@ -148,20 +160,9 @@ def _fits_device(machine: Machine, sizes: Footprint) -> bool:
 
 def _pace(shape: RunShape, machine: Machine, work: Workload) -> Pace:
     tokens = shape.inner.batch_size * shape.data.seq_len
-    flops = tokens * training_work(shape.model, work.blocks, shape.data.seq_len, shape.pipeline.recompute)
+    recompute = shape.pipeline.recompute if work.is_stage else work.recompute == "full"
+    flops = tokens * training_work(shape.model, work.blocks, shape.data.seq_len, recompute)
     return Pace(work.exchange, work.parameters, flops / machine.flops, shape.outer.steps, tokens, machine.link_bits_s)
-
-
-def _micro_batch_max(shape: RunShape, machine: Machine, work: Workload) -> int:
-    """Return the most sequences that fit on the device at a time, up to those of the run."""
-    low, high = 0, work.sequences
-    while low < high:
-        middle = (low + high + 1) // 2
-        if _fits_device(machine, shape.footprint(replace(work, sequences=middle))):
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def _bottleneck(machine: Machine, needs: list[StageNeed], pace: Pace) -> str:
@@ -173,7 +174,7 @@ def _bottleneck(machine: Machine, needs: list[StageNeed], pace: Pace) -> str:
     return "link" if pace.waiting_share > WAITING else "compute"
 
 
-def _room(shape: RunShape, machine: Machine, needs: list[StageNeed], most: int) -> Iterator[str]:
+def _room(shape: RunShape, machine: Machine, needs: list[StageNeed]) -> Iterator[str]:
     """Yield what does not fit, and what would make it fit."""
     largest = max(needs, key=lambda need: need.host_bytes)
     if largest.host_bytes > machine.host_bytes:
@@ -182,17 +183,10 @@ def _room(shape: RunShape, machine: Machine, needs: list[StageNeed], most: int) 
             " its next one and their copies lie in memory, not in files; no setting of this machine changes that"
         )
     device = max(need.device_bytes for need in needs)
-    batch = shape.workload(0, 1).sequences
     if machine.device != "cpu" and device > machine.device_bytes:
-        yield (
-            f"{_gb(device)} of device memory are needed and {_gb(machine.device_bytes)} are there:"
-            f" the {batch} sequences of a step are on the device at once"
+        yield f"{_gb(device)} of device memory are needed and {_gb(machine.device_bytes)} are there" + (
+            ", with one sequence at a time and all blocks recomputed" if len(needs) == 1 else ""
         )
-        if most:
-            where = "[inner] batch_size" if len(needs) == 1 else "[pipeline] micro_batch"
-            yield f"with {where} = {most} the device holds it"
-        else:
-            yield "not even one sequence fits on the device"
     if all(need.fits for need in needs):
         return
     if remedy := _remedy(shape, machine):
@@ -202,16 +196,12 @@ def _room(shape: RunShape, machine: Machine, needs: list[StageNeed], most: int) 
 
 
 def _remedy(shape: RunShape, machine: Machine) -> str:
-    """Return the smallest change of the run that fits: one sequence at a time, then 8-bit moments, then stages."""
-    small = replace(
-        shape,
-        inner=changed(shape.inner, batch_size=1),
-        pipeline=changed(shape.pipeline, micro_batch=1),
-    )
+    """Return the smallest change of the run that fits: 8-bit moments, then stages."""
+    small = replace(shape, pipeline=changed(shape.pipeline, micro_batch=1, recompute=True))
     eight = replace(small, inner=changed(small.inner, optimizer="adamw8bit"))
     has_wide_moments = machine.device == "cuda" and shape.inner.optimizer == "adamw"
     if has_wide_moments and not _all_fit(small, machine) and _all_fit(eight, machine):
-        return 'with [inner] optimizer = "adamw8bit" it fits, with few sequences a step'
+        return 'with [inner] optimizer = "adamw8bit" it fits'
     for stages in range(len(shape.cuts) + 1, _STAGES_TRIED + 1):
         try:
             model = changed(shape.model, tie_embeddings=False)
@@ -220,12 +210,15 @@ def _remedy(shape: RunShape, machine: Machine) -> str:
             return ""
         staged = replace(small, model=model, cuts=cuts, pipeline=changed(small.pipeline, stages=stages))
         if _all_fit(staged, machine):
-            return f"cut into {stages} stages ([pipeline] stages = {stages}) each part fits, a sequence at a time"
+            return (
+                f"cut into {stages} stages ([pipeline] stages = {stages}, micro_batch = 1, recompute = true) each part"
+                " fits"
+            )
     return ""
 
 
 def _all_fit(shape: RunShape, machine: Machine) -> bool:
-    works = (shape.workload(stage, 8, machine.device, machine.bf16) for stage in range(len(shape.cuts)))
+    works = (_work(shape, machine, stage, USUAL_PEERS) for stage in range(len(shape.cuts)))
     return all(_fits(machine, shape.footprint(work)) for work in works)
 
 

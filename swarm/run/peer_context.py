@@ -40,7 +40,9 @@ class JoinConfig:
     stage: int | None = None
     """The stage of a pipeline to stay in; None lets the peer choose and move."""
     memory_bytes: float | None = None
-    """Memory for a stage; None for what is free."""
+    """How much of the device's memory training may take, on a CPU of the machine's; None for what is free."""
+    host_memory_bytes: float | None = None
+    """Beside a GPU: how much of the machine's memory training may take."""
 
 
 @dataclass(frozen=True)

@@ -9,17 +9,17 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
-from typing import cast
 
-from peer.compute.device import resolve_device, uses_bf16
 from peer.data.corpus import check_source, token_cache_bytes
 from peer.errors import ConfigError, ResourceError
-from peer.footprint.workload import DeviceKind, Footprint
+from peer.footprint.step_size import SMALLEST, sized
+from peer.footprint.workload import Footprint
 from peer.free_memory import free_memory_bytes
 from swarm.placement.costs import USUAL_PEERS, RunShape
 from swarm.run.manifest import Manifest
 from swarm.run.peer_context import JoinConfig
 from swarm.run.sections import BYTES_TOKENIZER
+from swarm.training.machine_memory import Accelerator, host_limit
 
 
 def check_join(config: JoinConfig, manifest: Manifest) -> None:
@@ -47,24 +47,27 @@ def check_role(config: JoinConfig, manifest: Manifest) -> None:
 
 
 def check_memory(config: JoinConfig, manifest: Manifest) -> None:
-    """Raise an error if this peer's stage, or every stage, needs more memory than there is: ConfigError for
-    --memory-limit, which counts where it is given, ResourceError for the machine's free memory."""
-    needs = memory_needs(manifest, config.device)
+    """Raise an error if this peer's stage, or every stage, needs more of the machine's memory than there is:
+    ConfigError for the user's limit, which counts where it is given, ResourceError for what is free. What a GPU has
+    room for the worker finds out."""
+    found = Accelerator.of(config.device, manifest.inner)
+    needs, limit = memory_needs(manifest, found), host_limit(config, found.kind)
+    name = "--memory-limit" if found.kind == "cpu" else "--host-memory-limit"
     needed, what, remedy = min(needs), "the smallest stage", "or join with --role feeder"
     if manifest.stages == 1:
         what, remedy = "the model", "or join a run of a smaller model"
     elif config.stage is not None:
         needed, what = needs[config.stage], f"stage {config.stage}"
     there = f"and {what} needs {needed / 1e9:.3g} GB"
-    if config.memory_bytes is not None:
-        if needed > config.memory_bytes:
-            if manifest.stages > 1 and min(needs) <= config.memory_bytes:
+    if limit is not None:
+        if needed > limit:
+            if manifest.stages > 1 and min(needs) <= limit:
                 remedy = "or leave --stage out"
-            raise ConfigError(f"--memory-limit is {config.memory_bytes / 1e9:.3g} GB {there}: raise it, {remedy}")
+            raise ConfigError(f"{name} is {limit / 1e9:.3g} GB {there}: raise it, {remedy}")
     elif needed > (free := free_memory_bytes()):
         raise ResourceError(
-            f"{free / 1e9:.3g} GB of memory are free {there}: free some, say with --memory-limit how much this peer may"
-            f" use, {remedy}"
+            f"{free / 1e9:.3g} GB of memory are free {there}: free some, say with {name} how much this peer may use,"
+            f" {remedy}"
         )
 
 
@@ -85,25 +88,23 @@ def check_disk(config: JoinConfig, manifest: Manifest) -> None:
 
 def disk_needs(manifest: Manifest, data_folder: str) -> list[float]:
     """Return the bytes on disk that each stage needs. `data_folder` is this machine's text, "" for none."""
-    return [sizes.disk_bytes for sizes in _footprints(manifest, "cpu", bf16=False, data_folder=data_folder)]
+    return [sizes.disk_bytes for sizes in _footprints(manifest, Accelerator("cpu", bf16=False), data_folder)]
 
 
 def _cached_bytes(manifest: Manifest, data_folder: str) -> int:
     return 0 if manifest.tokenizer == BYTES_TOKENIZER else token_cache_bytes(manifest.data, data_folder)
 
 
-def memory_needs(manifest: Manifest, device: str) -> list[float]:
-    """Return the bytes of this machine's memory that each stage needs, where `device` (as for `peer join`) is a CPU
-    with what a step takes."""
-    found = resolve_device(device)
-    kind = cast("DeviceKind", found.torch.type)
-    bf16 = uses_bf16(found, manifest.inner)
-    return [sizes.host_bytes for sizes in _footprints(manifest, kind, bf16)]
+def memory_needs(manifest: Manifest, device: Accelerator) -> list[float]:
+    """Return the bytes of this machine's memory that each stage needs at least, on a CPU with what a step takes."""
+    return [sizes.host_bytes for sizes in _footprints(manifest, device)]
 
 
-def _footprints(manifest: Manifest, device: DeviceKind, bf16: bool, data_folder: str = "") -> list[Footprint]:
+def _footprints(manifest: Manifest, device: Accelerator, data_folder: str = "") -> list[Footprint]:
     shape, cached = RunShape.of(manifest), _cached_bytes(manifest, data_folder)
-    works = (shape.workload(stage, USUAL_PEERS, device, bf16) for stage in range(manifest.stages))
+    works = [shape.workload(stage, USUAL_PEERS, device.kind, device.bf16) for stage in range(manifest.stages)]
+    if manifest.stages == 1:
+        works = [sized(work, SMALLEST) for work in works]
     return [shape.footprint(work, cached) for work in works]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from peer.data.corpus import within_memory
 from peer.free_memory import memory_bytes
 from peer.ipc.stage_spec import StageSpec
@@ -9,20 +11,24 @@ from peer.worker.client import WorkerConfig
 from swarm.run.manifest_transfer import TOKENIZER_FILE
 from swarm.run.peer_context import PeerContext
 from swarm.run.sections import BYTES_TOKENIZER
+from swarm.training.machine_memory import Accelerator, host_limit, step_size
 
 
 def worker_config(context: PeerContext, stage: StageSpec | None = None) -> WorkerConfig:
     """Return what the worker is started with; `stage` None for the whole model."""
     config, manifest = context.config, context.manifest
+    limit = host_limit(config, Accelerator.of(config.device, manifest.inner).kind)
     own_tokenizer = manifest.tokenizer != BYTES_TOKENIZER
     return WorkerConfig(
         model=manifest.model,
-        data=within_memory(manifest.data, config.memory_bytes or memory_bytes()),
+        data=within_memory(manifest.data, limit or memory_bytes()),
         inner=manifest.inner,
         tokenizer=str(config.home / TOKENIZER_FILE) if own_tokenizer else BYTES_TOKENIZER,
         data_folder=config.data_folder,
         compile=config.compile,
         device=config.device,
+        step_size=step_size(config, manifest) if stage is None else None,
+        device_limit_bytes=config.memory_bytes or math.inf,
         directory=config.home,
         seed=manifest.run.seed,
         threads=config.threads,

@@ -63,25 +63,34 @@ def billion(folder: Path, batch: int = 1, optimizer: str = "adamw") -> Path:
 
 
 @pytest.mark.parametrize(
-    ("memory", "optimizer", "bottleneck", "advice"),
+    ("device", "memory", "optimizer", "bottleneck", "advice"),
     [
-        ("32GB", "adamw", "host memory", "76.2 GB of memory are needed and 32 GB are there"),
-        ("96GB", "adamw", "device memory", 'with [inner] optimizer = "adamw8bit" it fits'),
-        ("32GB", "adamw8bit", "host memory", "in memory, not in files"),
+        ("24GB", "32GB", "adamw", "host memory", "76.2 GB of memory are needed and 32 GB are there"),
+        ("24GB", "32GB", "adamw8bit", "host memory", "in memory, not in files"),
+        ("16GB", "96GB", "adamw", "device memory", 'with [inner] optimizer = "adamw8bit" it fits'),
+        ("12GB", "96GB", "adamw8bit", "device memory", "([pipeline] stages = 3, micro_batch = 1, recompute = true)"),
     ],
 )
-def test_a_billion_parameters_on_24_gb_do_not_fit(
-    peer: Peer, tmp_path: Path, memory: str, optimizer: str, bottleneck: str, advice: str
+def test_a_billion_parameters_that_do_not_fit(
+    peer: Peer, tmp_path: Path, device: str, memory: str, optimizer: str, bottleneck: str, advice: str
 ) -> None:
-    found = planned(peer, billion(tmp_path, 1, optimizer), *CARD, "--host-memory", memory)
+    run = billion(tmp_path, 8, optimizer)
+    found = planned(peer, run, *CARD, "--device-memory", device, "--host-memory", memory)
     assert 1.03e9 < found["parameters"] < 1.05e9
     assert not found["fits"] and found["bottleneck"] == bottleneck
     assert any(advice in line for line in found["advice"]), found["advice"]
 
 
-def test_a_billion_parameters_fit_with_8_bit_moments_and_much_memory(peer: Peer, tmp_path: Path) -> None:
-    found = planned(peer, billion(tmp_path, 1, "adamw8bit"), *CARD, "--host-memory", "96GB")
-    assert found["fits"] and found["micro_batch"] == found["micro_batch_max"] == 1
+@pytest.mark.parametrize(
+    ("device", "optimizer", "micro_batch", "recompute"),
+    [("24GB", "adamw", 4, "full"), ("24GB", "adamw8bit", 2, "selective"), ("80GB", "adamw", 8, "none")],
+)
+def test_a_billion_parameters_fit_in_micro_batches_with_much_memory(
+    peer: Peer, tmp_path: Path, device: str, optimizer: str, micro_batch: int, recompute: str
+) -> None:
+    run = billion(tmp_path, 8, optimizer)
+    found = planned(peer, run, *CARD, "--device-memory", device, "--host-memory", "96GB")
+    assert found["fits"] and (found["micro_batch"], found["recompute"]) == (micro_batch, recompute)
 
 
 def test_the_sums_are_those_of_the_items(peer: Peer, tmp_path: Path) -> None:

@@ -16,8 +16,9 @@ from peer.config import InnerConfig, ModelConfig
 from peer.errors import ConfigError
 from peer.footprint.optimizer_state import saved_bytes
 from peer.ipc.train_messages import InnerResult
-from peer.model.decoder import Decoder, next_token_loss
+from peer.model.decoder import Decoder
 from peer.model.layout import FlatLayout, init_flat
+from tests.peer.model.reference_loss import next_token_loss
 
 MODEL = ModelConfig(vocab_size=32, hidden_size=16, layers=2, heads=2, kv_heads=1, intermediate_size=24, max_seq_len=16)
 INNER = InnerConfig(

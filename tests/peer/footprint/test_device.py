@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 import torch
 
 from optim.config import AllReduceConfig, CodecConfig, DilocoConfig, OuterConfig
 from optim.wire_sizes import exchange_of
-from peer.compute.activation_store import GraphSize
 from peer.compute.build_optimizer import build_inner
 from peer.compute.device import resolve_device
 from peer.compute.optimizer import InnerSpec
@@ -17,10 +18,11 @@ from peer.config import InnerConfig, ModelConfig
 from peer.footprint.device import device_items, saved_bytes_a_token
 from peer.footprint.optimizer_state import saved_bytes, state_bytes
 from peer.footprint.parameters import parameter_count
-from peer.footprint.workload import Layout, Workload
+from peer.footprint.workload import Layout, Recompute, Workload
 from peer.ipc.span import Span
 from peer.model.decoder import Decoder
 from peer.model.layout import FlatLayout, init_flat
+from tests.peer.footprint.held_memory import HeldMemory
 
 MODEL = ModelConfig(hidden_size=64, layers=2, heads=4, kv_heads=2, intermediate_size=96, max_seq_len=32)
 INNER = InnerConfig(lr=1e-3, batch_size=2, total_steps=10, dtype="fp32")
@@ -75,6 +77,7 @@ def test_the_state_of_every_optimizer_is_counted_to_the_byte(optimizer: str) -> 
 
 
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")  # qk_norm under autocast
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 @pytest.mark.parametrize("bf16", [False, True])
 @pytest.mark.parametrize(
     "changes",
@@ -89,19 +92,20 @@ def test_the_state_of_every_optimizer_is_counted_to_the_byte(optimizer: str) -> 
     ],
     ids=str,
 )
-def test_activations_are_what_torch_saves(changes: dict[str, object], bf16: bool) -> None:
-    """All but the rotary table, which is a buffer, and the bf16 copies of weights, which are an item of their own."""
+def test_activations_are_what_torch_keeps(changes: dict[str, object], bf16: bool, recompute: Recompute) -> None:
+    """What is allocated in a forward pass and not freed at its end."""
     model = msgspec.structs.replace(MODEL, **changes)
-    work = workload(model, bf16=bf16)
-    flat = init_flat(model, 0)
-    decoder, size = Decoder(model, flat), GraphSize(flat)
-    tokens = torch.zeros(work.sequences, work.seq_len + 1, dtype=torch.int64)
-    with size.measured(), torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-        kept = decoder(tokens[:, :-1])
-    rotary = bytes_of(decoder.cos) + bytes_of(decoder.sin)
-    ids = 8 * work.sequences  # the last token of each sequence, which no step reads
-    casts = device_items(work).get("bf16 copies of weights", 0)
-    assert kept.numel() and size.size_bytes - rotary - ids - casts == work.tokens * saved_bytes_a_token(work)
+    work = replace(workload(model, bf16=bf16), recompute=recompute)
+    decoder = Decoder(model, init_flat(model, 0))
+    decoder.recompute = recompute
+    tokens = torch.zeros(work.sequences, work.seq_len, dtype=torch.int64)
+    autocast = torch.autocast("cpu", torch.bfloat16, enabled=bf16, cache_enabled=recompute == "none")
+    with HeldMemory(decoder.flat, decoder.cos, decoder.sin) as held, autocast:
+        kept = decoder.hidden(tokens)
+    casts = device_items(work).get("bf16 copies of weights", 0) if recompute == "none" else 0
+    ids = 8 * work.tokens  # given, not made
+    assert kept.requires_grad
+    assert held.size_bytes - casts == pytest.approx(work.tokens * saved_bytes_a_token(work) - ids, rel=0.01)
 
 
 def test_parts_of_a_model_have_the_parameters_of_their_layout() -> None:

@@ -24,11 +24,12 @@ from peer.data.tokenizer import ByteTokenizer
 from peer.ipc.first_message import FirstMessage
 from peer.ipc.messages import ModelLoaded, Rejected, Stop
 from peer.ipc.train_messages import RunInner
-from peer.model.decoder import Decoder, next_token_loss
+from peer.model.decoder import Decoder
 from peer.model.layout import init_flat
 from peer.worker.client import InnerRunOptions, WorkerGroup
 from peer.worker.config import WorkerBuffers
 from peer.worker.process import WorkerProcess, handshake
+from tests.peer.model.reference_loss import next_token_loss
 from tests.peer.support.worker_harness import (
     ENDLESS,
     HOUR_S,

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from peer.config import ModelConfig
 from peer.ipc.span import Span, spans_of
-from peer.model.decoder import Decoder, FlatLayout, init_flat, next_token_loss
+from peer.model.decoder import Decoder, FlatLayout, init_flat
+from tests.peer.model.reference_loss import next_token_loss
 
 TINY = ModelConfig(hidden_size=16, layers=4, heads=4, kv_heads=2, intermediate_size=24, max_seq_len=32, vocab_size=40)
 UNTIED = msgspec.structs.replace(TINY, tie_embeddings=False)

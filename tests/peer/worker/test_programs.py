@@ -12,6 +12,7 @@ import pytest
 
 from peer.config import DataConfig
 from peer.confinement.grants import Grants
+from peer.footprint.step_size import StepSize
 from peer.ipc.block_messages import Fds, LoadBlocks, RingEnds
 from peer.ipc.corpus_messages import LoadCorpus
 from peer.ipc.first_message import FirstMessage
@@ -38,6 +39,8 @@ LOADS: dict[str, FirstMessage] = {
         data_folder="/text",
         compile=False,
         directory="/own",
+        step_size=StepSize(1),
+        device_limit_bytes=1e9,
         device="cpu",
         seed=7,
         vectors=VectorFds(3, 4, 5),

@@ -25,11 +25,15 @@ from swarm.training.join_checks import (
     disk_needs,
     memory_needs,
 )
+from swarm.training.machine_memory import Accelerator
 from tests.swarm.run.test_manifest import make_manifest
 from tests.swarm.training.test_roles import run_of
 
 AUTHORITY = Identity.generate().peer_id
 FOLDER = DataConfig(seq_len=64, source="folder")
+
+LONG = msgspec.structs.replace(make_manifest(AUTHORITY).model, max_seq_len=1 << 24)
+CPU = Accelerator("cpu", bf16=False)
 
 
 def joining(home: Path, manifest: Manifest, role: Role = "auto", stage: int | None = None, **more: Any) -> JoinConfig:
@@ -47,10 +51,15 @@ def absurd(**changes: object) -> Manifest:
     "changes",
     [
         {},
-        {"model": make_manifest(AUTHORITY).model, "inner": InnerConfig(lr=1.0, batch_size=1 << 20, total_steps=1)},
+        {"model": LONG, "data": msgspec.structs.replace(FOLDER, seq_len=1 << 24)},
+        {
+            "model": msgspec.structs.replace(LONG, max_seq_len=1 << 16),
+            "data": msgspec.structs.replace(FOLDER, seq_len=1 << 16),
+            "inner": InnerConfig(lr=1.0, batch_size=1 << 20, total_steps=1),
+        },
         {"model": msgspec.structs.replace(make_manifest(AUTHORITY).model, max_seq_len=1 << 24, head_dim=1 << 14)},
     ],
-    ids=["parameters", "activations", "rotary table"],
+    ids=["parameters", "activations", "tokens", "rotary table"],
 )
 def test_a_run_that_needs_more_memory_than_there_is_is_refused_before_any_is_taken(
     tmp_path: Path, changes: dict[str, object]
@@ -68,7 +77,7 @@ def test_a_run_that_needs_more_memory_than_there_is_is_refused_before_any_is_tak
 
 def test_the_users_limit_counts_where_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = make_manifest(AUTHORITY)
-    (need,) = memory_needs(manifest, "cpu")
+    (need,) = memory_needs(manifest, CPU)
     monkeypatch.setattr(join_checks, "free_memory_bytes", lambda: need - 1)
     with pytest.raises(ResourceError, match="memory"):
         check_join(joining(tmp_path, manifest), manifest)
@@ -79,7 +88,7 @@ def test_the_users_limit_counts_where_there_is_one(tmp_path: Path, monkeypatch: 
 
 def test_a_pipeline_needs_room_for_the_smallest_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = run_of(3)
-    needs = memory_needs(manifest, "cpu")
+    needs = memory_needs(manifest, CPU)
     assert min(needs) == needs[1] < needs[0]
     monkeypatch.setattr(join_checks, "free_memory_bytes", lambda: needs[1])
     check_join(joining(tmp_path, manifest), manifest)

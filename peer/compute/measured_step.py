@@ -1,0 +1,67 @@
+"""The largest step that fits on a GPU, found by trying."""
+
+from __future__ import annotations
+
+import gc
+
+import torch
+
+from peer.compute.out_of_memory import free_cached, is_out_of_memory
+from peer.compute.train_loop import InnerTrainer
+from peer.errors import ConfigError
+from peer.footprint.step_size import RECOMPUTE, USED, StepSize, doubled, is_enough
+
+
+def measured_step(trainer: InnerTrainer, seq_len: int, limit_bytes: float) -> StepSize:
+    """Return the fastest step that takes at most `USED` of the memory that is free, of `limit_bytes` at most: each
+    micro-batch twice the one before, with more recomputation where few sequences fit. Weights and optimizer stay as
+    they are. The process is held to `limit_bytes` from now on. Raises ConfigError if nothing fits.
+    """
+    device = trainer.device.torch
+    room = USED * _free_bytes(device, limit_bytes)
+    batch, best, least = trainer.config.batch_size, None, 0
+    for recompute in RECOMPUTE:
+        taken = 0
+        for sequences in doubled(batch):
+            size = StepSize(sequences, recompute)
+            if 2 * taken > room or (taken := _peak_bytes(trainer, size, seq_len)) > room:
+                break
+            if best is None or size.sequences > best.sequences:
+                best = size
+        least = taken
+        if best is not None and is_enough(best, batch, seq_len, "cuda"):
+            break
+    if best is None:
+        raise ConfigError(
+            f"a step with one sequence takes {least / 1e9:.3g} GB of the device beside the weights, and"
+            f" {room / 1e9:.3g} GB are there for it: free some, raise --memory-limit, or join a run of a smaller model"
+        )
+    return best
+
+
+def _free_bytes(device: torch.device, limit_bytes: float) -> float:
+    """Hold this process to the limit; return what it may still take."""
+    free_cached(device)
+    free, whole = torch.cuda.mem_get_info(device)
+    torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / whole), device)
+    return min(float(free), limit_bytes - torch.cuda.memory_reserved(device))
+
+
+def _peak_bytes(trainer: InnerTrainer, size: StepSize, seq_len: int) -> int:
+    """Return what a step of that size takes beside what is there already; more than any device has where it fails."""
+    device = trainer.device.torch
+    trainer.resize(size)
+    free_cached(device)
+    before = torch.cuda.memory_reserved(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    try:
+        trainer.try_step(size.sequences, seq_len)
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        peak = 1 << 60
+    else:
+        peak = torch.cuda.max_memory_reserved(device) - before
+    gc.collect()  # a graph that broke off may hold on to its tensors
+    free_cached(device)
+    return peak

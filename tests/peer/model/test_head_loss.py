@@ -1,0 +1,91 @@
+"""The loss a part of the tokens at a time, against all logits at once in float64."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from peer.footprint import device as footprint
+from peer.model.head_loss import head_losses
+from tests.peer.devices import DEVICES
+
+TOKENS, WIDTH, VOCAB = 700, 12, 40
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three parts, of which the last is smaller."""
+    monkeypatch.setattr(footprint, "_PART_BYTES", 300 * 4 * VOCAB)
+
+
+def inputs(device: str = "cpu") -> tuple[Tensor, Tensor, Tensor]:
+    random = torch.Generator().manual_seed(3)
+    hidden, weight = (torch.randn(rows, WIDTH, generator=random).to(device) for rows in (TOKENS, VOCAB))
+    return hidden, weight, torch.randint(0, VOCAB, (TOKENS,), generator=random).to(device)
+
+
+def reference(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    hidden, weight = hidden.double().requires_grad_(), weight.double().requires_grad_()
+    losses = F.cross_entropy(hidden @ weight.T, targets, reduction="none")
+    of_hidden, of_weight = torch.autograd.grad(losses.sum(), [hidden, weight])
+    return losses.detach(), of_hidden, of_weight
+
+
+def distance(value: Tensor, exact: Tensor) -> float:
+    return float((value.double() - exact).norm() / exact.norm())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("autocast", "bound"), [(False, 1e-6), (True, 1e-2)])
+def test_losses_and_gradients_are_those_of_all_logits_at_once(device: str, autocast: bool, bound: float) -> None:
+    hidden, weight, targets = inputs(device)
+    hidden.requires_grad_()
+    weight.requires_grad_()
+    with torch.autocast(device, torch.bfloat16, enabled=autocast):
+        total, losses = head_losses(hidden, weight, targets)
+    (total / TOKENS).backward()
+    exact, of_hidden, of_weight = reference(hidden.detach(), weight.detach(), targets)
+    assert losses.dtype == total.dtype == torch.float32 and not losses.requires_grad
+    assert distance(losses, exact) < bound and distance(total.detach(), exact.sum()) < bound
+    assert hidden.grad is not None and weight.grad is not None
+    assert distance(hidden.grad * TOKENS, of_hidden) < bound and distance(weight.grad * TOKENS, of_weight) < bound
+
+
+@pytest.mark.parametrize("frozen", ["hidden", "weight"])
+def test_what_is_frozen_gets_no_gradient(frozen: str) -> None:
+    hidden, weight, targets = inputs()
+    learns = (weight if frozen == "hidden" else hidden).requires_grad_()
+    total, _ = head_losses(hidden, weight, targets)
+    total.backward()
+    exact = reference(hidden.detach(), weight.detach(), targets)
+    assert learns.grad is not None and distance(learns.grad, exact[2 if frozen == "hidden" else 1]) < 1e-6
+
+
+def test_without_a_graph_only_losses_are_computed() -> None:
+    hidden, weight, targets = inputs()
+    weight.requires_grad_()
+    with torch.no_grad():
+        total, losses = head_losses(hidden, weight, targets)
+    assert not total.requires_grad and distance(losses, reference(hidden, weight.detach(), targets)[0]) < 1e-6
+
+
+def test_a_hidden_state_that_is_not_finite_shows_in_the_loss() -> None:
+    hidden, weight, targets = inputs()
+    hidden[5, 0] = math.nan
+    total, losses = head_losses(hidden, weight, targets)
+    assert math.isnan(float(total)) and int(losses.isnan().sum()) == 1
+
+
+def test_logits_never_exist_whole() -> None:
+    """The largest tensor that is made is one of a part."""
+    hidden, weight, targets = inputs()
+    weight.requires_grad_()
+    with torch.profiler.profile(profile_memory=True) as profile:
+        total, _ = head_losses(hidden, weight, targets)
+        total.backward()
+    largest = max(event.cpu_memory_usage for event in profile.events() or [])
+    assert 0 < largest <= 300 * VOCAB * 4 < TOKENS * VOCAB * 4
