@@ -154,8 +154,8 @@ def _commit_unserved(view: ViewState, row: Row, at: float, fields: Fields) -> No
 def _micro_batch_halved(view: ViewState, row: Row, at: float, fields: Fields) -> None:
     again = "" if fields["recompute"] == "none" else " and blocks computed twice"
     view.note(
-        f"{row.name} had no memory left for a step: it goes on with {several(int(fields['sequences']), 'sequence')} at a"
-        f" time{again}"
+        f"{row.name} had no memory left for a step: it goes on with {several(int(fields['sequences']), 'sequence')} at"
+        f" a time{again}"
     )
 
 

@@ -35,6 +35,7 @@ def resolve_device(spec: str, compiles: bool = False) -> Device:
     if device.type == "cuda":
         if not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count():
             raise ConfigError(f"device {spec!r} is not on this machine: use auto or cpu")
+        device = torch.device("cuda", device.index or 0)  # some of torch's functions want the number
         properties = torch.cuda.get_device_properties(device)
         modern = properties.major >= 8  # below Ampere bf16 is emulated, and Triton's support ends at Volta
         return Device(device, bf16=modern, compile=compiles and properties.major >= 7, name=properties.name)
