@@ -11,10 +11,12 @@ from typing import Any, TypeVar
 import click
 
 from peer.errors import ConfigError
+from peer.files import read_bounded
 from swarm.run.invite import PREFIX, Invite
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 _INVITE_FILE_MAX = 1 << 16
+PLAIN = "plain"
 _AMOUNT_MAX = 1_000_000  # in GB: a petabyte
 
 
@@ -132,6 +134,30 @@ def wire_option(function: Command) -> Command:
     """Add --wire, of the commands that use a served model."""
     types = click.Choice(["fp32", "bf16", "int8"])
     return click.option("--wire", type=types, help="The type of hidden states between servers.")(function)
+
+
+def template_option(function: Command) -> Command:
+    """Add --template, of the commands that write conversations: the text of a chat template, "" for none; None leaves
+    the choice to the checkpoint."""
+    text = "How messages become text: plain, or a chat template (Jinja2).  [default: the checkpoint's, else plain]"
+    return click.option("--template", metavar="plain|FILE", callback=_read_template, help=text)(function)
+
+
+def _read_template(context: click.Context, parameter: click.Parameter, chosen: str | None) -> str | None:
+    if chosen is None or chosen == PLAIN:
+        return None if chosen is None else ""
+    from peer.model.text_rules import TEMPLATE_CHARS_MAX
+
+    remedy = f"give a chat template of at most {TEMPLATE_CHARS_MAX} bytes in UTF-8, or --template {PLAIN}"
+    try:
+        source = read_bounded(Path(chosen), TEMPLATE_CHARS_MAX).decode()
+    except OSError as error:
+        raise ConfigError(f"{chosen} cannot be read ({error.strerror}): {remedy}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{chosen} is no text ({error.reason}): {remedy}") from error
+    if not source.strip():
+        raise ConfigError(f"{chosen} is empty: {remedy}")
+    return source
 
 
 def wait_option(function: Command) -> Command:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cli.local_model import invite_to, local_model_options
-from cli.options import invite_argument, tied_option, wire_option
+from cli.options import invite_argument, template_option, tied_option, wire_option
 from cli.run import run_until_stopped
 from cli.terminal.lines import say, say_json
 from peer.errors import ConfigError
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 @click.option(
     "--at-once", type=click.IntRange(1, 512), default=16, show_default=True, help="Requests at once, each key."
 )
+@template_option
 @wire_option
 @click.option("--json", "as_json", is_flag=True, help="Print what happens as JSON lines.")
 @tied_option
@@ -58,6 +59,7 @@ def api(
     new_key: str | None,
     rate: int | None,
     at_once: int,
+    template: str | None,
     wire: WireType | None,
     as_json: bool,
     tied: bool,
@@ -80,7 +82,7 @@ def api(
             " 127.0.0.1"
         )
     with invite_to(invite, model, dtype, device, threads) as opened:
-        run_until_stopped(_Api(opened, wire, address, known, Quotas(rate, at_once), as_json).run, tied)
+        run_until_stopped(_Api(opened, wire, template, address, known, Quotas(rate, at_once), as_json).run, tied)
 
 
 def _check_web_server() -> None:
@@ -126,12 +128,13 @@ class _Api:
         self,
         invite: Invite,
         wire: WireType | None,
+        template: str | None,
         address: ListenAddress,
         keys: ApiKeys,
         quotas: Quotas,
         as_json: bool,
     ) -> None:
-        self._invite, self._wire, self._as_json = invite, wire, as_json
+        self._invite, self._wire, self._template, self._as_json = invite, wire, template, as_json
         self._address, self._keys, self._quotas = address, keys, quotas
 
     async def run(self) -> None:
@@ -140,7 +143,8 @@ class _Api:
         from swarm.inference.client import open_model
         from swarm.web.listening import serve_http
 
-        async with open_model(self._invite, wire=self._wire) as model, open_template(model.manifest.text) as template:
+        opened = open_model(self._invite, wire=self._wire)
+        async with opened as model, open_template(model.manifest.text, self._template) as template:
             gateway = Gateway(model, template, self._keys, self._quotas, self._address.name)
             name = model.manifest.name
             with model.client.host.events.subscribed(self._show):

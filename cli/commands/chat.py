@@ -15,7 +15,7 @@ import click
 import trio
 
 from cli.local_model import invite_to, local_model_options
-from cli.options import invite_argument, wait_option, wire_option
+from cli.options import invite_argument, template_option, wait_option, wire_option
 from cli.run import Stopped, run_until_stopped
 from cli.terminal.lines import say
 from cli.terminal.stream import write_text
@@ -43,6 +43,7 @@ _HELP: Final = (
 @click.command()
 @invite_argument(required=False)
 @local_model_options
+@template_option
 @click.option("--system", default="", metavar="TEXT", help="How the model should answer.")
 @click.option("--max-tokens", type=click.IntRange(1, 1 << 20), default=512, show_default=True, help="Of one answer.")
 @click.option("--temperature", type=click.FloatRange(0, 100), default=0.7, show_default=True, help="0: the likeliest.")
@@ -64,6 +65,7 @@ def chat(
     dtype: HiddenType | None,
     device: str,
     threads: int | None,
+    template: str | None,
     system: str,
     max_tokens: int,
     temperature: float,
@@ -86,17 +88,24 @@ def chat(
     with invite_to(invite, model, dtype, device, threads) as opened:
         log = None if history is None else ChatLog(history)
         wait = wait if model is None else 0.0  # the one server is a process of this command
-        run_until_stopped(_Chat(opened, wire, wait, log, (system, sampling, max_tokens)).run)
+        run_until_stopped(_Chat(opened, wire, wait, log, template, (system, sampling, max_tokens)).run)
 
 
 class _Chat:
     """One conversation in the terminal."""
 
     def __init__(
-        self, invite: Invite, wire: WireType | None, wait_s: float, log: ChatLog | None, ask: tuple[str, Sampling, int]
+        self,
+        invite: Invite,
+        wire: WireType | None,
+        wait_s: float,
+        log: ChatLog | None,
+        template: str | None,
+        ask: tuple[str, Sampling, int],
     ) -> None:
         """`ask`: the system prompt, how tokens are chosen, and how many an answer may have."""
         self._invite, self._wire, self._wait_s, self._log = invite, wire, wait_s, log
+        self._template = template
         self._system, self._sampling, self._max_tokens = ask
         self._lines = TypedLines()
         self._answering: trio.CancelScope | None = None
@@ -109,7 +118,7 @@ class _Chat:
         from swarm.inference.client_view import Patience
 
         opened = open_model(self._invite, wire=self._wire, patience=Patience(self._wait_s, self._waits))
-        async with opened as model, open_template(model.manifest.text) as template:
+        async with opened as model, open_template(model.manifest.text, self._template) as template:
             conversation = Conversation(model, template, self._sampling, self._max_tokens)
             conversation.system = self._system
             if self._log is not None:

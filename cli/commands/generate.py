@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cli.local_model import invite_to, local_model_options
-from cli.options import wait_option, wire_option
+from cli.options import template_option, wait_option, wire_option
 from cli.run import run_until_stopped
 from cli.terminal.lines import is_terminal, say, say_json
 from cli.terminal.stream import write_text
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 @click.argument("prompt", required=False)
 @local_model_options
 @click.option("--chat", is_flag=True, help="Ask PROMPT as a message, by the model's chat template.")
+@template_option
 @click.option("--max-tokens", type=click.IntRange(1, 1 << 20), default=128, show_default=True)
 @click.option("--temperature", type=click.FloatRange(0, 100), default=0.0, show_default=True, help="0: the likeliest.")
 @click.option("--top-k", type=click.IntRange(0, 1 << 24), default=0, help="Only the k likeliest tokens.")
@@ -58,6 +59,7 @@ def generate(
     device: str,
     threads: int | None,
     chat: bool,
+    template: str | None,
     max_tokens: int,
     temperature: float,
     top_k: int,
@@ -74,6 +76,8 @@ def generate(
 ) -> None:
     """Continue PROMPT (or standard input) with the model of INVITE, computed by its servers; with --model, in place of
     INVITE, by this machine alone."""
+    if template is not None and not chat:
+        raise ConfigError("--template is about messages, and PROMPT is none: give --chat too")
     if model is not None:
         if prompt is not None:
             raise ConfigError("both INVITE and --model were given: choose one")
@@ -92,7 +96,7 @@ def generate(
     )
     with invite_to(invite, model, dtype, device, threads) as opened:
         wait = wait if model is None else 0.0  # the one server is a process of this command
-        answers = _Answers(opened, text, sampling, wire, wait, max_tokens, stops, count, as_json, chat)
+        answers = _Answers(opened, text, sampling, wire, wait, max_tokens, stops, count, as_json, chat, template)
         run_until_stopped(answers.run)
 
 
@@ -110,6 +114,7 @@ class _Answers:
     count: int
     as_json: bool
     chat: bool
+    template: str | None
 
     async def run(self) -> None:
         from swarm.inference.client import open_model
@@ -135,7 +140,7 @@ class _Answers:
             return await model.text.encode(self.text, special=True)
         from swarm.gateway.template import ChatMessage, open_template
 
-        async with open_template(model.manifest.text) as template:
+        async with open_template(model.manifest.text, self.template) as template:
             text = await template.render([ChatMessage("user", self.text)])
             self.stops = (*self.stops, *template.stops)
             return await model.text.encode(text, special=template.is_plain)

@@ -24,7 +24,7 @@ from cli.demo.cluster import LocalCluster
 from cli.demo.monitoring import Monitor
 from cli.demo.report import Report, draw_losses, write_report
 from cli.demo.scenario import play_pipeline, play_whole
-from cli.demo.served_sample import PROMPT, ServedSample, serve_sample
+from cli.demo.served_sample import ServedSample, serve_sample
 from cli.demo.verdict import judge, train_losses
 from cli.packages import check_monitor_packages
 from cli.run import stopping_by_signal
@@ -82,7 +82,7 @@ def quickstart(peers: int, stages: int, rounds: int, home: Path, serves: bool, w
     then: the replicas of a stage ended every round with the same weights, no stage counted a micro-batch twice or lost
     one, and the training loss fell.
 
-    In the end block servers serve the trained model, and it is asked through the network.
+    In the end block servers serve the trained model, and it answers a message through the network.
     """
     if stages > 1 and peers < stages + SPARE:
         raise ConfigError(f"{stages} stages need {stages + SPARE} peers here, as some will fail: raise --peers")
@@ -110,7 +110,7 @@ def _play(peers: int, stages: int, rounds: int, home: Path, serves: bool, monito
     report = judge(scenario, progress, rounds, began)
     served = None
     if not report.broken_invariants:
-        say("The model is trained. Block servers start, to ask it through the network.", err=True)
+        say("The model is trained. Block servers start, to chat with it through the network.", err=True)
         served = serve_sample(home, _homes(report, home), kills=serves)
         report = msgspec.structs.replace(report, sample=served.text)
     write_report(home / "report.json", report)
@@ -195,9 +195,9 @@ def _summarize(report: Report, home: Path, served: ServedSample | None = None) -
         f"{_traffic_text(report)}\n\n"
         f"{_served_text(report, served)}"
         f"The numbers are in {home / 'report.json'}, the loss curve in {home / 'loss.png'}. To export the model,"
-        " and to ask it again on this machine:\n"
+        " and to talk with it on this machine:\n"
         f"  {_this_command()} export {options} --out model\n"
-        f'  {_this_command()} generate --model model "{PROMPT}" --temperature 0.7'
+        f"  {_this_command()} chat --model model"
     )
     say(*text.split("\n"), uncut=True)
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 from cli.demo.child_processes import ChildPeer, Children
 from cli.demo.monitoring import Monitor
+from cli.demo.slowness import slowed
 from cli.views.live import POLL_S, read_tails
 from cli.views.progress import Progress
 from peer.errors import RoundError
@@ -89,6 +91,14 @@ class LocalCluster:
         """Send SIGCONT."""
         frozen.thaw()
         self._mark("thawed", frozen, " (SIGCONT)")
+
+    @contextmanager
+    def slowed(self, slow: ChildPeer) -> Iterator[None]:
+        """Inside the block stop its processes for most of the time."""
+        self._mark("slowed", slow, " (SIGSTOP for most of the time)")
+        with slowed(slow.process.pid):
+            yield
+        self._mark("sped up", slow)
 
     def _mark(self, what: str, child: ChildPeer, how: str = "") -> None:
         self.progress.note(f"{what} {child.name}{how}")

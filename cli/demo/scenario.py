@@ -1,9 +1,10 @@
-"""The scripts of a quickstart: which peers join, are killed or frozen, and when."""
+"""The scripts of a quickstart: which peers join, are killed, frozen or slow, and when."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -11,6 +12,7 @@ from cli.demo.child_processes import ChildPeer
 from cli.demo.cluster import LocalCluster, choose_frozen
 
 FREEZE_S: Final = 15.0  # longer than a group waits for a peer that does not answer
+SLOW_S: Final = 40.0  # less than a peer stays at its stage in any case, so that none moves for it
 AWAKE_AT_THE_END: Final = 3  # rounds: all others leave soon after the last one
 
 
@@ -46,26 +48,40 @@ def play_whole(cluster: LocalCluster, peers: int) -> Scenario:
 
 
 def play_pipeline(cluster: LocalCluster, peers: int) -> Scenario:
-    """Play a pipeline: one peer joins, one replica is killed, and one of another stage is frozen for a while."""
+    """Play a pipeline: one peer joins, one replica is killed, and one of another stage is frozen for a while. Before,
+    another peer is slow for a while, where there are more than two for each stage."""
     cluster.begin()
     started = [cluster.join(number) for number in range(1, peers + 1)]
     progress, fault_round = cluster.progress, max(1, cluster.rounds // 4)
+    near_end = cluster.rounds - AWAKE_AT_THE_END
 
     def stage_of(child: ChildPeer) -> int | None:
         return progress.row(child.name).stage
 
+    def over(seconds: float) -> Callable[[], bool]:
+        ends_at = time.monotonic() + seconds
+        return lambda: time.monotonic() > ends_at or progress.round >= near_end
+
     cluster.wait(None, "every peer has a stage", lambda: all(stage_of(child) is not None for child in started))
-    added = _add_early(cluster, peers)
-    cluster.wait(None, f"every stage has committed round {fault_round}", lambda: progress.round >= fault_round)
-    victim = cluster.choose_victim(started)
-    cluster.kill(victim)
-    cluster.wait(None, "another round is committed", cluster.rounds_from_now(1))
-    living = {child.name: stage_of(child) for child in started if child.alive}
+    healthy = list(started)
+    with ExitStack() as slowness:
+        slow_enough = over(SLOW_S)
+        if peers > 2 * len({stage_of(child) for child in started}):
+            stages = {child.name: stage_of(child) for child in started}
+            slow = cluster.children[choose_frozen(stages, stage_of(cluster.choose_victim(started)))]
+            healthy.remove(slow)
+            slowness.enter_context(cluster.slowed(slow))
+        added = _add_early(cluster, peers)
+        cluster.wait(None, f"every stage has committed round {fault_round}", lambda: progress.round >= fault_round)
+        victim = cluster.choose_victim(healthy)
+        cluster.kill(victim)
+        cluster.wait(None, "another round is committed", cluster.rounds_from_now(1))
+        if len(healthy) < len(started):
+            cluster.wait(None, "it was slow for long enough", slow_enough)
+    living = {child.name: stage_of(child) for child in healthy if child.alive}
     frozen = cluster.children[choose_frozen(living, stage_of(victim))]
     cluster.freeze(frozen)
-    thaws_at = time.monotonic() + FREEZE_S
-    near_end = cluster.rounds - AWAKE_AT_THE_END
-    cluster.wait(None, "it is time to thaw", lambda: time.monotonic() > thaws_at or progress.round >= near_end)
+    cluster.wait(None, "it is time to thaw", over(FREEZE_S))
     cluster.thaw(frozen)
     return _end(cluster, started, [victim], [added], [frozen])
 

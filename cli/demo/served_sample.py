@@ -1,4 +1,4 @@
-"""The end of a quickstart: block servers of the model that it trained, and an answer through the network.
+"""The end of a quickstart: block servers of the model that it trained, and a turn of a chat through the network.
 
 With faults, one of three servers is killed in the middle of the answer; the other two hold all blocks, so that the
 answer goes on.
@@ -22,10 +22,11 @@ from cli.terminal.lines import is_terminal, say
 from cli.terminal.stream import write_text
 from peer.decoding import MALFORMED
 from peer.errors import RoundError
+from swarm.gateway.template import ChatMessage, plain_conversation
 from swarm.inference.coverage import blocks_text
 from swarm.run.home import Home
 
-PROMPT: Final = "def "
+MESSAGE: Final = "How do I read a file?"
 TOKENS: Final = 200
 STRIKE_AT: Final = 60
 """The token after which a server is killed."""
@@ -39,20 +40,20 @@ class ServedSample:
 
     text: str
     answer: dict[str, Any]
-    """The last line of `peer generate --json`."""
+    """The last line of `peer generate --chat --json`."""
     killed: str = ""
     """The name of the server that was killed meanwhile."""
 
 
 def serve_sample(home: Path, homes: Sequence[Path], *, kills: bool) -> ServedSample:
-    """Export the model from `homes`, serve it, and generate. Raises RoundError if some of it fails."""
+    """Export the model from `homes`, serve it, and ask it. Raises RoundError if some of it fails."""
     model = home / "model"
     _run(["export", *(word for path in homes for word in ("--home", str(path))), "--out", str(model), "--force"])
     layers = int(msgspec.json.decode((model / "config.json").read_bytes())["num_hidden_layers"])
     with children() as group:
         servers = _start(group, home, model, layers, kills)
         invite = Home(servers[0].home).invite
-        return _generate(servers, str(invite), kills)
+        return _ask(servers, str(invite), kills)
 
 
 def _start(group: Children, home: Path, model: Path, layers: int, kills: bool) -> list[ChildPeer]:
@@ -81,10 +82,11 @@ def _wait_serving(server: ChildPeer) -> None:
         time.sleep(POLL_S)
 
 
-def _generate(servers: Sequence[ChildPeer], invite: str, kills: bool) -> ServedSample:
-    command = [sys.executable, "-m", "cli.main", "generate", invite, PROMPT, "--max-tokens", str(TOKENS)]
-    command += ["--temperature", "0.7", "--seed", "1", "--json"]
+def _ask(servers: Sequence[ChildPeer], invite: str, kills: bool) -> ServedSample:
+    command = [sys.executable, "-m", "cli.main", "generate", invite, MESSAGE, "--chat", "--max-tokens", str(TOKENS)]
+    command += ["--temperature", "1", "--top-p", "0.9", "--seed", "1", "--json"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    asked = plain_conversation([ChatMessage("user", MESSAGE)])  # the model has no chat template
     sample, count, route = ServedSample("", {}), 0, list[dict[str, Any]]()
     assert process.stdout is not None and process.stderr is not None
     try:
@@ -93,7 +95,7 @@ def _generate(servers: Sequence[ChildPeer], invite: str, kills: bool) -> ServedS
             if fact.get("event") == "token":
                 count += 1
                 if is_terminal():
-                    write_text((PROMPT if count == 1 else "") + str(fact["text"]))
+                    write_text((asked if count == 1 else "") + str(fact["text"]))
                 if kills and count == STRIKE_AT and route:
                     victim = next(server for server in servers if _names_server(server, route[0]))
                     victim.kill()
@@ -104,7 +106,7 @@ def _generate(servers: Sequence[ChildPeer], invite: str, kills: bool) -> ServedS
                 names = " and ".join(str(hop["name"]) for hop in route)
                 _note(f"the answer {'comes' if begins else 'goes on'} through {names}", amid=count > 0)
             elif fact.get("event") == "answer":
-                sample.answer, sample.text = fact, PROMPT + str(fact["text"])
+                sample.answer, sample.text = fact, asked + str(fact["text"])
                 if is_terminal():
                     say("")
         ended = process.wait(START_S)

@@ -72,12 +72,14 @@ class ChatTemplate:
 
 
 @asynccontextmanager
-async def open_template(rules: TextRules) -> AsyncIterator[ChatTemplate]:
-    """Run the template of a served model inside the block; its process starts with the first conversation."""
-    if not rules.chat_template:
+async def open_template(rules: TextRules, chosen: str | None = None) -> AsyncIterator[ChatTemplate]:
+    """Run the template of a served model inside the block; its process starts with the first conversation. `chosen`: a
+    template in place of the checkpoint's, "" for none."""
+    source = rules.chat_template if chosen is None else chosen
+    if not source:
         yield ChatTemplate()
         return
-    async with open_template_process(rules.chat_template, rules.bos, rules.eos) as process:
+    async with open_template_process(source, rules.bos, rules.eos) as process:
         yield ChatTemplate(process)
 
 

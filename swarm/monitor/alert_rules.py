@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import islice
-from statistics import fmean
+from statistics import fmean, median
 from typing import Final
 
 import msgspec
@@ -25,6 +25,9 @@ LAST_MIN: Final = 6
 """Rounds whose last peer must be known before one is called slow."""
 BEHIND_SHARE: Final = 0.1
 """Of a round: who ends it less behind than that delays no other one."""
+SLOW_TIMES: Final = 2.0
+"""What the other replicas of a stage take for a micro-batch: who takes longer is called slow."""
+SLOW_S: Final = 10.0
 SPIKE_NATS: Final = 0.1
 SPIKE_ROUNDS: Final = 10
 CLOCK_S: Final = 60.0
@@ -191,6 +194,25 @@ def _often_last(state: MonitorState) -> Iterator[Condition]:
             )
 
 
+def _slow_replica(state: MonitorState) -> Iterator[Condition]:
+    for stage in state.stages if len(state.stages) > 1 else ():
+        here = ((member.peer, member.claims) for member in state.members if member.claims is not None)
+        taken = {peer: claims.service_s for peer, claims in here if claims.stage == stage.stage and claims.service_s}
+        for peer, service_s in taken.items():
+            others = [seconds for other, seconds in taken.items() if other != peer]
+            if others and service_s > SLOW_TIMES * median(others):
+                yield Condition(
+                    name="slow_replica",
+                    subject=peer,
+                    severity="info",
+                    text=f"{_name(state, peer)} takes {service_s:.2g} s for a micro-batch, where the other replicas of"
+                    f" stage {stage.stage} take {median(others):.2g} s",
+                    remedy="`peer doctor` on that machine says what slows it; meanwhile it is given less to do",
+                    basis=("claims",),
+                    after_s=SLOW_S,
+                )
+
+
 def _often_absent(state: MonitorState) -> Iterator[Condition]:
     members = {member.peer for member in state.members if member.facts.membership == "member"}
     for stage in state.stages:
@@ -349,6 +371,7 @@ RULES: Final[tuple[Rule, ...]] = (
     _often_absent,
     _told_of_members,
     _often_last,
+    _slow_replica,
     _loss,
     _versions,
 )

@@ -11,6 +11,7 @@ import trio
 from peer.net.host import Host
 from swarm.membership.head_history import ask_history
 from swarm.membership.proven_heads import ProvenHead
+from swarm.monitor.time_histogram import TimeHistogram
 from swarm.protocol.agreement.chain import position_of
 from swarm.protocol.head import Head
 
@@ -32,6 +33,9 @@ class HeadChain:
         """By hash of the head, of those that came while the monitor looked, and of the first one that it met."""
         self.counts: Counter[str] = Counter()
         """What happened while the monitor looked: `committed`, `retried`, `regroups`, `merged`, `absent`."""
+        self.round_times = TimeHistogram()
+        """From one commit to the next, where both came while the monitor looked. Commits that came at one reading share
+        the time since the one before."""
         self.reaches_back = False
         """Whether older heads are neither kept by any peer nor wanted."""
         self._hashes: dict[bytes, int] = {}  # place in `heads`
@@ -72,6 +76,9 @@ class HeadChain:
         for place, later in enumerate(new):
             if watched:
                 self._count([*kept, *new][base + place], later)
+        if watched and (began := self.came_at(kept[-1].hash)) is not None:
+            for _ in filter(lambda later: later.attempt >= 0, new):
+                self.round_times.add(max(0.0, now - began) / len(new))
         self.heads = [*kept, *new]
         if not watched:
             self.reaches_back = False

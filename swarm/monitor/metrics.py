@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate
 from typing import Final
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -14,7 +13,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from swarm.membership.member_record import installed_version
 from swarm.monitor.head_chain import HeadChain
 from swarm.monitor.state import MonitorState, StageState
-from swarm.monitor.told_counts import BOUNDS_S, ToldCounts
+from swarm.monitor.time_histogram import TimeHistogram
+from swarm.monitor.told_counts import ToldCounts
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 LEVELS: Final = ("good", "edge", "waiting", "bad", "over", "unknown")
@@ -108,6 +108,12 @@ class _Families:
         yield _counter("round_attempts", "Since the monitor started.", ("outcome",), attempts)
         parts = [(("absent",), counts["absent"]), (("merged",), counts["merged"])]
         yield _counter("contributions", "To rounds since the monitor started.", ("outcome",), parts)
+        times = [
+            (str(stage), chain.round_times) for stage, chain in enumerate(self._chains) if any(chain.round_times.counts)
+        ]
+        if times:
+            about = "From one commit to the next, as this monitor met with them, since it started."
+            yield _histogram("round_duration_seconds", about, "stage", times)
         yield _counter("regroups", "Terms that began since the monitor started.", (), [((), counts["regroups"])])
 
     def _counted_of_events(self) -> Iterator[Metric]:
@@ -120,12 +126,7 @@ class _Families:
                 yield _counter(name, about, (), [((), count)])
         if self._told.phases:
             about = "How long a phase of a round took, as members claim."
-            family = HistogramMetricFamily(_P + "phase_duration_seconds", about, labels=("phase",))
-            for phase, times in sorted(self._told.phases.items()):
-                ends = [*(str(bound) for bound in BOUNDS_S), "+Inf"]
-                below = list(zip(ends, accumulate(times.counts), strict=True))
-                family.add_metric((phase,), below, times.total_s)
-            yield family
+            yield _histogram("phase_duration_seconds", about, "phase", sorted(self._told.phases.items()))
 
     def _model(self) -> Iterator[Metric]:
         served = sum(row.end - row.first for row in self._state.blocks if row.servers)
@@ -154,4 +155,11 @@ def _counter(name: str, about: str, labels: Sequence[str], samples: Samples) -> 
     family = CounterMetricFamily(_P + name, about, labels=labels)
     for values, value in samples:
         family.add_metric(values, value)
+    return family
+
+
+def _histogram(name: str, about: str, label: str, samples: Iterable[tuple[str, TimeHistogram]]) -> Metric:
+    family = HistogramMetricFamily(_P + name, about, labels=(label,))
+    for value, times in samples:
+        family.add_metric((value,), times.buckets, times.total_s)
     return family

@@ -248,6 +248,7 @@ def _claims(view: RunView, status: MemberStatus) -> MemberClaims:
         round=status.round,
         stage=status.stage if staged else None,
         speed=(status.rate if staged else status.speed) if status.role in ("full", "stage") else None,
+        service_s=status.service_s or None,
         loss=status.loss,
         val_loss=status.val_loss,
     )

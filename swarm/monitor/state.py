@@ -149,6 +149,8 @@ class MemberClaims(msgspec.Struct, frozen=True, kw_only=True):
     stage: int | None = None
     speed: float | None = None
     """Inner steps a second."""
+    service_s: float | None = None
+    """Seconds of its own work on one micro-batch."""
     loss: float | None = None
     val_loss: float | None = None
     first: int | None = None

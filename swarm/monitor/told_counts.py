@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
 from typing import Final
 
 from swarm.membership.told_events import ToldEvent
+from swarm.monitor.time_histogram import TimeHistogram
 
 PHASES: Final = ("compute", "submit", "exchange", "vote")
 """Of a round, in order. How long the last one takes is not told."""
-BOUNDS_S: Final = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0)
 LONGEST_S: Final = 1e5
 PEERS_MAX: Final = 256
-
-
-class PhaseTimes:
-    """A histogram of the times of one phase."""
-
-    def __init__(self) -> None:
-        self.counts = [0] * (len(BOUNDS_S) + 1)
-        """Below each bound and not below the one before; the last one: above all."""
-        self.total_s = 0.0
-
-    def add(self, seconds: float) -> None:
-        """Count one."""
-        self.counts[bisect_left(BOUNDS_S, seconds)] += 1
-        self.total_s += seconds
 
 
 class ToldCounts:
@@ -36,7 +21,7 @@ class ToldCounts:
         self._since = since
         self.events: Counter[str] = Counter()
         """Of `move_finished` and `peer_penalized`."""
-        self.phases: dict[str, PhaseTimes] = {}
+        self.phases: dict[str, TimeHistogram] = {}
         """By phase; only those that were told."""
         self._entered: dict[str, tuple[object, str, float]] = {}  # by peer: round, phase and when
 
@@ -54,7 +39,7 @@ class ToldCounts:
         if phase not in PHASES:
             return
         if last and number == last_round and PHASES.index(phase) == PHASES.index(last) + 1:
-            self.phases.setdefault(last, PhaseTimes()).add(min(LONGEST_S, max(0.0, at - since)))
+            self.phases.setdefault(last, TimeHistogram()).add(min(LONGEST_S, max(0.0, at - since)))
         self._entered[peer] = (number, phase, at)
         while len(self._entered) > PEERS_MAX:
             del self._entered[next(iter(self._entered))]

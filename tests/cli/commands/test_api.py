@@ -33,6 +33,10 @@ def test_other_machines_need_a_key(peer: Peer, invite: str) -> None:
         (["--key", "a", "--key-file", "keys"], "choose one"),
         (["--key", " "], "--key is empty"),
         (["--key-file", "no/such/file"], "cannot be read"),
+        (
+            ["--template", "no/such/file"],
+            "no/such/file cannot be read (No such file or directory): give a chat template",
+        ),
         (["--new-key", "me"], "give --key-file"),
         (["--new-key", "me", "--key-file", "no/such/file"], "cannot be written"),
     ],

@@ -5,7 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,13 @@ ARRIVALS = ((1, 0), (2, 1), (3, 0), (4, 1))
 class Late(LocalCluster):
     """A cluster whose rounds are committed before its last peers have a stage. Its peers do nothing."""
 
+    arrivals: tuple[tuple[int, int], ...] = ARRIVALS
+
     def __init__(self, home: Path, group: Children, progress: Progress, rounds: int = 12) -> None:
         super().__init__(home, rounds, group, progress, lambda: None)
         self.at_the_kill: list[int | None] = []
         self._to_come: list[tuple[str, str, dict[str, Any]]] = [
-            ("replica_opened", f"peer-{number}", {"stage": stage}) for number, stage in ARRIVALS
+            ("replica_opened", f"peer-{number}", {"stage": stage}) for number, stage in self.arrivals
         ]
         committed: dict[str, Any] = {"round": 9, "state_hash": "ab", "head": "h", "previous": "g", "counted": []}
         for stage in (1, 0):
@@ -51,7 +54,7 @@ class Late(LocalCluster):
         return child
 
     def kill(self, victim: ChildPeer) -> None:
-        self.at_the_kill = [self.progress.row(name).stage for name in self.started[: len(ARRIVALS)]]
+        self.at_the_kill = [self.progress.row(name).stage for name in self.started[: len(self.arrivals)]]
         super().kill(victim)
 
     def wait(self, limit_s: float | None, what: str, done: Callable[[], bool]) -> None:
@@ -90,6 +93,28 @@ def test_a_frozen_peer_is_thawed_before_the_end(tmp_path: Path) -> None:
         cluster = Fast(tmp_path, group, Progress("test", keeps_all=True, stages=2), rounds=15)
         play_pipeline(cluster, 4)
     assert cluster.thawed_in <= cluster.rounds - 3
+
+
+class Many(Late):
+    """A cluster with a peer more than two for each stage."""
+
+    arrivals = (*ARRIVALS, (5, 0))
+
+    @contextmanager
+    def slowed(self, slow: ChildPeer) -> Iterator[None]:
+        self.slow = (slow.name, self.progress.row(slow.name).stage)
+        with super().slowed(slow):
+            yield
+
+
+def test_one_of_many_peers_is_slow_and_no_other_fault_meets_it(tmp_path: Path) -> None:
+    with children() as group:
+        cluster = Many(tmp_path, group, Progress("test", keeps_all=True, stages=2))
+        scenario = play_pipeline(cluster, 5)
+    name, stage = cluster.slow
+    assert stage == 1, "of the other two replicas of stage 0 one is killed"
+    assert name in scenario.survivors and name not in (*scenario.killed, *scenario.frozen)
+    assert any(f"slowed {name}" in mark for mark in scenario.marks.values())
 
 
 @pytest.mark.parametrize(

@@ -60,8 +60,7 @@ def test_the_printed_command_can_be_pasted(
         monkeypatch.chdir(place)
         _summarize(WHOLE, Path("my runs"))
         export = f"\n  {typed} export --home 'my runs/peer-1' --out model"
-        again = f'{typed} generate --model model "def " --temperature 0.7'
-        assert capsys.readouterr().out.endswith(f"{export}\n  {again}\n")
+        assert capsys.readouterr().out.endswith(f"{export}\n  {typed} chat --model model\n")
 
 
 def test_summary_of_a_pipeline(capsys: pytest.CaptureFixture[str]) -> None:

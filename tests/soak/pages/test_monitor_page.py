@@ -37,6 +37,10 @@ POINTS = """Object.fromEntries([...shown].map(([title, { plot }]) =>
     [title, plot.data.slice(1).flat().filter(value => value !== null).length]))"""
 NAMED = """(name => [...document.querySelectorAll('#log li, #rounds .bad, #alerts li')].some(line =>
     RegExp(`${name} is not heard|(absent|last): .*${name}|of ${name} was merged`).test(line.textContent)))"""
+KEEP_SLOW = """window.calledSlow = '';
+    setInterval(() => document.querySelectorAll('#alerts li').forEach(line => {
+        if (line.textContent.includes(' for a micro-batch')) window.calledSlow = line.textContent;
+    }), 200)"""
 FOCUS = """(at => at.id || at.name || at.getAttribute('aria-label') || at.textContent)(document.activeElement)"""
 WIDTHS = """[document.documentElement.scrollWidth,
     ...[...document.querySelectorAll('.scroll')].map(box => box.scrollWidth - box.clientWidth)]"""
@@ -76,8 +80,11 @@ async def test_the_page_beside_a_quickstart_with_its_faults(tmp_path: Path) -> N
             await page.look(WIDE, TALL)
             await page.until(f"{WORD} == 'not begun'")
             assert "of the" in await page.run("document.getElementById('reason').textContent")
+            await page.run(KEEP_SLOW)  # it may be over before the killed one is gone from the map
             seen = await watch_the_kill(page, lambda: match(log, r"killed (peer-\d+) \(SIGKILL\)"), quickstart)
             assert seen, "it was on the map before"
+            slow = match(log, r"slowed (peer-\d+) ")
+            await page.until(f"window.calledSlow.includes({json.dumps(f'{slow} takes ')})", 120)
             frozen = await until(lambda: match(log, r"froze (peer-\d+) \(SIGSTOP\)"), quickstart)
             await page.until(f"{NAMED}({json.dumps(frozen)})", 120)
             await with_points(page)

@@ -205,6 +205,17 @@ def test_a_chat_tells_its_figures_and_is_continued_from_its_file(served: ServedM
     assert refused.returncode == 2 and "is no history of a chat: name another file with --history" in refused.stderr
 
 
+@pytest.mark.parametrize(
+    ("source", "written"),
+    [("plain", "user: Hello there\nassistant:"), ("{{ messages[0].content + eos_token }}", "Hello there<|im_end|>")],
+)
+def test_a_chat_by_another_template(served: ServedModel, tmp_path: Path, source: str, written: str) -> None:
+    (tmp_path / "own.jinja").write_text(source)
+    chosen = source if source == "plain" else str(tmp_path / "own.jinja")
+    done = chat(served, "Hello there\n", "--max-tokens", "8", "--template", chosen)
+    assert done.stdout == shown(decoded(reference_tokens(encoded(written), 8))) + "\n"
+
+
 def test_a_chat_with_a_system_prompt(served: ServedModel) -> None:
     done = chat(served, "/system Be brief.\nHello there\n", "--max-tokens", "8")
     answer = decoded(reference_tokens(encoded(f"<|im_start|>system\nBe brief.<|im_end|>\n{PROMPT}"), 8))

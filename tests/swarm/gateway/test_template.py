@@ -192,7 +192,9 @@ async def test_a_template_may_write_so_much_beside_the_messages_and_no_more() ->
         await rendered("{{ messages[0].content }}{{ messages[0].content }}", long)
 
 
-async def test_without_a_template_a_conversation_is_plain() -> None:
-    async with open_template(TextRules()) as template:
+@pytest.mark.parametrize(("rules", "chosen"), [(TextRules(), None), (TextRules(chat_template=CHATML), "")])
+async def test_without_a_template_a_conversation_is_plain(rules: TextRules, chosen: str | None) -> None:
+    async with open_template(rules, chosen) as template:
+        assert template.is_plain and template.stops
         text = await template.render([ChatMessage("system", "Be brief."), *TALK[:2], ChatMessage("user", "Why?")])
     assert text == "system: Be brief.\nuser: Is 2 < 3?  <b>\nassistant: Yes.\n\nuser: Why?\nassistant:"

@@ -44,10 +44,11 @@ def run(away: str = "", chain: HeadChain | None = None, mode: str = "witness", *
     return shown(manifest, records, [chain], [name for name in "abc" if name not in away], **more)
 
 
-def pipeline(*stages: int) -> MonitorState:
-    """Two stages, and replicas at these."""
+def pipeline(*stages: int, slowest_s: float = 0.5) -> MonitorState:
+    """Two stages, and replicas at these, of whom the last one takes so long for a micro-batch."""
     manifest = finite(2)
     records = {f"p{n}": peer(name=f"p{n}", role="stage", stage=s, service_s=0.5) for n, s in enumerate(stages)}
+    records |= {f"p{len(stages) - 1}": replace(records[f"p{len(stages) - 1}"], service_s=slowest_s)}
     records[manifest.authority] = peer(name="coordinator", role="coordinator")
     chains = [chain_of(heads_of(manifest, list(records)[:1], 2, stage)) for stage in (0, 1)]
     return shown(manifest, records, chains, list(records)[:1])
@@ -111,6 +112,14 @@ FAULTS = [
     ),
     Fault(
         "often_last", "info", 0, lambda: ends(3.0), lambda: ends(0.5), "bnn ended its training last in 10 of 10 rounds"
+    ),
+    Fault(
+        "slow_replica",
+        "info",
+        10,
+        lambda: pipeline(0, 1, 1, 1, slowest_s=1.2),
+        lambda: pipeline(0, 1, 1, 1, slowest_s=0.9),
+        "p3 takes 1.2 s for a micro-batch, where the other replicas of stage 1 take 0.5 s",
     ),
     Fault(
         "peer_refused",

@@ -33,6 +33,24 @@ def test_rounds_that_came_between_two_readings_are_counted_once() -> None:
     assert chain.heads == heads and chain.counts["committed"] == 4
 
 
+def test_rounds_are_timed_from_commit_to_commit() -> None:
+    """Not the first head, which may have been there for long; those that came at one reading share the time."""
+    heads = heads_of(finite(), "abc", 4)
+    chain = HeadChain()
+    for head, now in zip(heads[:4], (100.0, 104.0, 112.0, 115.0), strict=True):
+        chain.advance(head, [], now)
+    assert [count for _, count in chain.round_times.buckets[3:6]] == [1, 2, 2] and chain.round_times.total_s == 8 + 3
+    apart = next_head(next_head(heads[4]))
+    chain.advance(apart, [heads[4], next_head(heads[4])], 121.0)
+    assert chain.round_times.counts[3] == 4 and chain.round_times.total_s == 8 + 3 + 6
+    again = msgspec.structs.replace(apart, term=2, previous=apart.hash, attempt=-1)
+    chain.advance(again, [], 150.0)
+    assert chain.round_times.total_s == 17, "a new term is no round"
+    unseen = next_head(next_head(next_head(again)))
+    chain.advance(unseen, [], 160.0)
+    assert chain.round_times.total_s == 17, "nothing is known of a gap"
+
+
 def test_undone_rounds_are_forgotten() -> None:
     heads = heads_of(finite(), "abc", 4)
     chain = chained(heads)

@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from swarm.monitor.head_chain import HeadChain
 from swarm.monitor.metrics import metrics_text
 from swarm.monitor.told_counts import LONGEST_S, PEERS_MAX, ToldCounts
-from tests.swarm.monitor.scenes import NOW, finite, peer, shown, told
+from tests.swarm.monitor.scenes import NOW, chain_of, finite, heads_of, peer, shown, told
 
 
 def test_phases_are_timed_by_the_next_one_of_the_same_round() -> None:
@@ -35,7 +35,8 @@ def test_prometheus_reads_it_and_what_nobody_told_is_left_out() -> None:
         text = metrics_text(state, [], counts).decode()
         return {family.name: family for family in text_string_to_metric_families(text)}
 
-    assert not {"barnraise_strikes", "barnraise_moves", "barnraise_phase_duration_seconds"} & families().keys()
+    unknown = {"barnraise_strikes", "barnraise_moves", "barnraise_phase_duration_seconds"}
+    assert not {*unknown, "barnraise_round_duration_seconds"} & families().keys()
     counts.take("a", told("peer_penalized", at=NOW + 1, peer="b", reason="x"))
     counts.take("a", told("move_finished", at=NOW - 1, target=1))
     counts.take("a", told("phase_entered", at=NOW, round=1, phase="compute"))
@@ -48,3 +49,14 @@ def test_prometheus_reads_it_and_what_nobody_told_is_left_out() -> None:
     }
     assert phases["seconds_bucket", "10.0"] == 0 and phases["seconds_bucket", "30.0"] == 1
     assert phases["seconds_bucket", "+Inf"] == 1 and phases["seconds_sum", None] == 20
+
+
+def test_prometheus_reads_how_long_rounds_took() -> None:
+    manifest = finite(2)
+    chains = [chain_of(heads_of(manifest, "a", rounds, stage)) for stage, rounds in enumerate((3, 0))]
+    text = metrics_text(shown(manifest, {"a": peer(name="a")}, chains, "a"), chains, ToldCounts(NOW)).decode()
+    [family] = [f for f in text_string_to_metric_families(text) if f.name == "barnraise_round_duration_seconds"]
+    found = {(sample.name.rpartition("_")[2], sample.labels.get("le")): sample.value for sample in family.samples}
+    assert {sample.labels["stage"] for sample in family.samples} == {"0"} and family.type == "histogram"
+    assert (found["bucket", "3.0"], found["bucket", "10.0"], found["bucket", "+Inf"]) == (0, 3, 3)
+    assert (found["count", None], found["sum", None]) == (3, 30)
