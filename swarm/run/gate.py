@@ -157,9 +157,12 @@ class Gate:
         return self._bans
 
     def vouch(self, peer: str, chain: Chain) -> None:
-        """Raise NotAdmitted unless this chain makes `peer` a member of the run. For records that are no call."""
-        if self._judge(peer, chain).access != "member":
+        """Raise NotAdmitted unless this chain makes `peer` a member of the run. For records that are no call: they take
+        no place of an invite."""
+        admission = self._judge(peer, chain)
+        if admission.access != "member":
             raise NotAdmitted(f"{peer} is a client of this run, no member")
+        self.guests.record(admission, self._clock())
 
     async def introduce(self, peer: str, timeout_s: float) -> None:
         """Prove this peer to `peer` and have it prove itself.
@@ -174,6 +177,7 @@ class Gate:
         statement = self._statement(self._identity.peer_id, peer, nonce, reply.nonce)
         try:
             admission = self._judge(peer, reply.chain)
+            self.guests.check(admission)
         except NotAdmitted as error:
             raise ProtocolViolation(f"{peer} answers for this run without being admitted: {error}") from error
         if not verify_bytes(peer, _KIND, statement + b"answerer", reply.signature):
@@ -240,6 +244,7 @@ class Gate:
         if entry.run != self._run_hash(entry.nonce):
             raise NotAdmitted("this peer is in another run: ask for an invite to the right run")
         admission = self._judge(call.peer, entry.chain)
+        self.guests.check(admission)
         nonce = secrets.token_bytes(_NONCE_BYTES)
         statement = self._statement(call.peer, self._identity.peer_id, entry.nonce, nonce)
         self._challenges[call.peer] = _Challenge(statement, admission, entry.chain)
@@ -284,13 +289,12 @@ class Gate:
             self._chain = self._renew_chain(self._signed_at)
 
     def _judge(self, peer: str, chain: Chain) -> Rights:
-        admission = judge(self._manifest, chain, peer, self._clock(), self._bans)
-        self.guests.enter(admission)
-        return admission
+        return judge(self._manifest, chain, peer, self._clock(), self._bans)
 
     def _grant(self, peer: str, chain: Chain, admission: Rights) -> None:
-        if self._bans is not None and peer in self._bans.peers:  # learnt since it was judged
-            raise NotAdmitted(f"peer {peer} is banned from this run: write to the owner of the run")
+        """Admit a peer that has proved itself, and give it its place."""
+        self._judge(peer, chain)  # again: a ban may have come since
+        self.guests.enter(admission)
         self._chains = {known: self._chains[known] for known in self._admissions.admitted if known in self._chains}
         self._chains[peer] = chain
         scarce = not self._manifest.open and admission.access == "member"

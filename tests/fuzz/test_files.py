@@ -220,9 +220,7 @@ def formats() -> dict[str, Format]:
         Format("proof.msgpack", encode(PROOF), of_msgpack, read_proof),
         Format("addresses.json", book, of_json, lambda path: AddressBook().load(path)),
         Format("events.jsonl", events(), of_lines, read_events),
-        Format(
-            "bans.msgpack", bans, body_of("bans"), lambda path: extend_bans(path, OWNER, RUN, GuestBook(), frozenset())
-        ),
+        Format("bans.msgpack", bans, body_of("bans"), lambda path: extend_bans(path, OWNER, RUN, frozenset())),
         Format("guests.msgpack", encode(guests), of_msgpack, GuestBook),
         Format("replica", b"3", of_bytes, lambda path: _last_stage(SimpleNamespace(home=Home(path.parent)))),  # type: ignore[arg-type]
         *(Format(f"{key.replace('/', '-')}.record", whole, of_msgpack, read_record) for key, whole in RECORDS.items()),

@@ -150,14 +150,26 @@ def test_a_withdrawn_invite_keeps_its_guests_and_admits_no_other() -> None:
 
 
 def test_a_ban_of_one_guest_does_not_hit_another() -> None:
-    key, other, friend = (Identity.generate() for _ in range(3))
+    key, other = Identity.generate(), Identity.generate()
     link = sign_link(AUTHORITY, RUN_ID, "invite", public_key_of(key.peer_id), guests=9, expires=NOW + 60)
     bans = BanList(RUN_ID, 1, peers=frozenset({GUEST.peer_id}))
     judge(closed_run(), (link, member_link(key, RUN_ID, other.peer_id, (link,), NOW + 60)), other.peer_id, NOW, bans)
+
+
+def test_a_ban_takes_whoever_came_by_the_banned_peer_but_those_that_it_names() -> None:
+    friend, reader = Identity.generate(), Identity.generate()
     of_banned = invited(friend, by=GUEST, above=invited())
+    looking = (*invited(), client_link(GUEST, RUN_ID, reader.peer_id, NOW + 60))
+    second_hand = (*of_banned, client_link(friend, RUN_ID, reader.peer_id, NOW + 60))
+    for chain, end in ((of_banned, friend), (looking, reader), (second_hand, reader)):
+        judge(closed_run(), chain, end.peer_id, NOW, BanList(RUN_ID, 1))
+        bans = BanList(RUN_ID, 1, peers=frozenset({GUEST.peer_id}))
+        assert "from a peer that is banned" in refusal(chain, peer=end.peer_id, bans=bans)
+    stays = {public_key_of(GUEST.peer_id): frozenset({public_key_of(friend.peer_id)})}
+    bans = BanList(RUN_ID, 1, peers=frozenset({GUEST.peer_id}), withdrawn=stays)
     judge(closed_run(), of_banned, friend.peer_id, NOW, bans)
-    looking = (*invited(), client_link(GUEST, RUN_ID, friend.peer_id, NOW + 60))
-    assert "from a banned peer" in refusal(looking, peer=friend.peer_id, bans=bans)
+    judge(closed_run(), second_hand, reader.peer_id, NOW, bans)
+    assert "from a peer that is banned" in refusal(looking, peer=reader.peer_id, bans=bans)
 
 
 def test_an_open_run_bans_too() -> None:
