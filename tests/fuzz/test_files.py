@@ -200,7 +200,7 @@ def read_part(path: Path) -> None:
 def formats() -> dict[str, Format]:
     """Return every file of a home but checkpoints and tokens."""
     encode = msgspec.msgpack.encode
-    guests = {OWNER.key_pair.public_key.to_bytes(): {GUEST.key_pair.public_key.to_bytes()}}
+    guests = {OWNER.key_pair.public_key.to_bytes(): {GUEST.key_pair.public_key.to_bytes(): ("192.0.2.0/24", 9.5)}}
     book = msgspec.json.encode({"addresses": {OWNER.peer_id: ["/ip4/127.0.0.1/tcp/1", "/dns4/a.example/tcp/2"]}})
     signed = encode(sign_manifest(OWNER, RUN))
     asked = msgspec.json.encode(RegroupRequest("n", (GUEST.peer_id,), True))

@@ -14,13 +14,12 @@ from blake3 import blake3
 
 from peer.errors import CheckpointError, ConfigError, DialError, NotAdmitted, ProtocolViolation, RemoteError
 from peer.events import EventLog
-from peer.identity import Identity, Signed, public_key_of, sign_bytes
+from peer.identity import Identity, Signed, sign_bytes
 from peer.net.host import Host, HostConfig, open_host
 from peer.net.rpc import Call, Method
 from swarm.membership.reachability import DIAL_BACK, DialBackRequest, serve_dial_back
 from swarm.run.ban_list import BanList, sign_bans
 from swarm.run.bootstrap import EnteredRun, enter_run
-from swarm.run.credentials import Chain
 from swarm.run.gate import ENTER, PROVE, Entry, EntryReply, Gate, Proof
 from swarm.run.home import Home
 from swarm.run.invite import Invite
@@ -56,7 +55,8 @@ async def echo(call: Call[Word]) -> Word:
 
 
 def manifest_of(*, open_run: bool, **changes: object) -> Manifest:
-    return make_manifest(AUTHORITY.peer_id, run=RunRules(name="gated", open=open_run), **changes)
+    rules: dict[str, object] = {"run": RunRules(name="gated", open=open_run)}
+    return make_manifest(AUTHORITY.peer_id, **(rules | changes))
 
 
 def invite_to(manifest: AnyManifest, addresses: Sequence[str] = (ANYWHERE,), guests: int = 9) -> Invite:
@@ -179,30 +179,6 @@ async def test_neither_half_of_a_proof_serves_another_peer() -> None:
             with pytest.raises(RemoteError, match="made out to"):
                 await middle.rpc.call(b.peer_id, ENTER, entry, timeout_s=SOON)
         assert not b.admissions.allows(middle.peer_id, "client")
-
-
-async def test_only_who_proves_itself_takes_a_place() -> None:
-    """What one guest's keys begin and sign burns no place of its invite, and no more records are believed than it has
-    places."""
-    manifest = manifest_of(open_run=False)
-    invite = invite_to(manifest, guests=2)
-    async with hosts(4) as (member, *keys, honest):
-        gate, nonce = gate_of(member, manifest), bytes(32)
-        for host in keys:
-            chain = invite.membership(host.identity)
-            await host.rpc.call(member.peer_id, ENTER, _entry(gate, nonce, chain), timeout_s=SOON)
-            gate.vouch(host.peer_id, chain)
-        third = invite.membership(honest.identity)
-        with pytest.raises(NotAdmitted, match="brought in 2 peers"):
-            gate.vouch(honest.peer_id, third)
-        Gate(honest.rpc, manifest, honest.identity, third)
-        assert await hear(honest, member) == "hi"
-        gate.vouch(honest.peer_id, third)
-        assert gate.guests.guests(invite.chain[-1].key) == {public_key_of(honest.peer_id)}
-
-
-def _entry(gate: Gate, nonce: bytes, chain: Chain) -> Entry:
-    return Entry(PROTOCOL_VERSION, gate._run_hash(nonce), nonce, chain, 0)
 
 
 async def test_a_client_reads_and_takes_no_part() -> None:
