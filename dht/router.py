@@ -352,7 +352,7 @@ class Router:
         known = (peer for peer in self.table if peer != asker and self.available(peer) and self._is_known(peer))
         peers = sorted(nearest(target, known, BUCKET_SIZE), key=lambda peer: not self.is_trusted(peer))[:NODES_MAX]
         addresses = self.host.book.vouched if self.host.admissions.guarded else self.host.book.get
-        return tuple(Contact(peer, addresses(peer)[:ADDRESSES_MAX]) for peer in peers)
+        return tuple(Contact(peer, found[:ADDRESSES_MAX]) for peer in peers if (found := addresses(peer)))
 
     def _wants_address(self, peer: str) -> bool:
         """Return whether to note addresses told by a third peer: only if the book has none, or only claims, or those it
@@ -367,7 +367,7 @@ class Router:
             self.host.learn(peer, addresses, told_by=told_by)
 
     def _learn_own_claim(self, peer: str, addresses: tuple[str, ...]) -> None:
-        told = (self.is_trusted(peer), addresses)
+        told = (self.host.admissions.is_anchor(peer), addresses)
         if self._told.get(peer) != told:
             self._learn(peer, addresses, told_by=peer)
         _remember(self._told, peer, told, REMEMBERED_MAX)

@@ -6,6 +6,7 @@ it are cut: what another peer wrote cannot begin a line, nor fill the disk with 
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import threading
@@ -62,6 +63,10 @@ class EventLog:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 self._fd = self._open()
             except OSError as error:
+                if error.errno == errno.ELOOP:
+                    raise ResourceError(
+                        f"{path} is a link, and a log is written to no other place: remove it"
+                    ) from error
                 raise ResourceError(
                     f"{path} cannot be written ({error.strerror}): check who owns it, or choose another --home"
                 ) from error
@@ -100,7 +105,7 @@ class EventLog:
 
     def _open(self) -> int:
         assert self._path is not None
-        return os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        return os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
 
     def _append(self, line: bytes) -> None:
         assert self._fd is not None and self._path is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import tempfile
 from pathlib import Path
 
@@ -56,8 +57,11 @@ def fsync_path(path: Path) -> None:
 
 
 def read_bounded(path: Path, max_bytes: int) -> bytes:
-    """Return the content of a file. Raises OSError, also for a file of more than `max_bytes`."""
-    with path.open("rb") as file:
+    """Return the content of a regular file. Raises OSError, also for a file of more than `max_bytes`, and at once for
+    what is no file: to open a pipe would wait for its writer, out of reach of any signal handler."""
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file", str(path))
         content = file.read(max_bytes + 1)
     if len(content) > max_bytes:
         raise OSError(errno.EFBIG, f"it is larger than {max_bytes} bytes", str(path))

@@ -41,11 +41,26 @@ if TYPE_CHECKING:
     metavar="MULTIADDR",
     help="A further bootstrap address to put into the invite. May be given several times.",
 )
-@click.option("--ban", "banned", multiple=True, metavar="PEER_ID", help="Ban a peer. May be given several times.")
+@click.option(
+    "--ban",
+    "banned",
+    multiple=True,
+    metavar="PEER_ID|INVITE",
+    help="Ban a peer and all that came by its invites, or all that came by the invite of this name, as `peer status"
+    " --guests` shows it. May be given several times.",
+)
+@click.option(
+    "--keep",
+    "kept",
+    multiple=True,
+    metavar="PEER_ID",
+    help="A peer that stays although it came by what --ban or --new-invite takes. May be given several times.",
+)
 @click.option(
     "--new-invite",
     is_flag=True,
-    help="Withdraw the invite printed so far and print another. The peers that came by it stay.",
+    help="Withdraw the invite printed so far and print another. Of the peers that came by it those stay that take part"
+    " now.",
 )
 @click.option(
     "--restored",
@@ -68,6 +83,7 @@ def coordinate(
     home: Path | None,
     bootstrap: tuple[str, ...],
     banned: tuple[str, ...],
+    kept: tuple[str, ...],
     new_invite: bool,
     restored: bool,
     notify: str,
@@ -93,11 +109,15 @@ def coordinate(
         say(f"Warning: {caution}.", err=True)
     for caution in run.run.cautions() if run is not None else ():
         say(f"Warning: {caution}.", err=True)
+    if kept and not (banned or new_invite):
+        raise ConfigError("--keep names who stays of those that --ban or --new-invite takes: give one of these, too")
     if notify:
         check_url(notify)
     from swarm.coordinator.coordinator import CoordinatorConfig
 
-    config = CoordinatorConfig(home, run, listen, announce, relays, bootstrap, banned, new_invite, restored, notify)
+    config = CoordinatorConfig(
+        home, run, listen, announce, relays, bootstrap, banned, kept, new_invite, restored, notify
+    )
     _run(config, track, as_json, tied)
 
 

@@ -84,6 +84,10 @@ def _show(seen: SwarmStatus) -> None:
             console.print(Text(_skipped_text(peer), style="red" if peer.skipped == peer.steps else ""))
     if any(_is_outside(seen, peer) for peer in seen.peers):
         console.print("+  not a member of the last commit: joining, or behind")
+    if seen.silent:
+        names = {peer.peer: peer.name for peer in seen.peers}
+        silent = ", ".join(f"{plain(names.get(peer, 'the coordinator'))} {peer[-6:]}" for peer in seen.silent)
+        console.print(Text(f"no answer from {silent}", style="yellow"))
     for share in seen.shares:
         console.print(Text(f"{plain(caution(share))}.", style="yellow"))
 

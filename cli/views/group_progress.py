@@ -8,7 +8,10 @@ from typing import Final
 from cli.views.facts import Fields, GroupRow, Row
 from cli.views.state import ViewState
 from cli.views.text import several
+from peer.plain_text import plain
 from swarm.run.sections import STAGES_MAX
+
+_NAMES_MAX: Final = 32  # in one note
 
 
 def _run_entered(view: ViewState, row: Row, at: float, fields: Fields) -> None:
@@ -96,6 +99,16 @@ def _votes_in_one_hand(view: ViewState, row: Row, at: float, fields: Fields) -> 
     view.note(f'{caution(share)}; where that matters, create the run with [run] coordinator = "required"')
 
 
+def _invite_withdrawn(view: ViewState, row: Row, at: float, fields: Fields) -> None:
+    """The invite printed before brings in no other peer."""
+    kept, dropped = [plain(str(name)) for name in fields["kept"]], int(fields["dropped"])
+    more = f" and {len(kept) - _NAMES_MAX} more" if len(kept) > _NAMES_MAX else ""
+    view.note(
+        f"the invite printed before is withdrawn: it keeps {', '.join(kept[:_NAMES_MAX]) or 'no peer'}{more}, and"
+        f" {several(dropped, 'key')} that came by it {'is' if dropped == 1 else 'are'} out"
+    )
+
+
 def _stage_set_back(view: ViewState, row: Row, at: float, fields: Fields) -> None:
     group = view.group_of(fields)
     view.note(
@@ -146,6 +159,7 @@ GROUP_EVENTS: Final[dict[str, Callable[[ViewState, Row, float, Fields], None]]] 
     "coordinator_restored": _coordinator_restored,
     "prefix_full": _prefix_full,
     "votes_in_one_hand": _votes_in_one_hand,
+    "invite_withdrawn": _invite_withdrawn,
     "stage_set_back": _stage_set_back,
     "run_completed": _run_completed,
     "run_found_complete": _run_found_complete,

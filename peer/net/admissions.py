@@ -98,7 +98,11 @@ class Admissions:
         granted = self._granted.get(peer)
         if granted is not None and granted.trusted and not self.is_over(granted.until):
             return True
-        return any(peer in peers for peers in self._trusted.values())
+        return self.is_anchor(peer)
+
+    def is_anchor(self, peer: str) -> bool:
+        """Whether a peer is trusted for what the run says of it (`trust`), not for what it has proved itself."""
+        return peer not in self._barred and any(peer in peers for peers in self._trusted.values())
 
     def check(self, peer: str, method: str, access: Access) -> None:
         """Raise NotAdmitted unless a peer may call this method."""

@@ -17,7 +17,7 @@ from multiaddr import Multiaddr
 
 from peer.errors import ConnectionLost, DialError
 from peer.identity import is_peer_id
-from peer.net.address_book import AddressBook, is_circuit
+from peer.net.address_book import AddressBook, is_circuit, relay_in
 from peer.net.admissions import Admissions
 from peer.net.backoff import Backoff
 from peer.net.bulk.transport import BulkTransport
@@ -212,8 +212,9 @@ class Connections:
         relayed = [address for address in addresses if is_circuit(address)]
 
         async def attempt(address: str) -> Connection:
-            if vouched or not self._book.is_claim(peer, address):
-                return await go(address)
+            through = relay_in(address)
+            if vouched or not self._book.is_claim(peer, address) or (through and self.live(through)):
+                return await go(address)  # a relay that we are connected to is no third party
             async with self._claimed.permit(address):
                 connection = await go(address)
             self._book.add(peer, (address,))

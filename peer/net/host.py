@@ -199,16 +199,16 @@ class Host:
     def learn(self, peer_id: str, addresses: Iterable[str], *, told_by: str) -> None:
         """Note addresses of a peer that a peer has told: as vouched for, as claims, or not at all.
 
-        What a trusted peer tells is dialled freely. In a run, others may tell only of themselves, and only the IP
-        address at which we see them; what is seen through a relay, or not connected, must not lead into a network of
-        ours that is not theirs.
+        What an anchor tells is dialled freely. In a run, others may tell only of themselves: a guest that has proved a
+        scarce credential what it likes, as claims; strangers only the IP address at which we see them. What is seen
+        through a relay, or not connected, must not lead into a network of ours that is not theirs.
         """
         if peer_id == self.peer_id:
             return
-        told = list(islice(addresses, self._config.limits.addresses_per_peer))
-        if self.admissions.is_trusted(told_by):
+        told, admissions = list(islice(addresses, self._config.limits.addresses_per_peer)), self.admissions
+        if admissions.is_anchor(told_by):
             self.book.add(peer_id, told)
-        elif not self.admissions.guarded:
+        elif not admissions.guarded or (told_by == peer_id and admissions.is_trusted(peer_id)):
             self.book.claim(peer_id, told)
         elif told_by == peer_id:
             seen_at = self._connections.remote_ip(peer_id)

@@ -33,6 +33,7 @@ from peer.errors import (
 )
 from peer.events import EventLog
 from peer.identity import is_peer_id
+from peer.net.address_prefix import prefix_of
 from peer.net.admissions import Admissions
 from peer.net.limits import NetLimits
 from peer.net.method import Call, Check, Handler, Method, Rep, Reply, Req
@@ -51,6 +52,9 @@ class ChannelSource(Protocol):
 
     async def open(self, peer: str, bulk: bool) -> Channel:
         """Open a new channel to `peer`, dialling if need be. Raises DialError or ConnectionLost."""
+
+    def remote_ip(self, peer: str) -> str | None:
+        """Return the IP address at which a peer is seen, None if it is not connected or only through a relay."""
 
 
 @dataclass(eq=False)
@@ -87,6 +91,10 @@ class Rpc:
     def register(self, method: Method[Req, Rep], handler: Handler[Req, Rep], check: Check[Req] | None = None) -> None:
         """Answer calls of `method` with `handler` from now on, those that `check` does not refuse."""
         self.server.add(method, handler, check)
+
+    def prefix(self, peer: str) -> str:
+        """Return the address prefix at which a peer is seen."""
+        return prefix_of(self._channels.remote_ip(peer))
 
     def counts(self) -> dict[str, int]:
         """Return the calls under way, those that wait for their turn too."""

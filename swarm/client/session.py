@@ -80,21 +80,25 @@ class RunClient:
         """Read the records of the run's peers, by peer id; their addresses go to the host's book."""
         return await read_records(self.node, self.host, MEMBERS, self.manifest.run_id)
 
-    async def candidates(self, records: Mapping[str, MemberRecord], stage: int = 0) -> list[ProvenHead]:
+    async def candidates(
+        self, records: Mapping[str, MemberRecord], stage: int = 0, silent: set[str] | None = None
+    ) -> list[ProvenHead]:
         """Return the heads of that stage's group that these peers and the authority prove, best first
-        (`swarm.membership.proven_heads`)."""
+        (`swarm.membership.proven_heads`). `silent` gets those that do not answer."""
         manifest = self.training
         ours = [p for p, record in records.items() if manifest.stages == 1 or record.stage == stage]
         asked, most = [manifest.authority, *ours], manifest.run.max_peers + ASKED_MAX
         config = agreement_config(manifest, stage, self.host.peer_id)
-        return await ask_proven_heads(self.host, config, asked, most=most, itself=self.trains)
+        return await ask_proven_heads(self.host, config, asked, most=most, itself=self.trains, silent=silent)
 
-    async def all_candidates(self, records: Mapping[str, MemberRecord]) -> list[list[ProvenHead]]:
+    async def all_candidates(
+        self, records: Mapping[str, MemberRecord], silent: set[str] | None = None
+    ) -> list[list[ProvenHead]]:
         """Return the `candidates` of each stage, asked for at once."""
         found: list[list[ProvenHead]] = [[] for _ in range(self.training.stages)]
 
         async def look(stage: int) -> None:
-            found[stage] = await self.candidates(records, stage)
+            found[stage] = await self.candidates(records, stage, silent)
 
         async with trio.open_nursery() as nursery:
             for stage in range(self.training.stages):

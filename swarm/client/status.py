@@ -130,6 +130,8 @@ class SwarmStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Invites and address prefixes that hold half or more of the votes of a head."""
     guests: list[InviteStatus]
     """Who came by which invite; empty in an open run."""
+    silent: list[str] = []
+    """The ids of the peers that were asked where they stand and did not answer."""
 
 
 async def read_status(invite: Invite, home: Path | None = None) -> SwarmStatus:
@@ -161,10 +163,11 @@ async def read_run(client: RunClient) -> RunReading:
     """Read the run once; takes a few seconds at most, even if peers are frozen."""
     manifest = client.training
     records = await client.members()
-    found = await client.all_candidates(records)
+    silent = set[str]()
+    found = await client.all_candidates(records, silent)
     best = tuple(seen[0] if seen and manifest.outer.has_common_state else None for seen in found)
     now = time.time()
-    return RunReading(now, records, best, picture(manifest, records, best, now))
+    return RunReading(now, records, best, picture(manifest, records, best, now, silent))
 
 
 async def look(client: RunClient) -> SwarmStatus:
@@ -173,9 +176,14 @@ async def look(client: RunClient) -> SwarmStatus:
 
 
 def picture(
-    manifest: Manifest, records: Mapping[str, MemberRecord], best: Sequence[ProvenHead | None], now: float
+    manifest: Manifest,
+    records: Mapping[str, MemberRecord],
+    best: Sequence[ProvenHead | None],
+    now: float,
+    silent: Iterable[str] = (),
 ) -> SwarmStatus:
-    """Return the status that `records` and each stage's `best` head show at `now`, Unix time."""
+    """Return the status that `records` and each stage's `best` head show at `now`, Unix time. `silent`: the peers that
+    did not answer."""
     members_of = [{member.peer for member in candidate.head.members} if candidate else set() for candidate in best]
 
     def in_head(peer: str, record: MemberRecord) -> bool:
@@ -219,6 +227,7 @@ def picture(
         stages=stages if manifest.stages > 1 else [],
         shares=shares_of(manifest, best, records),
         guests=invites_of(heads, records),
+        silent=sorted(silent),
     )
 
 

@@ -19,7 +19,7 @@ import trio
 
 from peer.errors import ConfigError
 from peer.events import EventLog, Watcher
-from peer.identity import Identity, Signed
+from peer.identity import Identity
 from peer.net.host import Host, HostConfig
 from swarm.coordinator.coordinated_group import CoordinatedGroup
 from swarm.coordinator.create_run import CreatedRun, KeptState, create_run, reload
@@ -28,6 +28,7 @@ from swarm.coordinator.last_states import LastStates, Place
 from swarm.coordinator.notices import Notices
 from swarm.coordinator.regroup import serve_requests
 from swarm.coordinator.run_progress import RunProgress
+from swarm.coordinator.withdrawal import named_bans, withdraw_printed
 from swarm.inference.record import run_schemas
 from swarm.membership.bans import extend_bans, spread_bans
 from swarm.membership.completion import COMPLETE
@@ -64,9 +65,11 @@ class CoordinatorConfig:
     bootstrap: tuple[str, ...] = ()
     """Further peers to name in the invite, full multiaddrs."""
     banned: tuple[str, ...] = ()
-    """Peers to ban, besides those banned before."""
+    """Peers to ban, besides those banned before, or names of invites whose guests are banned."""
+    kept: tuple[str, ...] = ()
+    """Peers that stay although they came by what is banned or withdrawn."""
     new_invite: bool = False
-    """Whether to withdraw the invite printed so far, and print another."""
+    """Whether to withdraw the invite printed so far, and print another (`swarm.coordinator.withdrawal`)."""
     restored: bool = False
     """Whether the home was put back from a backup: then the coordinator does nothing before a person's regroup."""
     notify: str = ""
@@ -96,15 +99,14 @@ async def run_coordinator(
         host_config = HostConfig(
             identity=identity, events=events, listen=config.listen, announce=config.announce, relays=config.relays
         )
-        stores, ban_lists = list[SnapshotStore](), list[Signed]()
+        stores = list[SnapshotStore]()
 
         async def enter(host: Host) -> EnteredRun[Manifest]:
             gate = Gate(host.rpc, manifest, identity, guests=GuestBook(home.guests))
-            withdrawn = saved_invite_keys(home) if config.new_invite else ()
-            bans = extend_bans(home.bans, identity, manifest, gate.guests, config.banned, withdrawn)
+            named = named_bans(config.banned, config.kept, {*gate.guests.sponsors, *saved_invite_keys(home)})
+            bans = extend_bans(home.bans, identity, manifest, named.peers, named.withdrawn)
             if bans is not None:
                 gate.learn_bans(bans)
-                ban_lists.append(bans)
             stores.extend(_snapshots(state) for state in states)
             states.clear()  # the stores have copies
             serve_snapshots(host.rpc, stores)
@@ -112,7 +114,7 @@ async def run_coordinator(
 
         peer_config = PeerConfig(host_config, home, config.bootstrap)
         async with open_peer(peer_config, enter, run_schemas) as peer:
-            await _coordinate(config, home, peer, stores, bool(ban_lists), ready)
+            await _coordinate(config, home, peer, stores, ready)
 
 
 async def _coordinate(
@@ -120,7 +122,6 @@ async def _coordinate(
     home: Home,
     peer: OpenPeer[Manifest],
     stores: Sequence[SnapshotStore],
-    bans: bool,
     ready: Callable[[Invite], None],
 ) -> None:
     host, manifest, gate = peer.host, peer.run.manifest, peer.run.gate
@@ -130,8 +131,6 @@ async def _coordinate(
     coordinator.membership = membership
     async with trio.open_nursery() as nursery:
         nursery.start_soon(membership.run)
-        if bans:
-            nursery.start_soon(spread_bans, gate, lambda: membership.view, host.peer_id, host.events)
         if config.notify:
             nursery.start_soon(Notices(config.notify, manifest.run_id, manifest.run.name, host.events).run)
         for group in coordinator.groups:
@@ -141,6 +140,11 @@ async def _coordinate(
             nursery.start_soon(coordinator.gossip_end.run, membership.others)
         nursery.start_soon(serve_requests, home, coordinator.groups, host.events)
         home.note_listening(addresses)
+        if config.new_invite:
+            place = Place(host, home, manifest)
+            await withdraw_printed(place, gate, membership, coordinator.groups, config.kept)
+        if gate.bans is not None:
+            nursery.start_soon(spread_bans, gate, lambda: membership.view, host.peer_id, host.events)
         ready(printed_invite(home, host.identity, manifest, addresses, gate.bans))
 
 

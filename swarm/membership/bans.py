@@ -18,24 +18,22 @@ from peer.identity import Identity, Signed, is_peer_id
 from swarm.membership.member_record import MemberRecord
 from swarm.run.ban_list import BANS_MAX, BanList, open_bans, sign_bans
 from swarm.run.gate import Gate
-from swarm.run.guests import GuestBook
 from swarm.run.manifest import Manifest
 
 SPREAD_EVERY_S: Final = 2.5
 TELL_S: Final = 5.0
+NOTHING: Final[Mapping[bytes, frozenset[bytes]]] = {}
 
 
 def extend_bans(
     path: Path,
     authority: Identity,
     manifest: Manifest,
-    guests: GuestBook,
     banned: Iterable[str],
-    withdrawn: Iterable[bytes] = (),
+    withdrawn: Mapping[bytes, frozenset[bytes]] = NOTHING,
 ) -> Signed | None:
-    """Add the peers `banned` to the list at `path`, and the invites with the public keys `withdrawn`.
-
-    The guests of those invites stay, as far as the coordinator has met them. Returns the list, None if it is empty.
+    """Add the peers `banned` to the list at `path`, and the keys `withdrawn`: of the guests that came by one, or by a
+    banned peer, those with the public keys there stay. Returns the list, None if it is empty.
 
     Raises ConfigError for what is no peer id, CheckpointError if the file is damaged.
     """
@@ -47,10 +45,10 @@ def extend_bans(
         if peer == authority.peer_id:
             raise ConfigError("--ban names this coordinator itself: name another peer")
     known = BanList(manifest.run_id, 0) if saved is None else open_bans(saved, manifest)
-    closing = {key: guests.guests(key) for key in withdrawn if key not in known.withdrawn}
-    if wanted <= known.peers and not closing:
+    closed = {**known.withdrawn, **withdrawn}
+    if wanted <= known.peers and closed == known.withdrawn:
         return saved
-    bans = BanList(manifest.run_id, time.time_ns(), known.peers | wanted, {**known.withdrawn, **closing})
+    bans = BanList(manifest.run_id, time.time_ns(), known.peers | wanted, closed)
     if bans.entries > BANS_MAX:
         raise ConfigError(f"the ban list would have {bans.entries} entries, at most {BANS_MAX}: create a new run")
     signed = sign_bans(authority, bans)

@@ -16,7 +16,7 @@ from typing import Final
 
 import trio
 
-from peer.errors import BarnraiseError, ProtocolViolation
+from peer.errors import BarnraiseError, ProtocolViolation, RemoteError
 from peer.identity import Identity
 from peer.net.host import Host
 from swarm.protocol.agreement.chain import position_of
@@ -30,7 +30,7 @@ from swarm.protocol.signer import KeySigner
 POLL_S: Final = 4.0
 CHECKS_S: Final = 10.0  # for all proofs together, after the last answer
 ASKED_MAX: Final = 64
-AT_ONCE: Final = 32  # calls; an answer has at most 1 MiB
+AT_ONCE: Final = 64  # calls; an answer has at most 1 MiB
 
 
 @dataclass(frozen=True)
@@ -61,31 +61,42 @@ async def ask_proven_heads(
     most: int = ASKED_MAX,
     *,
     itself: bool = False,
+    silent: set[str] | None = None,
 ) -> list[ProvenHead]:
     """Ask the first `most` peers for their head in the group; return those that are proved, best first.
 
     Of `config` only the group's facts count (`agreement_config`). Peers that do not answer in `timeout_s` seconds, or
-    are in another group, are left out. `itself`: this peer counts as one of them, if it is among `peers`."""
+    are in another group, are left out. `itself`: this peer counts as one of them, if it is among `peers`. `silent` gets
+    those that did not answer at all."""
     asked = [peer for peer in dict.fromkeys(peers) if itself or peer != host.peer_id][:most]
     poll = _Poll(host, config)
     at_once = trio.CapacityLimiter(AT_ONCE)
     until = trio.current_time() + timeout_s
+    each_s = timeout_s / max(1, -(-len(asked) // AT_ONCE))  # so that all are asked, even if the first ones are frozen
+
+    answered = set[str]()
 
     async def ask(peer: str) -> None:
         async with at_once:
-            left_s = until - trio.current_time()
+            left_s = min(each_s, until - trio.current_time())
             if left_s <= 0:
                 return
             try:
                 report = (await host.rpc.call(peer, HEAD_REPORT, AskHead(poll.group), timeout_s=left_s)).body
+            except RemoteError:
+                answered.add(peer)
+                return
             except BarnraiseError:
                 return
+            answered.add(peer)
             await poll.take(peer, report)
 
     with trio.move_on_at(until + CHECKS_S):
         async with trio.open_nursery() as nursery:
             for peer in asked:
                 nursery.start_soon(ask, peer)
+    if silent is not None:
+        silent.update(set(asked) - answered)
     return poll.found()
 
 

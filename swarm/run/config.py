@@ -7,6 +7,7 @@ field, and only the text tells its line.
 from __future__ import annotations
 
 import difflib
+import errno
 import math
 import re
 import sys
@@ -19,6 +20,7 @@ import msgspec
 from optim.config import DENSE, MEAN_ONLY, METHODS, CodecConfig, OuterConfig, check_merge
 from peer.config import DataConfig, InnerConfig, ModelConfig
 from peer.errors import ConfigError
+from peer.files import read_bounded
 from swarm.run.sections import PipelineConfig, RunRules, TokenizerConfig, check_fit, check_pipeline
 
 if sys.version_info >= (3, 11):
@@ -64,12 +66,12 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
 def read_run_config(path: Path) -> RunConfig:
     """Read and check a file. Raises ConfigError that names file, line, field and remedy."""
     try:
-        if path.stat().st_size > CONFIG_BYTES_MAX:
-            raise ConfigError(f"{path} is larger than 1 MiB, so it is no RUN.toml: {_TEMPLATE_HINT}")
-        text = path.read_text(encoding="utf-8")
+        text = read_bounded(path, CONFIG_BYTES_MAX).decode()
     except FileNotFoundError as error:
         raise ConfigError(f"{path} does not exist: write one with `peer coordinate --init {path}`") from error
     except OSError as error:
+        if error.errno == errno.EFBIG:
+            raise ConfigError(f"{path} is larger than 1 MiB, so it is no RUN.toml: {_TEMPLATE_HINT}") from error
         raise ConfigError(f"{path} cannot be read ({error.strerror}): check the path and its permissions") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 text (byte {error.start}): save it as UTF-8") from error

@@ -143,17 +143,22 @@ def check_chain(manifest: AnyManifest, chain: Chain, peer: str) -> Link:
 
 
 def _check_bans(chain: Chain, bans: BanList | None) -> None:
+    """Raise NotAdmitted if the chain leads through a banned peer or a withdrawn invite, and none of those further down
+    is named as one that stays."""
     if bans is None:
         return
     keys = [link.key for link in chain]
-    if any(link.kind == "member" and peer_id_of(link.key) in bans.peers for link in chain[:-1]) and (
-        chain[-1].kind == "client"
-    ):
-        raise NotAdmitted("this client comes from a banned peer: write to the owner of the run")
-    for depth, key in enumerate(keys[:-1]):
-        stays = bans.withdrawn.get(key)
-        if stays is not None and not stays.intersection(keys[depth + 1 :]):
-            raise NotAdmitted(f"the invite has been withdrawn: {_REMEDY}")
+    for depth, link in enumerate(chain[:-1]):
+        banned = link.kind == "member" and peer_id_of(link.key) in bans.peers
+        stays = bans.withdrawn.get(link.key, frozenset() if banned else None)
+        if stays is None or stays.intersection(keys[depth + 1 :]):
+            continue
+        if banned:
+            raise NotAdmitted(
+                "the invite comes from a peer that is banned from this run: ask another peer of it for one, or write to"
+                " its owner"
+            )
+        raise NotAdmitted(f"the invite has been withdrawn: {_REMEDY}")
 
 
 @lru_cache(maxsize=1024)  # of chains: at most CHAIN_MAX links of fixed size each

@@ -28,12 +28,12 @@ from blake3 import blake3
 
 from peer.decoding import MALFORMED
 from peer.errors import BarnraiseError, NotAdmitted, ProtocolViolation
-from peer.identity import Identity, Signed, sign_bytes, verify_bytes
+from peer.identity import Identity, Signed, public_key_of, sign_bytes, verify_bytes
 from peer.net.rpc import Call, Method, Rpc
 from swarm.run.ban_list import BANS_BYTES_MAX, BanList, Serial, open_bans
 from swarm.run.credentials import Chain, Rights, judge
 from swarm.run.guests import GuestBook
-from swarm.run.manifest import AnyManifest
+from swarm.run.manifest import AnyManifest, Manifest
 
 CHALLENGES_MAX: Final = 1024  # a challenge that is pushed out costs its peer one more introduction
 _NONCE_BYTES: Final = 32
@@ -129,6 +129,8 @@ class Gate:
         self._renew_chain = renew
         self._signed_at = clock()
         self.guests: Final = GuestBook() if guests is None else guests
+        if isinstance(manifest, Manifest):
+            self.guests.per_prefix = manifest.run.members_per_prefix
         self._rpc = rpc
         self._admissions = rpc.admissions
         self._manifest = manifest
@@ -136,6 +138,7 @@ class Gate:
         self._clock = clock
         self._bans: BanList | None = None
         self._signed_bans: Signed | None = None
+        self._kept: frozenset[bytes] = frozenset()  # the guests of withdrawn invites that the authority's list names
         self._chains: dict[str, Chain] = {}
         self._challenges: OrderedDict[str, _Challenge] = OrderedDict()
         judge(manifest, chain, identity.peer_id, clock())
@@ -157,9 +160,13 @@ class Gate:
         return self._bans
 
     def vouch(self, peer: str, chain: Chain) -> None:
-        """Raise NotAdmitted unless this chain makes `peer` a member of the run. For records that are no call."""
-        if self._judge(peer, chain).access != "member":
+        """Raise NotAdmitted unless this chain makes `peer` a member of the run. For records that are no call: they take
+        no place of an invite."""
+        admission = self._judge(peer, chain)
+        if admission.access != "member":
             raise NotAdmitted(f"{peer} is a client of this run, no member")
+        if not self._stands(peer):
+            self.guests.record(admission, self._clock())
 
     async def introduce(self, peer: str, timeout_s: float) -> None:
         """Prove this peer to `peer` and have it prove itself.
@@ -173,7 +180,7 @@ class Gate:
         reply = (await self._rpc.call(peer, ENTER, entry, timeout_s=timeout_s)).body
         statement = self._statement(self._identity.peer_id, peer, nonce, reply.nonce)
         try:
-            admission = self._judge(peer, reply.chain)
+            admission = self._judge_newcomer(peer, reply.chain)
         except NotAdmitted as error:
             raise ProtocolViolation(f"{peer} answers for this run without being admitted: {error}") from error
         if not verify_bytes(peer, _KIND, statement + b"answerer", reply.signature):
@@ -212,6 +219,7 @@ class Gate:
         if self._bans is not None and bans.serial <= self._bans.serial:
             return
         self._bans, self._signed_bans = bans, signed
+        self._kept = frozenset().union(*bans.withdrawn.values())
         self._admissions.bar(bans.peers)
         for peer in self._admissions.admitted:
             try:
@@ -239,7 +247,7 @@ class Gate:
             )
         if entry.run != self._run_hash(entry.nonce):
             raise NotAdmitted("this peer is in another run: ask for an invite to the right run")
-        admission = self._judge(call.peer, entry.chain)
+        admission = self._judge_newcomer(call.peer, entry.chain)
         nonce = secrets.token_bytes(_NONCE_BYTES)
         statement = self._statement(call.peer, self._identity.peer_id, entry.nonce, nonce)
         self._challenges[call.peer] = _Challenge(statement, admission, entry.chain)
@@ -284,13 +292,24 @@ class Gate:
             self._chain = self._renew_chain(self._signed_at)
 
     def _judge(self, peer: str, chain: Chain) -> Rights:
-        admission = judge(self._manifest, chain, peer, self._clock(), self._bans)
-        self.guests.enter(admission)
+        return judge(self._manifest, chain, peer, self._clock(), self._bans)
+
+    def _judge_newcomer(self, peer: str, chain: Chain) -> Rights:
+        """The same for a peer that is here: also raises NotAdmitted if its invite has no place for it."""
+        admission = self._judge(peer, chain)
+        if not self._stands(peer):
+            self.guests.check(admission, self._rpc.prefix(peer), self._clock())
         return admission
 
+    def _stands(self, peer: str) -> bool:
+        """Whether it is decided for all that a peer belongs to the run: it is in a head, or the authority's list names
+        it. Then nothing is counted here."""
+        return self._admissions.is_anchor(peer) or (bool(self._kept) and public_key_of(peer) in self._kept)
+
     def _grant(self, peer: str, chain: Chain, admission: Rights) -> None:
-        if self._bans is not None and peer in self._bans.peers:  # learnt since it was judged
-            raise NotAdmitted(f"peer {peer} is banned from this run: write to the owner of the run")
+        """Admit a peer that has proved itself, and give it its place."""
+        self._judge_newcomer(peer, chain)  # again: a ban, or the last guest, may have come since
+        self.guests.enter(admission, self._rpc.prefix(peer), self._clock())
         self._chains = {known: self._chains[known] for known in self._admissions.admitted if known in self._chains}
         self._chains[peer] = chain
         scarce = not self._manifest.open and admission.access == "member"

@@ -131,10 +131,14 @@ class Home:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the home for this process. ResourceError if it cannot be written or another process holds it."""
+        """Hold the home for this process. ResourceError if it cannot be written, is another user's or another process
+        holds it."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            owner = self.path.stat().st_uid
+            if owner not in (os.geteuid(), 0):  # its owner could put links where files of ours go
+                raise ResourceError(f"{self.path} is another user's: choose a folder of your own with --home")
+            fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
             raise ResourceError(
                 f"cannot write to {self.path} ({error.strerror}): choose a folder of your own with --home"

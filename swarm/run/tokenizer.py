@@ -7,7 +7,8 @@ from typing import Final
 
 from blake3 import blake3
 
-from peer.data.tokenizer import ByteTokenizer, load_tokenizer
+from peer.data.tokenizer import ByteTokenizer
+from peer.data.tokenizer import read_tokenizer as parse_tokenizer
 from peer.data.tokenizer_rules import TOKENIZER_BYTES_MAX
 from peer.errors import ConfigError
 from peer.files import read_bounded
@@ -39,4 +40,4 @@ def read_tokenizer(run: RunConfig) -> tuple[bytes, str, int]:
         content = read_bounded(path, TOKENIZER_BYTES_MAX)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read ({error.strerror}): correct [tokenizer] source") from error
-    return content, blake3(content).hexdigest(), load_tokenizer(str(path)).vocab_size
+    return content, blake3(content).hexdigest(), parse_tokenizer(content, str(path)).vocab_size

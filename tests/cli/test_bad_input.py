@@ -136,8 +136,12 @@ def test_a_home_with_a_too_long_name(peer: Peer, tmp_path: Path) -> None:
 
 
 def test_a_home_whose_log_cannot_be_written(peer: Peer, tmp_path: Path) -> None:
-    (tmp_path / "events.jsonl").symlink_to(tmp_path / "nowhere" / "events.jsonl")
+    (tmp_path / "events.jsonl").mkdir()
     assert "events.jsonl cannot be written" in said(peer("join", invite_to(1), "--home", tmp_path), 5)
+    (tmp_path / "events.jsonl").rmdir()
+    (tmp_path / "events.jsonl").symlink_to(tmp_path / "elsewhere")
+    assert "events.jsonl is a link" in said(peer("join", invite_to(1), "--home", tmp_path), 5)
+    assert not (tmp_path / "elsewhere").exists()
 
 
 def test_the_home_of_an_unknown_user(monkeypatch: pytest.MonkeyPatch) -> None:

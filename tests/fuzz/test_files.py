@@ -200,7 +200,7 @@ def read_part(path: Path) -> None:
 def formats() -> dict[str, Format]:
     """Return every file of a home but checkpoints and tokens."""
     encode = msgspec.msgpack.encode
-    guests = {OWNER.key_pair.public_key.to_bytes(): {GUEST.key_pair.public_key.to_bytes()}}
+    guests = {OWNER.key_pair.public_key.to_bytes(): {GUEST.key_pair.public_key.to_bytes(): ("192.0.2.0/24", 9.5)}}
     book = msgspec.json.encode({"addresses": {OWNER.peer_id: ["/ip4/127.0.0.1/tcp/1", "/dns4/a.example/tcp/2"]}})
     signed = encode(sign_manifest(OWNER, RUN))
     asked = msgspec.json.encode(RegroupRequest("n", (GUEST.peer_id,), True))
@@ -220,9 +220,7 @@ def formats() -> dict[str, Format]:
         Format("proof.msgpack", encode(PROOF), of_msgpack, read_proof),
         Format("addresses.json", book, of_json, lambda path: AddressBook().load(path)),
         Format("events.jsonl", events(), of_lines, read_events),
-        Format(
-            "bans.msgpack", bans, body_of("bans"), lambda path: extend_bans(path, OWNER, RUN, GuestBook(), frozenset())
-        ),
+        Format("bans.msgpack", bans, body_of("bans"), lambda path: extend_bans(path, OWNER, RUN, frozenset())),
         Format("guests.msgpack", encode(guests), of_msgpack, GuestBook),
         Format("replica", b"3", of_bytes, lambda path: _last_stage(SimpleNamespace(home=Home(path.parent)))),  # type: ignore[arg-type]
         *(Format(f"{key.replace('/', '-')}.record", whole, of_msgpack, read_record) for key, whole in RECORDS.items()),

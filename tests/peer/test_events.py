@@ -163,3 +163,11 @@ def test_a_full_disk_keeps_no_event_from_the_view_and_tears_one_line(tmp_path: P
     read = list(EventTail(path).poll())
     assert [fields["number"] for _, _, fields in read] == [0, 5, 6], "what follows a torn line is whole"
     assert read[0] == shown[0], "a view shows the same from memory as from a file"
+
+
+def test_no_log_is_written_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "victim").write_text("mine")
+    (tmp_path / "events.jsonl").symlink_to(tmp_path / "victim")
+    with pytest.raises(ResourceError, match="is a link"):
+        EventLog(tmp_path / "events.jsonl")
+    assert (tmp_path / "victim").read_text() == "mine"

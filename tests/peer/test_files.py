@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -29,4 +30,13 @@ def test_a_bounded_read(tmp_path: Path) -> None:
     path.write_bytes(b"12345")
     assert read_bounded(path, 5) == b"12345"
     with pytest.raises(OSError, match="larger than 4 bytes"):
+        read_bounded(path, 4)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder"])
+def test_only_a_regular_file_is_read(tmp_path: Path, kind: str) -> None:
+    """A pipe without a writer would hold the process, beyond SIGTERM."""
+    path = tmp_path / "file"
+    os.mkfifo(path) if kind == "pipe" else path.mkdir()
+    with pytest.raises(OSError, match=r"regular file|[Ii]s a directory"):
         read_bounded(path, 4)

@@ -91,6 +91,16 @@ def test_a_person_is_told_who_holds_half_of_the_votes() -> None:
     ]
 
 
+def test_a_person_is_told_whom_a_withdrawn_invite_keeps() -> None:
+    progress = coordinator_view(1)
+    tell(progress, "invite_withdrawn", kept=["ann 1a2b3c", "b\x1b[2Jb 4d5e6f"], dropped=1)
+    tell(progress, "invite_withdrawn", kept=[f"p {n}" for n in range(40)], dropped=7)
+    one, many = told(progress)[1:]
+    assert one.startswith("the invite printed before is withdrawn: it keeps ann 1a2b3c, b") and "\x1b" not in one
+    assert one.endswith("and 1 key that came by it is out")
+    assert many.endswith("p 31 and 8 more, and 7 keys that came by it are out")
+
+
 @pytest.mark.parametrize("stages", [1, 2])
 def test_the_run_is_complete_with_its_last_stage(stages: int) -> None:
     progress = coordinator_view(stages)

@@ -23,7 +23,7 @@ def guard(host: Host, *, members: Iterable[str] = (), is_open: bool = True) -> N
     members = frozenset(members)
     admissions = host.admissions
     admissions.guard()
-    admissions.trust("head", members if is_open else ())
+    admissions.trust("head", members)
 
     def grant(peer: str) -> None:
         is_member = peer in members

@@ -71,6 +71,14 @@ def test_each_stage_has_its_status() -> None:
     assert [p.name for p in seen.peers] == ["ann", "bob", "cyd", "dan", "eve", "fay", "coordinator"]
 
 
+def test_who_did_not_answer_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    manifest, records, best = three_stages()
+    seen = picture(manifest, records, best, NOW, {"b", "gone"})
+    assert seen.silent == ["b", "gone"]
+    assert "no answer from bob b, the coordinator gone" in " ".join(shown(seen, capsys).split())
+    assert "no answer" not in shown(picture(manifest, records, best, NOW), capsys)
+
+
 def test_the_run_stands_at_its_last_stages_round() -> None:
     manifest, records, best = three_stages()
     seen = picture(manifest, records, [*best[:2], candidate(manifest, 2, 8, ["g"])], NOW)

@@ -14,7 +14,6 @@ from swarm.membership.bans import extend_bans, spread_bans
 from swarm.membership.member_record import MemberRecord
 from swarm.run.ban_list import open_bans
 from swarm.run.gate import Gate
-from swarm.run.guests import GuestBook
 from swarm.run.home import Home
 from tests.swarm.run.test_gate import AUTHORITY, gate_of, hear, hosts, manifest_of
 
@@ -31,10 +30,10 @@ def test_bans_are_saved_and_only_grow(tmp_path: Path) -> None:
     manifest = manifest_of(open_run=True)
     path = Home(tmp_path).bans
     first, second = Identity.generate().peer_id, Identity.generate().peer_id
-    assert extend_bans(path, AUTHORITY, manifest, GuestBook(), []) is None
-    one = extend_bans(path, AUTHORITY, manifest, GuestBook(), [first])
-    assert one is not None and extend_bans(path, AUTHORITY, manifest, GuestBook(), []) == one
-    two = extend_bans(path, AUTHORITY, manifest, GuestBook(), [second])
+    assert extend_bans(path, AUTHORITY, manifest, []) is None
+    one = extend_bans(path, AUTHORITY, manifest, [first])
+    assert one is not None and extend_bans(path, AUTHORITY, manifest, []) == one
+    two = extend_bans(path, AUTHORITY, manifest, [second])
     assert two is not None
     assert open_bans(two, manifest).peers == {first, second}
     assert open_bans(two, manifest).serial > open_bans(one, manifest).serial
@@ -44,12 +43,12 @@ def test_bad_bans_are_refused(tmp_path: Path) -> None:
     manifest = manifest_of(open_run=True)
     path = Home(tmp_path).bans
     with pytest.raises(ConfigError, match="no peer id"):
-        extend_bans(path, AUTHORITY, manifest, GuestBook(), ["nonsense"])
+        extend_bans(path, AUTHORITY, manifest, ["nonsense"])
     with pytest.raises(ConfigError, match="itself"):
-        extend_bans(path, AUTHORITY, manifest, GuestBook(), [AUTHORITY.peer_id])
+        extend_bans(path, AUTHORITY, manifest, [AUTHORITY.peer_id])
     path.write_bytes(b"\x00")
     with pytest.raises(CheckpointError, match="damaged"):
-        extend_bans(path, AUTHORITY, manifest, GuestBook(), [])
+        extend_bans(path, AUTHORITY, manifest, [])
 
 
 async def test_every_member_learns_the_bans_and_refuses_the_banned(tmp_path: Path) -> None:
@@ -58,7 +57,7 @@ async def test_every_member_learns_the_bans_and_refuses_the_banned(tmp_path: Pat
         gate, at_member = Gate(coordinator.rpc, manifest, AUTHORITY), gate_of(member, manifest)
         gate_of(banned, manifest)
         assert await hear(banned, member) == "hi"
-        signed = extend_bans(Home(tmp_path).bans, AUTHORITY, manifest, GuestBook(), [banned.peer_id])
+        signed = extend_bans(Home(tmp_path).bans, AUTHORITY, manifest, [banned.peer_id])
         assert signed is not None
         gate.learn_bans(signed)
         view = {member.peer_id: record("one"), banned.peer_id: record("two"), AUTHORITY.peer_id: record("me")}

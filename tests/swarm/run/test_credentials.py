@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -21,7 +22,7 @@ from swarm.run.credentials import (
     member_link,
     sign_link,
 )
-from swarm.run.guests import GuestBook
+from swarm.run.guests import LAPSE_S, GuestBook
 from swarm.run.manifest import Manifest
 from swarm.run.sections import RunRules
 from tests.swarm.run.test_manifest import make_manifest
@@ -150,14 +151,26 @@ def test_a_withdrawn_invite_keeps_its_guests_and_admits_no_other() -> None:
 
 
 def test_a_ban_of_one_guest_does_not_hit_another() -> None:
-    key, other, friend = (Identity.generate() for _ in range(3))
+    key, other = Identity.generate(), Identity.generate()
     link = sign_link(AUTHORITY, RUN_ID, "invite", public_key_of(key.peer_id), guests=9, expires=NOW + 60)
     bans = BanList(RUN_ID, 1, peers=frozenset({GUEST.peer_id}))
     judge(closed_run(), (link, member_link(key, RUN_ID, other.peer_id, (link,), NOW + 60)), other.peer_id, NOW, bans)
+
+
+def test_a_ban_takes_whoever_came_by_the_banned_peer_but_those_that_it_names() -> None:
+    friend, reader = Identity.generate(), Identity.generate()
     of_banned = invited(friend, by=GUEST, above=invited())
+    looking = (*invited(), client_link(GUEST, RUN_ID, reader.peer_id, NOW + 60))
+    second_hand = (*of_banned, client_link(friend, RUN_ID, reader.peer_id, NOW + 60))
+    for chain, end in ((of_banned, friend), (looking, reader), (second_hand, reader)):
+        judge(closed_run(), chain, end.peer_id, NOW, BanList(RUN_ID, 1))
+        bans = BanList(RUN_ID, 1, peers=frozenset({GUEST.peer_id}))
+        assert "from a peer that is banned" in refusal(chain, peer=end.peer_id, bans=bans)
+    stays = {public_key_of(GUEST.peer_id): frozenset({public_key_of(friend.peer_id)})}
+    bans = BanList(RUN_ID, 1, peers=frozenset({GUEST.peer_id}), withdrawn=stays)
     judge(closed_run(), of_banned, friend.peer_id, NOW, bans)
-    looking = (*invited(), client_link(GUEST, RUN_ID, friend.peer_id, NOW + 60))
-    assert "from a banned peer" in refusal(looking, peer=friend.peer_id, bans=bans)
+    judge(closed_run(), second_hand, reader.peer_id, NOW, bans)
+    assert "from a peer that is banned" in refusal(looking, peer=reader.peer_id, bans=bans)
 
 
 def test_an_open_run_bans_too() -> None:
@@ -183,6 +196,22 @@ def admission(chain: Chain, peer: Identity) -> Rights:
     return judge(closed_run(), chain, peer.peer_id, NOW)
 
 
+Came = Callable[[Identity], Rights]
+
+
+def invite_for(guests: int) -> Came:
+    """Returns what an invite for so many makes of an identity."""
+    key = Identity.generate()
+    link = sign_link(AUTHORITY, RUN_ID, "invite", public_key_of(key.peer_id), guests=guests, expires=NOW + 60)
+    return lambda guest: admission((link, member_link(key, RUN_ID, guest.peer_id, (link,), NOW + 60)), guest)
+
+
+def enter(book: GuestBook, came: Rights, *, prefix: str = "192.0.2.0/24", now: float = NOW) -> None:
+    """Do as a gate does."""
+    book.check(came, prefix, now)
+    book.enter(came, prefix, now)
+
+
 def test_an_invite_brings_in_so_many_and_no_more(tmp_path: Path) -> None:
     key, book = Identity.generate(), GuestBook(tmp_path / "guests")
     link = sign_link(AUTHORITY, RUN_ID, "invite", public_key_of(key.peer_id), guests=2, expires=NOW + 60)
@@ -192,14 +221,51 @@ def test_an_invite_brings_in_so_many_and_no_more(tmp_path: Path) -> None:
         return admission((link, member_link(key, RUN_ID, guest.peer_id, (link,), NOW + 60)), guest)
 
     for guest in (first, second, first):  # who came once comes again
-        book.enter(came(guest))
+        enter(book, came(guest))
     for reader in (book, GuestBook(tmp_path / "guests")):
         with pytest.raises(NotAdmitted, match="brought in 2 peers"):
-            reader.enter(came(third))
-        reader.enter(came(second))
+            enter(reader, came(third))
+        enter(reader, came(second))
     above = (link, member_link(key, RUN_ID, first.peer_id, (link,), NOW + 60))
     with pytest.raises(NotAdmitted, match="brought in 2 peers"):  # guests of guests count too
-        book.enter(admission(invited(friend, by=first, above=above), friend))
+        enter(book, admission(invited(friend, by=first, above=above), friend))
     (tmp_path / "guests").write_bytes(b"\xc1")
     with pytest.raises(CheckpointError, match="delete it"):
         GuestBook(tmp_path / "guests")
+
+
+def test_the_places_of_silent_keys_lapse(tmp_path: Path) -> None:
+    came, (silent, stays, late) = invite_for(2), [Identity.generate() for _ in range(3)]
+    book = GuestBook(tmp_path / "guests")
+    for guest in (silent, stays):
+        enter(book, came(guest))
+    for minutes in range(0, 59, 5):
+        book.record(came(stays), NOW + 60 * minutes)  # on disk from time to time
+    with pytest.raises(NotAdmitted, match="brought in 2 peers"):
+        enter(book, came(late), now=NOW + LAPSE_S - 1)
+    book = GuestBook(tmp_path / "guests")
+    enter(book, came(late), now=NOW + LAPSE_S)
+    with pytest.raises(NotAdmitted, match="brought in 2 peers"):
+        enter(book, came(silent), now=NOW + LAPSE_S)
+    [key] = book.sponsors
+    assert len(book.guests(key)) == 3  # so that a new invite says how many it drops
+
+
+def test_the_places_of_an_older_version_have_lapsed(tmp_path: Path) -> None:
+    came, guest = invite_for(1), Identity.generate()
+    key, others = came(guest).sponsors[0].key, {bytes(32)}
+    (tmp_path / "guests").write_bytes(msgspec.msgpack.encode({key: others}))
+    book = GuestBook(tmp_path / "guests")
+    enter(book, came(guest))
+    assert book.guests(key) == {public_key_of(guest.peer_id)}
+
+
+def test_an_address_prefix_takes_eight_places_of_an_invite() -> None:
+    came, book = invite_for(64), GuestBook()
+    for _ in range(8):
+        enter(book, came(Identity.generate()))
+    with pytest.raises(NotAdmitted, match=r"8 peers of the address prefix 192\.0\.2\.0/24.*members_per_prefix"):
+        enter(book, came(Identity.generate()))
+    enter(book, came(Identity.generate()), prefix="198.51.100.0/24")
+    book.per_prefix = 9
+    enter(book, came(Identity.generate()))

@@ -55,7 +55,8 @@ async def echo(call: Call[Word]) -> Word:
 
 
 def manifest_of(*, open_run: bool, **changes: object) -> Manifest:
-    return make_manifest(AUTHORITY.peer_id, run=RunRules(name="gated", open=open_run), **changes)
+    rules: dict[str, object] = {"run": RunRules(name="gated", open=open_run)}
+    return make_manifest(AUTHORITY.peer_id, **(rules | changes))
 
 
 def invite_to(manifest: AnyManifest, addresses: Sequence[str] = (ANYWHERE,), guests: int = 9) -> Invite:

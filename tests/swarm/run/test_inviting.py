@@ -18,7 +18,6 @@ from peer.identity import Identity
 from swarm.membership.bans import extend_bans
 from swarm.run.ban_list import BanList, open_bans
 from swarm.run.credentials import Chain, judge
-from swarm.run.guests import GuestBook
 from swarm.run.home import Home
 from swarm.run.invite import Invite
 from swarm.run.inviting import known_addresses, make_invite, printed_invite, saved_invite_keys
@@ -83,7 +82,9 @@ def test_a_coordinator_prints_one_invite_however_often_it_starts(run: Run) -> No
     again = printed_invite(run.home, run.authority, run.manifest, ("/ip4/127.0.0.1/tcp/2/p2p/x",), None)
     assert (again.key, again.chain) == (run.invite.key, run.invite.chain)
     assert again.addresses != run.invite.addresses
-    bans = extend_bans(run.home.bans, run.authority, run.manifest, GuestBook(), [], saved_invite_keys(run.home))
+    bans = extend_bans(
+        run.home.bans, run.authority, run.manifest, [], dict.fromkeys(saved_invite_keys(run.home), frozenset())
+    )
     assert bans is not None
     other = printed_invite(run.home, run.authority, run.manifest, (), open_bans(bans, run.manifest))
     assert other.key != run.invite.key
