@@ -27,7 +27,7 @@ _PR_SET_CHILD_SUBREAPER: Final = 36
 
 
 class ForkedProcess(subprocess.Popen[Any]):
-    """`Popen(["python", "-m", module, *arguments], ...)`, forked instead."""
+    """`Popen(["python", "-m", module, *arguments], ...)`, forked instead. `namespace`: see `Start`."""
 
     def __init__(
         self,
@@ -40,6 +40,7 @@ class ForkedProcess(subprocess.Popen[Any]):
         pass_fds: tuple[int, ...] = (),
         text: bool = False,
         cwd: str | os.PathLike[str] | None = None,
+        namespace: str = "",
     ) -> None:
         self.args = [sys.executable, "-m", module, *arguments]
         self.stdin, self.stdout, self.stderr = None, None, None
@@ -57,6 +58,7 @@ class ForkedProcess(subprocess.Popen[Any]):
                 str(cwd or os.getcwd()),
                 os.getpid(),
                 [0, 1, 2, *pass_fds],
+                namespace,
             )
             self.pid = _server().fork(start, [*files, *pass_fds])
         self._child_created = True

@@ -42,13 +42,17 @@ _PRELOADED: Final = (
     "swarm.training.peer",
 )
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
+_CLONE_NEWNET: Final = 0x40000000
 _REQUEST_MAX: Final = 1 << 18
 _FILES_MAX: Final = 64
 
 
 @dataclass(frozen=True)
 class Start:
-    """A process to start: `python -m MODULE ARGUMENTS`. The files that are sent beside it become `targets`."""
+    """A process to start: `python -m MODULE ARGUMENTS`. The files that are sent beside it become `targets`.
+
+    `namespace`: of the network, by the name that `ip netns` gave it; "" for that of the server.
+    """
 
     module: str
     arguments: list[str]
@@ -56,6 +60,7 @@ class Start:
     folder: str
     parent: int
     targets: list[int]
+    namespace: str = ""
 
 
 def serve(sock: socket.socket) -> None:
@@ -116,6 +121,8 @@ def _next_job(sock: socket.socket) -> tuple[Start, list[int]] | None:
 
 def _become(start: Start, files: list[int]) -> None:
     """Turn this process, just forked, into what was asked for."""
+    if start.namespace:
+        _enter_network(start.namespace)  # first: a thread or a socket would stay where it was made
     while os.getppid() != start.parent:  # the kernel gives it its parent while the server goes on
         time.sleep(0.001)
     os.setsid()
@@ -134,6 +141,12 @@ def _become(start: Start, files: list[int]) -> None:
     sys.argv = [start.module, *start.arguments]
     _read_environment_again()
     gc.enable()
+
+
+def _enter_network(namespace: str) -> None:
+    with open(f"/run/netns/{namespace}") as network:
+        if LIBC.setns(network.fileno(), _CLONE_NEWNET):
+            raise OSError(f"cannot enter the network namespace {namespace}")
 
 
 def _read_environment_again() -> None:
