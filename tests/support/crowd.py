@@ -93,5 +93,5 @@ async def open_crowd(
     command = ("tests.support.sybils", invite, str(identities), str(hosts), *modes)
     with (folder / "sybils.log").open("wb") as log:
         async with open_child(*command, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"}) as child:
-            os.setpriority(os.PRIO_PROCESS, child.process.pid, 19)  # their own work must not slow the others
+            os.setpriority(os.PRIO_PROCESS, child.pid, 19)  # their own work must not slow the others
             yield child.ask

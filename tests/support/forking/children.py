@@ -1,12 +1,14 @@
-"""Forked processes that a test talks with, a line at a time."""
+"""Processes that a test talks with, a line at a time."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import AsyncIterator
+import sys
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from subprocess import PIPE
+from functools import partial
+from subprocess import PIPE, Popen
 from typing import Any, Final
 
 import trio
@@ -20,9 +22,9 @@ POLL_S: Final = 0.01
 class Child:
     """A process that is told lines and answers with lines; from `open_child`."""
 
-    def __init__(self, process: ForkedProcess) -> None:
+    def __init__(self, process: Popen[bytes]) -> None:
         assert process.stdin is not None and process.stdout is not None
-        self.process = process
+        self.process, self.pid = process, process.pid
         self.stdin = trio.lowlevel.FdStream(os.dup(process.stdin.fileno()))
         self._stdout = trio.lowlevel.FdStream(os.dup(process.stdout.fileno()))
         self._unread = b""
@@ -55,10 +57,19 @@ class Child:
             await self._stdout.aclose()
 
 
+def executed(module: str, *arguments: str, **options: Any) -> Popen[bytes]:
+    """Start a process that shares no memory with others, for tests that look at what it takes."""
+    return Popen([sys.executable, "-m", module, *arguments], **options)
+
+
 @asynccontextmanager
-async def open_child(module: str, *arguments: str, **options: Any) -> AsyncIterator[Child]:
-    """Run a module in a process until the block ends, which kills it. `options`: of `ForkedProcess`."""
-    child = Child(ForkedProcess(module, *arguments, stdin=PIPE, stdout=PIPE, **options))
+async def open_child(
+    module: str, *arguments: str, start: Callable[..., Popen[bytes]] = ForkedProcess, **options: Any
+) -> AsyncIterator[Child]:
+    """Run a module in a process until the block ends, which kills it. `options`: of `start`."""
+    # In a thread: the first to be forked takes seconds, in which hosts of this process must not stand still.
+    begun = partial(start, module, *arguments, stdin=PIPE, stdout=PIPE, **options)
+    child = Child(await trio.to_thread.run_sync(begun))
     try:
         yield child
     finally:

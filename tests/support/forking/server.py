@@ -3,7 +3,7 @@ the processor time of the tests with processes.
 
 What is forked is a process like any other: a child of the one that asked, with the arguments, environment, files,
 session and signals that it would have. What `exec` alone gives, a command line and an environment in /proc, it lacks.
-The tests of the commands' and the workers' own start, and of the quickstart, start programs as users do.
+The tests of the commands' and the workers' own start, and of a quickstart's end, start programs as users do.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ _PRELOADED: Final = (
     "cli.commands.join",
     "cli.main",
     "cli.commands.serve",
+    "cli.demo.child_processes",
     "peer.worker.block_worker",
     "peer.worker.main",
     "peer.worker.stage_worker",
@@ -87,10 +88,10 @@ def _run(module: str) -> None:
     if module == WORKER:
         sys.modules[module].main()
         return
-    from tests.support.forking.forked import forked_workers, serve_own_forks
+    from tests.support.forking.forked import forked_children, forked_workers, serve_own_forks
 
     serve_own_forks()
-    with forked_workers():
+    with forked_workers(), forked_children():
         if module in sys.modules:
             sys.modules[module].main()
         else:
