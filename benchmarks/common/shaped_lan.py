@@ -45,7 +45,11 @@ class Lan:
         return ["ip", "netns", "exec", f"{self._prefix}hub", *command]
 
     def at_host(self, host: int, *command: str) -> list[str]:
-        return ["ip", "netns", "exec", f"{self._prefix}{host}", *command]
+        return ["ip", "netns", "exec", self.namespace(host), *command]
+
+    def namespace(self, host: int) -> str:
+        """Return its name, as `ip netns` has it."""
+        return f"{self._prefix}{host}"
 
     def build(self) -> None:
         self._add("hub")

@@ -120,7 +120,7 @@ async def test_a_reader_gets_all_pages() -> None:
 @TIMED
 async def test_pages_that_are_never_read_cost_one_copy(timed: bool) -> None:
     """Seven identities fetch a full key 150 times each, and read nothing."""
-    child = "dht.support.full_key_child"
+    child = "tests.dht.support.full_key_child"
     async with scene(module=child) as honest:
         before, quiet = await honest.figures(), await honest.caller.latency()
         async with honest.under("pages", 7, 150, module=child):

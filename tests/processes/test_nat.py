@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -17,11 +16,8 @@ import pytest
 
 from peer.errors import ResourceError
 from peer.net.relay_daemon import find_daemon
+from tests.support.forking.forked import ForkedProcess
 from tests.support.nat.lab import PUBLIC_IP, Lab, Unavailable, nat_lab
-
-_ROOT = Path(__file__).parents[2]
-# The Go daemon of the relay gets a minute to start: it shares the machine with other tests.
-_CLI = "from peer.net import relay_daemon; relay_daemon._START_S = 60.0; from cli.main import main; main()"
 
 pytestmark = pytest.mark.process
 
@@ -45,8 +41,9 @@ class Child:
 
 
 @contextmanager
-def _child(command: list[str]) -> Iterator[Child]:
-    with subprocess.Popen(command, cwd=_ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+def _child(namespace: str, *program: str) -> Iterator[Child]:
+    pipe = subprocess.PIPE
+    with ForkedProcess(*program, stdin=pipe, stdout=pipe, text=True, namespace=namespace) as process:
         try:
             yield Child(process)
         finally:
@@ -70,17 +67,16 @@ def lab_of() -> Iterator[Callable[[bool], Lab]]:
 @pytest.mark.parametrize("random_ports", [False, True], ids=["ports kept", "random ports"])
 def test_peers_behind_nat_form_one_group(lab_of: Callable[[bool], Lab], tmp_path: Path, random_ports: bool) -> None:
     lab = lab_of(random_ports)
-    python = sys.executable
     with ExitStack() as children:
         listen = f"/ip4/{PUBLIC_IP}/tcp/4001"
-        relay_command = (python, "-c", _CLI, "relay", "--json", "--listen", listen, "--home", str(tmp_path))
-        relay = children.enter_context(_child(lab.command("public", *relay_command)))
+        relay_command = ("tests.support.nat.relay", "relay", "--json", "--listen", listen, "--home", str(tmp_path))
+        relay = children.enter_context(_child(lab.namespace("public"), *relay_command))
         (address,) = relay.hear()["addresses"]
-        node = (python, "-m", "tests.support.nat.node")
+        node = "tests.support.nat.node"
         nodes = {
-            "a": children.enter_context(_child(lab.command("home-a", *node, address))),
-            "b": children.enter_context(_child(lab.command("home-b", *node, address))),
-            "public": children.enter_context(_child(lab.command("public", *node))),
+            "a": children.enter_context(_child(lab.namespace("home-a"), node, address)),
+            "b": children.enter_context(_child(lab.namespace("home-b"), node, address)),
+            "public": children.enter_context(_child(lab.namespace("public"), node)),
         }
         told = {name: node.hear() for name, node in nodes.items()}
         for child in nodes.values():

@@ -17,7 +17,7 @@ from cli.demo.scenario import Scenario
 from cli.demo.verdict import judge
 from cli.views.progress import Progress
 from tests.simulation.histories.checks import check_histories
-from tests.support.forking.forked import forking
+from tests.support.forking.forked import forked_children
 
 pytestmark = pytest.mark.process
 
@@ -53,7 +53,7 @@ stages = 2
 def test_a_pipeline_with_a_kill_and_a_join_counts_every_micro_batch_once(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(RUN)
     progress, began = Progress("test", keeps_all=True, stages=2), time.time()
-    with forking("cli.demo.child_processes"), children() as group:
+    with forked_children(), children() as group:
         cluster = LocalCluster(tmp_path, ROUNDS, group, progress, lambda: None)
         report = judge(play(cluster), progress, ROUNDS, began)
     check(report)

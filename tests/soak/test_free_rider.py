@@ -29,7 +29,7 @@ async def last_loss(folder: Path, honest: int, riders: int, kind: str = "") -> f
     def launch(name: str) -> Launch:
         if not name.startswith("rider"):
             return Launch()
-        return Launch(place=("env", f"{KIND_VARIABLE}={kind}"), module="tests.support.free_rider")
+        return Launch(module="tests.support.free_rider", environment={KIND_VARIABLE: kind})
 
     async with open_swarm(folder, rounds=ROUNDS, min_peers=honest + riders, run=toml, launch=launch) as swarm:
         peers = [swarm.join(f"p{number}") for number in range(honest)]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,7 +14,7 @@ import trio
 
 from swarm.client.session import open_client
 from swarm.run.invite import Invite
-from tests.support.protocol_methods import REPOSITORY
+from tests.support.forking.children import open_child
 from tests.swarm.support.swarm_harness import RUN_TOML, open_swarm
 
 PER_PREFIX: Final = 8
@@ -92,31 +90,8 @@ async def open_crowd(
     folder: Path, invite: str, identities: int, hosts: int, modes: Sequence[str]
 ) -> AsyncIterator[Any]:
     """Run sybils until the block ends. Yields a function that sends them a line and returns their report."""
-    command = [sys.executable, "-m", "tests.support.sybils", invite, str(identities), str(hosts), *modes]
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    command = ("tests.support.sybils", invite, str(identities), str(hosts), *modes)
     with (folder / "sybils.log").open("wb") as log:
-        process = await trio.lowlevel.open_process(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=environment, cwd=REPOSITORY
-        )
-    os.setpriority(os.PRIO_PROCESS, process.pid, 19)  # their own work must not slow the others
-    stdin, stdout = process.stdin, process.stdout
-    assert stdin is not None and stdout is not None
-    unread = b""
-
-    async def ask(line: str) -> dict[str, Any]:
-        nonlocal unread
-        await stdin.send_all(line.encode() + b"\n")
-        while b"\n" not in unread:
-            chunk = await stdout.receive_some()
-            assert chunk, f"the crowd has ended: {(folder / 'sybils.log').read_text()[-2000:]}"
-            unread += chunk
-        answer, _, unread = unread.partition(b"\n")
-        report: dict[str, Any] = json.loads(answer)
-        return report
-
-    try:
-        yield ask
-    finally:
-        process.kill()
-        with trio.CancelScope(shield=True):
-            await process.wait()
+        async with open_child(*command, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"}) as child:
+            os.setpriority(os.PRIO_PROCESS, child.pid, 19)  # their own work must not slow the others
+            yield child.ask

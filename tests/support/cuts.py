@@ -35,7 +35,7 @@ class CutLan:
     def launch(self, name: str) -> Launch:
         """Return how to start the process of that name on its host."""
         host = self._hosts[name]
-        return Launch(f"/ip4/{self._lan.ip(host)}/tcp/{PORT}", tuple(self._lan.at_host(host)))
+        return Launch(f"/ip4/{self._lan.ip(host)}/tcp/{PORT}", self._lan.namespace(host))
 
     def cut(self, *cuts: Cut, loss: float = 0.0) -> None:
         """From now on swallow these and no others, and lose a share of all other packets."""

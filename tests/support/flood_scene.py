@@ -14,11 +14,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import psutil
 
+from tests.support.forking.forked import ForkedProcess
 from tests.support.ports import free_port
 from tests.support.protocol_methods import REPOSITORY
 
@@ -107,14 +109,11 @@ class Scene:
 
 
 @contextmanager
-def running(*arguments: str, core: int, log: Path, **options: Any) -> Iterator[subprocess.Popen[str]]:
-    """Run a module in a process on one core until the block ends."""
+def running(start: Callable[..., subprocess.Popen[str]], core: int, log: Path) -> Iterator[subprocess.Popen[str]]:
+    """Run a process on one core until the block ends."""
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", *arguments]
     with log.open("w") as errors:
-        process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stderr=errors, env=environment, text=True, cwd=REPOSITORY, **options
-        )
+        process = start(stdin=subprocess.PIPE, stderr=errors, env=environment, text=True)
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(process.pid, {cores[core % len(cores)]})
     with suppress(PermissionError):  # what else runs on this machine is no part of the flood
@@ -134,19 +133,22 @@ def open_scene(folder: Path) -> Iterator[Scene]:
     """Run the three until the block ends."""
     (folder / "run.toml").write_text(RUN_TOML)
     home, address = folder / "home", f"/ip4/127.0.0.1/tcp/{free_port()}"
-    coordinate = ("cli.main", "coordinate", str(folder / "run.toml"), "--home", str(home), "--listen", address)
+    command = [sys.executable, "-m", "cli.main", "coordinate", str(folder / "run.toml")]
+    command += ["--home", str(home), "--listen", address]
     with ExitStack() as stack:
-        victim = stack.enter_context(running(*coordinate, core=0, log=folder / "log", stdout=subprocess.DEVNULL))
+        # Not forked: its memory is looked at.
+        coordinate = partial(subprocess.Popen, command, stdout=subprocess.DEVNULL)
+        victim = stack.enter_context(running(coordinate, core=0, log=folder / "log"))
         end = time.monotonic() + START_S
         while not (home / "invite").exists():
             assert victim.poll() is None and time.monotonic() < end, (folder / "log").read_text()
             time.sleep(0.05)
         invite = (home / "invite").read_text().strip()
         children = [
-            stack.enter_context(running(module, *more, core=core, log=folder / module, stdout=subprocess.PIPE))
-            for core, (module, *more) in enumerate(
-                (("tests.support.honest_caller", invite), ("tests.support.floods", invite))
+            stack.enter_context(
+                running(partial(ForkedProcess, module, invite, stdout=subprocess.PIPE), core=core, log=folder / module)
             )
+            for core, module in enumerate(("tests.support.honest_caller", "tests.support.floods"))
         ]
         yield Scene(psutil.Process(victim.pid), *map(Child, children))
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
-import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -27,11 +25,12 @@ LEAVE_S: Final = 15.0
 
 @dataclass(frozen=True)
 class Launch:
-    """How a process is started: what its command begins with, the address it listens on, and its program."""
+    """How a process is started: the address it listens on, its network namespace, its program, and variables for it."""
 
     listen: str = "/ip4/127.0.0.1/tcp/0"
-    place: tuple[str, ...] = ()
+    namespace: str = ""
     module: str = "cli.main"
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 class ProcessGroup:
@@ -114,15 +113,9 @@ def spawn(
     arguments: Sequence[str], log: Path, environment: Mapping[str, str], launch: Launch = Launch()
 ) -> subprocess.Popen[bytes]:
     """Start `peer ARGUMENTS --tied`, whose output is added to `log`. It ends with this process."""
-    own = {**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1", **environment}
+    own = {**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1", **launch.environment, **environment}
     with log.open("ab") as file:
-        if not launch.place:
-            return ForkedProcess(
-                launch.module, *arguments, "--tied", stdin=subprocess.PIPE, stdout=file, stderr=file, env=own
-            )
-        command = [*launch.place, sys.executable, "-m", launch.module, *arguments, "--tied"]
-        if setpriv := shutil.which("setpriv"):  # a frozen child would not notice that we are gone
-            command = [setpriv, "--pdeathsig", "KILL", *command]
-        return subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=file, stderr=file, env=own, start_new_session=True
+        command = (launch.module, *arguments, "--tied")
+        return ForkedProcess(
+            *command, stdin=subprocess.PIPE, stdout=file, stderr=file, env=own, namespace=launch.namespace
         )

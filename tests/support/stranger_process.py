@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
-import trio
-
-from tests.support.protocol_methods import REPOSITORY, all_methods
+from tests.support.forking.children import Child, open_child
+from tests.support.protocol_methods import all_methods
 
 MODES: Final = ("garbage", "zero", "plausible", "refusing")
 REFUSALS: Final = {"NotAdmitted", "UnknownMethod", "Busy", "DialError", "ConnectionLost", "DeadlineExceeded", "TooMany"}
@@ -24,31 +21,16 @@ CALLS_BYTES_MAX: Final = 4000  # a call of an open method: names, nonces, a cred
 class StrangerProcess:
     """The strangers of one process. `addresses`: by mode."""
 
-    def __init__(self, process: trio.Process, folder: Path, addresses: dict[str, str]) -> None:
-        self._process, self.folder, self.addresses = process, folder, addresses
-        self._unread = b""
+    def __init__(self, child: Child, folder: Path, addresses: dict[str, str]) -> None:
+        self._child, self.folder, self.addresses = child, folder, addresses
 
     async def meet(self, address: str) -> None:
         """Let them dial the member there and begin to call."""
-        await self._ask(address)
+        await self._child.ask(address)
 
     async def reports(self) -> list[dict[str, Any]]:
-        answer: list[dict[str, Any]] = await self._ask("report")
+        answer: list[dict[str, Any]] = await self._child.ask("report")
         return answer
-
-    async def _ask(self, line: str) -> Any:
-        assert self._process.stdin is not None
-        await self._process.stdin.send_all(line.encode() + b"\n")
-        return await self.answer()
-
-    async def answer(self) -> Any:
-        assert self._process.stdout is not None
-        while b"\n" not in self._unread:
-            chunk = await self._process.stdout.receive_some()
-            assert chunk, f"the strangers have ended with {self._process.poll()}"
-            self._unread += chunk
-        line, _, self._unread = self._unread.partition(b"\n")
-        return json.loads(line)
 
     async def check(self, secrets: Iterable[bytes], texts: Iterable[bytes]) -> None:
         """Assert that no gated call, payload, secret or text has reached them, and that members refused theirs."""
@@ -81,17 +63,10 @@ class StrangerProcess:
 async def open_strangers(folder: Path, run_id: str, modes: Iterable[str] = MODES) -> AsyncIterator[StrangerProcess]:
     """Run strangers until the block ends."""
     folder.mkdir()
-    command = [sys.executable, "-m", "tests.support.stranger", str(folder), run_id, *modes]
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    command, environment = (
+        ("tests.support.stranger", str(folder), run_id, *modes),
+        {**os.environ, "OMP_NUM_THREADS": "1"},
+    )
     with (folder / "log").open("wb") as log:
-        process = await trio.lowlevel.open_process(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=environment, cwd=REPOSITORY
-        )
-    try:
-        strangers = StrangerProcess(process, folder, {})
-        strangers.addresses = await strangers.answer()
-        yield strangers
-    finally:
-        process.kill()
-        with trio.CancelScope(shield=True):
-            await process.wait()
+        async with open_child(*command, stderr=log, env=environment) as child:
+            yield StrangerProcess(child, folder, json.loads(await child.line()))

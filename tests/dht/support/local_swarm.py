@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -21,9 +19,9 @@ from dht.node import DhtConfig, Node, NodeConfig, Schema, StorageLimits, open_no
 from peer.events import Event, EventLog
 from peer.identity import Identity
 from peer.net.host import Host, HostConfig, open_host
+from tests.support.forking.children import open_child
 
 RUN = "run-under-test"
-REPOSITORY = Path(__file__).parents[3]
 
 # Background work runs several times a second instead of every half minute, and timeouts are long: all nodes live in one
 # process, which stands still for seconds on a busy machine. No peer is probed for so short a silence, because a peer
@@ -177,7 +175,7 @@ async def local_swarm() -> AsyncIterator[LocalSwarm]:
 class Child:
     """A node in a child process, which refreshes a record under `key`."""
 
-    process: trio.Process
+    process: subprocess.Popen[bytes]
     peer: str
     address: str
 
@@ -193,29 +191,12 @@ class Child:
 
 async def start_child(nursery: trio.Nursery, bootstrap: Sequence[str], key: str, number: int, ttl_s: float) -> Child:
     """Run tests/dht/support/node_child.py until the nursery is cancelled."""
-    script = Path(__file__).with_name("node_child.py")
-    command = [sys.executable, str(script), key, str(number), str(ttl_s), *bootstrap]
-    process: trio.Process = await nursery.start(
-        lambda task_status: trio.run_process(
-            command,
-            stdout=subprocess.PIPE,
-            capture_stdout=False,
-            check=False,
-            deliver_cancel=_kill,
-            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-            task_status=task_status,
-        )
-    )
-    assert process.stdout is not None
-    line = b""
-    with trio.fail_after(300):  # several start at once, and each imports libp2p
-        while not line.endswith(b"\n"):
-            chunk = await process.stdout.receive_some(4096)
-            assert chunk, "the child ended before it was ready"
-            line += chunk
-    hello = json.loads(line)
-    return Child(process, hello["peer"], hello["address"])
 
+    async def live(task_status: Any) -> None:
+        async with open_child("tests.dht.support.node_child", key, str(number), str(ttl_s), *bootstrap) as child:
+            task_status.started(child)
+            await trio.sleep_forever()
 
-async def _kill(process: trio.Process) -> None:
-    process.kill()  # also ends a frozen one
+    child = await nursery.start(live)
+    hello = json.loads(await child.line())
+    return Child(child.process, hello["peer"], hello["address"])

@@ -24,4 +24,5 @@ async def main(key: str, number: int, ttl_s: float, bootstrap: list[str]) -> Non
             await node.put(CARDS, key, Card(number), ttl_s)
 
 
-trio.run(main, sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), sys.argv[4:])
+if __name__ == "__main__":
+    trio.run(main, sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), sys.argv[4:])

@@ -3,10 +3,8 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
 import trio
@@ -21,47 +19,29 @@ from peer.net.limits import NetLimits
 from peer.net.method import Call
 from tests.peer.net.test_rpc import Facts
 from tests.peer.support.host_child import ECHO, STALL, Number
+from tests.support.forking.children import open_child
 from tests.support.ports import free_port
 
 pytestmark = pytest.mark.process
-ROOT = Path(__file__).parents[3]
 QUICK = NetLimits(ping_interval_s=0.5, suspect_after_s=2.0)
 
 
 class Child:
     """A host in a process of its own."""
 
-    def __init__(self, process: trio.Process, address: str) -> None:
-        self.process = process
+    def __init__(self, pid: int, address: str) -> None:
+        self._pid = pid
         self.address = address
         self.peer_id = address.rpartition("/")[2]
 
     def signal(self, number: signal.Signals) -> None:
-        os.kill(self.process.pid, number)
+        os.kill(self._pid, number)
 
 
 @asynccontextmanager
 async def child(listen: str = "/ip4/127.0.0.1/tcp/0", seed: str = "") -> AsyncIterator[Child]:
-    command = [sys.executable, "-m", "tests.peer.support.host_child", listen, *([seed] if seed else [])]
-    process = await trio.lowlevel.open_process(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}
-    )
-    assert process.stdout is not None
-    try:
-        with trio.fail_after(60):
-            line = b""
-            while not line.endswith(b"\n"):
-                data = await process.stdout.receive_some()
-                assert data, "the child died at once"
-                line += data
-        yield Child(process, line.decode().strip())
-    finally:
-        with trio.CancelScope(shield=True):
-            process.kill()
-            await process.wait()
-            await process.stdout.aclose()
-            if process.stdin is not None:
-                await process.stdin.aclose()
+    async with open_child("tests.peer.support.host_child", listen, *([seed] if seed else [])) as process:
+        yield Child(process.pid, await process.line())
 
 
 @asynccontextmanager

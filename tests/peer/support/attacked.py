@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
 from typing import Any
 
-import trio
 from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
@@ -18,8 +14,7 @@ from peer.identity import Identity
 from peer.net.host import Host, HostConfig, open_host
 from tests.peer.support.honest import HonestCaller, honest_caller
 from tests.peer.support.host_child import COST, ECHO, Cost, Number
-
-_ROOT = Path(__file__).parents[3]
+from tests.support.forking.children import executed, open_child
 
 
 @asynccontextmanager
@@ -68,14 +63,9 @@ class Attacked:
 @asynccontextmanager
 async def attacked_host() -> AsyncIterator[Attacked]:
     """Run a host in a child process, and an honest peer of it here."""
-    command = [sys.executable, "-m", "tests.peer.support.host_child"]
     async with AsyncExitStack() as stack:
-        child = stack.enter_context(
-            subprocess.Popen(command, cwd=_ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        )
-        stack.callback(child.kill)
-        assert child.stdout is not None
-        address = (await trio.to_thread.run_sync(child.stdout.readline)).strip()
+        child = await stack.enter_async_context(open_child("tests.peer.support.host_child", start=executed))
+        address = await child.line()
         honest = await stack.enter_async_context(a_host())
         await honest.connect_address(address, timeout_s=60)
         caller = await stack.enter_async_context(honest_caller(address))

@@ -9,8 +9,9 @@ import trio
 
 from peer.events import EventLog
 from peer.net.host import Host, HostConfig, open_host
-from tests.peer.support.honest import HonestCaller, Latency, honest_caller, running
+from tests.peer.support.honest import HonestCaller, Latency, honest_caller
 from tests.peer.support.victim_child import FIGURES, HONEST, SLICE, TAKE, Figures, Text
+from tests.support.forking.children import executed, open_child
 
 
 class Scene:
@@ -35,19 +36,19 @@ class Scene:
 
     @asynccontextmanager
     async def under(
-        self, kind: str, peers: int, calls: int, module: str = "peer.support.attack_child"
+        self, kind: str, peers: int, calls: int, module: str = "tests.peer.support.attack_child"
     ) -> AsyncIterator[Latency]:
         """Yield once the attackers hold all they can, with the latency of honest calls while they took it."""
         arguments = (self.address, kind, str(peers), str(calls))
-        async with running(module, *arguments) as attackers:
+        async with open_child(module, *arguments) as attackers:
             yield await self.caller.latency(attackers.line)
 
 
 @asynccontextmanager
-async def scene(*arguments: str, module: str = "peer.support.victim_child") -> AsyncIterator[Scene]:
+async def scene(*arguments: str, module: str = "tests.peer.support.victim_child") -> AsyncIterator[Scene]:
     """Run a victim, and connect honest callers to it."""
     async with (
-        running(module, *arguments) as victim,
+        open_child(module, *arguments, start=executed) as victim,
         open_host(HostConfig(identity=HONEST, events=EventLog())) as host,
     ):
         address = await victim.line()

@@ -27,7 +27,7 @@ _PR_SET_CHILD_SUBREAPER: Final = 36
 
 
 class ForkedProcess(subprocess.Popen[Any]):
-    """`Popen(["python", "-m", module, *arguments], ...)`, forked instead."""
+    """`Popen(["python", "-m", module, *arguments], ...)`, forked instead. `namespace`: see `Start`."""
 
     def __init__(
         self,
@@ -40,12 +40,14 @@ class ForkedProcess(subprocess.Popen[Any]):
         pass_fds: tuple[int, ...] = (),
         text: bool = False,
         cwd: str | os.PathLike[str] | None = None,
+        namespace: str = "",
     ) -> None:
         self.args = [sys.executable, "-m", module, *arguments]
         self.stdin, self.stdout, self.stderr = None, None, None
         self.returncode = None
         self._waitpid_lock = threading.Lock()
         self._input, self._communication_started = None, False
+        self.text_mode, self._sigint_wait_secs = text, 0.25
         with ExitStack() as theirs:
             files = [self._theirs(n, file, theirs, text) for n, file in enumerate((stdin, stdout, stderr))]
             if stderr == subprocess.STDOUT:
@@ -57,8 +59,11 @@ class ForkedProcess(subprocess.Popen[Any]):
                 str(cwd or os.getcwd()),
                 os.getpid(),
                 [0, 1, 2, *pass_fds],
+                namespace,
             )
-            self.pid = _server().fork(start, [*files, *pass_fds])
+            with _beginning:
+                server = _server()
+            self.pid = server.fork(start, [*files, *pass_fds])
         self._child_created = True
 
     def _theirs(self, number: int, file: File, theirs: ExitStack, text: bool) -> int:
@@ -86,20 +91,23 @@ class ForkServer:
 
     def __init__(self, sock: socket.socket, pid: int) -> None:
         self._sock, self.pid = sock, pid
+        self._lock = threading.Lock()
 
     def fork(self, start: Start, files: list[int]) -> int:
         """Start a process; return its id."""
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))]
         # The server forks twice, and the process that was between ends: its child goes to us. No other orphan shall.
-        LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
-        try:
-            self._sock.sendmsg([json.dumps(vars(start)).encode()], rights)
-            return int(self._sock.recv(64))
-        finally:
-            LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 0)
+        with self._lock:
+            LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+            try:
+                self._sock.sendmsg([json.dumps(vars(start)).encode()], rights)
+                return int(self._sock.recv(64))
+            finally:
+                LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 0)
 
 
 _servers: Final[dict[int, ForkServer]] = {}
+_beginning: Final = threading.Lock()
 
 
 def _server() -> ForkServer:
@@ -157,3 +165,5 @@ def forking(module: str) -> Iterator[None]:
 
 forked_workers: Final = partial(forking, "peer.worker.process")
 """Let the compute workers of this process be forked."""
+forked_children: Final = partial(forking, "cli.demo.child_processes")
+"""Let the peers that a command starts, a quickstart or one with `--model`, be forked."""

@@ -3,7 +3,7 @@ the processor time of the tests with processes.
 
 What is forked is a process like any other: a child of the one that asked, with the arguments, environment, files,
 session and signals that it would have. What `exec` alone gives, a command line and an environment in /proc, it lacks.
-The tests of the commands' and the workers' own start, and of the quickstart, start programs as users do.
+The tests of the commands' and the workers' own start, and of a quickstart's end, start programs as users do.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ _PRELOADED: Final = (
     "cli.commands.join",
     "cli.main",
     "cli.commands.serve",
+    "cli.demo.child_processes",
     "peer.worker.block_worker",
     "peer.worker.main",
     "peer.worker.stage_worker",
@@ -42,13 +43,17 @@ _PRELOADED: Final = (
     "swarm.training.peer",
 )
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
+_CLONE_NEWNET: Final = 0x40000000
 _REQUEST_MAX: Final = 1 << 18
 _FILES_MAX: Final = 64
 
 
 @dataclass(frozen=True)
 class Start:
-    """A process to start: `python -m MODULE ARGUMENTS`. The files that are sent beside it become `targets`."""
+    """A process to start: `python -m MODULE ARGUMENTS`. The files that are sent beside it become `targets`.
+
+    `namespace`: of the network, by the name that `ip netns` gave it; "" for that of the server.
+    """
 
     module: str
     arguments: list[str]
@@ -56,6 +61,7 @@ class Start:
     folder: str
     parent: int
     targets: list[int]
+    namespace: str = ""
 
 
 def serve(sock: socket.socket) -> None:
@@ -82,10 +88,10 @@ def _run(module: str) -> None:
     if module == WORKER:
         sys.modules[module].main()
         return
-    from tests.support.forking.forked import forked_workers, serve_own_forks
+    from tests.support.forking.forked import forked_children, forked_workers, serve_own_forks
 
     serve_own_forks()
-    with forked_workers():
+    with forked_workers(), forked_children():
         if module in sys.modules:
             sys.modules[module].main()
         else:
@@ -116,6 +122,8 @@ def _next_job(sock: socket.socket) -> tuple[Start, list[int]] | None:
 
 def _become(start: Start, files: list[int]) -> None:
     """Turn this process, just forked, into what was asked for."""
+    if start.namespace:
+        _enter_network(start.namespace)  # first: a thread or a socket would stay where it was made
     while os.getppid() != start.parent:  # the kernel gives it its parent while the server goes on
         time.sleep(0.001)
     os.setsid()
@@ -134,6 +142,12 @@ def _become(start: Start, files: list[int]) -> None:
     sys.argv = [start.module, *start.arguments]
     _read_environment_again()
     gc.enable()
+
+
+def _enter_network(namespace: str) -> None:
+    with open(f"/run/netns/{namespace}") as network:
+        if LIBC.setns(network.fileno(), _CLONE_NEWNET):
+            raise OSError(f"cannot enter the network namespace {namespace}")
 
 
 def _read_environment_again() -> None:

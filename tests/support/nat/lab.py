@@ -31,9 +31,9 @@ class Lab:
     def __init__(self) -> None:
         self._names: list[str] = []
 
-    def command(self, place: str, *command: str) -> list[str]:
-        """`command`, to be run at `place`."""
-        return ["ip", "netns", "exec", self._name(place), *command]
+    def namespace(self, place: str) -> str:
+        """Its name, as `ip netns` has it."""
+        return f"{_PREFIX}{os.getpid()}-{place}"
 
     def build(self, random_ports: bool) -> None:
         self._add("public")
@@ -73,21 +73,18 @@ class Lab:
 
     def _join(self, place: str, device: str, ip: str, other: str, other_device: str) -> None:
         """A cable from `device` at `place`, which gets `ip`, to `other_device` at `other`."""
-        peer = f"peer name {other_device} netns {self._name(other)}"
+        peer = f"peer name {other_device} netns {self.namespace(other)}"
         self._run(place, f"ip link add {device} type veth {peer}")
         self._run(place, f"ip address add {ip}/24 dev {device}")
         self._run(place, f"ip link set {device} up")
 
     def _add(self, place: str) -> None:
-        self._names.append(self._name(place))
-        _call(["ip", "netns", "add", self._name(place)])
+        self._names.append(self.namespace(place))
+        _call(["ip", "netns", "add", self.namespace(place)])
         self._run(place, "ip link set lo up")
 
     def _run(self, place: str, command: str) -> None:
-        _call(self.command(place, *command.split()))
-
-    def _name(self, place: str) -> str:
-        return f"{_PREFIX}{os.getpid()}-{place}"
+        _call(["ip", "netns", "exec", self.namespace(place), *command.split()])
 
 
 @contextmanager

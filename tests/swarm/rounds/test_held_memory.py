@@ -13,8 +13,9 @@ import pytest
 import trio
 
 from tests.dht.support.open_run import guard
-from tests.peer.support.honest import TIMED, running
+from tests.peer.support.honest import TIMED
 from tests.peer.support.victim_child import ATTACKERS, attacker
+from tests.support.forking.children import open_child
 from tests.swarm.rounds.test_driver import deltas
 from tests.swarm.support.driven_group import DrivenReplica, GroupSetting, open_driven_group
 
@@ -63,7 +64,7 @@ async def test_rounds_go_on_while_identities_hold_all_they_can(tmp_path: Path, t
             async with AsyncExitStack() as stack:
                 for replica in replicas:
                     arguments = (replica.host.addresses[0], "slices", "4", "60")
-                    child = await stack.enter_async_context(running("support.holding_child", *arguments))
+                    child = await stack.enter_async_context(open_child("tests.support.holding_child", *arguments))
                     await child.line()
                 beside = await round_s(replicas[0])
             tried.append((quiet, beside))

@@ -7,9 +7,8 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 import pytest
@@ -21,12 +20,11 @@ from peer.net.rpc import Call, Reply
 from swarm.state.messages import AskChunk, AskResult, ResultPart
 from swarm.state.snapshots import SnapshotStore
 from swarm.state.upload_limits import SnapshotLimits
+from tests.support.forking.children import open_child
 from tests.swarm.support.donor_child import seeded_state
 from tests.swarm.support.state_donors import (
-    CHILD,
     METHODS,
     NUMEL,
-    REPO,
     SEED,
     SLOW,
     STATE,
@@ -153,7 +151,7 @@ def test_results_are_kept_up_to_a_share_of_the_state() -> None:
 
 @dataclass(frozen=True)
 class ChildDonor:
-    process: trio.Process
+    process: subprocess.Popen[bytes]
     peer: str
     addresses: tuple[str, ...]
 
@@ -167,28 +165,15 @@ class ChildDonor:
 @asynccontextmanager
 async def child_donors(*faults: str) -> AsyncIterator[list[ChildDonor]]:
     """One donor process for each of `faults` (a BARNRAISE_FAULT, or "")."""
-    command = [sys.executable, str(CHILD), str(NUMEL), str(SEED)]
-    processes = [
-        await trio.lowlevel.open_process(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": str(REPO), "BARNRAISE_FAULT": fault},
-        )
-        for fault in faults
-    ]
-    try:
+    async with AsyncExitStack() as stack:
         ready = []
-        for process in processes:
-            assert process.stdout is not None
-            hello = json.loads(await process.stdout.receive_some(1 << 16))
-            ready.append(ChildDonor(process, hello["peer"], tuple(hello["addresses"])))
+        for fault in faults:
+            command = ("tests.swarm.support.donor_child", str(NUMEL), str(SEED))
+            opened = open_child(*command, env={**os.environ, "BARNRAISE_FAULT": fault})
+            child = await stack.enter_async_context(opened)
+            hello = json.loads(await child.line())
+            ready.append(ChildDonor(child.process, hello["peer"], tuple(hello["addresses"])))
         yield ready
-    finally:
-        for process in processes:
-            process.kill()
-            with trio.CancelScope(shield=True):
-                await process.wait()
 
 
 @pytest.mark.process
@@ -212,7 +197,7 @@ async def test_a_donor_that_dies_or_freezes_in_the_middle(
         assert arrived_whole(fetched)
         assert set(fetched.donors) == {good.peer} and joiner.penalized == {liar.peer_id}
         if fault == "kill":
-            assert await bad.process.wait() == -signal.SIGKILL
+            assert bad.process.wait(60) == -signal.SIGKILL
 
 
 @pytest.mark.process

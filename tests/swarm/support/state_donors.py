@@ -29,8 +29,6 @@ SEED = 7
 STATE = seeded_state(NUMEL, SEED)
 TREE = hash_state(STATE)
 METHODS = StateMethods.of(TREE.size_bytes, 1 << 16)
-CHILD = Path(__file__).with_name("donor_child.py")
-REPO = Path(__file__).parents[3]
 """Fast enough for the test, slow enough that something can happen on the way: 2 MB/s each."""
 SLOW = SnapshotLimits(rate=2e6, wait_max_s=60.0)
 

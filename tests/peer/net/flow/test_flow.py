@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 import trio
@@ -24,8 +21,8 @@ from peer.net.flow.flow import UNSENT_MAX, Flow
 from peer.net.host import Host, HostConfig, open_host
 from tests.peer.net.test_rpc import Facts
 from tests.peer.support.flow_talk import PAYLOAD_MAX, Block, Note, Talk
+from tests.support.forking.children import open_child
 
-ROOT = Path(__file__).parents[4]
 WAYS = pytest.mark.parametrize("way", ["tls", "stream"])
 
 
@@ -174,33 +171,17 @@ async def test_beats_measure_the_round_trip_only_while_someone_holds_the_flow() 
 
 
 @asynccontextmanager
-async def child() -> AsyncIterator[tuple[trio.Process, str]]:
-    """A host that answers, in a process of its own, and its address."""
-    process = await trio.lowlevel.open_process(
-        [sys.executable, "-m", "tests.peer.support.flow_talk"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    assert process.stdout is not None
-    try:
-        with trio.fail_after(60):
-            line = b""
-            while not line.endswith(b"\n"):
-                line += await process.stdout.receive_some()
-        yield process, line.decode().strip()
-    finally:
-        process.kill()
-        with trio.CancelScope(shield=True):
-            await process.wait()
+async def child() -> AsyncIterator[tuple[int, str]]:
+    """A host that answers, in a process of its own: its id, and its address."""
+    async with open_child("tests.peer.support.flow_talk") as process:
+        yield process.pid, await process.line()
 
 
 @pytest.mark.process
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 async def test_a_peer_that_is_killed_or_frozen_ends_the_flow(how: signal.Signals) -> None:
     async with (
-        child() as (process, address),
+        child() as (pid, address),
         open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as host,
     ):
         mine = Talk()
@@ -214,7 +195,7 @@ async def test_a_peer_that_is_killed_or_frozen_ends_the_flow(how: signal.Signals
                 while not flow.rtt_s:  # a beat was answered
                     await trio.sleep(0.01)
             assert flow.is_open and mine.got == [(Note(1), b"hello")]
-            os.kill(process.pid, how)
+            os.kill(pid, how)
             with trio.fail_after(60):
                 await flow.ended.wait()
         assert mine.ended
@@ -224,7 +205,7 @@ async def test_a_peer_that_is_killed_or_frozen_ends_the_flow(how: signal.Signals
 async def test_a_peer_that_is_slow_keeps_its_flow() -> None:
     """It stands still for less time than a flow waits, again and again."""
     async with (
-        child() as (process, address),
+        child() as (pid, address),
         open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as host,
     ):
         mine = Talk()
@@ -232,9 +213,9 @@ async def test_a_peer_that_is_slow_keeps_its_flow() -> None:
         flow = await host.flows.open(await host.connect_address(address, timeout_s=60))
         with flow.hold():
             for number in range(5):
-                os.kill(process.pid, signal.SIGSTOP)
+                os.kill(pid, signal.SIGSTOP)
                 await trio.sleep(0.2)
-                os.kill(process.pid, signal.SIGCONT)
+                os.kill(pid, signal.SIGCONT)
                 flow.send(Note(number))
                 await mine.until(number + 1)
         assert flow.is_open

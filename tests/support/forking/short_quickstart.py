@@ -1,0 +1,16 @@
+"""`peer` whose quickstart has half of its inner steps: all else is as a user has it, who trains for longer (`make soak`
+does)."""
+
+from __future__ import annotations
+
+from unittest.mock import patch
+
+from cli.main import main
+from cli.templates import template
+
+if __name__ == "__main__":
+    whole = template()
+    shorter = whole.replace("\nsteps = 100 ", "\nsteps = 50 ", 1)
+    assert shorter != whole
+    with patch("cli.commands.quickstart.template", lambda: shorter):
+        main()
