@@ -66,6 +66,8 @@ class CutModel:
             self.loss.load_state_dict(state, assign=True)
         gradients = self.pieces.layout.views(gradient)
         for name, parameter in self._decoder.canonical_parameters():
+            assert isinstance(parameter, DTensor)
+            assert parameter.to_local().untyped_storage().data_ptr() == weights.untyped_storage().data_ptr(), name
             parameter.grad = _like(parameter, gradients[name][: len(pieces[name].rows)])  # FSDP and autograd add to it
 
     def _shard(self, ranks: Ranks, bf16: bool) -> None:

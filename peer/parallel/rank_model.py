@@ -6,7 +6,7 @@ Shapes: B sequences, T tokens, n values that this rank holds, P parameters of th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ class RankModel:
         self.pieces: LocalPieces
         self._bf16 = bf16
         self._loss: SummedLoss
-        self._context: Callable[[], AbstractContextManager[None]] = nullcontext
+        self._context: Callable[[], AbstractContextManager[None]] = nullcontext  # of a forward and its backward
         if ranks.layout.parts == 1:
             self.pieces = LocalPieces.of(FlatLayout.of(config), {}, ranks.layout, ranks.rank)
             self.weights, self.gradient = self._vectors()
@@ -53,32 +53,46 @@ class RankModel:
         """Write the pieces that this rank owns to the flat vector (P,). All ranks together write all of it."""
         self.pieces.write(self.weights, flat)
 
-    def backward(self, tokens: Tensor) -> tuple[float, float]:
+    def backward(self, tokens: Tensor, rows_at_once: int | None = None) -> tuple[float, float]:
         """Return the mean loss in nats a token of tokens (B, T+1), the same at all ranks, and the norm of its gradient,
-        whose pieces are left in `gradient`. All ranks must call it with the same tokens."""
+        whose pieces are left in `gradient`. A rank has at most `rows_at_once` sequences on its device at a time. All
+        ranks must call it with the same arguments."""
         self.gradient.zero_()
-        with self._computing():
-            part = self._part(tokens)
-            part.backward()
+        loss = 0.0
+        for rows, weight in self._passes(tokens, rows_at_once):
+            with self._context():
+                part = self._summed(rows) * weight
+                part.backward()
+            loss += float(part.detach())
         self.ranks.sum_over_replicas(self.gradient)
-        loss, square = self.ranks.sum((float(part.detach()) / self.ranks.layout.tensor, self._square_of_gradient()))
+        loss, square = self.ranks.sum((loss / self.ranks.layout.tensor, self._square_of_gradient()))
         return loss, square**0.5
 
     @torch.no_grad()
-    def loss(self, tokens: Tensor) -> float:
-        """Return the mean loss in nats a token of tokens (B, T+1). All ranks must call it with the same tokens."""
-        with self._computing():
-            part = float(self._part(tokens))
-        return self.ranks.sum((part / self.ranks.layout.tensor,))[0]
+    def loss(self, tokens: Tensor, rows_at_once: int | None = None) -> float:
+        """Return the mean loss in nats a token of tokens (B, T+1). All ranks must call it with the same arguments."""
+        loss = 0.0
+        for rows, weight in self._passes(tokens, rows_at_once):
+            with self._context():
+                loss += float(self._summed(rows)) * weight
+        return self.ranks.sum((loss / self.ranks.layout.tensor,))[0]
 
-    def _part(self, tokens: Tensor) -> Tensor:
-        """Return what the rows of this rank, every `batches`-th one, add to the mean loss of all."""
-        mine = tokens[self.ranks.batch_rank :: self.ranks.layout.batches]
-        share = 1 / (tokens.shape[0] * (tokens.shape[1] - 1))
-        if not len(mine):  # the collectives of a forward and a backward wait for this rank, too
-            mine, share = tokens[:1], 0.0
-        summed: Tensor = self._loss(mine)
-        return summed * share
+    def _passes(self, tokens: Tensor, rows_at_once: int | None) -> Iterator[tuple[Tensor, float]]:
+        """Yield the rows of this rank, every `batches`-th one, and the weight of their summed loss in the mean loss of
+        all. Each rank makes equally many passes, as each is a collective: one without rows makes its own for nothing.
+        """
+        batches = self.ranks.layout.batches
+        mine = tokens[self.ranks.batch_rank :: batches]
+        most = -(-len(tokens) // batches)
+        weight = 1 / (tokens.shape[0] * (tokens.shape[1] - 1))
+        for first in range(0, most, rows_at_once or most):
+            rows = mine[first : first + (rows_at_once or most)]
+            yield (rows, weight) if len(rows) else (tokens[:1], 0.0)
+
+    def _summed(self, rows: Tensor) -> Tensor:
+        with torch.autocast(self.ranks.device.type, dtype=torch.bfloat16, enabled=self._bf16):
+            summed: Tensor = self._loss(rows)
+            return summed
 
     def _square_of_gradient(self) -> float:
         """Return this rank's share of the squared norm, in which each element counts once. NaN and Inf stay such."""
@@ -93,8 +107,3 @@ class RankModel:
     def _vectors(self) -> tuple[Tensor, Tensor]:
         weights = torch.zeros(self.pieces.layout.numel, device=self.ranks.device)
         return weights, torch.zeros_like(weights)
-
-    @contextmanager
-    def _computing(self) -> Iterator[None]:
-        with self._context(), torch.autocast(self.ranks.device.type, dtype=torch.bfloat16, enabled=self._bf16):
-            yield

@@ -13,7 +13,6 @@ from typing import Final
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import FileStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from peer.footprint.layout import Layout
@@ -69,10 +68,11 @@ def open_ranks(layout: Layout, rank: int, device: torch.device, store: Path) -> 
         torch.cuda.set_device(device)
     dist.init_process_group(
         "nccl" if on_gpu else "gloo",
-        store=FileStore(str(store), layout.size),
+        store=dist.FileStore(str(store), layout.size),  # type: ignore[attr-defined]  # in its documentation
         rank=rank,
         world_size=layout.size,
         timeout=_TIMEOUT,
+        device_id=device if on_gpu else None,
     )
     try:
         shape = (layout.replicate, layout.shard, layout.tensor)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from peer.compute.inner_optimizer import AdamW
 from peer.footprint.optimizer_state import saved_bytes
 from peer.model.decoder import Decoder, FlatLayout, init_flat, next_token_loss
-from tests.peer.support.layout_ranks import CASES, LAYOUTS, MODELS, RATE, SPEC, STEPS, batch
+from tests.peer.support.layout_ranks import CASES, LAYOUTS, MODELS, NARROW, RATE, SPEC, STEPS, batch
 
 torch.set_num_threads(1)  # on tensors this small a second thread only waits for the first
 pytestmark = pytest.mark.process
@@ -111,3 +111,21 @@ def test_the_ranks_compute_what_one_device_does(
 def test_a_state_is_of_no_layout(case: tuple[str, str, Found], start: Found) -> None:
     _, name, found = case
     assert torch.equal(found["state"], start[f"{name}.state"])
+
+
+@pytest.mark.parametrize(("layout", "most"), [("fsdp", 0.1), ("fsdp-tp", 2.0)])
+def test_bf16_is_rounded_as_on_one_device(layout: str, most: float, folder: Path, start: Found) -> None:
+    """FSDP casts a block before it gathers it, and adds its gradients in fp32. TP adds two products in the place of
+    one, with a rounding of its own."""
+    found = load_file(folder / f"{layout}-{NARROW}.safetensors")["bf16"]
+    flat = start[f"{NARROW}.weights"]
+    exact, rounded = (torch.zeros_like(flat) for _ in range(2))
+    for gradient in (exact, rounded):
+        model = Decoder(MODELS[NARROW], flat)
+        model.bind_gradients(gradient)
+        with torch.autocast("cpu", torch.bfloat16, enabled=gradient is rounded):
+            loss = next_token_loss(model(batch(0)[:, :-1]), batch(0))
+        loss.backward()
+    error = (rounded - exact).norm()
+    assert 0.3 * error < (found - exact).norm() < 2 * error
+    assert (found - rounded).norm() < most * error

@@ -52,6 +52,8 @@ CASES: Final = [
 ]
 FIRST: Final = {"fsdp": 2}
 """The first of the processes that make up a group, where it is not 0: two pairs are at work at one time."""
+NARROW: Final = "llama"
+"""The model that is tried in bf16, too."""
 SPEC: Final = InnerSpec("adamw", lr=1e-2, decay="matrices")
 STEPS: Final = 2
 RATE: Final = 0.1
@@ -93,7 +95,7 @@ def train(ranks: Ranks, name: str, folder: Path, start: dict[str, torch.Tensor])
     figures = []
     for step in range(STEPS):
         validation = model.loss(batch(step))
-        figures.append((*model.backward(batch(step)), validation))
+        figures.append((*model.backward(batch(step), rows_at_once=2), validation))
         model.weights.sub_(model.gradient, alpha=RATE)
     stepped = export("stepped")
     kept = model.weights.clone()
@@ -112,6 +114,13 @@ def train(ranks: Ranks, name: str, folder: Path, start: dict[str, torch.Tensor])
     optimizer.optimizer.step(model.weights, model.gradient)
     export("adam")
     found["figures"] = torch.tensor(figures, dtype=torch.float64)
+
+    if name == NARROW and ranks.layout.shard > 1:  # which casts in its own way
+        narrow = RankModel(config, ranks, bf16=True)
+        narrow.import_from(flat)
+        narrow.backward(batch(0))
+        model.weights.copy_(narrow.gradient)
+        export("bf16")
     return found
 
 
