@@ -30,8 +30,8 @@ _TIED: Final = ModelConfig(
 )
 _UNTIED: Final = replace(_TIED, tie_embeddings=False)
 MODELS: Final = {
-    # 15, 17 and 13 rows to cut in two
-    "llama": replace(_UNTIED, hidden_size=15, head_dim=4, vocab_size=34, intermediate_size=26),
+    # 5, 17 and 13 rows to cut in two; of 5 cut in four, the last rank has none
+    "llama": replace(_UNTIED, hidden_size=5, head_dim=4, vocab_size=34, intermediate_size=26),
     "qwen2": replace(_UNTIED, attention_bias=True),
     "qwen3": replace(_TIED, qk_norm=True, head_dim=6),
     "shared": replace(_TIED, shared_blocks=2),
@@ -41,12 +41,14 @@ LAYOUTS: Final = {
     "fsdp": Layout(shard=2),
     "tp": Layout(tensor=2),
     "fsdp-tp": Layout(shard=2, tensor=2),
+    "fsdp-of-four": Layout(shard=4),
     "ddp-fsdp": Layout(shard=2, replicate=2),
     "ddp-tp": Layout(tensor=2, replicate=2),
 }
 CASES: Final = [
     *((kind, name) for kind in ("ddp", "fsdp", "tp") for name in ("llama", "qwen2", "qwen3")),
     *(("fsdp-tp", name) for name in MODELS),
+    ("fsdp-of-four", "llama"),
     ("ddp-fsdp", "qwen3"),
     ("ddp-tp", "qwen2"),
 ]
