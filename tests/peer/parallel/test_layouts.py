@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from peer.compute.inner_optimizer import AdamW
 from peer.footprint.optimizer_state import saved_bytes
 from peer.model.decoder import Decoder, FlatLayout, init_flat, next_token_loss
-from tests.peer.support.layout_ranks import CASES, LAYOUTS, MODELS, NARROW, RATE, SPEC, STEPS, batch
+from tests.peer.parallel.layout_ranks import CASES, LAYOUTS, MODELS, NARROW, RATE, SPEC, STEPS, batch
 
 torch.set_num_threads(1)  # on tensors this small a second thread only waits for the first
 pytestmark = pytest.mark.process
@@ -46,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, start: Found) -> Path:
     folder = tmp_path_factory.mktemp("ranks")
     save_file(start, folder / "start.safetensors")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "tests.peer.support.layout_ranks", str(folder)]
+    command = [sys.executable, "-m", "tests.peer.parallel.layout_ranks", str(folder)]
     ended = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stderr
     return folder
