@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Final, Literal
 
 from peer.config import InnerConfig, ModelConfig
+from peer.footprint.layout import Layout
 from peer.footprint.parameters import Shape, parameter_count, parameter_shapes
 
 FLOAT_BYTES: Final = 4
@@ -47,19 +48,6 @@ class ExchangeSize:
         if not self.is_common:
             return self.up + self.result
         return (self.up + self.result) * (self.peers - 1) / self.peers
-
-
-@dataclass(frozen=True)
-class Layout:
-    """How the devices of one peer share a model: `shard` of them hold a part of each parameter (FSDP), each of these
-    parts is cut again in `tensor` (TP)."""
-
-    shard: int = 1
-    tensor: int = 1
-
-    @property
-    def parts(self) -> int:
-        return self.shard * self.tensor
 
 
 @dataclass(frozen=True, kw_only=True)

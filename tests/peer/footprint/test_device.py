@@ -16,9 +16,10 @@ from peer.compute.optimizer import InnerSpec
 from peer.compute.train_loop import InnerTrainer
 from peer.config import InnerConfig, ModelConfig
 from peer.footprint.device import device_items, saved_bytes_a_token
+from peer.footprint.layout import Layout
 from peer.footprint.optimizer_state import saved_bytes, state_bytes
 from peer.footprint.parameters import parameter_count
-from peer.footprint.workload import Layout, Recompute, Workload
+from peer.footprint.workload import Recompute, Workload
 from peer.ipc.span import Span
 from peer.model.decoder import Decoder
 from peer.model.layout import FlatLayout, init_flat

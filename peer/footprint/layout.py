@@ -1,0 +1,86 @@
+"""How the devices of one peer share a model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from peer.config import ModelConfig
+from peer.errors import ConfigError
+
+_FIELDS: Final = {"ddp": "replicate", "fsdp": "shard", "tp": "tensor"}
+_USE: Final = "use auto, ddp, fsdp, tp, or sizes such as fsdp:2,tp:2"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """`replicate` copies of the model (DDP). Within one, `shard` ranks hold a part of each parameter (FSDP), and each
+    of these parts is cut again in `tensor` (TP). Neighbouring ranks are those of one tensor group."""
+
+    shard: int = 1
+    tensor: int = 1
+    replicate: int = 1
+
+    @classmethod
+    def parse(cls, text: str, devices: int, fits: Callable[[Layout], bool]) -> Layout:
+        """Return what `text` asks for: one name for all devices, or `name:size` for each; one size may be left out.
+        "auto" is ddp if a whole model `fits` each device, else fsdp. Raises ConfigError."""
+        if text == "auto":
+            copies = cls(replicate=devices)
+            return copies if fits(copies) else cls(shard=devices)
+        sizes: dict[str, int | None] = {}
+        for part in text.split(","):
+            name, _, size = part.strip().partition(":")
+            if name not in _FIELDS or name in sizes or (":" in part and not (size.isdecimal() and int(size) > 0)):
+                raise ConfigError(f"the layout {text!r} is not understood at {part!r}: {_USE}")
+            sizes[name] = int(size) if size else None
+        given = math.prod(size for size in sizes.values() if size is not None)
+        open_names = [name for name, size in sizes.items() if size is None]
+        if len(open_names) > 1:
+            raise ConfigError(f"the layout {text!r} leaves the sizes of {' and '.join(open_names)} open: give one more")
+        if devices % given or (not open_names and given != devices):
+            raise ConfigError(
+                f"the layout {text!r} is for {given} ranks and there are {devices} devices: make the product of its"
+                " sizes equal to the number of --devices"
+            )
+        return cls(**{_FIELDS[name]: devices // given if size is None else size for name, size in sizes.items()})
+
+    @property
+    def parts(self) -> int:
+        """The ranks of one copy of the model."""
+        return self.shard * self.tensor
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return self.replicate * self.parts
+
+    @property
+    def batches(self) -> int:
+        """The number of ranks that have sequences of their own."""
+        return self.replicate * self.shard
+
+    def check(self, model: ModelConfig, optimizer: str, seq_len: int) -> None:
+        """Raise ConfigError where the model, or its optimizer, cannot be cut like this."""
+        cut = {
+            "model.heads": model.heads,
+            "model.kv_heads": model.kv_heads,
+            "model.intermediate_size": model.intermediate_size,
+            "model.vocab_size": model.vocab_size,
+            "data.seq_len": seq_len,
+        }
+        for name, value in cut.items():
+            if value % self.tensor:
+                raise ConfigError(
+                    f"{name} is {value}, which tp:{self.tensor} does not divide: use fsdp or a smaller tp"
+                )
+        if self.parts > 1 and optimizer in ("lamb", "muon"):
+            raise ConfigError(f"{optimizer} needs whole matrices, and {self} cuts them: use adamw, or the layout ddp")
+        if self.parts > 1 and optimizer == "adamw8bit":
+            raise ConfigError(f"the scales of adamw8bit do not follow the cuts of {self}: use adamw, or the layout ddp")
+
+    def __str__(self) -> str:
+        sizes = [f"{name}:{getattr(self, field)}" for name, field in _FIELDS.items() if getattr(self, field) > 1]
+        return ",".join(sizes) or "one device"

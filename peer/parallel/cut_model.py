@@ -1,0 +1,104 @@
+"""A model of which this rank holds a part: TP, then FSDP2, over storage that is the rank's own flat vectors.
+
+Imported only where weights are cut: torch's part for it takes a second and tens of megabytes.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import loss_parallel
+
+from peer.config import ModelConfig
+from peer.model.decoder import Decoder, rotary_frequencies
+from peer.model.layout import FlatLayout
+from peer.parallel.loss import SummedLoss
+from peer.parallel.pieces import LocalPieces
+from peer.parallel.ranks import Ranks
+from peer.parallel.tensor_parallel import apply_tensor_parallel, tensor_dims
+
+
+class CutLoss(SummedLoss):
+    """`SummedLoss` of logits that are cut by the vocabulary. Its backward, too, belongs in `over_cut_logits`."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        total = super().forward(tokens)
+        assert isinstance(total, DTensor)
+        return total.to_local().clone()  # FSDP warns of a view
+
+
+def over_cut_logits() -> AbstractContextManager[None]:
+    """Find the loss where each rank has some columns of the logits, without gathering them."""
+    context: AbstractContextManager[None] = loss_parallel()
+    return context
+
+
+class CutModel:
+    """The pieces of this rank, and the `loss` over them once they are bound."""
+
+    def __init__(self, config: ModelConfig, ranks: Ranks, bf16: bool) -> None:
+        whole, layout = FlatLayout.of(config), ranks.layout
+        self._decoder = Decoder(config, torch.empty(whole.numel, device="meta"))
+        if layout.tensor > 1:
+            apply_tensor_parallel(self._decoder, ranks.submesh("tensor"))
+        self.pieces = LocalPieces.of(whole, tensor_dims(self._decoder), layout, ranks.rank)
+        _place_rotary_table(self._decoder, ranks.device)
+        self.loss = (CutLoss if layout.tensor > 1 else SummedLoss)(self._decoder)
+        if layout.shard > 1:
+            self._shard(ranks, bf16)
+
+    def bind(self, weights: Tensor, gradient: Tensor) -> None:
+        """Make the parameters' local tensors views into `weights`, those of their gradients views into `gradient`."""
+        pieces, views = self.pieces.pieces, self.pieces.layout.views(weights)
+        paths = {id(parameter): path for path, parameter in self.loss.named_parameters()}
+        named = [(name, paths[id(parameter)], parameter) for name, parameter in self._decoder.canonical_parameters()]
+        # FSDP computes on the padded piece, of which the parameter is the beginning. It learns the storage from the
+        # first assignment, and does not pad a tensor that already lies in it.
+        for padded in (True, False):
+            state = {
+                path: _like(parameter, views[name] if padded else views[name][: len(pieces[name].rows)])
+                for name, path, parameter in named
+            }
+            self.loss.load_state_dict(state, assign=True)
+        gradients = self.pieces.layout.views(gradient)
+        for name, parameter in self._decoder.canonical_parameters():
+            assert isinstance(parameter, DTensor)
+            assert parameter.to_local().untyped_storage().data_ptr() == weights.untyped_storage().data_ptr(), name
+            parameter.grad = _like(parameter, gradients[name][: len(pieces[name].rows)])  # FSDP and autograd add to it
+
+    def _shard(self, ranks: Ranks, bf16: bool) -> None:
+        """Let each block gather its weights when it computes. With `bf16` they are cast before that; autocast would do
+        it after. The embedding stays fp32, and with it the residual stream, as on one device."""
+        mesh = ranks.submesh("shard")
+        cast = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
+        for block in self._decoder.layers.values():
+            fully_shard(block, mesh=mesh, mp_policy=cast if bf16 else MixedPrecisionPolicy())
+        fully_shard(self.loss, mesh=mesh)
+        for module in self.loss.modules():
+            if isinstance(module, FSDPModule):  # each rank's loss is a part of the mean already
+                module.set_gradient_divide_factor(1.0)
+                module.set_force_sum_reduction_for_comms(True)
+
+
+def _like(parameter: nn.Parameter, local: Tensor) -> DTensor:
+    """Return a DTensor that is cut as `parameter` is, with this local tensor."""
+    assert isinstance(parameter, DTensor)
+    return DTensor.from_local(
+        local,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
+
+
+def _place_rotary_table(decoder: Decoder, device: torch.device) -> None:
+    """Compute on the device what a decoder on meta has no values for."""
+    positions = torch.arange(decoder.config.max_seq_len, dtype=torch.float32)
+    angles = torch.outer(positions, rotary_frequencies(decoder.config))
+    decoder.cos, decoder.sin = angles.cos().to(device), angles.sin().to(device)

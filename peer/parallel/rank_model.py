@@ -1,0 +1,109 @@
+"""One rank's part of a model: its weights and its gradient as two flat vectors of its own.
+
+Shapes: B sequences, T tokens, n values that this rank holds, P parameters of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+from peer.config import ModelConfig
+from peer.model.decoder import Decoder
+from peer.model.layout import FlatLayout
+from peer.parallel.loss import SummedLoss
+from peer.parallel.pieces import LocalPieces
+from peer.parallel.ranks import Ranks
+
+
+class RankModel:
+    """The model as one rank of `ranks` has it. `weights` and `gradient` (n,) fp32 hold its pieces in the order of
+    `pieces.layout`; an optimizer that treats every value alike steps on them."""
+
+    def __init__(self, config: ModelConfig, ranks: Ranks, bf16: bool) -> None:
+        self.ranks = ranks
+        self.pieces: LocalPieces
+        self._bf16 = bf16
+        self._loss: SummedLoss
+        self._context: Callable[[], AbstractContextManager[None]] = nullcontext  # of a forward and its backward
+        if ranks.layout.parts == 1:
+            self.pieces = LocalPieces.of(FlatLayout.of(config), {}, ranks.layout, ranks.rank)
+            self.weights, self.gradient = self._vectors()
+            decoder = Decoder(config, self.weights)
+            decoder.bind_gradients(self.gradient)
+            self._loss = SummedLoss(decoder)
+            return
+        from peer.parallel.cut_model import CutModel, over_cut_logits
+
+        model = CutModel(config, ranks, bf16)
+        self.pieces, self._loss = model.pieces, model.loss
+        self.weights, self.gradient = self._vectors()
+        model.bind(self.weights, self.gradient)
+        if ranks.layout.tensor > 1:
+            self._context = over_cut_logits
+
+    def import_from(self, flat: Tensor) -> None:
+        """Take this rank's pieces from the flat vector (P,)."""
+        self.pieces.read(flat, self.weights)
+
+    def export_to(self, flat: Tensor) -> None:
+        """Write the pieces that this rank owns to the flat vector (P,). All ranks together write all of it."""
+        self.pieces.write(self.weights, flat)
+
+    def backward(self, tokens: Tensor, rows_at_once: int | None = None) -> tuple[float, float]:
+        """Return the mean loss in nats a token of tokens (B, T+1), the same at all ranks, and the norm of its gradient,
+        whose pieces are left in `gradient`. A rank has at most `rows_at_once` sequences on its device at a time. All
+        ranks must call it with the same arguments."""
+        self.gradient.zero_()
+        loss = 0.0
+        for rows, weight in self._passes(tokens, rows_at_once):
+            with self._context():
+                part = self._summed(rows) * weight
+                part.backward()
+            loss += float(part.detach())
+        self.ranks.sum_over_replicas(self.gradient)
+        loss, square = self.ranks.sum((loss / self.ranks.layout.tensor, self._square_of_gradient()))
+        return loss, square**0.5
+
+    @torch.no_grad()
+    def loss(self, tokens: Tensor, rows_at_once: int | None = None) -> float:
+        """Return the mean loss in nats a token of tokens (B, T+1). All ranks must call it with the same arguments."""
+        loss = 0.0
+        for rows, weight in self._passes(tokens, rows_at_once):
+            with self._context():
+                loss += float(self._summed(rows)) * weight
+        return self.ranks.sum((loss / self.ranks.layout.tensor,))[0]
+
+    def _passes(self, tokens: Tensor, rows_at_once: int | None) -> Iterator[tuple[Tensor, float]]:
+        """Yield the rows of this rank, every `batches`-th one, and the weight of their summed loss in the mean loss of
+        all. Each rank makes equally many passes, as each is a collective: one without rows makes its own for nothing.
+        """
+        batches = self.ranks.layout.batches
+        mine = tokens[self.ranks.batch_rank :: batches]
+        most = -(-len(tokens) // batches)
+        weight = 1 / (tokens.shape[0] * (tokens.shape[1] - 1))
+        for first in range(0, most, rows_at_once or most):
+            rows = mine[first : first + (rows_at_once or most)]
+            yield (rows, weight) if len(rows) else (tokens[:1], 0.0)
+
+    def _summed(self, rows: Tensor) -> Tensor:
+        with torch.autocast(self.ranks.device.type, dtype=torch.bfloat16, enabled=self._bf16):
+            summed: Tensor = self._loss(rows)
+            return summed
+
+    def _square_of_gradient(self) -> float:
+        """Return this rank's share of the squared norm, in which each element counts once. NaN and Inf stay such."""
+        layout = self.ranks.layout
+        square = float(self.gradient.norm()) ** 2
+        if layout.tensor > 1:
+            views = self.pieces.layout.views(self.gradient)
+            doubled = [views[name].flatten() for name, piece in self.pieces.pieces.items() if piece.is_doubled]
+            square -= (1 - 1 / layout.tensor) * float(torch.cat(doubled).norm()) ** 2
+        return square / layout.replicate
+
+    def _vectors(self) -> tuple[Tensor, Tensor]:
+        weights = torch.zeros(self.pieces.layout.numel, device=self.ranks.device)
+        return weights, torch.zeros_like(weights)

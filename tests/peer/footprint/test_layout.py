@@ -1,0 +1,83 @@
+"""Layouts as users write them, and the models that they do not fit."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from peer.config import ModelConfig
+from peer.errors import ConfigError
+from peer.footprint.layout import Layout
+
+MODEL = ModelConfig(
+    vocab_size=64, hidden_size=15, head_dim=4, layers=1, heads=4, kv_heads=2, intermediate_size=24, max_seq_len=8
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "devices", "layout"),
+    [
+        ("auto", 1, Layout()),
+        ("auto", 4, Layout(replicate=4)),
+        ("ddp", 4, Layout(replicate=4)),
+        ("fsdp", 4, Layout(shard=4)),
+        ("tp", 2, Layout(tensor=2)),
+        ("fsdp:2,tp:2", 4, Layout(shard=2, tensor=2)),
+        ("tp:2, fsdp", 8, Layout(shard=4, tensor=2)),
+        ("ddp:2,fsdp:2,tp:2", 8, Layout(shard=2, tensor=2, replicate=2)),
+    ],
+)
+def test_a_layout_is_read(text: str, devices: int, layout: Layout) -> None:
+    assert Layout.parse(text, devices, fits=lambda layout: True) == layout
+
+
+def test_auto_cuts_a_model_that_is_too_large_for_one_device() -> None:
+    assert Layout.parse("auto", 4, fits=lambda layout: layout.parts > 1) == Layout(shard=4)
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("zero", "not understood at 'zero'"),
+        ("fsdp:0", "not understood at 'fsdp:0'"),
+        ("fsdp:", "not understood at 'fsdp:'"),
+        ("fsdp:2,fsdp:2", "not understood at 'fsdp:2'"),
+        ("fsdp,tp", "leaves the sizes of fsdp and tp open"),
+        ("fsdp:2", "is for 2 ranks and there are 4 devices"),
+        ("fsdp:3,tp", "is for 3 ranks and there are 4 devices"),
+        ("auto,tp:2", "not understood at 'auto'"),
+    ],
+)
+def test_a_layout_that_cannot_be_read_is_refused(text: str, error: str) -> None:
+    with pytest.raises(ConfigError, match=error):
+        Layout.parse(text, 4, fits=lambda layout: True)
+
+
+def test_what_is_written_can_be_read() -> None:
+    layout = Layout(shard=3, tensor=2, replicate=2)
+    assert Layout.parse(str(layout), 12, fits=lambda layout: True) == layout
+
+
+@pytest.mark.parametrize(
+    ("field", "changes", "seq_len"),
+    [
+        ("model.heads", {"heads": 3, "kv_heads": 1}, 8),
+        ("model.kv_heads", {"kv_heads": 1}, 8),
+        ("model.intermediate_size", {"intermediate_size": 25}, 8),
+        ("model.vocab_size", {"vocab_size": 63}, 8),
+        ("data.seq_len", {}, 7),
+    ],
+)
+def test_tp_names_the_field_that_it_does_not_divide(field: str, changes: dict[str, int], seq_len: int) -> None:
+    model = msgspec.structs.replace(MODEL, **changes)
+    Layout(shard=2).check(model, "adamw", seq_len)
+    with pytest.raises(ConfigError, match=f"{field} is .* tp:2 does not divide"):
+        Layout(tensor=2).check(model, "adamw", seq_len)
+
+
+@pytest.mark.parametrize("optimizer", ["lamb", "muon", "adamw8bit"])
+@pytest.mark.parametrize("layout", [Layout(shard=2), Layout(tensor=2)])
+def test_optimizers_that_cannot_be_cut_name_those_that_can(optimizer: str, layout: Layout) -> None:
+    Layout(replicate=2).check(MODEL, optimizer, 8)
+    with pytest.raises(ConfigError, match="use adamw, or the layout ddp"):
+        layout.check(MODEL, optimizer, 8)

@@ -1,0 +1,166 @@
+"""Child of test_layouts: forks four ranks, which train models in layouts, as `CASES` names them.
+
+layout_ranks.py FOLDER      reads start.safetensors there, writes LAYOUT-MODEL.safetensors
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Final
+
+import torch
+from msgspec.structs import replace
+from safetensors.torch import load_file, save_file
+
+from peer.compute.optimizer import InnerSpec
+from peer.compute.rank_optimizer import RankOptimizer
+from peer.config import ModelConfig
+from peer.footprint.layout import Layout
+from peer.model.decoder import FlatLayout
+from peer.parallel import cut_model  # noqa: F401  imported once, by the process that the ranks are forked from
+from peer.parallel.rank_model import RankModel
+from peer.parallel.ranks import Ranks, open_ranks
+
+_TIED: Final = ModelConfig(
+    vocab_size=32, hidden_size=16, layers=2, heads=4, kv_heads=2, intermediate_size=24, max_seq_len=16
+)
+_UNTIED: Final = replace(_TIED, tie_embeddings=False)
+MODELS: Final = {
+    # 5, 17 and 13 rows to cut in two; of 5 cut in four, the last rank has none
+    "llama": replace(_UNTIED, hidden_size=5, head_dim=4, vocab_size=34, intermediate_size=26),
+    "qwen2": replace(_UNTIED, attention_bias=True),
+    "qwen3": replace(_TIED, qk_norm=True, head_dim=6),
+    "shared": replace(_TIED, shared_blocks=2),
+}
+LAYOUTS: Final = {
+    "ddp": Layout(replicate=2),
+    "fsdp": Layout(shard=2),
+    "tp": Layout(tensor=2),
+    "fsdp-tp": Layout(shard=2, tensor=2),
+    "fsdp-of-four": Layout(shard=4),
+    "ddp-fsdp": Layout(shard=2, replicate=2),
+    "ddp-tp": Layout(tensor=2, replicate=2),
+}
+CASES: Final = [
+    *((kind, name) for kind in ("ddp", "fsdp", "tp") for name in ("llama", "qwen2", "qwen3")),
+    *(("fsdp-tp", name) for name in MODELS),
+    ("fsdp-of-four", "llama"),
+    ("ddp-fsdp", "qwen3"),
+    ("ddp-tp", "qwen2"),
+]
+FIRST: Final = {"fsdp": 2}
+"""The first of the processes that make up a group, where it is not 0: two pairs are at work at one time."""
+NARROW: Final = "llama"
+"""The model that is tried in bf16, too."""
+SPEC: Final = InnerSpec("adamw", lr=1e-2, decay="matrices")
+STEPS: Final = 2
+RATE: Final = 0.1
+PROCESSES: Final = 4
+
+
+def batch(step: int) -> torch.Tensor:
+    """Five rows, which no layout deals out evenly; the last batch has not even one for each rank."""
+    rows = 1 if step == STEPS - 1 else 5
+    return torch.randint(0, 32, (rows, 9), generator=torch.Generator().manual_seed(step))
+
+
+def shared(file: Path, numel: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Map a file that all ranks write."""
+    return torch.from_file(str(file), shared=True, size=numel, dtype=dtype)
+
+
+def train(ranks: Ranks, name: str, folder: Path, start: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return what the ranks have exported and found, each flat vector as one."""
+    config = MODELS[name]
+    layout = FlatLayout.of(config)
+    flat, state = start[f"{name}.weights"], start[f"{name}.state"]
+    model = RankModel(config, ranks, bf16=False)
+    found: dict[str, torch.Tensor] = {}
+
+    def keep(what: str, out: torch.Tensor) -> None:
+        ranks.sum((0.0,))  # all have written
+        found[what] = out.clone()
+
+    def export(what: str) -> torch.Tensor:
+        out = shared(folder / f"{what}.bin", layout.numel).fill_(torch.nan)
+        ranks.sum((0.0,))  # all have cleared it
+        model.export_to(out)
+        keep(what, out)
+        return out
+
+    model.import_from(flat)
+    export("imported")
+    figures = []
+    for step in range(STEPS):
+        validation = model.loss(batch(step))
+        figures.append((*model.backward(batch(step), rows_at_once=2), validation))
+        model.weights.sub_(model.gradient, alpha=RATE)
+    stepped = export("stepped")
+    kept = model.weights.clone()
+    model.import_from(stepped)
+    alike = float(torch.equal(model.weights, kept))  # the copies that were not exported have the same bits
+    found["alike"] = torch.tensor(ranks.sum((alike,)))
+
+    optimizer = RankOptimizer(SPEC, model)
+    optimizer.load(state)
+    saved = shared(folder / "state.bin", len(state), torch.uint8).fill_(255)
+    ranks.sum((0.0,))
+    optimizer.save(saved)
+    keep("state", saved)
+    model.import_from(flat)
+    model.backward(batch(0))
+    optimizer.optimizer.step(model.weights, model.gradient)
+    export("adam")
+    found["figures"] = torch.tensor(figures, dtype=torch.float64)
+
+    if name == NARROW and ranks.layout.shard > 1:  # which casts in its own way
+        narrow = RankModel(config, ranks, bf16=True)
+        narrow.import_from(flat)
+        narrow.backward(batch(0))
+        model.weights.copy_(narrow.gradient)
+        export("bf16")
+    return found
+
+
+def run_process(index: int, folder: Path) -> None:
+    """Be a rank of each layout that has one for this process."""
+    start = load_file(folder / "start.safetensors")
+    for kind, layout in LAYOUTS.items():
+        rank = index - FIRST.get(kind, 0)
+        if rank not in range(layout.size):
+            continue
+        place = folder / kind
+        place.mkdir(exist_ok=True)
+        with open_ranks(layout, rank, torch.device("cpu"), place / "store") as ranks:
+            for name in (name for of, name in CASES if of == kind):
+                found = train(ranks, name, place, start)
+                if rank == 0:
+                    save_file(found, folder / f"{kind}-{name}.safetensors")
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    folder = Path(sys.argv[1])
+    gc.freeze()
+    children = []
+    for index in range(PROCESSES):
+        if pid := os.fork():
+            children.append(pid)
+            continue
+        code = 1
+        try:
+            run_process(index, folder)
+            code = 0
+        except BaseException:  # noqa: BLE001  as the interpreter does with what a program lets through
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    sys.exit(max([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children], key=abs))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""Ranks that share a model against one device that has it whole: the same flat vectors outward, from any layout."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from peer.compute.inner_optimizer import AdamW
+from peer.footprint.optimizer_state import saved_bytes
+from peer.model.decoder import Decoder, FlatLayout, init_flat, next_token_loss
+from tests.peer.parallel.layout_ranks import CASES, LAYOUTS, MODELS, NARROW, RATE, SPEC, STEPS, batch
+
+torch.set_num_threads(1)  # on tensors this small a second thread only waits for the first
+pytestmark = pytest.mark.process
+ROOT = Path(__file__).parents[3]
+Found = dict[str, torch.Tensor]
+
+
+@pytest.fixture(scope="module")
+def start() -> Found:
+    """Weights, and a state of AdamW as if a hundred steps had been made."""
+    found: Found = {}
+    for seed, (name, config) in enumerate(MODELS.items()):
+        flat = init_flat(config, seed)
+        layout = FlatLayout.of(config)
+        random = torch.Generator().manual_seed(seed)
+        optimizer = AdamW(SPEC, layout, flat)
+        optimizer.mean.copy_(torch.randn(layout.numel, generator=random) * 1e-2)
+        optimizer.square.copy_(torch.rand(layout.numel, generator=random) * 1e-3 + 1e-4)
+        optimizer.steps = 100
+        state = torch.zeros(saved_bytes("adamw", layout.shapes), dtype=torch.uint8)
+        optimizer.save(state)
+        found[f"{name}.weights"], found[f"{name}.state"] = flat, state
+    return found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, start: Found) -> Path:
+    """What four ranks, which come together anew for each layout, have written."""
+    folder = tmp_path_factory.mktemp("ranks")
+    save_file(start, folder / "start.safetensors")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "tests.peer.parallel.layout_ranks", str(folder)]
+    ended = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def alone(start: Found) -> dict[str, Found]:
+    """The same on one device, by the plain decoder."""
+    return {name: _train_alone(name, start) for name in MODELS}
+
+
+def _train_alone(name: str, start: Found) -> Found:
+    config = MODELS[name]
+    flat = start[f"{name}.weights"].clone()
+    gradient = torch.zeros_like(flat)
+    model = Decoder(config, flat)
+    model.bind_gradients(gradient)
+
+    def backward(step: int) -> tuple[float, float]:
+        gradient.zero_()
+        loss = next_token_loss(model(batch(step)[:, :-1]), batch(step))
+        loss.backward()
+        return float(loss.detach()), float(gradient.norm())
+
+    figures = []
+    for step in range(STEPS):
+        loss, norm = backward(step)
+        figures.append((loss, norm, loss))
+        flat.sub_(gradient, alpha=RATE)
+    stepped = flat.clone()
+    optimizer = AdamW(SPEC, model.layout, flat)
+    optimizer.load(start[f"{name}.state"])
+    flat.copy_(start[f"{name}.weights"])
+    backward(0)
+    optimizer.step(flat, gradient)
+    return {"figures": torch.tensor(figures, dtype=torch.float64), "stepped": stepped, "adam": flat}
+
+
+@pytest.fixture(params=CASES, ids="-".join)
+def case(request: pytest.FixtureRequest, folder: Path) -> tuple[str, str, Found]:
+    layout, model = request.param
+    return layout, model, load_file(folder / f"{layout}-{model}.safetensors")
+
+
+def test_import_and_export_change_no_bit(case: tuple[str, str, Found], start: Found) -> None:
+    _, name, found = case
+    assert torch.equal(found["imported"], start[f"{name}.weights"])
+
+
+def test_the_ranks_compute_what_one_device_does(
+    case: tuple[str, str, Found], alone: dict[str, Found], start: Found
+) -> None:
+    """Losses, norms and validation of all steps; the sum of all gradients, as the weights have moved by them."""
+    layout, name, found = case
+    torch.testing.assert_close(found["figures"], alone[name]["figures"], rtol=1e-5, atol=0)
+    for what in ("stepped", "adam"):
+        moved = alone[name][what] - start[f"{name}.weights"]
+        assert (found[what] - alone[name][what]).norm() <= 1e-5 * moved.norm()
+    assert found["alike"] == LAYOUTS[layout].size
+
+
+def test_a_state_is_of_no_layout(case: tuple[str, str, Found], start: Found) -> None:
+    _, name, found = case
+    assert torch.equal(found["state"], start[f"{name}.state"])
+
+
+@pytest.mark.parametrize(("layout", "most"), [("fsdp", 0.1), ("fsdp-tp", 2.0)])
+def test_bf16_is_rounded_as_on_one_device(layout: str, most: float, folder: Path, start: Found) -> None:
+    """FSDP casts a block before it gathers it, and adds its gradients in fp32. TP adds two products in the place of
+    one, with a rounding of its own."""
+    found = load_file(folder / f"{layout}-{NARROW}.safetensors")["bf16"]
+    flat = start[f"{NARROW}.weights"]
+    exact, rounded = (torch.zeros_like(flat) for _ in range(2))
+    for gradient in (exact, rounded):
+        model = Decoder(MODELS[NARROW], flat)
+        model.bind_gradients(gradient)
+        with torch.autocast("cpu", torch.bfloat16, enabled=gradient is rounded):
+            loss = next_token_loss(model(batch(0)[:, :-1]), batch(0))
+        loss.backward()
+    error = (rounded - exact).norm()
+    assert 0.3 * error < (found - exact).norm() < 2 * error
+    assert (found - rounded).norm() < most * error
