@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -35,8 +36,8 @@ MODELS: dict[str, dict[str, int]] = {
 def write_model(folder: Path, size: str, context: int = 8192) -> Any:
     """Write a random Llama with fp32 weights; return the model of `transformers`."""
     import torch
-    import transformers
 
+    transformers: Any = importlib.import_module("transformers")  # its types know less than it takes
     torch.manual_seed(1)
     config = transformers.LlamaConfig(
         **MODELS[size],

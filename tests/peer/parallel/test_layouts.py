@@ -13,7 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from peer.compute.inner_optimizer import AdamW
 from peer.footprint.optimizer_state import saved_bytes
-from peer.model.decoder import Decoder, FlatLayout, init_flat, next_token_loss
+from peer.model.decoder import Decoder, FlatLayout, init_flat
+from tests.peer.model.reference_loss import next_token_loss
 from tests.peer.parallel.layout_ranks import CASES, LAYOUTS, MODELS, NARROW, RATE, SPEC, STEPS, batch
 
 torch.set_num_threads(1)  # on tensors this small a second thread only waits for the first
