@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import torch
 
@@ -31,7 +31,7 @@ from peer.compute.measured_step import measured_step
 from peer.compute.train_loop import InnerTrainer
 from peer.config import InnerConfig, ModelConfig
 from peer.footprint.cards import CARDS
-from peer.footprint.device import device_items
+from peer.footprint.device import CONTEXT_BYTES, device_items
 from peer.footprint.parameters import parameter_shapes
 from peer.footprint.step_size import RECOMPUTE, StepSize, sized
 from peer.footprint.work import training_work
@@ -83,7 +83,19 @@ def measured(options: argparse.Namespace) -> Iterator[Row]:
             del trainer
         if options.rival:
             yield shown(rival(name, model, size.sequences, options.batch))
+    for optimizer, card_gb in (("adamw", 24), ("adamw8bit", 16)):
+        yield shown(on_a_smaller_card(optimizer, card_gb, options.batch))
     yield shown(out_of_memory(options.batch))
+
+
+def on_a_smaller_card(optimizer: Literal["adamw", "adamw8bit"], card_gb: int, batch: int) -> Row:
+    """Train the largest model held to the memory of a smaller card, as `peer join --memory-limit` holds a worker."""
+    model = model_of("1B")
+    trainer = trainer_of(model, batch, optimizer=optimizer)
+    size = measured_step(trainer, SEQ_LEN, card_gb * 1e9 - CONTEXT_BYTES["cuda"])
+    trainer.resize(size)
+    found = row(f"1B, {optimizer}, held to {card_gb} GB", model, trainer, size)
+    return {**found, "failed": found["peak_gb"] > card_gb}
 
 
 def model_of(name: str) -> ModelConfig:
@@ -99,10 +111,12 @@ def model_of(name: str) -> ModelConfig:
     )
 
 
-def trainer_of(model: ModelConfig, batch: int, compiles: bool = False) -> InnerTrainer:
+def trainer_of(
+    model: ModelConfig, batch: int, compiles: bool = False, optimizer: Literal["adamw", "adamw8bit"] = "adamw"
+) -> InnerTrainer:
     torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction(1.0)
-    inner = InnerConfig(lr=1e-4, batch_size=batch, total_steps=1000)
+    inner = InnerConfig(lr=1e-4, batch_size=batch, total_steps=1000, optimizer=optimizer)
     trainer = InnerTrainer(model, inner, resolve_device("cuda", compiles))
     trainer.local.copy_(init_flat(model, seed=0))
     return trainer
@@ -117,7 +131,7 @@ def row(what: str, model: ModelConfig, trainer: InnerTrainer, size: StepSize) ->
     tokens = tokens_of(batch)
     step_s, peak = timed(lambda: trainer.step(tokens, 1))
     items = device_items(sized(workload(model, trainer.config), size))
-    counted = sum(items.values()) - items["context"]
+    counted = sum(items.values()) - items["context"] - items["fragmentation"]  # of neither do tensors take anything
     return {
         "what": what,
         "micro_batch": size.sequences,

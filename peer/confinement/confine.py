@@ -6,6 +6,7 @@ import errno
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -38,7 +39,8 @@ def confine(grants: Grants) -> tuple[Restriction, ...]:
         return (*done, *(Restriction(name, False, f"{SWITCH}=off") for name in ("landlock", "seccomp")))
     files = _attempt("landlock", lambda: restrict_files(grants.rules(), tcp=grants.tcp), f"ABI {landlock_abi()}")
     extent = "in force, but for programs (--compile)" if grants.compiles else "in force"
-    calls = _attempt("seccomp", lambda: restrict_calls(programs=grants.compiles, tcp=grants.tcp), extent)
+    allowed = {"programs": grants.compiles, "tcp": grants.tcp, "accelerators": grants.accelerators}
+    calls = _attempt("seccomp", partial(restrict_calls, **allowed), extent)
     return (*done, files, calls)
 
 

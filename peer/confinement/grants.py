@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from peer.confinement.landlock import READ, RUN, USE_DEVICE, WRITE
+from peer.confinement.landlock import READ, RUN, USE_DEVICE, WRITE, WRITE_FILES
 
 _HOUSE: Final = Path(__file__).resolve().parents[2]
 _LIBRARIES: Final = ("/usr", "/lib", "/lib32", "/lib64", "/opt", "/nix/store", "/gnu/store", "/run/opengl-driver")
@@ -52,6 +52,7 @@ _DEVICES: Final = (
     "/dev/dxg",
 )
 _NVIDIA: Final = "/dev/nvidia*"
+_OWN_THREADS: Final = "/proc/self/task"  # the driver of CUDA names its threads, and fails where it cannot
 _SHARED_MEMORY: Final = "/dev/shm"
 _COMPILER: Final = ("/bin", "/etc/alternatives", "/etc/passwd", "/etc/nsswitch.conf")
 _MODPROBE_S: Final = 10.0
@@ -82,6 +83,8 @@ class Grants:
         for path in (*_DEVICES, *glob.glob(_NVIDIA)):
             yield path, USE_DEVICE
         yield self.private, WRITE
+        if self.accelerators:
+            yield _OWN_THREADS, WRITE_FILES
         if self.compiles:
             for path in _COMPILER:
                 yield path, code

@@ -89,7 +89,8 @@ _OF_PROGRAMS: Final[dict[str, tuple[int | None, int | None]]] = {
     "lremovexattr": (198, 15),
     "removexattrat": (466, 466),
 }
-_OF_SOCKETS: Final[dict[str, tuple[int | None, int | None]]] = {"connect": (42, 203), "bind": (49, 200)}
+_CONNECT: Final = {"connect": (42, 203)}
+_BIND: Final = {"bind": (49, 200)}
 _SOCKET: Final = (41, 198)
 _SOCKETPAIR: Final = (53, 199)
 _CLONE: Final = (56, 220)
@@ -130,13 +131,17 @@ def has_filter_for(machine: str) -> bool:
     return machine in _ARCHITECTURES and sys.maxsize > 1 << 32
 
 
-def restrict_calls(*, programs: bool = False, tcp: bool = False) -> None:
-    """Forbid the calls for this process. `programs` allows it to start programs, `tcp` to use sockets. The process must
-    have forbidden new privileges. Raises OSError."""
+def restrict_calls(*, programs: bool = False, tcp: bool = False, accelerators: bool = False) -> None:
+    """Forbid the calls for this process. `programs` allows it to start programs, `tcp` to use sockets, `accelerators`
+    to give a socket of the unix family a name, which the driver of CUDA does. The process must have forbidden new
+    privileges. Raises OSError."""
     machine = platform.machine()
     if sys.platform != "linux" or not has_filter_for(machine):
         raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
-    code = b"".join(struct.pack("=HBBI", *one) for one in filter_code(machine, programs=programs, tcp=tcp))
+    code = b"".join(
+        struct.pack("=HBBI", *one)
+        for one in filter_code(machine, programs=programs, tcp=tcp, accelerators=accelerators)
+    )
     instructions = ctypes.create_string_buffer(code, len(code))
     program = struct.pack("@HP", len(code) // 8, ctypes.addressof(instructions))
     number = _SECCOMP[_column(machine)]
@@ -145,7 +150,9 @@ def restrict_calls(*, programs: bool = False, tcp: bool = False) -> None:
         raise OSError(errno.EBUSY, "a thread of this process has a filter of its own")
 
 
-def filter_code(machine: str, *, programs: bool = False, tcp: bool = False) -> list[_Instruction]:
+def filter_code(
+    machine: str, *, programs: bool = False, tcp: bool = False, accelerators: bool = False
+) -> list[_Instruction]:
     """Return the filter as instructions."""
     column = _column(machine)
     code = [(_LOAD, 0, 0, _AT_ARCHITECTURE), (_IF_EQUAL, 1, 0, _ARCHITECTURES[machine]), _FORBID, _NUMBER]
@@ -155,7 +162,9 @@ def filter_code(machine: str, *, programs: bool = False, tcp: bool = False) -> l
     if not programs:
         forbidden |= _OF_PROGRAMS
     if not tcp:
-        forbidden |= _OF_SOCKETS
+        forbidden |= _CONNECT
+    if not (tcp or accelerators):
+        forbidden |= _BIND
     for numbers in forbidden.values():
         if (number := numbers[column]) is not None:
             code += _where(number, [_FORBID])

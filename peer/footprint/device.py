@@ -86,7 +86,8 @@ def block_bytes_a_token(work: Workload) -> float:
     alone: three for q, k and v, two for gate and up."""
     model, narrow = work.model, 2 if work.bf16 else FLOAT_BYTES
     query, key = model.heads * model.head_size, model.kv_heads * model.head_size
-    norms = (4 if work.bf16 else 6) * FLOAT_BYTES * model.hidden_size + 2 * FLOAT_BYTES
+    outputs = 0 if work.bf16 else 2 * FLOAT_BYTES * model.hidden_size  # cast ones count with the products
+    norms = 2 * _norm_bytes(work) + outputs
     inputs = 5 * narrow * model.hidden_size if work.bf16 else 0
     attention = narrow * (3 * query + 2 * key) + FLOAT_BYTES * model.heads
     mlp = 4 * narrow * model.intermediate_size
@@ -110,7 +111,12 @@ def _products_bytes_a_token(work: Workload) -> float:
 
 def _final_bytes_a_token(work: Workload) -> float:
     """Return what the final norm keeps of a token: its input, normalized, and its output, which the loss needs."""
-    return 3 * FLOAT_BYTES * work.model.hidden_size + FLOAT_BYTES
+    return _norm_bytes(work) + FLOAT_BYTES * work.model.hidden_size
+
+
+def _norm_bytes(work: Workload) -> float:
+    """Return what a norm keeps of a token: its input, and the normalized one, which CUDA's kernel computes again."""
+    return (1 if work.device == "cuda" else 2) * FLOAT_BYTES * work.model.hidden_size + FLOAT_BYTES
 
 
 def _head_bytes(work: Workload) -> float:

@@ -52,6 +52,23 @@ def thread():
     started.start()
     started.join()
 
+def name_thread():
+    found = []
+    def work():
+        try:
+            Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text("cuda")
+        except OSError as error:
+            found.append(error)
+    started = threading.Thread(target=work)
+    started.start()
+    started.join()
+    for error in found:
+        raise error
+
+def name_socket():
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.bind("\\0barnraise")
+
 def fork():
     pid = os.fork()
     if not pid:
@@ -89,6 +106,9 @@ tries = {
     "mount": lambda: call("mount", b"none", b"/mnt", b"tmpfs", 0, None),
     "thread": thread,
     "fork": fork,
+    "name a thread": name_thread,
+    "name a socket": name_socket,
+    "name of parent": lambda: Path(f"/proc/{os.getppid()}/comm").write_text("x"),
 }
 
 def reading_thread():
@@ -135,8 +155,10 @@ OUTSIDE = {
     "ptrace": "EPERM",
     "unshare": "EPERM",
     "mount": "EPERM",
+    "name of parent": "EACCES",
 }
 ALONE = {"internet": "EPERM", "tcp": "EPERM"}
+NO_DRIVER = {"name a thread": "EACCES", "name a socket": "EPERM"}
 NO_PROGRAMS = {"program": "EPERM", "exec": "EPERM", "mode of key": "EPERM"}
 
 
@@ -167,6 +189,7 @@ def test_it_keeps_its_files_its_threads_and_its_socket_pairs(tmp_path: Path) -> 
         **OUTSIDE,
         **ALONE,
         **NO_PROGRAMS,
+        **NO_DRIVER,
         **({"signal to parent": signals} if signals != "done" else {}),
     }
     assert all(in_force for in_force, _ in report["said"].values())
@@ -179,6 +202,14 @@ def test_one_that_compiles_starts_programs(tmp_path: Path) -> None:
     assert {name: outcomes[name] for name in (*OUTSIDE, *ALONE)} == {**OUTSIDE, **ALONE}
     assert outcomes["program"] == "done" and outcomes["exec"] == "ENOENT"
     assert report["said"]["seccomp"] == [True, "in force, but for programs (--compile)"]
+
+
+def test_one_with_a_gpu_names_its_threads_and_sockets(tmp_path: Path) -> None:
+    """Else cuInit of NVIDIA's driver fails (580.159, error 304)."""
+    outcomes = confined(tmp_path, accelerators=True)["outcomes"]
+    assert {name: outcomes[name] for name in NO_DRIVER} == dict.fromkeys(NO_DRIVER, "done")
+    kept = {**OUTSIDE, **ALONE, **NO_PROGRAMS}
+    assert {name: outcomes[name] for name in kept} == kept
 
 
 def test_one_of_several_ranks_uses_tcp(tmp_path: Path) -> None:

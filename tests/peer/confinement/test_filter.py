@@ -17,6 +17,7 @@ EXECVE = {"x86_64": 59, "aarch64": 221}
 SOCKET = {"x86_64": 41, "aarch64": 198}
 SOCKETPAIR = {"x86_64": 53, "aarch64": 199}
 CONNECT = {"x86_64": 42, "aarch64": 203}
+BIND = {"x86_64": 49, "aarch64": 200}
 CLONE = {"x86_64": 56, "aarch64": 220}
 PTRACE = {"x86_64": 101, "aarch64": 117}
 BPF = {"x86_64": 321, "aarch64": 280}
@@ -64,6 +65,14 @@ def test_what_leads_outside_is_forbidden(machine: str) -> None:
         assert verdict(machine, SOCKET[machine], family, socket.SOCK_STREAM) == FORBIDDEN
     for call in (SOCKET, SOCKETPAIR):  # a datagram goes to any address without a connection
         assert verdict(machine, call[machine], socket.AF_UNIX, socket.SOCK_DGRAM) == FORBIDDEN
+
+
+@pytest.mark.parametrize("machine", ARCHITECTURE)
+def test_the_driver_of_a_gpu_names_unix_sockets_alone(machine: str) -> None:
+    assert verdict(machine, BIND[machine]) == FORBIDDEN
+    assert verdict(machine, BIND[machine], accelerators=True) == ALLOWED
+    assert verdict(machine, CONNECT[machine], accelerators=True) == FORBIDDEN
+    assert verdict(machine, SOCKET[machine], socket.AF_INET, socket.SOCK_STREAM, accelerators=True) == FORBIDDEN
 
 
 @pytest.mark.parametrize("machine", ARCHITECTURE)

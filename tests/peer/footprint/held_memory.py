@@ -18,10 +18,14 @@ class HeldMemory(TorchDispatchMode):
         super().__init__()
         self._given = {one.untyped_storage().data_ptr() for one in given}
         self._made: list[weakref.ref[torch.UntypedStorage]] = []
+        self.largest = 0
+        """Elements of the largest tensor that was returned."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        self._made += [weakref.ref(one.untyped_storage()) for one in tree_leaves(out) if isinstance(one, torch.Tensor)]
+        made = [one for one in tree_leaves(out) if isinstance(one, torch.Tensor)]
+        self._made += [weakref.ref(one.untyped_storage()) for one in made]
+        self.largest = max(self.largest, *(one.numel() for one in made), 0)
         return out
 
     @property
