@@ -83,8 +83,8 @@ def measured(options: argparse.Namespace) -> Iterator[Row]:
             del trainer
         if options.rival:
             yield shown(rival(name, model, size.sequences, options.batch))
-    for optimizer, card_gb in (("adamw", 24), ("adamw8bit", 16)):
-        yield shown(on_a_smaller_card(optimizer, card_gb, options.batch))
+    yield shown(on_a_smaller_card("adamw", 24, options.batch))
+    yield shown(on_a_smaller_card("adamw8bit", 16, options.batch))
     yield shown(out_of_memory(options.batch))
 
 
