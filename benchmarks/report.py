@@ -338,6 +338,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "partitions": ("Partitions, lost packets, free-riders: real processes", partitions),
     "swarm": ("Pipelines", swarm),
     "activations": ("Activations between stages", activations),
+    "machine/steps": ("Training steps on one GPU", plain),
     "quickstart_pipeline": ("Pipeline quickstart: a kill and a join", plain),
     "pipeline_faults": ("Pipeline: scripted faults", plain),
     "pipeline_churn": ("Pipeline: random churn", plain),

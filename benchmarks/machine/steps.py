@@ -42,6 +42,17 @@ SEQ_LEN: Final = 2048
 WARM, TIMED = 2, 5
 MODELS: Final = {"125M": (768, 12, 12, 12, 2048), "350M": (1024, 24, 16, 16, 2816), "1B": (2048, 16, 32, 8, 8192)}
 """Width, blocks, heads, heads of keys, MLP. Of 32,000 tokens, tied."""
+COLUMNS: Final = {
+    "model": "what",
+    "sequences at a time": "micro_batch",
+    "recomputed": "recompute",
+    "s a step": "step_s",
+    "tokens/s": "tokens_s",
+    "TFLOP/s": "tflops",
+    "MFU": "mfu",
+    "peak GB": "peak_gb",
+    "counted GB": "counted_gb",
+}
 Row = dict[str, Any]
 
 
@@ -57,7 +68,7 @@ def main() -> None:
         raise SystemExit("there is no GPU: nothing is measured")
     rows = list(measured(options))
     if options.json:
-        write_results(options.json, {"card": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": rows})
+        write_results(options.json, {"card": torch.cuda.get_device_name(), **as_table(rows)})
     if any(row.get("failed") for row in rows):
         raise SystemExit(1)
 
@@ -253,6 +264,15 @@ def out_of_memory(batch: int) -> Row:
         "two_equal_steps": noise,
         "failed": not sizes or away > 1e-2,
     }
+
+
+def as_table(rows: list[Row]) -> Row:
+    """Return the figures as `benchmarks/report.py` prints them."""
+    return {"columns": [*COLUMNS], "rows": [[cell(found.get(name)) for name in COLUMNS.values()] for found in rows]}
+
+
+def cell(value: object) -> str:
+    return "" if value is None else f"{value:,.4g}" if isinstance(value, float) else str(value)
 
 
 def shown(found: Row) -> Row:
