@@ -9,7 +9,7 @@ no command of the machine that reads it: which folder holds the text, and whethe
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -132,6 +132,9 @@ class DataConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_bytes: int = 256 << 20
     """The limit of what is read into memory, in bytes of files; of a larger folder, the first so many in the order of
     paths, up to a line's end. A machine of little memory reads less."""
+    end_of_text: Annotated[str, msgspec.Meta(max_length=64)] | None = None
+    """The special token of the run's tokenizer that stands where a text ends, such as "</s>"; "" for an empty line.
+    None is the same in a manifest; in RUN.toml it is the token that the checkpoint names."""
 
     def __post_init__(self) -> None:
         check_range(self, 1, TOKENS_MAX, "seq_len")

@@ -25,7 +25,7 @@ from torch import Tensor
 from peer.config import DataConfig
 from peer.corpus_facts import CorpusFacts
 from peer.data.held_out import split
-from peer.data.text_files import Texts, TextSource, find_files, read_texts
+from peer.data.text_files import EMPTY_LINE, Texts, TextSource, find_files, read_texts
 from peer.data.tokenizer import Ids, Tokenizer
 from peer.errors import ConfigError
 
@@ -116,9 +116,11 @@ def load_corpus(config: DataConfig, tokenizer: Tokenizer, folder: str = "", cach
     source = _source(folder)
     if not source.root.is_dir():
         raise ConfigError(f"{str(source.root)!r} is not a folder: name a folder of text files with --data")
-    texts = read_texts(source, config.max_bytes)
+    separator = config.end_of_text.encode() if config.end_of_text else EMPTY_LINE
+    texts = read_texts(source, config.max_bytes, separator)
     files = len(texts.files)
-    train, held_out = split(texts.files, config.validation_share, _BYTES_A_TOKEN * (config.seq_len + 1))
+    window_bytes = _BYTES_A_TOKEN * (config.seq_len + 1)
+    train, held_out = split(texts.files, config.validation_share, window_bytes, separator)
     texts.files.clear()  # the memory for tokens
     digest = hashlib.blake2b(hashlib.blake2b(train).digest() + hashlib.blake2b(held_out).digest(), digest_size=32)
     train_ids, held_out_ids = _tokenize(train, tokenizer, cache), _tokenize(held_out, tokenizer, cache)

@@ -16,11 +16,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from peer.data.text_files import LINE_CUT_BYTES, FileText
+from peer.data.text_files import EMPTY_LINE, LINE_CUT_BYTES, FileText
 
 BLOCK_BYTES: Final = LINE_CUT_BYTES
-SEPARATOR: Final = b"\n\n"
-"""Stands between texts that do not follow each other: at the end of a file, and at a gap where the other part was."""
 _RANGE: Final = 1 << 64
 _GOLDEN: Final = 0x9E3779B97F4A7C15  # 2^64 divided by the golden ratio
 _LARGE_BYTES: Final = 10_000_000
@@ -43,9 +41,10 @@ class TextBlock:
         return self.stop - self.start
 
 
-def split(files: list[FileText], share: float, window_bytes: int) -> tuple[bytes, bytes]:
+def split(files: list[FileText], share: float, window_bytes: int, separator: bytes = EMPTY_LINE) -> tuple[bytes, bytes]:
     """Return the training and the held-out text. `share` of all bytes, in (0, 1), is wanted for the held-out text, and
-    `window_bytes` for each, where there is as much."""
+    `window_bytes` for each, where there is as much. `separator` stands between texts that do not follow each other: at
+    the end of a file, and at a gap where the other part was."""
     blocks = [block for index, file in enumerate(files) for block in blocks_of(file, index)]
     total = sum(block.size_bytes for block in blocks)
     least = min(window_bytes, total // 2)
@@ -59,7 +58,7 @@ def split(files: list[FileText], share: float, window_bytes: int) -> tuple[bytes
     else:
         wanted = min(max(round(share * total), least), total - least)
         train, held_out = _fill(files, blocks, wanted)
-    return _joined(files, train), _joined(files, held_out)
+    return _joined(files, train, separator), _joined(files, held_out, separator)
 
 
 def blocks_of(file: FileText, index: int = 0) -> Iterator[TextBlock]:
@@ -110,7 +109,7 @@ def _character(text: bytearray, at: int) -> int:
     return at
 
 
-def _joined(files: list[FileText], blocks: Iterable[TextBlock]) -> bytes:
+def _joined(files: list[FileText], blocks: Iterable[TextBlock], separator: bytes) -> bytes:
     """Join blocks in the order of the text. Windows go across what was joined, as they go from file to file: the
     separator tells the model that a text ends, and no text is lost to short rests."""
     pieces = list[bytes | memoryview]()
@@ -119,7 +118,7 @@ def _joined(files: list[FileText], blocks: Iterable[TextBlock]) -> bytes:
         if block.start == block.stop:
             continue
         if pieces and (block.file, block.start) != (file, stop):
-            pieces.append(SEPARATOR)
+            pieces.append(separator)
         pieces.append(memoryview(files[block.file].text)[block.start : block.stop])
         file, stop = block.file, block.stop
     return b"".join(pieces)

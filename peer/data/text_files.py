@@ -31,7 +31,8 @@ _MARKS: Final = (  # longer marks first: that of UTF-32 LE begins with that of U
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
 _MARK_BYTES_MAX: Final = 4
-_SEPARATOR: Final = b"\n\n"  # between the texts of a .jsonl file
+EMPTY_LINE: Final = b"\n\n"
+"""Stands between two texts where a run names no token for it."""
 
 
 @dataclass(frozen=True)
@@ -113,9 +114,9 @@ def find_files(source: TextSource, skipped: Counter[str] | None = None) -> Itera
                 counts["not regular"] += 1
 
 
-def read_texts(source: TextSource, max_bytes: int) -> Texts:
+def read_texts(source: TextSource, max_bytes: int, separator: bytes = EMPTY_LINE) -> Texts:
     """Read the text files in the order of their paths, until `max_bytes` bytes of files are read. The file that the
-    limit falls into is cut after a line."""
+    limit falls into is cut after a line. `separator` stands between the texts of a .jsonl file."""
     texts = Texts()
     room = max_bytes
     for file in sorted(find_files(source, texts.skipped), key=lambda file: file.key):
@@ -124,7 +125,7 @@ def read_texts(source: TextSource, max_bytes: int) -> Texts:
             texts.truncated = True
             continue
         try:
-            reader = _Reader(room)
+            reader = _Reader(room, separator)
             reader.read(file.path)
         except OSError:
             texts.skipped["unreadable"] += 1
@@ -144,7 +145,7 @@ def read_texts(source: TextSource, max_bytes: int) -> Texts:
 class _Reader:
     """The text of one file, read in pieces of a bounded size up to `room` bytes."""
 
-    def __init__(self, room: int) -> None:
+    def __init__(self, room: int, separator: bytes) -> None:
         self.text = bytearray()
         self.read_bytes = 0
         self.is_cut = False
@@ -152,6 +153,7 @@ class _Reader:
         self.malformed = 0
         """Lines of a .jsonl file that have no text."""
         self._room = room
+        self._separator = separator
 
     def read(self, path: Path) -> None:
         """Read the file once. Raises OSError, and _NoText for what is no text."""
@@ -193,7 +195,7 @@ class _Reader:
             self.malformed += 1
             return
         if text and self.text:
-            self.text += _SEPARATOR
+            self.text += self._separator
         self.text += text.encode(errors="replace")
 
     def _decoded(self, file: BinaryIO) -> Iterator[bytes]:

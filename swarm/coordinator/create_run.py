@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import torch
 import trio
+from msgspec.structs import replace as changed
 from torch import Tensor
 
 from optim.strategies.interface import RoundInfo
@@ -31,7 +32,7 @@ from swarm.run.home import Home
 from swarm.run.manifest import PROTOCOL_VERSION, Manifest, features_of, sign_manifest
 from swarm.run.manifest_transfer import save_run_files
 from swarm.run.sections import AUTO_TOKENIZER, BYTES_TOKENIZER, check_fit, check_pipeline
-from swarm.run.tokenizer import read_tokenizer
+from swarm.run.tokenizer import end_of_text, read_tokenizer
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,10 @@ def create_run(path: Path, run: RunConfig, identity: Identity, events: EventLog)
             f"the tokenizer has {vocabulary} ids and the model only {model.vocab_size}: raise [model] vocab_size,"
             " or name the tokenizer that belongs to the checkpoint"
         )
+    text = _text_rules(run, tokenizer_name)
+    data = changed(run.data, end_of_text=end_of_text(run, tokenizer, text.eos))
     try:
-        check_fit(model, run.data, tokenizer_name)
+        check_fit(model, data, tokenizer_name)
         check_pipeline(run.pipeline, model, run.inner, run.outer)
     except ValueError as error:
         raise ConfigError(f"RUN.toml does not fit the model: {error}") from error
@@ -74,18 +77,18 @@ def create_run(path: Path, run: RunConfig, identity: Identity, events: EventLog)
         protocol=PROTOCOL_VERSION,
         authority=identity.peer_id,
         created_at=int(time.time()),
-        requires=features_of(run.run),
+        requires=features_of(run.run, data),
         run=run.run,
         model=model,
         tokenizer=tokenizer_name,
-        data=run.data,
+        data=data,
         inner=run.inner,
         outer=run.outer,
         codec=run.codec,
         pipeline=run.pipeline,
         cuts=cuts,
         genesis=tuple(state.tree.root for state in states),
-        text=_text_rules(run, tokenizer_name),
+        text=text,
         export_dtype=dtype,
     )
     for stage, state in enumerate(states):

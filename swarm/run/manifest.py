@@ -44,7 +44,8 @@ VERSION_MAX: Final = 1 << 16
 RUN_ID_BYTES: Final = 20
 
 COMPUTE_CEILING: Final = "compute_s_max"
-FEATURES: Final = frozenset({COMPUTE_CEILING})
+END_OF_TEXT: Final = "end_of_text"
+FEATURES: Final = frozenset({COMPUTE_CEILING, END_OF_TEXT})
 """What a manifest may require (`CommonManifest.requires`)."""
 FEATURES_MAX: Final = 16
 _KIND: Final = "manifest"
@@ -108,7 +109,7 @@ class Manifest(CommonManifest, frozen=True, kw_only=True, tag_field=_TAG_FIELD, 
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not set(features_of(self.run)) <= set(self.requires):
+        if not set(features_of(self.run, self.data)) <= set(self.requires):
             raise ValueError("requires lacks a feature that the rules need")
         if len(self.genesis) != self.pipeline.stages or any(len(root) != HASH_BYTES for root in self.genesis):
             raise ValueError("genesis is not a hash of 32 bytes for each stage")
@@ -279,9 +280,10 @@ def check_features(required: Iterable[str]) -> None:
         )
 
 
-def features_of(run: RunRules) -> tuple[str, ...]:
+def features_of(run: RunRules, data: DataConfig) -> tuple[str, ...]:
     """Return what the rules require of the software of each peer."""
-    return (COMPUTE_CEILING,) if run.compute_s_max != COMPUTE_S else ()
+    needed = {COMPUTE_CEILING: run.compute_s_max != COMPUTE_S, END_OF_TEXT: bool(data.end_of_text)}
+    return tuple(name for name, needs in needed.items() if needs)
 
 
 def _versions_spoken() -> str:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from peer.config import DataConfig
 from peer.data.corpus import load_corpus
-from peer.data.held_out import BLOCK_BYTES, SEPARATOR, blocks_of, split
-from peer.data.text_files import FileText
+from peer.data.held_out import BLOCK_BYTES, blocks_of, split
+from peer.data.text_files import EMPTY_LINE, FileText
 from peer.data.tokenizer import ByteTokenizer
 from peer.errors import ConfigError
 
@@ -68,8 +68,8 @@ def test_the_blocks_of_one_large_file_need_no_second_rule(first: int, share: flo
 def test_every_byte_is_in_one_part(files: list[FileText], share: float) -> None:
     train, held_out = split(files, share, WINDOW_BYTES)
     total = sum(len(file.text) for file in files)
-    joints = (train + held_out).count(SEPARATOR)
-    assert len(train) + len(held_out) == total + joints * len(SEPARATOR)
+    joints = (train + held_out).count(EMPTY_LINE)
+    assert len(train) + len(held_out) == total + joints * len(EMPTY_LINE)
     for part in (train, held_out):
         assert len(part) >= min(WINDOW_BYTES, total // 2) * 7 // 8
     for file in files:
@@ -128,7 +128,7 @@ def test_a_folder_too_small_for_both_parts_is_refused_with_both_sizes(tmp_path: 
 def test_a_gap_ends_a_text_and_only_a_gap_does() -> None:
     file = FileText(b"a", bytearray(b"".join(b"%07d\n" % number for number in range(200_000))))
     for part in split([file], 0.1, WINDOW_BYTES):
-        texts = [[int(line) for line in text.split()] for text in part.split(b"\n" + SEPARATOR)]
+        texts = [[int(line) for line in text.split()] for text in part.split(b"\n" + EMPTY_LINE)]
         assert len(texts) > 1
         for text in texts:
             assert text == list(range(text[0], text[-1] + 1))

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import trio
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from cli.templates import template
 from peer.checkpoint.hash_tree import hash_state
@@ -22,6 +23,7 @@ from swarm.run.config import RunConfig, parse_run_config
 from swarm.run.home import Home
 from swarm.run.manifest import open_manifest
 from swarm.run.manifest_transfer import load_run_files
+from swarm.run.tokenizer import end_of_text
 from swarm.training.saved_models import newest_model
 
 CUT = template().replace("layers = 2", "layers = 6\ntie_embeddings = false") + "\n[pipeline]\nstages = 3\n"
@@ -111,3 +113,39 @@ async def test_a_pretrained_model_is_cut_as_well(stages: int, tmp_path: Path) ->
     assert not kept.manifest.model.tie_embeddings
     assert torch.equal(views["lm_head.weight"], given["model.embed_tokens.weight"])
     assert all(torch.equal(views[name], value) for name, value in given.items())
+
+
+@pytest.mark.parametrize(
+    ("named", "of_checkpoint", "found"),
+    [
+        (None, "</s>", "</s>"),
+        (None, "<eos>", ""),  # the checkpoint says so and its tokenizer does not know it
+        (None, "", ""),
+        ("", "</s>", ""),
+        ("</s>", "", "</s>"),
+    ],
+)
+def test_a_run_ends_texts_with_the_token_of_its_checkpoint_or_its_own(
+    named: str | None, of_checkpoint: str, found: str
+) -> None:
+    assert end_of_text(ending_with(named), with_token("</s>"), of_checkpoint) == found
+
+
+def test_a_token_that_the_tokenizer_lacks_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"end_of_text '<eos>' is no single token .*: name one that is"):
+        end_of_text(ending_with("<eos>"), with_token("</s>"), "")
+    with pytest.raises(ConfigError, match=r"leave \[data\] end_of_text out"):
+        end_of_text(ending_with("</s>"), b"", "")
+
+
+def ending_with(token: str | None) -> RunConfig:
+    line = "" if token is None else f'end_of_text = "{token}"\n'
+    return parse_run_config(template().replace("[data]\n", f"[data]\n{line}"))
+
+
+def with_token(token: str) -> bytes:
+    """A tokenizer.json of bytes and one special token."""
+    bpe = Tokenizer(models.BPE(vocab={chr(256 + byte): byte for byte in range(256)}, merges=[]))
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    bpe.add_special_tokens([token])
+    return bpe.to_str().encode()

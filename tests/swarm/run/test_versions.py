@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from blake3 import blake3
 
+from peer.config import DataConfig
 from peer.errors import NotAdmitted, ProtocolViolation, RemoteError
 from peer.identity import Identity, Signed, sign_body
 from swarm.protocol.head import Head
@@ -32,6 +33,8 @@ from swarm.run.sections import RunRules
 from tests.swarm.run.test_gate import AUTHORITY, SOON, gate_of, hear, hosts, invite_to, manifest_of
 from tests.swarm.run.test_manifest import make_manifest
 from tests.swarm.run.test_served_model import served_model
+
+DATA = DataConfig(seq_len=8)
 
 
 @contextmanager
@@ -197,7 +200,11 @@ def test_rules_that_older_software_would_break_are_required() -> None:
     longer = RunRules(name="test", compute_s_max=7200.0)
     with pytest.raises(ValueError, match="requires lacks"):
         make_manifest(AUTHORITY.peer_id, run=longer)
-    manifest = make_manifest(AUTHORITY.peer_id, run=longer, requires=features_of(longer))
+    manifest = make_manifest(AUTHORITY.peer_id, run=longer, requires=features_of(longer, DATA))
     assert open_manifest(sign_body(AUTHORITY, "manifest", manifest)) == manifest
     assert schedule_of(manifest, 0).compute_s_max == 7200.0
-    assert features_of(RunRules(name="test")) == ()
+    assert features_of(RunRules(name="test"), DATA) == ()
+    ended = msgspec.structs.replace(DATA, end_of_text="</s>")
+    with pytest.raises(ValueError, match="requires lacks"):
+        make_manifest(AUTHORITY.peer_id, data=ended)
+    assert features_of(RunRules(name="test"), ended) == ("end_of_text",)
