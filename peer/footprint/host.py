@@ -9,7 +9,7 @@ from peer.footprint.device import TOKEN_BYTES, device_items
 from peer.footprint.optimizer_state import saved_bytes
 from peer.footprint.workload import Footprint, Workload
 
-NETWORK_BYTES: Final = 0.30e9
+NETWORK_BYTES: Final = 0.40e9
 """The network process without a run: Python, torch, libp2p. An estimate; `benchmarks/machine/footprint.py` compares the
 sums with peaks that were measured, and found 0.2 to 0.3 GB more."""
 WORKER_BYTES: Final = 0.35e9

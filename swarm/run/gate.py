@@ -26,6 +26,7 @@ import msgspec
 import trio
 from blake3 import blake3
 
+from peer.bounds import MEMBERS_MAX
 from peer.decoding import MALFORMED
 from peer.errors import BarnraiseError, NotAdmitted, ProtocolViolation
 from peer.identity import Identity, Signed, public_key_of, sign_bytes, verify_bytes
@@ -129,8 +130,8 @@ class Gate:
         self._renew_chain = renew
         self._signed_at = clock()
         self.guests: Final = GuestBook() if guests is None else guests
-        if isinstance(manifest, Manifest):
-            self.guests.per_prefix = manifest.run.members_per_prefix
+        # Who makes an invite to a served model says with its number of guests how many a prefix may be.
+        self.guests.per_prefix = manifest.run.members_per_prefix if isinstance(manifest, Manifest) else MEMBERS_MAX
         self._rpc = rpc
         self._admissions = rpc.admissions
         self._manifest = manifest

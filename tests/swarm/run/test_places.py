@@ -12,6 +12,7 @@ from swarm.run.gate import ENTER, Entry, Gate
 from swarm.run.manifest import PROTOCOL_VERSION
 from swarm.run.sections import RunRules
 from tests.swarm.run.test_gate import AUTHORITY, SOON, gate_of, hear, hosts, invite_to, manifest_of
+from tests.swarm.run.test_served_model import served_model
 
 
 async def test_only_who_proves_itself_takes_a_place() -> None:
@@ -63,3 +64,14 @@ async def test_what_is_decided_of_a_guest_is_decided_for_all() -> None:
 
 def _entry(gate: Gate, nonce: bytes, chain: Chain) -> Entry:
     return Entry(PROTOCOL_VERSION, gate._run_hash(nonce), nonce, chain, 0)
+
+
+async def test_an_invite_to_a_served_model_brings_as_many_from_one_place_as_it_says() -> None:
+    """There is no rule for it that an author could raise: with its number of guests all is said."""
+    manifest = served_model(authority=AUTHORITY.peer_id)
+    invite = invite_to(manifest, guests=10)
+    async with hosts(10) as (member, *servers):
+        gate_of(member, manifest)
+        for host in servers:
+            Gate(host.rpc, manifest, host.identity, invite.membership(host.identity))
+            assert await hear(host, member) == "hi"
