@@ -142,6 +142,13 @@ class RoundDiscarded(RoundError):
     pass
 
 
+class InOtherGroup(RoundError):
+    """A message came for a group in which this peer takes no part: no violation, as peers move between groups."""
+
+    def __init__(self) -> None:
+        super().__init__("this peer is in another group: look it up again")
+
+
 class NoQuorum(RoundError):
     pass
 

@@ -191,6 +191,7 @@ class GroupDriver:
         would happen here meanwhile. Raises `RoundError` if they are of a peer that was left out."""
         if peer in self._left_out:
             raise RoundError("this peer has been found out to merge falsely: it takes no part any more")
+        self._sender.elsewhere.discard(peer)
         signed = list(
             islice((entry for message in messages for entry in signed_in(message, self.head)), CHECKED_AHEAD_MAX)
         )
@@ -317,10 +318,10 @@ class GroupDriver:
     # -- other peers ---------------------------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
-        """Tell the node whom the failure detector suspects."""
+        """Tell the node whom the failure detector suspects, and who has left the group though it lives."""
         down: frozenset[str] = frozenset()
         while True:
-            suspects = self._host.suspects | self._left_out
+            suspects = self._host.suspects | self._left_out | self._sender.elsewhere
             for peer in sorted(suspects - down):
                 self.feed(events.PeerDown(peer))
             for peer in sorted(down - suspects):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from peer.errors import RoundDiscarded, RoundError
+from peer.errors import InOtherGroup, RoundDiscarded
 from peer.net.method import Call
 from peer.net.rpc import Buffer, Rpc
 from swarm.protocol.messages import (
@@ -31,8 +31,8 @@ def serve_agreement(rpc: Rpc, drivers: Callable[[], Mapping[str, GroupDriver]]) 
 
     async def on_message(call: Call[Letter]) -> Done:
         driver = drivers().get(call.body.group)
-        if driver is None:  # no violation: peers move between groups
-            raise RoundError("this peer is in another group: look it up again")
+        if driver is None:
+            raise InOtherGroup
         await driver.take(call.peer, call.body.messages)
         return Done()
 
@@ -45,8 +45,8 @@ def serve_heads(rpc: Rpc, drivers: Callable[[], Mapping[str, GroupDriver]]) -> N
     def driver_of(group: str) -> GroupDriver:
         found = drivers()
         driver = found.get(group) if group else next(iter(found.values())) if len(found) == 1 else None
-        if driver is None:  # no violation: peers move between groups
-            raise RoundError("this peer is in another group: look it up again")
+        if driver is None:
+            raise InOtherGroup
         return driver
 
     async def on_ask(call: Call[AskHead]) -> HeadReport:

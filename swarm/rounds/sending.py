@@ -10,12 +10,14 @@ import msgspec
 import trio
 
 from peer import faults
-from peer.errors import BarnraiseError
+from peer.errors import BarnraiseError, InOtherGroup, RemoteError
 from peer.events import EventLog
 from peer.net.rpc import Rpc
+from peer.net.rpc_server import UNKNOWN_METHOD
 from swarm.protocol.agreement.messages import Message, VoteMessage
 from swarm.rounds.messages import AGREE, LETTER_BYTES_MAX, MESSAGES_MAX, Letter
 
+_ELSEWHERE: Final = {InOtherGroup.__name__, UNKNOWN_METHOD}  # in no group while it opens another replica
 UNANSWERED_MAX: Final = 32  # calls to one peer; while so many wait for an answer, further messages are lost
 
 
@@ -26,6 +28,9 @@ class MessageSender:
         self._rpc, self._group, self._timeout_s, self._events = rpc, group, timeout_s, events
         self._unanswered: Counter[str] = Counter()
         self._ready: dict[str, list[Message]] = {}
+        self.elsewhere: set[str] = set()
+        """Peers that answer and say that they take no part in this group: they have moved to another one, or have not
+        begun yet. A peer says so of itself only, and others then wait for it no longer than for one that is dead."""
 
     def add(self, peer: str, message: Message) -> None:
         """Take a message; it goes with the next `send`."""
@@ -47,9 +52,12 @@ class MessageSender:
                 if votes:
                     faults.reach("before_vote", round)
                 await self._rpc.call(peer, AGREE, letter, timeout_s=self._timeout_s())
+                self.elsewhere.discard(peer)
                 if votes:
                     faults.reach("after_vote", round)
-        except BarnraiseError:
+        except BarnraiseError as error:
+            if isinstance(error, RemoteError) and error.code in _ELSEWHERE:
+                self.elsewhere.add(peer)
             return  # lost: the node repeats what matters, and the heartbeat finds dead peers
         finally:
             self._unanswered[peer] -= 1

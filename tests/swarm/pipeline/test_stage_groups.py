@@ -158,6 +158,34 @@ async def test_one_dry_member_is_no_majority(tmp_path: Path) -> None:
     assert len(dry.seen("attempt_begun")) <= 2, "once a turn"
 
 
+async def test_leader_that_moves_to_another_stage_is_not_waited_for(tmp_path: Path) -> None:
+    """Its process goes on, so that no failure detector tells the others; its plan's time is an hour."""
+    at_work: list[DrivenReplica] = []
+    moved: list[DrivenReplica] = []
+
+    def leads(member: DrivenReplica) -> bool:
+        return any(event.fields["round"] == 2 for event in member.seen("attempt_begun"))
+
+    async def script(number: int, order: TrainRequest) -> tuple[Range, ...]:
+        if order.round_info.round == 2 and not moved:
+            moved.append(next(member for member in at_work if leads(member)))
+            moved[0].moving.cancel()
+        if moved and at_work[number] is moved[0]:
+            await trio.sleep_forever()
+        first = 10 * order.round_info.round + 2 * number
+        return ((first, first + 2),)
+
+    def prepare(number: int, member: DrivenReplica) -> None:
+        at_work.append(member)
+
+    patient = dataclasses.replace(LATER, compute_s_max=3600.0)
+    async with running(tmp_path, patient, 4, script, prepare) as members:
+        pass
+    assert moved[0].head.round == 1
+    stayed = [member for member in members if member is not moved[0]]
+    assert stayed[0].head == stayed[1].head and stayed[0].head.term == 1 and not stayed[0].seen("peer_penalized")
+
+
 async def test_late_member_is_told_of_the_plans_end(tmp_path: Path) -> None:
     """It has missed the plan. It does not begin work that no member waits for."""
     missed: list[str] = []

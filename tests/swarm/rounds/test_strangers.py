@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -22,6 +23,7 @@ from swarm.protocol.agreement.rules.electorate import leader_of
 from swarm.protocol.head import Head, Member
 from swarm.protocol.messages import CONTRIBUTION, FETCH_RESULT, RESULT, SliceOf
 from swarm.protocol.plan import PLAN_KIND
+from swarm.rounds.handlers import serve_agreement
 from swarm.rounds.messages import AGREE, Letter
 from swarm.rounds.replica_actor import EXCHANGES_MAX
 from tests.swarm.rounds.test_driver import deltas
@@ -47,10 +49,36 @@ async def test_messages_of_another_group_are_refused_without_a_penalty(tmp_path:
             status = say.StatusMessage((0, 0, 0), bytes(32), Member(asker.peer_id, "s"))
             with pytest.raises(RemoteError, match="in another group") as refused:
                 await asker.rpc.call(replica.peer, AGREE, Letter("another", (status,)), timeout_s=30)
-            assert refused.value.code == "RoundError"
+            assert refused.value.code == "InOtherGroup"
             with pytest.raises(RemoteError) as refused:
                 await asker.rpc.call(replica.peer, FETCH_RESULT, SliceOf(bytes(32), 0), timeout_s=30)
             assert refused.value.code == "RoundDiscarded"
+        group.check()
+
+
+async def test_a_peer_that_says_it_is_elsewhere_counts_as_down_until_it_is_back(tmp_path: Path) -> None:
+    async def take(peer: str, messages: Any) -> None:
+        await trio.lowlevel.checkpoint()
+
+    groups: dict[str, Any] = {"another": SimpleNamespace(take=take)}
+    async with open_driven_group(tmp_path) as group:
+        driver = (await group.enter(deltas)).driver.group
+        async with open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as mover:
+            await mover.connect_address(group.members[0].host.addresses[0], timeout_s=30)
+            status = say.StatusMessage((0, 0, 0), bytes(32), Member(mover.peer_id, "s"))
+
+            async def until_down(expected: bool) -> None:
+                while (mover.peer_id in driver._node._context.down) is not expected:
+                    driver._sender.add(mover.peer_id, status)
+                    driver._sender.send(1, group.nursery)
+                    await trio.sleep(0.05)
+
+            await until_down(True)  # while it opens a replica of another stage
+            serve_agreement(mover.rpc, lambda: groups)
+            groups[driver.group] = groups["another"]
+            await until_down(False)
+            del groups[driver.group]
+            await until_down(True)
         group.check()
 
 

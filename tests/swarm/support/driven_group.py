@@ -108,6 +108,9 @@ class DrivenReplica:
     events: list[Event] = field(default_factory=list)
     stop: trio.CancelScope = field(default_factory=trio.CancelScope)
     gone: trio.Event = field(default_factory=trio.Event)
+    moving: trio.CancelScope = field(default_factory=trio.CancelScope)
+    """Cancelled, it leaves the group in the midst of whatever it does, and its process stays: as in a move to another
+    stage."""
 
     async def committed(self, head: Head, merged: Sequence[Contribution] | None, results: list[memoryview]) -> None:
         assert self.state.tree.root == head.state_hash
@@ -193,11 +196,15 @@ class DrivenGroup:
             self.members.append(replica)
             try:
                 with replica.stop:
-                    await replica.driver.begin(replica, proof)
-                    task_status.started(replica)
-                    await replica.driver.run()
+                    with replica.moving, replica.host.rpc.scope():
+                        await replica.driver.begin(replica, proof)
+                        task_status.started(replica)
+                        await replica.driver.run()
+                    self.members.remove(replica)
+                    await trio.sleep_forever()
             finally:
-                self.members.remove(replica)
+                if replica in self.members:
+                    self.members.remove(replica)
                 stack.callback(replica.gone.set)
                 self.changed.notify()
 
