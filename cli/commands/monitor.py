@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +21,9 @@ from peer.plain_text import plain
 
 if TYPE_CHECKING:
     from swarm.monitor.collector import MonitorCollector, MonitorTarget
+    from swarm.monitor.head_chain import HeadChain
     from swarm.monitor.history.memory import History
+    from swarm.monitor.state import MonitorState
     from swarm.web.listening import ListenAddress
 
 _TOKEN_BYTES = 18
@@ -100,7 +104,7 @@ class _Monitor:
 
     def __init__(self, target: MonitorTarget, address: ListenAddress, token: str, outputs: _Outputs) -> None:
         self._target, self._address, self._token, self._out = target, address, token, outputs
-        self._said = ""
+        self._said = self._trouble = ""
 
     async def run(self) -> None:
         from swarm.monitor.app import Access, monitor_app
@@ -110,11 +114,10 @@ class _Monitor:
         from swarm.monitor.notices import MonitorNotices
         from swarm.web.listening import serve_http
 
-        collector = MonitorCollector(self._target)
         async with open_history(self._out.db, self._target.invite.run_id) as history, trio.open_nursery() as nursery:
+            collector = MonitorCollector(self._target, remember=partial(self._remember, history))
             app = monitor_app(collector, Access(self._token, self._address.name), history)
             nursery.start_soon(collector.run)
-            nursery.start_soon(self._remember, collector, history)
             if self._out.folder is not None:
                 nursery.start_soon(publish, self._out.folder, collector, history, self._say_once)
             if self._out.as_json:
@@ -123,14 +126,12 @@ class _Monitor:
                 nursery.start_soon(MonitorNotices(self._out.notify, collector, self._not_told).run)
             await serve_http(app, self._address, self._listening)
 
-    async def _remember(self, collector: MonitorCollector, history: History) -> None:
-        """Write each reading to the history, and say once what keeps it from that."""
-        told = ""
-        while True:
-            if history.trouble != told:
-                told = history.trouble
-                say(f"History ({self._out.db}): {told or 'written again'}.", err=True)
-            await history.note(await collector.changed(), collector.chains)
+    async def _remember(self, history: History, state: MonitorState, chains: Sequence[HeadChain]) -> None:
+        """Write a reading to the history, and say once what keeps it from that."""
+        await history.note(state, chains)
+        if history.trouble != self._trouble:
+            self._trouble = history.trouble
+            say(f"History ({self._out.db}): {self._trouble or 'written again'}.", err=True)
 
     def _say_once(self, why: str) -> None:
         if why != self._said:

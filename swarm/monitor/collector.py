@@ -7,7 +7,7 @@ events. Each part has a bound in time and in memory. Where no peer answers it tr
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from dataclasses import replace as replaced
@@ -44,6 +44,9 @@ AGAIN_S: Final = 5.0
 REOPEN_AFTER: Final = 12
 """After so many readings without any answer the connection is opened again."""
 
+Remember = Callable[[MonitorState, Sequence[HeadChain]], Awaitable[None]]
+"""Takes each state, with the chain of each stage, before it is shown: what follows from a state finds it remembered."""
+
 
 @dataclass(frozen=True)
 class MonitorTarget:
@@ -56,8 +59,10 @@ class MonitorTarget:
 class MonitorCollector:
     """The state of one run or served model, kept up to date. `run` ends only by an error that waiting does not mend."""
 
-    def __init__(self, target: MonitorTarget, clock: Callable[[], float] = time.time) -> None:
-        self._target, self._clock = target, clock
+    def __init__(
+        self, target: MonitorTarget, clock: Callable[[], float] = time.time, remember: Remember | None = None
+    ) -> None:
+        self._target, self._clock, self._remember = target, clock, remember
         self._watch = Watch(started_at=clock(), readings=0, failed=0, last_success=None, reading_s=None)
         self._manifest: AnyManifest | None = None
         self.chains: list[HeadChain] = []
@@ -80,7 +85,7 @@ class MonitorCollector:
                 async with self._opened() as client:
                     await self._follow(client)
             except NetworkError as error:
-                self._failed(error)
+                await self._failed(error)
             await trio.sleep(AGAIN_S)
 
     async def once(self) -> MonitorState:
@@ -113,9 +118,9 @@ class MonitorCollector:
                     with trio.fail_after(READING_S):
                         await self._look(client)
                 except NetworkError as error:
-                    self._failed(error)
+                    await self._failed(error)
                 except trio.TooSlowError:
-                    self._failed(DeadlineExceeded(f"a reading took more than {READING_S:.0f} s"))
+                    await self._failed(DeadlineExceeded(f"a reading took more than {READING_S:.0f} s"))
                 await trio.sleep_until(due)
 
     async def _look(self, client: RunClient) -> None:
@@ -140,7 +145,7 @@ class MonitorCollector:
             failure="",
             lies=self._lies,
         )
-        self._show(found)
+        await self._show(found)
 
     async def _look_at_run(self, client: RunClient) -> RunReading:
         manifest, reading = client.training, await read_run(client)
@@ -161,23 +166,25 @@ class MonitorCollector:
     async def _poll_events(self, client: RunClient, peers: Sequence[str]) -> None:
         await self._events.poll(client.host, peers, self._clock())
 
-    def _show(self, found: RunReading | Mapping[str, ServerRecord]) -> None:
+    async def _show(self, found: RunReading | Mapping[str, ServerRecord]) -> None:
         told = self._events.told()
         outcomes = {peer: self._events.outcome(peer) for peer in told}
         rates, names = self._records.rates, names_told(told) | self._records.names
         if isinstance(found, RunReading):
             assert isinstance(self._manifest, Manifest)
             view = RunView(self._manifest, found, self.chains, self._watch, told, outcomes, rates, names)
-            self._publish(run_state(replaced(view, losses=self._records.losses)))
+            await self._publish(run_state(replaced(view, losses=self._records.losses)))
         else:
             assert isinstance(self._manifest, ServedModelManifest)
             at = self._clock()
-            self._publish(model_state(ModelView(self._manifest, at, found, self._watch, told, outcomes, rates, names)))
+            await self._publish(
+                model_state(ModelView(self._manifest, at, found, self._watch, told, outcomes, rates, names))
+            )
 
-    def _failed(self, error: BarnraiseError) -> None:
+    async def _failed(self, error: BarnraiseError) -> None:
         self._watch = replace(self._watch, failed=self._watch.failed + 1, failure=why_not(error), lies=self._lies)
         self._silent += 1
-        self._publish(self._unreached(why_not(error)))
+        await self._publish(self._unreached(why_not(error)))
 
     def _unreached(self, why: str) -> MonitorState:
         """Return the last state, as one that is not current."""
@@ -196,9 +203,12 @@ class MonitorCollector:
             )
         return replace(self.state, verdict=verdict, monitor=self._watch)
 
-    def _publish(self, state: MonitorState) -> None:
+    async def _publish(self, state: MonitorState) -> None:
         state = state if state.monitor.failure else replace(state, help_wanted=help_wanted(state))
-        self.state = self._alerts.on(state, self._clock())
+        state = self._alerts.on(state, self._clock())
+        if self._remember is not None:
+            await self._remember(state, self.chains)
+        self.state = state
         self._turn.set()
         self._turn = trio.Event()
 

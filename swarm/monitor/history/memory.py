@@ -84,10 +84,11 @@ class History:
         for stage, chain in enumerate(chains):
             self._written[stage] = (self._written.get(stage, set()) | hashes[stage]).intersection(chain.hashes)
 
-    async def view(self, span: Span, stage: int = 0) -> HistoryView:
-        """Return what is remembered of the last hour or day, or of all time; the rounds are those of that stage."""
+    async def view(self, span: Span, stage: int = 0, fresh: bool = False) -> HistoryView:
+        """Return what is remembered of the last hour or day, or of all time; the rounds are those of that stage.
+        `fresh`: with what was added last, though a view of some seconds ago is there."""
         now, last = self._clock(), self._views.get((span, stage))
-        if last is not None and self._usable and abs(now - last.until) < VIEW_S:
+        if last is not None and not fresh and self._usable and abs(now - last.until) < VIEW_S:
             return msgspec.structs.replace(last, trouble=self.trouble)
         empty = HistoryView(span=span, since=now - _SPAN_S.get(span, 3600.0), until=now, trouble=self.trouble)
         if not self._usable:

@@ -94,7 +94,7 @@ async def publish(folder: Path, collector: MonitorCollector, history: History, f
     async def write() -> None:
         nonlocal shown
         state = collector.state
-        views = {span: await history.view(span) for span in SPANS}
+        views = {span: await history.view(span, fresh=True) for span in SPANS}
         published = Published(at=time.time(), state=state, views={str(span): view for span, view in views.items()})
         try:
             await trio.to_thread.run_sync(site.write, published)

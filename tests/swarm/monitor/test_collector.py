@@ -176,7 +176,7 @@ async def test_the_stream_brings_each_new_state_and_ends_with_its_client() -> No
         with trio.fail_after(30):
             while b"data: {" not in data:
                 data += await stream.receive_some()
-            collector._publish(msgspec.structs.replace(collector.state, name="later"))
+            await collector._publish(msgspec.structs.replace(collector.state, name="later"))
             while b'"name":"later"' not in data:
                 data += await stream.receive_some()
         await stream.aclose()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,9 +16,11 @@ import trio.testing
 
 from peer.errors import ConfigError, ResourceError
 from swarm.monitor.collector import MonitorCollector, MonitorTarget
-from swarm.monitor.history.memory import History
+from swarm.monitor.head_chain import HeadChain
+from swarm.monitor.history.memory import History, open_history
 from swarm.monitor.history.publish import Site, publish
 from swarm.run.invite import Invite
+from tests.swarm.monitor.scenes import finite, heads_of, shown
 
 RUN = "r" * 32
 NAME = "</script><script>alert(1)"
@@ -28,8 +31,10 @@ def collector_of() -> MonitorCollector:
 
 
 @asynccontextmanager
-async def publishing(folder: Path, collector: MonitorCollector, failures: list[str]) -> AsyncIterator[None]:
-    history = History(folder / "unopened", RUN)
+async def publishing(
+    folder: Path, collector: MonitorCollector, failures: list[str], history: History | None = None
+) -> AsyncIterator[None]:
+    history = history or History(folder / "unopened", RUN)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(publish, folder, collector, history, failures.append)
         await trio.testing.wait_all_tasks_blocked(0.05)
@@ -58,16 +63,35 @@ async def test_it_is_written_and_a_last_time_at_the_end(tmp_path: Path) -> None:
     async with publishing(folder, collector, failures):
         await settled(folder / "index.html")
         assert not (folder / "data.js").exists(), "nothing is known yet"
-        collector._publish(msgspec.structs.replace(state, name=NAME))
+        await collector._publish(msgspec.structs.replace(state, name=NAME))
         await settled(folder / "data.json")
         for number in range(5):
-            collector._publish(msgspec.structs.replace(state, name=f"later {number}"))
+            await collector._publish(msgspec.structs.replace(state, name=f"later {number}"))
         await trio.testing.wait_all_tasks_blocked(0.05)
         assert name_in(folder) == NAME, "it is not written again at once"
     assert name_in(folder) == "later 4" and not failures
     assert NAME not in (folder / "index.html").read_text()
     assert {path.name for path in folder.iterdir() if path.name.startswith(".")} == set(), "no part of a file is left"
     assert all(stat.S_IMODE(path.stat().st_mode) & 0o400 for path in folder.iterdir())
+
+
+async def test_a_round_that_a_state_tells_of_is_in_the_history_beside_it(tmp_path: Path) -> None:
+    """Also where the monitor ends as soon as it has shown that state, a moment after the page was written."""
+    folder, heads = tmp_path / "site", heads_of(finite(), "abc", 2)
+    async with open_history(tmp_path / "a.db", RUN) as history:
+        collector = MonitorCollector(MonitorTarget(Invite(RUN, "authority", ())), remember=history.note)
+        chain = HeadChain()
+        collector.chains = [chain]
+        async with publishing(folder, collector, [], history):
+            for head in heads:
+                chain.advance(head, [], time.time())
+                if not head.previous:
+                    chain.extend_back([])
+                await collector._publish(shown(finite(), {}, [chain], "abc"))
+                if head.round == 1:
+                    await settled(folder / "data.json")
+    data = json.loads((folder / "data.json").read_text())
+    assert data["state"]["rounds"][0]["round"] == 2 and data["views"]["all"]["rounds"]["round"] == [1.0, 2.0]
 
 
 def test_the_folder_is_a_whole_page(tmp_path: Path) -> None:
@@ -94,7 +118,7 @@ async def test_what_cannot_be_written_later_is_told_and_tried_again(tmp_path: Pa
     async with publishing(folder, collector, failures):
         await settled(folder / "index.html")
         (folder / "data.js").mkdir()
-        collector._publish(msgspec.structs.replace(collector.state, name="first"))
+        await collector._publish(msgspec.structs.replace(collector.state, name="first"))
         with trio.fail_after(60):
             while not failures:
                 await trio.sleep(0.01)
