@@ -6,11 +6,13 @@ is one way to an answer, wherever the weights are, and this process loads no ten
 
 from __future__ import annotations
 
+import math
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -31,6 +33,7 @@ from swarm.run.invite import Invite, read_saved_invite
 
 if TYPE_CHECKING:
     from peer.ipc.block_messages import HiddenType
+    from swarm.inference.client_view import Patience
 
 if sys.version_info < (3, 11):
     from exceptiongroup import BaseExceptionGroup
@@ -39,12 +42,59 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 CONFIG_BYTES_MAX: Final = 64 << 10
 START_S: Final = 600.0  # a large checkpoint is hashed and read from a slow disk
 POLL_S: Final = 0.05
+WIRED_S: Final = 60.0
+"""From a new worker that is ready until a client has its answer go on there, on a slow machine."""
 _ERRORS: Final[dict[int, type[BarnraiseError]]] = {2: ConfigError, 5: ResourceError, 6: CheckpointError}
 _OURS: Final = "peer: "
 
 
 class _Layers(msgspec.Struct):
     num_hidden_layers: int = 0
+
+
+class _Server:
+    """The child that serves a checkpoint, and what it tells of its worker."""
+
+    def __init__(self, child: ChildPeer) -> None:
+        self.child = child
+        self.serves = False
+        """Whether it has begun to."""
+        self.losses: list[str] = []
+        """Why it has lost a worker, each time."""
+        self._back_at = 0.0  # when the last worker was ready that has replaced another one; inf before
+
+    def look(self) -> None:
+        """Take what it has told since the last look."""
+        for _, event, fields in self.child.events.poll():
+            self.serves |= event == "blocks_served"
+            if event == "worker_died":
+                self.losses.append(str(fields.get("cause", "")))
+                self._back_at = math.inf
+            elif event == "worker_ready" and self.losses:
+                self._back_at = time.monotonic()
+
+    def comes_back(self) -> bool:
+        """Whether it replaces its worker, or has just done so."""
+        self.look()
+        return self.child.alive and time.monotonic() < self._back_at + WIRED_S
+
+
+@dataclass(frozen=True)
+class NamedModel:
+    """The served model that a command uses."""
+
+    invite: Invite
+    server: _Server | None = None
+    """Of a checkpoint on this machine."""
+
+    def patience(self, wait_s: float | None = None, tell: Callable[[str], None] | None = None) -> Patience:
+        """Return how long answers wait for servers that are missing: `wait_s`, of which `tell` is told (None: hardly
+        any). Of a checkpoint on this machine: as long as its server takes to start a new worker."""
+        from swarm.inference.client_view import Patience
+
+        if self.server is not None:
+            return Patience(0.0, comes_back=self.server.comes_back)
+        return Patience() if wait_s is None or tell is None else Patience(wait_s, tell)
 
 
 def local_model_options(function: Command) -> Command:
@@ -67,14 +117,14 @@ def local_model_options(function: Command) -> Command:
 @contextmanager
 def invite_to(
     invite: str | None, model: str | None, dtype: HiddenType | None, device: str, threads: int | None
-) -> Iterator[Invite]:
-    """Yield an invite to the served model that INVITE or --model names; one of --model holds inside the block.
+) -> Iterator[NamedModel]:
+    """Yield the served model that INVITE or --model names; one of --model is served inside the block.
 
     Raises ConfigError unless exactly one is given, and what keeps the checkpoint from being served."""
     if (invite is None) == (model is None):
         raise ConfigError("no model was named: give either INVITE or --model DIR")
     if invite is not None:
-        yield read_invite(invite)
+        yield NamedModel(read_invite(invite))
         return
     assert model is not None
     folder = checkpoint_folder(model)
@@ -86,10 +136,11 @@ def invite_to(
         if is_terminal():
             say(f"Loading {folder} ...", err=True)
         with stopping_by_signal():  # the folder goes and the child ends also if this is stopped while it loads
-            server = group.start("server", place / "server", ["serve", "--model", str(folder), *options], threads or 0)
+            command = ["serve", "--model", str(folder), *options]
+            server = _Server(group.start("server", place / "server", command, threads or 0))
             _wait_serving(server)
         try:
-            yield read_saved_invite(Home(server.home).path)
+            yield NamedModel(read_saved_invite(Home(server.child.home).path), server)
         except (NetworkError, BaseExceptionGroup) as error:
             ended = _ended(server) if all(isinstance(leaf, NetworkError) for leaf in leaves(error)) else None
             if ended is None:
@@ -110,27 +161,28 @@ def _layers(folder: Path) -> int:
     return layers
 
 
-def _wait_serving(server: ChildPeer) -> None:
+def _wait_serving(server: _Server) -> None:
     """Wait until the child serves. Raises what ended it."""
     deadline = time.monotonic() + START_S
-    while not any(event == "blocks_served" for _, event, _ in server.events.poll()):
-        if not server.alive:
-            reason = _said(server) or "it ended: run it again with PEER_DEBUG=1"
-            raise _ERRORS.get(server.process.returncode, WorkerError)(reason)
+    while not server.serves:
+        if not server.child.alive:
+            reason = _said(server.child) or "it ended: run it again with PEER_DEBUG=1"
+            raise _ERRORS.get(server.child.process.returncode, WorkerError)(reason)
         if time.monotonic() > deadline:
             raise WorkerError(f"the model is not loaded after {START_S:.0f} s: try a smaller one, or a faster disk")
         time.sleep(POLL_S)
+        server.look()
 
 
-def _ended(server: ChildPeer) -> WorkerError | None:
-    """Return the error if the child or its worker has ended under an answer. No network was lost then, and the child
-    serves again at the next call only."""
-    causes = [str(fields.get("cause", "")) for _, event, fields in server.events.poll() if event == "worker_died"]
-    if server.alive and not causes:
+def _ended(server: _Server) -> WorkerError | None:
+    """Return the error if the child has ended under an answer: no network was lost then."""
+    server.look()
+    child, causes = server.child, server.losses
+    if child.alive:
         return None
-    code = server.process.returncode or 0
+    code = child.process.returncode or 0
     ending = f"it was killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    cause = causes[-1].partition(" (")[0] if causes else _said(server) or ending  # the bracket advises on training
+    cause = causes[-1].partition(" (")[0] if causes else _said(child) or ending  # the bracket advises on training
     return WorkerError(f"the process that computes the model has ended ({cause}): run the command again")
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cli.local_model import invite_to, local_model_options
+from cli.local_model import NamedModel, invite_to, local_model_options
 from cli.options import invite_argument, template_option, tied_option, wire_option
 from cli.run import run_until_stopped
 from cli.terminal.lines import say, say_json
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from peer.events import Event
     from peer.ipc.block_messages import HiddenType, WireType
     from swarm.gateway.limits import ApiKeys, Quotas
-    from swarm.run.invite import Invite
     from swarm.web.listening import ListenAddress
 
 
@@ -126,7 +125,7 @@ class _Api:
 
     def __init__(
         self,
-        invite: Invite,
+        named: NamedModel,
         wire: WireType | None,
         template: str | None,
         address: ListenAddress,
@@ -134,7 +133,7 @@ class _Api:
         quotas: Quotas,
         as_json: bool,
     ) -> None:
-        self._invite, self._wire, self._template, self._as_json = invite, wire, template, as_json
+        self._named, self._wire, self._template, self._as_json = named, wire, template, as_json
         self._address, self._keys, self._quotas = address, keys, quotas
 
     async def run(self) -> None:
@@ -143,7 +142,7 @@ class _Api:
         from swarm.inference.client import open_model
         from swarm.web.listening import serve_http
 
-        opened = open_model(self._invite, wire=self._wire)
+        opened = open_model(self._named.invite, wire=self._wire, patience=self._named.patience())
         async with opened as model, open_template(model.manifest.text, self._template) as template:
             gateway = Gateway(model, template, self._keys, self._quotas, self._address.name)
             name = model.manifest.name

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import click
 import trio
 
-from cli.local_model import invite_to, local_model_options
+from cli.local_model import NamedModel, invite_to, local_model_options
 from cli.options import invite_argument, template_option, wait_option, wire_option
 from cli.run import Stopped, run_until_stopped
 from cli.terminal.lines import say
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from swarm.gateway.chat_log import ChatLog
     from swarm.gateway.conversation import Conversation
     from swarm.inference.client import ModelClient
-    from swarm.run.invite import Invite
 
 _HELP: Final = (
     "/system TEXT  say how the model should answer; without TEXT: drop it",
@@ -87,7 +86,6 @@ def chat(
     sampling = Sampling(temperature=temperature, top_p=top_p, seed=new_seed() if seed is None else seed)
     with invite_to(invite, model, dtype, device, threads) as opened:
         log = None if history is None else ChatLog(history)
-        wait = wait if model is None else 0.0  # the one server is a process of this command
         run_until_stopped(_Chat(opened, wire, wait, log, template, (system, sampling, max_tokens)).run)
 
 
@@ -96,7 +94,7 @@ class _Chat:
 
     def __init__(
         self,
-        invite: Invite,
+        named: NamedModel,
         wire: WireType | None,
         wait_s: float,
         log: ChatLog | None,
@@ -104,7 +102,7 @@ class _Chat:
         ask: tuple[str, Sampling, int],
     ) -> None:
         """`ask`: the system prompt, how tokens are chosen, and how many an answer may have."""
-        self._invite, self._wire, self._wait_s, self._log = invite, wire, wait_s, log
+        self._named, self._wire, self._wait_s, self._log = named, wire, wait_s, log
         self._template = template
         self._system, self._sampling, self._max_tokens = ask
         self._lines = TypedLines()
@@ -115,9 +113,9 @@ class _Chat:
         from swarm.gateway.conversation import Conversation
         from swarm.gateway.template import open_template
         from swarm.inference.client import open_model
-        from swarm.inference.client_view import Patience
 
-        opened = open_model(self._invite, wire=self._wire, patience=Patience(self._wait_s, self._waits))
+        patience = self._named.patience(self._wait_s, self._waits)
+        opened = open_model(self._named.invite, wire=self._wire, patience=patience)
         async with opened as model, open_template(model.manifest.text, self._template) as template:
             conversation = Conversation(model, template, self._sampling, self._max_tokens)
             conversation.system = self._system

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cli.local_model import invite_to, local_model_options
+from cli.local_model import NamedModel, invite_to, local_model_options
 from cli.options import template_option, wait_option, wire_option
 from cli.run import run_until_stopped
 from cli.terminal.lines import is_terminal, say, say_json
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from swarm.inference.client import ModelClient
     from swarm.inference.record import ServedCommit
     from swarm.inference.route import Route
-    from swarm.run.invite import Invite
 
 
 @click.command()
@@ -95,7 +94,6 @@ def generate(
         logprobs=logprobs,
     )
     with invite_to(invite, model, dtype, device, threads) as opened:
-        wait = wait if model is None else 0.0  # the one server is a process of this command
         answers = _Answers(opened, text, sampling, wire, wait, max_tokens, stops, count, as_json, chat, template)
         run_until_stopped(answers.run)
 
@@ -104,7 +102,7 @@ def generate(
 class _Answers:
     """The answers of one command."""
 
-    invite: Invite
+    named: NamedModel
     text: str
     sampling: Sampling
     wire: WireType | None
@@ -118,10 +116,9 @@ class _Answers:
 
     async def run(self) -> None:
         from swarm.inference.client import open_model
-        from swarm.inference.client_view import Patience
 
-        began, patience = time.monotonic(), Patience(self.wait_s, self._waits)
-        async with open_model(self.invite, wire=self.wire, patience=patience) as model:
+        began, patience = time.monotonic(), self.named.patience(self.wait_s, self._waits)
+        async with open_model(self.named.invite, wire=self.wire, patience=patience) as model:
             prompt = await self._prompt(model)
             for index in range(self.count):
                 await self._answer(model, prompt, index, began)

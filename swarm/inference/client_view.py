@@ -32,6 +32,10 @@ def _untold(missing: str) -> None:
     pass
 
 
+def _unknown() -> bool:
+    return False
+
+
 @dataclass(frozen=True)
 class Patience:
     """How long the sessions of a client wait for servers that are missing."""
@@ -40,6 +44,8 @@ class Patience:
     """Then the answer fails, and may go on later."""
     tell: Callable[[str], None] = _untold
     """Is told what is missing, once each time."""
+    comes_back: Callable[[], bool] = _unknown
+    """Whether a server that is missing is known to come back: it is waited for as long as that is so."""
 
 
 class NoServers(NetworkError):
@@ -157,7 +163,7 @@ class ServersView:
         if waited_s <= TOLD_S:
             return
         missing = self.missing(refusal, wire)
-        if waited_s > self._patience.wait_s:
+        if waited_s > self._patience.wait_s and not self._patience.comes_back():
             raise NoServers(missing)
         if self._told < began:
             self._told = trio.current_time()

@@ -8,6 +8,7 @@ import pty
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from swarm.inference.client_view import TOLD_S
 from tests.support.forking.forked import ForkedProcess
 from tests.support.process_group import REPO
 from tests.swarm.gateway.served_model import decoded, encoded, write_checkpoint
@@ -102,6 +104,18 @@ def answering(command: list[str], count: int) -> Iterator[tuple[subprocess.Popen
         yield process, server
 
 
+def replace_slowly(server: psutil.Process) -> None:
+    """Kill the worker of a server, and stop the one that replaces it for longer than a client waits for other servers,
+    as a busy machine would."""
+    (worker,) = server.children()
+    worker.kill()
+    while (new := next((child for child in server.children() if child != worker), None)) is None:
+        time.sleep(0.01)
+    new.suspend()
+    time.sleep(2 * TOLD_S)
+    new.resume()
+
+
 def test_an_answer_outlives_its_worker_and_ends_in_one_sentence_with_its_server(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     write_checkpoint(folder)
@@ -109,8 +123,8 @@ def test_an_answer_outlives_its_worker_and_ends_in_one_sentence_with_its_server(
     told = list[list[int]]()
     for is_struck in (False, True):
         with answering(command, 1200) as (process, server):
-            for worker in server.children() if is_struck else ():
-                worker.kill()
+            if is_struck:
+                replace_slowly(server)
             rest, said = process.communicate()
         answer = json.loads(rest.splitlines()[-1])
         assert process.returncode == 0 and (answer["failovers"] > 0) == is_struck, said
