@@ -36,6 +36,8 @@ class Admissions:
         self._trusted: dict[str, frozenset[str]] = {}
         self._barred: frozenset[str] = frozenset()
         self._guarded = False
+        self.proof_is_enough = False
+        """Whether who has proved a scarce credential is an anchor: where there are no heads that could say more."""
 
     @property
     def guarded(self) -> bool:
@@ -95,14 +97,19 @@ class Admissions:
         """Whether strangers give way to this peer. At a host of no run no peer is trusted."""
         if peer in self._barred or not self._guarded:
             return False
-        granted = self._granted.get(peer)
-        if granted is not None and granted.trusted and not self.is_over(granted.until):
-            return True
-        return self.is_anchor(peer)
+        return self._has_proved(peer) or self.is_anchor(peer)
 
     def is_anchor(self, peer: str) -> bool:
-        """Whether a peer is trusted for what the run says of it (`trust`), not for what it has proved itself."""
-        return peer not in self._barred and any(peer in peers for peers in self._trusted.values())
+        """Whether a peer is trusted for what the run says of it (`trust`), not for what it has proved itself; where
+        nothing says it, for that."""
+        if peer in self._barred:
+            return False
+        said = any(peer in peers for peers in self._trusted.values())
+        return said or (self.proof_is_enough and self._has_proved(peer))
+
+    def _has_proved(self, peer: str) -> bool:
+        granted = self._granted.get(peer)
+        return granted is not None and granted.trusted and not self.is_over(granted.until)
 
     def check(self, peer: str, method: str, access: Access) -> None:
         """Raise NotAdmitted unless a peer may call this method."""

@@ -144,6 +144,7 @@ class Gate:
         self._challenges: OrderedDict[str, _Challenge] = OrderedDict()
         judge(manifest, chain, identity.peer_id, clock())
         self._admissions.guard()
+        self._admissions.proof_is_enough = not isinstance(manifest, Manifest)
         self._admissions.trust("authority", [manifest.authority])
         rpc.register(ENTER, self._enter)
         rpc.register(PROVE, self._prove)

@@ -7,7 +7,8 @@ import trio
 
 from peer.errors import DialError
 from peer.net.hello import HELLO, Addresses
-from tests.swarm.run.test_gate import SOON, gate_of, hear, hosts, manifest_of
+from tests.swarm.run.test_gate import AUTHORITY, SOON, gate_of, hear, hosts, manifest_of
+from tests.swarm.run.test_served_model import served_model
 
 
 async def _count(listener: trio.socket.SocketType, dials: list[float]) -> None:
@@ -42,3 +43,15 @@ async def test_guests_that_claim_one_address_have_it_dialled_once() -> None:
             await guests[0].rpc.call(member.peer_id, HELLO, Addresses([elsewhere]), timeout_s=SOON)
             assert elsewhere in member.book.vouched(guests[0].peer_id)
             nursery.cancel_scope.cancel()
+
+
+async def test_the_servers_of_a_model_are_told_to_its_clients() -> None:
+    """A served model has no heads: there a server's word about itself is passed on once it has proved itself."""
+    manifest = served_model(authority=AUTHORITY.peer_id)
+    async with hosts(2) as (founder, server):
+        for host in (founder, server):
+            gate_of(host, manifest)
+        assert await hear(server, founder) == "hi"
+        founder.book.forget(server.peer_id)
+        await server.rpc.call(founder.peer_id, HELLO, Addresses(list(server.addresses)), timeout_s=SOON)
+        assert founder.book.vouched(server.peer_id)
