@@ -24,8 +24,8 @@ from swarm.rounds.trainers.trained_rounds import REMEDY
 if TYPE_CHECKING:
     from swarm.client.status import MemberStatus, StageStatus, SwarmStatus
 
-_STAGES: Final = ("stage", "blocks", "round", "replicas", "members", "mb/s", "queue", "phase")
-_PIPELINE: Final = ("peer", "id", "stage", "round", "mb/s", "queue", "loss", "phase")
+_STAGES: Final = ("stage", "blocks", "round", "replicas", "members", "batch/s", "queue", "phase")
+_PIPELINE: Final = ("peer", "id", "stage", "round", "batch/s", "queue", "loss", "phase")
 _WHOLE: Final = ("peer", "id", "round", "phase", "steps/s", "loss", "up / down", "state", "seen")
 _LEFT: Final = ("blocks", "members", "phase", "peer", "id", "state")
 
@@ -181,7 +181,7 @@ def _stage_cells(stage: StageStatus, complete: bool = False) -> dict[str, Text |
         "round": _or_nothing(stage.round),
         "replicas": _bad_if(not served, replicas),
         "members": _bad_if(not alive, members),
-        "mb/s": f"{stage.rate:.1f}",
+        "batch/s": f"{stage.rate:.1f}",
         "queue": NOTHING if stage.queue is None else f"{stage.queue:.1f}",
         "phase": _bad_if(not served or not alive, phase),
     }
@@ -196,7 +196,7 @@ def _cells(seen: SwarmStatus, peer: MemberStatus) -> dict[str, Text | str]:
         "stage": str(peer.stage) if at_stage else NOTHING,
         "round": _or_nothing(peer.round),
         "phase": plain(peer.phase),
-        "mb/s": f"{peer.rate:.1f}" if at_stage else NOTHING,
+        "batch/s": f"{peer.rate:.1f}" if at_stage else NOTHING,
         "queue": f"{peer.queue:.1f}" if at_stage else NOTHING,
         "steps/s": f"{peer.speed:.1f}" if peer.speed else "",
         "loss": number_text(peer.loss),
