@@ -49,7 +49,7 @@ def _peers(title: str, rows: Iterable[Row], width: int) -> Table:
     pipelined = any(row.pipelined for row in rows)
     named = min(_LONGEST_NAME, max((len(row.name) for row in rows), default=0))
     least = {**_LEAST, "peer": max(_LEAST["peer"], named)}
-    columns = _fitting(_PIPELINE if pipelined else _WHOLE, least, width)
+    columns = fitting(_PIPELINE if pipelined else _WHOLE, least, width)
     table = Table(title=title, title_justify="left", expand=False, box=SIMPLE_HEAD if pipelined else HEAVY_HEAD)
     for column in columns:
         wraps = column in _WRAPPED
@@ -61,11 +61,17 @@ def _peers(title: str, rows: Iterable[Row], width: int) -> Table:
     return table
 
 
-def _fitting(columns: Sequence[str], least: Mapping[str, int], width: int) -> list[str]:
-    """Return the columns that a terminal of `width` shows whole, less important ones left out first."""
+def fitting(
+    columns: Sequence[str],
+    least: Mapping[str, int],
+    width: int,
+    first_to_go: Sequence[str] = _FIRST_TO_GO,
+    gap: int = _BESIDE,
+) -> list[str]:
+    """Return the columns that a terminal of `width` shows whole, `gap` apart, those that are `first_to_go` left out."""
     kept = list(columns)
-    for column in _FIRST_TO_GO:
-        if sum(least[name] + _BESIDE for name in kept) + 1 <= width:
+    for column in first_to_go:
+        if sum(least[name] + gap for name in kept) + 1 <= width:
             break
         if column in kept:
             kept.remove(column)

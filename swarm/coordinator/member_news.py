@@ -19,14 +19,21 @@ TRAINING: Final = ("full", "stage")
 
 
 async def tell_news(membership: Membership[MemberRecord], events: EventLog) -> None:
-    """Tell of the members whenever their round or losses have changed. Event: members_told."""
+    """Tell of the members whenever their round or losses have changed, of a held-out loss once: records keep it until
+    the next one is measured. Event: members_told."""
     told: dict[str, Field] = {}
     while True:
-        news = summed_up(membership.view)
-        if news and any(news[name] != told.get(name) for name in ("round", "loss", "val_loss")):
-            events.emit("members_told", **news)
+        if fresh := news_since(told, news := summed_up(membership.view)):
+            events.emit("members_told", **fresh)
             told = news
         await trio.sleep(REFRESH_S)
+
+
+def news_since(told: Mapping[str, Field], news: Mapping[str, Field]) -> dict[str, Field]:
+    """Return what of `news` was not `told`; empty if that is nothing."""
+    if not news or all(news[name] == told.get(name) for name in ("round", "loss", "val_loss")):
+        return {}
+    return {**news, "val_loss": None} if news["val_loss"] == told.get("val_loss") else dict(news)
 
 
 def summed_up(view: Mapping[str, MemberRecord]) -> dict[str, Field]:

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from cli.commands import status
-from cli.demo.report import broken_invariants, ddp_bytes, draw_losses
+from cli.demo.report import broken_invariants, ddp_bytes
 from cli.views.event_tail import EventTail
 from cli.views.facts import CommitRow
 from cli.views.progress import Progress
@@ -206,11 +206,6 @@ def test_each_broken_invariant_is_named(changes: dict[str, Any], words: str) -> 
 
 def test_ddp_equivalent_is_a_ring_of_fp32_gradients() -> None:
     assert ddp_bytes(parameters=1000, inner_steps=10, peers=4) == 10 * 2 * 3 * 4000 // 4
-
-
-def test_the_curve_is_a_picture(tmp_path: Path) -> None:
-    draw_losses(tmp_path / "loss.png", {0: 5.5, 1: 3.0}, {1: 3.1}, {1: "killed"})
-    assert (tmp_path / "loss.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
 @pytest.mark.parametrize("keeps_all", [False, True])

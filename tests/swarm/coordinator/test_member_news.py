@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from swarm.coordinator.member_news import summed_up
+from swarm.coordinator.member_news import news_since, summed_up
 from tests.swarm.membership.test_bans import record
 
 
@@ -22,3 +22,10 @@ def test_before_the_first_round_there_is_no_news_and_a_loss_may_be_missing() -> 
     waiting = msgspec.structs.replace(record("a"), role="full", round=0, loss=None)
     assert summed_up({"a": waiting}) == {} == summed_up({})
     assert summed_up({"a": msgspec.structs.replace(waiting, round=1)})["loss"] is None
+
+
+def test_a_held_out_loss_is_told_once() -> None:
+    news = {"round": 4, "loss": 2.5, "val_loss": 2.6}
+    assert news_since({}, news) == news and news_since(news, news) == {} == news_since(news, {})
+    assert news_since(news, {**news, "round": 5}) == {"round": 5, "loss": 2.5, "val_loss": None}
+    assert news_since(news, {**news, "val_loss": 2.4}) == {**news, "val_loss": 2.4}
