@@ -222,6 +222,10 @@ def _checkpoint_saved(view: ViewState, row: Row, at: float, fields: Fields) -> N
         view.saved = Saved(int(fields["round"]), path, row.stage)
 
 
+def _checkpoint_skipped(view: ViewState, row: Row, at: float, fields: Fields) -> None:
+    view.note(f"{row.name} passes over the damaged checkpoint {fields['path']}: {fields['reason']}")
+
+
 def _last_checkpoint_failed(view: ViewState, row: Row, at: float, fields: Fields) -> None:
     view.left_unsaved = True
 
@@ -283,6 +287,7 @@ PEER_EVENTS: Final[dict[str, Callable[[ViewState, Row, float, Fields], None]]] =
     "state_at_risk": _problem,
     "last_checkpoint_failed": _last_checkpoint_failed,
     "checkpoint_saved": _checkpoint_saved,
+    "checkpoint_skipped": _checkpoint_skipped,
     "worker_ready": _worker_ready,
     "peer_suspect": _peer_suspect,
     "peer_recovered": _peer_recovered,

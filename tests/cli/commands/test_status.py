@@ -30,7 +30,7 @@ def test_a_home_without_a_loss_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize("columns", [_WHOLE, _PIPELINE, _STAGES])
 @pytest.mark.parametrize("width", [40, 60, 80, 120])
 def test_a_table_leaves_out_columns_and_cuts_no_cell(columns: tuple[str, ...], width: int) -> None:
-    cells: dict[str, Text | str] = {column: "12345678" for column in columns} | {"phase": "waiting for the next round"}
+    cells: dict[str, Text | str] = {**dict.fromkeys(columns, "12345678"), "phase": "waiting for the next round"}
     table = _table(columns, [cells], width, ruled=columns is _WHOLE)
     names = [str(column.header) for column in table.columns]
     assert {"round", "phase"} <= set(names) and (width < 120 or names == list(columns))
