@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import signal
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from cli.terminal.lines import close_output, say, say_traceback, say_usage
-from peer.errors import BarnraiseError
+from peer.errors import BarnraiseError, ResourceError
 
 if TYPE_CHECKING:
     import trio
@@ -23,6 +24,7 @@ if sys.version_info < (3, 11):
 
 INTERRUPTED = 130
 BUG = 1
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 T = TypeVar("T")
 
 
@@ -131,6 +133,10 @@ def report_failure(error: BaseException) -> int:
     if isinstance(chosen, BrokenPipeError):
         close_output()
         return 0
+    if isinstance(chosen, OSError) and chosen.errno in _FULL:
+        say(f"peer: cannot write ({chosen.strerror}): free some space, or send the output elsewhere", err=True)
+        close_output()
+        return ResourceError.exit_code
     if isinstance(chosen, BarnraiseError):
         say(f"peer: {chosen}", err=True)
         return chosen.exit_code

@@ -18,6 +18,7 @@ from cli.terminal.lines import say, say_json
 from cli.tracking import track_option, tracked
 from cli.views.event_feed import EventFeed
 from cli.views.live import follow, read_tails
+from cli.views.loss_picture import leave_picture
 from cli.views.progress import Progress
 from cli.views.text import quoted
 from optim.config import EagerConfig
@@ -180,6 +181,8 @@ def _run(config: CoordinatorConfig, track: str | None, as_json: bool, tied: bool
         read_tails(progress, {"coordinator": feed}, as_json)
         if opened:
             say(_farewell(progress, config.home), err=True)
+            if not tied:  # the program that started this one draws what all its peers saw
+                leave_picture(config.home, lambda line: say(line, err=True))
 
 
 def _farewell(progress: Progress, home: Path) -> str:

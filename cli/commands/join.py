@@ -26,6 +26,7 @@ from cli.terminal.lines import say
 from cli.tracking import track_option, tracked
 from cli.views.event_feed import EventFeed
 from cli.views.live import follow, read_tails
+from cli.views.loss_picture import leave_picture
 from cli.views.progress import Progress
 from cli.views.text import quoted, several
 from peer.errors import Diverged, NotAdmitted
@@ -164,6 +165,8 @@ def join(
         read_tails(progress, {config.name: feed}, as_json)  # the last checkpoint is saved after everything else
         if kept := what_was_kept(progress, config.home):
             say(kept, err=True)
+        if not tied:  # the program that started this one draws what all its peers saw
+            leave_picture(config.home, lambda line: say(line, err=True))
 
 
 def _server(config: JoinConfig, memory: float | None) -> Beside:

@@ -22,7 +22,7 @@ import msgspec
 from cli.demo.child_processes import children
 from cli.demo.cluster import LocalCluster
 from cli.demo.monitoring import Monitor
-from cli.demo.report import Report, draw_losses, write_report
+from cli.demo.report import Report, write_report
 from cli.demo.scenario import play_pipeline, play_whole
 from cli.demo.served_sample import ServedSample, serve_sample
 from cli.demo.verdict import judge, train_losses
@@ -31,6 +31,7 @@ from cli.run import stopping_by_signal
 from cli.templates import template
 from cli.terminal.lines import say
 from cli.views.live import shown
+from cli.views.loss_picture import PICTURE, draw_losses
 from cli.views.progress import Progress
 from cli.views.text import number_text, quoted, several, size_text
 from peer.errors import ConfigError, ResourceError, RoundError
@@ -114,7 +115,7 @@ def _play(peers: int, stages: int, rounds: int, home: Path, serves: bool, monito
         served = serve_sample(home, _homes(report, home), kills=serves)
         report = msgspec.structs.replace(report, sample=served.text)
     write_report(home / "report.json", report)
-    draw_losses(home / "loss.png", dict(sorted(progress.val_losses.items())), train_losses(progress), scenario.marks)
+    draw_losses(home / PICTURE, dict(sorted(progress.val_losses.items())), train_losses(progress), scenario.marks)
     _summarize(report, home, served)
     if monitor is not None:
         say("", monitor.last_words, uncut=True)

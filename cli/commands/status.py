@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
 import msgspec
+import trio
 from rich.box import HEAVY_HEAD, SIMPLE_HEAD
+from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
-from cli.options import home_option, invite_argument, read_invite
+from cli.options import default_home, home_option, invite_argument, read_invite
 from cli.run import run_until_stopped
-from cli.terminal.lines import say_json
-from cli.terminal.screen import screen
+from cli.terminal.lines import say, say_json
+from cli.terminal.screen import drawn, live, screen, table_screen
+from cli.views.table import fitting
 from cli.views.text import NOTHING, number_text, several, size_text
 from peer.errors import ConfigError
 from peer.plain_text import plain
@@ -23,19 +27,32 @@ from swarm.rounds.trainers.trained_rounds import REMEDY
 
 if TYPE_CHECKING:
     from swarm.client.status import MemberStatus, StageStatus, SwarmStatus
+    from swarm.inference.model_status import ServedModelStatus, ServedRunStatus
+    from swarm.run.invite import Invite
 
-_STAGES: Final = ("stage", "blocks", "round", "replicas", "members", "mb/s", "queue", "phase")
-_PIPELINE: Final = ("peer", "id", "stage", "round", "mb/s", "queue", "loss", "phase")
+_STAGES: Final = ("stage", "blocks", "round", "replicas", "members", "batch/s", "queue", "phase")
+_PIPELINE: Final = ("peer", "id", "stage", "round", "batch/s", "queue", "loss", "phase")
 _WHOLE: Final = ("peer", "id", "round", "phase", "steps/s", "loss", "up / down", "state", "seen")
 _LEFT: Final = ("blocks", "members", "phase", "peer", "id", "state")
+_FIRST_TO_GO: Final = ("state", "up / down", "seen", "id", "queue", "steps/s", "batch/s", "members", "blocks", "loss")
+"""What a narrow terminal does not show. Peer, stage, round and phase always stay."""
+_PHASE_LEAST: Final = 9
+_WATCH_S: Final = 3.0
 
 
 @click.command()
 @invite_argument(required=False)
 @home_option("Show the run of the peer that has this home (it need not be running).")
 @click.option("--guests", is_flag=True, help="Show as well who came by which invite of a closed run.")
+@click.option("--watch", is_flag=True, help="Show it again every few seconds, until Ctrl-C.")
+@click.option(
+    "--plot",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Only draw the loss by round, as the events in this machine's home of the run tell it: .png, .svg or .pdf.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, which has more about each peer.")
-def status(invite: str | None, home: Path | None, guests: bool, as_json: bool) -> None:
+def status(invite: str | None, home: Path | None, guests: bool, watch: bool, plot: Path | None, as_json: bool) -> None:
     """Show the peers of the run of INVITE, its round and its loss, and who serves it; of a served model its servers,
     blocks and load.
 
@@ -43,33 +60,72 @@ def status(invite: str | None, home: Path | None, guests: bool, as_json: bool) -
     """
     if (invite is None) == (home is None):
         raise ConfigError("no run was named: give either INVITE or --home DIR")
-    from cli.views.served_model import show_run_servers, show_served_model
-    from swarm.inference.model_status import ServedModelStatus, read_any_status
+    if plot is not None:
+        _plot(home or default_home(read_invite(invite or "").run_id[:12]), plot)
+        return
+    from swarm.inference.model_status import read_any_status
     from swarm.run.invite import read_saved_invite
 
     opened = read_invite(invite) if invite is not None else read_saved_invite(home or Path())
-    seen = run_until_stopped(lambda: read_any_status(opened, home))
+    if watch:
+        run_until_stopped(lambda: _watch(opened, home, guests, as_json))
+    else:
+        _tell(run_until_stopped(lambda: read_any_status(opened, home)), guests, as_json)
+
+
+def _plot(home: Path, file: Path) -> None:
+    from cli.views.loss_picture import draw_home, losses_in
+
+    losses = losses_in(home)
+    if not losses:
+        raise ConfigError(f"the events in {home} tell of no loss: give the --home of a peer or coordinator of the run")
+    draw_home(losses, file)
+    say(f"Drew the loss to {file}.")
+
+
+async def _watch(opened: Invite, home: Path | None, guests: bool, as_json: bool) -> None:
+    """Show the status again and again until cancelled. A reading that fails is told, and tried again."""
+    from swarm.inference.model_status import any_status, open_any
+
+    async with open_any(opened, home) as client:
+        if as_json or not (console := screen()).is_terminal:
+            while True:
+                _tell(await any_status(client), guests, as_json)
+                await trio.sleep(_WATCH_S)
+        with live("", console) as display:
+            while True:
+                seen = await any_status(client)
+                display.update(drawn(partial(_tell, seen, guests, as_json)), refresh=True)
+                await trio.sleep(_WATCH_S)
+
+
+def _tell(seen: ServedRunStatus | ServedModelStatus, guests: bool, as_json: bool) -> None:
+    """Print the status."""
+    from cli.views.served_model import show_run_servers, show_served_model
+    from swarm.inference.model_status import ServedModelStatus
+
     if as_json:
         say_json(msgspec.to_builtins(seen))
-    elif isinstance(seen, ServedModelStatus):
+        return
+    if isinstance(seen, ServedModelStatus):
         show_served_model(seen)
-    else:
-        _show(seen)
-        show_run_servers(seen)
-        if guests:
-            _show_guests(seen)
+        return
+    _show(seen)
+    show_run_servers(seen)
+    if guests:
+        _show_guests(seen)
 
 
 def _show(seen: SwarmStatus) -> None:
     from swarm.membership.vote_shares import caution
 
-    console = screen(width=max(80 if seen.stages else 100, screen().width))
+    console = table_screen(80 if seen.stages else 100)
     admission = "open" if seen.open else "by invitation"
     console.print(Text(plain(seen.name), style="bold"), f"  run {seen.run_id}  ", admission)
     console.print(_summary(seen))
     if seen.stages:
-        console.print(_table(_STAGES, [_stage_cells(stage, seen.complete) for stage in seen.stages]))
-        console.print(_table(_PIPELINE, [_cells(seen, peer) for peer in seen.peers]))
+        console.print(_table(_STAGES, [_stage_cells(stage, seen.complete) for stage in seen.stages], console.width))
+        console.print(_table(_PIPELINE, [_cells(seen, peer) for peer in seen.peers], console.width))
         for peer in seen.peers:
             if peer.ready_in_s > 0:
                 way = "joining" if peer.source < 0 else f"moving from stage {peer.source} to"
@@ -78,7 +134,7 @@ def _show(seen: SwarmStatus) -> None:
         if feeders := [plain(peer.name) for peer in seen.peers if peer.role == "feeder"]:
             console.print(f"text is read by {', '.join(feeders)}")
     else:
-        console.print(_table(_WHOLE, [_cells(seen, peer) for peer in seen.peers], ruled=True))
+        console.print(_table(_WHOLE, [_cells(seen, peer) for peer in seen.peers], console.width, ruled=True))
     for peer in seen.peers:
         if peer.skipped:
             console.print(Text(_skipped_text(peer), style="red" if peer.skipped == peer.steps else ""))
@@ -94,7 +150,7 @@ def _show(seen: SwarmStatus) -> None:
 
 def _show_guests(seen: SwarmStatus) -> None:
     """Show who came by which invite, directly or through a member that came by it."""
-    console, names = screen(), {peer.peer: peer.name for peer in seen.peers}
+    console, names = table_screen(), {peer.peer: peer.name for peer in seen.peers}
     if not seen.guests:
         why = "this run is open" if seen.open else "no peer came by one yet"
         console.print(f"No invite has brought in a peer: {why}.")
@@ -159,9 +215,17 @@ def _bad_if(bad: bool, text: str) -> Text:
     return Text(text, style="red" if bad else "")
 
 
-def _table(columns: Sequence[str], lines: Sequence[dict[str, Text | str]], ruled: bool = False) -> Table:
-    """Return a table in which only the phase is wrapped where the terminal is too narrow."""
-    table = Table(box=HEAVY_HEAD if ruled else SIMPLE_HEAD, pad_edge=ruled)
+def _table(columns: Sequence[str], lines: Sequence[dict[str, Text | str]], width: int, ruled: bool = False) -> Table:
+    """Return a table in which only the phase is wrapped where the terminal is too narrow, with as many columns as a
+    terminal of `width` shows whole."""
+    least = {
+        column: _PHASE_LEAST
+        if column == "phase"
+        else max(len(column), *(cell_len(str(cells[column])) for cells in lines), 0)
+        for column in columns
+    }
+    columns = fitting(columns, least, width, _FIRST_TO_GO, 3 if ruled else 2)
+    table = Table(box=HEAVY_HEAD if ruled else SIMPLE_HEAD, pad_edge=ruled, collapse_padding=not ruled)
     for column in columns:
         table.add_column(column, justify="left" if column in _LEFT else "right", no_wrap=column != "phase")
     for cells in lines:
@@ -181,7 +245,7 @@ def _stage_cells(stage: StageStatus, complete: bool = False) -> dict[str, Text |
         "round": _or_nothing(stage.round),
         "replicas": _bad_if(not served, replicas),
         "members": _bad_if(not alive, members),
-        "mb/s": f"{stage.rate:.1f}",
+        "batch/s": f"{stage.rate:.1f}",
         "queue": NOTHING if stage.queue is None else f"{stage.queue:.1f}",
         "phase": _bad_if(not served or not alive, phase),
     }
@@ -196,7 +260,7 @@ def _cells(seen: SwarmStatus, peer: MemberStatus) -> dict[str, Text | str]:
         "stage": str(peer.stage) if at_stage else NOTHING,
         "round": _or_nothing(peer.round),
         "phase": plain(peer.phase),
-        "mb/s": f"{peer.rate:.1f}" if at_stage else NOTHING,
+        "batch/s": f"{peer.rate:.1f}" if at_stage else NOTHING,
         "queue": f"{peer.queue:.1f}" if at_stage else NOTHING,
         "steps/s": f"{peer.speed:.1f}" if peer.speed else "",
         "loss": number_text(peer.loss),

@@ -1,4 +1,4 @@
-"""The results of a quickstart: report.json, the invariants that must have held, loss.png."""
+"""The results of a quickstart: report.json and the invariants that must have held."""
 
 from __future__ import annotations
 
@@ -176,34 +176,3 @@ def write_report(path: Path, report: Report) -> None:
         path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
     except OSError as error:
         raise ResourceError(f"cannot write {path} ({error.strerror}): free some space, or change --home") from error
-
-
-def draw_losses(
-    path: Path, val_losses: Mapping[int, float], train_losses: Mapping[int, float], marks: Mapping[int, str]
-) -> None:
-    """Draw loss.png: held-out and training loss by round, and `marks` (texts by round) as vertical lines."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-    from matplotlib.ticker import MaxNLocator
-
-    figure, axes = pyplot.subplots(figsize=(7, 4), dpi=120)
-    axes.plot(list(val_losses), list(val_losses.values()), "o:", label="held-out, where measured")
-    if train_losses:
-        axes.plot(list(train_losses), list(train_losses.values()), ".--", alpha=0.6, label="training, mean of peers")
-    top = axes.get_ylim()[1]
-    for number, text in marks.items():
-        axes.axvline(number, color="grey", linewidth=0.8)
-        axes.text(number, top, f" {text}", rotation=90, va="top", ha="right", fontsize=7, color="grey")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlabel("committed round")
-    axes.set_ylabel("nats per byte")
-    axes.legend()
-    figure.tight_layout()
-    try:
-        figure.savefig(path)
-    except OSError as error:
-        raise ResourceError(f"cannot write {path} ({error.strerror}): free some space, or change --home") from error
-    finally:
-        pyplot.close(figure)

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from cli.views.curve import LossCurve
 
 Fields = Mapping[str, Any]
+
+STARTING: Final = "starting the worker"
+"""The phase of a peer that is in the run and whose worker is not ready yet."""
+
+
+def finite(value: object) -> float | None:
+    """Return a number; None for one that is none: the log has null for NaN."""
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 @dataclass(frozen=True)
@@ -38,21 +49,58 @@ class GroupRow:
 
 
 @dataclass
+class ComputePhase:
+    """The local steps of one round. Times are Unix times."""
+
+    first: int
+    """The number of the first one in the run."""
+    steps: int
+    began_at: float
+    done: int = 0
+    at: float = 0.0
+    """When the last one was told."""
+    tokens_per_s: float = 0.0
+
+    @property
+    def share(self) -> float:
+        return min(1.0, self.done / self.steps) if self.steps else 0.0
+
+    def left_s(self, now: float) -> float | None:
+        """Return the seconds that the rest takes at the pace so far; None before the first step."""
+        if not self.done or self.at <= self.began_at:
+            return None
+        ends_at = self.began_at + (self.at - self.began_at) * self.steps / self.done
+        return max(0.0, ends_at - now)
+
+
+@dataclass
 class Row:
     """The last known facts of one peer."""
 
     name: str
-    phase: str = "starting"
+    phase: str = "connecting"
+    work: ComputePhase | None = None
+    """The local steps of the round that it trains or trained last."""
     round: int = 0
     members: int = 0
     state_hash: str = ""
     loss: float | None = None
     """Of the last round or step; None where that has none that is a number."""
     val_loss: float | None = None
+    curve: LossCurve = field(default_factory=LossCurve)
+    """Of the training loss, since this process began."""
+    device: tuple[str, ...] = ()
+    """Where its worker computes, and how."""
+    steps_per_s: float = 0.0
+    """At a coordinator: of all peers that train together, as they say."""
+    told_round: int = 0
+    """At a coordinator: the last round of which members have told."""
     useless_round: int = 0
     """The last round of which this peer could use no step; 0: none."""
     bytes_up: int = 0
     bytes_down: int = 0
+    round_bytes_up: int = 0
+    """What it sent in its last round."""
     gone: str = ""
     """Why the process has ended."""
     stage: int | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from cli.views.facts import Fields, GroupRow, Row
+from cli.views.facts import STARTING, Fields, GroupRow, Row, finite
 from cli.views.state import ViewState
 from cli.views.text import several
 from peer.plain_text import plain
@@ -17,7 +17,8 @@ _NAMES_MAX: Final = 32  # in one note
 def _run_entered(view: ViewState, row: Row, at: float, fields: Fields) -> None:
     """A peer, or the coordinator itself, is connected to the run."""
     stages, rounds = int(fields["stages"]), int(fields["rounds"])
-    row.role, row.pipelined, view.rounds = str(fields["role"]), stages > 1, rounds
+    row.role, row.pipelined, row.phase, view.rounds = str(fields["role"]), stages > 1, STARTING, rounds
+    view.min_peers = int(fields.get("min_peers") or 0)
     if row.role == "coordinator":
         for stage in range(min(stages, STAGES_MAX)) if stages > 1 else (None,):
             view.groups.setdefault(stage, GroupRow(stage))
@@ -33,9 +34,22 @@ def _head_seen(view: ViewState, row: Row, at: float, fields: Fields) -> None:
     group = view.group_of(fields)
     newer = int(fields["round"]) > group.round
     group.round, group.members, group.phase = int(fields["round"]), int(fields["members"]), "training"
+    view.pace.note(group.round, at, int(fields.get("tokens") or 0))
     if newer and len(view.rows) == 1:  # peers in the same view report their commits in more detail
         of = "" if group.stage is None else f" of stage {group.stage}"
         view.note(f"round {group.round}{of} committed by {several(group.members, 'member')}")
+
+
+def _members_told(view: ViewState, row: Row, at: float, fields: Fields) -> None:
+    """What the members say of themselves, in the coordinator's view."""
+    if int(fields["round"]) > row.told_round:
+        row.told_round, row.loss = int(fields["round"]), finite(fields.get("loss"))
+        row.curve.add(row.loss)
+        view.loss_curve.add(row.loss)
+    if (held_out := finite(fields.get("val_loss"))) is not None:
+        row.val_loss = held_out
+    row.steps_per_s = float(fields["steps_per_s"])
+    row.bytes_up, row.bytes_down = int(fields["bytes_up"]), int(fields["bytes_down"])
 
 
 def _regrouped(view: ViewState, row: Row, at: float, fields: Fields) -> None:
@@ -153,6 +167,7 @@ def _last_state_missing(view: ViewState, row: Row, at: float, fields: Fields) ->
 GROUP_EVENTS: Final[dict[str, Callable[[ViewState, Row, float, Fields], None]]] = {
     "run_entered": _run_entered,
     "head_seen": _head_seen,
+    "members_told": _members_told,
     "regrouped": _regrouped,
     "quorum_lost": _quorum_lost,
     "start_not_bound": _start_not_bound,

@@ -7,20 +7,50 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from cli.views.facts import CommitRow, Fields, Row, Saved
+from cli.views.facts import STARTING, CommitRow, ComputePhase, Fields, Row, Saved, finite
 from cli.views.micro_batch_audit import AuditEntry
 from cli.views.state import PEERS_MAX, ViewState
-from cli.views.text import number_text, several
+from cli.views.text import number_text, several, size_text
 from swarm.rounds.trainers.trained_rounds import REMEDY
+
+_PHASES: Final = {"compute": "training", "submit": "submitting", "exchange": "exchanging", "vote": "voting"}
+_BETWEEN: Final = "waiting for the next round"
 
 
 def _phase_entered(view: ViewState, row: Row, at: float, fields: Fields) -> None:
-    row.phase = str(fields.get("phase", row.phase))
+    phase = str(fields.get("phase", row.phase))
+    row.phase = _PHASES.get(phase, phase)
+    if "steps" in fields:
+        last_rate = row.work.tokens_per_s if row.work is not None else 0.0
+        row.work = ComputePhase(int(fields["step"]), int(fields["steps"]), at, tokens_per_s=last_rate)
 
 
 def _inner_step(view: ViewState, row: Row, at: float, fields: Fields) -> None:
-    row.phase = f"step {fields.get('step')}"
-    row.loss = _loss_in(fields)
+    row.loss, row.phase = finite(fields.get("loss")), "training"
+    row.curve.add(row.loss)
+    if row.work is not None:
+        row.work.done, row.work.at = max(0, int(fields["step"]) - row.work.first + 1), at
+        row.work.tokens_per_s = float(fields.get("tokens_per_s") or 0.0)
+
+
+def _worker_ready(view: ViewState, row: Row, at: float, fields: Fields) -> None:
+    """A worker has begun, the first one or one in the place of another; of several devices each has its own."""
+    if not fields.get("device"):
+        return  # it only reads text
+    sequences, again = fields.get("sequences"), str(fields.get("recompute") or "none")
+    parts = [str(fields["device"])]
+    if memory := int(fields.get("memory_bytes") or 0):
+        parts.append(f"{size_text(memory)} of memory")
+    parts.append("bf16" if fields.get("bf16") else "fp32")
+    parts += ["compiled"] * bool(fields.get("compiled"))
+    if sequences is not None:
+        parts.append(f"{several(int(sequences), 'sequence')} at a time")
+    parts += ["blocks computed twice"] * (again != "none")
+    if tuple(parts) != row.device:
+        row.device = tuple(parts)
+        view.note(f"{row.name} computes on {', '.join(parts)}")
+    if row.phase == STARTING:
+        row.phase = "waiting for peers"
 
 
 def _state_progress(view: ViewState, row: Row, at: float, fields: Fields) -> None:
@@ -40,7 +70,9 @@ def _round_committed(view: ViewState, row: Row, at: float, fields: Fields) -> No
     commits = view.commits.setdefault(row.name, {})
     commits[number] = CommitRow(number, at, row.state_hash, fields)
     view.trim(commits)
+    view.pace.note(number, at, int(fields.get("tokens") or 0))
     if newest:
+        view.loss_curve.add(row.loss)
         of = "" if stage is None else f" of stage {stage}"
         members = several(row.members, "member")
         view.note(f"round {number}{of} committed by {members}{_learned(row, fields)}, state {row.state_hash[:8]}")
@@ -50,6 +82,7 @@ def _head_adopted(view: ViewState, row: Row, at: float, fields: Fields) -> None:
     if fields.get("stage") is not None:
         _record_merged(view, fields["stage"], fields)
     _position(view, row, at, fields)
+    view.pace.note(row.round, at, int(fields.get("tokens") or 0))
     reached = f"caught up with round {row.round}" if row.round else "has the initial weights"
     view.note(f"{row.name} {reached}, state {row.state_hash[:8]}")
 
@@ -58,6 +91,7 @@ def _gossip_round(view: ViewState, row: Row, at: float, fields: Fields) -> None:
     """A round of a gossip run is this peer's own; other peers may be at other rounds."""
     _position(view, row, at, fields)
     partner, distance = str(fields.get("partner", "")), fields.get("distance")
+    view.pace.note(row.round, at)
     met = f"met {view.name_of(partner)} for" if partner else "had no partner for"
     apart = "" if distance is None else f", {float(distance):.1%} apart"
     view.note(f"{row.name} {met} round {row.round}{apart}{_learned(row, fields)}")
@@ -68,6 +102,7 @@ def _round_discarded(view: ViewState, row: Row, at: float, fields: Fields) -> No
     if place not in view.discarded:
         view.discarded[place] = reason
         view.trim(view.discarded)
+        row.phase = _BETWEEN
         of = "" if row.stage is None else f" of stage {row.stage}"
         view.note(f"round {place[1]}{of} discarded: {reason}")
 
@@ -81,7 +116,7 @@ def _corpus_read(view: ViewState, row: Row, at: float, fields: Fields) -> None:
 
 
 def _val_evaluated(view: ViewState, row: Row, at: float, fields: Fields) -> None:
-    number, row.val_loss = int(fields["round"]), _loss_in(fields)
+    number, row.val_loss = int(fields["round"]), finite(fields.get("loss"))
     if row.val_loss is None:
         view.note(f"{row.name} measured a held-out loss of NaN or infinity after round {number}: {REMEDY}")
     view.val_losses.setdefault(number, math.nan if row.val_loss is None else row.val_loss)
@@ -90,7 +125,7 @@ def _val_evaluated(view: ViewState, row: Row, at: float, fields: Fields) -> None
 
 def _numbers(view: ViewState, row: Row, at: float, fields: Fields) -> None:
     if "loss" in fields:
-        row.loss = _loss_in(fields)
+        row.loss = finite(fields.get("loss"))
     row.bytes_up = int(fields.get("bytes_up", row.bytes_up))
     row.bytes_down = int(fields.get("bytes_down", row.bytes_down))
 
@@ -135,9 +170,27 @@ def _peer_recovered(view: ViewState, row: Row, at: float, fields: Fields) -> Non
 
 
 def _member_joined(view: ViewState, row: Row, at: float, fields: Fields) -> None:
-    view.names[str(fields.get("peer", ""))] = str(fields.get("name", ""))
+    peer = str(fields.get("peer", ""))
+    view.names[peer] = str(fields.get("name", ""))
+    if fields.get("role") in ("full", "stage") and len(view.here) < PEERS_MAX:
+        view.here.add(peer)
+        _note_those_here(view, row, f"{view.names[peer]} is here")
     while len(view.names) > PEERS_MAX:
         del view.names[next(iter(view.names))]
+
+
+def _member_left(view: ViewState, row: Row, at: float, fields: Fields) -> None:
+    peer = str(fields.get("peer", ""))
+    if peer in view.here:
+        view.here.discard(peer)
+        _note_those_here(view, row, f"{view.name_of(peer)} is gone")
+
+
+def _note_those_here(view: ViewState, row: Row, news: str) -> None:
+    """Say how many of the peers that the first round needs are there, in the view of one process, until it begins."""
+    begun = row.state_hash or any(group.members for group in view.groups.values())
+    if view.min_peers and len(view.rows) == 1 and not begun:
+        view.note(f"{news}: {len(view.here)} of {several(view.min_peers, 'peer')}")
 
 
 def _commit_served(view: ViewState, row: Row, at: float, fields: Fields) -> None:
@@ -169,6 +222,10 @@ def _checkpoint_saved(view: ViewState, row: Row, at: float, fields: Fields) -> N
         view.saved = Saved(int(fields["round"]), path, row.stage)
 
 
+def _checkpoint_skipped(view: ViewState, row: Row, at: float, fields: Fields) -> None:
+    view.note(f"{row.name} passes over the damaged checkpoint {fields['path']}: {fields['reason']}")
+
+
 def _last_checkpoint_failed(view: ViewState, row: Row, at: float, fields: Fields) -> None:
     view.left_unsaved = True
 
@@ -176,16 +233,14 @@ def _last_checkpoint_failed(view: ViewState, row: Row, at: float, fields: Fields
 def _position(view: ViewState, row: Row, at: float, fields: Fields) -> None:
     """Take in the round, state and members that a peer stands at."""
     row.round = int(fields["round"])
-    row.unsaved = False
+    row.unsaved, row.phase = False, _BETWEEN
+    sent_before = row.bytes_up
     row.state_hash = str(fields.get("state_hash", ""))
     row.members = int(fields.get("members") or row.members)
     _numbers(view, row, at, fields)
-
-
-def _loss_in(fields: Fields) -> float | None:
-    """Return the event's loss; None for one that is no number: the log has null for NaN."""
-    loss = fields.get("loss")
-    return float(loss) if isinstance(loss, int | float) and math.isfinite(loss) else None
+    row.round_bytes_up = max(0, row.bytes_up - sent_before) if sent_before else 0
+    if row.work is None or not row.work.tokens_per_s:  # no steps are told of: its rounds are short, or others'
+        row.curve.add(row.loss)
 
 
 def _learned(row: Row, fields: Fields) -> str:
@@ -224,7 +279,6 @@ PEER_EVENTS: Final[dict[str, Callable[[ViewState, Row, float, Fields], None]]] =
     "gossip_met": _gossip_round,
     "gossip_alone": _gossip_round,
     "val_evaluated": _val_evaluated,
-    "progress": _numbers,
     "majority_lost": _problem,
     "worker_died": _problem,
     "worker_failed": _problem,
@@ -233,9 +287,12 @@ PEER_EVENTS: Final[dict[str, Callable[[ViewState, Row, float, Fields], None]]] =
     "state_at_risk": _problem,
     "last_checkpoint_failed": _last_checkpoint_failed,
     "checkpoint_saved": _checkpoint_saved,
+    "checkpoint_skipped": _checkpoint_skipped,
+    "worker_ready": _worker_ready,
     "peer_suspect": _peer_suspect,
     "peer_recovered": _peer_recovered,
     "member_joined": _member_joined,
+    "member_left": _member_left,
     "commit_served": _commit_served,
     "commit_unserved": _commit_unserved,
     "micro_batch_halved": _micro_batch_halved,

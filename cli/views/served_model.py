@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
-from cli.terminal.screen import screen
+from cli.terminal.screen import table_screen
+from cli.views.table import fitting
 from cli.views.text import NOTHING, several, size_text
 from peer.plain_text import plain
 
@@ -20,12 +22,15 @@ if TYPE_CHECKING:
 _SOON_S: Final = 600.0  # what a server of a run says that waits for a commit is no forecast
 _SERVERS = ("server", "id", "blocks", "state", "sessions", "room", "waiting", "step", "tokens", "up / down", "seen")
 _RUN_SERVERS = ("server", "id", "blocks", "rounds", "state", "sessions", "room", "step", "tokens", "seen")
+_FIRST_TO_GO: Final = ("up / down", "seen", "id", "tokens", "waiting", "room", "step")
+"""What a narrow terminal does not show."""
+_SERVERS_LEAST: Final = 20  # of the column that wraps
 _LEFT = ("server", "id", "blocks", "state", "servers")
 
 
 def show_served_model(seen: ServedModelStatus) -> None:
     """Print the status."""
-    console = screen(width=max(100, screen().width))
+    console = table_screen()
     admission = "open" if seen.open else "by invitation"
     console.print(Text(plain(seen.name), style="bold"), f"  served model {seen.run_id}  ", admission)
     console.print(f"{several(seen.blocks, 'block')} in {seen.dtype}, a checkpoint of {several(seen.parts, 'part')}")
@@ -42,7 +47,7 @@ def show_run_servers(seen: ServedRunStatus) -> None:
     """Print who serves a run's commits; nothing if no peer does."""
     if not seen.servers:
         return
-    console = screen(width=max(100, screen().width))
+    console = table_screen()
     console.print(_table(_RUN_SERVERS, [_server_cells(server, _RUN_SERVERS) for server in seen.servers]))
     for trouble in seen.troubles:
         console.print(Text(f"No commit is served: {trouble}", style="red"))
@@ -51,11 +56,17 @@ def show_run_servers(seen: ServedRunStatus) -> None:
 
 
 def _table(columns: tuple[str, ...], lines: list[list[Text | str]]) -> Table:
+    """Return a table with as many columns as the terminal shows whole."""
+    widths = {
+        column: max([len(column), *(cell_len(str(cells[at])) for cells in lines)]) for at, column in enumerate(columns)
+    }
+    shown = fitting(columns, widths | {"servers": _SERVERS_LEAST}, table_screen().width, _FIRST_TO_GO)
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for column in columns:
+    for column in shown:
         table.add_column(column, justify="left" if column in _LEFT else "right", no_wrap=column != "servers")
     for cells in lines:
-        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells))
+        pairs = zip(columns, cells, strict=True)
+        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for column, cell in pairs if column in shown))
     return table
 
 

@@ -8,8 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from cli.views.curve import LossCurve
 from cli.views.facts import CommitRow, Fields, GroupRow, MoveRow, Row, Saved
 from cli.views.micro_batch_audit import AuditTrail
+from cli.views.pace import RoundPace
 
 NOTES_MAX: Final = 6
 ROUNDS_MAX: Final = 64  # of a run that may last months
@@ -49,6 +51,13 @@ class ViewState:
     """Whether this command's peer ended with the run's last round."""
     left_for_good: bool = False
     """Whether this command's peer ended for a reason that joining again does not change."""
+    min_peers: int = 0
+    """How many peers the first round waits for; 0: not known yet."""
+    here: set[str] = field(default_factory=set)
+    """Ids of the peers that train and are there, as their records say."""
+    pace: RoundPace = field(default_factory=RoundPace)
+    loss_curve: LossCurve = field(default_factory=LossCurve)
+    """Of the training loss by round, of the peer that told of it first."""
     names: dict[str, str] = field(default_factory=dict)
     """Names by peer id."""
     moves: list[MoveRow] = field(default_factory=list)
@@ -59,6 +68,8 @@ class ViewState:
     """Ids of peers that another peer no longer hears."""
     footer: str = ""
     """A line that stands below the notes."""
+    now: Callable[[], float] = time.time
+    """Unix time, from which what is left of a round is counted."""
     say: Callable[[str], None] | None = None
     """Called with each note as a plain line where there is no terminal to redraw."""
 

@@ -10,29 +10,35 @@ from rich.console import Group, JustifyMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from cli.views.card import peer_card, run_card
 from cli.views.facts import GroupRow, Row
 from cli.views.state import ViewState
 from cli.views.text import NOTHING, number_text, size_text
 
 _WHOLE: Final = ("peer", "round", "members", "phase", "loss", "held-out", "up", "down", "state")
-_PIPELINE: Final = ("peer", "stage", "round", "mb/s", "queue", "phase", "loss", "held-out")  # 80 columns wide
+_PIPELINE: Final = ("peer", "stage", "round", "batch/s", "queue", "phase", "loss", "held-out")  # 80 columns wide
 _LEFT: Final = ("peer", "phase", "state")
 _WRAPPED: Final = ("peer", "phase")
 _LEAST: Final = {
     "peer": 4, "phase": 9, "state": 8, "round": 5, "members": 7, "loss": 5, "held-out": 8, "up": 8, "down": 8,
-    "stage": 5, "mb/s": 5, "queue": 5,
+    "stage": 5, "batch/s": 7, "queue": 5,
 }  # fmt: skip
 """Columns of the terminal that a cell needs."""
-_FIRST_TO_GO: Final = ("down", "up", "state", "queue", "mb/s", "members", "held-out", "loss", "stage")
+_FIRST_TO_GO: Final = ("down", "up", "state", "queue", "batch/s", "members", "held-out", "loss", "stage")
 """What a narrow terminal does not show. Peer, round and phase always stay."""
-_LONGEST_NAME: Final = 16
+_LONGEST_NAME: Final = 14
 _BESIDE: Final = 3  # a rule, and a space on either side of the text
 
 
 def live_view(view: ViewState, width: int) -> RenderableType:
     """Return the table for a terminal of `width` columns, and the notes and the footer below it."""
-    peers = [row for row in view.rows.values() if row.role != "coordinator"]
-    table = _peers(view.title, peers, width) if peers or not view.groups else _groups(view)
+    rows = list(view.rows.values())
+    if len(rows) == 1 and (rows[0].role != "coordinator" or view.groups.keys() <= {None}):
+        table: RenderableType = peer_card(view, rows[0])
+    else:
+        peers = [row for row in rows if row.role != "coordinator"]
+        several = _peers(view.title, peers, width) if peers else _groups(view) if view.groups else Text(view.title)
+        table = Group(several, run_card(view))
     footer = [Text(view.footer)] if view.footer else []
     return Group(table, *(Text(note, style="dim") for note in view.notes), *footer)
 
@@ -43,7 +49,7 @@ def _peers(title: str, rows: Iterable[Row], width: int) -> Table:
     pipelined = any(row.pipelined for row in rows)
     named = min(_LONGEST_NAME, max((len(row.name) for row in rows), default=0))
     least = {**_LEAST, "peer": max(_LEAST["peer"], named)}
-    columns = _fitting(_PIPELINE if pipelined else _WHOLE, least, width)
+    columns = fitting(_PIPELINE if pipelined else _WHOLE, least, width)
     table = Table(title=title, title_justify="left", expand=False, box=SIMPLE_HEAD if pipelined else HEAVY_HEAD)
     for column in columns:
         wraps = column in _WRAPPED
@@ -55,11 +61,17 @@ def _peers(title: str, rows: Iterable[Row], width: int) -> Table:
     return table
 
 
-def _fitting(columns: Sequence[str], least: Mapping[str, int], width: int) -> list[str]:
-    """Return the columns that a terminal of `width` shows whole, less important ones left out first."""
+def fitting(
+    columns: Sequence[str],
+    least: Mapping[str, int],
+    width: int,
+    first_to_go: Sequence[str] = _FIRST_TO_GO,
+    gap: int = _BESIDE,
+) -> list[str]:
+    """Return the columns that a terminal of `width` shows whole, `gap` apart, those that are `first_to_go` left out."""
     kept = list(columns)
-    for column in _FIRST_TO_GO:
-        if sum(least[name] + _BESIDE for name in kept) + 1 <= width:
+    for column in first_to_go:
+        if sum(least[name] + gap for name in kept) + 1 <= width:
             break
         if column in kept:
             kept.remove(column)
@@ -86,17 +98,24 @@ def _cells(row: Row) -> dict[str, str]:
     return {
         "peer": row.name,
         "stage": str(row.stage) if at_stage else NOTHING,
-        "mb/s": f"{row.rate:.1f}" if at_stage or row.role == "feeder" else NOTHING,
+        "batch/s": f"{row.rate:.1f}" if at_stage or row.role == "feeder" else NOTHING,
         "queue": f"{row.queue:.0f}" if at_stage else NOTHING,
         "round": str(row.round) if known else NOTHING,
         "members": str(row.members or ""),
-        "phase": row.gone or row.phase,
+        "phase": row.gone or _phase(row),
         "loss": number_text(row.loss),
         "held-out": number_text(row.val_loss),
         "up": size_text(row.bytes_up),
         "down": size_text(row.bytes_down),
         "state": row.state_hash[:8],
     }
+
+
+def _phase(row: Row) -> str:
+    work = row.work
+    if work is None or not work.steps or row.phase != "training":
+        return row.phase
+    return f"step {work.done}/{work.steps}"
 
 
 def _group_cells(group: GroupRow) -> dict[str, str]:

@@ -22,11 +22,28 @@ def quoted(path: Path) -> str:
 
 def size_text(size_bytes: float) -> str:
     """Return a size for people: 1536 -> "1.5 kB"."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if size_bytes < 1000 or unit == "GB":
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if size_bytes < 1000 or unit == "TB":
             return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"
         size_bytes /= 1000
     raise AssertionError("unreachable")
+
+
+def duration_text(seconds: float) -> str:
+    """Return a time for people: 4.2 -> "4.2 s", 200 -> "3 min", 100 000 -> "1 d 4 h"."""
+    if seconds < 10 and not float(seconds).is_integer():
+        return f"{seconds:.1f} s"
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 100:
+        return f"{minutes} min"
+    hours = round(minutes / 60)
+    if hours < 10:
+        return f"{minutes // 60} h {minutes % 60} min"
+    if hours < 48:
+        return f"{hours} h"
+    return f"{hours // 24} d {hours % 24} h" if hours < 240 else f"{hours // 24} d"
 
 
 def number_text(value: float | None) -> str:

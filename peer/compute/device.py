@@ -21,6 +21,8 @@ class Device:
     bf16: bool
     compile: bool
     name: str
+    memory_bytes: int = 0
+    """Of a GPU; 0: that of the machine."""
 
 
 def resolve_device(spec: str, compiles: bool = False) -> Device:
@@ -38,7 +40,8 @@ def resolve_device(spec: str, compiles: bool = False) -> Device:
         device = torch.device("cuda", device.index or 0)  # some of torch's functions want the number
         properties = torch.cuda.get_device_properties(device)
         modern = properties.major >= 8  # below Ampere bf16 is emulated, and Triton's support ends at Volta
-        return Device(device, bf16=modern, compile=compiles and properties.major >= 7, name=properties.name)
+        compiles, memory = compiles and properties.major >= 7, properties.total_memory
+        return Device(device, bf16=modern, compile=compiles, name=properties.name, memory_bytes=memory)
     if device.type == "mps":
         if not torch.backends.mps.is_available():
             raise ConfigError(f"device {spec!r} is not on this machine: use auto or cpu")

@@ -94,6 +94,8 @@ class ModelLoaded(msgspec.Struct, frozen=True, tag="loaded"):
     corpus_files: CorpusFiles | None = None
     step_size: StepSize | None = None
     """Of a program that makes steps with batches."""
+    memory_bytes: Number = 0
+    """Of the device where it has its own; else 0."""
 
 
 class Rejected(msgspec.Struct, frozen=True, tag="rejected"):

@@ -57,7 +57,8 @@ class StageWorker:
         hidden_size = load.model.hidden_size
         slots = SharedBuffer.attach(load.slots_fd, SlotArea.size_bytes(spec, hidden_size), torch.uint8)
         self._slots = SlotArea(spec, hidden_size, slots.tensor)
-        link.send(ModelLoaded(device=device.name, bf16=uses_bf16(device, load.inner), compiled=stage.compiled))
+        bf16, memory_bytes = uses_bf16(device, load.inner), device.memory_bytes
+        link.send(ModelLoaded(device=device.name, bf16=bf16, compiled=stage.compiled, memory_bytes=memory_bytes))
 
     def run(self) -> None:
         """Serve commands without end; the control link ends the process."""

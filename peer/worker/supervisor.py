@@ -170,6 +170,7 @@ class Supervisor:
                 "worker_ready",
                 pid=worker.pid,
                 device=answer.device,
+                memory_bytes=answer.memory_bytes,
                 bf16=answer.bf16,
                 compiled=answer.compiled,
                 **({} if answer.step_size is None else msgspec.structs.asdict(answer.step_size)),

@@ -72,6 +72,7 @@ class TrainWorker:
                 corpus_digest=self._corpus.digest,
                 corpus=self._corpus.facts,
                 step_size=self._trainer.step_size,
+                memory_bytes=device.memory_bytes,
             )
         )
 

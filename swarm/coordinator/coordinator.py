@@ -25,6 +25,7 @@ from swarm.coordinator.coordinated_group import CoordinatedGroup
 from swarm.coordinator.create_run import CreatedRun, KeptState, create_run, reload
 from swarm.coordinator.gossip_end import GossipEnd
 from swarm.coordinator.last_states import LastStates, Place
+from swarm.coordinator.member_news import tell_news
 from swarm.coordinator.notices import Notices
 from swarm.coordinator.regroup import serve_requests
 from swarm.coordinator.run_progress import RunProgress
@@ -93,6 +94,7 @@ async def run_coordinator(
             name=rules.name,
             role="coordinator",
             rounds=rules.rounds,
+            min_peers=rules.min_peers,
             stages=stages,
             tokenizer=manifest.tokenizer,
         )
@@ -131,6 +133,7 @@ async def _coordinate(
     coordinator.membership = membership
     async with trio.open_nursery() as nursery:
         nursery.start_soon(membership.run)
+        nursery.start_soon(tell_news, membership, host.events)
         if config.notify:
             nursery.start_soon(Notices(config.notify, manifest.run_id, manifest.run.name, host.events).run)
         for group in coordinator.groups:

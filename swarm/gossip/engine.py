@@ -103,6 +103,7 @@ class GossipEngine:
                 trained = trio.current_time()
                 self._compute_s.append(trained - began)
                 self.phase = "exchanging"
+                self._context.host.events.emit("phase_entered", round=self.replica.round + 1, phase="exchange")
                 self._norm_check.begin(outgoing, work.steps)
                 exchange = await match.meet(self._partners, self._wait_s(), self._norm_check)
             else:
@@ -134,8 +135,12 @@ class GossipEngine:
         replica.draws += 1  # even if the work fails, these samples are not drawn again
         samples = ((first, first + steps * rules.batch_size),)
         deadline_s = min(rules.compute_s_max, 2 * steps / speed + 5.0) if speed > 0 else rules.compute_s_max
+        first_step = replica.round * rules.steps
+        context.host.events.emit(
+            "phase_entered", round=replica.round + 1, phase="compute", step=first_step, steps=steps
+        )
         try:
-            work = await context.trainer.train(samples, replica.round * rules.steps, steps, deadline_s)
+            work = await context.trainer.train(samples, first_step, steps, deadline_s)
         except WorkerError as error:
             context.host.events.emit("worker_failed", round=replica.round, reason=str(error))
             return None

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from itertools import pairwise
 from pathlib import Path
 
 import msgspec
 
-from swarm.client.session import open_client
+from swarm.client.session import RunClient, open_client
 from swarm.client.status import SwarmStatus, look
 from swarm.inference.coverage import block_states, server_state, stretches, troubles
 from swarm.inference.record import SERVERS, ServedCommit, ServerRecord, run_schemas, servers_key
@@ -88,14 +89,24 @@ class ServedRunStatus(SwarmStatus, frozen=True, kw_only=True):
 
 async def read_any_status(invite: Invite, home: Path | None = None) -> ServedRunStatus | ServedModelStatus:
     """Connect to a run or a served model and read its status. Raises NotAdmitted, or DialError if no peer answers."""
-    async with open_client(invite, home, schemas=run_schemas) as client:
-        manifest = client.manifest
-        seen = await look(client) if isinstance(manifest, Manifest) else None
-        records = await read_records(client.node, client.host, SERVERS, servers_key(manifest.run_id))
-        if isinstance(manifest, Manifest):
-            assert seen is not None
-            return run_status(seen, manifest.model.layers, records, time.time())
-        return model_status(manifest, records, time.time())
+    async with open_any(invite, home) as client:
+        return await any_status(client)
+
+
+def open_any(invite: Invite, home: Path | None = None) -> AbstractAsyncContextManager[RunClient]:
+    """Connect to a run or a served model inside the block, for `any_status`. Raises as `read_any_status`."""
+    return open_client(invite, home, schemas=run_schemas)
+
+
+async def any_status(client: RunClient) -> ServedRunStatus | ServedModelStatus:
+    """Read the status by a connection that is open."""
+    manifest = client.manifest
+    seen = await look(client) if isinstance(manifest, Manifest) else None
+    records = await read_records(client.node, client.host, SERVERS, servers_key(manifest.run_id))
+    if isinstance(manifest, Manifest):
+        assert seen is not None
+        return run_status(seen, manifest.model.layers, records, time.time())
+    return model_status(manifest, records, time.time())
 
 
 def run_status(seen: SwarmStatus, blocks: int, records: Mapping[str, ServerRecord], now: float) -> ServedRunStatus:

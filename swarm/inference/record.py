@@ -91,6 +91,10 @@ class ServerRecord(msgspec.Struct, frozen=True, kw_only=True):
         if not self.first < self.end:
             raise ValueError(f"a server record has blocks [{self.first}, {self.end}): at least one is needed")
 
+    @property
+    def role(self) -> str:
+        return "server"
+
     def serves(self, now: float) -> bool:
         """Whether the server answers, and not only plans to."""
         return self.ready_at <= now

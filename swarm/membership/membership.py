@@ -23,10 +23,13 @@ REFRESH_S: Final = 2.5
 
 
 class PeerRecord(Protocol):
-    """What every record of a peer has: a name for people, and the multiaddrs to dial."""
+    """What every record of a peer has: a name for people, what the peer does, and the multiaddrs to dial."""
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def role(self) -> str: ...
 
     @property
     def addresses(self) -> Sequence[str]: ...
@@ -84,9 +87,10 @@ class Membership(Generic[RecordT]):
         before, events = self.view, self._events
         self.view = await read_records(self._node, self._host, self._schema, self._key)
         for peer in self.view.keys() - before.keys():
-            events.emit("member_joined", peer=peer, name=self.view[peer].name)
+            record = self.view[peer]
+            events.emit("member_joined", peer=peer, name=record.name, role=record.role)
         for peer in before.keys() - self.view.keys():
-            events.emit("member_left", peer=peer, name=before[peer].name)
+            events.emit("member_left", peer=peer, name=before[peer].name, role=before[peer].role)
 
     def others(self) -> Mapping[str, RecordT]:
         """The records in `view` but this peer's own."""

@@ -78,8 +78,14 @@ class Training:
         try:
             await before.wait()  # the trainer does one thing at a time
             with scope:
-                context.events.emit("phase_entered", round=plan.round, phase="compute")
-                round_info = context.schedule.round_info(head)
+                round_info, assignment = context.schedule.round_info(head), plan.of(context.me)
+                context.events.emit(
+                    "phase_entered",
+                    round=plan.round,
+                    phase="compute",
+                    step=round_info.step,
+                    steps=assignment.steps if assignment is not None else 0,
+                )
                 signed, update = await self._contributor.contribute(plan, round_info, coding, cut_short)
                 if scope.cancel_called:  # while it was encoded, which cannot be interrupted
                     if update is not None:

@@ -2,7 +2,7 @@
 
 lock   identity.key   invite   listening   manifest.msgpack   tokenizer.json   guests.msgpack   addresses.json
 events.jsonl   worker.log   worker/   corpus/   agreement/   results/   fetched/   checkpoints/
-state.part
+state.part   loss.png
 At the coordinator also bans.msgpack, complete (of a gossip run), and regroup.request and regroup.answer while a person
 asks for a regroup
 

@@ -57,6 +57,7 @@ async def run_participant(config: JoinConfig, watch: Watcher | None = None, besi
                 name=entered.manifest.run.name,
                 role=config.role,
                 rounds=entered.manifest.run.rounds,
+                min_peers=entered.manifest.run.min_peers,
                 stages=entered.manifest.stages,
                 tokenizer=entered.manifest.tokenizer,
             )

@@ -54,6 +54,18 @@ def test_a_bug_is_reported_before_a_fault_before_an_interruption(
     assert "Traceback" not in told
 
 
+@pytest.mark.parametrize("arguments", [["--help"], ["doctor", "--json"]])
+def test_a_full_disk_is_no_bug(arguments: list[str]) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
+    with open("/dev/full", "w") as disk:
+        command = [sys.executable, "-m", "cli.main", *arguments]
+        ended = subprocess.run(command, stdout=disk, stderr=subprocess.PIPE, text=True, env=environment, check=False)
+    assert ended.returncode == errors.ResourceError.exit_code
+    assert ended.stderr == (
+        "peer: cannot write (No space left on device): free some space, or send the output elsewhere\n"
+    )
+
+
 def test_leaves_flattens() -> None:
     inner = [ValueError("a"), KeyError("b")]
     assert list(leaves(ExceptionGroup("x", [ExceptionGroup("y", inner)]))) == inner

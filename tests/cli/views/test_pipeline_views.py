@@ -46,9 +46,9 @@ def test_the_table_shows_stage_rate_and_queue() -> None:
     progress.apply("a", "stage_load", 2.0, {"queue": 7.0, "rate": 12.34, "phase": "waiting for stage 0"})
     progress.apply("b", "phase_entered", 2.0, {"phase": "plan"})
     text = shown(progress)
-    for word in ("stage", "mb/s", "queue", "12.3", "waiting for stage 0"):
+    for word in ("stage", "batch/s", "queue", "12.3", "waiting for stage"):
         assert word in text
-    assert "mb/s" not in shown(Progress("no pipeline"))
+    assert "batch/s" not in shown(Progress("no pipeline"))
 
 
 def test_the_round_of_a_pipeline_is_that_of_its_last_stage() -> None:
@@ -104,7 +104,7 @@ def test_refused_samples_are_noted_with_the_remedy() -> None:
 def test_a_peer_that_takes_a_stage_has_no_round_yet() -> None:
     progress = Progress("one peer's own view")
     progress.apply("a", "run_entered", 1.0, {"name": "big", "role": "auto", "rounds": 12, "stages": 3})
-    assert " a " in (text := shown(progress)) and "stage" in text and " - " in text
+    assert "starting the worker" in shown(progress)
     progress.apply("a", "replica_opened", 2.0, {"stage": 2})
     progress.apply("a", "replica_opened", 3.0, {"stage": 1})
     progress.apply("a", "stage_restored", 3.0, {"stage": 1, "round": 7, "donors": 2})
@@ -172,8 +172,7 @@ def test_a_feeder_names_its_peers_and_totals() -> None:
         "f feeds ann?[2J",
         "f has read 114 micro-batches for 1 peer",
     ]
-    row = next(line for line in shown(progress).splitlines() if "feeding 1 peer" in line)
-    assert row.split()[:5] == ["f", "-", "-", "1.0", "-"]
+    assert "feeding 1 peer" in shown(progress) and "1.0 micro-batches/s" in shown(progress)
 
 
 GOOD: dict[str, Any] = {

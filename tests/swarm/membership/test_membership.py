@@ -32,6 +32,10 @@ class ServerRecord(msgspec.Struct, frozen=True):
     first: int
     end: int
 
+    @property
+    def role(self) -> str:
+        return "server"
+
 
 SERVERS = Schema[ServerRecord]("server", ServerRecord, ttl_max_s=60.0, size_max=1024, signer=lambda key, peer: True)
 

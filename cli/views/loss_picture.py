@@ -1,0 +1,109 @@
+"""The loss of a run as a picture: of the rounds that the event log of a home tells of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from cli.views.event_tail import EventTail
+from cli.views.facts import finite
+from peer.errors import BarnraiseError, ConfigError, ResourceError
+
+PICTURE: Final = "loss.png"
+_LOGS: Final = ("events.1.jsonl", "events.jsonl")  # the older one first
+_FORMATS: Final = (".png", ".svg", ".pdf")
+_TRAINED: Final = ("round_committed", "gossip_met", "gossip_alone", "members_told")
+
+
+@dataclass
+class Losses:
+    """Losses by round, as one process has seen them."""
+
+    training: dict[int, float] = field(default_factory=dict)
+    held_out: dict[int, float] = field(default_factory=dict)
+    in_bytes: bool = True
+    """Whether the run reads text as bytes, so that both are in the same unit."""
+
+    def take(self, event: str, fields: Mapping[str, Any]) -> None:
+        """Take in an event."""
+        if event == "run_entered":
+            self.in_bytes = fields.get("tokenizer", "bytes") == "bytes"
+        number = fields.get("round")
+        if not isinstance(number, int):
+            return
+        if event in _TRAINED and (loss := finite(fields.get("loss"))) is not None:
+            self.training[number] = loss
+        held_out = fields.get("loss") if event == "val_evaluated" else fields.get("val_loss")
+        if (loss := finite(held_out)) is not None:
+            self.held_out[number] = loss
+
+    def __bool__(self) -> bool:
+        return bool(self.training or self.held_out)
+
+
+def losses_in(home: Path) -> Losses:
+    """Return what the event log in `home` tells of the losses, in all sessions that it still holds."""
+    losses = Losses()
+    for log in _LOGS:
+        tail = EventTail(home / log)
+        for _, event, fields in tail.poll():
+            losses.take(event, fields)
+        tail.close()
+    return losses
+
+
+def leave_picture(home: Path, say: Callable[[str], None]) -> None:
+    """Draw the losses into `home` if there are any, and say where, or why that did not work, which ends nothing."""
+    try:
+        if losses := losses_in(home):
+            draw_home(losses, home / PICTURE)
+            say(f"The loss curve is in {home / PICTURE}.")
+    except (BarnraiseError, ImportError) as error:
+        say(f"The loss curve was not drawn: {error}")
+
+
+def draw_home(losses: Losses, path: Path) -> None:
+    """Draw `losses` to a file. Raises ConfigError or ResourceError."""
+    if path.suffix.lower() not in _FORMATS:
+        raise ConfigError(f"{path} is no picture: name a file that ends in {', '.join(_FORMATS)}")
+    held_out, training = dict(sorted(losses.held_out.items())), dict(sorted(losses.training.items()))
+    draw_losses(path, held_out, training, {}, "nats per byte" if losses.in_bytes else "nats per byte, training: token")
+
+
+def draw_losses(
+    path: Path,
+    val_losses: Mapping[int, float],
+    train_losses: Mapping[int, float],
+    marks: Mapping[int, str],
+    unit: str = "nats per byte",
+) -> None:
+    """Draw held-out and training loss by round, and `marks` (texts by round) as vertical lines. Raises
+    ResourceError."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+    from matplotlib.ticker import MaxNLocator
+
+    figure, axes = pyplot.subplots(figsize=(7, 4), dpi=120)
+    if val_losses:
+        axes.plot(list(val_losses), list(val_losses.values()), "o:", label="held-out, where measured")
+    if train_losses:
+        axes.plot(list(train_losses), list(train_losses.values()), ".--", alpha=0.6, label="training")
+    top = axes.get_ylim()[1]
+    for number, text in marks.items():
+        axes.axvline(number, color="grey", linewidth=0.8)
+        axes.text(number, top, f" {text}", rotation=90, va="top", ha="right", fontsize=7, color="grey")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("committed round")
+    axes.set_ylabel(unit)
+    axes.legend()
+    figure.tight_layout()
+    try:
+        figure.savefig(path)
+    except OSError as error:
+        raise ResourceError(f"cannot write {path} ({error.strerror}): free some space, or name another file") from error
+    finally:
+        pyplot.close(figure)

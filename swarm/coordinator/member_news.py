@@ -1,0 +1,57 @@
+"""What the members say of themselves, summed up for the coordinator's screen and event log: it trains nothing itself.
+
+These are claims. People read them; no round depends on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from statistics import fmean
+from typing import Final
+
+import trio
+
+from peer.events import EventLog, Field
+from swarm.membership.member_record import MemberRecord
+from swarm.membership.membership import REFRESH_S, Membership
+
+TRAINING: Final = ("full", "stage")
+
+
+async def tell_news(membership: Membership[MemberRecord], events: EventLog) -> None:
+    """Tell of the members whenever their round or losses have changed, of a held-out loss once: records keep it until
+    the next one is measured. Event: members_told."""
+    told: dict[str, Field] = {}
+    while True:
+        if fresh := news_since(told, news := summed_up(membership.view)):
+            events.emit("members_told", **fresh)
+            told = news
+        await trio.sleep(REFRESH_S)
+
+
+def news_since(told: Mapping[str, Field], news: Mapping[str, Field]) -> dict[str, Field]:
+    """Return what of `news` was not `told`; empty if that is nothing."""
+    if not news or all(news[name] == told.get(name) for name in ("round", "loss", "val_loss")):
+        return {}
+    return {**news, "val_loss": None} if news["val_loss"] == told.get("val_loss") else dict(news)
+
+
+def summed_up(view: Mapping[str, MemberRecord]) -> dict[str, Field]:
+    """Return the newest round that a peer that trains has finished, and of those that stand there the mean loss and the
+    lowest held-out loss; of all that train the steps and bytes. Empty before the first round."""
+    records = [record for record in view.values() if record.role in TRAINING]
+    newest = max((record.round for record in records), default=0)
+    if newest < 1:
+        return {}
+    there = [record for record in records if record.round == newest]
+    losses = [record.loss for record in there if record.loss is not None]
+    held_out = [record.val_loss for record in there if record.val_loss is not None]
+    return {
+        "round": newest,
+        "loss": round(fmean(losses), 4) if losses else None,
+        "val_loss": round(min(held_out), 4) if held_out else None,
+        "peers": len(records),
+        "steps_per_s": round(sum(record.speed for record in records), 2),
+        "bytes_up": sum(record.bytes_up for record in records),
+        "bytes_down": sum(record.bytes_down for record in records),
+    }

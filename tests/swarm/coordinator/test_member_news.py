@@ -1,0 +1,31 @@
+"""What the coordinator sums up of its members' records."""
+
+from __future__ import annotations
+
+import msgspec
+
+from swarm.coordinator.member_news import news_since, summed_up
+from tests.swarm.membership.test_bans import record
+
+
+def test_the_newest_round_is_summed_up_over_those_that_stand_there() -> None:
+    at_four = msgspec.structs.replace(record("a"), role="full", round=4, speed=2.0, bytes_up=10, loss=2.0, val_loss=3.0)
+    other = msgspec.structs.replace(at_four, loss=3.0, val_loss=2.5)
+    behind = msgspec.structs.replace(at_four, round=3, loss=9.0, val_loss=1.0)
+    coordinator = msgspec.structs.replace(at_four, role="coordinator", round=5, loss=None)
+    news = summed_up({"a": at_four, "b": other, "c": behind, "d": coordinator})
+    assert (news["round"], news["loss"], news["val_loss"]) == (4, 2.5, 2.5)
+    assert (news["peers"], news["steps_per_s"], news["bytes_up"]) == (3, 6.0, 30)
+
+
+def test_before_the_first_round_there_is_no_news_and_a_loss_may_be_missing() -> None:
+    waiting = msgspec.structs.replace(record("a"), role="full", round=0, loss=None)
+    assert summed_up({"a": waiting}) == {} == summed_up({})
+    assert summed_up({"a": msgspec.structs.replace(waiting, round=1)})["loss"] is None
+
+
+def test_a_held_out_loss_is_told_once() -> None:
+    news = {"round": 4, "loss": 2.5, "val_loss": 2.6}
+    assert news_since({}, news) == news and news_since(news, news) == {} == news_since(news, {})
+    assert news_since(news, {**news, "round": 5}) == {"round": 5, "loss": 2.5, "val_loss": None}
+    assert news_since(news, {**news, "val_loss": 2.4}) == {**news, "val_loss": 2.4}
