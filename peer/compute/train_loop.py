@@ -91,7 +91,7 @@ class InnerTrainer(ModelTrainer):
 
     @contextmanager
     def holding(self, weights: Tensor) -> Iterator[None]:
-        """As `ModelTrainer.holding`. The device has room for one of the two: the local ones wait in the machine's memory."""
+        """A device has room for one of the two: there the local ones wait in the machine's memory."""
         if self.local.device == weights.device:
             self.model.point_to(weights)
             yield

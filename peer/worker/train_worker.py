@@ -116,7 +116,7 @@ class TrainWorker:
             nonlocal reported_at, reported_tokens
             self._tick()
             now = time.monotonic()
-            if now - reported_at >= _PROGRESS_S:
+            if self._load.rank == 0 and now - reported_at >= _PROGRESS_S:
                 self._link.emit(
                     "inner_step",
                     step=step,
