@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,6 +13,7 @@ import click
 
 from peer.errors import ConfigError
 from peer.files import read_bounded
+from peer.footprint.layout import parse_devices
 from swarm.run.invite import PREFIX, Invite
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -105,6 +107,38 @@ def network_options(listen: str) -> Callable[[Command], Command]:
         return function
 
     return add
+
+
+@dataclass(frozen=True)
+class Devices:
+    """What trains: `device`, or where `devices` are several all of them, of which it is the first."""
+
+    device: str
+    devices: tuple[str, ...]
+    layout: str
+
+
+def devices_options(function: Command) -> Command:
+    """Add --device, --devices and --layout; see `chosen_devices`."""
+    cut = (
+        "With --devices, how they share the model: auto, ddp, fsdp, tp, or sizes such as fsdp:2,tp:2.  [default: auto]"
+    )
+    function = click.option("--layout", metavar="LAYOUT", help=cut)(function)
+    several = "Several: GPUs by number such as 0,1, or cpu:2 for processes on the CPU."
+    function = click.option("--devices", metavar="LIST", help=several)(function)
+    return click.option("--device", help="auto, cpu, cuda, cuda:1, mps, ...  [default: auto]")(function)
+
+
+def chosen_devices(device: str | None, devices: str | None, layout: str | None) -> Devices:
+    """Return what the three options say together. Raises ConfigError for a list that is none."""
+    if devices is None:
+        if layout is not None:
+            raise click.UsageError("--layout was given without --devices: it is for several devices, name them.")
+        return Devices(device or "auto", (), "auto")
+    if device is not None:
+        raise click.UsageError("--device and --devices were both given: --devices is for several, --device for one.")
+    names = parse_devices(devices)
+    return Devices(names[0], names if len(names) > 1 else (), layout or "auto")
 
 
 def tied_option(function: Command) -> Command:

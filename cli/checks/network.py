@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
@@ -15,6 +15,7 @@ from cli.checks.machine import Finding, State, disk_finding, failure, memory_fin
 from cli.checks.served_model import model_findings
 from cli.views.text import several
 from peer.errors import BarnraiseError, DialError
+from peer.footprint.layout import Layout
 from peer.free_memory import free_memory_bytes
 from peer.net.address_book import is_circuit
 from peer.net.host import Host, open_host
@@ -22,10 +23,10 @@ from peer.net.nat.reachability import probe
 from swarm.client.session import DialBackConfig, RunClient, open_client
 from swarm.inference.record import run_schemas
 from swarm.membership.reachability import CONNECT_S, DIAL_BACK, DialBackReply, DialBackRequest
-from swarm.run.invite import Invite
 from swarm.run.manifest import Manifest, ServedModelManifest
-from swarm.training.join_checks import disk_needs, memory_needs
-from swarm.training.machine_memory import Accelerator
+from swarm.run.peer_context import JoinConfig
+from swarm.training.join_checks import disk_needs, footprints, memory_needs
+from swarm.training.machine_memory import Accelerator, layout_of
 
 DIAL_S: Final = 8.0
 PROBE_S: Final = 15.0
@@ -46,10 +47,10 @@ async def port_finding(dial_back_config: DialBackConfig) -> Finding:
 
 
 async def swarm_findings(
-    invite: Invite, home: Path, kept: Path | None, dial_back_config: DialBackConfig, device: str
+    config: JoinConfig, kept: Path | None, dial_back_config: DialBackConfig
 ) -> AsyncIterator[Finding]:
-    """Check what needs the run's peers. `kept` is `home` if it exists."""
-    reached = 0
+    """Check what needs the run's peers, for a peer with this `config`. `kept` is its home if that exists."""
+    reached, invite = 0, config.invite
     async with open_host(dial_back_config.config()) as host:
         for address in invite.addresses:
             finding = await _dial_finding(host, address)
@@ -66,7 +67,7 @@ async def swarm_findings(
                 yield clock_finding(client.node.clock_disagreement_s)
                 yield await _reach_finding(client)
                 return
-            for finding in size_findings(client.training, home, device):
+            for finding in size_findings(client.training, config):
                 yield finding
             members = await client.members()
             training = [peer for peer, record in members.items() if record.role in ("full", "stage")]
@@ -88,12 +89,27 @@ def clock_finding(others_ahead_s: float) -> Finding:
     return Finding("clock", "ok", detail)
 
 
-def size_findings(manifest: Manifest, home: Path, device: str) -> tuple[Finding, Finding]:
-    """Check that the run's model, or a stage of it, fits on this machine's disk and in its memory."""
-    return (
-        disk_finding(home, disk_needs(manifest, "")),
-        memory_finding(free_memory_bytes(), memory_needs(manifest, Accelerator.of(device, manifest.inner))),
-    )
+def size_findings(manifest: Manifest, config: JoinConfig) -> Iterator[Finding]:
+    """Check that the run's model, or a stage of it, fits on this machine's disk and in its memory, and how its devices
+    would share it."""
+    yield disk_finding(config.home, disk_needs(manifest, ""))
+    found = Accelerator.of(config.device, manifest.inner)
+    try:
+        layout = layout_of(config, manifest)
+    except BarnraiseError as error:
+        yield failure("layout", error)
+        return
+    if layout.size > 1:
+        yield layout_finding(manifest, found, layout)
+    yield memory_finding(free_memory_bytes(), memory_needs(manifest, found, layout))
+
+
+def layout_finding(manifest: Manifest, found: Accelerator, layout: Layout) -> Finding:
+    """Tell what each of several devices would hold."""
+    (sizes,) = footprints(manifest, found, layout=layout)
+    share = "the model" if layout.parts == 1 else f"1/{layout.parts} of the model"
+    detail = f"{layout}: each device holds {share}, {sizes.device_bytes / 1e9:.2g} GB with the smallest step"
+    return Finding("layout", "ok", detail)
 
 
 def answers(reach: DialBackReply, asked: tuple[int, ...]) -> bool:

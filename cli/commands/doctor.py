@@ -14,7 +14,15 @@ from rich.text import Text
 
 from cli.checks.confinement import confinement_findings
 from cli.checks.machine import DISK_MIN_BYTES, Finding, disk_finding, local_findings
-from cli.options import default_home, home_option, invite_argument, network_options, read_invite
+from cli.options import (
+    chosen_devices,
+    default_home,
+    devices_options,
+    home_option,
+    invite_argument,
+    network_options,
+    read_invite,
+)
 from cli.run import run_until_stopped
 from cli.terminal.lines import say, say_json
 from cli.terminal.screen import screen
@@ -27,13 +35,15 @@ _MARKS = {"ok": ("ok     ", "green"), "warning": ("warning", "yellow"), "failure
 @click.command()
 @invite_argument(required=False)
 @home_option("The home that `peer join` would use.  [default: ~/.barnraise/<run id>]")
-@click.option("--device", default="auto", show_default=True, help="The device that `peer join` would use.")
+@devices_options
 @network_options(listen="/ip4/0.0.0.0/tcp/0")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per check.")
 def doctor(
     invite: str | None,
     home: Path | None,
-    device: str,
+    device: str | None,
+    devices: str | None,
+    layout: str | None,
     listen: tuple[str, ...],
     announce: tuple[str, ...],
     relays: tuple[str, ...],
@@ -43,10 +53,12 @@ def doctor(
     worker's confinement, disk, port, addresses, clock.
 
     Without INVITE only the machine itself is checked. With --home a key is made there if it is missing, so that you
-    can send your peer id to the coordinator of a closed run. Give --home, --device, --listen, --announce and --relay
-    as you would to `peer join`. Of a model in stages the smallest stage must fit; a larger one that does not fit is a
-    warning. The exit code is 0 if this machine can take part, else that of the error that `peer join` would end with.
+    can send your peer id to the coordinator of a closed run. Give --home, --device, --devices, --layout, --listen,
+    --announce and --relay as you would to `peer join`. Of a model in stages the smallest stage must fit; a larger one
+    that does not fit is a warning. The exit code is 0 if this machine can take part, else that of the error that
+    `peer join` would end with.
     """
+    chosen = chosen_devices(device, devices, layout)
     opened = None if invite is None else read_invite(invite)
     make_key = home is not None
     home = home or default_home("peer" if opened is None else opened.run_id[:12])
@@ -60,12 +72,13 @@ def doctor(
         else:
             _show(finding)
 
-    for finding in (*local_findings(home, device, make_key), *confinement_findings()):
+    for finding in (*local_findings(home, chosen.devices or (chosen.device,), make_key), *confinement_findings()):
         report(finding)
 
     async def check_network() -> None:
         from cli.checks.network import port_finding, swarm_findings
         from swarm.client.session import DialBackConfig
+        from swarm.run.peer_context import JoinConfig
 
         dial_back_config = DialBackConfig(listen, announce, relays)
         port = await port_finding(dial_back_config)
@@ -73,7 +86,8 @@ def doctor(
         if opened is None:
             report(disk_finding(home, [DISK_MIN_BYTES]))
         elif port.state == "ok":
-            async for finding in swarm_findings(opened, home, kept, dial_back_config, device):
+            config = JoinConfig(home, opened, device=chosen.device, devices=chosen.devices, layout=chosen.layout)
+            async for finding in swarm_findings(config, kept, dial_back_config):
                 report(finding)
 
     run_until_stopped(check_network)

@@ -14,7 +14,9 @@ import trio
 
 from cli.options import (
     Amount,
+    chosen_devices,
     default_home,
+    devices_options,
     home_option,
     invite_argument,
     network_options,
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
 @invite_argument()
 @home_option("Folder for this peer's key, checkpoints and event log.  [default: ~/.barnraise/<run id>]")
 @click.option("--name", default="", help="The name shown by `peer status`.  [default: this machine's name]")
-@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:1, mps, ...")
+@devices_options
 @click.option("--threads", type=click.IntRange(1), help="CPU threads for training.  [default: all cores]")
 @click.option(
     "--data",
@@ -84,7 +86,9 @@ def join(
     invite: str,
     home: Path | None,
     name: str,
-    device: str,
+    device: str | None,
+    devices: str | None,
+    layout: str | None,
     threads: int | None,
     data: Path | None,
     compiles: bool,
@@ -114,6 +118,9 @@ def join(
 
     if serve_memory is not None and not serves:
         raise click.UsageError("--serve-memory was given without --serve: give both.")
+    chosen = chosen_devices(device, devices, layout)
+    if compiles and len(chosen.devices) > 1:
+        raise click.UsageError("--compile was given with several --devices: it is for one, leave it out.")
     home = home or default_home(opened.run_id[:12])
     config = JoinConfig(
         home=home,
@@ -122,7 +129,9 @@ def join(
         listen=listen,
         announce=announce,
         relays=relays,
-        device=device,
+        device=chosen.device,
+        devices=chosen.devices,
+        layout=chosen.layout,
         data_folder="" if data is None else str(data),
         compile=compiles,
         threads=threads,

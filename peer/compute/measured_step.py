@@ -42,9 +42,15 @@ def measured_step(trainer: InnerTrainer, seq_len: int, limit_bytes: float) -> St
 def _free_bytes(device: torch.device, limit_bytes: float) -> float:
     """Hold this process to the limit; return what it may still take."""
     free_cached(device)
+    free = hold_to(device, limit_bytes)
+    return min(float(free), limit_bytes - torch.cuda.memory_reserved(device))
+
+
+def hold_to(device: torch.device, limit_bytes: float) -> int:
+    """Let this process take no more of a GPU than that; return what is free there."""
     free, whole = torch.cuda.mem_get_info(device)
     torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / whole), device)
-    return min(float(free), limit_bytes - torch.cuda.memory_reserved(device))
+    return free
 
 
 def _peak_bytes(trainer: InnerTrainer, size: StepSize, seq_len: int) -> int:

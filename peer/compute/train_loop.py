@@ -25,10 +25,13 @@ from peer.compute.adamw_fused import FusedAdamW
 from peer.compute.build_optimizer import build_inner
 from peer.compute.device import Device, uses_bf16
 from peer.compute.lr_schedule import learning_rate
+from peer.compute.mixing import mix_into
+from peer.compute.model_trainer import ModelTrainer, StepOutcome
 from peer.compute.optimizer import InnerOptimizer, InnerSpec
 from peer.compute.out_of_memory import free_cached, is_out_of_memory
 from peer.config import InnerConfig, ModelConfig
 from peer.footprint.step_size import StepSize
+from peer.ipc.inner_options import ElementRange
 from peer.ipc.train_messages import InnerResult
 from peer.model.decoder import Decoder
 from peer.model.layout import FlatLayout
@@ -36,31 +39,15 @@ from peer.model.layout import FlatLayout
 __all__ = ["InnerConfig", "InnerTrainer", "learning_rate", "run_inner"]
 
 
-@dataclass(frozen=True)
-class StepOutcome:
-    """The loss of the batch in nats a token. `skipped`: the loss or the gradient was not finite, and nothing
-    changed."""
-
-    loss: float
-    skipped: bool
-
-
-class InnerTrainer:
-    """One device's model, its gradient (`local` and `gradient`, flat vectors of P fp32 values) and its inner
-    `optimizer`.
-
-    A batch goes through the device in micro-batches of `step_size` (None: whole), whose gradients are added up. Where
-    memory runs out the step is repeated with smaller ones, and `on_smaller` is told.
-    """
+class InnerTrainer(ModelTrainer):
+    """The whole model on one device: n = P."""
 
     def __init__(
         self, model: ModelConfig, config: InnerConfig, device: Device, step_size: StepSize | None = None
     ) -> None:
-        self.config = config
-        self.device = device
         layout = FlatLayout.of(model)
-        self.local = torch.zeros(layout.numel, device=device.torch)
-        self.gradient = torch.zeros_like(self.local)
+        local = torch.zeros(layout.numel, device=device.torch)
+        super().__init__(config, device, local, torch.zeros_like(local))
         build = FusedAdamW if config.optimizer == "adamw" else build_inner
         self.optimizer: InnerOptimizer = build(InnerSpec.of(config), layout, self.local)
         self.model = Decoder(model, self.local)
@@ -69,47 +56,29 @@ class InnerTrainer:
         hidden = self.model.hidden
         self._hidden: Callable[[Tensor], Tensor] = torch.compile(hidden) if self.compiled else hidden
         self.resize(StepSize(config.batch_size) if step_size is None else step_size)
-        self.on_smaller: Callable[[StepSize], None] = lambda size: None
         self._bf16 = uses_bf16(device, config)
-        self._gradient_sum: Tensor | None = None  # (P,), allocated on first use
-        self._sequences = 0
 
-    def step(self, tokens: Tensor, step: int) -> StepOutcome:
-        """Make a step of the inner optimizer on tokens (B, T+1) at the run's inner step `step`."""
-        loss, norm = self._backward(tokens)
-        if not (math.isfinite(loss) and math.isfinite(norm)):
-            return StepOutcome(loss, skipped=True)
-        if norm > self.config.clip_norm:
-            self.gradient.mul_(self.config.clip_norm / norm)
-        self.optimizer.lr = learning_rate(self.config, step)
-        with torch.no_grad():
-            self.optimizer.step(self.local, self.gradient)
-        return StepOutcome(loss, skipped=False)
+    def import_from(self, outer: Tensor) -> None:
+        self.local.copy_(outer)
 
-    def begin_gradient(self) -> None:
-        """Clear the sum that `add_gradient` gathers."""
-        if self._gradient_sum is None:
-            self._gradient_sum = torch.zeros_like(self.local)
-        self._gradient_sum.zero_()
-        self._sequences = 0
+    def mix(self, outer: Tensor, ranges: Iterable[ElementRange], alpha: float) -> None:
+        for start, stop in ranges:
+            mix_into(self.local[start:stop], outer[start:stop], alpha)
 
-    def add_gradient(self, tokens: Tensor) -> StepOutcome:
-        """Add the gradient of tokens (B, T+1) to the sum. Weights and optimizer stay as they are."""
-        assert self._gradient_sum is not None
-        loss, norm = self._backward(tokens)
-        if not (math.isfinite(loss) and math.isfinite(norm)):
-            return StepOutcome(loss, skipped=True)
-        self._gradient_sum.add_(self.gradient, alpha=len(tokens))
-        self._sequences += len(tokens)
-        return StepOutcome(loss, skipped=False)
+    def write_delta(self, outer: Tensor, at: slice, out: Tensor) -> None:
+        torch.sub(outer[at], self.local[at].cpu(), out=out)
 
     def mean_gradient(self, at: slice, out: Tensor) -> None:
-        """Write the mean over the sequences since `begin_gradient` to `out`; zero if there were none."""
         assert self._gradient_sum is not None
         torch.div(self._gradient_sum[at].cpu(), max(1, self._sequences), out=out)
 
+    def save(self, state: Tensor) -> None:
+        self.optimizer.save(state)
+
+    def load(self, state: Tensor) -> None:
+        self.optimizer.load(state)
+
     def resize(self, size: StepSize) -> None:
-        """Take steps of that size from now on."""
         self.step_size = size
         self.model.recompute = size.recompute
 
@@ -122,8 +91,7 @@ class InnerTrainer:
 
     @contextmanager
     def holding(self, weights: Tensor) -> Iterator[None]:
-        """Compute with `weights` (P,), which are on the CPU, inside the block, and with the local weights after it. The
-        device has room for one of the two: there the local ones wait in the machine's memory."""
+        """A device has room for one of the two: there the local ones wait in the machine's memory."""
         if self.local.device == weights.device:
             self.model.point_to(weights)
             yield
@@ -136,7 +104,6 @@ class InnerTrainer:
 
     @torch.no_grad()
     def evaluate(self, batches: Iterable[Tensor], on_batch: Callable[[], None]) -> float:
-        """Return the mean loss of the local weights in nats a token over batches (B, T+1) of equal length."""
         total, sequences = 0.0, 0
         for tokens in batches:
             total += self._as_it_fits(partial(self._losses, tokens.to(self.device.torch)))
@@ -150,7 +117,6 @@ class InnerTrainer:
         return sum(float(self._loss(part, self.model.hidden)) for part in parts) / (tokens.shape[1] - 1)
 
     def _backward(self, tokens: Tensor) -> tuple[float, float]:
-        """Return the mean loss of the batch and the norm of its gradient, which is left in `gradient`."""
         loss = self._as_it_fits(partial(self._add_up, tokens.to(self.device.torch), self._hidden))
         return loss, float(self.gradient.norm())  # one pass finds the norm and any NaN or Inf
 
@@ -201,7 +167,7 @@ class InnerRun:
     on_step: Callable[[int, StepOutcome, InnerResult], None] = field(default=lambda step, outcome, so_far: None)
 
 
-def run_inner(trainer: InnerTrainer, batch: Callable[[list[int]], Tensor], run: InnerRun) -> InnerResult:
+def run_inner(trainer: ModelTrainer, batch: Callable[[list[int]], Tensor], run: InnerRun) -> InnerResult:
     """Train `trainer` on the run's samples in order, batch_size a step, until the samples, the steps or the time run
     out.
 
@@ -214,8 +180,9 @@ def run_inner(trainer: InnerTrainer, batch: Callable[[list[int]], Tensor], run: 
     total_loss = 0.0
     if run.product == "gradient":
         trainer.begin_gradient()
-    while (run.steps is None or result.steps < run.steps) and not run.stopped(result.steps):
-        if time.monotonic() - started >= run.deadline_s:
+    while run.steps is None or result.steps < run.steps:
+        is_late = time.monotonic() - started >= run.deadline_s
+        if trainer.agreed(is_late or run.stopped(result.steps)):
             break
         chosen = list(itertools.islice(numbers, trainer.config.batch_size))
         if not chosen:

@@ -23,7 +23,8 @@ _BACKUPS: Final = kept.CHECKPOINTS + _CHECKPOINTS_ON_THE_WAY  # of the next stag
 def footprint(work: Workload, token_cache_bytes: float = 0.0, next_stage_bytes: float = 0.0) -> Footprint:
     """Return all bytes of one peer. `next_stage_bytes`: the state of the stage that it backs up."""
     disk = disk_items(work.state_bytes, token_cache_bytes, next_stage_bytes)
-    return Footprint(device_items(work), host_items(work, next_stage_bytes), disk, work.device == "cpu")
+    host = host_items(work, next_stage_bytes)
+    return Footprint(device_items(work), host, disk, work.device == "cpu", work.layout.size)
 
 
 def host_items(work: Workload, next_stage_bytes: float = 0.0) -> dict[str, float]:
@@ -34,7 +35,7 @@ def host_items(work: Workload, next_stage_bytes: float = 0.0) -> dict[str, float
     message = work.parameters / exchange.fragments
     sent, result = exchange.up * message, exchange.result * message
     items = {
-        "programs": NETWORK_BYTES + (WORKER_BYTES if work.device == "cpu" else GPU_WORKER_BYTES),
+        "programs": NETWORK_BYTES + work.layout.size * (WORKER_BYTES if work.device == "cpu" else GPU_WORKER_BYTES),
         "shared with the worker: outer weights, product": 2 * vector,
         "shared with the worker: inner optimizer": float(saved_bytes(work.inner.optimizer, work.shapes)),
         "state": state,

@@ -11,7 +11,27 @@ from peer.config import ModelConfig
 from peer.errors import ConfigError
 
 _FIELDS: Final = {"ddp": "replicate", "fsdp": "shard", "tp": "tensor"}
+_RANKS_MAX: Final = 64
 _USE: Final = "use auto, ddp, fsdp, tp, or sizes such as fsdp:2,tp:2"
+
+
+def parse_devices(text: str) -> tuple[str, ...]:
+    """Return the devices that `0,1` (GPUs by number) or `cpu:2` name, one for each rank. Raises ConfigError."""
+    kind, colon, count = text.partition(":")
+    if kind == "cpu":
+        ranks = int(count) if count.isdecimal() and len(count) < 4 else 1 - bool(colon)
+        names = ["cpu"] * ranks
+    else:
+        numbers = [part.strip().removeprefix("cuda:") for part in text.split(",")]
+        names = [f"cuda:{int(number)}" for number in numbers if number.isdecimal() and len(number) < 4]
+        if len(set(names)) < len(numbers):
+            names = []
+    if not 1 <= len(names) <= _RANKS_MAX:
+        raise ConfigError(
+            f"the devices {text!r} are not understood: name GPUs by their numbers, each once, such as 0,1, or a number"
+            f" of processes on the CPU, such as cpu:2, {_RANKS_MAX} at most"
+        )
+    return tuple(names)
 
 
 @dataclass(frozen=True)
@@ -84,3 +104,6 @@ class Layout:
     def __str__(self) -> str:
         sizes = [f"{name}:{getattr(self, field)}" for name, field in _FIELDS.items() if getattr(self, field) > 1]
         return ",".join(sizes) or "one device"
+
+
+ONE_DEVICE: Final = Layout()

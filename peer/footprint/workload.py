@@ -100,12 +100,14 @@ class Workload:
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes by item, where they lie. On a machine without a GPU the device's are the host's, too."""
+    """Bytes by item, where they lie; of several devices those of each. On a machine without a GPU the device's are the
+    host's, too."""
 
     device: Mapping[str, float]
     host: Mapping[str, float]
     disk: Mapping[str, float]
     device_is_host: bool
+    devices: int = 1
 
     @property
     def device_bytes(self) -> float:
@@ -114,7 +116,7 @@ class Footprint:
     @property
     def host_bytes(self) -> float:
         """Of the machine's memory."""
-        return sum(self.host.values()) + self.device_is_host * self.device_bytes
+        return sum(self.host.values()) + self.device_is_host * self.devices * self.device_bytes
 
     @property
     def disk_bytes(self) -> float:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from peer.bounds import Number, Seconds
 from peer.config import DataConfig, InnerConfig, ModelConfig
+from peer.footprint.layout import Layout
 from peer.footprint.step_size import StepSize
 from peer.ipc.inner_options import InnerRunOptions
 from peer.ipc.messages import Command, VectorFds
+
+MEETING: Final = "meeting-"
+"""How the names of `LoadTrain.meeting` begin."""
+SMALLER: Final = "micro_batch_halved"
+"""The event of a worker whose memory ran out, with the fields of the StepSize that it goes on with."""
 
 
 class LoadTrain(msgspec.Struct, frozen=True, tag="load_train", kw_only=True):
@@ -16,8 +24,10 @@ class LoadTrain(msgspec.Struct, frozen=True, tag="load_train", kw_only=True):
 
     rank: int
     """The worker's number in its group, from 0."""
-    world_size: int
-    """The number of workers in the group."""
+    layout: Layout
+    """How the workers of the group share the model."""
+    meeting: str
+    """The file in `directory` at which several workers meet; another one for each start of a group."""
     model: ModelConfig
     data: DataConfig
     inner: InnerConfig
@@ -30,7 +40,7 @@ class LoadTrain(msgspec.Struct, frozen=True, tag="load_train", kw_only=True):
     """The one folder that the worker may write."""
     device: str
     step_size: StepSize
-    """Where nothing better is known: on a GPU the worker measures what fits."""
+    """Where nothing better is known: on one GPU the worker measures what fits."""
     device_limit_bytes: float
     """How much of a GPU's memory the worker may take."""
     seed: int

@@ -8,6 +8,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
@@ -26,7 +27,8 @@ class CutLoss(SummedLoss):
     """`SummedLoss` of logits that are cut by the vocabulary. Its backward, too, belongs in `over_cut_logits`."""
 
     def forward(self, tokens: Tensor) -> Tensor:
-        total = super().forward(tokens)
+        logits = self.decoder(tokens[:, :-1])
+        total = F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten(), reduction="sum")
         assert isinstance(total, DTensor)
         return total.to_local().clone()  # FSDP warns of a view
 
@@ -69,6 +71,13 @@ class CutModel:
             assert isinstance(parameter, DTensor)
             assert parameter.to_local().untyped_storage().data_ptr() == weights.untyped_storage().data_ptr(), name
             parameter.grad = _like(parameter, gradients[name][: len(pieces[name].rows)])  # FSDP and autograd add to it
+
+    def release(self) -> None:
+        """Give up the weights that a forward pass has gathered. A backward pass does so by itself; without one the root
+        would compute on with them after the weights have changed."""
+        for module in self.loss.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
 
     def _shard(self, ranks: Ranks, bf16: bool) -> None:
         """Let each block gather its weights when it computes. With `bf16` they are cast before that; autocast would do

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from peer.model.decoder import Decoder
@@ -17,5 +16,5 @@ class SummedLoss(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the negative log-likelihood in nats of tokens (B, T+1), summed over all but the first of each."""
-        logits = self.decoder(tokens[:, :-1])
-        return F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten(), reduction="sum")
+        total, _ = self.decoder.losses(self.decoder.hidden(tokens[:, :-1]), tokens[:, 1:])
+        return total.clone()  # FSDP warns of a view

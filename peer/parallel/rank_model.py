@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from peer.config import ModelConfig
+from peer.footprint.workload import Recompute
 from peer.model.decoder import Decoder
 from peer.model.layout import FlatLayout
 from peer.parallel.loss import SummedLoss
@@ -29,6 +30,7 @@ class RankModel:
         self._bf16 = bf16
         self._loss: SummedLoss
         self._context: Callable[[], AbstractContextManager[None]] = nullcontext  # of a forward and its backward
+        self._release: Callable[[], None] = lambda: None  # after a forward without a backward
         if ranks.layout.parts == 1:
             self.pieces = LocalPieces.of(FlatLayout.of(config), {}, ranks.layout, ranks.rank)
             self.weights, self.gradient = self._vectors()
@@ -42,6 +44,7 @@ class RankModel:
         self.pieces, self._loss = model.pieces, model.loss
         self.weights, self.gradient = self._vectors()
         model.bind(self.weights, self.gradient)
+        self._release = model.release
         if ranks.layout.tensor > 1:
             self._context = over_cut_logits
 
@@ -53,10 +56,25 @@ class RankModel:
         """Write the pieces that this rank owns to the flat vector (P,). All ranks together write all of it."""
         self.pieces.write(self.weights, flat)
 
+    @property
+    def recompute(self) -> Recompute:
+        """What a block computes a second time for the backward pass."""
+        return self._loss.decoder.recompute
+
+    @recompute.setter
+    def recompute(self, recompute: Recompute) -> None:
+        self._loss.decoder.recompute = recompute
+
     def backward(self, tokens: Tensor, rows_at_once: int | None = None) -> tuple[float, float]:
         """Return the mean loss in nats a token of tokens (B, T+1), the same at all ranks, and the norm of its gradient,
         whose pieces are left in `gradient`. A rank has at most `rows_at_once` sequences on its device at a time. All
         ranks must call it with the same arguments."""
+        (loss,) = self.ranks.sum((self.add_up(tokens, rows_at_once),))
+        return loss, self.sum_gradients()
+
+    def add_up(self, tokens: Tensor, rows_at_once: int | None = None) -> float:
+        """Leave what this rank knows of the gradient in `gradient`; return its share of the mean loss. Where the model
+        is not cut, it waits for no other rank."""
         self.gradient.zero_()
         loss = 0.0
         for rows, weight in self._passes(tokens, rows_at_once):
@@ -64,18 +82,27 @@ class RankModel:
                 part = self._summed(rows) * weight
                 part.backward()
             loss += float(part.detach())
-        self.ranks.sum_over_replicas(self.gradient)
-        loss, square = self.ranks.sum((loss / self.ranks.layout.tensor, self._square_of_gradient()))
-        return loss, square**0.5
+        return loss / self.ranks.layout.tensor
 
-    @torch.no_grad()
+    def sum_gradients(self) -> float:
+        """Complete `gradient` after `add_up`; return the norm of the whole."""
+        self.ranks.sum_over_replicas(self.gradient)
+        (square,) = self.ranks.sum((self._square_of_gradient(),))
+        return float(square**0.5)
+
     def loss(self, tokens: Tensor, rows_at_once: int | None = None) -> float:
         """Return the mean loss in nats a token of tokens (B, T+1). All ranks must call it with the same arguments."""
+        return self.ranks.sum((self.share_of_loss(tokens, rows_at_once),))[0]
+
+    @torch.no_grad()
+    def share_of_loss(self, tokens: Tensor, rows_at_once: int | None = None) -> float:
+        """Return this rank's share of the mean loss, as `add_up` does, without a gradient."""
         loss = 0.0
         for rows, weight in self._passes(tokens, rows_at_once):
             with self._context():
                 loss += float(self._summed(rows)) * weight
-        return self.ranks.sum((loss / self.ranks.layout.tensor,))[0]
+        self._release()
+        return loss / self.ranks.layout.tensor
 
     def _passes(self, tokens: Tensor, rows_at_once: int | None) -> Iterator[tuple[Tensor, float]]:
         """Yield the rows of this rank, every `batches`-th one, and the weight of their summed loss in the mean loss of

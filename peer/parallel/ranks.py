@@ -61,8 +61,9 @@ def open_ranks(layout: Layout, rank: int, device: torch.device, store: Path) -> 
     if layout.size == 1:
         yield Ranks(layout, rank, device)
         return
-    # gloo would listen on the interface that the host's name resolves to. TCPStore listens on all of them: no TCPStore.
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo" if sys.platform == "linux" else "lo0"
+    # gloo would listen on the interface that the host's name resolves to, NCCL on the first that is up, TCPStore on all
+    # of them: no TCPStore.
+    os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = "lo" if sys.platform == "linux" else "lo0"
     on_gpu = device.type == "cuda"
     if on_gpu:
         torch.cuda.set_device(device)

@@ -7,16 +7,20 @@ at once, and the next command waits for it.
 
 from __future__ import annotations
 
-from contextlib import AbstractAsyncContextManager
+import secrets
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
+import msgspec
 import trio
 
+from peer.decoding import MALFORMED
+from peer.events import Event
 from peer.footprint.step_size import StepSize
 from peer.ipc.inner_options import InnerRunOptions
 from peer.ipc.messages import Command, Stop
-from peer.ipc.train_messages import InnerResult, LoadTrain, RunEvaluate, RunInner
+from peer.ipc.train_messages import MEETING, SMALLER, InnerResult, LoadTrain, RunEvaluate, RunInner
 from peer.worker.commands import WorkerCommands
 from peer.worker.config import WorkerBuffers, WorkerConfig
 
@@ -51,6 +55,8 @@ class WorkerGroup(WorkerCommands):
         self._runs: dict[int, _Run] = {}  # by command id, in the order of the calls
         self._sending = trio.Lock()
         self._stop_wanted = trio.Event()
+        self._step_size = config.step_size or StepSize(config.inner.batch_size)
+        self._meeting = ""
 
     async def inner_steps(
         self,
@@ -104,11 +110,16 @@ class WorkerGroup(WorkerCommands):
             raise
         return pending.results(kind)[0]
 
+    def _descriptors(self) -> tuple[int, ...]:
+        self._meeting = f"{MEETING}{secrets.token_hex(8)}"
+        return super()._descriptors()
+
     def _first_message(self, rank: int) -> LoadTrain:
         config = self.config
         return LoadTrain(
             rank=rank,
-            world_size=config.world_size,
+            layout=config.ranks,
+            meeting=self._meeting,
             model=config.model,
             data=config.data,
             inner=config.inner,
@@ -116,8 +127,8 @@ class WorkerGroup(WorkerCommands):
             data_folder=config.data_folder,
             compile=config.compile,
             directory=str(config.private_folder),
-            device=config.device,
-            step_size=config.step_size or StepSize(config.inner.batch_size),
+            device=config.devices[rank] if config.devices else config.device,
+            step_size=self._step_size,
             device_limit_bytes=config.device_limit_bytes,
             seed=config.seed,
             vectors=self._buffers.vectors,
@@ -126,7 +137,14 @@ class WorkerGroup(WorkerCommands):
     async def _run(self) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._forward_stops)
-            await super()._run()
+            with self.config.events.subscribed(self._note):
+                await super()._run()
+
+    def _note(self, event: Event) -> None:
+        """Let the next group begin with the micro-batches that this one has come to: it may have ended for them."""
+        if event.name == SMALLER:
+            with suppress(*MALFORMED):  # a worker said so
+                self._step_size = msgspec.convert(event.fields, StepSize)
 
     async def _forward_stops(self) -> None:
         while True:

@@ -43,7 +43,7 @@ class WorkerCommands(ABC):
                 directory=config.directory,
                 private_folder=config.private_folder,
                 events=config.events,
-                open_descriptors=lambda: buffers.fds,
+                open_descriptors=self._descriptors,
                 first_message=self._first_message,
                 world_size=config.world_size,
                 threads=config.threads,
@@ -120,6 +120,10 @@ class WorkerCommands(ABC):
     async def _run(self) -> None:
         """Supervise the workers."""
         await self._supervisor.run()
+
+    def _descriptors(self) -> tuple[int, ...]:
+        """Return what the workers of a group inherit that is about to be started."""
+        return self._buffers.fds
 
     @abstractmethod
     def _first_message(self, rank: int) -> FirstMessage:

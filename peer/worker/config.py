@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -13,6 +13,7 @@ import torch
 from peer.config import DataConfig, InnerConfig, ModelConfig
 from peer.data.tokenizer import BYTES
 from peer.events import EventLog
+from peer.footprint.layout import Layout
 from peer.footprint.optimizer_state import saved_bytes
 from peer.footprint.step_size import StepSize
 from peer.ipc.messages import VectorFds
@@ -38,7 +39,7 @@ class WorkerConfig:
     """Whether this machine's user wants torch.compile."""
     device: str = "auto"
     step_size: StepSize | None = None
-    """Where nothing better is known: None for whole batches. On a GPU the worker measures what fits."""
+    """Where nothing better is known: None for whole batches. On one GPU the worker measures what fits."""
     device_limit_bytes: float = math.inf
     """How much of a GPU's memory the workers may take."""
     seed: int = 0
@@ -51,8 +52,15 @@ class WorkerConfig:
     load_timeout_s: float = 600.0
     stage: StageSpec | None = None
     """The stage of a pipeline to compute; None: the whole model."""
-    world_size: int = 1
-    """The number of worker processes in the group."""
+    devices: tuple[str, ...] = ()
+    """Of each worker, where there are several; else `device` is that of the one."""
+    ranks: Layout = field(default_factory=Layout)
+    """How the workers share the model."""
+
+    @property
+    def world_size(self) -> int:
+        """The number of worker processes in the group."""
+        return self.ranks.size
 
     @property
     def private_folder(self) -> Path:

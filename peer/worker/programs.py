@@ -86,7 +86,7 @@ def _train_grants(load: LoadTrain) -> Grants:
         readable=_named(load.data_folder, load.tokenizer),
         compiles=load.compile,
         accelerators=load.device != "cpu",
-        tcp=load.world_size > 1,
+        tcp=load.layout.size > 1,
     )
 
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
 import torch
 
-from peer.compute.device import resolve_device, uses_bf16
+from peer.compute.device import Device, resolve_device, uses_bf16
 from peer.compute.lr_schedule import learning_rate
-from peer.compute.measured_step import measured_step
-from peer.compute.mixing import mix_into
-from peer.compute.train_loop import InnerRun, InnerTrainer, StepOutcome, run_inner
-from peer.data.corpus import sample_numbers
+from peer.compute.measured_step import hold_to, measured_step
+from peer.compute.model_trainer import ModelTrainer, StepOutcome
+from peer.compute.train_loop import InnerRun, InnerTrainer, run_inner
+from peer.data.corpus import Corpus, sample_numbers
 from peer.errors import ConfigError, StageRefused
 from peer.footprint.optimizer_state import saved_bytes
 from peer.footprint.step_size import StepSize
@@ -21,12 +23,13 @@ from peer.ipc.corpus_messages import LoadCorpus
 from peer.ipc.inner_options import ElementRange, InnerRunOptions
 from peer.ipc.messages import ModelLoaded
 from peer.ipc.shared_memory import SharedBuffer
-from peer.ipc.train_messages import InnerResult, LoadTrain, RunEvaluate, RunInner, TrainCommand
+from peer.ipc.train_messages import MEETING, SMALLER, InnerResult, LoadTrain, RunEvaluate, RunInner, TrainCommand
 from peer.model.layout import FlatLayout
 from peer.worker.control_link import ControlLink
 from peer.worker.corpus_worker import read_corpus
 
 _PROGRESS_S = 0.5
+_LOOK_S = 0.02
 
 
 class TrainWorker:
@@ -47,19 +50,9 @@ class TrainWorker:
                 f"data.seq_len ({load.data.seq_len}) exceeds model.max_seq_len ({load.model.max_seq_len}): lower it"
             )
         device = resolve_device(load.device, load.compile)
-        self._corpus = read_corpus(
-            LoadCorpus(
-                data=load.data,
-                tokenizer=load.tokenizer,
-                vocab_size=load.model.vocab_size,
-                data_folder=load.data_folder,
-                directory=load.directory,
-            )
-        )
-        self._trainer = InnerTrainer(load.model, load.inner, device, load.step_size)
-        self._trainer.optimizer.load(self._inner_state)
-        if device.torch.type == "cuda":
-            self._trainer.resize(measured_step(self._trainer, load.data.seq_len, load.device_limit_bytes))
+        self._corpus = _read_corpus(load)
+        self._group = ExitStack()  # never left: the end of the process ends it
+        self._trainer = self._one_of_several(device) if load.layout.size > 1 else self._alone(device)
         self._trainer.on_smaller = self._tell_smaller
         self._has_local = False  # whether trainer.local holds weights to continue from
         self._idle_s = 0.0  # the time without a command since the last inner run
@@ -75,6 +68,26 @@ class TrainWorker:
                 memory_bytes=device.memory_bytes,
             )
         )
+
+    def _alone(self, device: Device) -> ModelTrainer:
+        load = self._load
+        trainer = InnerTrainer(load.model, load.inner, device, load.step_size)
+        trainer.load(self._inner_state)
+        if device.torch.type == "cuda":
+            trainer.resize(measured_step(trainer, load.data.seq_len, load.device_limit_bytes))
+        return trainer
+
+    def _one_of_several(self, device: Device) -> ModelTrainer:
+        from peer.compute.rank_trainer import RankTrainer  # takes long to import, as does what it imports
+        from peer.parallel.ranks import open_ranks
+
+        load = self._load
+        if device.torch.type == "cuda":
+            hold_to(device.torch, load.device_limit_bytes)
+        ranks = self._group.enter_context(open_ranks(load.layout, load.rank, device.torch, _meeting(load)))
+        trainer = RankTrainer(load.model, load.inner, device, ranks, load.step_size)
+        trainer.load(self._inner_state)
+        return trainer
 
     def run(self) -> None:
         """Serve commands without end; the control link ends the process."""
@@ -104,7 +117,7 @@ class TrainWorker:
             nonlocal reported_at, reported_tokens
             self._tick()
             now = time.monotonic()
-            if now - reported_at >= _PROGRESS_S:
+            if self._load.rank == 0 and now - reported_at >= _PROGRESS_S:
                 self._link.emit(
                     "inner_step",
                     step=step,
@@ -127,20 +140,18 @@ class TrainWorker:
         result = run_inner(self._trainer, lambda numbers: self._corpus.batch(numbers, self._load.seed), run)
         self._capture(options)
         if options.product == "delta":
-            self._trainer.optimizer.save(self._inner_state)
+            self._trainer.save(self._inner_state)
         idle_s, self._idle_s = self._idle_s, 0.0
         return msgspec.structs.replace(result, idle_s=idle_s)
 
     def _begin(self, options: InnerRunOptions) -> None:
         """Prepare the local weights. Reads the outer weights only if the options need it: while a tail runs, the
         network process may write them."""
-        local = self._trainer.local
         if options.begin == "outer" or not self._has_local:
-            local.copy_(self._outer)
+            self._trainer.import_from(self._outer)
             self._has_local = True
             return
-        for start, stop in options.mix:
-            mix_into(local[start:stop], self._outer[start:stop], options.alpha)
+        self._trainer.mix(self._outer, options.mix, options.alpha)
 
     def _capture(self, options: InnerRunOptions) -> None:
         """Write the product at the wanted ranges to the beginning of delta."""
@@ -149,14 +160,14 @@ class TrainWorker:
         for start, stop in everything if options.capture is None else options.capture:
             out = self._delta[at : at + stop - start]
             if options.product == "delta":
-                torch.sub(self._outer[start:stop], self._trainer.local[start:stop].cpu(), out=out)
+                self._trainer.write_delta(self._outer, slice(start, stop), out)
             else:
                 self._trainer.mean_gradient(slice(start, stop), out)
             at += stop - start
 
     def _tell_smaller(self, size: StepSize) -> None:
         self._tick()
-        self._link.emit("micro_batch_halved", sequences=size.sequences, recompute=size.recompute)
+        self._link.emit(SMALLER, sequences=size.sequences, recompute=size.recompute)
 
     def _evaluate(self, command: RunEvaluate) -> float:
         batches = self._corpus.held_out_batches(self._load.inner.batch_size, command.max_batches)
@@ -165,3 +176,29 @@ class TrainWorker:
 
     def _tick(self) -> None:
         self._link.ticks += 1
+
+
+def _meeting(load: LoadTrain) -> Path:
+    return Path(load.directory) / load.meeting
+
+
+def _read_corpus(load: LoadTrain) -> Corpus:
+    """Read the text; of several ranks the first before the others, which find the ids of a slow tokenizer in its
+    files. When it has read the text it makes the file at which they meet, and clears away those of earlier groups."""
+    while load.rank > 0 and not _meeting(load).exists():
+        time.sleep(_LOOK_S)
+    corpus = read_corpus(
+        LoadCorpus(
+            data=load.data,
+            tokenizer=load.tokenizer,
+            vocab_size=load.model.vocab_size,
+            data_folder=load.data_folder,
+            directory=load.directory,
+        )
+    )
+    if load.rank == 0:
+        for old in Path(load.directory).glob(f"{MEETING}*"):
+            old.unlink()
+        if load.layout.size > 1:
+            _meeting(load).touch()
+    return corpus

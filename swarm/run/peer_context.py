@@ -27,6 +27,10 @@ class JoinConfig:
     announce: tuple[str, ...] = ()
     relays: tuple[str, ...] = ()
     device: str = "auto"
+    devices: tuple[str, ...] = ()
+    """Several devices, of which `device` is the first; () for that one alone."""
+    layout: str = "auto"
+    """How several devices share the model, as `Layout.parse` takes it."""
     data_folder: str = ""
     """The folder of text to train on; "": the run's source, where that is on every machine."""
     compile: bool = False

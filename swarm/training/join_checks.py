@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 from peer.data.corpus import check_source, token_cache_bytes
 from peer.errors import ConfigError, ResourceError
+from peer.footprint.layout import ONE_DEVICE, Layout
 from peer.footprint.step_size import SMALLEST, sized
 from peer.footprint.workload import Footprint
 from peer.free_memory import free_memory_bytes
@@ -19,7 +21,7 @@ from swarm.placement.costs import USUAL_PEERS, RunShape
 from swarm.run.manifest import Manifest
 from swarm.run.peer_context import JoinConfig
 from swarm.run.sections import BYTES_TOKENIZER
-from swarm.training.machine_memory import Accelerator, host_limit
+from swarm.training.machine_memory import Accelerator, host_limit, layout_of
 
 
 def check_join(config: JoinConfig, manifest: Manifest) -> None:
@@ -51,7 +53,7 @@ def check_memory(config: JoinConfig, manifest: Manifest) -> None:
     ConfigError for the user's limit, which counts where it is given, ResourceError for what is free. What a GPU has
     room for the worker finds out."""
     found = Accelerator.of(config.device, manifest.inner)
-    needs, limit = memory_needs(manifest, found), host_limit(config, found.kind)
+    needs, limit = memory_needs(manifest, found, layout_of(config, manifest)), host_limit(config, found.kind)
     name = "--memory-limit" if found.kind == "cpu" else "--host-memory-limit"
     needed, what, remedy = min(needs), "the smallest stage", "or join with --role feeder"
     if manifest.stages == 1:
@@ -88,23 +90,26 @@ def check_disk(config: JoinConfig, manifest: Manifest) -> None:
 
 def disk_needs(manifest: Manifest, data_folder: str) -> list[float]:
     """Return the bytes on disk that each stage needs. `data_folder` is this machine's text, "" for none."""
-    return [sizes.disk_bytes for sizes in _footprints(manifest, Accelerator("cpu", bf16=False), data_folder)]
+    return [sizes.disk_bytes for sizes in footprints(manifest, Accelerator("cpu", bf16=False), data_folder)]
 
 
 def _cached_bytes(manifest: Manifest, data_folder: str) -> int:
     return 0 if manifest.tokenizer == BYTES_TOKENIZER else token_cache_bytes(manifest.data, data_folder)
 
 
-def memory_needs(manifest: Manifest, device: Accelerator) -> list[float]:
+def memory_needs(manifest: Manifest, device: Accelerator, layout: Layout = ONE_DEVICE) -> list[float]:
     """Return the bytes of this machine's memory that each stage needs at least, on a CPU with what a step takes."""
-    return [sizes.host_bytes for sizes in _footprints(manifest, device)]
+    return [sizes.host_bytes for sizes in footprints(manifest, device, layout=layout)]
 
 
-def _footprints(manifest: Manifest, device: Accelerator, data_folder: str = "") -> list[Footprint]:
+def footprints(
+    manifest: Manifest, device: Accelerator, data_folder: str = "", layout: Layout = ONE_DEVICE
+) -> list[Footprint]:
+    """Return the bytes that each stage takes at least."""
     shape, cached = RunShape.of(manifest), _cached_bytes(manifest, data_folder)
     works = [shape.workload(stage, USUAL_PEERS, device.kind, device.bf16) for stage in range(manifest.stages)]
     if manifest.stages == 1:
-        works = [sized(work, SMALLEST) for work in works]
+        works = [replace(sized(work, SMALLEST), layout=layout) for work in works]
     return [shape.footprint(work, cached) for work in works]
 
 

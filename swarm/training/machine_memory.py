@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import cast
+
+import torch
 
 from peer.compute.device import resolve_device, uses_bf16
 from peer.config import InnerConfig
+from peer.errors import ConfigError
+from peer.footprint.layout import Layout
 from peer.footprint.step_size import SMALLEST, StepSize, sized, step_that_fits
-from peer.footprint.workload import DeviceKind
+from peer.footprint.workload import DeviceKind, Footprint
 from peer.free_memory import free_memory_bytes
 from swarm.placement.costs import USUAL_PEERS, RunShape
 from swarm.run.manifest import Manifest
@@ -17,16 +22,18 @@ from swarm.run.peer_context import JoinConfig
 
 @dataclass(frozen=True)
 class Accelerator:
-    """What computes: the kind of device, and whether its products are in bf16."""
+    """What computes: the kind of device, whether its products are in bf16, and a GPU's memory."""
 
     kind: DeviceKind
     bf16: bool
+    memory_bytes: float = math.inf
 
     @classmethod
     def of(cls, device: str, inner: InnerConfig) -> Accelerator:
         """Look at the device that `peer join --device` names. Raises ConfigError."""
         found = resolve_device(device)
-        return cls(cast("DeviceKind", found.torch.type), uses_bf16(found, inner))
+        whole = torch.cuda.get_device_properties(found.torch).total_memory if found.torch.type == "cuda" else math.inf
+        return cls(cast("DeviceKind", found.torch.type), uses_bf16(found, inner), whole)
 
 
 def host_limit(config: JoinConfig, kind: DeviceKind) -> float | None:
@@ -34,15 +41,47 @@ def host_limit(config: JoinConfig, kind: DeviceKind) -> float | None:
     return config.memory_bytes if kind == "cpu" else config.host_memory_bytes
 
 
+def layout_of(config: JoinConfig, manifest: Manifest) -> Layout:
+    """Return how this peer's devices share the whole model. Raises ConfigError for devices that are not there, and for
+    a layout that does not suit them or the model."""
+    if len(config.devices) < 2:
+        return Layout()
+    if manifest.stages > 1:
+        raise ConfigError(
+            f"several --devices share a whole model, and this one is cut into {manifest.stages} stages: start a peer"
+            " with --device for each of them"
+        )
+    found = [Accelerator.of(device, manifest.inner) for device in config.devices]
+    shape = RunShape.of(manifest)
+    work = sized(shape.workload(0, USUAL_PEERS, found[0].kind, found[0].bf16), SMALLEST)
+    least = min(one.memory_bytes for one in found)
+
+    def fits(layout: Layout) -> bool:
+        sizes = shape.footprint(replace(work, layout=layout))
+        return sizes.device_bytes <= _room(config, found[0].kind, least, sizes)
+
+    layout = Layout.parse(config.layout, len(config.devices), fits)
+    layout.check(manifest.model, manifest.inner.optimizer, manifest.data.seq_len)
+    return layout
+
+
 def step_size(config: JoinConfig, manifest: Manifest) -> StepSize:
-    """Return how much of a step of a whole model is on the device at a time. By arithmetic on a CPU; elsewhere the
-    whole batch, since the worker sees its device and this process does not. Raises ConfigError for the device."""
+    """Return how much of a step of a whole model is on a device at a time, by arithmetic. Of one GPU the whole batch,
+    since the worker sees its device and this process does not. Raises ConfigError for the devices."""
     found, shape = Accelerator.of(config.device, manifest.inner), RunShape.of(manifest)
-    whole = StepSize(manifest.inner.batch_size)
-    if found.kind != "cpu":
+    layout, whole = layout_of(config, manifest), StepSize(manifest.inner.batch_size)
+    if found.kind != "cpu" and layout.size == 1:
         return whole
-    work = shape.workload(0, USUAL_PEERS, found.kind, found.bf16)
-    sizes = shape.footprint(sized(work, whole))
-    limit = host_limit(config, found.kind)
+    work = replace(shape.workload(0, USUAL_PEERS, found.kind, found.bf16), layout=layout)
+    room = _room(config, found.kind, found.memory_bytes, shape.footprint(sized(work, whole)))
+    return step_that_fits(work, room) or SMALLEST
+
+
+def _room(config: JoinConfig, kind: DeviceKind, device_bytes: float, sizes: Footprint) -> float:
+    """Return the bytes that each device has for training: of a GPU what the user allows, of the machine's memory its
+    share of what the rest leaves."""
+    if kind != "cpu":
+        return min(device_bytes, config.memory_bytes or math.inf)
+    limit = host_limit(config, kind)
     memory = free_memory_bytes() if limit is None else limit
-    return step_that_fits(work, memory - sum(sizes.host.values())) or SMALLEST
+    return (memory - sum(sizes.host.values())) / sizes.devices

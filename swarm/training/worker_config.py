@@ -11,7 +11,7 @@ from peer.worker.client import WorkerConfig
 from swarm.run.manifest_transfer import TOKENIZER_FILE
 from swarm.run.peer_context import PeerContext
 from swarm.run.sections import BYTES_TOKENIZER
-from swarm.training.machine_memory import Accelerator, host_limit, step_size
+from swarm.training.machine_memory import Accelerator, host_limit, layout_of, step_size
 
 
 def worker_config(context: PeerContext, stage: StageSpec | None = None) -> WorkerConfig:
@@ -27,11 +27,13 @@ def worker_config(context: PeerContext, stage: StageSpec | None = None) -> Worke
         data_folder=config.data_folder,
         compile=config.compile,
         device=config.device,
+        devices=config.devices,
+        ranks=layout_of(config, manifest),
         step_size=step_size(config, manifest) if stage is None else None,
         device_limit_bytes=config.memory_bytes or math.inf,
         directory=config.home,
         seed=manifest.run.seed,
-        threads=config.threads,
+        threads=config.threads and max(1, config.threads // max(1, len(config.devices))),
         events=context.host.events,
         stage=stage,
     )

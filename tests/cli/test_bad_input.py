@@ -100,6 +100,20 @@ def test_corrupt_invites(peer: Peer, tmp_path: Path, invite: str, words: str) ->
         assert re.search(words, said(peer(*arguments), 2))
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--device", "cpu", "--devices", "cpu:2"), "--devices is for several, --device for one"),
+        (("--layout", "fsdp"), "--layout was given without --devices"),
+        (("--devices", "0,0"), "the devices '0,0' are not understood: name GPUs by their numbers"),
+        (("--devices", "cpu:2", "--compile"), "--compile was given with several --devices"),
+    ],
+)
+def test_devices_that_contradict_each_other(peer: Peer, tmp_path: Path, options: tuple[str, ...], words: str) -> None:
+    assert words in said(peer("join", invite_to(1), "--home", tmp_path / "h", *options), 2)
+    assert not (tmp_path / "h").exists()
+
+
 def test_an_argument_that_is_not_utf8(peer: Peer, tmp_path: Path) -> None:
     sentence = said(peer("join", invite_to(1), "--home", tmp_path, "--name", "J\udcfcrgen"), 2)
     assert r"J\udcfcrgen" in sentence and "UTF-8" in sentence

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -27,12 +28,19 @@ from swarm.client.session import DialBackConfig
 from swarm.membership.reachability import DialBackReply, Outcome
 from swarm.run.home import Home
 from swarm.run.invite import Invite
+from swarm.run.peer_context import JoinConfig
 from tests.cli.support.typed import Peer
 from tests.cli.test_pipeline_input import manifest_of
 
+NOWHERE = Invite("a" * 32, Identity.generate().peer_id, ())
+
+
+def joining(home: Path, invite: Invite = NOWHERE, **more: Any) -> JoinConfig:
+    return JoinConfig(home, invite, device="cpu", **more)
+
 
 def test_this_machine_passes(tmp_path: Path) -> None:
-    findings = list(local_findings(tmp_path / "home", "cpu"))
+    findings = list(local_findings(tmp_path / "home", ["cpu"]))
     assert all(finding.state == "ok" for finding in findings), findings
     assert {"python", "torch", "libp2p", "device", "home"} <= {finding.check for finding in findings}
     assert not (tmp_path / "home").exists()  # looking leaves nothing behind
@@ -72,9 +80,19 @@ def test_each_stage_of_a_pipeline_is_measured(tmp_path: Path) -> None:
         cuts=((0, 1), (1, 2), (2, 3), (3, 4)),
         genesis=(bytes(32),) * 4,
     )
-    disk, memory = size_findings(four, tmp_path, "cpu")
+    disk, memory = size_findings(four, joining(tmp_path))
     assert wide.vocab_size * wide.hidden_size > 1 << 35, "the first and the last stage fit nowhere"
     assert (disk.state, memory.state) == ("warning", "warning")
+
+
+def test_it_tells_what_a_layout_gives(tmp_path: Path) -> None:
+    whole, stages = (manifest_of(Identity.generate(), count) for count in (1, 3))
+    two = joining(tmp_path, devices=("cpu", "cpu"), layout="fsdp")
+    _, layout, memory = size_findings(whole, two)
+    assert layout.detail.startswith("fsdp:2: each device holds 1/2 of the model, 0.0") and memory.state == "ok"
+    assert is_failure(list(size_findings(stages, two))[1], 2)
+    wrong = joining(tmp_path, devices=("cpu", "cpu"), layout="tp:3")
+    assert "make the product" in list(size_findings(whole, wrong))[1].remedy
 
 
 def test_a_home_that_is_in_use_or_cannot_be_written(tmp_path: Path) -> None:
@@ -85,7 +103,7 @@ def test_a_home_that_is_in_use_or_cannot_be_written(tmp_path: Path) -> None:
 
 
 def test_unknown_device(tmp_path: Path) -> None:
-    finding = next(f for f in local_findings(tmp_path, "abacus") if f.check == "device")
+    finding = next(f for f in local_findings(tmp_path, ["abacus"]) if f.check == "device")
     assert is_failure(finding, 2)
 
 
@@ -159,7 +177,7 @@ async def test_each_address_of_the_invite_is_reported(tmp_path: Path) -> None:
         await closed.bind(("127.0.0.1", 0))
         address = f"/ip4/127.0.0.1/tcp/{closed.getsockname()[1]}/p2p/{absent}"
         invite = Invite("a" * 32, absent, (address, address.replace("127.0.0.1", "127.0.0.2")))
-        findings = [finding async for finding in swarm_findings(invite, tmp_path, None, DialBackConfig(), "cpu")]
+        findings = [finding async for finding in swarm_findings(joining(tmp_path, invite), None, DialBackConfig())]
     assert [finding.check for finding in findings] == ["bootstrap", "bootstrap"]
     assert all(is_failure(finding, 3) and finding.detail.startswith("refused") for finding in findings)
 

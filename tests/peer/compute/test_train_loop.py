@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from peer.compute.device import Device, resolve_device
-from peer.compute.train_loop import InnerRun, InnerTrainer, StepOutcome, learning_rate, run_inner
+from peer.compute.model_trainer import StepOutcome
+from peer.compute.train_loop import InnerRun, InnerTrainer, learning_rate, run_inner
 from peer.config import InnerConfig, ModelConfig
 from peer.errors import ConfigError
 from peer.footprint.optimizer_state import saved_bytes

@@ -7,7 +7,7 @@ import pytest
 
 from peer.config import ModelConfig
 from peer.errors import ConfigError
-from peer.footprint.layout import Layout
+from peer.footprint.layout import Layout, parse_devices
 
 MODEL = ModelConfig(
     vocab_size=64, hidden_size=15, head_dim=4, layers=1, heads=4, kv_heads=2, intermediate_size=24, max_seq_len=8
@@ -81,3 +81,25 @@ def test_optimizers_that_cannot_be_cut_name_those_that_can(optimizer: str, layou
     Layout(replicate=2).check(MODEL, optimizer, 8)
     with pytest.raises(ConfigError, match="use adamw, or the layout ddp"):
         layout.check(MODEL, optimizer, 8)
+
+
+@pytest.mark.parametrize(
+    ("text", "devices"),
+    [
+        ("0", ("cuda:0",)),
+        ("0,1", ("cuda:0", "cuda:1")),
+        ("cuda:1, cuda:0", ("cuda:1", "cuda:0")),
+        ("cpu", ("cpu",)),
+        ("cpu:3", ("cpu",) * 3),
+    ],
+)
+def test_devices_are_read(text: str, devices: tuple[str, ...]) -> None:
+    assert parse_devices(text) == devices
+
+
+@pytest.mark.parametrize(
+    "text", ["", "0,0", "0,cuda:0", "0,", "cpu:0", "cpu:", "cpu:65", "cpu:2,0", "-1", "mps", "9999"]
+)
+def test_devices_that_cannot_be_read_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="are not understood: name GPUs by their numbers"):
+        parse_devices(text)

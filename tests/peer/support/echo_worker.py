@@ -57,7 +57,7 @@ class EchoWorker:
             elif isinstance(command, Reach):
                 self._link.reply(command, _reach(command.path))
             else:
-                self._link.reply(command, [self._load.rank, self._load.world_size, os.getpid()])
+                self._link.reply(command, [self._load.rank, self._load.layout.size, os.getpid()])
 
 
 class EchoGroup(WorkerGroup):

@@ -10,6 +10,7 @@ import pytest
 
 from peer.confinement.landlock import landlock_abi
 from peer.errors import StageRefused
+from peer.footprint.layout import Layout
 from peer.ipc.inner_options import InnerRunOptions
 from peer.ipc.shared_memory import SharedBuffer
 from peer.ipc.stage_slots import MicroBatchSlot
@@ -65,7 +66,7 @@ async def test_it_reaches_no_key_no_network_and_no_program(tmp_path: Path, monke
         (tmp_path / "worker" / "own").write_text("text")
         mine = {**mine, "read": "done", "write": "done"}
         assert await group.ask(group.reach(tmp_path / "worker" / "own"), Outcomes) == mine
-    async with EchoGroup.open(worker_config(tmp_path, tmp_path / "data", world_size=2)) as group:
+    async with EchoGroup.open(worker_config(tmp_path, tmp_path / "data", ranks=Layout(replicate=2))) as group:
         ranks = await group.ask_each(group.reach(tmp_path / "identity.key"), Outcomes)
     assert ranks == 2 * [{"read": "EACCES", "write": "EACCES", "socket": "done", "execve": "EPERM"}]
 

@@ -12,6 +12,7 @@ import pytest
 
 from peer.config import DataConfig
 from peer.confinement.grants import Grants
+from peer.footprint.layout import Layout
 from peer.footprint.step_size import StepSize
 from peer.ipc.block_messages import Fds, LoadBlocks, RingEnds
 from peer.ipc.corpus_messages import LoadCorpus
@@ -31,7 +32,8 @@ FDS: Fds = (3, 4, 5)
 LOADS: dict[str, FirstMessage] = {
     "train": LoadTrain(
         rank=1,
-        world_size=2,
+        layout=Layout(replicate=2),
+        meeting="meeting-1",
         model=MODEL,
         data=DATA,
         inner=INNER,

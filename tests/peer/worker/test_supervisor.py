@@ -12,6 +12,7 @@ import trio
 import trio.testing
 
 from peer.errors import ConfigError, WorkerError
+from peer.footprint.layout import Layout
 from tests.peer.support.echo_worker import EchoGroup
 from tests.peer.support.worker_harness import Log, worker_config
 
@@ -29,7 +30,7 @@ def _echo_workers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_a_lost_rank_replaces_the_whole_group(tmp_path: Path) -> None:
     log = Log()
-    async with EchoGroup.open(worker_config(tmp_path, tmp_path, events=log, world_size=2)) as group:
+    async with EchoGroup.open(worker_config(tmp_path, tmp_path, events=log, ranks=Layout(replicate=2))) as group:
         first = group.worker_pids
         assert await group.ask_each(group.who(), Reported) == [[0, 2, first[0]], [1, 2, first[1]]]
         assert await group.ask(group.who(), Reported) == [0, 2, first[0]]
@@ -65,5 +66,5 @@ async def test_a_lost_rank_replaces_the_whole_group(tmp_path: Path) -> None:
 
 async def test_a_rank_that_does_not_load_ends_the_start(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="rank 1 does not load"):
-        async with EchoGroup.open(worker_config(tmp_path, tmp_path, world_size=2, seed=2)):
+        async with EchoGroup.open(worker_config(tmp_path, tmp_path, ranks=Layout(replicate=2), seed=2)):
             pass

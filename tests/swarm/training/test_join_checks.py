@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 
 from peer.config import DataConfig, InnerConfig, ModelConfig
 from peer.errors import ConfigError, ResourceError
+from peer.footprint.layout import ONE_DEVICE, Layout
 from peer.identity import Identity
 from swarm.placement.stages import state_bytes
 from swarm.run.invite import Invite
@@ -25,7 +27,7 @@ from swarm.training.join_checks import (
     disk_needs,
     memory_needs,
 )
-from swarm.training.machine_memory import Accelerator
+from swarm.training.machine_memory import Accelerator, layout_of, step_size
 from tests.swarm.run.test_manifest import make_manifest
 from tests.swarm.training.test_roles import run_of
 
@@ -34,6 +36,7 @@ FOLDER = DataConfig(seq_len=64, source="folder")
 
 LONG = msgspec.structs.replace(make_manifest(AUTHORITY).model, max_seq_len=1 << 24)
 CPU = Accelerator("cpu", bf16=False)
+SHARED = ("ddp", "fsdp")
 
 
 def joining(home: Path, manifest: Manifest, role: Role = "auto", stage: int | None = None, **more: Any) -> JoinConfig:
@@ -71,7 +74,7 @@ def test_a_run_that_needs_more_memory_than_there_is_is_refused_before_any_is_tak
     with pytest.raises(
         ResourceError, match=r"GB of memory are free and the model needs .*: free some, .*--memory-limit"
     ):
-        check_join(joining(tmp_path, manifest), manifest)
+        check_join(joining(tmp_path, manifest, data_folder=str(tmp_path)), manifest)
     assert psutil.Process().memory_info().rss - before < 16 << 20
 
 
@@ -84,6 +87,36 @@ def test_the_users_limit_counts_where_there_is_one(tmp_path: Path, monkeypatch: 
     check_join(joining(tmp_path, manifest, memory_bytes=need), manifest)
     with pytest.raises(ConfigError, match=r"--memory-limit is .* and the model needs .*: raise it"):
         check_join(joining(tmp_path, manifest, memory_bytes=need - 1), manifest)
+
+
+def test_each_rank_needs_room(tmp_path: Path) -> None:
+    manifest = make_manifest(AUTHORITY)
+    found = {
+        text: layout_of(joining(tmp_path, manifest, devices=("cpu",) * 2, layout=text), manifest) for text in SHARED
+    }
+    one, copies, shards = (memory_needs(manifest, CPU, layout)[0] for layout in (ONE_DEVICE, *found.values()))
+    assert one < shards < copies < 2 * one
+
+
+def test_devices_share_a_model_that_is_too_large_for_each(tmp_path: Path) -> None:
+    manifest = absurd()
+    config = joining(tmp_path, manifest, devices=("cpu",) * 2)
+    (room,) = memory_needs(manifest, CPU, Layout(replicate=2))
+    for memory, layout in ((room, Layout(replicate=2)), (0.9 * room, Layout(shard=2))):
+        assert layout_of(replace(config, memory_bytes=memory), manifest) == layout
+    with pytest.raises(ConfigError, match="cut into 3 stages: start a peer with --device"):
+        layout_of(config, run_of(3))
+    with pytest.raises(ConfigError, match=r"heads is 64, which tp:3 does not divide"):
+        layout_of(replace(config, devices=("cpu",) * 3, layout="tp"), manifest)
+
+
+def test_a_step_is_as_large_as_the_share_of_each_rank(tmp_path: Path) -> None:
+    """A batch of a million sequences: the memory decides."""
+    inner = InnerConfig(lr=1.0, batch_size=1 << 20, total_steps=1)
+    manifest = make_manifest(AUTHORITY, inner=inner)
+    one = joining(tmp_path, manifest, memory_bytes=32e9)
+    two = replace(one, devices=("cpu",) * 2, layout="ddp")
+    assert step_size(two, manifest).sequences == step_size(one, manifest).sequences // 2 < 1 << 19
 
 
 def test_a_pipeline_needs_room_for_the_smallest_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

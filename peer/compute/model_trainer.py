@@ -1,0 +1,128 @@
+"""What a worker asks of a model that it trains, on one device or as one rank of several.
+
+P: parameters of the model, the length of the flat vectors that workers share. n: values of `local` and `gradient`.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from peer.compute.device import Device
+from peer.compute.lr_schedule import learning_rate
+from peer.compute.optimizer import InnerOptimizer
+from peer.config import InnerConfig
+from peer.footprint.step_size import StepSize
+from peer.ipc.inner_options import ElementRange
+
+
+@dataclass(frozen=True)
+class StepOutcome:
+    """The loss of the batch in nats a token. `skipped`: the loss or the gradient was not finite, and nothing
+    changed."""
+
+    loss: float
+    skipped: bool
+
+
+class ModelTrainer(ABC):
+    """Weights and gradient as this process holds them (`local` and `gradient`, flat vectors of n fp32 values), and
+    their inner `optimizer`.
+
+    A batch goes through the device in micro-batches of `step_size`, whose gradients are added up. Where memory runs out
+    the step is repeated with smaller ones, and `on_smaller` is told. All ranks of a group call the same methods with
+    the same arguments, in the same order.
+    """
+
+    step_size: StepSize
+    compiled: bool = False
+    optimizer: InnerOptimizer
+
+    def __init__(self, config: InnerConfig, device: Device, local: Tensor, gradient: Tensor) -> None:
+        self.config = config
+        self.device = device
+        self.local = local
+        self.gradient = gradient
+        self.on_smaller: Callable[[StepSize], None] = lambda size: None
+        self._gradient_sum: Tensor | None = None  # (n,), allocated on first use
+        self._sequences = 0
+
+    def step(self, tokens: Tensor, step: int) -> StepOutcome:
+        """Make a step of the inner optimizer on tokens (B, T+1) at the run's inner step `step`."""
+        loss, norm = self._backward(tokens)
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            return StepOutcome(loss, skipped=True)
+        if norm > self.config.clip_norm:
+            self.gradient.mul_(self.config.clip_norm / norm)
+        self.optimizer.lr = learning_rate(self.config, step)
+        with torch.no_grad():
+            self.optimizer.step(self.local, self.gradient)
+        return StepOutcome(loss, skipped=False)
+
+    def begin_gradient(self) -> None:
+        """Clear the sum that `add_gradient` gathers."""
+        if self._gradient_sum is None:
+            self._gradient_sum = torch.zeros_like(self.local)
+        self._gradient_sum.zero_()
+        self._sequences = 0
+
+    def add_gradient(self, tokens: Tensor) -> StepOutcome:
+        """Add the gradient of tokens (B, T+1) to the sum. Weights and optimizer stay as they are."""
+        assert self._gradient_sum is not None
+        loss, norm = self._backward(tokens)
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            return StepOutcome(loss, skipped=True)
+        self._gradient_sum.add_(self.gradient, alpha=len(tokens))
+        self._sequences += len(tokens)
+        return StepOutcome(loss, skipped=False)
+
+    def agreed(self, wish: bool) -> bool:
+        """Return what all ranks do, of what each would."""
+        return wish
+
+    @abstractmethod
+    def resize(self, size: StepSize) -> None:
+        """Take steps of that size from now on."""
+
+    @abstractmethod
+    def import_from(self, outer: Tensor) -> None:
+        """Begin from the flat vector (P,)."""
+
+    @abstractmethod
+    def mix(self, outer: Tensor, ranges: Iterable[ElementRange], alpha: float) -> None:
+        """local <- alpha * local + (1 - alpha) * outer (P,) at these elements of the flat vector."""
+
+    @abstractmethod
+    def write_delta(self, outer: Tensor, at: slice, out: Tensor) -> None:
+        """Write outer (P,) - local at these elements of the flat vector to `out`."""
+
+    @abstractmethod
+    def mean_gradient(self, at: slice, out: Tensor) -> None:
+        """Write the mean over the sequences since `begin_gradient`, at these elements of the flat vector, to `out`;
+        zero if there were none."""
+
+    @abstractmethod
+    def save(self, state: Tensor) -> None:
+        """Write the optimizer's state in the order of the whole model, uint8."""
+
+    @abstractmethod
+    def load(self, state: Tensor) -> None:
+        """Restore what `save` wrote, on however many devices."""
+
+    @abstractmethod
+    def holding(self, weights: Tensor) -> AbstractContextManager[None]:
+        """Compute with `weights` (P,), which are on the CPU, inside the block, and with the local ones after it."""
+
+    @abstractmethod
+    def evaluate(self, batches: Iterable[Tensor], on_batch: Callable[[], None]) -> float:
+        """Return the mean loss of the weights in nats a token over batches (B, T+1) of equal length."""
+
+    @abstractmethod
+    def _backward(self, tokens: Tensor) -> tuple[float, float]:
+        """Return the mean loss of the batch and the norm of its gradient, which is left in `gradient`."""

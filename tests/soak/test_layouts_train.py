@@ -1,0 +1,49 @@
+"""Four peers of four layouts in one run: one state, whatever a rank of theirs suffers, and a home that changes its
+layout."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.support.peer_process import PeerProcess
+from tests.swarm.support.swarm_harness import RUN_TOML, open_swarm
+
+PAIRED = RUN_TOML.replace("kv_heads = 1", "kv_heads = 2")  # for tp:2
+LAYOUTS = {
+    "alone": (),
+    "copies": ("--devices", "cpu:2", "--layout", "ddp"),
+    "shards": ("--devices", "cpu:2", "--layout", "fsdp"),
+    "mixed": ("--devices", "cpu:4", "--layout", "fsdp:2,tp:2"),
+}
+ROUNDS = 4  # between two strikes
+
+
+def ranks(peer: PeerProcess) -> list[int]:
+    """The process ids of the peer's last group."""
+    count = {"alone": 1, "mixed": 4}.get(peer.name, 2)
+    return [int(fact.fields["pid"]) for fact in peer.all("worker_ready")[-count:]]
+
+
+@pytest.mark.soak
+async def test_four_layouts_commit_one_state(tmp_path: Path) -> None:
+    async with open_swarm(tmp_path, run=PAIRED, min_peers=4, steps=10) as swarm:
+        peers = {name: swarm.join(name, *options) for name, options in LAYOUTS.items()}
+        await swarm.committed(ROUNDS)
+        for name, strike in (("copies", signal.SIGKILL), ("shards", signal.SIGSTOP), ("mixed", signal.SIGKILL)):
+            peer = peers[name]
+            mark = peer.mark()
+            os.kill(ranks(peer)[-1], strike)
+            await peer.wait_for("worker_died", since=mark)
+            await peer.wait_for("worker_ready", since=mark)
+            await swarm.committed(max(one.round for one in peers.values()) + ROUNDS)
+        shards = peers["shards"]
+        shards.interrupt()
+        assert await shards.wait_exit() == 130
+        shards.arguments = tuple("ddp" if word == "fsdp" else word for word in shards.arguments)
+        swarm.restart(shards)
+        await swarm.committed(max(one.round for one in swarm.living()) + ROUNDS)
+        assert all(len(hashes) == 1 for hashes in swarm.hashes().values())
