@@ -110,9 +110,10 @@ def _next_job(sock: socket.socket) -> tuple[Start, list[int]] | None:
         read, write = os.pipe()
         middle = os.fork()
         if not middle:
-            if child := os.fork():
-                os.write(write, str(child).encode())
+            if os.fork():
                 os._exit(0)
+            os.setsid()  # before anybody knows it: the one that asked may kill its group at once
+            os.write(write, str(os.getpid()).encode())
             return Start(**json.loads(body)), files.tolist()
         os.waitpid(middle, 0)  # its child is now that of the one that asked, who is the next "subreaper" up
         sock.send(os.read(read, 64))
@@ -126,7 +127,6 @@ def _become(start: Start, files: list[int]) -> None:
         _enter_network(start.namespace)  # first: a thread or a socket would stay where it was made
     while os.getppid() != start.parent:  # the kernel gives it its parent while the server goes on
         time.sleep(0.001)
-    os.setsid()
     die_with_parent()
     highest = max([*files, *start.targets]) + 1
     moved = [os.dup2(file, highest + n) for n, file in enumerate(files)]
