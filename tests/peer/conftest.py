@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+
+from tests.support.forking.forked import forked_workers
 
 
 @pytest.fixture(autouse=True)
@@ -21,3 +24,10 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for k in range(20):
         (folder / f"{k}.txt").write_text("".join(f"{k} bottles of beer on wall {line}.\n" for line in range(60)))
     return folder
+
+
+@pytest.fixture
+def forked() -> Iterator[None]:
+    """Let the workers of a test be forked: one that looks at no start, no confinement and no memory."""
+    with forked_workers():
+        yield

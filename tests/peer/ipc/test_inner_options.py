@@ -80,6 +80,7 @@ async def _twins(directory: Path, text: Path, inner: InnerConfig = INNER) -> Asy
 
 
 @pytest.mark.process
+@pytest.mark.usefixtures("forked")
 async def test_a_worker_equals_this_process(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with _twins(tmp_path, text) as twins:
         await _local_stream(twins)
@@ -301,6 +302,7 @@ async def test_a_cancelled_run_is_always_stopped(
 
 
 @pytest.mark.process
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("optimizer", ["adamw", "adamw8bit", "lion", "lamb", "muon"])
 async def test_a_new_worker_restores_the_optimizer(
     tmp_path: Path, text: Path, optimizer: Literal["adamw", "adamw8bit", "lion", "lamb", "muon"]

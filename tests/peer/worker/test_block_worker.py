@@ -39,6 +39,7 @@ from tests.peer.support.worker_harness import Log, freeze
 
 pytestmark = [
     pytest.mark.process,
+    pytest.mark.usefixtures("forked"),
     pytest.mark.skipif(sys.platform != "linux", reason="a process is stopped and examined as on Linux"),
 ]
 WIDTH = 32

@@ -21,10 +21,12 @@ import trio
 
 from peer.compute.device import resolve_device
 from peer.compute.train_loop import InnerTrainer
+from peer.config import DataConfig
 from peer.data.corpus import load_corpus
 from peer.data.tokenizer import ByteTokenizer
 from peer.errors import ConfigError, WorkerError
 from peer.events import Event
+from peer.footprint.step_size import SMALLEST
 from peer.ipc.shared_memory import SharedBuffer
 from peer.model.layout import init_flat
 from peer.worker.client import WorkerGroup, open_worker_group
@@ -62,6 +64,7 @@ async def _hit(worker_group: WorkerGroup, log: Log, strike: Callable[[int], None
     return errors[0]
 
 
+@pytest.mark.usefixtures("forked")
 async def test_it_tells_what_text_it_has_read(tmp_path: Path, text: Path) -> None:
     folder = tmp_path / "text"
     shutil.copytree(text, folder)
@@ -79,6 +82,7 @@ async def test_it_tells_what_text_it_has_read(tmp_path: Path, text: Path) -> Non
     assert "skipped 1 .docx, 1 not regular" in here.account
 
 
+@pytest.mark.usefixtures("forked")
 async def test_too_little_text_is_refused_with_what_was_skipped(tmp_path: Path) -> None:
     folder = tmp_path / "text"
     folder.mkdir()
@@ -88,6 +92,7 @@ async def test_too_little_text_is_refused_with_what_was_skipped(tmp_path: Path) 
             pass
 
 
+@pytest.mark.usefixtures("forked")
 async def test_it_trains_and_evaluates(tmp_path: Path, text: Path) -> None:
     async with open_test_worker_group(tmp_path, text) as (worker_group, log):
         assert worker_group.loaded is not None and worker_group.loaded.windows > 100
@@ -148,6 +153,7 @@ async def test_closing_leaves_no_process_and_no_descriptor(tmp_path: Path, text:
     assert set(os.listdir("/proc/self/fd")) == before
 
 
+@pytest.mark.usefixtures("forked")
 async def test_a_killed_and_a_frozen_worker_are_replaced(tmp_path: Path, text: Path) -> None:
     async with open_test_worker_group(tmp_path, text, silence_s=8.0) as (worker_group, log):
         await worker_group.inner_steps([(0, 40)], 0, HOUR_S)
@@ -167,16 +173,21 @@ async def test_a_killed_and_a_frozen_worker_are_replaced(tmp_path: Path, text: P
 
 
 async def test_an_out_of_memory_worker_is_reported(tmp_path: Path, text: Path) -> None:
-    # buffers of megabytes: they come from the kernel, not from what the process has set aside
-    inner = msgspec.structs.replace(INNER, batch_size=128)
-    async with open_test_worker_group(tmp_path, text, inner=inner) as (worker_group, _):
+    # One sequence takes tensors of 64 MiB: these come from the kernel, never from what the process has set aside, and
+    # no smaller step is left to try. The first one imports what such a step needs.
+    model = msgspec.structs.replace(MODEL, hidden_size=8, layers=1, heads=1, intermediate_size=1 << 16, max_seq_len=256)
+    large = {"model": model, "data": DataConfig(source="folder", seq_len=256), "step_size": SMALLEST}
+    inner = msgspec.structs.replace(INNER, batch_size=1)
+    async with open_test_worker_group(tmp_path, text, inner=inner, **large) as (worker_group, _):
+        assert (await worker_group.inner_steps([(0, 1)], 0, HOUR_S)).steps == 1
         used = int(Path(f"/proc/{worker_group.worker_pid}/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
         resource.prlimit(worker_group.worker_pid or 0, resource.RLIMIT_AS, (used, used))
         with pytest.raises(WorkerError, match=r"exited with code 1: .*(?i:alloc|memory)"):
             await worker_group.inner_steps(ENDLESS, 0, HOUR_S)
-        assert (await worker_group.inner_steps([(0, 256)], 0, HOUR_S)).steps == 2
+        assert (await worker_group.inner_steps([(0, 2)], 0, HOUR_S)).steps == 2
 
 
+@pytest.mark.usefixtures("forked")
 async def test_a_worker_that_makes_no_step_is_replaced(tmp_path: Path, text: Path) -> None:
     """A step of several seconds stands for one that never ends: the process lives and beats, the count stays."""
     heavy = msgspec.structs.replace(MODEL, hidden_size=768, layers=2, intermediate_size=2048)
@@ -186,6 +197,7 @@ async def test_a_worker_that_makes_no_step_is_replaced(tmp_path: Path, text: Pat
             await worker_group.inner_steps(ENDLESS, 0, HOUR_S)
 
 
+@pytest.mark.usefixtures("forked")
 async def test_an_unusable_configuration_is_refused_at_once(tmp_path: Path, text: Path) -> None:
     with pytest.raises(ConfigError, match="not a folder"):
         async with open_worker_group(worker_config(tmp_path, tmp_path / "no")):
@@ -199,6 +211,7 @@ async def test_an_unusable_configuration_is_refused_at_once(tmp_path: Path, text
             pass
 
 
+@pytest.mark.usefixtures("forked")
 async def test_a_failed_restart_is_retried(tmp_path: Path, text: Path) -> None:
     own = tmp_path / "text"
     own.mkdir()

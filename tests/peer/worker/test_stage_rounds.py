@@ -23,6 +23,7 @@ from tests.peer.support.worker_harness import freeze
 
 pytestmark = [
     pytest.mark.process,
+    pytest.mark.usefixtures("forked"),
     pytest.mark.skipif(sys.platform != "linux", reason="process supervision is tested through Linux's /proc"),
 ]
 SHAPE = (2, 8)
