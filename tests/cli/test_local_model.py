@@ -34,7 +34,8 @@ def peer(*arguments: str | Path, given: str = "") -> subprocess.CompletedProcess
 
 
 def forked(*arguments: str | Path, given: str = "") -> subprocess.CompletedProcess[str]:
-    """Run the command, its server and its worker as forks: nobody can tell by a fork what else it leaves behind."""
+    """Run the command, its server and its worker as forks. They end with it whatever it does: only a command that is
+    started as users do, by `peer`, can show that it leaves no server behind."""
     words, pipe = [*map(str, arguments)], subprocess.PIPE
     with ForkedProcess("cli.main", *words, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
         printed, said = process.communicate(given, timeout=300)
@@ -42,7 +43,7 @@ def forked(*arguments: str | Path, given: str = "") -> subprocess.CompletedProce
 
 
 def servers_of(folder: Path) -> list[list[str]]:
-    """The commands that still serve this checkpoint."""
+    """The commands of programs, not of forks, that still serve this checkpoint."""
     return [words for process in psutil.process_iter() if str(folder) in (words := _words(process))]
 
 
@@ -93,36 +94,46 @@ def test_a_checkpoint_is_computed_in_the_type_that_is_asked_for(tmp_path: Path) 
 
 
 @contextmanager
-def answering(command: list[str], count: int) -> Iterator[tuple[subprocess.Popen[str], psutil.Process]]:
+def answering(words: list[str], count: int) -> Iterator[tuple[subprocess.Popen[str], psutil.Process]]:
     """An answer that has begun to come, and the process that serves it."""
-    command = [*command, "--max-tokens", str(count), "--json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=REPO) as process:
+    words, pipe = [*words, "--max-tokens", str(count), "--json"], subprocess.PIPE
+    with ForkedProcess("cli.main", *words, stdout=pipe, stderr=pipe, text=True, cwd=REPO) as process:
         assert process.stdout is not None
         while '"token"' not in process.stdout.readline():
             assert process.poll() is None
-        (server,) = (child for child in psutil.Process(process.pid).children() if "serve" in child.cmdline())
+        started = started_by(psutil.Process(process.pid))  # that of its tokenizer is the other one
+        (server,) = (child for child in started if child.children())
         yield process, server
 
 
 def replace_slowly(server: psutil.Process) -> None:
     """Kill the worker of a server, and stop the one that replaces it for longer than a client waits for other servers,
     as a busy machine would."""
-    (worker,) = server.children()
+    (worker,) = started_by(server)
     worker.kill()
-    while (new := next((child for child in server.children() if child != worker), None)) is None:
+    while (new := next((child for child in started_by(server) if child != worker), None)) is None:
         time.sleep(0.01)
     new.suspend()
     time.sleep(2 * TOLD_S)
     new.resume()
 
 
+def started_by(process: psutil.Process) -> list[psutil.Process]:
+    """The children of a fork, without the server of forks that it has: that one has no session of its own."""
+    found = []
+    for child in process.children():
+        with suppress(ProcessLookupError):  # it has ended
+            found += [child] if os.getsid(child.pid) == child.pid else []
+    return found
+
+
 def test_an_answer_outlives_its_worker_and_ends_in_one_sentence_with_its_server(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     write_checkpoint(folder)
-    command = [sys.executable, "-m", "cli.main", "generate", "--model", str(folder), PROMPT, "--threads", "1"]
+    words = ["generate", "--model", str(folder), PROMPT, "--threads", "1"]
     told = list[list[int]]()
     for is_struck in (False, True):
-        with answering(command, 1200) as (process, server):
+        with answering(words, 1200) as (process, server):
             if is_struck:
                 replace_slowly(server)
             rest, said = process.communicate()
@@ -131,17 +142,16 @@ def test_an_answer_outlives_its_worker_and_ends_in_one_sentence_with_its_server(
         told.append(answer["tokens"])
     assert told[0] == told[1] and len(told[0]) == 1200
 
-    with answering(command, 4000) as (process, server):
+    with answering(words, 4000) as (process, server):
         server.kill()
         rest, said = process.communicate()
     assert '"answer"' not in rest and process.returncode == 7
     assert said == (
         "peer: the process that computes the model has ended (it was killed by SIGKILL): run the command again\n"
     )
-    assert not servers_of(folder)
 
     ours, theirs = pty.openpty()  # what a person sees
-    with subprocess.Popen([*command, "--max-tokens", "24"], stdout=theirs, stderr=theirs, cwd=REPO) as again:
+    with ForkedProcess("cli.main", *words, "--max-tokens", "24", stdout=theirs, stderr=theirs, cwd=REPO) as again:
         os.close(theirs)
         seen = read_all(ours)
     assert again.returncode == 0 and seen.startswith(b"Loading ")
@@ -196,4 +206,4 @@ def test_what_cannot_be_served_is_one_sentence(tmp_path: Path, damage: str, code
     ended = start("generate") if damage == "none" else start("generate", "--model", named, "x")
     assert ended.returncode == code, ended.stderr
     assert words in ended.stderr.splitlines()[-1] and "Traceback" not in ended.stderr
-    assert not servers_of(folder)
+    assert start is forked or not servers_of(folder)
