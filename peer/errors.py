@@ -145,8 +145,8 @@ class RoundDiscarded(RoundError):
 class InOtherGroup(RoundError):
     """A message came for a group in which this peer takes no part: no violation, as peers move between groups."""
 
-    def __init__(self) -> None:
-        super().__init__("this peer is in another group: look it up again")
+    def __init__(self, message: str = "this peer is in another group: look it up again") -> None:
+        super().__init__(message)
 
 
 class NoQuorum(RoundError):

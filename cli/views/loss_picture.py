@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -48,8 +49,9 @@ def losses_in(home: Path) -> Losses:
     losses = Losses()
     for log in _LOGS:
         tail = EventTail(home / log)
-        for _, event, fields in tail.poll():
-            losses.take(event, fields)
+        with suppress(OSError):  # what cannot be read tells of none
+            for _, event, fields in tail.poll():
+                losses.take(event, fields)
         tail.close()
     return losses
 

@@ -238,6 +238,9 @@ def _check_same(run: RunConfig, manifest: Manifest, home: Path) -> None:
     sections = ["run", "data", "inner", "outer", "codec", "pipeline"]
     if run.pretrained is None:
         sections.insert(1, "model")
+    if run.data.end_of_text is None:  # left to the checkpoint
+        data = msgspec.structs.replace(run.data, end_of_text=manifest.data.end_of_text)
+        run = msgspec.structs.replace(run, data=data)
     differing = [f"[{name}]" for name in sections if getattr(run, name) != getattr(manifest, name)]
     if run.pretrained is None or run.tokenizer.source != AUTO_TOKENIZER:  # else the checkpoint may be gone
         with suppress(ConfigError):  # the run has a copy, so the file may be missing

@@ -43,18 +43,18 @@ def read_tokenizer(run: RunConfig) -> tuple[bytes, str, int]:
     return content, blake3(content).hexdigest(), parse_tokenizer(content, str(path)).vocab_size
 
 
-def end_of_text(run: RunConfig, content: bytes, of_checkpoint: str) -> str:
-    """Return the token that ends a text in a new run, "" for none. `content`: of the run's tokenizer; `of_checkpoint`:
-    the token that the checkpoint ends texts with. Raises ConfigError for one that RUN.toml names and the tokenizer does
-    not have."""
+def end_of_text(run: RunConfig, content: bytes, of_checkpoint: str) -> str | None:
+    """Return the token that ends a text in a new run, "" or None for none. `content`: of the run's tokenizer;
+    `of_checkpoint`: the token that the checkpoint ends texts with. Raises ConfigError for one that RUN.toml names and
+    the tokenizer does not have."""
     named = run.data.end_of_text
     token = of_checkpoint if named is None else named
     if not token:
-        return ""
+        return named
     if content and len(parse_tokenizer(content).encode(token)) == 1:
         return token
     if named is None:
-        return ""
+        return None
     if not content:
         raise ConfigError("the byte tokenizer has no token that ends a text: leave [data] end_of_text out")
     raise ConfigError(f"[data] end_of_text {named!r} is no single token of the run's tokenizer: name one that is")
