@@ -144,7 +144,8 @@ class Gate:
         self._challenges: OrderedDict[str, _Challenge] = OrderedDict()
         judge(manifest, chain, identity.peer_id, clock())
         self._admissions.guard()
-        self._admissions.proof_is_enough = not isinstance(manifest, Manifest)
+        has_heads = isinstance(manifest, Manifest) and manifest.outer.has_common_state
+        self._admissions.proof_is_enough = not has_heads
         self._admissions.trust("authority", [manifest.authority])
         rpc.register(ENTER, self._enter)
         rpc.register(PROVE, self._prove)

@@ -5,9 +5,13 @@ from __future__ import annotations
 import pytest
 import trio
 
+from optim.config import GossipConfig
 from peer.errors import DialError
 from peer.net.hello import HELLO, Addresses
+from swarm.run.manifest import AnyManifest
+from swarm.run.sections import RunRules
 from tests.swarm.run.test_gate import AUTHORITY, SOON, gate_of, hear, hosts, manifest_of
+from tests.swarm.run.test_manifest import make_manifest
 from tests.swarm.run.test_served_model import served_model
 
 
@@ -45,9 +49,16 @@ async def test_guests_that_claim_one_address_have_it_dialled_once() -> None:
             nursery.cancel_scope.cancel()
 
 
-async def test_the_servers_of_a_model_are_told_to_its_clients() -> None:
-    """A served model has no heads: there a server's word about itself is passed on once it has proved itself."""
-    manifest = served_model(authority=AUTHORITY.peer_id)
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        served_model(authority=AUTHORITY.peer_id),
+        make_manifest(AUTHORITY.peer_id, outer=GossipConfig(steps=10), run=RunRules(name="gossip", open=False)),
+    ],
+    ids=["served model", "gossip"],
+)
+async def test_where_there_are_no_heads_a_members_word_about_itself_is_passed_on(manifest: AnyManifest) -> None:
+    """Else nothing would ever say more of it."""
     async with hosts(2) as (founder, server):
         for host in (founder, server):
             gate_of(host, manifest)
