@@ -51,8 +51,12 @@ def _signal(family: list[int], number: signal.Signals) -> None:
 
 
 def _descendants(pid: int) -> list[int]:
-    """Return the processes that one has started, and those that these have."""
-    listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=False).stdout
+    """Return the processes that one has started, and those that these have; none on a system without `ps`, as in small
+    containers: the peer is slow then, and its worker is not."""
+    try:
+        listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=False).stdout
+    except OSError:
+        return []
     parents = {int(child): int(parent) for child, parent in (line.split() for line in listed.splitlines())}
     found = [pid]
     for one in found:

@@ -19,7 +19,7 @@ def measured_step(trainer: InnerTrainer, seq_len: int, limit_bytes: float) -> St
     """
     device = trainer.device.torch
     room = USED * _free_bytes(device, limit_bytes)
-    batch, best, least = trainer.config.batch_size, None, 0
+    batch, best = trainer.config.batch_size, None
     for recompute in RECOMPUTE:
         taken = 0
         for sequences in doubled(batch):
@@ -28,13 +28,12 @@ def measured_step(trainer: InnerTrainer, seq_len: int, limit_bytes: float) -> St
                 break
             if best is None or size.sequences > best.sequences:
                 best = size
-        least = taken
         if best is not None and is_enough(best, batch, seq_len, "cuda"):
             break
     if best is None:
         raise ConfigError(
-            f"a step with one sequence takes {least / 1e9:.3g} GB of the device beside the weights, and"
-            f" {room / 1e9:.3g} GB are there for it: free some, raise --memory-limit, or join a run of a smaller model"
+            f"not even one sequence fits into the {room / 1e9:.3g} GB of the device that are there for a step: free"
+            " some, raise --memory-limit, or join a run of a smaller model"
         )
     return best
 

@@ -6,8 +6,6 @@ import math
 from dataclasses import dataclass, replace
 from typing import cast
 
-import torch
-
 from peer.compute.device import resolve_device, uses_bf16
 from peer.config import InnerConfig
 from peer.errors import ConfigError
@@ -32,8 +30,8 @@ class Accelerator:
     def of(cls, device: str, inner: InnerConfig) -> Accelerator:
         """Look at the device that `peer join --device` names. Raises ConfigError."""
         found = resolve_device(device)
-        whole = torch.cuda.get_device_properties(found.torch).total_memory if found.torch.type == "cuda" else math.inf
-        return cls(cast("DeviceKind", found.torch.type), uses_bf16(found, inner), whole)
+        kind, bf16 = cast("DeviceKind", found.torch.type), uses_bf16(found, inner)
+        return cls(kind, bf16, found.memory_bytes or math.inf)
 
 
 def host_limit(config: JoinConfig, kind: DeviceKind) -> float | None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -45,5 +48,9 @@ def test_a_process_and_its_worker_are_stopped_in_bursts(monkeypatch: pytest.Monk
 def test_one_that_has_ended_is_left_alone() -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    with slowed(ended.pid):
-        time.sleep(2 * slowness.RUNS_S)
+    slowness._signal([ended.pid], signal.SIGSTOP)
+
+
+def test_without_ps_the_peer_alone_is_slow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert slowness._descendants(os.getpid()) == []

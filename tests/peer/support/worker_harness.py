@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
 import trio
 
 from peer.config import DataConfig, InnerConfig, ModelConfig
+from peer.errors import WorkerError
 from peer.events import Event, EventLog
 from peer.model.layout import init_flat
 from peer.worker.client import WorkerConfig, WorkerGroup, open_worker_group
@@ -68,3 +70,19 @@ async def open_test_worker_group(
     async with open_worker_group(config) as worker_group:
         init_flat(MODEL, seed=0, out=worker_group.outer) if config.model == MODEL else None
         yield worker_group, config.events
+
+
+async def hit(worker_group: WorkerGroup, log: Log, strike: Callable[[int], None], rank: int = 0) -> str:
+    """Strike a worker in the middle of an inner run; the error's text."""
+    errors: list[str] = []
+
+    async def compute() -> None:
+        with pytest.raises(WorkerError) as caught:
+            await worker_group.inner_steps(ENDLESS, 0, HOUR_S)
+        errors.append(str(caught.value))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(compute)
+        await log.wait_for("inner_step")
+        strike(worker_group.worker_pids[rank])
+    return errors[0]

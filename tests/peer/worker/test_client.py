@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -30,7 +29,16 @@ from peer.footprint.step_size import SMALLEST
 from peer.ipc.shared_memory import SharedBuffer
 from peer.model.layout import init_flat
 from peer.worker.client import WorkerGroup, open_worker_group
-from tests.peer.support.worker_harness import ENDLESS, HOUR_S, INNER, MODEL, Log, open_test_worker_group, worker_config
+from tests.peer.support.worker_harness import (
+    ENDLESS,
+    HOUR_S,
+    INNER,
+    MODEL,
+    Log,
+    hit,
+    open_test_worker_group,
+    worker_config,
+)
 
 pytestmark = [
     pytest.mark.process,
@@ -45,23 +53,6 @@ async def _gone(pidfd: int, timeout_s: float = 60.0) -> None:
     with trio.fail_after(timeout_s):
         await trio.lowlevel.wait_readable(pidfd)
     os.close(pidfd)
-
-
-async def _hit(worker_group: WorkerGroup, log: Log, strike: Callable[[int], None]) -> str:
-    """Strike the worker in the middle of an inner run; the error's text."""
-    errors: list[str] = []
-
-    async def compute() -> None:
-        with pytest.raises(WorkerError) as caught:
-            await worker_group.inner_steps(ENDLESS, 0, HOUR_S)
-        errors.append(str(caught.value))
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(compute)
-        await log.wait_for("inner_step")
-        assert worker_group.worker_pid is not None
-        strike(worker_group.worker_pid)
-    return errors[0]
 
 
 @pytest.mark.usefixtures("forked")
@@ -158,13 +149,13 @@ async def test_a_killed_and_a_frozen_worker_are_replaced(tmp_path: Path, text: P
     async with open_test_worker_group(tmp_path, text, silence_s=8.0) as (worker_group, log):
         await worker_group.inner_steps([(0, 40)], 0, HOUR_S)
         first = worker_group.worker_pid
-        words = await _hit(worker_group, log, lambda pid: os.kill(pid, signal.SIGKILL))
+        words = await hit(worker_group, log, lambda pid: os.kill(pid, signal.SIGKILL))
         assert "killed by SIGKILL" in words
         assert math.isfinite(await worker_group.evaluate(1))  # waited for the new worker
         second = worker_group.worker_pid
         assert second != first and torch.equal(worker_group.outer, init_flat(MODEL, seed=0))
         with trio.fail_after(60):
-            words = await _hit(worker_group, log, lambda pid: os.kill(pid, signal.SIGSTOP))
+            words = await hit(worker_group, log, lambda pid: os.kill(pid, signal.SIGSTOP))
         assert "silent for 8 s" in words
         assert math.isfinite(await worker_group.evaluate(1))
         assert worker_group.worker_pid not in (first, second)
@@ -218,7 +209,7 @@ async def test_a_failed_restart_is_retried(tmp_path: Path, text: Path) -> None:
     (own / "a.txt").write_text("some text to train on\n" * 500)
     async with open_test_worker_group(tmp_path, own) as (worker_group, log):
         own.rename(tmp_path / "away")
-        await _hit(worker_group, log, lambda pid: os.kill(pid, signal.SIGKILL))
+        await hit(worker_group, log, lambda pid: os.kill(pid, signal.SIGKILL))
         with pytest.raises(WorkerError, match="not a folder"):
             await worker_group.evaluate()
         (tmp_path / "away").rename(own)

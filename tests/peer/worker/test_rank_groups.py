@@ -11,17 +11,15 @@ from pathlib import Path
 
 import pytest
 import torch
-import trio
 from msgspec.structs import asdict, replace
 
-from peer.errors import WorkerError
 from peer.footprint.layout import Layout
 from peer.footprint.step_size import StepSize
 from peer.ipc.inner_options import InnerRunOptions
 from peer.ipc.train_messages import SMALLER
 from peer.model.layout import init_flat
 from peer.worker.client import InnerResult, WorkerGroup
-from tests.peer.support.worker_harness import ENDLESS, HOUR_S, MODEL, Log, freeze, open_test_worker_group
+from tests.peer.support.worker_harness import HOUR_S, MODEL, Log, freeze, hit, open_test_worker_group
 
 pytestmark = pytest.mark.process
 PAIRED = replace(MODEL, kv_heads=2)  # a head for each rank
@@ -49,22 +47,6 @@ async def train(group: WorkerGroup, strike: Callable[[], Awaitable[None]]) -> Ma
     return result, products, losses
 
 
-async def lose(group: WorkerGroup, log: Log, hit: Callable[[int], None]) -> str:
-    """Hit the second rank in the middle of a run; the error's text."""
-    errors: list[str] = []
-
-    async def compute() -> None:
-        with pytest.raises(WorkerError) as caught:
-            await group.inner_steps(ENDLESS, 0, HOUR_S)
-        errors.append(str(caught.value))
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(compute)
-        await log.wait_for("inner_step")
-        hit(group.worker_pids[1])
-    return errors[0]
-
-
 async def test_two_ranks_make_what_one_does(tmp_path: Path, text: Path) -> None:
     """A rank that is lost costs its group a restart: the run is repeated with the state before it."""
     states: list[torch.Tensor] = []
@@ -80,14 +62,14 @@ async def test_two_ranks_make_what_one_does(tmp_path: Path, text: Path) -> None:
         states.append(group.inner_state.clone())
 
     async def kill(group: WorkerGroup, log: Log) -> None:
-        assert "SIGKILL" in await lose(group, log, lambda pid: os.kill(pid, signal.SIGKILL))
+        assert "SIGKILL" in await hit(group, log, lambda pid: os.kill(pid, signal.SIGKILL), rank=1)
 
     async def freeze_and_resume(group: WorkerGroup, log: Log) -> None:
         """With the state of one device, and the micro-batches that the group had come to."""
         group.inner_state.copy_(states[0])
         smaller = StepSize(1, "full")
         log.emit(SMALLER, **asdict(smaller))
-        assert "silent for 6 s" in await lose(group, log, freeze)
+        assert "silent for 6 s" in await hit(group, log, freeze, rank=1)
         await group.evaluate(1)
         assert group.loaded is not None and group.loaded.step_size == smaller
 
