@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
@@ -52,6 +53,8 @@ class Quantity(click.ParamType[float]):
 @click.option("--device-memory", type=Quantity("size", _SIZES), help="Of the GPU, e.g. 24GB.  [default: this one's]")
 @click.option("--host-memory", type=Quantity("size", _SIZES), help="E.g. 32GB.  [default: this machine's]")
 @click.option("--device", "card", help=f"A card by name, for memory and speed: {', '.join(CARDS)}; or cpu.")
+@click.option("--cards", type=click.IntRange(1, 64), default=1, show_default=True, help="Such devices in one peer.")
+@click.option("--layout", default="auto", show_default=True, help="How they share the model, as for `peer join`.")
 @click.option(
     "--flops", type=Quantity("rate", _COUNTS), help="FLOP/s kept up in training, e.g. 60T.  [default: measured]"
 )
@@ -64,6 +67,8 @@ def plan(
     device_memory: float | None,
     host_memory: float | None,
     card: str | None,
+    cards: int,
+    layout: str,
     flops: float | None,
     link: float,
     peers: int,
@@ -80,7 +85,7 @@ def plan(
     from swarm.placement.machine_plan import plan_for
 
     shape, compute_s_max = _read(invite or "run.toml")
-    machine = _machine(shape, card, device_memory, host_memory, flops, link)
+    machine = replace(_machine(shape, card, device_memory, host_memory, flops, link), devices=cards, layout=layout)
     found = plan_for(shape, machine, peers, tokens, compute_s_max)
     if as_json:
         say_json(msgspec.to_builtins(found))

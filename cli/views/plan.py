@@ -24,7 +24,10 @@ def show_plan(plan: MachinePlan) -> None:
     verdict = Text("fits", style="green") if plan.fits else Text("does not fit", style="red")
     where = f"{size_text(plan.host_memory_bytes)} of memory"
     if plan.device != "cpu":
-        where = f"a device of {size_text(plan.device_memory_bytes)} and {where}"
+        devices = "a device" if plan.devices == 1 else f"{plan.devices} devices"
+        where = f"{devices} of {size_text(plan.device_memory_bytes)} and {where}"
+    if plan.devices > 1:
+        where = f"{where}, in the layout {plan.layout}"
     console.print(Text.assemble(f"{plan.parameters / 1e6:.1f} million parameters: ", verdict, f" on {where}"))
     largest = max(plan.stages, key=lambda need: need.host_bytes + need.device_bytes)
     if len(plan.stages) > 1:
@@ -58,7 +61,7 @@ def _items(plan: MachinePlan, need: StageNeed) -> Table:
 def _pace(plan: MachinePlan) -> Table:
     table = _table("pace", "")
     rows = (
-        ("sequences on the device at a time", str(plan.micro_batch)),
+        ("sequences on a device at a time", str(plan.micro_batch)),
         ("computed twice of each block", _TWICE[plan.recompute]),
         ("a step, at " + f"{plan.flops / 1e12:.3g} TFLOP/s", f"{plan.step_s:.3g} s"),
         ("an exchange, one way", f"{size_text(plan.exchange_bytes)}, {plan.exchange_s:.3g} s"),

@@ -122,11 +122,13 @@ def _norm_bytes(work: Workload) -> float:
 def _head_bytes(work: Workload) -> float:
     """Return what the head and the loss take beside the activations: twice the logits of a part, the gradient of the
     hidden state and the targets, and the gradient of the head's weights with what a part adds to it. Autocast adds
-    the head's weights and the logits' gradient in bf16."""
-    rows, narrow = min(work.tokens, part_rows(work.model.vocab_size)), 2 if work.bf16 else FLOAT_BYTES
-    logits = (2 * FLOAT_BYTES + 2 * work.bf16) * work.model.vocab_size * rows
-    weights = (FLOAT_BYTES + narrow + 2 * work.bf16) * work.model.vocab_size * work.model.hidden_size
-    return float(logits + weights + work.tokens * (FLOAT_BYTES * work.model.hidden_size + TOKEN_BYTES))
+    the head's weights and the logits' gradient in bf16. Of a head that is cut, the hidden state is gathered."""
+    tensor, narrow = work.layout.tensor, 2 if work.bf16 else FLOAT_BYTES
+    vocabulary, vectors = work.model.vocab_size // tensor, 1 + (tensor > 1)
+    rows = min(work.tokens, part_rows(vocabulary))
+    logits = (2 * FLOAT_BYTES + 2 * work.bf16) * vocabulary * rows
+    weights = (FLOAT_BYTES + narrow + 2 * work.bf16) * vocabulary * work.model.hidden_size
+    return float(logits + weights + work.tokens * (vectors * FLOAT_BYTES * work.model.hidden_size + TOKEN_BYTES))
 
 
 def _cast_bytes(work: Workload) -> float:

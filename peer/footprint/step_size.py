@@ -53,8 +53,8 @@ def is_enough(size: StepSize, batch: int, seq_len: int, device: DeviceKind) -> b
 
 def step_that_fits(work: Workload, device_bytes: float) -> StepSize | None:
     """Return the fastest step of `work.inner` that takes at most `USED` of what the state leaves of `device_bytes`, by
-    arithmetic; None if not even the smallest does."""
-    batch, best = work.inner.batch_size, None
+    arithmetic; None if not even the smallest does. Of several devices each has its share of the batch."""
+    batch, best = -(-work.inner.batch_size // work.layout.batches), None
     room = USED * (device_bytes - sum(device_items(work).values()) + step_bytes(work))
     for recompute in RECOMPUTE:
         for sequences in doubled(batch):

@@ -5,17 +5,18 @@ Imported only where weights are cut: torch's part for it takes a second and tens
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from functools import partial
 
 import torch
-import torch.nn.functional as F
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.parallel import loss_parallel
+from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from peer.config import ModelConfig
 from peer.model.decoder import Decoder, rotary_frequencies
+from peer.model.head_loss import VocabularyPart, head_losses
 from peer.model.layout import FlatLayout
 from peer.parallel.loss import SummedLoss
 from peer.parallel.pieces import LocalPieces
@@ -24,19 +25,31 @@ from peer.parallel.tensor_parallel import apply_tensor_parallel, tensor_dims
 
 
 class CutLoss(SummedLoss):
-    """`SummedLoss` of logits that are cut by the vocabulary. Its backward, too, belongs in `over_cut_logits`."""
+    """`SummedLoss` where each rank of the tensor group has some rows of the head. The loss is the same at all."""
+
+    def __init__(self, decoder: Decoder, mesh: DeviceMesh) -> None:
+        super().__init__(decoder)
+        group = mesh.get_group()
+        assert decoder.config.vocab_size % mesh.size() == 0
+        self._part = VocabularyPart(
+            first=mesh.get_local_rank() * (decoder.config.vocab_size // mesh.size()),
+            largest=partial(_reduced, dist.ReduceOp.MAX, group),
+            total=partial(_reduced, dist.ReduceOp.SUM, group),
+        )
 
     def forward(self, tokens: Tensor) -> Tensor:
-        logits = self.decoder(tokens[:, :-1])
-        total = F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten(), reduction="sum")
-        assert isinstance(total, DTensor)
-        return total.to_local().clone()  # FSDP warns of a view
+        hidden, head = self.decoder.hidden(tokens[:, :-1]), self.decoder.head
+        assert isinstance(hidden, DTensor) and isinstance(head, DTensor)
+        gathered = hidden.redistribute(placements=[Replicate()])
+        whole = gathered.to_local(grad_placements=[Partial()])  # each rank knows its rows' share of the gradient
+        total, _ = head_losses(whole.flatten(0, 1), head.to_local(), tokens[:, 1:].flatten(), self._part)
+        return total.clone()  # FSDP warns of a view
 
 
-def over_cut_logits() -> AbstractContextManager[None]:
-    """Find the loss where each rank has some columns of the logits, without gathering them."""
-    context: AbstractContextManager[None] = loss_parallel()
-    return context
+def _reduced(kind: dist.ReduceOp.RedOpType, group: dist.ProcessGroup, values: Tensor) -> Tensor:
+    values = values.contiguous()
+    dist.all_reduce(values, kind, group)
+    return values
 
 
 class CutModel:
@@ -45,11 +58,13 @@ class CutModel:
     def __init__(self, config: ModelConfig, ranks: Ranks, bf16: bool) -> None:
         whole, layout = FlatLayout.of(config), ranks.layout
         self._decoder = Decoder(config, torch.empty(whole.numel, device="meta"))
+        self.loss = SummedLoss(self._decoder)
         if layout.tensor > 1:
-            apply_tensor_parallel(self._decoder, ranks.submesh("tensor"))
+            mesh = ranks.submesh("tensor")
+            apply_tensor_parallel(self._decoder, mesh)
+            self.loss = CutLoss(self._decoder, mesh)
         self.pieces = LocalPieces.of(whole, tensor_dims(self._decoder), layout, ranks.rank)
         _place_rotary_table(self._decoder, ranks.device)
-        self.loss = (CutLoss if layout.tensor > 1 else SummedLoss)(self._decoder)
         if layout.shard > 1:
             self._shard(ranks, bf16)
 

@@ -6,7 +6,6 @@ Shapes: B sequences, T tokens, n values that this rank holds, P parameters of th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -29,7 +28,6 @@ class RankModel:
         self.pieces: LocalPieces
         self._bf16 = bf16
         self._loss: SummedLoss
-        self._context: Callable[[], AbstractContextManager[None]] = nullcontext  # of a forward and its backward
         self._release: Callable[[], None] = lambda: None  # after a forward without a backward
         if ranks.layout.parts == 1:
             self.pieces = LocalPieces.of(FlatLayout.of(config), {}, ranks.layout, ranks.rank)
@@ -38,15 +36,13 @@ class RankModel:
             decoder.bind_gradients(self.gradient)
             self._loss = SummedLoss(decoder)
             return
-        from peer.parallel.cut_model import CutModel, over_cut_logits
+        from peer.parallel.cut_model import CutModel
 
         model = CutModel(config, ranks, bf16)
         self.pieces, self._loss = model.pieces, model.loss
         self.weights, self.gradient = self._vectors()
         model.bind(self.weights, self.gradient)
         self._release = model.release
-        if ranks.layout.tensor > 1:
-            self._context = over_cut_logits
 
     def import_from(self, flat: Tensor) -> None:
         """Take this rank's pieces from the flat vector (P,)."""
@@ -78,9 +74,8 @@ class RankModel:
         self.gradient.zero_()
         loss = 0.0
         for rows, weight in self._passes(tokens, rows_at_once):
-            with self._context():
-                part = self._summed(rows) * weight
-                part.backward()
+            part = self._summed(rows) * weight
+            part.backward()
             loss += float(part.detach())
         return loss / self.ranks.layout.tensor
 
@@ -99,8 +94,7 @@ class RankModel:
         """Return this rank's share of the mean loss, as `add_up` does, without a gradient."""
         loss = 0.0
         for rows, weight in self._passes(tokens, rows_at_once):
-            with self._context():
-                loss += float(self._summed(rows)) * weight
+            loss += float(self._summed(rows)) * weight
         self._release()
         return loss / self.ranks.layout.tensor
 

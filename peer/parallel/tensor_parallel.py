@@ -1,14 +1,11 @@
 """Tensor and sequence parallelism of the decoder, by torch's own styles.
 
 Between attention and MLP each rank has T / tensor tokens of every sequence; within them it has all tokens, and its
-share of the heads or of the MLP's columns. The logits stay cut by the vocabulary.
+share of the heads or of the MLP's columns. The head is cut by the vocabulary.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
-from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
@@ -24,16 +21,14 @@ from peer.model.decoder import Decoder
 
 
 def apply_tensor_parallel(model: Decoder, mesh: DeviceMesh) -> None:
-    """Cut the parameters of the whole `model` over `mesh`; its forward then returns logits as a DTensor."""
+    """Cut the parameters of the whole `model` over `mesh`; its hidden state is then a DTensor, cut by tokens."""
     ends: dict[str, ParallelStyle] = {
         "embed_tokens": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
         "norm": SequenceParallel(),
     }
     if model.lm_head is not None:
-        ends["lm_head"] = ColwiseParallel(input_layouts=Replicate(), output_layouts=Shard(-1), use_local_output=False)
+        ends["lm_head"] = ColwiseParallel()  # for its cut: the loss takes the weights themselves
     parallelize_module(model, mesh, ends)
-    assert model.norm is not None
-    model.norm.register_forward_hook(_gathered)  # a tied head is no module that a style could stand for
     for block in model.layers.values():
         parallelize_module(block, mesh, _block_plan(model))
 
@@ -58,12 +53,6 @@ def _block_plan(model: Decoder) -> dict[str, ParallelStyle]:
         plan["self_attn.q_norm"] = SequenceParallel(sequence_dim=2, use_local_output=True)
         plan["self_attn.k_norm"] = SequenceParallel(sequence_dim=2, use_local_output=True)
     return plan
-
-
-def _gathered(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-    """Give the head all tokens."""
-    assert isinstance(output, DTensor)
-    return output.redistribute(placements=[Replicate()])
 
 
 def tensor_dims(model: Decoder) -> dict[str, int | None]:

@@ -10,6 +10,7 @@ import msgspec
 from msgspec.structs import replace as changed
 
 from peer.errors import ConfigError
+from peer.footprint.layout import Layout
 from peer.footprint.pace import WAITING, Pace, steps_in
 from peer.footprint.step_size import SMALLEST, sized, step_that_fits
 from peer.footprint.work import training_work
@@ -19,6 +20,7 @@ from swarm.placement.costs import USUAL_PEERS, RunShape, cut
 TOKENS_A_PARAMETER: Final = 20
 """Of a compute-optimal run (arXiv 2203.15556)."""
 _STAGES_TRIED: Final = 64
+_DEVICES_TRIED: Final = (2, 4, 8)
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,10 @@ class Machine:
     """FLOP/s that training keeps up."""
     link_bits_s: float
     bf16: bool
+    devices: int = 1
+    """Devices of one peer, all alike. `device_bytes` and, of GPUs, `flops` are those of one."""
+    layout: str = "auto"
+    """How they share the model, as `Layout.parse` reads it."""
 
 
 class StageNeed(msgspec.Struct, frozen=True):
@@ -54,7 +60,11 @@ class MachinePlan(msgspec.Struct, frozen=True, kw_only=True):
 
     parameters: int
     device: DeviceKind
+    devices: int
+    layout: str
+    """How the peer's devices share the model."""
     device_memory_bytes: float
+    """Of each device."""
     host_memory_bytes: float
     flops: float
     link_bits_s: float
@@ -87,7 +97,8 @@ def plan_for(
     """Return what the run takes of `machine`, and its pace with so many `peers` like it. `tokens`: to train on; None
     for as many as are worth it. `compute_s_max`: the run's limit of a round's training."""
     stages, group = len(shape.cuts), max(1, peers // len(shape.cuts))
-    works = [_work(shape, machine, stage, group) for stage in range(stages)]
+    layout = _layout(shape, machine, group)
+    works = [_work(shape, machine, stage, group, layout) for stage in range(stages)]
     needs = [_need(shape, machine, work, stage) for stage, work in enumerate(works)]
     parameters = sum(work.parameters for work in works)
     worst = max(works, key=lambda work: training_work(shape.model, work.blocks, shape.data.seq_len))
@@ -97,6 +108,8 @@ def plan_for(
     return MachinePlan(
         parameters=parameters,
         device=machine.device,
+        devices=machine.devices,
+        layout=str(works[0].layout),
         device_memory_bytes=machine.device_bytes,
         host_memory_bytes=machine.host_bytes,
         flops=machine.flops,
@@ -118,18 +131,30 @@ def plan_for(
         days=pace.days(tokens),
         traffic_a_day=pace.traffic_a_day,
         bottleneck=_bottleneck(machine, needs, pace),
-        advice=[*_room(shape, machine, needs), *_speed(pace, compute_s_max, stages)],
+        advice=[*_room(shape, machine, needs), *_speed(pace, compute_s_max, stages, machine.devices)],
     )
 
 
-def _work(shape: RunShape, machine: Machine, stage: int, peers: int) -> Workload:
+def _layout(shape: RunShape, machine: Machine, peers: int) -> Layout:
+    """Return how the devices of `machine` share the model. Raises ConfigError for what does not suit it."""
+
+    def fits(layout: Layout) -> bool:
+        works = (_work(shape, machine, stage, peers, layout) for stage in range(len(shape.cuts)))
+        return all(_fits_device(machine, shape.footprint(work)) for work in works)
+
+    layout = Layout.parse(machine.layout, machine.devices, fits)
+    layout.check(shape.model, shape.inner.optimizer, shape.data.seq_len)
+    return layout
+
+
+def _work(shape: RunShape, machine: Machine, stage: int, peers: int, layout: Layout) -> Workload:
     """Return the part of one peer, with steps that the machine has room for where it may choose them."""
-    work = shape.workload(stage, peers, machine.device, machine.bf16)
+    work = replace(shape.workload(stage, peers, machine.device, machine.bf16), layout=layout)
     if work.is_stage:
         return work
     room = machine.device_bytes
     if machine.device == "cpu":
-        room = machine.host_bytes - sum(shape.footprint(work).host.values())
+        room = (machine.host_bytes - sum(shape.footprint(work).host.values())) / machine.devices
     return sized(work, step_that_fits(work, room) or SMALLEST)
 
 
@@ -159,10 +184,14 @@ def _fits_device(machine: Machine, sizes: Footprint) -> bool:
 
 
 def _pace(shape: RunShape, machine: Machine, work: Workload) -> Pace:
-    tokens = shape.inner.batch_size * shape.data.seq_len
+    """Return the pace if devices wait for each other no time. Ranks on a CPU share its FLOP/s."""
+    layout, batch = work.layout, shape.inner.batch_size
+    rows = -(-batch // layout.batches)  # of the rank that has most
     recompute = shape.pipeline.recompute if work.is_stage else work.recompute == "full"
-    flops = tokens * training_work(shape.model, work.blocks, shape.data.seq_len, recompute)
-    return Pace(work.exchange, work.parameters, flops / machine.flops, shape.outer.steps, tokens, machine.link_bits_s)
+    flops = rows * shape.data.seq_len * training_work(shape.model, work.blocks, shape.data.seq_len, recompute)
+    step_s = flops / layout.tensor / machine.flops * (layout.size if machine.device == "cpu" else 1)
+    tokens = batch * shape.data.seq_len
+    return Pace(work.exchange, work.parameters, step_s, shape.outer.steps, tokens, machine.link_bits_s)
 
 
 def _bottleneck(machine: Machine, needs: list[StageNeed], pace: Pace) -> str:
@@ -189,10 +218,10 @@ def _room(shape: RunShape, machine: Machine, needs: list[StageNeed]) -> Iterator
         )
     if all(need.fits for need in needs):
         return
-    if remedy := _remedy(shape, machine):
-        yield remedy
-    else:
-        yield "no optimizer and no number of stages that this version has makes it fit: choose a smaller model"
+    found = [line for line in (_remedy(shape, machine), _more_devices(shape, machine)) if line]
+    yield from found or [
+        "no optimizer, no number of stages and no layout that this version has makes it fit: choose a smaller model"
+    ]
 
 
 def _remedy(shape: RunShape, machine: Machine) -> str:
@@ -217,12 +246,26 @@ def _remedy(shape: RunShape, machine: Machine) -> str:
     return ""
 
 
+def _more_devices(shape: RunShape, machine: Machine) -> str:
+    """Return how many of such GPUs in one machine, with a part of each parameter on each, are enough."""
+    for count in (count for count in _DEVICES_TRIED if count > machine.devices and machine.device == "cuda"):
+        layout = Layout(shard=count)
+        try:
+            layout.check(shape.model, shape.inner.optimizer, shape.data.seq_len)
+        except ConfigError:
+            return ""
+        if _all_fit(shape, replace(machine, devices=count, layout="fsdp")):
+            return f"a peer with {count} such cards holds it with --layout fsdp (--cards {count})"
+    return ""
+
+
 def _all_fit(shape: RunShape, machine: Machine) -> bool:
-    works = (_work(shape, machine, stage, USUAL_PEERS) for stage in range(len(shape.cuts)))
+    layout = _layout(shape, machine, USUAL_PEERS)
+    works = (_work(shape, machine, stage, USUAL_PEERS, layout) for stage in range(len(shape.cuts)))
     return all(_fits(machine, shape.footprint(work)) for work in works)
 
 
-def _speed(pace: Pace, compute_s_max: float, stages: int) -> Iterator[str]:
+def _speed(pace: Pace, compute_s_max: float, stages: int, devices: int) -> Iterator[str]:
     """Yield what keeps the run from its pace."""
     wanted = pace.steps_wanted
     if pace.waiting_share > WAITING:
@@ -235,6 +278,8 @@ def _speed(pace: Pace, compute_s_max: float, stages: int) -> Iterator[str]:
         )
     if stages > 1:
         yield "what stages send each other for every micro-batch is not counted, nor the time that they wait for it"
+    if devices > 1:
+        yield "what the devices of a peer send each other is not counted"
 
 
 def _gb(size_bytes: float) -> str:

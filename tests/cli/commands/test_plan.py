@@ -93,6 +93,29 @@ def test_a_billion_parameters_fit_in_micro_batches_with_much_memory(
     assert found["fits"] and (found["micro_batch"], found["recompute"]) == (micro_batch, recompute)
 
 
+@pytest.mark.parametrize(
+    ("cards", "layout", "chosen", "fits", "micro_batch"),
+    [
+        (1, "auto", "one device", False, 1),
+        (2, "auto", "fsdp:2", True, 4),
+        (4, "auto", "fsdp:4", True, 2),  # of the step's eight sequences each card has two
+        (4, "ddp", "ddp:4", False, 1),
+        (4, "fsdp:2,tp", "fsdp:2,tp:2", True, 2),  # and nothing of them twice
+    ],
+)
+def test_cards_share_a_model_that_none_of_them_holds(
+    peer: Peer, tmp_path: Path, cards: int, layout: str, chosen: str, fits: bool, micro_batch: int
+) -> None:
+    options = ("--device-memory", "16GB", "--host-memory", "96GB", "--cards", str(cards), "--layout", layout)
+    found = planned(peer, billion(tmp_path, 8), *CARD, *options)
+    assert (found["layout"], found["fits"], found["micro_batch"]) == (chosen, fits, micro_batch)
+    alone = planned(peer, billion(tmp_path, 8), *CARD, "--host-memory", "96GB")
+    assert alone["recompute"] == "full"  # a fourth of its work
+    assert 0.74 < found["step_s"] * cards / alone["step_s"] < 1.01
+    more = any("a peer with 2 such cards holds it with --layout fsdp" in line for line in found["advice"])
+    assert more == (cards == 1)
+
+
 def test_the_sums_are_those_of_the_items(peer: Peer, tmp_path: Path) -> None:
     found = planned(peer, billion(tmp_path), *CARD, "--host-memory", "96GB", "--tokens", "20B")
     (stage,) = found["stages"]
@@ -140,6 +163,8 @@ def test_a_machine_without_figures_is_measured(peer: Peer, tmp_path: Path) -> No
         (("--link", "0mbit"), "'0mbit' is no rate"),
         (("--tokens", "-3"), "'-3' is no number"),
         (("--peers", "0"), "0 is not in the range"),
+        (("--cards", "3", "--layout", "tp"), "model.heads is 32, which tp:3 does not divide"),
+        (("--cards", "2", "--layout", "fsdp:4"), "is for 4 ranks and there are 2 devices"),
     ],
     ids=str,
 )

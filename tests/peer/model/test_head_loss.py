@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from threading import Barrier
 
 import pytest
 import torch
@@ -10,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from peer.footprint import device as footprint
-from peer.model.head_loss import head_losses
+from peer.model.head_loss import VocabularyPart, head_losses
 from tests.peer.devices import DEVICES
 from tests.peer.footprint.held_memory import HeldMemory
 
@@ -89,3 +93,31 @@ def test_logits_never_exist_whole() -> None:
         total, _ = head_losses(hidden, weight, targets)
         total.backward()
     assert memory.largest == 300 * VOCAB < TOKENS * VOCAB
+
+
+def test_a_vocabulary_that_is_cut_gives_the_same_loss_and_gradients() -> None:
+    """Two threads with a half of the head each, whose logits exist a part of the tokens at a time, too."""
+    hidden, weight, targets = inputs()
+    hidden *= 100  # exponentials of such logits overflow unless the largest one of both parts is taken off
+    cut, met, given = VOCAB // 2, Barrier(2), dict[int, Tensor]()
+
+    def reduced(number: int, reduce: Callable[[Tensor, Tensor], Tensor], values: Tensor) -> Tensor:
+        given[number] = values
+        met.wait(30)
+        result = reduce(given[0], given[1])
+        met.wait(30)
+        return result
+
+    def compute(number: int) -> tuple[Tensor, Tensor, Tensor]:
+        mine, own = (weight[cut:] if number else weight[:cut]).requires_grad_(), hidden.clone().requires_grad_()
+        part = VocabularyPart(cut * number, *(partial(reduced, number, one) for one in (torch.maximum, torch.add)))
+        total, losses = head_losses(own, mine, targets, part)
+        total.backward()
+        assert own.grad is not None and mine.grad is not None
+        return losses, own.grad, mine.grad
+
+    with ThreadPoolExecutor(2) as threads:
+        (losses, of_hidden, low), (others, of_hidden_too, high) = threads.map(compute, range(2))
+    exact = reference(hidden, weight, targets)
+    assert torch.equal(losses, others) and distance(losses, exact[0]) < 1e-6
+    assert distance(of_hidden + of_hidden_too, exact[1]) < 1e-6 and distance(torch.cat([low, high]), exact[2]) < 1e-6
