@@ -4,57 +4,78 @@ from __future__ import annotations
 
 import importlib
 import warnings
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from peer.compute.optimizer import InnerOptimizer, InnerSpec
 from peer.errors import ConfigError
-from peer.footprint.optimizer_state import SMALL, scales, state_size
+from peer.footprint.optimizer_state import coded_names, scale_bytes
 from peer.model.layout import FlatLayout
 
 
+@dataclass(frozen=True)
+class CodedMoments:
+    """The two moments of each parameter as views into a state of uint8: first two fp32 vectors for each parameter (the
+    moments of a small one, the scales of a coded one's blocks), then two vectors of codes for each coded one."""
+
+    floats: Mapping[str, torch.Tensor]
+    codes: Mapping[str, torch.Tensor]
+
+    @classmethod
+    def of(cls, state: torch.Tensor, layout: FlatLayout, coded: Container[str]) -> CodedMoments:
+        """Divide `state` (k,) of the parameters of `layout`."""
+        at, floats, codes = 0, {}, {}
+        for name, slot in layout.slots.items():
+            size = 2 * scale_bytes(slot.numel, name in coded)
+            floats[name] = state[at : at + size].view(torch.float32).view(2, -1)
+            at += size
+        for name, slot in layout.slots.items():
+            if name in coded:
+                codes[name] = state[at : at + 2 * slot.numel].view(2, -1)
+                at += 2 * slot.numel
+        return cls(floats, codes)
+
+
 class AdamW8bit(InnerOptimizer):
-    """AdamW with 2 bytes of state a value instead of 8, for fp32 weights only.
+    """AdamW with 2 bytes of state a value instead of 8, for fp32 weights only. `coded`: the parameters that are large
+    enough for it; a rank that has parts of a model decides as the whole model does."""
 
-    `state` is uint8: first two fp32 vectors for each parameter (the moments of a small one, the scales of a large one's
-    blocks), then the codes of the large parameters.
-    """
-
-    def __init__(self, spec: InnerSpec, layout: FlatLayout, like: torch.Tensor) -> None:
-        super().__init__(spec, layout, like)
+    def __init__(
+        self, spec: InnerSpec, layout: FlatLayout, like: torch.Tensor, coded: Container[str] | None = None
+    ) -> None:
         if like.dtype != torch.float32:
             raise ConfigError("adamw8bit works on fp32 weights only: choose adamw for other dtypes")
+        self._coded = coded_names(layout.shapes) if coded is None else coded
+        super().__init__(spec, layout, like)
         self._functional: Any = _bitsandbytes().functional
         self._maps = [self._functional.create_dynamic_map(signed=signed).to(like.device) for signed in (True, False)]
-        at, coded = 0, sum(2 * 4 * scales(slot.numel) for slot in layout.slots.values())
-        self._floats: dict[str, tuple[torch.Tensor, ...]] = {}
-        self._codes: dict[str, tuple[torch.Tensor, ...]] = {}
-        for name, slot in layout.slots.items():
-            size = 2 * 4 * scales(slot.numel)
-            self._floats[name] = self.state[at : at + size].view(torch.float32).view(2, -1).unbind()
-            at += size
-            if slot.numel >= SMALL:
-                self._codes[name] = self.state[coded : coded + 2 * slot.numel].view(2, *slot.shape).unbind()
-                coded += 2 * slot.numel
+        self.moments = CodedMoments.of(self.state, layout, self._coded)
 
     def step(self, theta: torch.Tensor, gradient: torch.Tensor) -> None:
         self.steps += 1
         weights, gradients = self.layout.views(theta), self.layout.views(gradient)
         for name, slot in self.layout.slots.items():
             weight = weights[name].mul_(1 - self.lr * self._decays(slot))
-            one, two = self._floats[name]
-            if slot.numel < SMALL:
+            one, two = self.moments.floats[name].unbind()
+            if name in self._coded:
+                codes = self.moments.codes[name].view(2, *slot.shape).unbind()
+                self._coded_step(weight, gradients[name], codes, (one, two))
+            else:
                 direction = self._adam_direction(gradients[name].view(-1), one, two)
                 weight.view(-1).sub_(direction.mul_(self.lr))
-            else:
-                self._coded_step(weight, gradients[name], self._codes[name], (one, two))
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         return {"state": self.state, "steps": torch.tensor(self.steps)}
 
     def _make_state(self, like: torch.Tensor) -> torch.Tensor:
-        return torch.zeros(state_size("adamw8bit", self.layout.shapes), dtype=torch.uint8, device=like.device)
+        slots = self.layout.slots.items()
+        sizes = [
+            scale_bytes(slot.numel, name in self._coded) + slot.numel * (name in self._coded) for name, slot in slots
+        ]
+        return torch.zeros(2 * sum(sizes), dtype=torch.uint8, device=like.device)
 
     def _coded_step(
         self,

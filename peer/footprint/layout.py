@@ -9,6 +9,8 @@ from typing import Final
 
 from peer.config import ModelConfig
 from peer.errors import ConfigError
+from peer.footprint.optimizer_state import BLOCK, SMALL
+from peer.footprint.parameters import parameter_shapes
 
 _FIELDS: Final = {"ddp": "replicate", "fsdp": "shard", "tp": "tensor"}
 _RANKS_MAX: Final = 64
@@ -99,7 +101,18 @@ class Layout:
         if self.parts > 1 and optimizer in ("lamb", "muon"):
             raise ConfigError(f"{optimizer} needs whole matrices, and {self} cuts them: use adamw, or the layout ddp")
         if self.parts > 1 and optimizer == "adamw8bit":
-            raise ConfigError(f"the scales of adamw8bit do not follow the cuts of {self}: use adamw, or the layout ddp")
+            self._check_blocks(model)
+
+    def _check_blocks(self, model: ModelConfig) -> None:
+        """Raise ConfigError where a cut could go through a block of adamw8bit's values, which have one scale."""
+        for name, shape in parameter_shapes(model):
+            # rows are cut anywhere, columns by TP alone; a vector by both, and its exports by all
+            block = BLOCK * (self.size if len(shape) == 1 else self.tensor)
+            if math.prod(shape) >= SMALL and shape[-1] % block:
+                raise ConfigError(
+                    f"adamw8bit has a scale for {BLOCK} values, and {self} would cut {name}, {shape[-1]} wide, within"
+                    f" them: use adamw, the layout ddp, or a width that {block} divides"
+                )
 
     def __str__(self) -> str:
         sizes = [f"{name}:{getattr(self, field)}" for name, field in _FIELDS.items() if getattr(self, field) > 1]

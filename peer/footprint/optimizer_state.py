@@ -24,8 +24,8 @@ def state_size(optimizer: str, shapes: Iterable[tuple[str, Shape]]) -> int:
     if optimizer == "muon":
         return sum((1 if is_inner_matrix(name, shape) else 2) * size for name, shape, size in sizes)
     if optimizer == "adamw8bit":
-        codes = sum(2 * size for _, _, size in sizes if size >= SMALL)
-        return codes + sum(2 * 4 * scales(size) for _, _, size in sizes)
+        coded = coded_names((name, shape) for name, shape, _ in sizes)
+        return sum(2 * (scale_bytes(size, name in coded) + size * (name in coded)) for name, _, size in sizes)
     raise ConfigError(
         f"there is no inner optimizer {optimizer!r}: choose one of {', '.join((*_VECTORS, 'muon', 'adamw8bit'))}"
     )
@@ -47,6 +47,11 @@ def is_inner_matrix(name: str, shape: Shape) -> bool:
     return len(shape) == 2 and "embed" not in name and "lm_head" not in name
 
 
-def scales(size: int) -> int:
-    """Return the number of fp32 values that one moment of adamw8bit takes for a parameter of so many values."""
-    return size if size < SMALL else -(-size // BLOCK)
+def coded_names(shapes: Iterable[tuple[str, Shape]]) -> frozenset[str]:
+    """Return the parameters whose moments adamw8bit keeps in codes of one byte."""
+    return frozenset(name for name, shape in shapes if math.prod(shape) >= SMALL)
+
+
+def scale_bytes(size: int, is_coded: bool) -> int:
+    """Return the bytes of the fp32 values that one moment of adamw8bit takes for a parameter of so many values."""
+    return 4 * (-(-size // BLOCK) if is_coded else size)

@@ -29,6 +29,14 @@ class Strip(NamedTuple):
     local_at: int
     local_width: int
 
+    def of_blocks(self, flat_at: int, local_at: int, block: int) -> Strip:
+        """Return the strip in vectors of one parameter, which begins at these elements, that have one value for each
+        `block` elements. The strip lies on their borders."""
+        at, local = (self.flat_at - flat_at) // block, (self.local_at - local_at) // block
+        if self.flat_width == 1:  # a vector is a column of rows
+            return Strip(1, self.rows // block, at, 0, local, 0)
+        return Strip(self.rows, self.columns // block, at, self.flat_width // block, local, self.local_width // block)
+
     def of_flat(self, vector: Tensor, begins_at: int = 0) -> Tensor:
         """Return a view (rows, columns) into `vector`, which begins at the element `begins_at` of the flat vector."""
         size, stride = (self.rows, self.columns), (self.flat_width, 1)

@@ -21,16 +21,16 @@ from peer.parallel.ranks import Ranks
 
 class RankModel:
     """The model as one rank of `ranks` has it. `weights` and `gradient` (n,) fp32 hold its pieces in the order of
-    `pieces.layout`; an optimizer that treats every value alike steps on them."""
+    `pieces.layout`, `whole` is that of all; an optimizer that treats every value alike steps on them."""
 
     def __init__(self, config: ModelConfig, ranks: Ranks, bf16: bool) -> None:
-        self.ranks = ranks
+        self.ranks, self.whole = ranks, FlatLayout.of(config)
         self.pieces: LocalPieces
         self._bf16 = bf16
         self._loss: SummedLoss
         self._release: Callable[[], None] = lambda: None  # after a forward without a backward
         if ranks.layout.parts == 1:
-            self.pieces = LocalPieces.of(FlatLayout.of(config), {}, ranks.layout, ranks.rank)
+            self.pieces = LocalPieces.of(self.whole, {}, ranks.layout, ranks.rank)
             self.weights, self.gradient = self._vectors()
             decoder = Decoder(config, self.weights)
             decoder.bind_gradients(self.gradient)

@@ -75,7 +75,7 @@ def test_tp_names_the_field_that_it_does_not_divide(field: str, changes: dict[st
         Layout(tensor=2).check(model, "adamw", seq_len)
 
 
-@pytest.mark.parametrize("optimizer", ["lamb", "muon", "adamw8bit"])
+@pytest.mark.parametrize("optimizer", ["lamb", "muon"])
 @pytest.mark.parametrize("layout", [Layout(shard=2), Layout(tensor=2)])
 def test_optimizers_that_cannot_be_cut_name_those_that_can(optimizer: str, layout: Layout) -> None:
     Layout(replicate=2).check(MODEL, optimizer, 8)
