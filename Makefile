@@ -1,6 +1,8 @@
 # Everything here sets up .venv first if it is missing or older than what it is made from.
-#   make setup TORCH='torch==2.13.0+cu130'     another build of torch than the CPU one that constraints.txt pins
 #   make setup PYTHON=python3.12               another interpreter (>= 3.10)
+#   make setup PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cu130
+#                                              that index's build of the torch that constraints.txt pins
+#   make setup TORCH='torch==2.13.0+cu130'     another torch than the pinned one
 PYTHON ?= python3
 VENV   ?= .venv
 TORCH  ?=
@@ -15,13 +17,17 @@ unexport PYTHONDONTWRITEBYTECODE
 
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.stamp
+TOOLS := $(VENV)/.tools
 
-.PHONY: setup quickstart test test-fast simulate durations soak lint bench clean
+.PHONY: setup tools quickstart test test-fast simulate durations soak lint bench clean
 ifneq ($(TORCH),)
 .PHONY: $(STAMP) # asked for another torch: install it, whatever is there
 endif
 
 setup: $(STAMP)
+
+# What developers need beside it: tests, lint, benchmarks' rivals.
+tools: $(TOOLS)
 
 # constraints.txt with TORCH in place of its pin, if given; one pip call, so that one resolution fits everything
 $(STAMP): pyproject.toml constraints.txt tools/check_system.sh
@@ -29,6 +35,10 @@ $(STAMP): pyproject.toml constraints.txt tools/check_system.sh
 	$(PYTHON) -m venv $(VENV)
 	sed $(if $(TORCH),'s/^torch==.*/$(TORCH)/',-n p) constraints.txt > $(VENV)/constraints.txt
 	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable '.[all]' --constraint $(VENV)/constraints.txt
+	@touch $@
+
+$(TOOLS): $(STAMP)
 	$(BIN)/python -m pip install --quiet --editable '.[dev]' --constraint $(VENV)/constraints.txt
 	@touch $@
 
@@ -46,33 +56,33 @@ endef
 # .ci/run wants to know which tests failed (tools/second_try.py).
 RECORD := $(if $(TEST_OUTCOMES),-p tools.second_try)
 
-test: $(STAMP)
+test: $(TOOLS)
 	@$(call passes)
 
 # What a developer runs between two edits: no test that starts processes or waits for real deadlines.
-test-fast: $(STAMP)
+test-fast: $(TOOLS)
 	$(BIN)/python -m pytest --numprocesses 4 $(SPREAD) -m "not process and not slow and not soak"
 
 # The agreement's core under random schedules, from the first seed SEED on, else with those of the day; `--shrink` tells
 # what broke as a timeline. `.ci/run` has fixed ones, so that no landing is a matter of luck.
-simulate: $(STAMP)
+simulate: $(TOOLS)
 	$(BIN)/python -m tests.simulation --schedules $(SCHEDULES) $(if $(SEED),--seed $(SEED)) --workers 2
 
 # Measures what each test file takes in both passes together; the longest run first (tests/durations.json).
-durations: $(STAMP)
+durations: $(TOOLS)
 	@TEST_DURATIONS=$$(mktemp); export TEST_DURATIONS; $(call passes,--durations 20)
 
-soak: $(STAMP)
+soak: $(TOOLS)
 	$(BIN)/python -m pytest -m "hypothesis and not soak" --hypothesis-profile explore -o timeout=0
 	$(BIN)/python -m pytest -m soak -s
 	$(BIN)/python -m tests.simulation --schedules 100000 --workers 2
 
-lint: $(STAMP)
+lint: $(TOOLS)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(STAMP)
+bench: $(TOOLS)
 	$(BIN)/python benchmarks/rounds/averaging.py --peers 4 --params 25000000 --rival hivemind
 
 clean:

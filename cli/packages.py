@@ -10,6 +10,8 @@ from typing import Final
 
 from peer.errors import ConfigError
 
+INSTALL_SERVER: Final = 'pip install starlette "hypercorn[trio]<0.19"'
+"""Not this program with an extra: its name is in no package index, where another could take it."""
 PACKAGES: Final = ("peer", "dht", "optim", "swarm", "cli")
 
 
@@ -44,4 +46,4 @@ def check_monitor_packages(command: str) -> None:
             importlib.import_module(package)
     except ImportError:
         needed = "starlette, hypercorn and prometheus-client"
-        raise ConfigError(f'{command} needs {needed}: pip install "barnraise[monitor]"') from None
+        raise ConfigError(f"{command} needs {needed}: {INSTALL_SERVER} prometheus-client") from None

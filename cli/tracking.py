@@ -103,7 +103,7 @@ class TensorBoard:
         try:
             from tensorboard.summary import Writer
         except ImportError:
-            raise ConfigError('--track tensorboard needs its package: pip install "barnraise[tensorboard]"') from None
+            raise ConfigError("--track tensorboard needs its package: pip install tensorboard") from None
         try:
             self._writer = Writer(str(folder))
         except OSError as error:
@@ -126,7 +126,7 @@ class WeightsAndBiases:
         try:
             import wandb
         except ImportError:
-            raise ConfigError('--track wandb needs its package: pip install "barnraise[wandb]"') from None
+            raise ConfigError("--track wandb needs its package: pip install wandb") from None
         if os.environ.get("WANDB_MODE", "online") == "online" and not wandb.api.api_key:
             raise ConfigError("wandb has no key on this machine: run `wandb login`, or set WANDB_MODE=offline")
         settings = wandb.Settings(console="off", silent=True, disable_git=True, disable_code=True, init_timeout=60)

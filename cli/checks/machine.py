@@ -7,7 +7,6 @@ import platform
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final, Literal
@@ -46,7 +45,6 @@ def local_findings(home: Path, devices: Sequence[str], make_key: bool = False) -
     yield from _library_findings()
     for device in dict.fromkeys(devices):
         yield _device_finding(device)
-    yield from _other_devices(devices)
     yield from container_findings()
     yield home_finding(home)
     yield identity_finding(home, make_key)
@@ -135,21 +133,6 @@ def _device_finding(spec: str) -> Finding:
     extras = [word for word, has in (("bf16", device.bf16), ("torch.compile", device.compile)) if has]
     with_extras = f" with {' and '.join(extras)}" if extras else ""
     return Finding("device", "ok", f"{device.name} ({device.torch}){with_extras}, {usable_cores()} cores")
-
-
-def _other_devices(devices: Sequence[str]) -> Iterator[Finding]:
-    """Name the GPUs of this machine where it has more of them than are named."""
-    with suppress(ImportError, OSError):
-        import torch
-
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if count > len(devices):
-            cards = [torch.cuda.get_device_properties(number) for number in range(count)]
-            named = ", ".join(
-                f"{number}: {card.name}, {card.total_memory / 1e9:.0f} GB" for number, card in enumerate(cards)
-            )
-            every = ",".join(map(str, range(count)))
-            yield Finding("devices", "ok", f"{named}; `peer join --devices {every}` uses them together")
 
 
 def container_findings(root: Path = ROOT) -> Iterator[Finding]:

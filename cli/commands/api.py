@@ -14,6 +14,7 @@ import click
 
 from cli.local_model import NamedModel, invite_to, local_model_options
 from cli.options import invite_argument, template_option, tied_option, wire_option
+from cli.packages import INSTALL_SERVER
 from cli.run import run_until_stopped
 from cli.terminal.lines import say, say_json
 from peer.errors import ConfigError
@@ -90,7 +91,7 @@ def _check_web_server() -> None:
         for package in ("starlette", "hypercorn"):
             importlib.import_module(package)
     except ImportError:
-        raise ConfigError('peer api needs starlette and hypercorn: pip install "barnraise[serve]"') from None
+        raise ConfigError(f"peer api needs starlette and hypercorn: {INSTALL_SERVER}") from None
 
 
 def _read_keys(keys: tuple[str, ...], key_file: Path | None) -> ApiKeys:

@@ -13,6 +13,7 @@ import msgspec
 from rich.text import Text
 
 from cli.checks.confinement import confinement_findings
+from cli.checks.graphics import gpu_findings
 from cli.checks.machine import DISK_MIN_BYTES, Finding, disk_finding, local_findings
 from cli.options import (
     chosen_devices,
@@ -72,7 +73,8 @@ def doctor(
         else:
             _show(finding)
 
-    for finding in (*local_findings(home, chosen.devices or (chosen.device,), make_key), *confinement_findings()):
+    named = chosen.all_devices
+    for finding in (*local_findings(home, named, make_key), *gpu_findings(named), *confinement_findings()):
         report(finding)
 
     async def check_network() -> None:

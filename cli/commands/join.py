@@ -121,6 +121,7 @@ def join(
     chosen = chosen_devices(device, devices, layout)
     if compiles and len(chosen.devices) > 1:
         raise click.UsageError("--compile was given with several --devices: it is for one, leave it out.")
+    chosen.check()
     home = home or default_home(opened.run_id[:12])
     config = JoinConfig(
         home=home,

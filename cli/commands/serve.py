@@ -95,8 +95,10 @@ def serve(
     opened, folder = _source(invite, model)
     if opened is None and folder is None and home is None:
         raise click.UsageError("Give the INVITE of a served model, or --model with the folder of a checkpoint.")
+    from peer.compute.device import resolve_device
     from swarm.serving.peer import ServeConfig, run_server
 
+    resolve_device(device)  # before the network is asked
     source = opened.run_id[:12] if opened is not None else folder.name if folder is not None else ""
     home = home or default_home(f"serve-{source}")
     config = ServeConfig(

@@ -107,4 +107,4 @@ def _bitsandbytes() -> Any:
             warnings.simplefilter("ignore")  # it warns on every machine without a GPU
             return importlib.import_module("bitsandbytes")
     except ImportError:
-        raise ConfigError('adamw8bit needs bitsandbytes: pip install "barnraise[gpu]"') from None
+        raise ConfigError("adamw8bit needs bitsandbytes: pip install bitsandbytes") from None

@@ -51,7 +51,7 @@ def test_wrong_options_name_the_remedy(
 @pytest.mark.parametrize("package", ["starlette", "hypercorn"])
 def test_a_missing_web_server_is_named(peer: Peer, invite: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, package, None)  # as if it were not installed
-    assert 'pip install "barnraise[serve]"' in said(peer("api", invite), 2)
+    assert 'pip install starlette "hypercorn[trio]<0.19"' in said(peer("api", invite), 2)
 
 
 def test_a_chat_needs_no_web_server() -> None:

@@ -107,7 +107,7 @@ def test_eight_bit_adamw_equals_bitsandbytes(shapes: tuple[tuple[int, ...], ...]
 
 def test_eight_bit_adamw_without_bitsandbytes_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
-    with pytest.raises(ConfigError, match=r"pip install .*gpu"):
+    with pytest.raises(ConfigError, match="pip install bitsandbytes"):
         build_inner(InnerSpec("adamw8bit"), layout_of({"w": torch.zeros(4)}), torch.zeros(4))
 
 
