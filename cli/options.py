@@ -121,13 +121,6 @@ class Devices:
     def all_devices(self) -> tuple[str, ...]:
         return self.devices or (self.device,)
 
-    def check(self) -> None:
-        """Raise ConfigError for a device that is not on this machine."""
-        from peer.compute.device import resolve_device
-
-        for device in dict.fromkeys(self.all_devices):
-            resolve_device(device)
-
 
 def devices_options(function: Command) -> Command:
     """Add --device, --devices and --layout; see `chosen_devices`."""

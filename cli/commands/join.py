@@ -113,6 +113,7 @@ def join(
     With --serve this machine also answers with the run's last commit: `peer generate INVITE "..."` asks it.
     """
     opened = read_invite(invite)  # before the slow imports: a typo is reported at once
+    from peer.compute.device import resolve_device
     from swarm.run.peer_context import JoinConfig
     from swarm.training.peer import run_participant
 
@@ -121,7 +122,8 @@ def join(
     chosen = chosen_devices(device, devices, layout)
     if compiles and len(chosen.devices) > 1:
         raise click.UsageError("--compile was given with several --devices: it is for one, leave it out.")
-    chosen.check()
+    for each in dict.fromkeys(chosen.all_devices):  # before the network is asked
+        resolve_device(each)
     home = home or default_home(opened.run_id[:12])
     config = JoinConfig(
         home=home,
