@@ -127,6 +127,7 @@ def _model(run: RunConfig) -> tuple[ModelConfig, Tensor, WeightType]:
     theta, dtype = flatten(model, tensors), weight_type(tensors)
     if run.pipeline.stages > 1:
         model, theta = untie(model, theta)
+    run.pretrained.check(model)
     return model, theta, dtype
 
 
