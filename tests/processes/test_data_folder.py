@@ -42,7 +42,7 @@ async def test_without_data_a_folder_run_is_refused_and_no_folder_is_read(tmp_pa
         command = [sys.executable, "-c", AUDITED, str(private), *join]
         done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 2, done.stderr
-    assert "peer: this run trains on text of your own: name a folder of text files with --data DIR" in done.stderr
+    assert "peer: this run trains on text of your own: name a file or folder of text with --data PATH" in done.stderr
     assert "SEEN []" in done.stdout
     assert not (tmp_path / "p" / "worker.log").exists(), "no worker was started"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import sys
 from pathlib import Path
@@ -41,6 +42,19 @@ async def test_bytes_need_no_worker(tmp_path: Path, text: Path) -> None:
     config = worker_config(tmp_path, text)
     assert (await read_corpus_apart(config)).digest == load_corpus(config.data, ByteTokenizer(), str(text)).digest
     assert not (tmp_path / "corpus-worker.log").exists()
+
+
+async def test_what_is_packed_is_unpacked_in_a_worker(tmp_path: Path, text: Path) -> None:
+    packed = tmp_path / "packed" / "a.txt.gz"
+    packed.parent.mkdir()
+    packed.write_bytes(gzip.compress(b"".join(path.read_bytes() for path in sorted(text.glob("*.txt")))))
+    for data in (packed.parent, packed):
+        config = worker_config(tmp_path, data)
+        corpus = await read_corpus_apart(config)
+        here = load_corpus(config.data, ByteTokenizer(), str(data))
+        assert (corpus.digest, corpus.facts) == (here.digest, here.facts)
+        assert corpus.train.tolist() == here.train.tolist() and corpus.held_out.tolist() == here.held_out.tolist()
+    assert (tmp_path / "corpus-worker.log").exists() and not children()
 
 
 async def test_a_hostile_tokenizer_is_one_sentence(tmp_path: Path, text: Path, hub: Path) -> None:
