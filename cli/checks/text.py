@@ -22,7 +22,7 @@ ANY_RUN: Final = DataConfig(seq_len=1, source="folder")
 
 
 async def text_finding(text: Path, manifest: Manifest | None = None, tokenizer: bytes = b"") -> Finding:
-    """Read the text, an absolute path, as a worker of that run would; without one, as bytes, for sequences of any length.
+    """Read the text, an absolute path, as a worker of that run would; without one, as bytes, for any sequences.
     `tokenizer`: the run's tokenizer.json, empty for bytes."""
     data = ANY_RUN if manifest is None else manifest.data
     try:

@@ -99,7 +99,7 @@ class TokenizerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     source: str = AUTO_TOKENIZER
     """"auto": that of the checkpoint which the run starts from, bytes for a new model. Or "bytes", or the path of a
-    `tokenizer.json` or of a folder that holds one."""
+    `tokenizer.json` or of a folder that holds one, or the id of a model on the Hugging Face Hub."""
 
 
 class PipelineConfig(msgspec.Struct, frozen=True, kw_only=True):

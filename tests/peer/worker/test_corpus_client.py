@@ -63,7 +63,7 @@ async def test_a_hostile_tokenizer_is_one_sentence(tmp_path: Path, text: Path, h
     hub.write_text(json.dumps({**content, "pre_tokenizer": evil}))
     with pytest.raises(ConfigError, match="unknown regular expression"):
         await read_corpus_apart(worker_config(tmp_path, text, tokenizer=str(hub)))
-    hub.write_bytes(b" " * (17 << 20))
+    hub.write_bytes(b" " * (33 << 20))
     with pytest.raises(ConfigError, match="larger than"):
         await read_corpus_apart(worker_config(tmp_path, text, tokenizer=str(hub)))
     assert not children()
