@@ -17,6 +17,7 @@ from cli.commands import command_summaries
 from cli.packages import check_packages
 from cli.run import report_failure
 from cli.terminal.lines import plain_reports
+from cli.terminal.usage import nearest
 from peer.confinement.kernel import forbid_core_dumps
 from peer.errors import ConfigError
 
@@ -33,6 +34,15 @@ class LazyGroup(click.Group):
         command = getattr(importlib.import_module(f"cli.commands.{cmd_name}"), cmd_name)
         assert isinstance(command, click.Command)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in command_summaries() and not args[0].startswith("-"):
+            near = nearest(args[0], command_summaries())
+            meant = f"write `peer {near}`, or " if near else ""
+            raise click.UsageError(f"`peer` has no command {args[0]}: {meant}see `peer --help`", ctx)
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

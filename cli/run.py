@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from cli.terminal.lines import close_output, say, say_traceback, say_usage
+from cli.terminal.lines import close_output, say, say_traceback
+from cli.terminal.usage import usage_sentence
 from peer.errors import BarnraiseError, ResourceError
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ def report_failure(error: BaseException) -> int:
     if os.environ.get("PEER_DEBUG") == "1":
         say_traceback(error)
     if isinstance(chosen, click.ClickException):
-        say_usage(chosen)
+        say(f"peer: {usage_sentence(chosen)}", err=True)
         return chosen.exit_code
     if isinstance(chosen, Stopped):
         return chosen.exit_code

@@ -52,7 +52,7 @@ class MethodConfig(msgspec.Struct, frozen=True, kw_only=True, tag_field="method"
     has_common_state: ClassVar[bool] = True
     """Whether the peers agree on one state, round by round; else each has weights of its own."""
 
-    steps: int
+    steps: int = 100
     """H: the fastest peer's inner steps in a round; slower peers make fewer in the same time."""
 
     def __post_init__(self) -> None:
@@ -181,6 +181,7 @@ class DemoConfig(PerStepConfig, frozen=True, kw_only=True, tag="demo"):
 class SparseLocoConfig(MethodConfig, frozen=True, kw_only=True, tag="sparseloco"):
     """SparseLoCo (2508.15706)."""
 
+    steps: int = 30
     lr: float = 0.4
     topk: int = 64
     chunk: int = 64
@@ -232,6 +233,7 @@ class GossipConfig(MethodConfig, frozen=True, kw_only=True, tag="gossip"):
 
     has_common_state: ClassVar[bool] = False
 
+    steps: int = 50
     alpha: float = 0.5
     """Momentum."""
     beta: float = 0.7

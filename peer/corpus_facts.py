@@ -14,6 +14,8 @@ class CorpusFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     files: Number
     """Files whose text is in it."""
+    documents: Number = 0
+    """Of these files: a .jsonl or .parquet file holds many."""
     train_bytes: Number
     """Text to train on, as UTF-8."""
     held_out_bytes: Number

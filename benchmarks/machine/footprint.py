@@ -40,6 +40,7 @@ MODELS: Final = {"25M": (512, 8, 1408, 2), "100M": (768, 14, 2048, 1)}
 RUN: Final = """
 [run]
 name = "footprint"
+open = true
 min_peers = {peers}
 rounds = {rounds}
 [model]

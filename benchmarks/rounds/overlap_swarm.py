@@ -31,6 +31,7 @@ INNER = InnerConfig(lr=2e-3, batch_size=4, total_steps=2000, warmup_steps=10)
 RUN_TOML = """
 [run]
 name = "overlap"
+open = true
 rounds = {rounds}
 min_peers = {peers}
 members_per_prefix = {peers}

@@ -13,6 +13,7 @@ from multiaddr import Multiaddr
 
 from cli.checks.machine import Finding, State, disk_finding, failure, memory_finding
 from cli.checks.served_model import model_findings
+from cli.checks.text import text_finding
 from cli.views.text import several
 from peer.errors import BarnraiseError, DialError
 from peer.footprint.layout import Layout
@@ -47,9 +48,10 @@ async def port_finding(dial_back_config: DialBackConfig) -> Finding:
 
 
 async def swarm_findings(
-    config: JoinConfig, kept: Path | None, dial_back_config: DialBackConfig
+    config: JoinConfig, kept: Path | None, dial_back_config: DialBackConfig, text: Path | None = None
 ) -> AsyncIterator[Finding]:
-    """Check what needs the run's peers, for a peer with this `config`. `kept` is its home if that exists."""
+    """Check what needs the run's peers, for a peer with this `config`. `kept` is its home if that exists, `text` what
+    it would train on."""
     reached, invite = 0, config.invite
     async with open_host(dial_back_config.config()) as host:
         for address in invite.addresses:
@@ -69,6 +71,8 @@ async def swarm_findings(
                 return
             for finding in size_findings(client.training, config):
                 yield finding
+            if text is not None:
+                yield await text_finding(text, client.training, client.tokenizer)
             members = await client.members()
             training = [peer for peer, record in members.items() if record.role in ("full", "stage")]
             yield Finding("members", "ok", f"{several(len(training), 'peer')} training")

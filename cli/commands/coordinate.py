@@ -13,7 +13,7 @@ import trio
 
 from cli.options import default_home, home_option, network_options, tied_option
 from cli.run import run_until_stopped
-from cli.templates import template
+from cli.templates import template, with_settings
 from cli.terminal.lines import say, say_json
 from cli.tracking import track_option, tracked
 from cli.views.event_feed import EventFeed
@@ -23,8 +23,9 @@ from cli.views.progress import Progress
 from cli.views.text import quoted
 from optim.config import EagerConfig
 from peer.errors import ConfigError
-from swarm.run.config import read_run_config
+from swarm.run.config import RunConfig, read_run_config
 from swarm.run.home import Home
+from swarm.run.sections import check_name, schedule_caution
 from swarm.web.webhook import check_url
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("run_toml", required=False, type=click.Path(path_type=Path), metavar="[RUN.toml]")
-@click.option("--init", is_flag=True, help="Write a commented template to RUN.toml and stop.")
+@click.option("--init", is_flag=True, help="Write a commented template, with a run of the file's name, and stop.")
 @home_option("Key, initial weights and state of the run: keep it.  [default: ~/.barnraise/coordinator]")
 @click.option(
     "--bootstrap",
@@ -106,9 +107,7 @@ def coordinate(
         return
     home = home or default_home("coordinator")
     run = None if run_toml is None else read_run_config(run_toml)  # before the slow imports: a typo is reported at once
-    if run is not None and isinstance(run.outer, EagerConfig) and (caution := run.outer.caution(run.run.max_peers)):
-        say(f"Warning: {caution}.", err=True)
-    for caution in run.run.cautions() if run is not None else ():
+    for caution in () if run is None else _cautions(run):
         say(f"Warning: {caution}.", err=True)
     if kept and not (banned or new_invite):
         raise ConfigError("--keep names who stays of those that --ban or --new-invite takes: give one of these, too")
@@ -122,10 +121,20 @@ def coordinate(
     _run(config, track, as_json, tied)
 
 
+def _cautions(run: RunConfig) -> list[str]:
+    eager = run.outer.caution(run.run.max_peers) if isinstance(run.outer, EagerConfig) else ""
+    found = [eager, schedule_caution(run.run, run.inner, run.outer), *run.run.cautions()]
+    return [caution for caution in found if caution]
+
+
 def _write_template(path: Path) -> None:
     try:
-        with path.open("x") as file:
-            file.write(template())
+        check_name(path.stem)
+    except ValueError as error:
+        raise ConfigError(f"{path!s} would name the run, too: name a file of 1 to 64 printable letters") from error
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(with_settings(template(), "run", {"name": path.stem}))
     except FileExistsError as error:
         raise ConfigError(f"{path} exists already: name another file, or delete it first") from error
     except OSError as error:

@@ -37,6 +37,12 @@ _MARKS = {"ok": ("ok     ", "green"), "warning": ("warning", "yellow"), "failure
 @invite_argument(required=False)
 @home_option("The home that `peer join` would use.  [default: ~/.barnraise/<run id>]")
 @devices_options
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path, exists=True),
+    metavar="PATH",
+    help="Say what the text in this folder or file is for the run, or without INVITE for any.",
+)
 @network_options(listen="/ip4/0.0.0.0/tcp/0")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per check.")
 def doctor(
@@ -45,6 +51,7 @@ def doctor(
     device: str | None,
     devices: str | None,
     layout: str | None,
+    data: Path | None,
     listen: tuple[str, ...],
     announce: tuple[str, ...],
     relays: tuple[str, ...],
@@ -62,6 +69,7 @@ def doctor(
     chosen = chosen_devices(device, devices, layout)
     opened = None if invite is None else read_invite(invite)
     make_key = home is not None
+    text = None if data is None else data.absolute()
     home = home or default_home("peer" if opened is None else opened.run_id[:12])
     kept = home if os.path.exists(home) else None  # Path.exists raises for a name that is too long
     findings: list[Finding] = []
@@ -87,9 +95,13 @@ def doctor(
         report(port)
         if opened is None:
             report(disk_finding(home, [DISK_MIN_BYTES]))
+            if text is not None:
+                from cli.checks.text import text_finding
+
+                report(await text_finding(text))
         elif port.state == "ok":
             config = JoinConfig(home, opened, device=chosen.device, devices=chosen.devices, layout=chosen.layout)
-            async for finding in swarm_findings(config, kept, dial_back_config):
+            async for finding in swarm_findings(config, kept, dial_back_config, text):
                 report(finding)
 
     run_until_stopped(check_network)

@@ -47,8 +47,9 @@ if TYPE_CHECKING:
 @click.option("--threads", type=click.IntRange(1), help="CPU threads for training.  [default: all cores]")
 @click.option(
     "--data",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="Train on the text files in this folder.  [default: the run's source, unless that is a folder]",
+    type=click.Path(path_type=Path, exists=True),
+    metavar="PATH",
+    help="Train on the text in this folder or file.  [default: the run's source, unless that is a folder]",
 )
 @click.option("--compile", "compiles", is_flag=True, help="Use torch.compile, which runs a compiler here.")
 @click.option("--upload-limit", type=Amount(), metavar="MB/S", help="Never send faster.")

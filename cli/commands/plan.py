@@ -148,11 +148,12 @@ def _hub_model(folder: Path) -> ModelConfig:
 
 def _from_config(run: RunConfig, path: Path) -> tuple[RunShape, float]:
     from swarm.placement.costs import RunShape, cut
+    from swarm.run.hub_models import located
 
     model = run.model
     if model is None:
         assert run.pretrained is not None
-        model = _hub_model(Path(run.pretrained.init))
+        model = _hub_model(located(run.pretrained.init))
         if run.pipeline.stages > 1:
             model = msgspec.structs.replace(model, tie_embeddings=False)
     if run.data.seq_len > model.max_seq_len:

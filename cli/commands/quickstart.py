@@ -8,7 +8,6 @@ reads their event streams, causes the faults, and checks at the end that every i
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import sys
 import time
@@ -28,13 +27,14 @@ from cli.demo.served_sample import ServedSample, serve_sample
 from cli.demo.verdict import judge, train_losses
 from cli.packages import check_monitor_packages
 from cli.run import stopping_by_signal
-from cli.templates import template
+from cli.templates import template, with_settings
 from cli.terminal.lines import say
 from cli.views.live import shown
 from cli.views.loss_picture import PICTURE, draw_losses
 from cli.views.progress import Progress
 from cli.views.text import number_text, quoted, several, size_text
 from peer.errors import ConfigError, ResourceError, RoundError
+from swarm.run.config import parse_run_config
 from swarm.run.home import Home
 
 PEERS_MAX: Final = 16
@@ -152,23 +152,20 @@ def run_toml(rounds: int, stages: int = 1) -> str:
     In a pipeline every stage has two blocks, and rounds are shorter.
     """
     text = template()
-    steps_found = re.search(r"^steps = (\d+)", text, re.MULTILINE)
-    assert steps_found is not None
-    steps = int(steps_found[1]) if stages == 1 else PIPELINE_STEPS
-    values = {"rounds": str(rounds), "total_steps": str(rounds * steps), "steps": str(steps)}
-    if stages > 1:
-        values["layers"] = str(2 * stages)
-        text = re.sub(r"^# tie_embeddings = true", "tie_embeddings = false", text, count=1, flags=re.MULTILINE)
-        text += f"\n[pipeline]\nstages = {stages}\n"
+    steps = parse_run_config(text).outer.steps if stages == 1 else PIPELINE_STEPS
     on_one_machine = {
-        r"members_per_prefix = \d+": f"members_per_prefix = {PEERS_MAX + 1}",
-        "lone_survivor = false": "lone_survivor = true",  # it is ours, so it does not lie
+        "rounds": rounds,
+        "open": True,
+        "members_per_prefix": PEERS_MAX + 1,
+        "lone_survivor": True,  # it is ours, so it does not lie
     }
-    for default, here in on_one_machine.items():
-        text = re.sub(f"^# {default}", here, text, count=1, flags=re.MULTILINE)
-    for name, value in values.items():
-        text = re.sub(rf"^{name} = \d+", f"{name} = {value}", text, count=1, flags=re.MULTILINE)
-    return text
+    text = with_settings(text, "run", on_one_machine)
+    text = with_settings(text, "inner", {"total_steps": rounds * steps})
+    text = with_settings(text, "outer", {"steps": steps})
+    if stages == 1:
+        return text
+    text = with_settings(text, "model", {"layers": 2 * stages, "tie_embeddings": False})
+    return with_settings(text, "pipeline", {"stages": stages})
 
 
 def _homes(report: Report, home: Path) -> list[Path]:

@@ -2,9 +2,29 @@
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Mapping
 from importlib.resources import files
 
 
 def template() -> str:
     """Return the commented RUN.toml of the embedded example."""
     return (files("cli.templates") / "run.toml").read_text()
+
+
+def with_settings(text: str, section: str, settings: Mapping[str, str | int | float | bool]) -> str:
+    """Return a RUN.toml with these settings in that section, in place of what it says of them. A section that is not
+    there is put at the end."""
+    header = re.search(rf"^\[{section}\].*\n", text, re.MULTILINE)
+    if header is None:
+        text += f"\n[{section}]\n"
+        return with_settings(text, section, settings)
+    before, body = text[: header.end()], text[header.end() :]
+    end = re.search(r"^\[|^# ----", body, re.MULTILINE)
+    body, after = (body, "") if end is None else (body[: end.start()], body[end.start() :])
+    for key, value in settings.items():
+        line = f"{key} = {json.dumps(value, ensure_ascii=False)}"
+        found = re.search(rf"^{key} = (?:\"(?:[^\"\\\\]|\\\\.)*\"|[^#\n]*[^#\s])", body, re.MULTILINE)
+        body = f"{line}\n{body}" if found is None else body[: found.start()] + line + body[found.end() :]
+    return before + body + after

@@ -14,8 +14,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from io import StringIO
-from typing import IO, Any, Final, cast
+from typing import Any, Final
 
 import click
 
@@ -58,13 +57,6 @@ def say_json(value: Mapping[str, Any], uncut: bool = False) -> None:
 def is_terminal() -> bool:
     """Whether a person sees both outputs. In a pipe nothing but errors goes to standard error."""
     return sys.stdout.isatty() and sys.stderr.isatty()
-
-
-def say_usage(error: click.ClickException) -> None:
-    """Write what click has to say about wrong usage."""
-    shown = StringIO()
-    error.show(cast(IO[Any], shown))
-    say(*shown.getvalue().splitlines(), err=True)
 
 
 def say_traceback(error: BaseException | None) -> None:

@@ -1,6 +1,6 @@
 """Training text as one endless stream of numbered samples.
 
-A corpus is a folder of text that this machine's user has named, or the Python standard library of this machine
+A corpus is a file or folder of text that this machine's user has named, or the Python standard library of this machine
 (`peer.data.text_files`). Blocks of it are held out by hashes, so every peer splits alike (`peer.data.held_out`). Sample
 `i` is a window of seq_len + 1 tokens in epoch `i // windows`, chosen by a keyed permutation of the windows. So peers
 that take disjoint ranges of numbers train on disjoint text, and no window repeats inside an epoch.
@@ -25,6 +25,7 @@ from torch import Tensor
 from peer.config import DataConfig
 from peer.corpus_facts import CorpusFacts
 from peer.data.held_out import split
+from peer.data.packed_files import PARQUET, RATIO, is_packed
 from peer.data.text_files import EMPTY_LINE, Texts, TextSource, find_files, read_texts
 from peer.data.tokenizer import Ids, Tokenizer
 from peer.errors import ConfigError
@@ -37,7 +38,7 @@ _BYTES_A_TOKEN = 8  # more than tokenizers commonly put into one: so much text s
 _MEMORY_SHARE = 16  # while it is tokenized, a text takes about eight times its size
 _NOT_PROSE = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "lib2to3", "__pycache__"})
 _TEXT_SUFFIXES = frozenset(
-    {".txt", ".md", ".rst", ".py", ".json", ".jsonl", ".csv", ".html", ".xml", ".tex", ".c", ".h", ".rs"}
+    {".txt", ".md", ".rst", ".py", ".json", ".jsonl", ".csv", ".html", ".xml", ".tex", ".c", ".h", ".rs", PARQUET}
 )
 
 
@@ -114,17 +115,17 @@ def load_corpus(config: DataConfig, tokenizer: Tokenizer, folder: str = "", cach
     """
     check_source(config, folder)
     source = _source(folder)
-    if not source.root.is_dir():
-        raise ConfigError(f"{str(source.root)!r} is not a folder: name a folder of text files with --data")
+    if not os.path.exists(source.root):
+        raise ConfigError(f"{str(source.root)!r} does not exist: name a file or folder of text with --data")
     separator = config.end_of_text.encode() if config.end_of_text else EMPTY_LINE
     texts = read_texts(source, config.max_bytes, separator)
-    files = len(texts.files)
+    files, documents = len(texts.files), sum(file.documents for file in texts.files)
     window_bytes = _BYTES_A_TOKEN * (config.seq_len + 1)
     train, held_out = split(texts.files, config.validation_share, window_bytes, separator)
     texts.files.clear()  # the memory for tokens
     digest = hashlib.blake2b(hashlib.blake2b(train).digest() + hashlib.blake2b(held_out).digest(), digest_size=32)
     train_ids, held_out_ids = _tokenize(train, tokenizer, cache), _tokenize(held_out, tokenizer, cache)
-    account = _account(source, texts, files, len(train), len(held_out), config.max_bytes)
+    account = _account(source, texts, (files, documents), (len(train), len(held_out)), config.max_bytes)
     if min(len(train_ids), len(held_out_ids)) <= config.seq_len:
         raise ConfigError(
             f"{source.root} holds too little text, {len(train_ids)} tokens to train on and {len(held_out_ids)} held "
@@ -132,6 +133,7 @@ def load_corpus(config: DataConfig, tokenizer: Tokenizer, folder: str = "", cach
         )
     facts = CorpusFacts(
         files=files,
+        documents=documents,
         train_bytes=len(train),
         held_out_bytes=len(held_out),
         train_tokens=len(train_ids),
@@ -146,7 +148,7 @@ def check_source(config: DataConfig, folder: str) -> None:
     """Raise ConfigError if the run wants text of the user's own and the user has named no folder, or one whose name
     cannot be passed on to a worker."""
     if config.source == "folder" and not folder:
-        raise ConfigError("this run trains on text of your own: name a folder of text files with --data DIR")
+        raise ConfigError("this run trains on text of your own: name a file or folder of text with --data PATH")
     try:
         folder.encode()
     except UnicodeEncodeError as error:
@@ -165,7 +167,7 @@ def token_cache_bytes(config: DataConfig, folder: str = "") -> int:
     bytes; tokenizers commonly make it one for four. Reads no text. What cannot be examined counts as none."""
     if config.source == "folder" and not folder:
         return 0
-    size_bytes = sum(file.size_bytes for file in find_files(_source(folder)))
+    size_bytes = sum(file.size_bytes * (RATIO if is_packed(file.path) else 1) for file in find_files(_source(folder)))
     return min(size_bytes, config.max_bytes) * np.dtype(np.int32).itemsize // _BYTES_AN_ID_MIN
 
 
@@ -176,18 +178,26 @@ def has_text(config: DataConfig, folder: str = "") -> bool:
     return next(find_files(_source(folder)), None) is not None
 
 
+def has_packed_text(folder: str) -> bool:
+    """Whether a library has to unpack text of this folder, or of the file of that name."""
+    return bool(folder) and any(is_packed(file.path) for file in find_files(_source(folder)))
+
+
 def _source(folder: str) -> TextSource:
     if folder:
         return TextSource(Path(folder), _TEXT_SUFFIXES, frozenset({"__pycache__"}), is_users=True)
     return TextSource(Path(sysconfig.get_paths()["stdlib"]), frozenset({".py"}), _NOT_PROSE, is_users=False)
 
 
-def _account(source: TextSource, texts: Texts, files: int, train: int, held_out: int, max_bytes: int) -> str:
+def _account(source: TextSource, texts: Texts, counts: tuple[int, int], sizes: tuple[int, int], max_bytes: int) -> str:
     """Return what was read and what was not, sizes in bytes, as one sentence."""
+    (files, documents), (train, held_out) = counts, sizes
+    inside = f" ({documents} texts)" if documents > files else ""
     limit = f"; no more than the first {_size(max_bytes)} are read" if texts.truncated else ""
     return (
-        f"{files} file{'' if files == 1 else 's'} read, {_size(train)} to train on and {_size(held_out)} held out; "
-        f"skipped {texts.skipped_text()}{limit}; suffixes read {' '.join(sorted(source.suffixes))}"
+        f"{files} file{'' if files == 1 else 's'}{inside} read, {_size(train)} to train on and {_size(held_out)} held"
+        f" out; skipped {texts.skipped_text()}{limit}; suffixes read {' '.join(sorted(source.suffixes))}"
+        f"{', and these with .gz or .zst' if source.is_users else ''}"
     )
 
 

@@ -1,4 +1,4 @@
-"""The text files of a folder: which are read, in which order, and how their bytes become UTF-8.
+"""The text files of a folder, or one file: which are read, in which order, and how their bytes become UTF-8.
 
 A folder of a user's holds anything: pipes, pictures, names and text in other encodings. What cannot be read as text is
 counted by kind, and never an error.
@@ -10,13 +10,14 @@ import codecs
 import os
 import stat
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Final
 
 import msgspec
 
+from peer.data.packed_files import PARQUET, NoText, rows_of, suffixes_of, unpacking
 from peer.decoding import MALFORMED
 
 LINE_CUT_BYTES: Final = 1 << 16  # a line longer than this is cut anywhere
@@ -37,7 +38,7 @@ EMPTY_LINE: Final = b"\n\n"
 
 @dataclass(frozen=True)
 class TextSource:
-    """A folder of text."""
+    """A folder of text, or a file."""
 
     root: Path
     suffixes: frozenset[str]
@@ -64,6 +65,7 @@ class FileText:
 
     key: bytes
     text: bytearray
+    documents: int = 1
 
 
 @dataclass
@@ -82,10 +84,6 @@ class Texts:
         return ", ".join(kinds) or "nothing"
 
 
-class _NoText(Exception):
-    """A file is left out. Its text is the kind, for the account."""
-
-
 def find_files(source: TextSource, skipped: Counter[str] | None = None) -> Iterator[FoundFile]:
     """Yield each regular file with a suffix of text, in no order; `skipped` counts the others by kind. Links to files
     are followed, links to folders are not."""
@@ -94,14 +92,14 @@ def find_files(source: TextSource, skipped: Counter[str] | None = None) -> Itera
     def unreadable(error: OSError) -> None:
         counts["unreadable"] += 1
 
-    for folder, subfolders, names in os.walk(source.root, onerror=unreadable):
+    for folder, subfolders, names in _walk(source.root, unreadable):
         subfolders[:] = [name for name in subfolders if name not in source.passed_over]
         for name in names:
             path = Path(folder, name)
-            suffix = path.suffix.lower()
-            if suffix not in source.suffixes:
+            suffix, packing = suffixes_of(path)
+            if suffix not in source.suffixes or (packing and not source.is_users):
                 if source.is_users:
-                    counts[_shown(suffix)] += 1
+                    counts[_shown(path.suffix.lower())] += 1
                 continue
             try:
                 found = path.stat()
@@ -109,14 +107,23 @@ def find_files(source: TextSource, skipped: Counter[str] | None = None) -> Itera
                 counts["unreadable"] += 1
                 continue
             if stat.S_ISREG(found.st_mode):
-                yield FoundFile(os.fsencode(path.relative_to(source.root).as_posix()), path, found.st_size)
+                key = path.relative_to(source.root).as_posix() if path != source.root else path.name
+                yield FoundFile(os.fsencode(key), path, found.st_size)
             else:
                 counts["not regular"] += 1
 
 
+def _walk(root: Path, onerror: Callable[[OSError], None]) -> Iterator[tuple[str, list[str], list[str]]]:
+    if root.is_dir():
+        yield from os.walk(root, onerror=onerror)
+    else:
+        yield str(root.parent), [], [root.name]
+
+
 def read_texts(source: TextSource, max_bytes: int, separator: bytes = EMPTY_LINE) -> Texts:
-    """Read the text files in the order of their paths, until `max_bytes` bytes of files are read. The file that the
-    limit falls into is cut after a line. `separator` stands between the texts of a .jsonl file."""
+    """Read the text files in the order of their paths, until `max_bytes` bytes of files, unpacked, are read. The file
+    that the limit falls into is cut after a line. `separator` stands between the texts of a .jsonl or .parquet file.
+    Raises ConfigError where a library for them is missing."""
     texts = Texts()
     room = max_bytes
     for file in sorted(find_files(source, texts.skipped), key=lambda file: file.key):
@@ -130,15 +137,15 @@ def read_texts(source: TextSource, max_bytes: int, separator: bytes = EMPTY_LINE
         except OSError:
             texts.skipped["unreadable"] += 1
             continue
-        except _NoText as reason:
+        except NoText as reason:
             texts.skipped[str(reason)] += 1
             continue
         finally:
             if reader.malformed:
-                texts.skipped["lines of .jsonl without a text"] += reader.malformed
+                texts.skipped[f"lines of {suffixes_of(file.path)[0]} without a text"] += reader.malformed
         room -= reader.read_bytes
         texts.truncated |= reader.is_cut
-        texts.files.append(FileText(file.key, reader.text))
+        texts.files.append(FileText(file.key, reader.text, reader.documents or 1))
     return texts
 
 
@@ -151,19 +158,24 @@ class _Reader:
         self.is_cut = False
         """Whether the file is longer than `room`."""
         self.malformed = 0
-        """Lines of a .jsonl file that have no text."""
+        """Lines of a .jsonl or .parquet file that have no text."""
+        self.documents = 0
+        """Its lines that have one."""
         self._room = room
         self._separator = separator
 
     def read(self, path: Path) -> None:
-        """Read the file once. Raises OSError, and _NoText for what is no text."""
-        with _open_regular(path) as file:
-            if path.suffix.lower() == ".jsonl":
-                self._take_lines(file)
+        """Read the file once. Raises OSError, and NoText for what is no text."""
+        suffix, packing = suffixes_of(path)
+        with _open_regular(path) as file, unpacking(file, packing) as content:
+            if suffix == PARQUET:
+                self._take_rows(rows_of(content))
+            elif suffix == ".jsonl":
+                self._take_lines(content)
             else:
-                self._take_text(file)
+                self._take_text(content)
         if not self.text:
-            raise _NoText("empty")
+            raise NoText("empty")
 
     def _take_text(self, file: BinaryIO) -> None:
         for piece in self._decoded(file):
@@ -194,9 +206,27 @@ class _Reader:
         except MALFORMED:
             self.malformed += 1
             return
+        self._take_document(text.encode(errors="replace"))
+
+    def _take_rows(self, rows: Iterator[bytes | None]) -> None:
+        """Take a document of each row. The one that the limit cuts is left out."""
+        for row in rows:
+            if row is None:
+                self.malformed += 1
+                continue
+            size_bytes = len(row) + len(self._separator)
+            self.is_cut = self.read_bytes + size_bytes > self._room
+            if self.is_cut:
+                self.read_bytes = self._room
+                break
+            self.read_bytes += size_bytes
+            self._take_document(row.decode(errors="replace").encode())
+
+    def _take_document(self, text: bytes) -> None:
         if text and self.text:
             self.text += self._separator
-        self.text += text.encode(errors="replace")
+        self.text += text
+        self.documents += bool(text)
 
     def _decoded(self, file: BinaryIO) -> Iterator[bytes]:
         """Yield the file's text as UTF-8, in whole characters, up to `room` bytes of the file."""
@@ -207,7 +237,7 @@ class _Reader:
         chunk = head[len(mark) :]
         while True:
             if encoding == "utf-8" and b"\0" in chunk:
-                raise _NoText("binary")
+                raise NoText("binary")
             yield decoder.decode(chunk).encode()
             chunk = file.read(min(_CHUNK_BYTES, self._room - self.read_bytes))
             if not chunk:
@@ -232,7 +262,7 @@ def _open_regular(path: Path) -> BinaryIO:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise _NoText("not regular")
+        raise NoText("not regular")
     return open(fd, "rb", buffering=0)
 
 

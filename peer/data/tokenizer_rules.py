@@ -18,7 +18,7 @@ from peer.config import VOCABULARY_MAX
 from peer.decoding import MALFORMED, told
 from peer.errors import ConfigError
 
-TOKENIZER_BYTES_MAX: Final = 16 << 20
+TOKENIZER_BYTES_MAX: Final = 32 << 20  # Llama 3's has 9 to 17 MB, others of 256 thousand ids up to 33
 TOKEN_CHARACTERS_MAX: Final = 256
 PARTS_MAX: Final = 16  # of one pipeline of normalizers, pre-tokenizers or decoders
 WORD_CHARACTERS_MAX: Final = 1000  # of what WordPiece tries to match, in quadratic time

@@ -9,7 +9,7 @@ import trio
 
 from peer.cores import usable_cores
 from peer.corpus_facts import CorpusFacts
-from peer.data.corpus import Corpus, load_corpus, map_ids
+from peer.data.corpus import Corpus, has_packed_text, load_corpus, map_ids
 from peer.data.tokenizer import BYTES, ByteTokenizer, Ids
 from peer.errors import ConfigError, WorkerError
 from peer.ipc.corpus_messages import LoadCorpus
@@ -18,24 +18,30 @@ from peer.worker.config import WorkerConfig
 from peer.worker.process import WorkerProcess, handshake, make_private
 
 LOG: Final = "corpus-worker.log"
+LIMIT_S: Final = 600.0
 
 
 async def read_corpus_apart(config: WorkerConfig) -> Corpus:
-    """Return this machine's corpus. A tokenizer of the run's runs in a worker process of its own, which is ended when
-    the ids are on disk. Raises ConfigError if there is too little text or the tokenizer is refused, WorkerError."""
-    if config.tokenizer == BYTES:
-        return await trio.to_thread.run_sync(load_corpus, config.data, ByteTokenizer(), config.data_folder)
-    make_private(config.corpus_folder)
-    log, threads = config.directory / LOG, config.threads or usable_cores()
-    worker = WorkerProcess.start(log, config.corpus_folder, threads, ())
+    """Return the corpus of a peer. Raises as `read_text_apart`."""
+    return await read_text_apart(_load_message(config), config.directory / LOG, config.threads, config.load_timeout_s)
+
+
+async def read_text_apart(load: LoadCorpus, log: Path, threads: int | None = None, limit_s: float = LIMIT_S) -> Corpus:
+    """Return this machine's corpus. A tokenizer of the run's, and what unpacks text, run in a worker process of their
+    own, which is ended when the ids are on disk. Raises ConfigError if there is too little text or the tokenizer is
+    refused, WorkerError."""
+    if load.tokenizer == BYTES and not await trio.to_thread.run_sync(has_packed_text, load.data_folder):
+        return await trio.to_thread.run_sync(load_corpus, load.data, ByteTokenizer(), load.data_folder)
+    make_private(Path(load.directory))
+    worker = WorkerProcess.start(log, Path(load.directory), threads or usable_cores(), ())
     try:
-        answer = await handshake(worker, _load_message(config), config.load_timeout_s)
+        answer = await handshake(worker, load, limit_s)
     finally:
         await worker.destroy()
     if not isinstance(answer, ModelLoaded):
         raise ConfigError(answer.message)
     assert answer.corpus_files is not None and answer.corpus is not None
-    return await trio.to_thread.run_sync(_mapped, config, answer.corpus_digest, answer.corpus, answer.corpus_files)
+    return await trio.to_thread.run_sync(_mapped, load, answer.corpus_digest, answer.corpus, answer.corpus_files)
 
 
 def _load_message(config: WorkerConfig) -> LoadCorpus:
@@ -48,20 +54,20 @@ def _load_message(config: WorkerConfig) -> LoadCorpus:
     )
 
 
-def _mapped(config: WorkerConfig, digest: bytes, facts: CorpusFacts, files: CorpusFiles) -> Corpus:
+def _mapped(load: LoadCorpus, digest: bytes, facts: CorpusFacts, files: CorpusFiles) -> Corpus:
     return Corpus(
-        train=_ids(config, files.train),
-        held_out=_ids(config, files.held_out),
+        train=_ids(load, files.train),
+        held_out=_ids(load, files.held_out),
         digest=digest,
-        seq_len=config.data.seq_len,
+        seq_len=load.data.seq_len,
         facts=facts,
     )
 
 
-def _ids(config: WorkerConfig, name: str) -> Ids:
+def _ids(load: LoadCorpus, name: str) -> Ids:
     """Map a file of ids, which must be of the model's vocabulary."""
-    path = config.corpus_folder / Path(name).name
+    path = Path(load.directory) / Path(name).name
     try:
-        return map_ids(path, config.model.vocab_size)
+        return map_ids(path, load.vocab_size)
     except (OSError, ValueError) as error:
         raise WorkerError(f"the token ids in {path} cannot be used ({error}): delete it and join again") from error

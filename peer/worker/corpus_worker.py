@@ -6,6 +6,7 @@ its parser and its patterns run here.
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from pathlib import Path
 from typing import Any, ClassVar
@@ -35,7 +36,7 @@ class CorpusWorker:
                 windows=corpus.windows,
                 corpus_digest=corpus.digest,
                 corpus=corpus.facts,
-                corpus_files=CorpusFiles(_file(corpus.train), _file(corpus.held_out)),
+                corpus_files=CorpusFiles(_file(corpus.train, load.directory), _file(corpus.held_out, load.directory)),
             )
         )
 
@@ -55,6 +56,10 @@ def read_corpus(load: LoadCorpus) -> Corpus:
     return load_corpus(load.data, tokenizer, load.data_folder, Path(load.directory))
 
 
-def _file(ids: Ids) -> str:
-    assert isinstance(ids, np.memmap)
+def _file(ids: Ids, folder: str) -> str:
+    """Return the name of the file that holds the ids; those of bytes are in none yet."""
+    if not isinstance(ids, np.memmap):
+        name = f"tokens-{hashlib.blake2b(ids.tobytes(), digest_size=16).hexdigest()}.npy"
+        np.save(Path(folder, name), ids.astype(np.int32), allow_pickle=False)
+        return name
     return Path(str(ids.filename)).name

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 import trio
 
-from peer.errors import ConfigError
+from peer.errors import ConfigError, ResourceError
 from peer.events import EventLog, Watcher
 from peer.identity import Identity
 from peer.net.host import Host, HostConfig
@@ -243,7 +243,7 @@ def _check_same(run: RunConfig, manifest: Manifest, home: Path) -> None:
         run = msgspec.structs.replace(run, data=data)
     differing = [f"[{name}]" for name in sections if getattr(run, name) != getattr(manifest, name)]
     if run.pretrained is None or run.tokenizer.source != AUTO_TOKENIZER:  # else the checkpoint may be gone
-        with suppress(ConfigError):  # the run has a copy, so the file may be missing
+        with suppress(ConfigError, ResourceError):  # the run has a copy, so the file may be missing
             if read_tokenizer(run)[1] != manifest.tokenizer:
                 differing.append("[tokenizer]")
     if differing:

@@ -29,6 +29,7 @@ from swarm.placement.stages import layout_of, open_store
 from swarm.protocol.messages import SLICE_BYTES_MAX
 from swarm.run.config import RunConfig
 from swarm.run.home import Home
+from swarm.run.hub_models import located
 from swarm.run.manifest import PROTOCOL_VERSION, Manifest, features_of, sign_manifest
 from swarm.run.manifest_transfer import save_run_files
 from swarm.run.sections import AUTO_TOKENIZER, BYTES_TOKENIZER, check_fit, check_pipeline
@@ -123,10 +124,11 @@ def _model(run: RunConfig) -> tuple[ModelConfig, Tensor, WeightType]:
     if run.pretrained is None:
         assert run.model is not None
         return run.model, init_flat(run.model, run.run.seed), "fp32"
-    model, tensors = load_pretrained(Path(run.pretrained.init))
+    model, tensors = load_pretrained(located(run.pretrained.init))
     theta, dtype = flatten(model, tensors), weight_type(tensors)
     if run.pipeline.stages > 1:
         model, theta = untie(model, theta)
+    run.pretrained.check(model)
     return model, theta, dtype
 
 
@@ -134,7 +136,7 @@ def _text_rules(run: RunConfig, tokenizer: str) -> TextRules:
     """Return what the checkpoint that the run starts from says of texts, if the run reads them with its tokenizer."""
     if run.pretrained is None or run.tokenizer.source != AUTO_TOKENIZER or tokenizer == BYTES_TOKENIZER:
         return TextRules()
-    return read_text_rules(Path(run.pretrained.init))
+    return read_text_rules(located(run.pretrained.init))
 
 
 def _check_slices(run: RunConfig, layout: FlatLayout, state: Sequence[Tensor]) -> None:

@@ -47,6 +47,18 @@ class Pretrained(msgspec.Struct, frozen=True, kw_only=True):
     """`[model] init = FOLDER`: sizes, weights and (unless set otherwise) the tokenizer of a Hugging Face checkpoint."""
 
     init: str
+    said: dict[str, Any] = {}
+    """Other settings of [model] beside it, which must be those of the checkpoint."""
+
+    def check(self, model: ModelConfig) -> None:
+        """Raise ConfigError if RUN.toml says something else of the model than the checkpoint."""
+        found = msgspec.to_builtins(model) | {"head_dim": model.head_size}
+        for field, value in self.said.items():
+            if value != found[field]:
+                raise ConfigError(
+                    f"[model] {field} is {value!r} and the checkpoint in {self.init} has {found[field]!r}: leave"
+                    f" {field} out, as init alone is enough"
+                )
 
 
 class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,7 +78,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
 def read_run_config(path: Path) -> RunConfig:
     """Read and check a file. Raises ConfigError that names file, line, field and remedy."""
     try:
-        text = read_bounded(path, CONFIG_BYTES_MAX).decode()
+        text = read_bounded(path, CONFIG_BYTES_MAX).decode("utf-8-sig")
     except FileNotFoundError as error:
         raise ConfigError(f"{path} does not exist: write one with `peer coordinate --init {path}`") from error
     except OSError as error:
@@ -95,7 +107,9 @@ def parse_run_config(text: str, name: str = "RUN.toml") -> RunConfig:
             raise _fault(name, text, path, "the number is too large: give less than 2**53")
     model = raw.get("model")
     if isinstance(model, dict) and "init" in model:
-        raw["pretrained"] = raw.pop("model")
+        if path := _unknown_field(model, get_type_hints(ModelConfig) | {"init": str}, ("model",)):
+            raise _fault(name, text, path, _why_unknown(path[:-1], path[-1], "diloco"))
+        raw["pretrained"] = {"init": raw["model"].pop("init"), "said": raw.pop("model")}
     elif "pretrained" in raw:
         raise _fault(name, text, ("pretrained",), "unknown section; write [model] init = ...")
     elif model is None:

@@ -20,6 +20,7 @@ COMPUTE_S: Final = 3600.0
 COMPUTE_S_LEAST: Final = 1.0
 COMPUTE_S_MOST: Final = 7 * 86400.0
 NAME_CHARACTERS_MAX: Final = 64
+SCHEDULE_TOLERANCE: Final = 0.8  # of the longer of the run and its schedule
 _HASH: Final = re.compile("[0-9a-f]{64}")
 
 
@@ -27,7 +28,7 @@ class RunRules(msgspec.Struct, frozen=True, kw_only=True):
     """The section [run]: who takes part, and for how long."""
 
     name: str
-    open: bool = True
+    open: bool = False
     """Whether any peer may join; else only with a token from the authority."""
     min_peers: int = 2
     """The run starts once this many peers wait."""
@@ -98,7 +99,7 @@ class TokenizerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     source: str = AUTO_TOKENIZER
     """"auto": that of the checkpoint which the run starts from, bytes for a new model. Or "bytes", or the path of a
-    `tokenizer.json` or of a folder that holds one."""
+    `tokenizer.json` or of a folder that holds one, or the id of a model on the Hugging Face Hub."""
 
 
 class PipelineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -179,3 +180,19 @@ def check_pipeline(pipeline: PipelineConfig, model: ModelConfig, inner: InnerCon
             f"micro_batch is {pipeline.micro_batch}{meaning}: {whole} ({samples}) has {samples // size} of them, more"
             f" than the {RANGES_MAX} that one message can name; raise it, or lower {whole}"
         )
+
+
+def schedule_caution(rules: RunRules, inner: InnerConfig, outer: OuterConfig) -> str:
+    """Return a warning if the learning rate's schedule does not end where the run does, or an empty string."""
+    grows = isinstance(outer, DilocoConfig) and outer.schedule == "quadratic"
+    if not rules.rounds or inner.schedule == "constant" or grows:
+        return ""
+    each = 1 if isinstance(outer, AllReduceConfig) else outer.steps
+    steps = rules.rounds * each
+    if SCHEDULE_TOLERANCE * steps <= inner.total_steps <= steps / SCHEDULE_TOLERANCE:
+        return ""
+    effect = "falls no further long before the run ends" if inner.total_steps < steps else "is still high as it ends"
+    return (
+        f"rounds x steps is {rules.rounds} x {each} = {steps} inner steps and the schedule ends at total_steps ="
+        f" {inner.total_steps}, so the learning rate {effect}: set [inner] total_steps = {steps}"
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Final
 
 from blake3 import blake3
@@ -13,6 +12,7 @@ from peer.data.tokenizer_rules import TOKENIZER_BYTES_MAX
 from peer.errors import ConfigError
 from peer.files import read_bounded
 from swarm.run.config import RunConfig
+from swarm.run.hub_models import located
 from swarm.run.sections import AUTO_TOKENIZER, BYTES_TOKENIZER
 
 FILE: Final = "tokenizer.json"
@@ -24,8 +24,9 @@ def read_tokenizer(run: RunConfig) -> tuple[bytes, str, int]:
     A checkpoint is trained on bytes only if RUN.toml says so: they would mean other text to it."""
     source = run.tokenizer.source
     if source == AUTO_TOKENIZER and run.pretrained is not None:
-        source = run.pretrained.init
-        if not (Path(source) / FILE).is_file():
+        folder = located(run.pretrained.init)
+        source = str(folder)
+        if not (folder / FILE).is_file():
             raise ConfigError(
                 f"{source} has no {FILE}: convert its tokenizer (transformers:"
                 f" AutoTokenizer.from_pretrained({source!r}).save_pretrained({source!r})), or name one in [tokenizer]"
@@ -33,7 +34,7 @@ def read_tokenizer(run: RunConfig) -> tuple[bytes, str, int]:
             )
     if source in (AUTO_TOKENIZER, BYTES_TOKENIZER):
         return b"", BYTES_TOKENIZER, ByteTokenizer.vocab_size
-    path = Path(source)
+    path = located(source, FILE)
     if path.is_dir():
         path = path / FILE
     try:

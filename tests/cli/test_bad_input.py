@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from cli.commands.quickstart import MARK, _claim, _prepare, run_toml
 from cli.options import default_home
-from cli.templates import template
+from cli.templates import template, with_settings
 from optim.config import METHODS
 from peer.config import ModelConfig, RopeScaling
 from peer.data.tokenizer import ByteTokenizer
@@ -20,11 +21,17 @@ from peer.errors import ConfigError
 from peer.identity import Identity
 from peer.model.huggingface import export_pretrained
 from peer.model.layout import init_flat
-from swarm.run.config import _fields_at, parse_run_config
+from swarm.run.config import _fields_at, parse_run_config, read_run_config
 from swarm.run.home import Home
 from swarm.run.invite import Invite
 from tests.cli.support.typed import Peer, said
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ADVANCED = "# ---- Advanced"
 RUN_ID = "abcdefgh234567abcdefgh234567abcd"
 
 
@@ -41,19 +48,35 @@ def invite_to(port: int) -> str:
 
 def test_the_template_shows_the_true_defaults() -> None:
     as_written = parse_run_config(template())
-    init = '# init = "path/to/folder"'
-    assert init in template()
-    paragraphs = template().replace(init, "").replace("# [", "[").split("\n\n")
-    spelt_out = "\n\n".join(part for part in paragraphs if not part.startswith("# method = "))  # of other methods
-    lines = [line[2:] if line.startswith("# ") and " = " in line else line for line in spelt_out.splitlines()]
-    assert parse_run_config("\n".join(lines)) == as_written
+    _, advanced = template().split(ADVANCED)
+    spelt_out, section, shown = template(), "", 0
+    for line in advanced[: advanced.index('# method = "streaming"')].splitlines():
+        section = line[3:-1] if line.startswith("# [") else section
+        if (found := re.match(r"# (\w+) = (.+?)(?: +#.*)?$", line)) and section and found[1] not in ("init", "steps"):
+            spelt_out = with_settings(spelt_out, section, {found[1]: tomllib.loads(f"x = {found[2]}")["x"]})
+            shown += 1
+    assert shown > 35 and parse_run_config(spelt_out) == as_written
+
+
+def test_the_template_begins_with_what_everybody_sets() -> None:
+    basic, _ = template().split(ADVANCED)
+    assert len(re.findall(r"^\w+ = ", basic, re.MULTILINE)) <= 18
+    assert not re.findall(r"^\w", template().split(ADVANCED)[1], re.MULTILINE)
+
+
+def test_settings_are_written_into_their_section() -> None:
+    text = with_settings(template(), "run", {"name": 'a "b" # c', "seed": 7})
+    text = with_settings(with_settings(text, "outer", {"steps": 5}), "codec", {"up": "int4"})
+    config = parse_run_config(with_settings(text, "run", {"name": "again"}))
+    assert (config.run.name, config.run.seed, config.outer.steps, config.codec.up) == ("again", 7, 5, "int4")
 
 
 def section_of(text: str, name: str, method: str) -> str:
     """Return that section of the template; of [outer], the lines of that method."""
-    (section,) = re.findall(rf"^(?:# )?\[{name}\](.*?)(?=^(?:# )?\[\w+\]|\Z)", text, re.MULTILINE | re.DOTALL)
     if name != "outer":
-        return str(section)
+        sections = re.findall(rf"^(?:# )?\[{name}\](.*?)(?=^(?:# )?\[\w+\]|\Z)", text, re.MULTILINE | re.DOTALL)
+        return "\n".join(sections)
+    section = text.split(ADVANCED)[1]
     return next(part for part in section.split("\n\n") if f'# method = "{method}"' in part)
 
 
@@ -70,11 +93,13 @@ def test_quickstart_fits_the_schedule_to_its_rounds() -> None:
     assert config.run.rounds == 6 and config.inner.total_steps == 6 * config.outer.steps
 
 
-def test_init_writes_the_template_once(peer: Peer, tmp_path: Path) -> None:
-    path = tmp_path / "r.toml"
+def test_init_writes_the_template_once_and_names_the_run_after_the_file(peer: Peer, tmp_path: Path) -> None:
+    path = tmp_path / "Bücher 2.toml"
     assert peer("coordinate", "--init", path).code == 0
-    assert path.read_text() == template()
+    assert path.read_text(encoding="utf-8") == template().replace("embedded example", "Bücher 2")
+    assert read_run_config(path).run.name == "Bücher 2"
     assert "exists already" in said(peer("coordinate", "--init", path), 2)
+    assert "1 to 64 printable letters" in said(peer("coordinate", "--init", tmp_path / ("x" * 65 + ".toml")), 2)
 
 
 def test_malformed_toml_names_line_and_field(peer: Peer, tmp_path: Path) -> None:
@@ -256,15 +281,13 @@ def test_a_checkpoint_or_tokenizer_that_does_not_fit_the_run(peer: Peer, tmp_pat
     model = ModelConfig(hidden_size=16, layers=1, heads=2, kv_heads=1, intermediate_size=16, max_seq_len=64)
     export_pretrained(tmp_path / "hub", model, init_flat(model, 0), ByteTokenizer())
     text = template()
-    sized = text[text.index("vocab_size") : text.index("# [tokenizer]")]
+    sized = text[text.index("hidden_size") : text.index("[data]")]
     path = tmp_path / "r.toml"
     path.write_text(text.replace(sized, f'init = "{tmp_path / "hub"}"\n'))
     sentence = said(peer("coordinate", path, "--home", tmp_path / "a"), 2)
     assert "does not fit the model: seq_len is 128" in sentence
     path.write_text(
-        text.replace("vocab_size = 256", "vocab_size = 100").replace(
-            '# [tokenizer]\n# source = "auto"', f'[tokenizer]\nsource = "{tmp_path / "hub"}"'
-        )
+        with_settings(with_settings(text, "model", {"vocab_size": 100}), "tokenizer", {"source": str(tmp_path / "hub")})
     )
     assert "the tokenizer has 256 ids" in said(peer("coordinate", path, "--home", tmp_path / "b"), 2)
     (tmp_path / "hub" / "tokenizer.json").unlink()

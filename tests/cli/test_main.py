@@ -11,7 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from cli.commands import FIRST, command_summaries
-from cli.main import group, main
+from cli.main import group
+from tests.cli.support.typed import Peer
 
 
 def test_help_imports_nothing_heavy() -> None:
@@ -51,14 +52,24 @@ def test_every_command_matches_its_module() -> None:
 
 
 @pytest.mark.parametrize(
-    "typed", ["jion", "join", "quickstart --peers many", "quickstart --peers 2", "status --nonsense"]
+    ("typed", "sentence"),
+    [
+        ("jion", "`peer` has no command jion: write `peer join`, or see `peer --help`"),
+        ("xyzzy", "`peer` has no command xyzzy: see `peer --help`"),
+        ("join", "`peer join` was given no INVITE: add it, see `peer join --help`"),
+        ("quickstart --peers many", "--peers 'many' is not a valid integer range: see `peer quickstart --help`"),
+        ("quickstart --peers 2", "--peers 2 is not in the range 3<=x<=16: choose a number in it"),
+        ("status --nonsense", "`peer status` has no option --nonsense: see `peer status --help`"),
+        ("join x --hom y", "`peer join` has no option --hom: write --home, or see `peer join --help`"),
+        ("join x --role feder", "--role 'feder' is not one of 'auto', 'full', 'stage', 'feeder': write feeder"),
+        ("join x --role boss", "--role 'boss' is not one of 'auto', 'full', 'stage', 'feeder': choose one of these"),
+        ("export --home", "option '--home' requires an argument: write its value after it, see `peer --help`"),
+        ("relay too many", "got unexpected extra arguments (too many): see `peer relay --help`"),
+    ],
 )
-def test_usage_errors(typed: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sys, "argv", ["peer", *typed.split()])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2
-    assert "Usage" in (told := capsys.readouterr().err) and "Traceback" not in told
+def test_usage_errors_end_with_what_to_do(peer: Peer, typed: str, sentence: str) -> None:
+    ended = peer(*typed.split())
+    assert (ended.code, ended.stderr) == (2, f"peer: {sentence}\n")
 
 
 def test_version() -> None:

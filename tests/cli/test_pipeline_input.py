@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from cli.templates import template
+from cli.templates import template, with_settings
 from peer.config import ModelConfig
 from peer.events import EventLog
 from peer.identity import Identity
@@ -100,7 +101,7 @@ def test_impossible_options(peer: Peer, tmp_path: Path, options: str, words: str
     assert not (tmp_path / "home").exists()
 
 
-UNTIED = template().replace("# tie_embeddings = true", "tie_embeddings = false")
+UNTIED = with_settings(template(), "model", {"tie_embeddings": False})
 
 
 @pytest.mark.parametrize(
@@ -135,8 +136,9 @@ def test_the_documented_pipeline_settings_are_valid() -> None:
             text += f"\n{block}"
             continue
         for line in block.splitlines():
-            text, changed = re.subn(rf"^(# )?{line.split(' ')[0]} = .*", line, text, flags=re.MULTILINE)
-            assert changed == 1, line
+            key, value = line.partition("#")[0].split(" = ")
+            assert re.search(rf"^(# )?{key} = ", text, re.MULTILINE), line
+            text = with_settings(text, "model", {key: json.loads(value)})
     assert parse_run_config(text).pipeline == PipelineConfig(stages=3)
 
 

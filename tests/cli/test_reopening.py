@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from cli.templates import template
+from cli.templates import template, with_settings
 from peer.data.tokenizer import ByteTokenizer
 from peer.errors import ConfigError
 from peer.events import EventLog
@@ -20,8 +20,8 @@ from swarm.run.home import Home
 from swarm.run.manifest import open_manifest
 
 PLAIN = template()
-CUT = PLAIN.replace("# tie_embeddings = true", "tie_embeddings = false") + "\n[pipeline]\nstages = 2\n"
-FOLDER = PLAIN.replace('# source = "stdlib"', 'source = "folder"')
+CUT = with_settings(with_settings(PLAIN, "model", {"tie_embeddings": False}), "pipeline", {"stages": 2})
+FOLDER = with_settings(PLAIN, "data", {"source": "folder"})
 
 
 async def coordinate(home: Path, text: str | None) -> str:
@@ -37,16 +37,16 @@ def pretrained(folder: Path) -> str:
     assert model is not None
     export_pretrained(folder, model, init_flat(model, 7), ByteTokenizer())
     before, _, rest = PLAIN.partition("[model]")
-    return f"{before}[model]\ninit = {str(folder)!r}\n{rest[rest.index('# [tokenizer]') :]}"
+    return f"{before}[model]\ninit = {str(folder)!r}\n{rest[rest.index('[data]') :]}"
 
 
 @pytest.mark.parametrize("kind", ["plain", "cut", "folder", "pretrained", "tokenizer"])
 async def test_the_same_settings_continue_the_run(tmp_path: Path, kind: str) -> None:
     from_hub = pretrained(tmp_path / "hub")
-    with_file = PLAIN.replace('# [tokenizer]\n# source = "auto"', f"[tokenizer]\nsource = {str(tmp_path / 'hub')!r}")
+    with_file = with_settings(PLAIN, "tokenizer", {"source": str(tmp_path / "hub")})
     text = {"plain": PLAIN, "cut": CUT, "folder": FOLDER, "pretrained": from_hub, "tokenizer": with_file}[kind]
     run_id = await coordinate(tmp_path / "home", text)
-    spelt_out = text.replace("# seed = 0", "seed = 0").replace("# weight_decay = 0.1", "weight_decay = 0.1")
+    spelt_out = with_settings(with_settings(text, "run", {"seed": 0}), "inner", {"weight_decay": 0.1})
     assert spelt_out != text
     for same in (text, spelt_out, None):
         assert await coordinate(tmp_path / "home", same) == run_id
@@ -55,28 +55,27 @@ async def test_the_same_settings_continue_the_run(tmp_path: Path, kind: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "sections"),
+    ("section", "settings"),
     [
-        ("lr = 8e-3", "lr = 4e-3", r"\[inner\]"),
-        ("rounds = 12", "rounds = 24", r"\[run\]"),
-        ("layers = 2", "layers = 4", r"\[model\]"),
-        ("seq_len = 128", "seq_len = 64", r"\[data\]"),
-        ("\nsteps = 100", "\nsteps = 50", r"\[outer\]"),
-        ('# [codec]\n# up = "int8"', '[codec]\nup = "int4"', r"\[codec\]"),
-        ("stages = 2", "stages = 2\nrecompute = true", r"\[pipeline\]"),
-        ('# [tokenizer]\n# source = "auto"', '[tokenizer]\nsource = "hub"', r"\[tokenizer\]"),
-        ("batch_size = 8 ", 'dtype = "fp32"\nbatch_size = 16 ', r"\[inner\]"),
+        ("inner", {"lr": 4e-3}),
+        ("run", {"rounds": 24}),
+        ("model", {"layers": 4}),
+        ("data", {"seq_len": 64}),
+        ("outer", {"steps": 50}),
+        ("codec", {"up": "int4"}),
+        ("pipeline", {"recompute": True}),
+        ("tokenizer", {"source": "hub"}),
+        ("inner", {"dtype": "fp32", "batch_size": 16}),
     ],
 )
 async def test_other_settings_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str, sections: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, section: str, settings: dict[str, int | str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     pretrained(tmp_path / "hub")
-    assert CUT.count(old) == 1
     run_id = await coordinate(tmp_path / "home", CUT)
-    with pytest.raises(ConfigError, match=rf"has another {sections} than RUN\.toml.* --home .*leave RUN\.toml out"):
-        await coordinate(tmp_path / "home", CUT.replace(old, new))
+    with pytest.raises(ConfigError, match=rf"has another \[{section}\] than RUN\.toml.* --home .*leave RUN\.toml out"):
+        await coordinate(tmp_path / "home", with_settings(CUT, section, settings))
     with pytest.raises(ConfigError, match="holds the run 'embedded example'"):
         await coordinate(tmp_path / "home", CUT.replace("embedded example", "another"))
     assert await coordinate(tmp_path / "home", None) == run_id

@@ -20,7 +20,7 @@ from tests.support.peer_process import PeerProcess
 from tests.support.process_group import REPO
 from tests.swarm.support.swarm_harness import RUN_TOML, WITNESS, Swarm, open_swarm
 
-CLOSED = RUN_TOML.replace("[run]", "[run]\nopen = false", 1)
+CLOSED = RUN_TOML.replace("open = true", "open = false", 1)
 
 
 def cached_addresses(peer: PeerProcess) -> tuple[str, ...]:

@@ -42,7 +42,7 @@ async def test_without_data_a_folder_run_is_refused_and_no_folder_is_read(tmp_pa
         command = [sys.executable, "-c", AUDITED, str(private), *join]
         done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 2, done.stderr
-    assert "peer: this run trains on text of your own: name a folder of text files with --data DIR" in done.stderr
+    assert "peer: this run trains on text of your own: name a file or folder of text with --data PATH" in done.stderr
     assert "SEEN []" in done.stdout
     assert not (tmp_path / "p" / "worker.log").exists(), "no worker was started"
 
@@ -65,7 +65,7 @@ async def test_a_feeder_tells_what_it_has_read(tmp_path: Path) -> None:
 def test_a_path_or_a_compiler_in_run_toml_is_refused_with_the_option_for_it(tmp_path: Path) -> None:
     for line, option in (("[data]\npath = '/home'", "--data DIR"), ("[inner]\ncompile = true", "--compile")):
         section = line.split("\n")[0]
-        (tmp_path / "run.toml").write_text(template().replace(section, line, 1).replace("  # tokens a sequence", ""))
+        (tmp_path / "run.toml").write_text(template().replace(section, line, 1))
         command = [
             sys.executable,
             "-m",

@@ -25,6 +25,7 @@ ROUNDS = 16
 RUN = f"""
 [run]
 name = "two stages"
+open = true
 rounds = {ROUNDS}
 [model]
 vocab_size = 256

@@ -38,7 +38,7 @@ async def crowded_run(
     newcomer joins, within `join_s` where a test looks at the clock; at most `PER_PREFIX` of the crowd are planned for
     in one round. Returns the last report."""
     toml = RUN_TOML.replace("members_per_prefix = 64", f"members_per_prefix = {PER_PREFIX}")
-    toml = toml.replace('name = "harness"', f'name = "crowded"\nopen = {str(is_open).lower()}')
+    toml = toml.replace('name = "harness"\nopen = true', f'name = "crowded"\nopen = {str(is_open).lower()}')
     async with open_swarm(folder, min_peers=3, steps=10, run=toml) as swarm:
         peers = [swarm.join(f"p{number}") for number in range(3)]
         await swarm.committed(1, *peers)

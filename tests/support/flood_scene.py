@@ -35,6 +35,7 @@ START_S: Final = 120.0
 RUN_TOML: Final = """
 [run]
 name = "flooded"
+open = true
 min_peers = 2
 
 [model]

@@ -24,6 +24,7 @@ from tests.swarm.support.swarm_harness import Swarm, open_swarm
 RUN_TOML: Final = """
 [run]
 name = "partitions"
+open = true
 rounds = {rounds}
 min_peers = {min_peers}
 members_per_prefix = 64

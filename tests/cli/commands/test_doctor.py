@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from cli.checks.machine import (
     python_finding,
 )
 from cli.checks.network import answers, clock_finding, port_finding, reach_finding, size_findings, swarm_findings
+from cli.checks.text import text_finding
 from peer.confinement.confine import NOT_HERE, Restriction
 from peer.errors import NotAdmitted
 from peer.identity import Identity
@@ -198,3 +200,16 @@ def test_a_system_without_confinement_can_take_part() -> None:
         assert (found.state, found.detail, found.exit_code) == ("warning", "not on this system", 0)
         assert "a user of its own" in found.remedy
     assert environment_finding({"PATH": "", "SSH_AUTH_SOCK": ""}).detail == "1 of 2 variables reach a worker"
+
+
+async def test_the_text_is_described_with_a_run_and_without(tmp_path: Path) -> None:
+    lines = "".join(json.dumps({"text": f"text {number}\n"}) + "\n" for number in range(500))
+    (tmp_path / "a.jsonl").write_text(lines)
+    (tmp_path / "b.docx").touch()
+    alone = await text_finding(tmp_path)
+    assert alone.state == "ok" and alone.detail.startswith("1 file (500 texts) read, ") and "1 .docx" in alone.detail
+    manifest = manifest_of(Identity.generate(), 1)
+    assert "tokens of the run's tokenizer" in (await text_finding(tmp_path / "a.jsonl", manifest)).detail
+    (tmp_path / "a.jsonl").write_text("")
+    missing = await text_finding(tmp_path)
+    assert missing.state == "failure" and missing.exit_code == 2 and "add text" in missing.remedy

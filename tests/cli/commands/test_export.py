@@ -74,7 +74,7 @@ def original(folder: Path, dtype: WeightType) -> Path:
 async def created(home: Path, folder: Path, authority: Identity) -> Manifest:
     """Create a run from a checkpoint, and give the home a checkpoint of round 4."""
     text = template()
-    sized = text[text.index("vocab_size") : text.index("# [tokenizer]")]
+    sized = text[text.index("hidden_size") : text.index("[data]")]
     run = parse_run_config(text.replace(sized, f"init = {str(folder)!r}\n"))
     await trio.to_thread.run_sync(create_run, home / "c", run, authority, EventLog())
     run_files = load_run_files(home / "c")

@@ -149,7 +149,7 @@ def test_ids_of_a_slow_tokenizer_are_cached(tmp_path: Path) -> None:
 
 def test_unusable_text_is_refused(tmp_path: Path) -> None:
     config = DataConfig(source="folder", seq_len=8)
-    with pytest.raises(ConfigError, match="not a folder"):
+    with pytest.raises(ConfigError, match="does not exist: name a file or folder of text"):
         load_corpus(config, ByteTokenizer(), str(tmp_path / "no"))
     with pytest.raises(ConfigError, match="too little text"):
         load_corpus(config, ByteTokenizer(), str(tmp_path))

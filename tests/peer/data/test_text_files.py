@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from peer.config import DataConfig
 from peer.data import text_files
 from peer.data.corpus import check_source, has_text, load_corpus, within_memory
+from peer.data.packed_files import NoText
 from peer.data.text_files import Texts, TextSource, read_texts
 from peer.data.tokenizer import ByteTokenizer
 from peer.errors import ConfigError
@@ -103,7 +104,7 @@ def test_what_is_no_text_is_counted_by_kind(tmp_path: Path) -> None:
 
 def test_a_pipe_that_took_a_files_place_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.txt")
-    with pytest.raises(text_files._NoText, match="not regular"):
+    with pytest.raises(NoText, match="not regular"):
         text_files._Reader(100, b"\n\n").read(tmp_path / "a.txt")
 
 

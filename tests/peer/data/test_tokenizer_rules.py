@@ -146,12 +146,12 @@ def test_what_is_no_tokenizer_is_refused(content: bytes) -> None:
         check_tokenizer(content, "x")
 
 
-def test_17_mib_are_not_parsed(tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.json").write_bytes(b" " * (17 << 20))
-    with pytest.raises(ConfigError, match="larger than 16777216 bytes"):
+def test_33_mib_are_not_parsed(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(b" " * (33 << 20))
+    with pytest.raises(ConfigError, match="larger than 33554432 bytes"):
         load_tokenizer(str(tmp_path))
-    with pytest.raises(ConfigError, match="more than 16777216"):
-        read_tokenizer(bytes(17 << 20))
+    with pytest.raises(ConfigError, match="more than 33554432"):
+        read_tokenizer(bytes(33 << 20))
 
 
 def test_padding_and_truncation_of_a_file_do_not_apply(sound: dict[str, Any]) -> None:

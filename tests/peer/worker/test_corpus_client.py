@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import sys
 from pathlib import Path
@@ -43,13 +44,26 @@ async def test_bytes_need_no_worker(tmp_path: Path, text: Path) -> None:
     assert not (tmp_path / "corpus-worker.log").exists()
 
 
+async def test_what_is_packed_is_unpacked_in_a_worker(tmp_path: Path, text: Path) -> None:
+    packed = tmp_path / "packed" / "a.txt.gz"
+    packed.parent.mkdir()
+    packed.write_bytes(gzip.compress(b"".join(path.read_bytes() for path in sorted(text.glob("*.txt")))))
+    for data in (packed.parent, packed):
+        config = worker_config(tmp_path, data)
+        corpus = await read_corpus_apart(config)
+        here = load_corpus(config.data, ByteTokenizer(), str(data))
+        assert (corpus.digest, corpus.facts) == (here.digest, here.facts)
+        assert corpus.train.tolist() == here.train.tolist() and corpus.held_out.tolist() == here.held_out.tolist()
+    assert (tmp_path / "corpus-worker.log").exists() and not children()
+
+
 async def test_a_hostile_tokenizer_is_one_sentence(tmp_path: Path, text: Path, hub: Path) -> None:
     content = json.loads(hub.read_text())
     evil = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
     hub.write_text(json.dumps({**content, "pre_tokenizer": evil}))
     with pytest.raises(ConfigError, match="unknown regular expression"):
         await read_corpus_apart(worker_config(tmp_path, text, tokenizer=str(hub)))
-    hub.write_bytes(b" " * (17 << 20))
+    hub.write_bytes(b" " * (33 << 20))
     with pytest.raises(ConfigError, match="larger than"):
         await read_corpus_apart(worker_config(tmp_path, text, tokenizer=str(hub)))
     assert not children()

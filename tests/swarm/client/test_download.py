@@ -15,7 +15,7 @@ import pytest
 import torch
 import trio
 
-from cli.templates import template
+from cli.templates import template, with_settings
 from dht.node import NodeConfig, open_node
 from peer.checkpoint.hash_tree import hash_state
 from peer.errors import NetworkError
@@ -45,7 +45,8 @@ from tests.dht.support.local_swarm import BRISK
 from tests.swarm.support.stage_commits import begun, started
 
 STAGES = 3
-CUT = template().replace("layers = 2", "layers = 6\ntie_embeddings = false") + f"\n[pipeline]\nstages = {STAGES}\n"
+CUT = with_settings(template(), "model", {"layers": 6, "tie_embeddings": False})
+CUT = with_settings(with_settings(CUT, "run", {"open": True}), "pipeline", {"stages": STAGES})
 
 
 @dataclass

@@ -57,7 +57,7 @@ def make_run(authority: str, stages: int = 1, **rules: object) -> Manifest:
     )
     cuts = ((0, 2),) if stages == 1 else tuple((stage, stage + 1) for stage in range(stages))
     sizes = [FlatLayout.of(model, span).numel for span in spans_of(cuts)]
-    usual: dict[str, object] = {"name": "a run", "min_peers": 1, "members_per_prefix": 64}
+    usual: dict[str, object] = {"name": "a run", "open": True, "min_peers": 1, "members_per_prefix": 64}
     usual["coordinator"] = "witness" if stages == 1 else "required"
     return make_manifest(
         authority,

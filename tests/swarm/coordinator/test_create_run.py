@@ -9,7 +9,7 @@ import torch
 import trio
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from cli.templates import template
+from cli.templates import template, with_settings
 from peer.checkpoint.hash_tree import hash_state
 from peer.data.tokenizer import ByteTokenizer
 from peer.errors import CheckpointError, ConfigError
@@ -26,21 +26,27 @@ from swarm.run.manifest_transfer import load_run_files
 from swarm.run.tokenizer import end_of_text
 from swarm.training.saved_models import newest_model
 
-CUT = template().replace("layers = 2", "layers = 6\ntie_embeddings = false") + "\n[pipeline]\nstages = 3\n"
+CUT = with_settings(
+    with_settings(template(), "model", {"layers": 6, "tie_embeddings": False}), "pipeline", {"stages": 3}
+)
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("section", "setting", "said"),
     [
-        ("# max_peers = 64", "max_peers = 1024", "max_peers is 1024: .* lower max_peers, topk or rank"),
-        ("vocab_size = 256", "vocab_size = 200", "vocab_size is 200"),
+        ("run", {"max_peers": 1024}, "max_peers is 1024: .* lower max_peers, topk or rank"),
+        ("model", {"vocab_size": 200}, "vocab_size is 200"),
     ],
 )
-def test_a_run_that_could_not_work_is_not_created(old: str, new: str, said: str, tmp_path: Path) -> None:
-    head, _, _ = template().replace("hidden_size = 64", "hidden_size = 512").partition("[outer]\n")
+def test_a_run_that_could_not_work_is_not_created(
+    section: str, setting: dict[str, int], said: str, tmp_path: Path
+) -> None:
+    head, _, _ = with_settings(template(), "model", {"hidden_size": 512}).partition("[outer]\n")
     sparse = '[outer]\nmethod = "demo"\ntopk = 512\n'
     with pytest.raises(ConfigError, match=said):
-        create_run(tmp_path, parse_run_config(head.replace(old, new) + sparse), Identity.generate(), EventLog())
+        create_run(
+            tmp_path, parse_run_config(with_settings(head, section, setting) + sparse), Identity.generate(), EventLog()
+        )
     assert not list(tmp_path.iterdir())
 
 
@@ -139,8 +145,8 @@ def test_a_token_that_the_tokenizer_lacks_is_refused() -> None:
 
 
 def ending_with(token: str | None) -> RunConfig:
-    line = "" if token is None else f'end_of_text = "{token}"\n'
-    return parse_run_config(template().replace("[data]\n", f"[data]\n{line}"))
+    named = {} if token is None else {"end_of_text": token}
+    return parse_run_config(with_settings(template(), "data", named))
 
 
 def with_token(token: str) -> bytes:

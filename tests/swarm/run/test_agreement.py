@@ -37,8 +37,8 @@ def manifest_of(rules: dict[str, Any], **sections: Any) -> Manifest:
 @pytest.mark.parametrize(
     ("rules", "sections", "mode"),
     [
-        ({}, {}, "required"),
-        ({"open": False}, {}, "witness"),
+        ({"open": True}, {}, "required"),
+        ({}, {}, "witness"),
         ({"open": False}, TWO_STAGES, "required"),
         ({"coordinator": "witness"}, {}, "witness"),
         ({"coordinator": "witness"}, TWO_STAGES, "witness"),
@@ -52,9 +52,9 @@ def test_the_mode_follows_from_the_rules_of_the_run(
 
 
 def test_the_owner_of_an_open_run_is_told_what_a_witness_means_there() -> None:
-    (caution,) = RunRules(name="x", coordinator="witness").cautions()
+    (caution,) = RunRules(name="x", open=True, coordinator="witness").cautions()
     assert "majority of keys is the run" in caution
-    assert not RunRules(name="x").cautions() and not RunRules(name="x", open=False, coordinator="witness").cautions()
+    assert not RunRules(name="x", open=True).cautions() and not RunRules(name="x", coordinator="witness").cautions()
     (caution,) = RunRules(name="x", lone_survivor=True).cautions()
     assert "may lie" in caution
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cli.templates import template
+from cli.templates import template, with_settings
 from optim.config import METHODS, DilocoConfig, EagerConfig
 from peer.errors import ConfigError
 from swarm.run.config import parse_run_config, read_run_config
-from swarm.run.sections import PipelineConfig
+from swarm.run.sections import PipelineConfig, schedule_caution
 
 GOOD = """\
 [run]
@@ -44,10 +46,49 @@ STRETCH = "factor = 0.0, low_freq_factor = 1.0, high_freq_factor = 4.0, original
 
 def test_defaults_fill_what_is_left_out() -> None:
     config = parse_run_config(GOOD)
-    assert config.run.open and config.run.rounds == 3
+    assert not config.run.open and config.run.rounds == 3
     assert isinstance(config.outer, DilocoConfig)
     assert (config.outer.lr, config.outer.momentum, config.outer.nesterov) == (0.7, 0.9, True)
     assert (config.codec.up, config.codec.down, config.tokenizer.source) == ("int8", "int8", "auto")
+
+
+def test_steps_follow_the_method_and_a_mark_of_the_byte_order_is_no_text(tmp_path: Path) -> None:
+    for method, steps in (("diloco", 100), ("sparseloco", 30), ("gossip", 50), ("demo", 1)):
+        path = tmp_path / f"{method}.toml"
+        path.write_text(GOOD.replace("steps = 10\n", f'method = "{method}"\n'), encoding="utf-8-sig")
+        assert read_run_config(path).outer.steps == steps
+
+
+@pytest.mark.parametrize(
+    ("rounds", "total_steps", "schedule", "said"),
+    [
+        (10, 100, "cosine", ""),
+        (10, 120, "cosine", ""),
+        (0, 5, "cosine", ""),
+        (10, 1000, "constant", ""),
+        (10, 1000, "cosine", "10 x 10 = 100 inner steps .* is still high as it ends: .* total_steps = 100"),
+        (100, 100, "cosine", "100 x 10 = 1000 inner steps .* falls no further long before"),
+    ],
+)
+def test_a_schedule_that_does_not_end_with_the_run_is_warned_of(
+    rounds: int, total_steps: int, schedule: str, said: str
+) -> None:
+    text = with_settings(GOOD, "run", {"rounds": rounds})
+    text = with_settings(text, "inner", {"total_steps": total_steps, "schedule": schedule})
+    config = parse_run_config(text)
+    caution = schedule_caution(config.run, config.inner, config.outer)
+    assert re.search(said, caution) if said else not caution
+
+
+def test_settings_beside_init_must_be_those_of_the_checkpoint() -> None:
+    text = GOOD.replace("[model]", '[model]\ninit = "some/folder"')
+    pretrained, model = parse_run_config(text).pretrained, parse_run_config(GOOD).model
+    assert pretrained is not None and model is not None
+    pretrained.check(model)
+    with pytest.raises(ConfigError, match=r"layers is 1 and the checkpoint in some/folder has 3: leave layers out"):
+        pretrained.check(msgspec.structs.replace(model, layers=3))
+    with pytest.raises(ConfigError, match=r"line \d+: \[model\] layer: unknown field: write layers"):
+        parse_run_config(text.replace("layers", "layer"))
 
 
 def test_a_model_may_come_from_a_folder() -> None:
@@ -124,11 +165,6 @@ def test_keys_nested_deeper_than_the_stack_are_refused() -> None:
         parse_run_config(f"{'.'.join('a' * 5000)} = 1\n{GOOD}")
 
 
-def test_init_excludes_sizes() -> None:
-    with pytest.raises(ConfigError, match=r"line 7: \[model\] layers: unknown field"):
-        parse_run_config(GOOD.replace("hidden_size = 32", 'init = "x"'))
-
-
 def test_a_missing_model_and_unreadable_files_have_remedies(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no section \[model\]"):
         parse_run_config("[run]\nname = 'x'")
@@ -157,7 +193,7 @@ DEEP = GOOD.replace("layers = 1", "layers = 4\ntie_embeddings = false")
 
 def test_one_stage_is_the_default_in_the_template_too() -> None:
     assert parse_run_config(GOOD).pipeline == PipelineConfig()
-    lines = template().partition("# [pipeline]\n")[2].splitlines()[:4]
+    lines = template().partition("\n# [pipeline]\n")[2].splitlines()[:4]
     section = "[pipeline]\n" + "\n".join(line.removeprefix("# ") for line in lines)
     assert {line.split(" =")[0].removeprefix("# ") for line in lines} == set(PipelineConfig.__struct_fields__)
     assert parse_run_config(f"{template()}\n{section}").pipeline == PipelineConfig()
@@ -205,19 +241,17 @@ def test_an_error_in_a_pipeline_names_line_field_and_remedy(text: str, section: 
 
 def with_method(name: str) -> str:
     """The template with the commented lines of that method written out in place of DiLoCo's."""
-    head, _, rest = template().partition("[outer]\n")
+    head, _, rest = template().partition("\n[outer]\n")
     block = next(part for part in rest.split("\n\n") if f'# method = "{name}"' in part)
     written = [line.removeprefix("# ") for line in block.splitlines()]
-    return f"{head}[outer]\n" + "\n".join(line.replace("# method", "method") for line in written)
+    return f"{head}\n[outer]\n" + "\n".join(line.replace("# method", "method") for line in written)
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_the_template_shows_every_method_and_its_defaults(name: str) -> None:
     outer = parse_run_config(with_method(name)).outer
     assert isinstance(outer, METHODS[name])
-    if name != "diloco":  # its settings are commented out one by one
-        needed = {"steps": outer.steps} | ({"batch": 64} if name == "allreduce" else {})
-        assert outer == METHODS[name](**needed)
+    assert outer == METHODS[name](**({"batch": 64} if name == "allreduce" else {}))
 
 
 @pytest.mark.parametrize(
@@ -244,9 +278,9 @@ def test_the_template_shows_every_method_and_its_defaults(name: str) -> None:
     ],
 )
 def test_an_error_in_a_method_names_line_field_and_remedy(section: str, said: str) -> None:
-    head = template().partition("[outer]\n")[0]
+    head = template().partition("\n[outer]\n")[0]
     with pytest.raises(ConfigError, match=said if "line" not in said else said.replace("line 20", r"line \d+")):
-        parse_run_config(f"{head}[outer]\n{section}\n")
+        parse_run_config(f"{head}\n[outer]\n{section}\n")
 
 
 def test_eager_updates_warn_where_they_diverge() -> None:

@@ -21,7 +21,7 @@ def make_manifest(authority: str, **changes: object) -> Manifest:
         protocol=PROTOCOL_VERSION,
         authority=authority,
         created_at=1_700_000_000,
-        run=RunRules(name="test"),
+        run=RunRules(name="test", open=True),
         model=ModelConfig(hidden_size=32, layers=1, heads=2, kv_heads=1, intermediate_size=64, max_seq_len=64),
         tokenizer="bytes",
         data=DataConfig(seq_len=64),

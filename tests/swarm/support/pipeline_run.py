@@ -28,6 +28,7 @@ LOOK_BACK_S: Final = 20.0  # what is usual
 RUN_TOML: Final = """
 [run]
 name = "struck"
+open = true
 rounds = {rounds}
 min_peers = {min_peers}
 members_per_prefix = 64

@@ -33,6 +33,7 @@ TEXT_BYTES: Final = 1_000_000
 RUN_TOML: Final = """
 [run]
 name = "harness"
+open = true
 rounds = {rounds}
 min_peers = {min_peers}
 members_per_prefix = 64

@@ -177,7 +177,7 @@ def test_a_stage_of_a_pipeline_keeps_backups_of_the_next_one() -> None:
 @pytest.mark.parametrize(("role", "stage"), [("auto", None), ("feeder", None), ("stage", 0)])
 def test_a_run_of_text_of_ones_own_needs_a_folder(tmp_path: Path, role: Role, stage: int | None) -> None:
     manifest = msgspec.structs.replace(run_of(1 if role == "auto" else 3), data=FOLDER)
-    with pytest.raises(ConfigError, match="text of your own: name a folder of text files with --data"):
+    with pytest.raises(ConfigError, match="text of your own: name a file or folder of text with --data PATH"):
         check_join(joining(tmp_path, manifest, role, stage), manifest)
     check_join(joining(tmp_path, manifest, role, stage, data_folder="text"), manifest)
 

@@ -1,0 +1,98 @@
+"""Text that is compressed (gzip, Zstandard), and tables with a column of texts (Parquet).
+
+Others make these files. What they unpack to comes in pieces that the reader asks for, so that a small file that unpacks
+to terabytes costs no more than the limit of what is read; and only a worker that is confined parses them.
+"""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, Final, cast
+
+from peer.errors import ConfigError
+
+GZIP: Final = ".gz"
+ZSTD: Final = ".zst"
+PARQUET: Final = ".parquet"
+COLUMN: Final = "text"
+RATIO: Final = 8
+"""Text is commonly a third to an eighth of its size when it is compressed."""
+_WINDOW_BYTES_MAX: Final = 1 << 27  # of a Zstandard frame; what `zstd -d` takes without --long
+_BUFFER_BYTES: Final = 1 << 20
+_ROWS: Final = 64
+_FOOTER_STRING_BYTES_MAX: Final = 16 << 20
+_FOOTER_ITEMS_MAX: Final = 1 << 20
+
+
+class NoText(Exception):
+    """A file is left out. Its text is the kind, for the account."""
+
+
+def suffixes_of(path: Path) -> tuple[str, str]:
+    """Return a file's suffix and that of its compression, "" for none, both in lower case."""
+    last = path.suffix.lower()
+    if last in (GZIP, ZSTD):
+        inner = Path(path.stem).suffix.lower()
+        return ("" if inner == PARQUET else inner), last  # a table is read here and there, not from its beginning
+    return last, ""
+
+
+def is_packed(path: Path) -> bool:
+    """Whether a library unpacks the file."""
+    suffix, packing = suffixes_of(path)
+    return bool(packing) or suffix == PARQUET
+
+
+@contextmanager
+def unpacking(file: BinaryIO, packing: str) -> Iterator[BinaryIO]:
+    """Yield the content of a file with that suffix of a compression. Raises NoText in the block where it is damaged,
+    ConfigError where a library is missing."""
+    damaged: tuple[type[Exception], ...] = ()
+    content = file
+    if packing == GZIP:
+        damaged = (gzip.BadGzipFile, EOFError, zlib.error)
+        content = cast(BinaryIO, gzip.GzipFile(fileobj=file))
+    elif packing == ZSTD:
+        zstandard = _library("zstandard", ZSTD)
+        damaged = (zstandard.ZstdError,)
+        frames = zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES_MAX)
+        content = frames.stream_reader(file, read_size=_BUFFER_BYTES, read_across_frames=True, closefd=False)
+    try:
+        yield content
+    except damaged as error:
+        raise NoText(f"damaged {packing}") from error
+
+
+def rows_of(file: BinaryIO) -> Iterator[bytes | None]:
+    """Yield the column `text` of a Parquet file, a row at a time, None for one without. Raises NoText for a damaged
+    file and one without such a column, ConfigError where pyarrow is missing."""
+    arrow, parquet = _library("pyarrow", PARQUET), _library("pyarrow.parquet", PARQUET)
+    try:
+        table = parquet.ParquetFile(
+            file,
+            buffer_size=_BUFFER_BYTES,
+            thrift_string_size_limit=_FOOTER_STRING_BYTES_MAX,
+            thrift_container_size_limit=_FOOTER_ITEMS_MAX,
+        )
+        place = table.schema_arrow.get_field_index(COLUMN)
+        if place < 0 or table.schema_arrow.field(place).type not in (arrow.string(), arrow.large_string()):
+            raise NoText(f"{PARQUET} without a column {COLUMN}")
+        for batch in table.iter_batches(batch_size=_ROWS, columns=[COLUMN], use_threads=False):
+            for value in batch.column(0):
+                content = value.as_buffer()
+                yield None if content is None else content.to_pybytes()
+    except (arrow.ArrowException, OSError) as error:
+        raise NoText(f"damaged {PARQUET}") from error
+
+
+def _library(name: str, suffix: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        package = name.partition(".")[0]
+        raise ConfigError(f'{suffix} files need {package}: pip install "barnraise[data]"') from None

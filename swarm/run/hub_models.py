@@ -1,0 +1,101 @@
+"""Checkpoints and tokenizers that RUN.toml names by a path, or by their id on the Hugging Face Hub.
+
+What has an id comes from this machine's cache of the Hub, and if it is not there it is downloaded: the weights as
+safetensors and the JSON beside them, and nothing that could be run.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import shutil
+from pathlib import Path
+from typing import Any, Final
+
+from peer.data.tokenizer_rules import TOKENIZER_BYTES_MAX
+from peer.errors import ConfigError, ResourceError
+
+TOKENIZER: Final = "tokenizer.json"
+_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
+_WEIGHTS: Final = ".safetensors"
+_TIMEOUT_S: Final = 30.0
+
+
+def expanded(source: str) -> Path:
+    """Return the path with `~` in it replaced. Raises ConfigError for an unknown user."""
+    try:
+        return Path(source).expanduser()
+    except RuntimeError as error:
+        raise ConfigError(f"{source} names an unknown home directory: write the whole path") from error
+
+
+def located(source: str, suffix: str = _WEIGHTS) -> Path:
+    """Return the path that RUN.toml names, or the folder of the checkpoint with that id, which holds a file with that
+    suffix: a tokenizer alone is `tokenizer.json`. Raises ConfigError, ResourceError if the disk is too small."""
+    path = expanded(source)
+    if path.exists() or not _ID.fullmatch(source):
+        return path
+    return _cached(source, suffix) or _downloaded(source, suffix)
+
+
+def _cached(name: str, suffix: str) -> Path | None:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        folder = Path(snapshot_download(name, local_files_only=True))
+    except LocalEntryNotFoundError:
+        return None
+    return folder if any(found.name.endswith(suffix) for found in folder.iterdir()) else None
+
+
+def _downloaded(name: str, suffix: str) -> Path:
+    from huggingface_hub import HfApi, constants, snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
+
+    failures: tuple[type[Exception], ...] = (
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
+        OfflineModeIsEnabled,
+        OSError,
+        *_client_errors(),
+    )
+    try:
+        found = HfApi().model_info(name, files_metadata=True, timeout=_TIMEOUT_S)
+        files = {file.rfilename: file.size or 0 for file in found.siblings or () if _is_wanted(file, suffix)}
+        if not any(file.endswith(suffix) for file in files):
+            raise ConfigError(
+                f"{name} has no file {suffix} on the Hub: choose a model in safetensors, or name a folder"
+            )
+        cache = Path(constants.HF_HUB_CACHE)
+        cache.mkdir(parents=True, exist_ok=True)
+        needed, free = sum(files.values()), shutil.disk_usage(cache).free
+        if needed > free:
+            raise ResourceError(
+                f"{name} has {needed / 1e9:.1f} GB and {cache} has {free / 1e9:.1f} GB free: free some space, or set"
+                " HF_HOME to another disk"
+            )
+        return Path(snapshot_download(name, revision=found.sha, allow_patterns=list(files)))
+    except failures as error:
+        raise ConfigError(
+            f"{name} is no folder here, not in the Hugging Face cache of this machine, and cannot be downloaded"
+            f" ({type(error).__name__}): correct it, or fetch it where there is a network, with `hf download {name}`"
+        ) from error
+
+
+def _is_wanted(file: Any, suffix: str) -> bool:
+    """Whether a file of the Hub belongs to a checkpoint: in its folder itself, of a size that the Hub tells."""
+    name, size = str(file.rfilename), file.size
+    if "/" in name or "*" in name or not isinstance(size, int) or size < 0:
+        return False
+    if name.endswith(_WEIGHTS):
+        return suffix == _WEIGHTS
+    return name.endswith(".json") and size <= TOKENIZER_BYTES_MAX and (suffix == _WEIGHTS or name == suffix)
+
+
+def _client_errors() -> tuple[type[Exception], ...]:
+    """Return what the Hub's HTTP client raises, another library in other releases (OSErrors for requests)."""
+    from huggingface_hub import get_session
+
+    client = importlib.import_module(type(get_session()).__module__.partition(".")[0])
+    return (getattr(client, "HTTPError", OSError),)

@@ -1,0 +1,122 @@
+"""Compressed text and tables of texts: the same documents as in plain files, and bounded whatever they unpack to."""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+import io
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from peer.config import DataConfig
+from peer.data.corpus import has_packed_text, load_corpus, token_cache_bytes
+from peer.data.packed_files import PARQUET, RATIO
+from peer.data.text_files import Texts, TextSource, read_texts
+from peer.data.tokenizer import ByteTokenizer
+from peer.errors import ConfigError
+
+DOCUMENTS = [f"text {number}: caf\u00e9\n" + "word " * (number % 9) for number in range(300)]
+LINES = "".join(json.dumps({"id": 1, "text": text}) + "\n" for text in DOCUMENTS).encode()
+
+
+def zstd(content: bytes) -> bytes:
+    found: bytes = importlib.import_module("zstandard").compress(content)
+    return found
+
+
+def table(**columns: list[Any]) -> bytes:
+    arrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
+    file = io.BytesIO()
+    parquet.write_table(arrow.table(columns), file, row_group_size=50, compression="zstd")
+    return file.getvalue()
+
+
+def read(root: Path, max_bytes: int = 1 << 30) -> Texts:
+    suffixes = frozenset({".txt", ".jsonl", PARQUET})
+    return read_texts(TextSource(root, suffixes, frozenset(), is_users=True), max_bytes, b"|")
+
+
+WRITERS: dict[str, Callable[[], bytes]] = {
+    "a.jsonl": lambda: LINES,
+    "a.jsonl.gz": lambda: gzip.compress(LINES),
+    "a.JSONL.ZST": lambda: zstd(LINES),
+    "a.parquet": lambda: table(id=[1] * len(DOCUMENTS), text=DOCUMENTS),
+    "a.txt.gz": lambda: gzip.compress("|".join(DOCUMENTS).encode()),
+    "a.txt.zst": lambda: zstd("|".join(DOCUMENTS[:100]).encode()) + zstd("|".join(["", *DOCUMENTS[100:]]).encode()),
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("is_folder", [True, False], ids=["folder", "file"])
+def test_all_kinds_hold_the_same_text(tmp_path: Path, name: str, is_folder: bool) -> None:
+    (tmp_path / name).write_bytes(WRITERS[name]())
+    texts = read(tmp_path if is_folder else tmp_path / name)
+    (file,) = texts.files
+    assert bytes(file.text).decode() == "|".join(DOCUMENTS) and file.key == name.encode() and not texts.truncated
+    assert file.documents == (1 if ".txt" in name else len(DOCUMENTS)) and texts.skipped_text() == "nothing"
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_what_a_file_unpacks_to_counts_against_the_limit(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(WRITERS[name]())
+    texts = read(tmp_path, 2000)
+    (file,) = texts.files
+    assert "|".join(DOCUMENTS).startswith(bytes(file.text).decode()) and 500 < len(file.text) <= 2000
+    assert texts.truncated
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+def test_a_small_file_that_unpacks_to_much_costs_the_limit(tmp_path: Path, suffix: str) -> None:
+    pack = gzip.compress if suffix == ".gz" else zstd
+    (tmp_path / f"a.txt{suffix}").write_bytes(pack(b"line\n" * (20 << 20)))
+    texts = read(tmp_path, 1 << 16)
+    assert texts.truncated and len(texts.files[0].text) <= 1 << 16
+
+
+def test_what_is_damaged_or_has_no_text_is_counted_by_kind(tmp_path: Path) -> None:
+    (tmp_path / "a.txt.gz").write_bytes(b"no gzip at all")
+    (tmp_path / "b.txt.gz").write_bytes(gzip.compress(LINES)[:200])
+    (tmp_path / "c.txt.zst").write_bytes(b"no zstandard at all")
+    (tmp_path / "d.parquet").write_bytes(b"PAR1 no table PAR1")
+    (tmp_path / "e.parquet").write_bytes(table(text=[1, 2]))
+    (tmp_path / "f.parquet").write_bytes(table(content=["one"]))
+    (tmp_path / "g.parquet").write_bytes(table(text=["one", None, "two"]))
+    (tmp_path / "h.bin.gz").write_bytes(gzip.compress(b"text"))
+    (tmp_path / "i.parquet.gz").write_bytes(gzip.compress(table(text=["one"])))
+    texts = read(tmp_path)
+    assert [(file.key, bytes(file.text)) for file in texts.files] == [(b"g.parquet", b"one|two")]
+    assert texts.skipped == Counter(
+        {
+            "damaged .gz": 2,
+            "damaged .zst": 1,
+            "damaged .parquet": 1,
+            ".parquet without a column text": 2,
+            "lines of .parquet without a text": 1,
+            ".gz": 2,
+        }
+    )
+
+
+@pytest.mark.parametrize(("name", "package"), [("a.parquet", "pyarrow"), ("a.txt.zst", "zstandard")])
+def test_a_missing_library_is_named_with_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, package: str
+) -> None:
+    (tmp_path / name).write_bytes(b"anything")
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ConfigError, match=rf'files need {package}: pip install "barnraise\[data\]"'):
+        load_corpus(DataConfig(source="folder", seq_len=8), ByteTokenizer(), str(tmp_path))
+
+
+def test_the_account_counts_texts_and_the_disk_what_they_unpack_to(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl.gz").write_bytes(packed := gzip.compress(LINES))
+    config = DataConfig(source="folder", seq_len=8)
+    assert has_packed_text(str(tmp_path)) and not has_packed_text("")
+    assert token_cache_bytes(config, str(tmp_path)) == len(packed) * RATIO * 2
+    facts = load_corpus(config, ByteTokenizer(), str(tmp_path)).facts
+    assert facts.documents == len(DOCUMENTS) and facts.account.startswith("1 file (300 texts) read")
