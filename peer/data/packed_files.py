@@ -95,4 +95,4 @@ def _library(name: str, suffix: str) -> Any:
         return importlib.import_module(name)
     except ImportError:
         package = name.partition(".")[0]
-        raise ConfigError(f'{suffix} files need {package}: pip install "barnraise[data]"') from None
+        raise ConfigError(f"{suffix} files need {package}: pip install {package}") from None
