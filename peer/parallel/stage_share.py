@@ -10,7 +10,6 @@ import math
 import torch
 from torch import Tensor
 
-from peer.errors import ConfigError
 from peer.model.layout import FlatLayout
 from peer.parallel.pieces import LocalPieces
 from peer.parallel.ranks import Ranks
@@ -25,8 +24,7 @@ class StageShare:
 
     def __init__(self, whole: FlatLayout, ranks: Ranks) -> None:
         """`whole` is the layout of the stage. Raises ConfigError for a layout of ranks that stages do not have."""
-        if ranks.layout.tensor > 1:
-            raise ConfigError("tp shares whole models only, and this one is cut into stages: use ddp or fsdp")
+        ranks.layout.check_stage()
         self.ranks = ranks
         self.pieces = LocalPieces.of(whole, {}, ranks.layout, ranks.rank)
 
