@@ -18,8 +18,8 @@ from peer.parallel.ranks import Ranks
 
 
 class RankOptimizer:
-    """An `optimizer` of this rank's `weights` (n,), its `pieces` of a vector that is laid out as `whole` says. The layout
-    of the ranks has been checked for it."""
+    """An `optimizer` of this rank's `weights` (n,), its `pieces` of a vector that is laid out as `whole` says. The
+    layout of the ranks has been checked for it."""
 
     def __init__(self, spec: InnerSpec, whole: FlatLayout, pieces: LocalPieces, ranks: Ranks, weights: Tensor) -> None:
         self._pieces = pieces
