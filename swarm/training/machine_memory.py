@@ -12,7 +12,7 @@ from peer.footprint.layout import Layout
 from peer.footprint.step_size import SMALLEST, StepSize, sized, step_that_fits
 from peer.footprint.workload import DeviceKind, Footprint, Workload
 from peer.free_memory import free_memory_bytes
-from swarm.placement.costs import USUAL_PEERS, RunShape
+from swarm.placement.costs import USUAL_PEERS, RunShape, of_each
 from swarm.run.manifest import Manifest
 from swarm.run.peer_context import JoinConfig
 
@@ -62,11 +62,9 @@ def layout_of(config: JoinConfig, manifest: Manifest) -> Layout:
 
 
 def least_work(work: Workload, layout: Layout) -> Workload:
-    """Return what each device of a layout does at least: of a whole model the smallest step, of a stage its rows of a
-    micro-batch, whose size is the run's."""
-    if work.is_stage:
-        return replace(work, layout=layout, sequences=-(-work.sequences // layout.batches))
-    return replace(sized(work, SMALLEST), layout=layout)
+    """Return what each device of a layout does at least: of a whole model the smallest step. The micro-batches of a
+    stage are as large as the run says."""
+    return of_each(work if work.is_stage else sized(work, SMALLEST), layout)
 
 
 def step_size(config: JoinConfig, manifest: Manifest) -> StepSize:
