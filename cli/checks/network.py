@@ -110,9 +110,11 @@ def size_findings(manifest: Manifest, config: JoinConfig) -> Iterator[Finding]:
 
 def layout_finding(manifest: Manifest, found: Accelerator, layout: Layout) -> Finding:
     """Tell what each of several devices would hold."""
-    (sizes,) = footprints(manifest, found, layout=layout)
-    share = "the model" if layout.parts == 1 else f"1/{layout.parts} of the model"
-    detail = f"{layout}: each device holds {share}, {sizes.device_bytes / 1e9:.2g} GB with the smallest step"
+    most = max(sizes.device_bytes for sizes in footprints(manifest, found, layout=layout))
+    what = "the model" if manifest.stages == 1 else "a stage"
+    share = what if layout.parts == 1 else f"1/{layout.parts} of {what}"
+    step = "the smallest step" if manifest.stages == 1 else "its rows of a micro-batch, in the largest stage"
+    detail = f"{layout}: each device holds {share}, {most / 1e9:.2g} GB with {step}"
     return Finding("layout", "ok", detail)
 
 

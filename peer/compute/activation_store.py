@@ -24,6 +24,10 @@ class HeldMicroBatch:
     """Token ids (B, T) or the hidden state (B, T, C)."""
     targets: Tensor | None
     """(B, T), on the last stage."""
+    own: int
+    """The first rows of these: those that are this rank's own. The others count for nothing."""
+    batch: int
+    """The rows that all ranks have together."""
     root: Tensor | None = None
     """The root of the autograd graph; None if the backward repeats the forward."""
     graph_bytes: int = 0
@@ -36,8 +40,20 @@ class HeldMicroBatch:
 
     @property
     def shape(self) -> torch.Size:
-        """(B, T)"""
-        return self.x.shape[:2]
+        """Of all ranks' rows: their number, and T."""
+        return torch.Size((self.batch, self.x.shape[1]))
+
+    def seed(self, root: Tensor, gradient: Tensor | None) -> Tensor:
+        """Return the gradient that the backward begins with at `root`: that of the rows' output, or (None) ones. A rank
+        without rows of its own counts for nothing."""
+        if gradient is None:
+            return torch.full_like(root, float(self.own > 0))
+        return gradient.to(root.device)
+
+    @property
+    def counted_targets(self) -> Tensor | None:
+        """Those of its own rows, one at least."""
+        return None if self.targets is None else self.targets[: max(1, self.own)]
 
 
 @dataclass

@@ -12,22 +12,24 @@ from peer.compute.adamw_fused import FusedAdamW
 from peer.compute.build_optimizer import build_inner
 from peer.compute.optimizer import InnerOptimizer, InnerSpec
 from peer.footprint.optimizer_state import BLOCK, COUNT_BYTES, coded_names
+from peer.model.layout import FlatLayout
 from peer.parallel.pieces import LocalPieces
-from peer.parallel.rank_model import RankModel
+from peer.parallel.ranks import Ranks
 
 
 class RankOptimizer:
-    """An `optimizer` of the vectors of a `RankModel`, whose layout has been checked for it."""
+    """An `optimizer` of this rank's `weights` (n,), its `pieces` of a vector that is laid out as `whole` says. The
+    layout of the ranks has been checked for it."""
 
-    def __init__(self, spec: InnerSpec, model: RankModel) -> None:
-        self._pieces: LocalPieces = model.pieces
-        self._ranks, self._whole = model.ranks, model.whole
+    def __init__(self, spec: InnerSpec, whole: FlatLayout, pieces: LocalPieces, ranks: Ranks, weights: Tensor) -> None:
+        self._pieces = pieces
+        self._ranks, self._whole = ranks, whole
         self.optimizer: InnerOptimizer
         if spec.optimizer == "adamw8bit":
-            self.optimizer = AdamW8bit(spec, model.pieces.layout, model.weights, coded_names(model.whole.shapes))
+            self.optimizer = AdamW8bit(spec, pieces.layout, weights, coded_names(whole.shapes))
         else:
             build = FusedAdamW if spec.optimizer == "adamw" else build_inner
-            self.optimizer = build(spec, model.pieces.layout, model.weights)
+            self.optimizer = build(spec, pieces.layout, weights)
 
     def save(self, out: Tensor) -> None:
         """Write what this rank owns of the state to `out`, uint8, as `InnerOptimizer.save` writes the whole."""

@@ -35,7 +35,9 @@ class RankTrainer(ModelTrainer):
         self._ranks = ranks
         self._model = RankModel(model, ranks, uses_bf16(device, config))
         super().__init__(config, device, self._model.weights, self._model.gradient)
-        self._state = RankOptimizer(InnerSpec.of(config), self._model)
+        self._state = RankOptimizer(
+            InnerSpec.of(config), self._model.whole, self._model.pieces, ranks, self._model.weights
+        )
         self.optimizer = self._state.optimizer
         self.resize(step_size)
 

@@ -1,6 +1,7 @@
 """One stage of the model: forward and backward of many micro-batches in flight, and changes of its weights.
 
-Shapes: B sequences, T tokens, C hidden_size, P parameters of this stage (the length of its flat vectors).
+Shapes: B sequences, T tokens, C hidden_size, P parameters of this stage (the length of its flat vectors), b sequences
+and n parameters of this rank.
 
 Every call checks its input first. It either does its work or raises StageRefused and changes nothing.
 """
@@ -14,18 +15,20 @@ import torch
 from torch import Tensor
 
 from peer.compute.activation_store import ActivationStore, HeldMicroBatch
-from peer.compute.adamw_fused import FusedAdamW
-from peer.compute.build_optimizer import build_inner
 from peer.compute.device import Device
 from peer.compute.gradient_accumulator import GradientSum
-from peer.compute.optimizer import InnerOptimizer, InnerSpec
-from peer.compute.stage_checks import check_gradient, check_input, require_finite
-from peer.compute.stage_forward_backward import ForwardBackward
+from peer.compute.optimizer import InnerSpec
+from peer.compute.rank_optimizer import RankOptimizer
+from peer.compute.stage_checks import check_gradient, check_input, require_finite, require_finite_norm
+from peer.compute.stage_forward_backward import CutForwardBackward, ForwardBackward
 from peer.compute.train_loop import learning_rate
 from peer.config import InnerConfig, ModelConfig
 from peer.errors import StageRefused
+from peer.footprint.layout import ONE_DEVICE
 from peer.ipc.stage_spec import TAKEN_NORM_MAX, MicroBatch, Moved, PassKey, StageSpec, Taken
 from peer.model.layout import FlatLayout
+from peer.parallel.ranks import Ranks
+from peer.parallel.stage_share import StageShare
 
 
 @dataclass(frozen=True)
@@ -37,8 +40,11 @@ class _Captured:
 
 
 class Stage:
-    """The blocks `spec.span` of `model` on `device`, with `local` weights (flat, P fp32), the `gradient` for their next
+    """The blocks `spec.span` of `model` on `device`, with `local` weights (flat, n fp32), the `gradient` for their next
     step, and an inner `optimizer`.
+
+    Of several `ranks` each has its `share` of the weights and of every micro-batch's rows. All of them must get the
+    same calls in the same order: they refuse the same ones. On one device n = P.
 
     The weights have an `epoch`, a number that the network gives: of target batches in synchronous mode, of outer
     commits in DiLoCo mode, where inner steps leave it alone. It is None until weights are imported. A micro-batch more
@@ -51,30 +57,39 @@ class Stage:
     Not thread-safe. Raises ConfigError for a model that cannot be split like this.
     """
 
-    def __init__(self, model: ModelConfig, inner: InnerConfig, device: Device, spec: StageSpec) -> None:
+    def __init__(
+        self, model: ModelConfig, inner: InnerConfig, device: Device, spec: StageSpec, ranks: Ranks | None = None
+    ) -> None:
         spec.check(model)
+        ranks = Ranks(ONE_DEVICE, 0, device.torch) if ranks is None else ranks
+        self._is_cut = ranks.layout.parts > 1
         self.model, self.inner, self.spec, self.device = model, inner, spec, device
         self.layout = FlatLayout.of(model, spec.span)
-        self.local = torch.zeros(self.layout.numel, device=device.torch)
-        build = FusedAdamW if inner.optimizer == "adamw" else build_inner
-        self.optimizer: InnerOptimizer = build(InnerSpec.of(inner), self.layout, self.local)
+        self.share = StageShare(self.layout, ranks)
+        self.local = torch.zeros(self.share.pieces.layout.numel, device=device.torch)
+        self._state = RankOptimizer(InnerSpec.of(inner), self.layout, self.share.pieces, ranks, self.local)
+        self.optimizer = self._state.optimizer
         self.epoch: int | None = None
         self.held = ActivationStore(spec.held_max, spec.held_max_bytes)
         self._graph_bytes: dict[torch.Size, int] = {}  # by the shape of the input: measured once
-        self._present = ForwardBackward(model, inner, device, spec, self.local, self._graph_bytes)
-        self._previous: ForwardBackward | None = None
-        if spec.previous:
-            flat = torch.zeros_like(self.local)
-            self._previous = ForwardBackward(model, inner, device, spec, flat, self._graph_bytes)
+        scratch = torch.zeros_like(self.local) if self._is_cut else None
+
+        def over(flat: Tensor) -> ForwardBackward | CutForwardBackward:
+            if scratch is None:
+                return ForwardBackward(model, inner, device, spec, flat, self._graph_bytes, ranks)
+            return CutForwardBackward(model, inner, device, spec, flat, scratch, ranks)
+
+        self._present = over(self.local)
+        self._previous = over(torch.zeros_like(self.local)) if spec.previous else None
         self._previous_epoch: int | None = None
-        self.gradient = GradientSum(self.layout, self._present.names, self.local)
+        self.gradient = GradientSum(self.share.pieces.layout, self._present.names, self.local)
         self.compiled = self._present.compiled
         self._captured: _Captured | None = None
         self._seen: dict[str, int] = {}  # id -> epoch of the micro-batches counted since the weights were imported
 
     def forward(self, micro_batch: MicroBatch, x: Tensor, targets: Tensor | None = None, keep: bool = True) -> Tensor:
-        """Return the hidden state (B, T, C) for the next stage, or the last stage's loss of each token in nats, (B, T).
-        fp32.
+        """Return the hidden state (b, T, C) for the next stage, or the last stage's loss of each token in nats, (b, T),
+        of this rank's rows. fp32.
 
         `x` holds token ids (B, T) int64 for the first stage, else the hidden state (B, T, C) fp32; it is copied.
         `targets` (B, T) int64, the ids that follow, are for the last stage only. `keep` holds what the backward needs
@@ -84,18 +99,23 @@ class Stage:
         check_input(self.spec, self.model, x, targets)
         if keep:
             self._check_new(micro_batch)
-        x = x.detach().to(self.device.torch, copy=True)
         held = HeldMicroBatch(
-            micro_batch, epoch, x, None if targets is None else targets.to(self.device.torch, copy=True)
+            micro_batch,
+            epoch,
+            x=self.share.dealt(x.detach(), x[:1]),
+            targets=None if targets is None else self.share.dealt(targets, targets[:1]),
+            own=len(self.share.rows(x)),
+            batch=len(x),
         )
-        with_graph = keep and not self.spec.recompute and (micro_batch.count or not self.spec.is_first)
+        x = held.x
+        with_graph = keep and not self.recompute and (micro_batch.count or not self.spec.is_first)
         with_graph = with_graph and self._may_keep_graph(held)
         if keep:
             graph_bytes = self._graph_bytes.get(x.shape, 0) if with_graph else 0
             self.held.require_room(held.size_bytes + graph_bytes)
         out, root = self._compute(held, micro_batch.count).run(held, with_graph)
-        result = out.detach()
-        require_finite(result, "the stage's output")
+        result = out.detach()[: held.own]
+        require_finite_norm(self.share.ranks.sum((float(result.norm()),))[0], "the stage's output")
         if keep:
             held.root = root if with_graph and self._may_keep_graph(held) else None  # its size is known now
             held.graph_bytes = self._graph_bytes.get(x.shape, 0)
@@ -103,8 +123,8 @@ class Stage:
         return result
 
     def backward(self, micro_batch: MicroBatch, gradient: Tensor | None = None) -> Tensor | None:
-        """Return the gradient of the micro-batch's input (B, T, C), None on the first stage. Drop the micro-batch, and
-        add the gradients of its weights to the sum if it counts.
+        """Return the gradient of the input of this rank's rows (b, T, C), None on the first stage. Drop the
+        micro-batch, and add the gradients of its weights to the sum if it counts.
 
         `gradient` (B, T, C) fp32 is that of the output of `forward`, None on the last stage. A micro-batch whose
         forward counted may end without counting, but not the reverse. Raises StageRefused; the micro-batch is then
@@ -113,6 +133,8 @@ class Stage:
         self._check(micro_batch)
         held = self.held.find(micro_batch)
         check_gradient(self.spec, self.model, held.shape, gradient)
+        if gradient is not None:
+            gradient = self.share.dealt(gradient, torch.zeros_like(gradient[:1]))
         root = held.root
         self.held.forget_graph(held)  # a graph serves once
         compute = self._compute(held, micro_batch.count)
@@ -121,7 +143,7 @@ class Stage:
         if micro_batch.count:
             self.gradient.add(micro_batch, held.shape.numel(), of_weights)
             self._seen[micro_batch.id] = micro_batch.epoch
-        return of_input
+        return None if of_input is None else of_input[: held.own]
 
     def drop(self, key: PassKey) -> bool:
         """Drop a micro-batch that awaits its backward; returns whether it was held."""
@@ -132,7 +154,7 @@ class Stage:
         """Write the mean gradient over the tokens counted since it was last taken to `out` (P,), zero if there were
         none. More may be added. Raises StageRefused ("no_weights", "not_finite")."""
         self._require_weights()
-        norm = require_finite(self.gradient.mean(out), "the gradient")
+        norm = require_finite_norm(self._write_mean(out), "the gradient")
         if norm > TAKEN_NORM_MAX:
             raise StageRefused(f"the gradient has a norm of {norm:.1e}, above {TAKEN_NORM_MAX:.0e}", "not_finite")
         return self.gradient.taken(norm)
@@ -142,7 +164,7 @@ class Stage:
         """As `read_gradient`, and clear the sum. A gradient that is not finite is taken, too, with the norm
         `TAKEN_NORM_MAX`: this is how it is got rid of."""
         self._require_weights()
-        norm = float(self.gradient.mean(out).norm())
+        norm = self._write_mean(out)
         return self.gradient.forget(norm if norm <= TAKEN_NORM_MAX else TAKEN_NORM_MAX)
 
     @torch.no_grad()
@@ -161,12 +183,13 @@ class Stage:
         if gradient is None:
             if not self.gradient.tokens:
                 raise StageRefused("no micro-batch was counted since the last step: send micro-batches first", "empty")
-            gradient = self.gradient.mean()
-        elif gradient.shape != self.local.shape:
-            raise StageRefused(f"the gradient has shape {tuple(gradient.shape)}, not ({len(self.local)},)", "shape")
+            gradient = self._mean()
+        elif gradient.shape != (self.layout.numel,):
+            raise StageRefused(f"the gradient has shape {tuple(gradient.shape)}, not ({self.layout.numel},)", "shape")
         else:
-            gradient = gradient.to(self.device.torch, copy=True)
-        norm = require_finite(gradient, "the gradient") if norm is None else norm
+            given, gradient = gradient, torch.zeros_like(self.local)
+            self.share.pieces.read(given, gradient)
+        norm = require_finite_norm(self.share.norm(gradient), "the gradient") if norm is None else norm
         if not math.isfinite(norm):
             raise StageRefused("the norm of the gradient is not finite", "not_finite")
         taken = self.gradient.forget().micro_batches if own else ()
@@ -184,9 +207,9 @@ class Stage:
         local weights for an import that rebases. Raises StageRefused ("no_weights")."""
         self._require_weights()
         if outer is None:
-            out.copy_(self.local)
+            self.share.pieces.write(self.local, out)
         else:
-            torch.sub(outer, self.local.cpu(), out=out)
+            self.share.write_difference(outer, self.local, out)
         if capture:
             self._captured = _Captured(self.local.clone(), self._learned)
 
@@ -199,19 +222,42 @@ class Stage:
         The capture is used up; without one `rebase` has no effect. An id whose gradient is in replaced weights, or in
         the capture, may count again: this stage does not know whether it was merged.
         """
-        if weights.shape != self.local.shape:
-            raise StageRefused(f"the weights have shape {tuple(weights.shape)}, not ({len(self.local)},)", "shape")
+        if weights.shape != (self.layout.numel,):
+            raise StageRefused(f"the weights have shape {tuple(weights.shape)}, not ({self.layout.numel},)", "shape")
         require_finite(weights, "the weights")
         self._keep_previous(epoch)
         captured, self._captured = self._captured if rebase else None, None
         if captured is None:
-            self.local.copy_(weights)
+            self.share.pieces.read(weights, self.local)
             learned = self._learned
         else:
-            self.local.sub_(captured.local).add_(weights.to(self.device.torch))
+            self.local.sub_(captured.local)
+            self.share.add(weights, self.local)
             learned = captured.learned
         self._seen = {id: of for id, of in self._seen.items() if id not in learned}
         return self._moved(epoch, gradient_stays=captured is not None)
+
+    def save_optimizer(self, state: Tensor) -> None:
+        """Write what this rank owns of the inner optimizer's state."""
+        self._state.save(state)
+
+    def load_optimizer(self, state: Tensor) -> None:
+        """Restore what `save_optimizer` wrote, on however many devices."""
+        self._state.load(state)
+
+    def _mean(self) -> Tensor:
+        """Return this rank's pieces of the mean gradient."""
+        mean = self.gradient.mean()
+        self.share.ranks.sum_over_replicas(mean)
+        return mean
+
+    def _write_mean(self, out: Tensor) -> float:
+        """Write what this rank owns of the mean gradient to `out` (P,); return the norm of the whole."""
+        if self.share.ranks.layout.size == 1:
+            return float(self.gradient.mean(out).norm())  # a device has no room for another vector
+        mean = self._mean()
+        self.share.pieces.write(mean, out)
+        return self.share.norm(mean)
 
     def _keep_previous(self, epoch: int) -> None:
         """Keep the weights if `epoch` is about to begin."""
@@ -231,6 +277,11 @@ class Stage:
         counted = self.gradient.counted
         self._seen = {id: of for id, of in self._seen.items() if of in near or id in counted}
         return Moved(epoch, taken, expired, uncounted)
+
+    @property
+    def recompute(self) -> bool:
+        """Whether a backward repeats its forward."""
+        return self.spec.recompute or self._is_cut
 
     @property
     def _learned(self) -> frozenset[str]:
@@ -253,7 +304,7 @@ class Stage:
         """Whether the graph of `held` would fit into an empty store; if not, it never fits."""
         return held.size_bytes + self._graph_bytes.get(held.x.shape, 0) <= self.spec.held_max_bytes
 
-    def _compute(self, held: HeldMicroBatch, count: bool) -> ForwardBackward:
+    def _compute(self, held: HeldMicroBatch, count: bool) -> ForwardBackward | CutForwardBackward:
         """Choose the weights: the previous ones for a micro-batch of their epoch that does not count."""
         if self._previous is not None and not count and held.weights_epoch == self._before:
             return self._previous

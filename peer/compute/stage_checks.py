@@ -65,7 +65,11 @@ def check_gradient(spec: StageSpec, model: ModelConfig, shape: torch.Size, gradi
 
 def require_finite(tensor: Tensor, name: str) -> float:
     """Return the norm, which is not finite if a value is not: one pass finds both."""
-    norm = float(tensor.norm())
+    return require_finite_norm(float(tensor.norm()), name)
+
+
+def require_finite_norm(norm: float, name: str) -> float:
+    """Return the norm of what is called `name` if it is finite."""
     _require(math.isfinite(norm), f"{name} holds NaN or Inf, or its norm overflows", "not_finite")
     return norm
 

@@ -1,6 +1,6 @@
 """The arithmetic of a stage under one set of weights: hidden states forward, gradients backward.
 
-Shapes: B sequences, T tokens, C hidden_size, P parameters of the stage.
+Shapes: B sequences of this rank, T tokens, C hidden_size, P parameters of the stage, n of which this rank holds.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from peer.config import InnerConfig, ModelConfig
 from peer.errors import StageRefused
 from peer.ipc.stage_spec import StageSpec
 from peer.model.decoder import Decoder
+from peer.parallel.ranks import Ranks
 
 
 class ForwardBackward:
@@ -36,6 +37,7 @@ class ForwardBackward:
         spec: StageSpec,
         flat: Tensor,
         graph_bytes: dict[torch.Size, int],
+        ranks: Ranks,
     ) -> None:
         decoder = Decoder(model, flat, spec.span)
         self.flat = flat
@@ -48,10 +50,11 @@ class ForwardBackward:
         self._device = device
         self._is_first = spec.is_first
         self._graph_bytes = graph_bytes
+        self._ranks = ranks
 
     def run(self, held: HeldMicroBatch, with_graph: bool) -> tuple[Tensor, Tensor]:
         """Return the stage's output for the held input, and what its backward pass begins with: both the hidden state
-        (B, T, C), of the last stage the losses (B, T) and their sum."""
+        (B, T, C), of the last stage the losses (B, T) and their sum. All ranks must call it alike."""
         size = GraphSize(self.flat)
         measured = size.measured() if with_graph and held.x.shape not in self._graph_bytes else nullcontext()
         if with_graph and not self._is_first:
@@ -59,12 +62,14 @@ class ForwardBackward:
         bf16 = torch.autocast(self._device.torch.type, dtype=torch.bfloat16, enabled=self._bf16)
         with torch.set_grad_enabled(with_graph), measured, bf16:
             hidden = self._hidden(held.x)
-            if held.targets is None:
+            targets = held.counted_targets
+            if targets is None:
                 out = root = hidden.float()
             else:
-                root, out = self._decoder.losses(hidden, held.targets)
-        if with_graph:
-            self._graph_bytes.setdefault(held.x.shape, size.size_bytes)
+                root, out = self._decoder.losses(hidden[: len(targets)], targets)
+        if with_graph and held.x.shape not in self._graph_bytes:
+            (total,) = self._ranks.sum((size.size_bytes,))  # all ranks refuse the same micro-batches
+            self._graph_bytes[held.x.shape] = int(total / self._ranks.layout.size)
         return out, root
 
     def gradients(
@@ -77,9 +82,79 @@ class ForwardBackward:
         if not inputs:
             return None, ()
         root = self.run(held, with_graph=True)[1] if root is None else root
-        gradients = torch.autograd.grad(root, inputs, torch.ones_like(root) if seed is None else seed.to(root.device))
-        # A value that is not finite spreads backward through every norm layer before it: their few values tell.
-        telling = [one for one, of in zip(gradients, inputs, strict=True) if of is held.x or of.dim() == 1]
-        if not math.isfinite(float(get_total_norm(telling))):
-            raise StageRefused("the stage's gradients are not finite: send another gradient", "not_finite")
+        gradients = torch.autograd.grad(root, inputs, held.seed(root, seed))
+        _require_finite([one for one, of in zip(gradients, inputs, strict=True) if _tells(of, held)], self._ranks)
         return (None, gradients) if self._is_first else (gradients[0], gradients[1:])
+
+
+class CutForwardBackward:
+    """The same where each rank has a part of each parameter: its pieces are `flat` (n,). `scratch`, as long, takes the
+    gradients of one micro-batch.
+
+    A backward repeats the forward. Between the two the blocks' weights, which a forward has gathered, would stay.
+    """
+
+    compiled = False
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        inner: InnerConfig,
+        device: Device,
+        spec: StageSpec,
+        flat: Tensor,
+        scratch: Tensor,
+        ranks: Ranks,
+    ) -> None:
+        from peer.parallel.cut_model import CutModel
+
+        self.flat = flat
+        self._bf16 = uses_bf16(device, inner)
+        self._model = CutModel(model, ranks, self._bf16, spec.span)
+        self._model.bind(flat, scratch)
+        self._scratch = scratch
+        self._views = self._model.pieces.layout.views(scratch)
+        self.names = list(self._views)
+        self._is_first = spec.is_first
+        self._ranks = ranks
+
+    @torch.no_grad()
+    def run(self, held: HeldMicroBatch, with_graph: bool) -> tuple[Tensor, Tensor]:
+        """As `ForwardBackward.run`, but without a graph."""
+        assert not with_graph
+        out, root = self._passed(held)
+        self._model.release()
+        return out, root
+
+    def gradients(
+        self, held: HeldMicroBatch, root: Tensor | None, seed: Tensor | None, of_weights: bool
+    ) -> tuple[Tensor | None, Sequence[Tensor]]:
+        """As `ForwardBackward.gradients`. Those of the weights lie in `scratch`."""
+        if self._is_first and not of_weights:
+            return None, ()
+        self._scratch.zero_()
+        if not self._is_first:
+            held.x.requires_grad_()
+        root = self._passed(held)[1]
+        root.backward(held.seed(root, seed))
+        of_input, held.x.grad = held.x.grad, None
+        telling = [view for view in self._views.values() if view.dim() == 1]
+        _require_finite(telling if of_input is None else [*telling, of_input], self._ranks)
+        return of_input, tuple(self._views.values()) if of_weights else ()
+
+    def _passed(self, held: HeldMicroBatch) -> tuple[Tensor, Tensor]:
+        with torch.autocast(self._ranks.device.type, dtype=torch.bfloat16, enabled=self._bf16):
+            out, root = self._model.module(held.x, held.counted_targets)
+            return out, root
+
+
+def _tells(of: Tensor, held: HeldMicroBatch) -> bool:
+    """Whether the gradient of this tensor tells of all: a value that is not finite spreads backward through every norm
+    layer before it, and the few values of these show it."""
+    return of is held.x or of.dim() == 1
+
+
+def _require_finite(telling: list[Tensor], ranks: Ranks) -> None:
+    """Raise StageRefused ("not_finite") at all ranks if a value is not finite at one."""
+    if not math.isfinite(ranks.sum((float(get_total_norm(telling)),))[0]):
+        raise StageRefused("the stage's gradients are not finite: send another gradient", "not_finite")

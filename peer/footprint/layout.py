@@ -114,6 +114,11 @@ class Layout:
                     f" them: use adamw, the layout ddp, or a width that {block} divides"
                 )
 
+    def check_stage(self) -> None:
+        """Raise ConfigError where a stage of a pipeline cannot be cut like this."""
+        if self.tensor > 1:
+            raise ConfigError("tp shares whole models only, and this one is cut into stages: use ddp or fsdp")
+
     def __str__(self) -> str:
         sizes = [f"{name}:{getattr(self, field)}" for name, field in _FIELDS.items() if getattr(self, field) > 1]
         return ",".join(sizes) or "one device"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 
@@ -21,6 +21,8 @@ from peer.decoding import MALFORMED, told
 from peer.errors import StageReason, WorkerError
 from peer.footprint.step_size import StepSize
 
+MEETING: Final = "meeting-"
+"""How the name of the file begins at which the ranks of a group meet."""
 _LENGTH = struct.Struct(">I")
 _FRAME_MAX = 16 << 20
 _Body = TypeVar("_Body")

@@ -12,6 +12,7 @@ import msgspec
 
 from peer.bounds import Loss, Seconds
 from peer.config import InnerConfig, ModelConfig
+from peer.footprint.layout import Layout
 from peer.ipc.messages import Command, VectorFds
 from peer.ipc.stage_spec import MicroBatch, PassKey, StageSpec
 
@@ -21,8 +22,10 @@ class LoadStage(msgspec.Struct, frozen=True, tag="load_stage", kw_only=True):
 
     rank: int
     """The worker's number in its group, from 0."""
-    world_size: int
-    """The number of workers in the group."""
+    layout: Layout
+    """How the ranks share the stage."""
+    meeting: str
+    """A file in `directory` at which they meet, by a name that no group has used before."""
     model: ModelConfig
     inner: InnerConfig
     stage: StageSpec

@@ -13,8 +13,6 @@ from peer.footprint.step_size import StepSize
 from peer.ipc.inner_options import InnerRunOptions
 from peer.ipc.messages import Command, VectorFds
 
-MEETING: Final = "meeting-"
-"""How the names of `LoadTrain.meeting` begin."""
 SMALLER: Final = "micro_batch_halved"
 """The event of a worker whose memory ran out, with the fields of the StepSize that it goes on with."""
 

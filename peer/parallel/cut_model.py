@@ -15,10 +15,11 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from peer.config import ModelConfig
+from peer.ipc.span import Span
 from peer.model.decoder import Decoder, rotary_frequencies
 from peer.model.head_loss import VocabularyPart, head_losses
 from peer.model.layout import FlatLayout
-from peer.parallel.loss import SummedLoss
+from peer.parallel.loss import StagePass, SummedLoss
 from peer.parallel.pieces import LocalPieces
 from peer.parallel.ranks import Ranks
 from peer.parallel.tensor_parallel import apply_tensor_parallel, tensor_dims
@@ -53,16 +54,17 @@ def _reduced(kind: dist.ReduceOp.RedOpType, group: dist.ProcessGroup, values: Te
 
 
 class CutModel:
-    """The pieces of this rank, and the `loss` over them once they are bound."""
+    """The pieces of this rank, and the `module` that computes with them once they are bound: the loss of a whole model,
+    or the pass through the blocks `span`."""
 
-    def __init__(self, config: ModelConfig, ranks: Ranks, bf16: bool) -> None:
-        whole, layout = FlatLayout.of(config), ranks.layout
-        self._decoder = Decoder(config, torch.empty(whole.numel, device="meta"))
-        self.loss = SummedLoss(self._decoder)
+    def __init__(self, config: ModelConfig, ranks: Ranks, bf16: bool, span: Span | None = None) -> None:
+        whole, layout = FlatLayout.of(config, span), ranks.layout
+        self._decoder = Decoder(config, torch.empty(whole.numel, device="meta"), span)
+        self.module: SummedLoss | StagePass = SummedLoss(self._decoder) if span is None else StagePass(self._decoder)
         if layout.tensor > 1:
             mesh = ranks.submesh("tensor")
             apply_tensor_parallel(self._decoder, mesh)
-            self.loss = CutLoss(self._decoder, mesh)
+            self.module = CutLoss(self._decoder, mesh)
         self.pieces = LocalPieces.of(whole, tensor_dims(self._decoder), layout, ranks.rank)
         _place_rotary_table(self._decoder, ranks.device)
         if layout.shard > 1:
@@ -71,7 +73,7 @@ class CutModel:
     def bind(self, weights: Tensor, gradient: Tensor) -> None:
         """Make the parameters' local tensors views into `weights`, those of their gradients views into `gradient`."""
         pieces, views = self.pieces.pieces, self.pieces.layout.views(weights)
-        paths = {id(parameter): path for path, parameter in self.loss.named_parameters()}
+        paths = {id(parameter): path for path, parameter in self.module.named_parameters()}
         named = [(name, paths[id(parameter)], parameter) for name, parameter in self._decoder.canonical_parameters()]
         # FSDP computes on the padded piece, of which the parameter is the beginning. It learns the storage from the
         # first assignment, and does not pad a tensor that already lies in it.
@@ -80,7 +82,7 @@ class CutModel:
                 path: _like(parameter, views[name] if padded else views[name][: len(pieces[name].rows)])
                 for name, path, parameter in named
             }
-            self.loss.load_state_dict(state, assign=True)
+            self.module.load_state_dict(state, assign=True)
         gradients = self.pieces.layout.views(gradient)
         for name, parameter in self._decoder.canonical_parameters():
             assert isinstance(parameter, DTensor)
@@ -90,7 +92,7 @@ class CutModel:
     def release(self) -> None:
         """Give up the weights that a forward pass has gathered. A backward pass does so by itself; without one the root
         would compute on with them after the weights have changed."""
-        for module in self.loss.modules():
+        for module in self.module.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
 
@@ -101,8 +103,8 @@ class CutModel:
         cast = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
         for block in self._decoder.layers.values():
             fully_shard(block, mesh=mesh, mp_policy=cast if bf16 else MixedPrecisionPolicy())
-        fully_shard(self.loss, mesh=mesh)
-        for module in self.loss.modules():
+        fully_shard(self.module, mesh=mesh)
+        for module in self.module.modules():
             if isinstance(module, FSDPModule):  # each rank's loss is a part of the mean already
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)

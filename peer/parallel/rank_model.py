@@ -39,7 +39,8 @@ class RankModel:
         from peer.parallel.cut_model import CutModel
 
         model = CutModel(config, ranks, bf16)
-        self.pieces, self._loss = model.pieces, model.loss
+        assert isinstance(model.module, SummedLoss)
+        self.pieces, self._loss = model.pieces, model.module
         self.weights, self.gradient = self._vectors()
         model.bind(self.weights, self.gradient)
         self._release = model.release

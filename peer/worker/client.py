@@ -7,7 +7,6 @@ at once, and the next command waits for it.
 
 from __future__ import annotations
 
-import secrets
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
 from typing import TypeVar
@@ -20,7 +19,7 @@ from peer.events import Event
 from peer.footprint.step_size import StepSize
 from peer.ipc.inner_options import InnerRunOptions
 from peer.ipc.messages import Command, Stop
-from peer.ipc.train_messages import MEETING, SMALLER, InnerResult, LoadTrain, RunEvaluate, RunInner
+from peer.ipc.train_messages import SMALLER, InnerResult, LoadTrain, RunEvaluate, RunInner
 from peer.worker.commands import WorkerCommands
 from peer.worker.config import WorkerBuffers, WorkerConfig
 
@@ -56,7 +55,6 @@ class WorkerGroup(WorkerCommands):
         self._sending = trio.Lock()
         self._stop_wanted = trio.Event()
         self._step_size = config.step_size or StepSize(config.inner.batch_size)
-        self._meeting = ""
 
     async def inner_steps(
         self,
@@ -110,10 +108,6 @@ class WorkerGroup(WorkerCommands):
             raise
         return pending.results(kind)[0]
 
-    def _descriptors(self) -> tuple[int, ...]:
-        self._meeting = f"{MEETING}{secrets.token_hex(8)}"
-        return super()._descriptors()
-
     def _first_message(self, rank: int) -> LoadTrain:
         config = self.config
         return LoadTrain(
@@ -127,7 +121,7 @@ class WorkerGroup(WorkerCommands):
             data_folder=config.data_folder,
             compile=config.compile,
             directory=str(config.private_folder),
-            device=config.devices[rank] if config.devices else config.device,
+            device=config.device_of(rank),
             step_size=self._step_size,
             device_limit_bytes=config.device_limit_bytes,
             seed=config.seed,

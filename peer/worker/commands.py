@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import secrets
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, asynccontextmanager
@@ -11,7 +12,7 @@ from typing import ClassVar, Self, TypeVar
 import trio
 
 from peer.ipc.first_message import FirstMessage
-from peer.ipc.messages import Command, ModelLoaded, Stop
+from peer.ipc.messages import MEETING, Command, ModelLoaded, Stop
 from peer.worker.config import WorkerBuffers, WorkerConfig
 from peer.worker.launch import WorkerLaunch
 from peer.worker.process import make_private
@@ -38,6 +39,8 @@ class WorkerCommands(ABC):
         self.inner_state = buffers.inner_state.tensor
         self._ids = itertools.count()
         self._buffers = buffers
+        self._meeting = ""
+        """The name of the file at which the ranks of the present group meet."""
         self._supervisor = Supervisor(
             WorkerLaunch(
                 directory=config.directory,
@@ -123,6 +126,7 @@ class WorkerCommands(ABC):
 
     def _descriptors(self) -> tuple[int, ...]:
         """Return what the workers of a group inherit that is about to be started."""
+        self._meeting = f"{MEETING}{secrets.token_hex(8)}"
         return self._buffers.fds
 
     @abstractmethod

@@ -62,6 +62,10 @@ class WorkerConfig:
         """The number of worker processes in the group."""
         return self.ranks.size
 
+    def device_of(self, rank: int) -> str:
+        """Return the device of one of the workers."""
+        return self.devices[rank] if self.devices else self.device
+
     @property
     def private_folder(self) -> Path:
         """The one folder that the workers may write: their home, with cached token ids and temporary files."""

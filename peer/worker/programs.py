@@ -95,7 +95,7 @@ def _stage_grants(load: LoadStage) -> Grants:
         private=load.directory,
         compiles=load.compile,
         accelerators=load.device != "cpu",
-        tcp=load.world_size > 1,
+        tcp=load.layout.size > 1,
     )
 
 

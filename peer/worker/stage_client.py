@@ -103,13 +103,14 @@ class StageWorkerGroup(WorkerCommands):
         config = self.config
         return LoadStage(
             rank=rank,
-            world_size=config.world_size,
+            layout=config.ranks,
+            meeting=self._meeting,
             model=config.model,
             inner=config.inner,
             stage=self.spec,
             compile=config.compile,
             directory=str(config.private_folder),
-            device=config.device,
+            device=config.device_of(rank),
             vectors=self._buffers.vectors,
             slots_fd=self._slots.fd,
         )

@@ -3,15 +3,21 @@
 A backward runs before every forward: it frees memory, and the stage upstream waits for it. A command that changes or
 reads the state of the whole stage keeps its place among all others. Only an inner step overtakes: it is asked for when
 enough gradients are counted, and more would join them.
+
+Of several ranks the first one decides. Commands reach the ranks at different times, and all must compute them in one
+order: each of them is a collective.
 """
 
 from __future__ import annotations
 
 import heapq
-from typing import TypeGuard
+import queue
+from collections import deque
+from typing import NamedTuple, TypeGuard
 
-from peer.ipc.stage_messages import RunBackward, RunForward, RunStep, StageCommand
+from peer.ipc.stage_messages import DropMicroBatch, RunBackward, RunForward, RunStep, StageCommand
 from peer.ipc.stage_spec import PassKey
+from peer.parallel.ranks import Ranks
 
 _Entry = tuple[int, int, int, StageCommand]  # section, rank, number: unique, so commands are never compared
 
@@ -66,3 +72,57 @@ class StageQueue:
         heapq.heapify(others)
         self._heap = others
         return found
+
+
+class Turn(NamedTuple):
+    """The command whose turn it is."""
+
+    command: StageCommand
+    withdrawn: bool
+    """It is to be refused, as its micro-batch was dropped before; of a drop: it has withdrawn another command."""
+
+
+class StageTurns:
+    """The turns of the commands that come in by `commands`: the same at all ranks."""
+
+    def __init__(self, commands: queue.SimpleQueue[StageCommand], ranks: Ranks) -> None:
+        self._commands = commands
+        self._ranks = ranks
+        self._queue = StageQueue()  # of the first rank
+        self._at_once: deque[Turn] = deque()  # before what is in the queue
+        self._come: dict[int, StageCommand] = {}  # to another rank, by id
+
+    def next(self) -> Turn:
+        """Wait for the next turn."""
+        if self._ranks.rank == 0:
+            turn = self._decided()
+            self._ranks.sum((turn.command.id, turn.withdrawn))
+            return turn
+        if not self._come:  # not in the collective: there a rank waits for a minute at most
+            self._receive()
+        id, withdrawn = map(int, self._ranks.sum((0, 0)))
+        while id not in self._come:
+            self._receive()
+        return Turn(self._come.pop(id), bool(withdrawn))
+
+    def _receive(self) -> None:
+        command = self._commands.get()
+        self._come[command.id] = command
+
+    def _decided(self) -> Turn:
+        self._listen()
+        return self._at_once.popleft() if self._at_once else Turn(self._queue.pop(), False)
+
+    def _listen(self) -> None:
+        """Move all commands that have come into the queue; wait only if there are none."""
+        while True:
+            try:
+                command = self._commands.get(block=not (self._at_once or len(self._queue)))
+            except queue.Empty:
+                return
+            if not isinstance(command, DropMicroBatch):
+                self._queue.push(command)
+                continue
+            withdrawn = self._queue.withdraw(command.key)
+            self._at_once.extend(Turn(waiting, True) for waiting in withdrawn)
+            self._at_once.append(Turn(command, bool(withdrawn)))

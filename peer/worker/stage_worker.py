@@ -1,12 +1,15 @@
 """The "stage" program of a worker: one stage of a pipeline.
 
-Commands arrive while others run, so the device never waits for the network process between two micro-batches.
+Commands arrive while others run, so the device never waits for the network process between two micro-batches. Of
+several ranks each computes its share of every command. None writes to a slot before all have read it: the sum that
+tells whether a result is finite stands between.
 """
 
 from __future__ import annotations
 
-import queue
 import time
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -16,7 +19,7 @@ from peer.compute.stage import Stage
 from peer.compute.stage_checks import check_size
 from peer.errors import StageRefused
 from peer.footprint.optimizer_state import saved_bytes
-from peer.ipc.messages import ModelLoaded
+from peer.ipc.messages import MEETING, ModelLoaded
 from peer.ipc.shared_memory import SharedBuffer
 from peer.ipc.stage_messages import (
     DropMicroBatch,
@@ -32,8 +35,9 @@ from peer.ipc.stage_messages import (
 )
 from peer.ipc.stage_slots import SlotArea
 from peer.ipc.stage_spec import Moved, Taken
+from peer.parallel.ranks import open_ranks
 from peer.worker.control_link import ControlLink
-from peer.worker.stage_queue import StageQueue
+from peer.worker.stage_queue import StageTurns
 
 
 class StageWorker:
@@ -44,15 +48,17 @@ class StageWorker:
     def __init__(self, link: ControlLink, load: LoadStage) -> None:
         spec = load.stage
         self._link = link
-        self._queue = StageQueue()
         device = resolve_device(load.device, load.compile)
-        self._stage = stage = Stage(load.model, load.inner, device, spec)
+        self._group = ExitStack()  # never left: the end of the process ends it
+        self._ranks = self._group.enter_context(open_ranks(load.layout, load.rank, device.torch, _meeting(load)))
+        self._turns = StageTurns(link.commands, self._ranks)
+        self._stage = stage = Stage(load.model, load.inner, device, spec, self._ranks)
         numel = stage.layout.numel
         self._outer = SharedBuffer.attach(load.vectors.outer, numel).tensor
         self._delta = SharedBuffer.attach(load.vectors.delta, numel).tensor
         state_size = saved_bytes(load.inner.optimizer, stage.layout.shapes)
         self._inner_state = SharedBuffer.attach(load.vectors.inner_state, state_size, torch.uint8).tensor
-        stage.optimizer.load(self._inner_state)
+        stage.load_optimizer(self._inner_state)
         self._model = load.model
         hidden_size = load.model.hidden_size
         slots = SharedBuffer.attach(load.slots_fd, SlotArea.size_bytes(spec, hidden_size), torch.uint8)
@@ -63,39 +69,22 @@ class StageWorker:
     def run(self) -> None:
         """Serve commands without end; the control link ends the process."""
         while True:
-            self._listen()
-            if not len(self._queue):
-                continue  # only drops came
-            command = self._queue.pop()
+            command, withdrawn = self._turns.next()
             self._link.ticks += 1
+            if isinstance(command, DropMicroBatch):
+                self._link.reply(command, self._stage.drop(command.key) or withdrawn)
+                continue
+            if withdrawn:
+                assert isinstance(command, RunForward | RunBackward)
+                message = f"micro-batch {command.micro_batch.id!r} was dropped before its turn"
+                self._link.refuse(command, message, "cancelled")
+                continue
             try:
                 body = self._serve(command)
             except StageRefused as refused:
                 self._link.refuse(command, str(refused), refused.reason)
             else:
                 self._link.reply(command, body)
-
-    def _listen(self) -> None:
-        """Move all commands that have come into the queue; wait only if the queue is empty."""
-        wait = not len(self._queue)
-        while True:
-            try:
-                command: StageCommand = self._link.commands.get(block=wait)
-            except queue.Empty:
-                return
-            wait = False
-            if isinstance(command, DropMicroBatch):
-                self._drop(command)
-            else:
-                self._queue.push(command)
-
-    def _drop(self, command: DropMicroBatch) -> None:
-        withdrawn = self._queue.withdraw(command.key)
-        for waiting in withdrawn:
-            message = f"micro-batch {command.key[0]!r} was dropped before its turn"
-            self._link.refuse(waiting, message, "cancelled")
-        held = self._stage.drop(command.key)
-        self._link.reply(command, held or bool(withdrawn))
 
     def _serve(self, command: StageCommand) -> MicroBatchDone | Taken | Moved | None:
         """Run one command and return its result. Raises StageRefused."""
@@ -113,7 +102,7 @@ class StageWorker:
             return stage.import_weights(self._outer, command.epoch, command.rebase)
         assert isinstance(command, ExportProduct)
         stage.export(self._delta, self._outer if command.product == "delta" else None, command.capture)
-        stage.optimizer.save(self._inner_state)
+        stage.save_optimizer(self._inner_state)
         return None
 
     def _forward(self, command: RunForward) -> MicroBatchDone:
@@ -123,18 +112,19 @@ class StageWorker:
         targets = self._slots.targets(*at) if spec.is_last else None
         out = self._stage.forward(command.micro_batch, x, targets, command.keep)
         if not spec.is_last:
-            self._slots.hidden(*at).copy_(out)
+            self._stage.share.rows(self._slots.hidden(*at)).copy_(out)
             return MicroBatchDone(time.monotonic() - started)
         losses = self._slots.losses(*at)
-        losses.copy_(out)
-        return MicroBatchDone(time.monotonic() - started, float(losses.mean()))
+        self._stage.share.rows(losses).copy_(out)
+        (total,) = self._ranks.sum((float(out.sum()),))
+        return MicroBatchDone(time.monotonic() - started, total / losses.numel())
 
     def _backward(self, command: RunBackward) -> MicroBatchDone:
         started = time.monotonic()
         region = self._slots.hidden(*self._place(command))
         gradient = self._stage.backward(command.micro_batch, None if self._stage.spec.is_last else region)
         if gradient is not None:
-            region.copy_(gradient)
+            self._stage.share.rows(region).copy_(gradient)
         return MicroBatchDone(time.monotonic() - started, counted=command.micro_batch.count)
 
     def _place(self, command: RunForward | RunBackward) -> tuple[int, int, int]:
@@ -144,3 +134,13 @@ class StageWorker:
             raise StageRefused(f"there is no slot {command.slot}: choose one of {spec.slots}", "shape")
         check_size(spec, self._model, command.batch, command.length)
         return command.slot, command.batch, command.length
+
+
+def _meeting(load: LoadStage) -> Path:
+    """Return the file at which the ranks meet; the first one clears away those of earlier groups."""
+    folder = Path(load.directory)
+    if load.rank == 0:
+        for old in folder.glob(f"{MEETING}*"):
+            if old.name != load.meeting:
+                old.unlink()
+    return folder / load.meeting

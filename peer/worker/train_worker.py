@@ -21,9 +21,9 @@ from peer.footprint.optimizer_state import saved_bytes
 from peer.footprint.step_size import StepSize
 from peer.ipc.corpus_messages import LoadCorpus
 from peer.ipc.inner_options import ElementRange, InnerRunOptions
-from peer.ipc.messages import ModelLoaded
+from peer.ipc.messages import MEETING, ModelLoaded
 from peer.ipc.shared_memory import SharedBuffer
-from peer.ipc.train_messages import MEETING, SMALLER, InnerResult, LoadTrain, RunEvaluate, RunInner, TrainCommand
+from peer.ipc.train_messages import SMALLER, InnerResult, LoadTrain, RunEvaluate, RunInner, TrainCommand
 from peer.model.layout import FlatLayout
 from peer.worker.control_link import ControlLink
 from peer.worker.corpus_worker import read_corpus

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from optim.config import AllReduceConfig, CodecConfig, OuterConfig
 from optim.wire_sizes import exchange_of
 from peer.config import DataConfig, InnerConfig, ModelConfig
 from peer.footprint.host import footprint
+from peer.footprint.layout import Layout
 from peer.footprint.parameters import parameter_shapes
 from peer.footprint.work import part_work, training_work
 from peer.footprint.workload import DeviceKind, Footprint, Workload
@@ -62,6 +63,12 @@ class RunShape:
         stage = [range(*blocks) for blocks in self.cuts].index(work.blocks)
         backed_up = self.workload((stage + 1) % len(self.cuts), work.exchange.peers)
         return footprint(work, token_cache_bytes * (stage == 0), backed_up.state_bytes)
+
+
+def of_each(work: Workload, layout: Layout) -> Workload:
+    """Return what each device of a layout does of that work: of a stage's micro-batch its rows."""
+    rows = -(-work.sequences // layout.batches) if work.is_stage else work.sequences
+    return replace(work, layout=layout, sequences=rows)
 
 
 def cut(stages: int, model: ModelConfig, seq_len: int) -> tuple[tuple[int, int], ...]:

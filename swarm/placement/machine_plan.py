@@ -15,7 +15,7 @@ from peer.footprint.pace import WAITING, Pace, steps_in
 from peer.footprint.step_size import SMALLEST, sized, step_that_fits
 from peer.footprint.work import training_work
 from peer.footprint.workload import DeviceKind, Footprint, Recompute, Workload
-from swarm.placement.costs import USUAL_PEERS, RunShape, cut
+from swarm.placement.costs import USUAL_PEERS, RunShape, cut, of_each
 
 TOKENS_A_PARAMETER: Final = 20
 """Of a compute-optimal run (arXiv 2203.15556)."""
@@ -143,13 +143,15 @@ def _layout(shape: RunShape, machine: Machine, peers: int) -> Layout:
         return all(_fits_device(machine, shape.footprint(work)) for work in works)
 
     layout = Layout.parse(machine.layout, machine.devices, fits)
+    if len(shape.cuts) > 1:
+        layout.check_stage()
     layout.check(shape.model, shape.inner.optimizer, shape.data.seq_len)
     return layout
 
 
 def _work(shape: RunShape, machine: Machine, stage: int, peers: int, layout: Layout) -> Workload:
     """Return the part of one peer, with steps that the machine has room for where it may choose them."""
-    work = replace(shape.workload(stage, peers, machine.device, machine.bf16), layout=layout)
+    work = of_each(shape.workload(stage, peers, machine.device, machine.bf16), layout)
     if work.is_stage:
         return work
     room = machine.device_bytes
@@ -187,7 +189,8 @@ def _pace(shape: RunShape, machine: Machine, work: Workload) -> Pace:
     """Return the pace if devices wait for each other no time. Ranks on a CPU share its FLOP/s."""
     layout, batch = work.layout, shape.inner.batch_size
     rows = -(-batch // layout.batches)  # of the rank that has most
-    recompute = shape.pipeline.recompute if work.is_stage else work.recompute == "full"
+    of_stage = shape.pipeline.recompute or layout.parts > 1
+    recompute = of_stage if work.is_stage else work.recompute == "full"
     flops = rows * shape.data.seq_len * training_work(shape.model, work.blocks, shape.data.seq_len, recompute)
     step_s = flops / layout.tensor / machine.flops * (layout.size if machine.device == "cpu" else 1)
     tokens = batch * shape.data.seq_len
@@ -238,7 +241,7 @@ def _remedy(shape: RunShape, machine: Machine) -> str:
         except ConfigError:
             return ""
         staged = replace(small, model=model, cuts=cuts, pipeline=changed(small.pipeline, stages=stages))
-        if _all_fit(staged, machine):
+        if _all_fit(staged, replace(machine, layout="auto")):  # tp is for whole models
             return (
                 f"cut into {stages} stages ([pipeline] stages = {stages}, micro_batch = 1, recompute = true) each part"
                 " fits"

@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import os
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 from peer.data.corpus import check_source, token_cache_bytes
 from peer.errors import ConfigError, ResourceError
 from peer.footprint.layout import ONE_DEVICE, Layout
-from peer.footprint.step_size import SMALLEST, sized
 from peer.footprint.workload import Footprint
 from peer.free_memory import free_memory_bytes
 from swarm.placement.costs import USUAL_PEERS, RunShape
 from swarm.run.manifest import Manifest
 from swarm.run.peer_context import JoinConfig
 from swarm.run.sections import BYTES_TOKENIZER
-from swarm.training.machine_memory import Accelerator, host_limit, layout_of
+from swarm.training.machine_memory import Accelerator, host_limit, layout_of, least_work
 
 
 def check_join(config: JoinConfig, manifest: Manifest) -> None:
@@ -108,9 +106,16 @@ def footprints(
     """Return the bytes that each stage takes at least."""
     shape, cached = RunShape.of(manifest), _cached_bytes(manifest, data_folder)
     works = [shape.workload(stage, USUAL_PEERS, device.kind, device.bf16) for stage in range(manifest.stages)]
-    if manifest.stages == 1:
-        works = [replace(sized(work, SMALLEST), layout=layout) for work in works]
-    return [shape.footprint(work, cached) for work in works]
+    return [shape.footprint(least_work(work, layout), cached) for work in works]
+
+
+def room_for_stages(config: JoinConfig, manifest: Manifest) -> float:
+    """Return the bytes of this machine's memory that a stage may take, as all peers count them: on one device. What
+    several devices take beyond that is not there for a stage."""
+    found = Accelerator.of(config.device, manifest.inner)
+    alone, shared = memory_needs(manifest, found), memory_needs(manifest, found, layout_of(config, manifest))
+    beyond = max(several - one for one, several in zip(alone, shared, strict=True))
+    return max(0.0, (host_limit(config, found.kind) or free_memory_bytes()) - beyond)
 
 
 def _held_bytes(home: Path) -> int:

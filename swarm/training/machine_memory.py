@@ -8,12 +8,11 @@ from typing import cast
 
 from peer.compute.device import resolve_device, uses_bf16
 from peer.config import InnerConfig
-from peer.errors import ConfigError
 from peer.footprint.layout import Layout
 from peer.footprint.step_size import SMALLEST, StepSize, sized, step_that_fits
-from peer.footprint.workload import DeviceKind, Footprint
+from peer.footprint.workload import DeviceKind, Footprint, Workload
 from peer.free_memory import free_memory_bytes
-from swarm.placement.costs import USUAL_PEERS, RunShape
+from swarm.placement.costs import USUAL_PEERS, RunShape, of_each
 from swarm.run.manifest import Manifest
 from swarm.run.peer_context import JoinConfig
 
@@ -40,27 +39,32 @@ def host_limit(config: JoinConfig, kind: DeviceKind) -> float | None:
 
 
 def layout_of(config: JoinConfig, manifest: Manifest) -> Layout:
-    """Return how this peer's devices share the whole model. Raises ConfigError for devices that are not there, and for
-    a layout that does not suit them or the model."""
+    """Return how this peer's devices share the whole model, or its stage. "auto" looks at the stage that the user has
+    named, else at all that the peer may take. Raises ConfigError for devices that are not there, and for a layout that
+    does not suit them or the model."""
     if len(config.devices) < 2:
         return Layout()
-    if manifest.stages > 1:
-        raise ConfigError(
-            f"several --devices share a whole model, and this one is cut into {manifest.stages} stages: start a peer"
-            " with --device for each of them"
-        )
     found = [Accelerator.of(device, manifest.inner) for device in config.devices]
     shape = RunShape.of(manifest)
-    work = sized(shape.workload(0, USUAL_PEERS, found[0].kind, found[0].bf16), SMALLEST)
+    stages = range(manifest.stages) if config.stage is None else (config.stage,)
+    works = [shape.workload(stage, USUAL_PEERS, found[0].kind, found[0].bf16) for stage in stages]
     least = min(one.memory_bytes for one in found)
 
     def fits(layout: Layout) -> bool:
-        sizes = shape.footprint(replace(work, layout=layout))
-        return sizes.device_bytes <= _room(config, found[0].kind, least, sizes)
+        all_sizes = [shape.footprint(least_work(work, layout)) for work in works]
+        return all(sizes.device_bytes <= _room(config, found[0].kind, least, sizes) for sizes in all_sizes)
 
     layout = Layout.parse(config.layout, len(config.devices), fits)
+    if manifest.stages > 1:
+        layout.check_stage()
     layout.check(manifest.model, manifest.inner.optimizer, manifest.data.seq_len)
     return layout
+
+
+def least_work(work: Workload, layout: Layout) -> Workload:
+    """Return what each device of a layout does at least: of a whole model the smallest step. The micro-batches of a
+    stage are as large as the run says."""
+    return of_each(work if work.is_stage else sized(work, SMALLEST), layout)
 
 
 def step_size(config: JoinConfig, manifest: Manifest) -> StepSize:

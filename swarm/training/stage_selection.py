@@ -18,7 +18,6 @@ import trio
 
 from peer import faults
 from peer.errors import ConfigError, NetworkError
-from peer.free_memory import free_memory_bytes
 from swarm.membership.completion import MEASURING, stages_over
 from swarm.membership.member_record import MEMBERS, MemberRecord, MemberRole, measured_record, member_record
 from swarm.membership.membership import REFRESH_S, Membership
@@ -43,7 +42,7 @@ from swarm.run.agreement import agreement_config
 from swarm.run.peer_context import PeerContext
 from swarm.training.checkpoints import note_stage, saved_stages
 from swarm.training.corpus import has_text
-from swarm.training.machine_memory import Accelerator, host_limit
+from swarm.training.join_checks import room_for_stages
 from swarm.training.replica import StageReplica
 
 SETTLE_S: Final = 1.5  # other choosing peers need this long to read what this one has published
@@ -85,8 +84,7 @@ class StageSelection:
         self._was_served = False  # by another replica, since this peer set out for its stage
         self._passed = (0, trio.current_time())  # micro-batches counted by this replica, and when they were looked at
         self._rate = 0.0  # of these, a second
-        kind = Accelerator.of(context.config.device, context.manifest.inner).kind
-        self._memory_bytes = host_limit(context.config, kind) or free_memory_bytes()
+        self._memory_bytes = room_for_stages(context.config, context.manifest)
         self._download_bytes_s = 0.0
         self._has_text = True
 

@@ -1,4 +1,4 @@
-"""Four peers of four layouts in one run: one state, whatever a rank of theirs suffers, and a home that changes its
+"""Peers of several layouts in one run: one state, whatever a rank of theirs suffers, and a home that changes its
 layout."""
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.peer_process import PeerProcess
+from tests.swarm.support.pipeline_run import STAGES, open_pipeline
 from tests.swarm.support.swarm_harness import RUN_TOML, open_swarm
 
 PAIRED = RUN_TOML.replace("kv_heads = 1", "kv_heads = 2")  # for tp:2
@@ -47,3 +48,20 @@ async def test_four_layouts_commit_one_state(tmp_path: Path) -> None:
         swarm.restart(shards)
         await swarm.committed(max(one.round for one in swarm.living()) + ROUNDS)
         assert all(len(hashes) == 1 for hashes in swarm.hashes().values())
+
+
+@pytest.mark.soak
+async def test_stages_of_several_devices_commit_with_those_of_one(tmp_path: Path) -> None:
+    """In each stage of a pipeline, two replicas of different layouts. Ranks are lost in the middle of micro-batches."""
+    outer = '[outer]\nmethod = "diloco"\nsteps = 10'
+    async with open_pipeline(tmp_path, outer, range(STAGES)) as pipeline:
+        shared = [pipeline.join(stage, *LAYOUTS[("shards", "copies")[stage % 2]]) for stage in range(STAGES)]
+        await pipeline.whole()
+        for replica in shared:
+            peer, mark = replica.peer, replica.peer.mark()
+            os.kill(ranks(peer)[-1], signal.SIGKILL)
+            await peer.wait_for("worker_died", since=mark)
+            await peer.wait_for("worker_ready", since=mark)
+            await pipeline.whole()
+        assert all(len(peer.all("worker_ready")) == 4 for peer in (replica.peer for replica in shared))
+        assert not pipeline.forks() and not pipeline.twice()

@@ -92,7 +92,10 @@ def test_it_tells_what_a_layout_gives(tmp_path: Path) -> None:
     two = joining(tmp_path, devices=("cpu", "cpu"), layout="fsdp")
     _, layout, memory = size_findings(whole, two)
     assert layout.detail.startswith("fsdp:2: each device holds 1/2 of the model, 0.0") and memory.state == "ok"
-    assert is_failure(list(size_findings(stages, two))[1], 2)
+    _, layout, _ = size_findings(stages, two)
+    assert layout.detail.startswith("fsdp:2: each device holds 1/2 of a stage, 0.0")
+    across = list(size_findings(stages, joining(tmp_path, devices=("cpu", "cpu"), layout="tp")))[1]
+    assert is_failure(across, 2) and "tp shares whole models only" in across.detail
     wrong = joining(tmp_path, devices=("cpu", "cpu"), layout="tp:3")
     assert "make the product" in list(size_findings(whole, wrong))[1].remedy
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import cast
-
 import pytest
 import torch
 
@@ -17,7 +14,6 @@ from peer.errors import ConfigError
 from peer.footprint.layout import Layout
 from peer.footprint.optimizer_state import saved_bytes
 from peer.parallel.pieces import LocalPieces
-from peer.parallel.rank_model import RankModel
 from peer.parallel.ranks import Ranks
 
 WHOLE = layout_of(
@@ -34,11 +30,10 @@ LAYOUTS = (Layout(shard=2), Layout(tensor=2), Layout(shard=2, tensor=2), Layout(
 
 
 def rank_optimizer(spec: InnerSpec, layout: Layout, rank: int) -> tuple[RankOptimizer, LocalPieces]:
-    """Build that of one rank, which needs of its model no more than the pieces."""
+    """Build that of one rank."""
     pieces = LocalPieces.of(WHOLE, TENSOR_DIMS, layout, rank)
     ranks = Ranks(layout, rank, torch.device("cpu"))
-    model = SimpleNamespace(pieces=pieces, whole=WHOLE, ranks=ranks, weights=torch.zeros(pieces.layout.numel))
-    return RankOptimizer(spec, cast("RankModel", model)), pieces
+    return RankOptimizer(spec, WHOLE, pieces, ranks, torch.zeros(pieces.layout.numel)), pieces
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)

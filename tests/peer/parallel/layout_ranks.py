@@ -1,11 +1,12 @@
 """Child of test_layouts: forks four ranks, which train models in layouts, as `CASES` names them.
 
-layout_ranks.py FOLDER      reads start.safetensors there, writes LAYOUT-MODEL.safetensors
+layout_ranks.py FOLDER      reads start.safetensors there, writes LAYOUT-MODEL.safetensors and LAYOUT-stages.safetensors
 """
 
 from __future__ import annotations
 
 import gc
+import math
 import os
 import sys
 import traceback
@@ -24,6 +25,8 @@ from peer.model.decoder import FlatLayout
 from peer.parallel import cut_model  # noqa: F401  imported once, by the process that the ranks are forked from
 from peer.parallel.rank_model import RankModel
 from peer.parallel.ranks import Ranks, open_ranks
+from tests.peer.parallel.stage_scene import LAYOUTS as STAGE_LAYOUTS
+from tests.peer.parallel.stage_scene import STAGES, StageScene
 
 _TIED: Final = ModelConfig(
     vocab_size=32, hidden_size=16, layers=2, heads=4, kv_heads=2, intermediate_size=24, max_seq_len=16
@@ -105,7 +108,7 @@ def train(ranks: Ranks, name: str, folder: Path, start: dict[str, torch.Tensor])
     alike = float(torch.equal(model.weights, kept))  # the copies that were not exported have the same bits
     found["alike"] = torch.tensor(ranks.sum((alike,)))
 
-    optimizer = RankOptimizer(SPEC, model)
+    optimizer = RankOptimizer(SPEC, layout, model.pieces, ranks, model.weights)
     optimizer.load(state)
     saved = shared(folder / "state.bin", len(state), torch.uint8).fill_(255)
     ranks.sum((0.0,))
@@ -126,6 +129,21 @@ def train(ranks: Ranks, name: str, folder: Path, start: dict[str, torch.Tensor])
     return found
 
 
+def compute_stages(ranks: Ranks, folder: Path) -> dict[str, torch.Tensor]:
+    """Return what the ranks have written and found of each stage of a pipeline."""
+    found: dict[str, torch.Tensor] = {}
+    for index in range(len(STAGES)):
+
+        def place(what: str, shape: tuple[int, ...], index: int = index) -> torch.Tensor:
+            return shared(folder / f"stage {index} {what}.bin", math.prod(shape)).view(shape)
+
+        scene = StageScene(index, ranks, place)
+        scene.play()
+        found |= {f"{index} {what}": value for what, value in scene.found.items()}
+    ranks.sum((0.0,))  # all have written
+    return found
+
+
 def run_process(index: int, folder: Path) -> None:
     """Be a rank of each layout that has one for this process."""
     start = load_file(folder / "start.safetensors")
@@ -140,6 +158,10 @@ def run_process(index: int, folder: Path) -> None:
                 found = train(ranks, name, place, start)
                 if rank == 0:
                     save_file(found, folder / f"{kind}-{name}.safetensors")
+            if kind in STAGE_LAYOUTS:
+                found = compute_stages(ranks, place)
+                if rank == 0:
+                    save_file(found, folder / f"{kind}-stages.safetensors")
 
 
 def main() -> None:

@@ -12,10 +12,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from peer.compute.inner_optimizer import AdamW
+from peer.footprint.layout import ONE_DEVICE
 from peer.footprint.optimizer_state import saved_bytes
 from peer.model.decoder import Decoder, FlatLayout, init_flat
+from peer.parallel.ranks import Ranks
 from tests.peer.model.reference_loss import next_token_loss
 from tests.peer.parallel.layout_ranks import CASES, LAYOUTS, MODELS, NARROW, RATE, SPEC, STEPS, batch
+from tests.peer.parallel.stage_scene import LAYOUTS as STAGE_LAYOUTS
+from tests.peer.parallel.stage_scene import STAGES, StageScene
 
 torch.set_num_threads(1)  # on tensors this small a second thread only waits for the first
 pytestmark = pytest.mark.process
@@ -130,3 +134,16 @@ def test_bf16_is_rounded_as_on_one_device(layout: str, most: float, folder: Path
     error = (rounded - exact).norm()
     assert 0.3 * error < (found - exact).norm() < 2 * error
     assert (found - rounded).norm() < most * error
+
+
+@pytest.mark.parametrize("layout", STAGE_LAYOUTS)
+def test_ranks_that_share_a_stage_compute_what_one_device_does(layout: str, folder: Path) -> None:
+    """Outputs, gradients of inputs and weights, a step, weights of two epochs, and a rebase."""
+    found = load_file(folder / f"{layout}-stages.safetensors")
+    for index in range(len(STAGES)):
+        alone = StageScene(index, Ranks(ONE_DEVICE, 0, torch.device("cpu")), lambda what, shape: torch.zeros(shape))
+        alone.play()
+        for what, value in alone.found.items():
+            several = found[f"{index} {what}"]
+            assert (several - value).norm() <= 1e-5 * value.norm(), (index, what)
+        assert torch.equal(found[f"{index} imported"], alone.found["imported"])

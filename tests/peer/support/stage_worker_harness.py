@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from peer.footprint.layout import ONE_DEVICE
 from peer.model.layout import init_flat, split_flat
 from peer.worker.stage_client import StageWorkerGroup, open_stage_worker_group
 from tests.peer.support.stage_harness import INNER, MODEL, SPLITS, spec_of
@@ -27,10 +28,10 @@ def is_idle(worker_group: StageWorkerGroup) -> bool:
 async def open_worker(directory: Path, index: int, **changes: object) -> AsyncIterator[tuple[StageWorkerGroup, Log]]:
     """The worker of one of two stages, with the start weights."""
     model = changes.pop("model", MODEL)
-    silence_s = changes.pop("silence_s", 10.0)
+    silence_s, ranks = changes.pop("silence_s", 10.0), changes.pop("ranks", ONE_DEVICE)
     spec = spec_of(STAGES, index, **changes)
     folder = directory / str(index)
-    config = worker_config(folder, directory, model=model, inner=INNER, stage=spec, silence_s=silence_s)
+    config = worker_config(folder, directory, model=model, inner=INNER, stage=spec, silence_s=silence_s, ranks=ranks)
     assert isinstance(config.events, Log)
     async with open_stage_worker_group(config) as worker_group:
         if model == MODEL:

@@ -49,7 +49,8 @@ LOADS: dict[str, FirstMessage] = {
     ),
     "stage": LoadStage(
         rank=0,
-        world_size=1,
+        layout=Layout(),
+        meeting="meeting-0",
         model=MODEL,
         inner=INNER,
         stage=StageSpec(span=Span.whole(MODEL.layers), index=0, max_tokens=8),

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from peer.errors import ConfigError, StageRefused, WorkerError
 from peer.events import Event
+from peer.footprint.layout import Layout
 from peer.model.layout import init_flat, join_flat
-from peer.worker.stage_client import MicroBatch, StageWorkerGroup
+from peer.worker.stage_client import MicroBatch, MicroBatchSlot, StageWorkerGroup
 from tests.peer.support.stage_harness import MODEL, relative, token_batches, whole_gradient
 from tests.peer.support.stage_worker_harness import STAGES, free_slots, is_idle, open_worker
 from tests.peer.support.worker_harness import freeze
@@ -68,6 +69,50 @@ async def test_two_worker_processes_equal_the_model(tmp_path: Path) -> None:
             assert taken.norm == pytest.approx(float(worker_group.delta.norm()), rel=1e-5)
         merged = join_flat(MODEL, [first.delta, last.delta], STAGES)
         assert relative(merged, exact) < 1e-5
+
+
+async def test_two_ranks_share_a_stage(tmp_path: Path) -> None:
+    """Micro-batches of 1 to 4 rows, all started at once, so that commands reach the ranks in the midst of others.
+    A rank that is lost takes the group along, and the next one begins as any new worker does."""
+    batches = token_batches(10)
+    losses: list[float] = []
+    flat = init_flat(MODEL, seed=0)
+    async with (
+        open_worker(tmp_path, 0, slots=3) as (first, _),
+        open_worker(tmp_path, 1, slots=3, ranks=Layout(replicate=2)) as (last, log),
+    ):
+        weights = last.outer.clone()
+        for count in (10, 3):
+            async with trio.open_nursery() as nursery:
+                for k, batch in enumerate(batches[:count]):
+                    nursery.start_soon(through, first, last, str(k), batch, losses)
+            assert is_idle(last)
+            taken, _ = await last.take_gradient(), await first.take_gradient()
+            _, exact = whole_gradient(MODEL, flat, batches[:count])
+            assert len(taken.micro_batches) == count
+            assert relative(join_flat(MODEL, [first.delta, last.delta], STAGES), exact) < 1e-5
+            assert taken.norm == pytest.approx(float(last.delta.norm()), rel=1e-5)
+            await last.export("weights")
+            assert torch.equal(last.delta, weights)
+            if count == 10:
+                async with last.slot() as slot, trio.open_nursery() as nursery:
+                    slot.hidden(2, 8).fill_(0.5)
+                    slot.targets(2, 8).fill_(1)
+                    await last.forward(MicroBatch("lost", 1, 0), slot, 2, 8)
+                    freeze(last.worker_pids[1])
+                    nursery.start_soon(fails, last, slot)
+                    nursery.start_soon(log.wait_for, "worker_ready")
+                    await trio.testing.wait_all_tasks_blocked()
+                    os.kill(last.worker_pids[1], signal.SIGKILL)
+                with pytest.raises(StageRefused, match="import them first"):
+                    await last.read_gradient()
+                await last.import_weights(epoch=0)
+                await first.import_weights(epoch=0)  # what it has counted may count again
+
+
+async def fails(worker_group: StageWorkerGroup, slot: MicroBatchSlot) -> None:
+    with pytest.raises(WorkerError, match="lost"):
+        await worker_group.backward(MicroBatch("lost", 1, 0), slot, 2, 8)
 
 
 async def test_refusals_reach_the_caller(tmp_path: Path) -> None:

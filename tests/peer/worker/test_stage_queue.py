@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import queue
+import random
+from collections import deque
+from collections.abc import Sequence
+
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peer.ipc.stage_messages import RunBackward, RunForward, RunStep, StageCommand, TakeGradient
+from peer.footprint.layout import Layout
+from peer.ipc.stage_messages import DropMicroBatch, RunBackward, RunForward, RunStep, StageCommand, TakeGradient
 from peer.ipc.stage_spec import MicroBatch
-from peer.worker.stage_queue import StageQueue
+from peer.parallel.ranks import Ranks
+from peer.worker.stage_queue import StageQueue, StageTurns, Turn
 
 
 def command(kind: str, id: int, name: str = "m") -> StageCommand:
@@ -60,3 +68,43 @@ def test_a_step_goes_first_within_its_section() -> None:
     waiting.push(command("t", 4))
     waiting.push(command("b", 5))
     assert [waiting.pop().id for _ in range(6)] == [0, 3, 1, 2, 4, 5]
+
+
+class _Told(Ranks):
+    """One of two ranks. The second learns what the first has said before."""
+
+    said: deque[list[float]]
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        if self.rank == 0:
+            self.said.append(list(values))
+            return list(values)
+        return [mine + others for mine, others in zip(values, self.said.popleft(), strict=True)]
+
+
+@given(st.lists(st.tuples(st.sampled_from("fbtd"), st.sampled_from("xyz")), max_size=30), st.integers())
+def test_all_ranks_take_the_turns_of_the_first(kinds: list[tuple[str, str]], seed: int) -> None:
+    """Whatever has reached them by then, and in whatever order: drops, which overtake others, as well."""
+    rng, told = random.Random(seed), deque[list[float]]()
+    commands = [
+        DropMicroBatch(id, (name, 0)) if kind == "d" else command(kind, id, name)
+        for id, (kind, name) in enumerate(kinds)
+    ]
+    found: list[list[Turn]] = []
+    for rank in range(2):
+        ranks = _Told(Layout(replicate=2), rank, torch.device("cpu"))
+        object.__setattr__(ranks, "said", told)
+        incoming: queue.SimpleQueue[StageCommand] = queue.SimpleQueue()
+        turns, coming = StageTurns(incoming, ranks), deque(rng.sample(commands, len(commands)))
+        taken: list[Turn] = []
+        while len(taken) < len(commands):
+            burst = rng.randint(0, len(coming)) if rank == 0 else len(coming)
+            if len(coming) - burst + len(taken) == len(commands):
+                burst = 1  # all that has come is done: the next turn would wait
+            for _ in range(burst):
+                incoming.put(coming.popleft())
+            taken.append(turns.next())
+        found.append(taken)
+    assert found[0] == found[1] and sorted(turn.command.id for turn in found[0]) == list(range(len(commands)))
+    for turn in found[0]:
+        assert not (turn.withdrawn and isinstance(turn.command, TakeGradient))

@@ -26,6 +26,7 @@ from swarm.training.join_checks import (
     check_join,
     disk_needs,
     memory_needs,
+    room_for_stages,
 )
 from swarm.training.machine_memory import Accelerator, layout_of, step_size
 from tests.swarm.run.test_manifest import make_manifest
@@ -98,14 +99,29 @@ def test_each_rank_needs_room(tmp_path: Path) -> None:
     assert one < shards < copies < 2 * one
 
 
+def test_devices_share_a_stage(tmp_path: Path) -> None:
+    """Of the memory that all peers compare with what a stage takes on one device, the other devices' is gone."""
+    manifest, copies, shards = run_of(3), Layout(replicate=2), Layout(shard=2)
+    room = 1.001 * max(memory_needs(manifest, CPU, copies))
+    alone = joining(tmp_path, manifest, memory_bytes=room)
+    several = replace(alone, devices=("cpu",) * 2)
+    assert layout_of(several, manifest) == copies and room_for_stages(alone, manifest) == room
+    assert layout_of(replace(several, memory_bytes=0.9 * room), manifest) == shards
+    for layout in (copies, shards):
+        left = room_for_stages(replace(several, layout="ddp" if layout == copies else "fsdp"), manifest)
+        needs = zip(memory_needs(manifest, CPU), memory_needs(manifest, CPU, layout), strict=True)
+        assert max(memory_needs(manifest, CPU)) <= left < room
+        assert all(shared - one <= room - left for one, shared in needs)
+    with pytest.raises(ConfigError, match="tp shares whole models only"):
+        layout_of(replace(several, layout="tp"), manifest)
+
+
 def test_devices_share_a_model_that_is_too_large_for_each(tmp_path: Path) -> None:
     manifest = absurd()
     config = joining(tmp_path, manifest, devices=("cpu",) * 2)
     (room,) = memory_needs(manifest, CPU, Layout(replicate=2))
     for memory, layout in ((room, Layout(replicate=2)), (0.9 * room, Layout(shard=2))):
         assert layout_of(replace(config, memory_bytes=memory), manifest) == layout
-    with pytest.raises(ConfigError, match="cut into 3 stages: start a peer with --device"):
-        layout_of(config, run_of(3))
     with pytest.raises(ConfigError, match=r"heads is 64, which tp:3 does not divide"):
         layout_of(replace(config, devices=("cpu",) * 3, layout="tp"), manifest)
 
