@@ -62,6 +62,13 @@ if TYPE_CHECKING:
     help="full: train the whole model (a run without stages). stage: train one stage of a pipeline. feeder: only read"
     " training text for a pipeline (no accelerator needed). auto: full or stage, as the run needs.",
 )
+@click.option(
+    "--nice",
+    type=click.IntRange(10, 19),
+    default=10,
+    show_default=True,
+    help="How far training gives way to this machine's other programs; 19: as far as can be.",
+)
 @click.option("--stage", type=click.IntRange(0), help="Stay at this stage of a pipeline.  [default: where needed]")
 @click.option(
     "--memory-limit",
@@ -96,6 +103,7 @@ def join(
     upload_limit: float | None,
     download_limit: float | None,
     role: Role,
+    nice: int,
     stage: int | None,
     memory_limit: float | None,
     host_memory_limit: float | None,
@@ -111,6 +119,7 @@ def join(
     """Take part in the run of INVITE (the string, or a file that holds it) with this machine.
 
     Ctrl-C leaves at the next safe moment and keeps the last commit. Join again with the same --home to continue.
+    `peer pause` gives the machine back to you meanwhile, `peer resume` lets it go on.
     With --serve this machine also answers with the run's last commit: `peer generate INVITE "..."` asks it.
     """
     opened = read_invite(invite)  # before the slow imports: a typo is reported at once
@@ -142,6 +151,7 @@ def join(
         upload_bytes_per_s=None if upload_limit is None else upload_limit * 1e6,
         download_bytes_per_s=None if download_limit is None else download_limit * 1e6,
         role=role,
+        nice=nice,
         stage=stage,
         memory_bytes=None if memory_limit is None else memory_limit * 1e9,
         host_memory_bytes=None if host_memory_limit is None else host_memory_limit * 1e9,

@@ -101,6 +101,8 @@ class Row:
     bytes_down: int = 0
     round_bytes_up: int = 0
     """What it sent in its last round."""
+    paused: bool = False
+    """Whether its owner has paused it."""
     gone: str = ""
     """Why the process has ended."""
     stage: int | None = None

@@ -30,11 +30,13 @@ from swarm.rounds.replica_driver import ReplicaDriver, ReplicaParts
 from swarm.rounds.trainers.upkeep import ReplicaUpkeep
 from swarm.rounds.work import work_of, work_timeout
 from swarm.run.agreement import agreement_config, schedule_of, sponsors_of, stages_before
+from swarm.run.owners_pause import PAUSED
 from swarm.run.peer_context import PeerContext
 from swarm.state.server import serve_snapshots
 from swarm.state.snapshots import SnapshotStore
 from swarm.training.build_trainer import BuiltTrainer, build_trainer
 from swarm.training.checkpoints import LocalCheckpoint, saved_proof
+from swarm.training.pausing import obey
 from swarm.training.restore import restore
 from swarm.training.stage_backup import StageBackup
 
@@ -80,6 +82,7 @@ class StageReplica:
         self.stage, self.trainer = stage, built.trainer
         self._manifest, self._host, self._checkpoint, self._built = manifest, host, checkpoint, built
         self._known, self._backup, self._snapshots = known, backup, snapshots
+        self._pause = context.pause
         self._state = checkpoint.state
         self._upkeep = ReplicaUpkeep(built.trainer, self._save, host.events)
         self._round_began = trio.current_time()
@@ -115,6 +118,8 @@ class StageReplica:
             async with self._upkeep.open(lambda: self.driver.head) as tasks:
                 tasks.start_soon(self.trainer.run)
                 tasks.start_soon(self.driver.run)
+                if self._built.whole is not None:  # a replica of a stage is closed by `PeerLifecycle`
+                    tasks.start_soon(obey, self._pause, self.driver, self._built.whole)
                 if self._backup is not None:
                     tasks.start_soon(self._backup.run)
                 if not rounds:
@@ -144,7 +149,7 @@ class StageReplica:
 
     @property
     def phase(self) -> str:
-        return self.driver.phase
+        return PAUSED if self._pause.paused else self.driver.phase
 
     @property
     def download_bytes_s(self) -> float:
