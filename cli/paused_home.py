@@ -9,12 +9,23 @@ from peer.errors import ConfigError
 
 
 def paused_file(home: Path | None) -> tuple[Path, bool]:
-    """Return the file that pauses the peer of a home, and whether that runs. Raises ConfigError."""
+    """Return the file that pauses the peer of a home, and whether that runs. Raises ConfigError where it trains
+    nothing."""
+    from peer.identity import Identity
     from swarm.run.home import Home
+    from swarm.run.manifest import Manifest, open_any_manifest
+    from swarm.run.manifest_transfer import load_run_files
 
     found = Home(home or _only_home())
     if not found.identity.is_file():
         raise ConfigError(f"{found.path} is not the home of a peer: name one with --home")
+    kept = load_run_files(found.path)
+    if kept is not None:
+        manifest = open_any_manifest(kept[0])
+        coordinates = manifest.authority == Identity.load_or_create(found.identity).peer_id
+        if coordinates or not isinstance(manifest, Manifest):
+            what = "coordinates a run" if coordinates else "serves blocks"
+            raise ConfigError(f"the peer of {found.path} {what} and does not train: stop it with Ctrl-C instead")
     return found.paused, found.is_in_use
 
 

@@ -69,6 +69,14 @@ if TYPE_CHECKING:
     show_default=True,
     help="How far training gives way to this machine's other programs; 19: as far as can be.",
 )
+@click.option(
+    "--pause-when",
+    "pause_when",
+    multiple=True,
+    metavar="CONDITION",
+    help="Give the machine back to you while it holds: program:NAME, keyboard:MINUTES, battery, outside:HH:MM-HH:MM."
+    " May be given several times.",
+)
 @click.option("--stage", type=click.IntRange(0), help="Stay at this stage of a pipeline.  [default: where needed]")
 @click.option(
     "--memory-limit",
@@ -104,6 +112,7 @@ def join(
     download_limit: float | None,
     role: Role,
     nice: int,
+    pause_when: tuple[str, ...],
     stage: int | None,
     memory_limit: float | None,
     host_memory_limit: float | None,
@@ -124,11 +133,13 @@ def join(
     """
     opened = read_invite(invite)  # before the slow imports: a typo is reported at once
     from peer.compute.device import resolve_device
+    from swarm.run.pause_conditions import parse_condition
     from swarm.run.peer_context import JoinConfig
     from swarm.training.peer import run_participant
 
     if serve_memory is not None and not serves:
         raise click.UsageError("--serve-memory was given without --serve: give both.")
+    conditions = tuple(map(parse_condition, pause_when))
     chosen = chosen_devices(device, devices, layout)
     if compiles and len(chosen.devices) > 1:
         raise click.UsageError("--compile was given with several --devices: it is for one, leave it out.")
@@ -152,6 +163,7 @@ def join(
         download_bytes_per_s=None if download_limit is None else download_limit * 1e6,
         role=role,
         nice=nice,
+        pause_when=conditions,
         stage=stage,
         memory_bytes=None if memory_limit is None else memory_limit * 1e9,
         host_memory_bytes=None if host_memory_limit is None else host_memory_limit * 1e9,

@@ -14,7 +14,6 @@ from cli.views.card import peer_card, run_card
 from cli.views.facts import GroupRow, Row
 from cli.views.state import ViewState
 from cli.views.text import NOTHING, number_text, size_text
-from swarm.run.owners_pause import PAUSED
 
 _WHOLE: Final = ("peer", "round", "members", "phase", "loss", "held-out", "up", "down", "state")
 _PIPELINE: Final = ("peer", "stage", "round", "batch/s", "queue", "phase", "loss", "held-out")  # 80 columns wide
@@ -114,8 +113,8 @@ def _cells(row: Row) -> dict[str, str]:
 
 def _phase(row: Row) -> str:
     work = row.work
-    if work is None or not work.steps or row.paused or row.phase != "training":
-        return PAUSED if row.paused else row.phase
+    if work is None or not work.steps or row.doing != "training":
+        return row.doing
     return f"step {work.done}/{work.steps}"
 
 

@@ -14,6 +14,7 @@ from swarm.run.home import Home
 from swarm.run.invite import Invite
 from swarm.run.manifest import Manifest
 from swarm.run.owners_pause import OwnersPause
+from swarm.run.pause_conditions import PauseCondition
 
 Role = Literal["auto", "full", "stage", "feeder"]
 
@@ -51,6 +52,8 @@ class JoinConfig:
     """Beside a GPU: how much of the machine's memory training may take."""
     nice: int = BEHIND_THE_NETWORK
     """The niceness of the processes that train."""
+    pause_when: tuple[PauseCondition, ...] = ()
+    """While one of these holds, the peer rests."""
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from swarm.run.bootstrap import EnteredRun, enter_run
 from swarm.run.home import Home
 from swarm.run.manifest import Manifest, open_manifest
 from swarm.run.owners_pause import OwnersPause
+from swarm.run.pause_conditions import condition_of
 from swarm.run.peer_context import JoinConfig, PeerContext
 from swarm.training.complete_run import comes_too_late
 from swarm.training.join_checks import check_join
@@ -67,7 +68,7 @@ async def run_participant(config: JoinConfig, watch: Watcher | None = None, besi
         peer_config = PeerConfig(host_config, home, config.invite.addresses)
         async with open_peer(peer_config, enter, run_schemas) as peer:
             manifest = peer.run.manifest
-            pause = OwnersPause(peer.host.events, home.paused)
+            pause = OwnersPause(peer.host.events, home.paused, condition_of(config.pause_when))
             pause.look()
             context = PeerContext(config, home, manifest, peer.host, peer.run.gate, peer.node, pause)
             if await comes_too_late(context):
