@@ -27,7 +27,7 @@ SPEED_MEMORY: Final = (
 )
 VALIDATION_BATCHES: Final = 8
 VALIDATION_SHARE: Final = 0.03  # of the time, at most: the other members' exchange waits for a peer that measures
-PAUSE_S: Final = 1.5  # for the end of a step, before a paused worker is killed: its owner comes first
+PAUSE_S: Final = 1.2  # for the end of a step, before a paused worker is killed: its owner comes first
 REST_S: Final = 1.0  # of a paused peer that is planned for, before it says that it has no work; it grows to
 REST_MAX_S: Final = 4.0  # where no other member works, and the round is planned again and again
 DOUBLINGS_MAX: Final = 10
