@@ -10,7 +10,7 @@ from typing import Final
 
 FIRST: Final = (
     *("quickstart", "coordinate", "join", "serve", "generate", "chat", "api"),
-    *("invite", "regroup", "status", "monitor", "top", "export", "plan", "doctor", "relay"),
+    *("pause", "resume", "invite", "regroup", "status", "monitor", "top", "export", "plan", "doctor", "relay"),
 )
 """In the order in which a user meets them. Other commands follow by name."""
 

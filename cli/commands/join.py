@@ -62,6 +62,21 @@ if TYPE_CHECKING:
     help="full: train the whole model (a run without stages). stage: train one stage of a pipeline. feeder: only read"
     " training text for a pipeline (no accelerator needed). auto: full or stage, as the run needs.",
 )
+@click.option(
+    "--nice",
+    type=click.IntRange(10, 19),
+    default=10,
+    show_default=True,
+    help="How far training gives way to this machine's other programs; 19: as far as can be.",
+)
+@click.option(
+    "--pause-when",
+    "pause_when",
+    multiple=True,
+    metavar="CONDITION",
+    help="Give the machine back to you while it holds: program:NAME, keyboard:MINUTES, battery, outside:HH:MM-HH:MM."
+    " May be given several times.",
+)
 @click.option("--stage", type=click.IntRange(0), help="Stay at this stage of a pipeline.  [default: where needed]")
 @click.option(
     "--memory-limit",
@@ -96,6 +111,8 @@ def join(
     upload_limit: float | None,
     download_limit: float | None,
     role: Role,
+    nice: int,
+    pause_when: tuple[str, ...],
     stage: int | None,
     memory_limit: float | None,
     host_memory_limit: float | None,
@@ -111,15 +128,18 @@ def join(
     """Take part in the run of INVITE (the string, or a file that holds it) with this machine.
 
     Ctrl-C leaves at the next safe moment and keeps the last commit. Join again with the same --home to continue.
+    `peer pause` gives the machine back to you meanwhile, `peer resume` lets it go on.
     With --serve this machine also answers with the run's last commit: `peer generate INVITE "..."` asks it.
     """
     opened = read_invite(invite)  # before the slow imports: a typo is reported at once
     from peer.compute.device import resolve_device
+    from swarm.run.pause_conditions import parse_condition
     from swarm.run.peer_context import JoinConfig
     from swarm.training.peer import run_participant
 
     if serve_memory is not None and not serves:
         raise click.UsageError("--serve-memory was given without --serve: give both.")
+    conditions = tuple(map(parse_condition, pause_when))
     chosen = chosen_devices(device, devices, layout)
     if compiles and len(chosen.devices) > 1:
         raise click.UsageError("--compile was given with several --devices: it is for one, leave it out.")
@@ -142,6 +162,8 @@ def join(
         upload_bytes_per_s=None if upload_limit is None else upload_limit * 1e6,
         download_bytes_per_s=None if download_limit is None else download_limit * 1e6,
         role=role,
+        nice=nice,
+        pause_when=conditions,
         stage=stage,
         memory_bytes=None if memory_limit is None else memory_limit * 1e9,
         host_memory_bytes=None if host_memory_limit is None else host_memory_limit * 1e9,

@@ -81,7 +81,7 @@ def _now(view: ViewState, row: Row, group: GroupRow | None, now: float, ascii_on
     if row.gone:
         return [row.gone]
     work = row.work
-    if work is not None and work.steps and row.phase == "training":
+    if work is not None and work.steps and row.doing == "training":
         left_s = work.left_s(now)
         left = [] if left_s is None else [f"{duration_text(left_s)} left"]
         return ["training", _bar(work.share, ascii_only), f"step {work.done} of {work.steps}", *left]
@@ -93,7 +93,7 @@ def _now(view: ViewState, row: Row, group: GroupRow | None, now: float, ascii_on
         "voting": f"waiting for the votes of {others}" if others else "voting",
         "waiting for peers": _waiting(view),
     }
-    return [said.get(row.phase, row.phase)]
+    return [said.get(row.doing, row.doing)]
 
 
 def _waiting(view: ViewState) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from cli.views.curve import LossCurve
+from swarm.run.owners_pause import PAUSED
 
 Fields = Mapping[str, Any]
 
@@ -101,6 +102,8 @@ class Row:
     bytes_down: int = 0
     round_bytes_up: int = 0
     """What it sent in its last round."""
+    paused: bool = False
+    """Whether its owner has paused it."""
     gone: str = ""
     """Why the process has ended."""
     stage: int | None = None
@@ -120,6 +123,11 @@ class Row:
     """What it has read of its machine's text, as it was last noted."""
     unsaved: bool = False
     """Whether its disk takes no records of the round that it stands at."""
+
+    @property
+    def doing(self) -> str:
+        """What it does: under its owner's pause nothing, whatever its group does."""
+        return PAUSED if self.paused else self.phase
 
 
 @dataclass

@@ -12,6 +12,7 @@ from cli.views.micro_batch_audit import AuditEntry
 from cli.views.state import PEERS_MAX, ViewState
 from cli.views.text import number_text, several, size_text
 from swarm.rounds.trainers.trained_rounds import REMEDY
+from swarm.run.owners_pause import PAUSED
 
 _PHASES: Final = {"compute": "training", "submit": "submitting", "exchange": "exchanging", "vote": "voting"}
 _BETWEEN: Final = "waiting for the next round"
@@ -51,6 +52,16 @@ def _worker_ready(view: ViewState, row: Row, at: float, fields: Fields) -> None:
         view.note(f"{row.name} computes on {', '.join(parts)}")
     if row.phase == STARTING:
         row.phase = "waiting for peers"
+
+
+def _peer_paused(view: ViewState, row: Row, at: float, fields: Fields) -> None:
+    row.paused = True
+    view.note(f"{row.name} is {PAUSED}: {fields['reason']}")
+
+
+def _peer_resumed(view: ViewState, row: Row, at: float, fields: Fields) -> None:
+    row.paused = False
+    view.note(f"{row.name} goes on")
 
 
 def _state_progress(view: ViewState, row: Row, at: float, fields: Fields) -> None:
@@ -266,6 +277,8 @@ def _ranges(text: str) -> tuple[tuple[int, int], ...]:
 PEER_EVENTS: Final[dict[str, Callable[[ViewState, Row, float, Fields], None]]] = {
     "phase_entered": _phase_entered,
     "inner_step": _inner_step,
+    "peer_paused": _peer_paused,
+    "peer_resumed": _peer_resumed,
     "state_progress": _state_progress,
     "contact_failed": _problem,
     "text_missing": _problem,

@@ -113,8 +113,8 @@ def _cells(row: Row) -> dict[str, str]:
 
 def _phase(row: Row) -> str:
     work = row.work
-    if work is None or not work.steps or row.phase != "training":
-        return row.phase
+    if work is None or not work.steps or row.doing != "training":
+        return row.doing
     return f"step {work.done}/{work.steps}"
 
 

@@ -50,12 +50,15 @@ class WorkerCommands(ABC):
                 first_message=self._first_message,
                 world_size=config.world_size,
                 threads=config.threads,
+                nice=config.nice,
                 silence_s=config.silence_s,
                 stall_s=config.stall_s,
                 load_timeout_s=config.load_timeout_s,
                 starts_max=self.starts_max,
             )
         )
+        if config.suspended:
+            self._supervisor.suspend_soon()
 
     @classmethod
     def open_buffers(cls, config: WorkerConfig) -> AbstractContextManager[WorkerBuffers]:
@@ -103,6 +106,16 @@ class WorkerCommands(ABC):
     def generation(self) -> int:
         """The number of groups lost. It grows before a call that was lost raises WorkerError."""
         return self._supervisor.generation
+
+    async def suspend(self) -> None:
+        """End the workers, which frees their devices, and start no others before `resume`. What the vectors hold stays.
+        Until then every command fails with WorkerError."""
+        await self._supervisor.suspend()
+
+    async def resume(self) -> None:
+        """Start the workers again, and wait for them. Raises WorkerError if the first start fails; others follow."""
+        self._supervisor.resume()
+        await self._supervisor.ready()
 
     async def ask(self, command: Command, kind: type[_Body], rank: int | None = None) -> _Body:
         """Send the command to one rank, or to all (None); return the result of the lowest rank asked. Raises

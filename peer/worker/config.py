@@ -20,6 +20,7 @@ from peer.ipc.messages import VectorFds
 from peer.ipc.shared_memory import SharedBuffer
 from peer.ipc.stage_spec import StageSpec
 from peer.model.layout import FlatLayout
+from peer.worker.launch import BEHIND_THE_NETWORK
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,10 @@ class WorkerConfig:
     stall_s: float = 300.0
     """A worker that makes no step for this long while it has a command is killed."""
     load_timeout_s: float = 600.0
+    nice: int = BEHIND_THE_NETWORK
+    """The niceness of the workers."""
+    suspended: bool = False
+    """Whether no worker is started before `WorkerCommands.resume`."""
     stage: StageSpec | None = None
     """The stage of a pipeline to compute; None: the whole model."""
     devices: tuple[str, ...] = ()

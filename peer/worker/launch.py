@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from peer.events import EventLog
 from peer.ipc.first_message import FirstMessage
+
+BEHIND_THE_NETWORK: Final = 10
+"""The least niceness of a worker: the network process must stay responsive."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,8 @@ class WorkerLaunch:
     """The number of worker processes in the group."""
     threads: int | None = None
     """Per worker; None: an equal share of the cores that this process may use."""
+    nice: int = BEHIND_THE_NETWORK
+    """The least niceness of the workers; their program may want more."""
     silence_s: float = 15.0
     """A worker silent for this long is hung (stopped, or swapped out) and is killed."""
     stall_s: float = 300.0

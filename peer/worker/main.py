@@ -1,5 +1,5 @@
-"""The entry point of a worker process: `python -m peer.worker.main CONTROL_FD PARENT_PID`, started by the network
-process.
+"""The entry point of a worker process: `python -m peer.worker.main CONTROL_FD PARENT_PID NICENESS`, started by the
+network process.
 
 Before it loads anything large it confines itself (`peer.confinement`): it computes on strangers' numbers, and needs no
 network, no other program and few files. The main thread then runs the program that the first message is for. A second
@@ -28,7 +28,8 @@ from peer.errors import ConfigError
 from peer.ipc.messages import Rejected
 from peer.plain_text import plain
 from peer.worker.control_link import ControlLink
-from peer.worker.programs import BEHIND_THE_NETWORK, PROGRAMS
+from peer.worker.launch import BEHIND_THE_NETWORK
+from peer.worker.programs import PROGRAMS
 
 
 def _follow_parent(parent_pid: int) -> None:
@@ -66,12 +67,12 @@ def main() -> None:
     gc.disable()  # a fifth of the time of an import goes into looking for garbage that is not there
     sys.excepthook = report
     threading.excepthook = lambda hook: report(hook.exc_type, hook.exc_value, hook.exc_traceback)
-    control_fd, parent_pid = int(sys.argv[1]), int(sys.argv[2])
+    control_fd, parent_pid, niceness = map(int, sys.argv[1:])
     _follow_parent(parent_pid)
     link = ControlLink(socket.socket(fileno=control_fd))
     load = link.receive_load()
     entry = PROGRAMS[type(load)]
-    _yield_to_others(entry.niceness(load))
+    _yield_to_others(max(niceness, entry.niceness(load)))
     grants = entry.grants(load)
     if grants.accelerators:
         load_nvidia_modules()

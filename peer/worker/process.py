@@ -19,6 +19,7 @@ from peer.decoding import MALFORMED, told
 from peer.errors import WorkerError
 from peer.ipc.first_message import FirstMessage, ToWorker
 from peer.ipc.messages import Beat, ControlFrames, FromWorker, ModelLoaded, Rejected, frame
+from peer.worker.launch import BEHIND_THE_NETWORK
 
 _LOG_MAX_BYTES = 1 << 20
 _LOG_TAIL_BYTES = 4096
@@ -49,9 +50,11 @@ class WorkerProcess:
         self._fault = ""  # why it must end, though it runs
 
     @classmethod
-    def start(cls, log: Path, private: Path, threads: int, fds: tuple[int, ...]) -> WorkerProcess:
+    def start(
+        cls, log: Path, private: Path, threads: int, fds: tuple[int, ...], nice: int = BEHIND_THE_NETWORK
+    ) -> WorkerProcess:
         """Start `python -m peer.worker.main` with `fds` inherited. Call it from the thread that runs trio. `private` is
-        the worker's own folder.
+        the worker's own folder, `nice` its least niceness.
 
         trio's open_process does not fit: it forks in a short-lived thread, and the kernel's parent-death signal refers
         to that thread.
@@ -61,7 +64,7 @@ class WorkerProcess:
         grown = log.exists() and log.stat().st_size > _LOG_MAX_BYTES
         with theirs, log.open("wb" if grown else "ab") as stderr:
             process = subprocess.Popen(
-                [sys.executable, "-m", _MODULE, str(theirs.fileno()), str(os.getpid())],
+                [sys.executable, "-m", _MODULE, str(theirs.fileno()), str(os.getpid()), str(nice)],
                 stdin=subprocess.DEVNULL,
                 stdout=stderr,
                 stderr=stderr,

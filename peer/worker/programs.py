@@ -17,8 +17,8 @@ from peer.ipc.stage_messages import LoadStage
 from peer.ipc.text_messages import LoadText
 from peer.ipc.train_messages import LoadTrain
 from peer.worker.control_link import ControlLink
+from peer.worker.launch import BEHIND_THE_NETWORK
 
-BEHIND_THE_NETWORK: Final = 10  # the network process must stay responsive
 _BEHIND_TRAINING: Final = 19  # by the weights of Linux's scheduler an eighth of what a worker gets that trains
 
 

@@ -77,10 +77,33 @@ class Supervisor:
         self._started = trio.Event()  # set and replaced after each attempt to start the group
         self._start_error: WorkerError | None = None
         self._closed = False
+        self._alive = trio.CancelScope()  # of what keeps a group running
+        self._wanted = trio.Event()  # whether there is to be a group
+        self._wanted.set()
+        self._ended = trio.Event()  # whether the group of before `suspend` has ended
 
     async def start(self) -> None:
-        """Start the first group. Raises WorkerError or ConfigError."""
-        self.workers = await self._start_group()
+        """Start the first group, unless there is to be none. Raises WorkerError or ConfigError."""
+        if self._wanted.is_set():
+            self.workers = await self._start_group()
+
+    async def suspend(self) -> None:
+        """Kill the workers and start no others before `resume`: until then every command fails. Returns once the
+        processes are gone; `run` must be running."""
+        self.suspend_soon()
+        await self._ended.wait()
+
+    def suspend_soon(self) -> None:
+        """As `suspend`, without waiting; also before `start`."""
+        if self._wanted.is_set():
+            self._wanted, self._ended = trio.Event(), trio.Event()
+            self._alive.cancel()
+
+    def resume(self) -> None:
+        """Have a group again."""
+        if not self._wanted.is_set():
+            self._started, self._start_error = trio.Event(), None
+            self._wanted.set()
 
     async def ready(self) -> tuple[WorkerProcess, ...]:
         """Wait for the workers and return them. Raises WorkerError if the next start fails."""
@@ -128,21 +151,44 @@ class Supervisor:
         await self._destroy(self.workers)
 
     async def run(self) -> None:
-        """Serve the group until a rank dies, replace the group, and repeat. Raises WorkerError after too many failed
-        starts in a row."""
+        """Serve the group until a rank dies, replace the group, and repeat; while suspended, have none. Raises
+        WorkerError after too many failed starts in a row."""
         try:
             while True:
-                worker, cause = await self._serve(self.workers)
-                self.workers, self._started = (), trio.Event()
-                self.generation += 1
-                self._launch.events.emit("worker_died", pid=worker.pid, cause=cause)
-                self.loss = WorkerError(f"the compute worker was lost: {cause}; a new one is starting")
-                self._fail_all(self.loss)
-                await self._restart()
+                if not self._wanted.is_set():
+                    await self._hold()
+                self._alive = trio.CancelScope()
+                with self._alive:
+                    await self._keep_alive()
         finally:  # a caller shielded from the cancellation would wait without end
             self._closed = True
             self._started.set()
             self._fail_all(_closing())
+
+    async def _keep_alive(self) -> None:
+        while True:
+            if not self.workers:
+                await self._restart()
+            worker, cause = await self._serve(self.workers)
+            self._launch.events.emit("worker_died", pid=worker.pid, cause=cause)
+            self._lose(WorkerError(f"the compute worker was lost: {cause}; a new one is starting"))
+
+    async def _hold(self) -> None:
+        """End the workers, and wait until there are to be some again."""
+        workers, paused = self.workers, WorkerError("the compute worker was ended: this machine's owner has paused it")
+        self._lose(paused)
+        self._start_error = paused  # for those that wait for workers
+        self._started.set()
+        await self._destroy(workers)
+        self._ended.set()
+        await self._wanted.wait()
+
+    def _lose(self, error: WorkerError) -> None:
+        """Have no workers any more; what they were asked fails."""
+        self.workers, self._started, self._start_error = (), trio.Event(), None
+        self.generation += 1
+        self.loss = error
+        self._fail_all(error)
 
     def _fail_all(self, error: WorkerError) -> None:
         pending, self._pending = self._pending, {}
@@ -159,7 +205,7 @@ class Supervisor:
         try:
             for rank in range(size):
                 log = launch.directory / ("worker.log" if rank == 0 else f"worker-{rank}.log")
-                workers.append(WorkerProcess.start(log, launch.private_folder, threads, fds))
+                workers.append(WorkerProcess.start(log, launch.private_folder, threads, fds, launch.nice))
             answers = await self._load(workers)
         except BaseException:
             await self._destroy(workers)

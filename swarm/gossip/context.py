@@ -78,6 +78,9 @@ class GossipListener(Protocol):
     def banned(self) -> Iterable[str]:
         """Return the peers that the authority has banned."""
 
+    async def working(self) -> None:
+        """Wait until this machine's owner lets it train."""
+
     async def stepped(self, head: Head) -> None:
         """Note that the replica has changed; it does not change again until this returns."""
 

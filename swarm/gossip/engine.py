@@ -60,6 +60,7 @@ class GossipEngine:
             match = Matchmaker(context.host, context.timeouts, context.host.events, tasks, self._heard)
             await self._gather()
             while not self._rules.rounds or self.replica.round < self._rules.rounds:
+                await self._context.listener.working()
                 if self._must_fetch():
                     await self._catch_up()
                 else:

@@ -41,6 +41,7 @@ from swarm.rounds.trainers.trainer import TrainRequest
 from swarm.rounds.trainers.upkeep import ReplicaUpkeep
 from swarm.rounds.trainers.worker_trainer import WorkerTrainer
 from swarm.run.manifest import Manifest
+from swarm.run.owners_pause import PAUSED, obey
 from swarm.run.peer_context import PeerContext
 from swarm.state.snapshots import SnapshotStore
 
@@ -103,6 +104,8 @@ class _GossipParticipant:
         self._context, self._store, self._replica, self._layout = context, store, replica, worker_group.layout
         self._joined_at = time.time()
         self._saved: Head | None = None
+        self._awake = trio.Event()
+        self._note_pause(context.pause.paused)
         self._me = Member(host.peer_id, secrets.token_hex(8))
         self._trainer = WorkerTrainer(worker_group, "delta", host.events)
         self._trainer.adopt(replica.theta, None)
@@ -124,6 +127,7 @@ class _GossipParticipant:
         try:
             async with self._upkeep.open(lambda: self._engine.head) as tasks:
                 tasks.start_soon(self._membership.run)
+                tasks.start_soon(obey, self._context.pause, self._trainer, self._note_pause)
                 await self._engine.run()
                 await self._membership.announce()
                 await trio.sleep(TELL_S)
@@ -136,7 +140,16 @@ class _GossipParticipant:
 
     def others(self) -> Mapping[str, PeerView]:
         records = self._membership.others().items()
-        return {peer: PeerView(record.round, record.speed) for peer, record in records if record.role == "full"}
+        return {peer: PeerView(record.round, record.speed) for peer, record in records if _works(record)}
+
+    async def working(self) -> None:
+        await self._awake.wait()
+
+    def _note_pause(self, paused: bool) -> None:
+        if paused:
+            self._awake = trio.Event()
+        else:
+            self._awake.set()
 
     def banned(self) -> Iterable[str]:
         bans = self._context.gate.bans
@@ -160,7 +173,7 @@ class _GossipParticipant:
             session=self._me.session,
             name=self._context.config.name,
             role="full",
-            phase=self._engine.phase,
+            phase=PAUSED if self._context.pause.paused else self._engine.phase,
             joined_at=self._joined_at,
         )
         return msgspec.structs.replace(measured_record(record, self._trainer), credential=self._context.gate.chain)
@@ -192,6 +205,10 @@ class _GossipParticipant:
         sentence = f"{what}; no other peer of the run was there, so these weights are lost: free some space"
         events.emit("last_checkpoint_failed", round=head.round, lost=True, error=sentence)
         raise ResourceError(sentence)
+
+
+def _works(record: MemberRecord) -> bool:
+    return record.role == "full" and record.phase != PAUSED
 
 
 def _rules(manifest: Manifest) -> GossipRules:

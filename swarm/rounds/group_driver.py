@@ -23,7 +23,15 @@ from peer.net.host import Host
 from peer.net.wire import LARGE_HEADER_BYTES
 from swarm.protocol.agreement import actions, events
 from swarm.protocol.agreement.config import AgreementConfig
-from swarm.protocol.agreement.messages import LINKS_MAX, ChainLink, ChainMessage, JoinMessage, Message
+from swarm.protocol.agreement.messages import (
+    LINKS_MAX,
+    ChainLink,
+    ChainMessage,
+    JoinMessage,
+    Message,
+    PromiseMessage,
+    VoteMessage,
+)
 from swarm.protocol.agreement.node import AgreementNode
 from swarm.protocol.agreement.rules.evidence import signed_in
 from swarm.protocol.agreement.work import Work
@@ -39,6 +47,7 @@ from swarm.rounds.timers import Timers
 
 LOOK_S: Final = 0.25  # between two looks at the failure detector
 KNOWN_S: Final = 2.0  # between two looks at who publishes that it takes part
+PAUSED_GRACES: Final = 2.0  # times `grace_s`, after which a paused voter answers
 RETRY_S: Final = 1.0  # after the disk has refused a record
 CHECKED_HERE_MAX: Final = 64  # signatures, 4 ms; more at once are checked in a thread
 CHECKED_AHEAD_MAX: Final = 8192  # there, of one call; beyond, the node checks them itself
@@ -93,6 +102,7 @@ class GroupDriver:
         """Set once the run's last round is committed."""
         self.changed = Notifier()
         """Notified after each event."""
+        self._paused = False
         self._host, self._records, self._known_peers, self._options = host, records, known_peers, options
         self._tell: Tell = options.tell or (lambda event, fields: host.events.emit(event, **fields))
         self._newcomers = NewcomerFilter(host, options.per_prefix)
@@ -186,6 +196,15 @@ class GroupDriver:
             self._stepping = False
         self.changed.notify()
 
+    def pause(self, paused: bool) -> None:
+        """Take note that this machine's owner has paused the peer's work, or has it go on.
+
+        A paused voter answers so late that leaders plan without it: they wait for one that they can do without for
+        `grace_s` only. So it leaves the electorate like any member that contributes nothing, and until then no group
+        that needs its vote lacks it."""
+        self._paused = paused
+        self.feed(events.Paused(paused))
+
     async def take(self, peer: str, messages: Sequence[Message]) -> None:
         """Take messages, as `receive`. Where they hold many signatures, a thread checks these first: else nothing else
         would happen here meanwhile. Raises `RoundError` if they are of a peer that was left out."""
@@ -266,7 +285,10 @@ class GroupDriver:
     async def _do(self, action: actions.Action, actor: Actor, tasks: trio.Nursery) -> None:
         match action:
             case actions.Send():
-                self._sender.add(action.peer, action.message)
+                if self._paused and isinstance(action.message, VoteMessage | PromiseMessage):
+                    tasks.start_soon(self._send_late, action, tasks)
+                else:
+                    self._sender.add(action.peer, action.message)
             case actions.Tell():
                 fields: dict[str, Field] = {
                     name: list(value) if isinstance(value, tuple) else value for name, value in action.fields.items()
@@ -285,6 +307,11 @@ class GroupDriver:
                 self._follow(action.head)
             case _:
                 await actor.perform(action)
+
+    async def _send_late(self, action: actions.Send, tasks: trio.Nursery) -> None:
+        await trio.sleep(PAUSED_GRACES * self.config.grace_s)
+        self._sender.add(action.peer, action.message)
+        self._sender.send(self._node.head.round + 1, tasks)
 
     def _follow(self, head: Head) -> None:
         """Watch the peers of a head."""

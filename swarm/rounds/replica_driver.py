@@ -84,6 +84,10 @@ class ReplicaDriver:
         learns = any(learner.member == self.me for learner in head.learners)
         return head.has(self.me) or learns or (plan is not None and plan.of(self.me) is not None)
 
+    def pause(self, paused: bool) -> None:
+        """As `GroupDriver.pause`."""
+        self.group.pause(paused)
+
     async def until_round(self, number: int) -> None:
         """Wait until the weights of that round, or a later one, are here."""
         assert self.actor is not None

@@ -2,7 +2,7 @@
 
 lock   identity.key   invite   listening   manifest.msgpack   tokenizer.json   guests.msgpack   addresses.json
 events.jsonl   worker.log   worker/   corpus/   agreement/   results/   fetched/   checkpoints/
-state.part   loss.png
+state.part   loss.png   paused
 At the coordinator also bans.msgpack, complete (of a gossip run), and regroup.request and regroup.answer while a person
 asks for a regroup
 
@@ -72,6 +72,11 @@ class Home:
     def note_listening(self, addresses: Iterable[str]) -> None:
         """Write `listening`. Raises ResourceError."""
         write_atomically(self.listening, "".join(f"{address}\n" for address in addresses).encode())
+
+    @property
+    def paused(self) -> Path:
+        """There while the owner has paused the peer (`swarm.run.owners_pause`)."""
+        return self.path / "paused"
 
     @property
     def regroup_request(self) -> Path:

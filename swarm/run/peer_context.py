@@ -8,10 +8,13 @@ from typing import Literal
 
 from dht.node import Node
 from peer.net.host import Host
+from peer.worker.launch import BEHIND_THE_NETWORK
 from swarm.run.gate import Gate
 from swarm.run.home import Home
 from swarm.run.invite import Invite
 from swarm.run.manifest import Manifest
+from swarm.run.owners_pause import OwnersPause
+from swarm.run.pause_conditions import PauseCondition
 
 Role = Literal["auto", "full", "stage", "feeder"]
 
@@ -47,6 +50,10 @@ class JoinConfig:
     """How much of the device's memory training may take, on a CPU of the machine's; None for what is free."""
     host_memory_bytes: float | None = None
     """Beside a GPU: how much of the machine's memory training may take."""
+    nice: int = BEHIND_THE_NETWORK
+    """The niceness of the processes that train."""
+    pause_when: tuple[PauseCondition, ...] = ()
+    """While one of these holds, the peer rests."""
 
 
 @dataclass(frozen=True)
@@ -59,3 +66,4 @@ class PeerContext:
     host: Host
     gate: Gate
     node: Node
+    pause: OwnersPause

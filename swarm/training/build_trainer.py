@@ -35,6 +35,7 @@ from swarm.protocol.ledger import count
 from swarm.protocol.receipts import PROOF_MAX, StageProof
 from swarm.rounds.trainers.overlapped_trainer import trainer_of
 from swarm.rounds.trainers.upkeep import ReplicaTrainer
+from swarm.rounds.trainers.worker_trainer import WorkerTrainer
 from swarm.run.agreement import agreement_config, schedule_of
 from swarm.run.manifest import Manifest
 from swarm.run.peer_context import PeerContext
@@ -52,6 +53,8 @@ class BuiltTrainer:
 
     trainer: ReplicaTrainer
     server: StageServer | None = None
+    whole: WorkerTrainer | None = None
+    """The trainer, where it trains the whole model."""
 
     def load(self) -> LoadReport:
         """How busy the replica is."""
@@ -79,7 +82,8 @@ async def build_trainer(
             yield built
         return
     async with open_worker_group(worker_config(context)) as worker_group:
-        yield BuiltTrainer(trainer_of(worker_group, manifest.outer, checkpoint.state.strategy, events))
+        trainer = trainer_of(worker_group, manifest.outer, checkpoint.state.strategy, events)
+        yield BuiltTrainer(trainer, whole=trainer)
 
 
 @asynccontextmanager

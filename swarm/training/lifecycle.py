@@ -46,10 +46,21 @@ class PeerLifecycle:
             else:
                 others, selection = self._membership.others, self._selection
                 nursery.start_soon(check_run_alive, others, authority, rounds, lambda: selection.is_behind)
+                await self._rest()
                 await selection.choose()
                 while await self._stay(selection.stage):
-                    pass
+                    await self._rest()
             nursery.cancel_scope.cancel()
+
+    async def _rest(self) -> None:
+        """In a pipeline, have no replica while this machine's owner has paused the peer: as a peer without a stage it
+        gets no micro-batches, and another one may take over. Afterwards it goes back to its stage."""
+        pause, selection = self._context.pause, self._selection
+        selection.resting |= self._manifest.stages > 1 and pause.paused
+        if selection.resting:
+            await self._membership.announce()
+            await pause.until(paused=False)
+            selection.wake()
 
     async def _stay(self, stage: int) -> bool:
         """Serve `stage` as `_serve` does. A peer that moved to the first stage and has too little text goes back; one
@@ -88,8 +99,18 @@ class PeerLifecycle:
                         replica.tell_unmerged()
                         nursery.cancel_scope.cancel()
 
+                    async def yield_device() -> None:
+                        nonlocal moves
+                        await self._context.pause.until(paused=True)
+                        moves = selection.resting = True
+                        nursery.start_soon(self._membership.announce)  # others send no more micro-batches
+                        await replica.yield_device()
+                        replica.tell_unmerged()
+                        nursery.cancel_scope.cancel()
+
                     if self._manifest.stages > 1:
                         nursery.start_soon(watch)
+                        nursery.start_soon(yield_device)
                     await replica.run(self._wait_for_others)
                     moves = False
                     nursery.cancel_scope.cancel()

@@ -19,6 +19,8 @@ from swarm.membership.open_peer import OpenPeer, PeerConfig, open_home, open_pee
 from swarm.run.bootstrap import EnteredRun, enter_run
 from swarm.run.home import Home
 from swarm.run.manifest import Manifest, open_manifest
+from swarm.run.owners_pause import OwnersPause
+from swarm.run.pause_conditions import condition_of
 from swarm.run.peer_context import JoinConfig, PeerContext
 from swarm.training.complete_run import comes_too_late
 from swarm.training.join_checks import check_join
@@ -66,13 +68,16 @@ async def run_participant(config: JoinConfig, watch: Watcher | None = None, besi
         peer_config = PeerConfig(host_config, home, config.invite.addresses)
         async with open_peer(peer_config, enter, run_schemas) as peer:
             manifest = peer.run.manifest
-            context = PeerContext(config, home, manifest, peer.host, peer.run.gate, peer.node)
+            pause = OwnersPause(peer.host.events, home.paused, condition_of(config.pause_when))
+            pause.look()
+            context = PeerContext(config, home, manifest, peer.host, peer.run.gate, peer.node, pause)
             if await comes_too_late(context):
                 return
             check_join(config, manifest)
             write_atomically(home.invite, f"{config.invite}\n".encode())
             home.note_listening(peer.host.addresses)
             async with trio.open_nursery() as nursery:
+                nursery.start_soon(pause.run)
                 if beside is not None:
                     nursery.start_soon(beside, peer, home)
                 await _train(context)

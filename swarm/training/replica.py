@@ -28,8 +28,10 @@ from swarm.protocol.timeouts import AdaptiveTimeouts
 from swarm.rounds.notifier import Notifier
 from swarm.rounds.replica_driver import ReplicaDriver, ReplicaParts
 from swarm.rounds.trainers.upkeep import ReplicaUpkeep
+from swarm.rounds.trainers.worker_trainer import PAUSE_S
 from swarm.rounds.work import work_of, work_timeout
 from swarm.run.agreement import agreement_config, schedule_of, sponsors_of, stages_before
+from swarm.run.owners_pause import PAUSED, obey
 from swarm.run.peer_context import PeerContext
 from swarm.state.server import serve_snapshots
 from swarm.state.snapshots import SnapshotStore
@@ -80,6 +82,7 @@ class StageReplica:
         self.stage, self.trainer = stage, built.trainer
         self._manifest, self._host, self._checkpoint, self._built = manifest, host, checkpoint, built
         self._known, self._backup, self._snapshots = known, backup, snapshots
+        self._pause = context.pause
         self._state = checkpoint.state
         self._upkeep = ReplicaUpkeep(built.trainer, self._save, host.events)
         self._round_began = trio.current_time()
@@ -115,6 +118,8 @@ class StageReplica:
             async with self._upkeep.open(lambda: self.driver.head) as tasks:
                 tasks.start_soon(self.trainer.run)
                 tasks.start_soon(self.driver.run)
+                if self._built.whole is not None:  # a replica of a stage is closed by `PeerLifecycle`
+                    tasks.start_soon(obey, self._pause, self._built.whole, self.driver.pause)
                 if self._backup is not None:
                     tasks.start_soon(self._backup.run)
                 if not rounds:
@@ -144,7 +149,7 @@ class StageReplica:
 
     @property
     def phase(self) -> str:
-        return self.driver.phase
+        return PAUSED if self._pause.paused else self.driver.phase
 
     @property
     def download_bytes_s(self) -> float:
@@ -186,6 +191,22 @@ class StageReplica:
         with trio.move_on_after(DRAIN_S):
             while not server.drained and self.head.round < until:
                 await self._committed.wait(DRAIN_LOOK_S)
+
+    async def yield_device(self) -> None:
+        """For this machine's owner: end the worker of a stage now, and stay until the group has merged what was
+        submitted. Where replicas make inner steps, what is counted makes a smaller contribution if that takes no longer
+        than `PAUSE_S`. In a synchronous round the others' replicas count it once more."""
+        server, actor = self._built.server, self.driver.actor
+        if server is None or actor is None:
+            return
+        server.drain()
+        training = actor.training
+        if not self._manifest.synchronous:
+            self.trainer.finish_early()
+            changed = self.driver.group.changed
+            await changed.until(lambda: training.plan is None or training.update is not None, PAUSE_S)
+        await server.worker_group.suspend()
+        await self._committed.until(lambda: training.update is None, DRAIN_S)
 
     def tell_unmerged(self) -> None:
         """Tell what this peer leaves uncounted as it moves to another stage: what it has counted since the last commit.

@@ -39,6 +39,7 @@ from swarm.placement.stage_choice import (
 )
 from swarm.protocol.head import Head
 from swarm.run.agreement import agreement_config
+from swarm.run.owners_pause import PAUSED
 from swarm.run.peer_context import PeerContext
 from swarm.training.checkpoints import note_stage, saved_stages
 from swarm.training.corpus import has_text
@@ -74,6 +75,8 @@ class StageSelection:
         self.membership = Membership(context.node, context.host, MEMBERS, context.manifest.run_id, self._describe)
         self.phase = "starting"
         """What this peer publishes while it has no replica."""
+        self.resting = False
+        """Whether it has no part in its stage of a pipeline, as its owner has paused it."""
         self._costs = stage_costs(context.manifest)
         self._joined_at = time.time()
         self._place = _Place()
@@ -116,6 +119,12 @@ class StageSelection:
             self._opened_at = trio.current_time()
             self._host.events.emit("replica_opened", stage=replica.stage)
             faults.reach("arriving")
+
+    def wake(self) -> None:
+        """Set out for this peer's stage again, if it has one, after its owner's pause."""
+        self.resting = False
+        if self._place.stage >= 0:
+            self.go(self._place.stage)
 
     def closed(self, replica: StageReplica) -> None:
         self._replica = None
@@ -352,7 +361,7 @@ class StageSelection:
         load = replica.load() if replica else LoadReport()
         return msgspec.structs.replace(
             record,
-            stage=place.stage,
+            stage=-1 if self.resting else place.stage,
             source=place.source,
             queue=load.queue,
             service_s=load.service_s,
@@ -373,8 +382,8 @@ class StageSelection:
 
     @property
     def _told_phase(self) -> str:
-        if self._replica is None:
-            return self.phase
+        if self.resting or self._replica is None:
+            return PAUSED if self.resting else self.phase
         if self._replica.measures_last:
             return MEASURING
         if self._missing and not self._is_arriving:

@@ -35,5 +35,7 @@ def worker_config(context: PeerContext, stage: StageSpec | None = None) -> Worke
         seed=manifest.run.seed,
         threads=config.threads and max(1, config.threads // max(1, len(config.devices))),
         events=context.host.events,
+        suspended=context.pause.paused and stage is None,  # a paused peer opens no replica of a stage
+        nice=config.nice,
         stage=stage,
     )

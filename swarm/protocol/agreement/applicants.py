@@ -37,16 +37,18 @@ class Applicants:
         """Proofs of lies, by culprit."""
         self.witness: Signed | None = None
         """The coordinator's latest declared identity as a witness."""
+        self.paused = False
+        """Whether this machine's owner has paused the peer's work (`events.Paused`)."""
         self.speed = 0.0
         """This node's own measured inner steps a second; 0 while unknown."""
 
     # -- this node -----------------------------------------------------------------------------------------------------
 
     def request(self) -> Signed | None:
-        """Return this node's request to join, if it is in no group and holds the head's state."""
+        """Return this node's request to join, if it is in no group, holds the head's state and may work."""
         context, head = self._context, self._chain.head
         inside = head.has(context.me) or any(learner.member == context.me for learner in head.learners)
-        if inside or context.config.is_coordinator or not self._chain.has_state:
+        if inside or self.paused or context.config.is_coordinator or not self._chain.has_state:
             return None
         if self._mine is None or self._mine[0] != self._chain.hash:
             body = say.JoinBody(self._chain.hash, context.me, context.config.credential)

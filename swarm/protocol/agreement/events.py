@@ -56,6 +56,13 @@ class Submitted(msgspec.Struct, frozen=True):
     """Measured inner steps a second; 0 while unknown."""
 
 
+class Paused(msgspec.Struct, frozen=True):
+    """This machine's owner has paused the peer's work, or has it go on (`paused` false). A paused node votes, but asks
+    for no place, and as a leader plans no work for itself that another member can do."""
+
+    paused: bool
+
+
 class Gathered(msgspec.Struct, frozen=True):
     """The method says that the members together have done the round's work (a pipeline's batch is counted)."""
 
@@ -125,6 +132,7 @@ Event = (
     | TimerFired
     | Persisted
     | Submitted
+    | Paused
     | Gathered
     | SliceResult
     | Built

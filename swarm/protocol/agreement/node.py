@@ -188,6 +188,9 @@ class AgreementNode:
                 context.out.persisted(event.id)
             case events.Submitted():
                 height.submitted(event)
+            case events.Paused():
+                self._applicants.paused = event.paused
+                self._request_join()
             case events.Gathered():
                 if event.head == self._chain.hash:
                     height.leader.gathered(event)

@@ -10,7 +10,6 @@ round's work. The worker waits only if an exchange takes longer than that.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -81,11 +80,17 @@ class OverlapTrainer(WorkerTrainer):
         async for tail in self._asked:
             tail.begun.set()
             try:
-                tail.result = await self._inner(tail.ranges, tail.first_step, math.inf, None, tail.options)
+                if not self.paused:
+                    tail.result = await self._inner(tail.ranges, tail.first_step, math.inf, None, tail.options)
             except WorkerError as error:
                 self._events.emit("worker_failed", reason=str(error))
             finally:
                 tail.done.set()
+
+    async def pause(self) -> None:
+        """As `WorkerTrainer.pause`. The steps of a tail go with the worker's weights: they are in no contribution."""
+        await super().pause()
+        self._fresh = True
 
     async def train(self, request: TrainRequest) -> TrainResult:
         self._cut_short, self._training = request.cut_short, request
@@ -100,6 +105,8 @@ class OverlapTrainer(WorkerTrainer):
         await self._stop_tail(self._policy.at_least)
         ahead = self._take_tail(request)
         await self._validate_if_due()
+        if self.paused:
+            return await self._rest(request)
         options = msgspec.structs.replace(self._policy.begin(self._fresh), capture=spans_of(request.places))
         self._fresh = False
         left, first_step = tail_of(work.ranges, ahead.sequences), request.round_info.step + ahead.steps
@@ -131,12 +138,9 @@ class OverlapTrainer(WorkerTrainer):
         self._fresh = self._fresh or changed is None
         self._policy.adopt(theta, changed)
 
-    async def _inner(
-        self, ranges: Sequence[Range], first_step: int, deadline_s: float, steps: int | None, options: InnerRunOptions
-    ) -> InnerResult:
-        result = await self._worker_group.inner_steps(list(ranges), first_step, deadline_s, steps, options=options)
-        self._note_speed(result)
-        return result
+    def _stop_steps(self) -> None:
+        self._cut_short = True
+        self._worker_group.stop_inner()  # of a tail as well
 
     async def _stop_tail(self, at_least: int) -> None:
         if self._tail is not None:

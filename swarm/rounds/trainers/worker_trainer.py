@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 import torch
@@ -17,6 +18,7 @@ from peer.ipc.inner_options import ElementRange, InnerRunOptions
 from peer.ipc.train_messages import InnerResult
 from peer.worker.client import WorkerGroup
 from swarm.protocol.head import Head
+from swarm.protocol.ledger import Range
 from swarm.rounds.trainers.trained_rounds import TrainedRounds
 from swarm.rounds.trainers.trainer import TrainRequest, TrainResult
 
@@ -25,6 +27,11 @@ SPEED_MEMORY: Final = (
 )
 VALIDATION_BATCHES: Final = 8
 VALIDATION_SHARE: Final = 0.03  # of the time, at most: the other members' exchange waits for a peer that measures
+PAUSE_S: Final = 1.2  # for the end of a step, before a paused worker is killed: its owner comes first
+REST_S: Final = 1.0  # of a paused peer that is planned for, before it says that it has no work; it grows to
+REST_MAX_S: Final = 4.0  # where no other member works, and the round is planned again and again
+DOUBLINGS_MAX: Final = 10
+RETRY_S: Final = 1.0  # between two looks at a worker that does not start
 NOTHING: Final = InnerResult(steps=0, sequences=0, tokens=0, loss=math.nan, seconds=0.0, skipped=0)
 
 
@@ -39,36 +46,67 @@ class WorkerTrainer:
         self.validate_round: int | None = None
         """If set, the held-out loss of the present outer weights is measured before inner steps, not too often."""
         self.val_loss: float | None = None
+        self.paused = False
+        """Whether this machine's owner has paused the peer's work."""
         self.trained = TrainedRounds(events)
         self._worker_group = worker_group
         self._product: Product = product
         self._events = events
         self._validates_from = -math.inf
         self._cut_short = False  # whether the present round must end early
+        self._commands = 0  # at the worker, or on their way to it
+        self._command_ended = trio.Event()
+        self._rested = (-1, 0)  # the last round in which this peer was paused, and how often it was planned for in it
 
     async def run(self) -> None:
         """Do the work beside `train`: none."""
 
+    async def pause(self) -> None:
+        """Stop between two inner steps, and end the worker: then its device is free. What was trained in this round is
+        a smaller contribution. A step that takes longer than `PAUSE_S` is lost, with this round's other steps."""
+        self.paused = True
+        with trio.move_on_after(PAUSE_S):
+            while self._commands:
+                self._stop_steps()
+                await self._command_ended.wait()
+        await self._worker_group.suspend()
+
+    async def resume(self) -> None:
+        """Start the worker again, and wait for it: no other peer counts on this one before."""
+        while True:
+            try:
+                await self._worker_group.resume()
+            except WorkerError:  # an event has told of it, and it is tried again
+                await trio.sleep(RETRY_S)
+            else:
+                break
+        self.paused = False
+
     async def train(self, request: TrainRequest) -> TrainResult:
         self._cut_short = request.cut_short
         await self._validate_if_due()
+        if self.paused:
+            return await self._rest(request)
         options = InnerRunOptions(product=self._product, capture=spans_of(request.places))
-        ranges, steps = list(request.assignment.ranges), 0 if self._cut_short else request.assignment.steps
-        result = await self._worker_group.inner_steps(
-            ranges, request.round_info.step, request.deadline_s, steps, options=options
+        result = await self._inner(
+            request.assignment.ranges,
+            request.round_info.step,
+            request.deadline_s,
+            0 if self._cut_short else request.assignment.steps,
+            options,
         )
-        self._note_speed(result)
         self._note_round(request, result, result.loss)
         return TrainResult(result.steps, result.sequences, result.loss, self._delta(request.places))
 
     async def validate(self) -> None:
         """Measure the held-out loss if it is asked for. A worker failure costs only the number."""
         round_number = self.validate_round
-        if round_number is None:
+        if round_number is None or self.paused:
             return
         began = trio.current_time()
         try:
-            self.val_loss = await self._worker_group.evaluate(VALIDATION_BATCHES)
+            with self._at_work():
+                self.val_loss = await self._worker_group.evaluate(VALIDATION_BATCHES)
         except WorkerError as error:
             self._events.emit("worker_failed", round=round_number, reason=str(error))
         else:
@@ -90,6 +128,37 @@ class WorkerTrainer:
 
     async def gather(self, members: Sequence[str]) -> None:
         await trio.sleep_forever()
+
+    async def _inner(
+        self, ranges: Sequence[Range], first_step: int, deadline_s: float, steps: int | None, options: InnerRunOptions
+    ) -> InnerResult:
+        with self._at_work():
+            result = await self._worker_group.inner_steps(list(ranges), first_step, deadline_s, steps, options=options)
+        self._note_speed(result)
+        return result
+
+    @contextmanager
+    def _at_work(self) -> Iterator[None]:
+        self._commands += 1
+        try:
+            yield
+        finally:
+            self._commands -= 1
+            self._command_ended.set()
+            self._command_ended = trio.Event()
+
+    def _stop_steps(self) -> None:
+        """Let all steps under way end."""
+        self.finish_early()
+
+    async def _rest(self, request: TrainRequest) -> TrainResult:
+        """Do no work of a plan that counts on this peer: no other member is there, or it is from before the pause."""
+        number = request.round_info.round
+        times = self._rested[1] + 1 if self._rested[0] == number else 0
+        self._rested = (number, times)
+        if not self._cut_short:
+            await trio.sleep(min(REST_MAX_S, REST_S * 2.0 ** min(times, DOUBLINGS_MAX)))
+        return TrainResult(0, 0, math.nan, self._delta(request.places))
 
     async def _validate_if_due(self) -> None:
         if trio.current_time() >= self._validates_from:

@@ -46,6 +46,17 @@ def test_the_table_follows_the_events() -> None:
     assert progress.round == 1 and progress.val_losses == {0: 5.5}
 
 
+def test_a_paused_peer_is_shown_as_such_whatever_its_group_does() -> None:
+    progress = Progress("a run")
+    progress.apply("a", "round_committed", 1.0, {"round": 1, "state_hash": "abcdef0123", "members": 3})
+    progress.apply("a", "peer_paused", 2.0, {"reason": "steam runs"})
+    progress.apply("a", "round_committed", 3.0, {"round": 2, "state_hash": "abcdef0124", "members": 3})
+    assert shown(progress).count("paused by its owner") == 2, "in the row and in the note"
+    assert any(note.endswith("a is paused by its owner: steam runs") for note in progress.notes)
+    progress.apply("a", "peer_resumed", 4.0, {})
+    assert shown(progress).count("paused by its owner") == 1
+
+
 def test_a_lost_peer_is_noted_once_by_name() -> None:
     progress = Progress("a run")
     progress.apply("a", "member_joined", 1.0, {"peer": "12D3KooWverylong", "name": "b"})

@@ -265,7 +265,7 @@ async def test_a_worker_ends_with_its_control_socket(tmp_path: Path) -> None:
     """Where the kernel has no parent-death signal, this is what ends an orphan."""
     ours, theirs = socket.socketpair()
     with theirs:
-        command = [sys.executable, "-m", "peer.worker.main", str(theirs.fileno()), str(os.getpid())]
+        command = [sys.executable, "-m", "peer.worker.main", str(theirs.fileno()), str(os.getpid()), "10"]
         worker = subprocess.Popen(command, pass_fds=[theirs.fileno()], cwd=Path(__file__).parents[3])
     ours.close()
     with trio.fail_after(500):  # the start of a process

@@ -187,7 +187,7 @@ async def test_void_steps_ahead_are_reported(tmp_path: Path, text: Path) -> None
         assert work.samples == STEPS * BATCH and scene.ahead == 0
 
 
-async def test_a_worker_that_dies_in_a_tail_costs_only_the_tail(tmp_path: Path, text: Path) -> None:
+async def test_a_worker_that_dies_or_is_paused_in_a_tail_costs_only_the_tail(tmp_path: Path, text: Path) -> None:
     async with _scene(tmp_path, text, STREAMING) as scene:
         await scene.train(1, HALVES[0], ahead=MANY)
         async with trio.open_nursery() as nursery:
@@ -195,7 +195,14 @@ async def test_a_worker_that_dies_in_a_tail_costs_only_the_tail(tmp_path: Path, 
             await trio.testing.wait_all_tasks_blocked()
             assert scene.worker_group.worker_pid is not None
             os.kill(scene.worker_group.worker_pid, signal.SIGKILL)
-        work = await scene.train(2, HALVES[1], steps=5)
+        work = await scene.train(2, HALVES[1], steps=5, ahead=MANY)
+        assert (work.steps, scene.ahead) == (5, 0)
+
+        await scene.trainer.pause()
+        assert not scene.worker_group.worker_pids
+        assert (await scene.train(3, HALVES[0], steps=5, first=MANY)).steps == 0
+        await scene.trainer.resume()
+        work = await scene.train(3, HALVES[0], steps=5, first=MANY)
         assert (work.steps, scene.ahead) == (5, 0)
 
 

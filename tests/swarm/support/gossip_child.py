@@ -84,6 +84,9 @@ class Neighbourhood:
         view = self.membership.view
         return {peer: PeerView(r.round, r.speed) for peer, r in view.items() if peer != self._host.peer_id}
 
+    async def working(self) -> None:
+        await trio.lowlevel.checkpoint()
+
     def banned(self) -> Iterable[str]:
         return ()
 

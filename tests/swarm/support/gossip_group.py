@@ -71,6 +71,9 @@ class Peer:
         seen = {p.host.peer_id: PeerView(p.engine.replica.round) for p in self.group.peers if p is not self}
         return {**seen, **self.group.strangers}
 
+    async def working(self) -> None:
+        await trio.lowlevel.checkpoint()
+
     def banned(self) -> Iterable[str]:
         return ()
 

@@ -61,11 +61,14 @@ class InventedTrainer:
     gated_from: int = 0
     waiting: bool = False  # at the gate
     dry: bool = False  # no work can come
+    paused: bool = False  # as a `WorkerTrainer` that has been paused
     work_s: float = 0.0  # how long the work takes
     theta: torch.Tensor | None = None
 
     async def train(self, request: TrainRequest) -> TrainResult:
         assignment = request.assignment
+        if self.paused:
+            return TrainResult(0, 0, 0.0, torch.zeros(0))
         if self.gate is not None and request.round_info.round >= self.gated_from:
             self.waiting = True
             try:

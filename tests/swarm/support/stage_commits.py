@@ -26,6 +26,7 @@ from swarm.protocol.messages import HEAD_REPORT, AskHead, HeadReport
 from swarm.run.home import Home
 from swarm.run.invite import Invite
 from swarm.run.manifest import Manifest
+from swarm.run.owners_pause import OwnersPause
 from swarm.run.peer_context import JoinConfig, PeerContext
 from swarm.state.fetch import Fetched
 
@@ -42,7 +43,8 @@ async def context_of(manifest: Manifest, home: Path) -> AsyncIterator[tuple[Peer
         async with open_host(HostConfig(identity=Identity.generate(), events=log)) as host:
             config = JoinConfig(home, Invite(manifest.run_id, manifest.authority, ()))
             home.mkdir()
-            yield PeerContext(config, Home(home), manifest, host, cast(Any, None), cast(Any, None)), seen
+            pause = OwnersPause(log, home / "paused")
+            yield PeerContext(config, Home(home), manifest, host, cast(Any, None), cast(Any, None), pause), seen
 
 
 def record_of(host: Host, head: Head, stage: int) -> MemberRecord:

@@ -70,12 +70,16 @@ class Collector:
 
     def _speeds(self, attempt: Attempt) -> dict[Member, float]:
         """Return the speed of each peer to plan for: those present, and newcomers that may be a moment late
-        with the last commit. A newcomer that does not come costs a moment (`_newcomers_had_time`)."""
+        with the last commit. A newcomer that does not come costs a moment (`_newcomers_had_time`). This node is left
+        out while its owner has paused it, if another member is there: a roster needs one."""
         learners = [learner.member for learner in self._instance.head.learners]
         late = [] if self._context.work.divides_batch() else [*learners, *attempt.joins]
         chosen = {member.peer: member for member in (*late, *sorted(attempt.present))}  # one incarnation of each peer
         for peer in (*self._applicants.proofs, self._context.config.coordinator):
             chosen.pop(peer, None)
+        me, head = self._context.me, self._instance.head
+        if self._applicants.paused and any(head.has(member) for member in chosen.values() if member != me):
+            chosen.pop(me.peer, None)
         return {m: attempt.present.get(m, 0.0) for m in sorted(chosen.values())}
 
     def _adoptable(self, attempt: Attempt) -> tuple[Signed, WorkPlan] | None:
