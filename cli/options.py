@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,15 +19,6 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 _INVITE_FILE_MAX = 1 << 16
 PLAIN = "plain"
 _AMOUNT_MAX = 1_000_000  # in GB: a petabyte
-
-
-def default_home(name: str) -> Path:
-    """Return the default of --home. $BARNRAISE_HOME replaces ~/.barnraise. Raises ConfigError for an unknown ~user."""
-    place = os.environ.get("BARNRAISE_HOME", "~/.barnraise")
-    try:
-        return Path(place).expanduser() / name
-    except RuntimeError as error:
-        raise ConfigError(f"{place} names an unknown home directory: set HOME, or give --home") from error
 
 
 def read_invite(text: str) -> Invite:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import click
 import trio
 
+from cli.homes import default_home
 from cli.options import (
     Amount,
     checkpoint_folder,
-    default_home,
     dtype_option,
     home_option,
     invite_argument,

@@ -1,10 +1,10 @@
 """A peer's folder on disk, and the lock that keeps two processes from being the same peer.
 
-lock   identity.key   invite   listening   manifest.msgpack   tokenizer.json   guests.msgpack   addresses.json
-events.jsonl   worker.log   worker/   corpus/   agreement/   results/   fetched/   checkpoints/
+lock   identity.key   invite   listening   choices.json   manifest.msgpack   tokenizer.json   guests.msgpack
+addresses.json   events.jsonl   worker.log   worker/   corpus/   agreement/   results/   fetched/   checkpoints/
 state.part   loss.png
-At the coordinator also bans.msgpack, complete (of a gossip run), and regroup.request and regroup.answer while a person
-asks for a regroup
+At the coordinator also bans.msgpack, unbegun (before the first commit), replaced/ (a run that never began), complete
+(of a gossip run), and regroup.request and regroup.answer while a person asks for a regroup
 
 `agreement/` holds what this peer has promised to the other members of its group. It must never be put back from a
 backup: delete it instead.
@@ -58,6 +58,16 @@ class Home:
     def complete(self) -> Path:
         """At the coordinator of a gossip run: there once all its peers have made their last round."""
         return self.path / "complete"
+
+    @property
+    def unbegun(self) -> Path:
+        """At the coordinator: there until a commit of the run is seen. Until then another RUN.toml may replace it."""
+        return self.path / "unbegun"
+
+    @property
+    def choices(self) -> Path:
+        """The options of the last start that the next one takes over, as the command wrote them."""
+        return self.path / "choices.json"
 
     @property
     def guests(self) -> Path:

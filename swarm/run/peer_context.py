@@ -47,6 +47,8 @@ class JoinConfig:
     """How much of the device's memory training may take, on a CPU of the machine's; None for what is free."""
     host_memory_bytes: float | None = None
     """Beside a GPU: how much of the machine's memory training may take."""
+    choices: bytes = b""
+    """What `Home.choices` is to hold once the peer is in the run; empty for nothing."""
 
 
 @dataclass(frozen=True)

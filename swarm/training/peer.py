@@ -71,6 +71,8 @@ async def run_participant(config: JoinConfig, watch: Watcher | None = None, besi
                 return
             check_join(config, manifest)
             write_atomically(home.invite, f"{config.invite}\n".encode())
+            if config.choices:
+                write_atomically(home.choices, config.choices)
             home.note_listening(peer.host.addresses)
             async with trio.open_nursery() as nursery:
                 if beside is not None:
