@@ -77,9 +77,11 @@ def encoded(choices: Mapping[str, Any]) -> bytes:
 def choices_in(home: Path) -> dict[str, Choice]:
     """Return what `encoded` made of the choices of the last start from `home`; empty if it has none."""
     path = Home(home).choices
+    if not os.path.isdir(home):  # what is wrong with it is told by who opens it
+        return {}
     try:
         return msgspec.json.decode(read_bounded(path, _CHOICES_BYTES_MAX), type=dict[str, Choice])
-    except (FileNotFoundError, NotADirectoryError):
+    except FileNotFoundError:
         return {}
     except OSError as error:
         raise ResourceError(f"{path} cannot be read ({error.strerror}): check its owner and permissions") from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
@@ -32,6 +32,11 @@ from swarm.training.machine_memory import Accelerator, layout_of
 DIAL_S: Final = 8.0
 PROBE_S: Final = 15.0
 PROBED_MAX: Final = 4
+_TELLING: Final = ("wrong_peer", "refused", "unreachable", "timeout")
+_ASK: Final = (
+    "check this machine's network; then ask who sent the invite whether its coordinator or a member runs, or for the"
+    " invite of a member that does (`peer invite`)"
+)
 CLOCK_WARNING_S: Final = 5.0  # records live for 9 s
 
 
@@ -52,14 +57,13 @@ async def swarm_findings(
 ) -> AsyncIterator[Finding]:
     """Check what needs the run's peers, for a peer with this `config`. `kept` is its home if that exists, `text` what
     it would train on."""
-    reached, invite = 0, config.invite
+    invite = config.invite
     async with open_host(dial_back_config.config()) as host:
-        for address in invite.addresses:
-            finding = await _dial_finding(host, address)
-            reached += finding.state == "ok"
-            yield finding
-    if not reached:
-        return  # each finding above says why
+        found = [await _dial_finding(host, address) for address in invite.addresses]
+    for finding in judged(found):
+        yield finding
+    if all(finding.state != "ok" for finding in found):
+        return
     try:
         async with open_client(invite, kept, dial_back_config, run_schemas) as client:
             yield Finding("admission", "ok", f"run {client.manifest.name!r} admits this machine")
@@ -82,6 +86,21 @@ async def swarm_findings(
                 yield finding
     except BarnraiseError as error:
         yield failure("admission", error)
+
+
+def judged(found: Sequence[Finding]) -> list[Finding]:
+    """Judge what came of an invite's addresses together: one that fails is a warning if another answers, and if none
+    does it is one failure, by the reason that tells most."""
+    failed = [finding for finding in found if finding.state == "failure"]
+    if len(failed) < len(found):
+        remedy = "nothing to do: the invite works by its other addresses"
+        return [f if f.state == "ok" else Finding(f.check, "warning", f.detail, remedy) for f in found]
+    if not failed:
+        return []
+    reasons = {reason: rank for rank, reason in enumerate(_TELLING)}
+    telling = min(failed, key=lambda finding: reasons.get(finding.detail.partition(":")[0], -1))
+    others = "" if len(failed) == 1 else f"; none of the {len(failed)} addresses of the invite answers"
+    return [Finding(telling.check, "failure", f"{telling.detail}{others}", _ASK, telling.exit_code)]
 
 
 def clock_finding(others_ahead_s: float) -> Finding:

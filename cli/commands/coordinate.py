@@ -5,6 +5,7 @@ It also starts the run, and votes as its witness.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -142,7 +143,7 @@ def _kept_port(home: Path, listen: tuple[str, ...], announce: tuple[str, ...], p
     taken."""
     from peer.net.listen_address import check_port_free
 
-    if not (announce or Home(home).choices.exists()):  # as an earlier release left it, or as no start was chosen
+    if not (announce or os.path.exists(Home(home).choices)):  # as an earlier release left it, or as no start was chosen
         listen = (f"{listen[0].rpartition('/')[0]}/{port}",)
     listen = on_the_port_of(home, listen, announce)
     for address in listen:
@@ -190,8 +191,10 @@ def _run(config: CoordinatorConfig, track: str | None, as_json: bool, tied: bool
 
     def ready(invite: Invite) -> None:
         nonlocal opened
-        opened, text = True, str(invite)
+        again, opened, text = opened, True, str(invite)
         write_atomically(Home(config.home).invite, f"{text}\n".encode())
+        if again:  # it names other members: the one on the screen stays good
+            return
         write_atomically(Home(config.home).choices, encoded({name: getattr(config, name) for name in _KEPT}))
         if as_json:
             shown = {"event": "invite", "invite": text, "run_id": invite.run_id, "addresses": list(invite.addresses)}

@@ -39,7 +39,7 @@ _DAYS_MAX = 3650
 def invite(home: Path | None, guest: str | None, guests: int, days: int) -> None:
     """Print a new invite to the run of --home. It needs no network, and the coordinator may be away.
 
-    The invite names several addresses: of this peer, of those in its own invite, and of members that it has met.
+    The invite names several addresses: of this peer, those in its own invite, and of two members that lived lately.
     """
     say(_made(home or coordinator_home(), guest, guests, days), uncut=True)
 

@@ -31,6 +31,7 @@ from swarm.coordinator.withdrawal import named_bans, withdraw_printed
 from swarm.inference.record import run_schemas
 from swarm.membership.bans import extend_bans, spread_bans
 from swarm.membership.completion import COMPLETE
+from swarm.membership.living import note_living
 from swarm.membership.member_record import MEMBERS, MemberRecord, member_record
 from swarm.membership.membership import Membership
 from swarm.membership.open_peer import OpenPeer, PeerConfig, open_home, open_peer
@@ -42,7 +43,7 @@ from swarm.run.gate import Gate
 from swarm.run.guests import GuestBook
 from swarm.run.home import Home
 from swarm.run.invite import ADDRESSES_MAX, Invite
-from swarm.run.inviting import printed_invite, saved_invite_keys
+from swarm.run.inviting import printed_invite, saved_invite_keys, with_living
 from swarm.run.manifest import Manifest, open_manifest
 from swarm.state.server import serve_snapshots
 from swarm.state.snapshots import SnapshotStore
@@ -76,7 +77,8 @@ class CoordinatorConfig:
 async def run_coordinator(
     config: CoordinatorConfig, ready: Callable[[Invite], None], watch: Watcher | None = None
 ) -> None:
-    """Coordinate until cancelled. `ready` gets the invite once peers can join, `watch` every event.
+    """Coordinate until cancelled. `ready` gets the invite once peers can join, and again whenever it names other
+    members; `watch` gets every event.
 
     Raises ConfigError, ResourceError, CheckpointError, IdentityError.
     """
@@ -147,7 +149,12 @@ async def _coordinate(
             await withdraw_printed(place, gate, membership, coordinator.groups, config.kept)
         if gate.bans is not None:
             nursery.start_soon(spread_bans, gate, lambda: membership.view, host.peer_id, host.events)
-        ready(printed_invite(home, host.identity, manifest, addresses, gate.bans))
+
+        def show() -> None:
+            ready(printed_invite(home, host.identity, manifest, with_living(home, addresses), gate.bans))
+
+        show()
+        nursery.start_soon(note_living, host, home, membership.others, show)
 
 
 class _Coordinator:

@@ -32,7 +32,7 @@ from swarm.run.manifest_transfer import MANIFEST_FILE, TOKENIZER_FILE, load_run_
 from swarm.run.sections import AUTO_TOKENIZER
 from swarm.run.tokenizer import read_tokenizer
 
-_PEER_FILES: Final = ("invite", "guests.msgpack", "addresses.json", "bans.msgpack", "complete", "replica", "loss.png")
+_PEER_FILES: Final = ("invite", "living", "guests.msgpack", "addresses.json", "bans.msgpack", "complete", "loss.png")
 _REQUESTS: Final = ("regroup.request", "regroup.answer")
 _STAGE_FILES: Final = ("agreement", "results", "fetched", "checkpoints", "state.part")
 

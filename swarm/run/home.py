@@ -1,6 +1,6 @@
 """A peer's folder on disk, and the lock that keeps two processes from being the same peer.
 
-lock   identity.key   invite   listening   choices.json   manifest.msgpack   tokenizer.json   guests.msgpack
+lock   identity.key   invite   listening   living   choices.json   manifest.msgpack   tokenizer.json   guests.msgpack
 addresses.json   events.jsonl   worker.log   worker/   corpus/   agreement/   results/   fetched/   checkpoints/
 state.part   loss.png
 At the coordinator also bans.msgpack, unbegun (before the first commit), replaced/ (a run that never began), complete
@@ -22,7 +22,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,6 +82,21 @@ class Home:
     def note_listening(self, addresses: Iterable[str]) -> None:
         """Write `listening`. Raises ResourceError."""
         write_atomically(self.listening, "".join(f"{address}\n" for address in addresses).encode())
+
+    @property
+    def living(self) -> Path:
+        """Addresses of members that were there when this peer last looked, a line each, for the invites it prints."""
+        return self.path / "living"
+
+    def note_living(self, addresses: Iterable[str]) -> None:
+        """Write `living`. Raises ResourceError."""
+        write_atomically(self.living, "".join(f"{address}\n" for address in addresses).encode())
+
+    def living_addresses(self) -> tuple[str, ...]:
+        """Return what `living` holds; nothing if it is missing or cannot be read."""
+        with suppress(OSError, UnicodeDecodeError):
+            return tuple(self.living.read_text().split())
+        return ()
 
     @property
     def regroup_request(self) -> Path:

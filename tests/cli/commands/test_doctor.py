@@ -21,7 +21,15 @@ from cli.checks.machine import (
     memory_finding,
     python_finding,
 )
-from cli.checks.network import answers, clock_finding, port_finding, reach_finding, size_findings, swarm_findings
+from cli.checks.network import (
+    answers,
+    clock_finding,
+    judged,
+    port_finding,
+    reach_finding,
+    size_findings,
+    swarm_findings,
+)
 from cli.checks.text import text_finding
 from peer.confinement.confine import NOT_HERE, Restriction
 from peer.errors import NotAdmitted
@@ -176,15 +184,29 @@ def test_an_error_becomes_a_finding() -> None:
     assert finding.exit_code == 4
 
 
-async def test_each_address_of_the_invite_is_reported(tmp_path: Path) -> None:
+async def test_that_no_address_answers_is_reported_once(tmp_path: Path) -> None:
     absent = Identity.generate().peer_id
     with trio.socket.socket() as closed:
         await closed.bind(("127.0.0.1", 0))
         address = f"/ip4/127.0.0.1/tcp/{closed.getsockname()[1]}/p2p/{absent}"
         invite = Invite("a" * 32, absent, (address, address.replace("127.0.0.1", "127.0.0.2")))
         findings = [finding async for finding in swarm_findings(joining(tmp_path, invite), None, DialBackConfig())]
-    assert [finding.check for finding in findings] == ["bootstrap", "bootstrap"]
-    assert all(is_failure(finding, 3) and finding.detail.startswith("refused") for finding in findings)
+    (finding,) = findings
+    assert finding.check == "bootstrap" and is_failure(finding, 3)
+    assert finding.detail.startswith("refused") and "none of the 2 addresses" in finding.detail
+    assert "peer invite" in finding.remedy
+
+
+def test_a_stale_address_beside_one_that_answers_is_a_warning() -> None:
+    answers, silent = Finding("bootstrap", "ok", "here"), Finding("bootstrap", "failure", "timeout: there", "wait", 3)
+    other = Finding("bootstrap", "failure", "wrong_peer: there", "ask", 3)
+    first, second = judged([answers, silent])
+    assert first == answers and (second.state, second.detail, second.exit_code) == ("warning", "timeout: there", 0)
+    (found,) = judged([silent, other])
+    assert found.state == "failure" and found.detail.startswith("wrong_peer") and found.exit_code == 3
+    (alone,) = judged([silent])
+    assert alone.detail == "timeout: there"
+    assert judged([]) == []
 
 
 def test_the_confinement_of_workers_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
