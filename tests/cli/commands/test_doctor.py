@@ -149,16 +149,28 @@ def test_clock(ahead_s: float, state: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("reach", "state", "words"),
     [
-        (DialBackReply("203.0.113.7", ((4001, "open"),)), "ok", "directly"),
+        (DialBackReply("192.0.2.2", ((4001, "open"),)), "ok", "direct: other peers dial 192.0.2.2 port 4001"),
+        (DialBackReply("203.0.113.7", ((4001, "open"),)), "ok", "mapped port: other peers dial 203.0.113.7"),
         (DialBackReply("203.0.113.7", ((4001, "timeout"),)), "warning", "behind NAT"),
         (DialBackReply("192.0.2.2", ((4001, "refused"),)), "warning", "port 4001 refused"),
         (DialBackReply("", ()), "warning", "only through a relay"),
+        (None, "warning", "no peer was there to test"),
     ],
 )
-def test_reachability(reach: DialBackReply, state: str, words: str) -> None:
+def test_reachability(reach: DialBackReply | None, state: str, words: str) -> None:
     finding = reach_finding(reach, own=("192.0.2.2",))
     assert finding.state == state and words in finding.detail
     assert ("NAT" in finding.detail) == ("NAT" in words)
+    assert bool(finding.remedy) == (state == "warning")
+
+
+def test_a_second_best_way_says_why_it_is_not_better() -> None:
+    closed = DialBackReply("203.0.113.7", ((4001, "timeout"),))
+    punched = reach_finding(closed, (), punched=True, relay="/ip4/192.0.2.9/tcp/1/p2p-circuit")
+    assert punched.detail.startswith("punched: ") and "port 4001 timeout" in punched.detail
+    relayed = reach_finding(closed, (), relay="/ip4/192.0.2.9/tcp/1/p2p-circuit")
+    assert relayed.detail.startswith("relayed: through /ip4/192.0.2.9") and "behind NAT" in relayed.detail
+    assert {punched.state, relayed.state} == {"ok"} and punched.remedy == relayed.remedy != ""
 
 
 @pytest.mark.parametrize(
