@@ -99,6 +99,12 @@ def network_options(listen: str) -> Callable[[Command], Command]:
     return add
 
 
+def map_port_option(function: Command) -> Command:
+    """Add --map-port, of the commands that stay reachable."""
+    text = "Have this network's router forward the port (UPnP) while the command runs."
+    return click.option("--map-port/--no-map-port", default=False, help=text)(function)
+
+
 @dataclass(frozen=True)
 class Devices:
     """What trains: `device`, or where `devices` are several all of them, of which it is the first."""

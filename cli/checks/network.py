@@ -177,7 +177,7 @@ def _why_not_dialled(reach: DialBackReply | None, own: tuple[str, ...]) -> tuple
     tried = ", ".join(f"port {port} {outcome}" for port, outcome in reach.outcomes)
     return (
         f"{behind}other peers cannot dial this machine ({tried})",
-        "forward that port to this machine and name it with --announce, open it in the firewall, or use --relay",
+        "try --map-port, or forward that port and name it with --announce, open it in the firewall, or use --relay",
     )
 
 

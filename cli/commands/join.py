@@ -20,6 +20,7 @@ from cli.options import (
     devices_options,
     home_option,
     invite_argument,
+    map_port_option,
     network_options,
     read_invite,
     tied_option,
@@ -83,6 +84,7 @@ if TYPE_CHECKING:
     "--serve-memory", type=Amount(), metavar="GB", help="With --serve.  [default: 0.6 of what training leaves free]"
 )
 @network_options(listen="/ip4/0.0.0.0/tcp/0")
+@map_port_option
 @click.option("--json", "as_json", is_flag=True, help="Print every event as a JSON line instead of a live view.")
 @tied_option
 @click.pass_context
@@ -109,6 +111,7 @@ def join(
     listen: tuple[str, ...],
     announce: tuple[str, ...],
     relays: tuple[str, ...],
+    map_port: bool,
     as_json: bool,
     tied: bool,
 ) -> None:
@@ -138,6 +141,7 @@ def join(
         listen=on_a_free_port(home, listen, announce),
         announce=announce,
         relays=relays,
+        map_port=map_port,
         device=hardware.device,
         devices=hardware.devices,
         layout=hardware.layout,

@@ -70,6 +70,8 @@ class CoordinatorConfig:
     """Whether to withdraw the invite printed so far, and print another (`swarm.coordinator.withdrawal`)."""
     restored: bool = False
     """Whether the home was put back from a backup: then the coordinator does nothing before a person's regroup."""
+    map_port: bool = False
+    """Whether to have the router forward the port."""
     notify: str = ""
     """The http(s) URL that is told of what calls for a person; empty for none."""
 
@@ -99,7 +101,12 @@ async def run_coordinator(
             tokenizer=manifest.tokenizer,
         )
         host_config = HostConfig(
-            identity=identity, events=events, listen=config.listen, announce=config.announce, relays=config.relays
+            identity=identity,
+            events=events,
+            listen=config.listen,
+            announce=config.announce,
+            relays=config.relays,
+            map_port=config.map_port,
         )
         stores = list[SnapshotStore]()
 
@@ -127,7 +134,6 @@ async def _coordinate(
     ready: Callable[[Invite], None],
 ) -> None:
     host, manifest, gate = peer.host, peer.run.manifest, peer.run.gate
-    addresses = (*host.addresses, *config.bootstrap)[:ADDRESSES_MAX]
     coordinator = _Coordinator(config, manifest, host, home, stores)
     membership = Membership(peer.node, host, MEMBERS, manifest.run_id, coordinator.member_record)
     coordinator.membership = membership
@@ -143,7 +149,6 @@ async def _coordinate(
         if not coordinator.groups:
             nursery.start_soon(coordinator.gossip_end.run, membership.others)
         nursery.start_soon(serve_requests, home, coordinator.groups, host.events)
-        home.note_listening(addresses)
         if config.new_invite:
             place = Place(host, home, manifest)
             await withdraw_printed(place, gate, membership, coordinator.groups, config.kept)
@@ -151,7 +156,9 @@ async def _coordinate(
             nursery.start_soon(spread_bans, gate, lambda: membership.view, host.peer_id, host.events)
 
         def show() -> None:
-            ready(printed_invite(home, host.identity, manifest, with_living(home, addresses), gate.bans))
+            known = (*host.addresses, *config.bootstrap)[:ADDRESSES_MAX]
+            home.note_listening(known)
+            ready(printed_invite(home, host.identity, manifest, with_living(home, known), gate.bans))
 
         show()
         nursery.start_soon(note_living, host, home, membership.others, show)

@@ -33,14 +33,14 @@ Answers = Callable[[str], Awaitable[bool]]
 
 
 async def note_living(host: Host, home: Home, view: View, changed: Callable[[], None] = lambda: None) -> None:
-    """Keep `Home.living` up to date until cancelled. `changed` is called after each change."""
-    named: tuple[str, ...] = home.living_addresses()
+    """Keep `Home.living` up to date until cancelled. `changed` is called after each change, also of our addresses."""
+    named, own = home.living_addresses(), host.addresses
     await trio.sleep(FIRST_LOOK_S)
     while True:
         records = {peer: record for peer, record in view().items() if host.admissions.is_anchor(peer)}
         found = await living(records, host.addresses, named, is_answered)
-        if found != named:
-            named = found
+        if (found, host.addresses) != (named, own):
+            named, own = found, host.addresses
             try:
                 home.note_living(found)
                 changed()

@@ -26,6 +26,8 @@ class JoinConfig:
     listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
     announce: tuple[str, ...] = ()
     relays: tuple[str, ...] = ()
+    map_port: bool = False
+    """Whether to have the router forward the port."""
     device: str = "auto"
     devices: tuple[str, ...] = ()
     """Several devices, of which `device` is the first; () for that one alone."""

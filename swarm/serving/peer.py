@@ -50,6 +50,7 @@ async def run_server(config: ServeConfig, ready: Callable[[Invite, Span], None],
             listen=config.listen,
             announce=config.announce,
             relays=config.relays,
+            map_port=config.map_port,
         )
 
         async def enter(host: Host) -> EnteredRun[AnyManifest]:

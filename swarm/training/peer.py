@@ -45,6 +45,7 @@ async def run_participant(config: JoinConfig, watch: Watcher | None = None, besi
             listen=config.listen,
             announce=config.announce,
             relays=config.relays,
+            map_port=config.map_port,
             upload_bytes_per_s=config.upload_bytes_per_s,
             download_bytes_per_s=config.download_bytes_per_s,
         )
