@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,15 +19,6 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 _INVITE_FILE_MAX = 1 << 16
 PLAIN = "plain"
 _AMOUNT_MAX = 1_000_000  # in GB: a petabyte
-
-
-def default_home(name: str) -> Path:
-    """Return the default of --home. $BARNRAISE_HOME replaces ~/.barnraise. Raises ConfigError for an unknown ~user."""
-    place = os.environ.get("BARNRAISE_HOME", "~/.barnraise")
-    try:
-        return Path(place).expanduser() / name
-    except RuntimeError as error:
-        raise ConfigError(f"{place} names an unknown home directory: set HOME, or give --home") from error
 
 
 def read_invite(text: str) -> Invite:
@@ -107,6 +97,12 @@ def network_options(listen: str) -> Callable[[Command], Command]:
         return function
 
     return add
+
+
+def map_port_option(function: Command) -> Command:
+    """Add --map-port, of the commands that stay reachable."""
+    text = "Have this network's router forward the port (UPnP) while the command runs."
+    return click.option("--map-port/--no-map-port", default=False, help=text)(function)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cli.options import default_home
+from cli.homes import default_home
 from peer.errors import ConfigError
 
 

@@ -89,7 +89,7 @@ class Bootstrap:
         reasons = {reason for reason, _ in self._failures.values()}
         remedy = {
             "wrong_peer": "get a fresh invite",
-            "refused": "check that the coordinator is running and listens on that port",
+            "refused": "start the peer there if it is yours, else ask a member for an invite (`peer invite`)",
             "timeout": "check the address and the firewalls on both sides",
             "unreachable": "check this machine's network",
         }

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
 
 import trio
+from libp2p.utils.address_validation import get_available_interfaces
 from multiaddr import Multiaddr
 
 from cli.checks.machine import Finding, State, disk_finding, failure, memory_finding
@@ -20,7 +21,7 @@ from peer.footprint.layout import Layout
 from peer.free_memory import free_memory_bytes
 from peer.net.address_book import is_circuit
 from peer.net.host import Host, open_host
-from peer.net.nat.reachability import probe
+from peer.net.nat.reachability import Reachability, probe
 from swarm.client.session import DialBackConfig, RunClient, open_client
 from swarm.inference.record import run_schemas
 from swarm.membership.reachability import CONNECT_S, DIAL_BACK, DialBackReply, DialBackRequest
@@ -32,6 +33,11 @@ from swarm.training.machine_memory import Accelerator, layout_of
 DIAL_S: Final = 8.0
 PROBE_S: Final = 15.0
 PROBED_MAX: Final = 4
+_TELLING: Final = ("wrong_peer", "refused", "unreachable", "timeout")
+_ASK: Final = (
+    "check this machine's network; then ask who sent the invite whether its coordinator or a member runs, or for the"
+    " invite of a member that does (`peer invite`)"
+)
 CLOCK_WARNING_S: Final = 5.0  # records live for 9 s
 
 
@@ -52,14 +58,13 @@ async def swarm_findings(
 ) -> AsyncIterator[Finding]:
     """Check what needs the run's peers, for a peer with this `config`. `kept` is its home if that exists, `text` what
     it would train on."""
-    reached, invite = 0, config.invite
+    invite = config.invite
     async with open_host(dial_back_config.config()) as host:
-        for address in invite.addresses:
-            finding = await _dial_finding(host, address)
-            reached += finding.state == "ok"
-            yield finding
-    if not reached:
-        return  # each finding above says why
+        found = [await _dial_finding(host, address) for address in invite.addresses]
+    for finding in judged(found):
+        yield finding
+    if all(finding.state != "ok" for finding in found):
+        return
     try:
         async with open_client(invite, kept, dial_back_config, run_schemas) as client:
             yield Finding("admission", "ok", f"run {client.manifest.name!r} admits this machine")
@@ -77,11 +82,27 @@ async def swarm_findings(
             training = [peer for peer, record in members.items() if record.role in ("full", "stage")]
             yield Finding("members", "ok", f"{several(len(training), 'peer')} training")
             yield clock_finding(client.node.clock_disagreement_s)
-            yield await _reach_finding(client)
-            for finding in await _path_findings(client.host, training[:PROBED_MAX]):
-                yield finding
+            paths = await _paths(client.host, training[:PROBED_MAX])
+            yield await _reach_finding(client, paths)
+            for path in paths:
+                yield path_finding(path)
     except BarnraiseError as error:
         yield failure("admission", error)
+
+
+def judged(found: Sequence[Finding]) -> list[Finding]:
+    """Judge what came of an invite's addresses together: one that fails is a warning if another answers, and if none
+    does it is one failure, by the reason that tells most."""
+    failed = [finding for finding in found if finding.state == "failure"]
+    if len(failed) < len(found):
+        remedy = "nothing to do: the invite works by its other addresses"
+        return [f if f.state == "ok" else Finding(f.check, "warning", f.detail, remedy) for f in found]
+    if not failed:
+        return []
+    reasons = {reason: rank for rank, reason in enumerate(_TELLING)}
+    telling = min(failed, key=lambda finding: reasons.get(finding.detail.partition(":")[0], -1))
+    others = "" if len(failed) == 1 else f"; none of the {len(failed)} addresses of the invite answers"
+    return [Finding(telling.check, "failure", f"{telling.detail}{others}", _ASK, telling.exit_code)]
 
 
 def clock_finding(others_ahead_s: float) -> Finding:
@@ -126,20 +147,37 @@ def answers(reach: DialBackReply, asked: tuple[int, ...]) -> bool:
     return False
 
 
-def reach_finding(reach: DialBackReply, own: tuple[str, ...]) -> Finding:
-    """Judge the report of a peer that tried to dial this machine. `own`: the IP addresses of its interfaces."""
+def reach_finding(
+    reach: DialBackReply | None, own: tuple[str, ...], *, punched: bool = False, relay: str = ""
+) -> Finding:
+    """Say which way this machine is reachable, and why not a better one. `reach`: what a peer says that tried to dial
+    it, None for no peer; `own`: the IP addresses of its interfaces; `punched`: whether holes were punched to peers;
+    `relay`: an address through a relay."""
+    opened = [] if reach is None else [port for port, outcome in reach.outcomes if outcome == "open"]
+    if reach is not None and opened:
+        way = "direct" if reach.seen_at in own else "mapped port"
+        return Finding("reachable", "ok", f"{way}: other peers dial {reach.seen_at} port {opened[0]}")
+    why, remedy = _why_not_dialled(reach, own)
+    if punched:
+        return Finding(
+            "reachable", "ok", f"punched: direct through holes in the NAT, where both sides try; {why}", remedy
+        )
+    if relay:
+        return Finding("reachable", "ok", f"relayed: through {relay}; {why}", remedy)
+    return Finding("reachable", "warning", why, remedy)
+
+
+def _why_not_dialled(reach: DialBackReply | None, own: tuple[str, ...]) -> tuple[str, str]:
+    """Return why other peers cannot just dial this machine, and what to do about it."""
+    if reach is None:
+        return "no peer was there to test whether others can dial this machine", "try again when the run has members"
     if not reach.seen_at:
-        return Finding("reachable", "warning", "only through a relay", "forward a TCP port to it for speed")
-    opened = [port for port, outcome in reach.outcomes if outcome == "open"]
-    if opened:
-        return Finding("reachable", "ok", f"directly, at {reach.seen_at} port {opened[0]}")
+        return "the peers that were asked see it only through a relay", "forward a TCP port to it for speed"
     behind = "" if reach.seen_at in own else f"behind NAT (others see it at {reach.seen_at}), "
     tried = ", ".join(f"port {port} {outcome}" for port, outcome in reach.outcomes)
-    return Finding(
-        "reachable",
-        "warning",
+    return (
         f"{behind}other peers cannot dial this machine ({tried})",
-        "forward that port to this machine and name it with --announce, open it in the firewall, or use --relay",
+        "try --map-port, or forward that port and name it with --announce, open it in the firewall, or use --relay",
     )
 
 
@@ -154,15 +192,12 @@ async def _dial_finding(host: Host, address: str) -> Finding:
     return Finding("bootstrap", "ok", address)
 
 
-async def _path_findings(host: Host, peers: list[str]) -> list[Finding]:
-    """Find the kind of path to each of these peers: direct, relayed or none."""
-    found: list[Finding] = []
+async def _paths(host: Host, peers: list[str]) -> list[Reachability]:
+    """Find the kind of path to each of these peers."""
+    found: list[Reachability] = []
 
     async def look(peer: str) -> None:
-        path = await probe(host, peer, timeout_s=PROBE_S)
-        state: State = "failure" if path.kind == "unreachable" else "warning" if path.kind == "relayed" else "ok"
-        remedy = "" if state == "ok" else "give --relay MULTIADDR on both machines, or forward a TCP port"
-        found.append(Finding("path", state, f"{path.kind}: {path.detail}", remedy, 3 if state == "failure" else 0))
+        found.append(await probe(host, peer, timeout_s=PROBE_S))
 
     async with trio.open_nursery() as nursery:
         for peer in peers:
@@ -170,13 +205,20 @@ async def _path_findings(host: Host, peers: list[str]) -> list[Finding]:
     return found
 
 
-async def _reach_finding(client: RunClient) -> Finding:
+def path_finding(path: Reachability) -> Finding:
+    """Judge the path to one peer."""
+    state: State = "failure" if path.kind == "unreachable" else "warning" if path.kind == "relayed" else "ok"
+    remedy = "" if state == "ok" else "give --relay MULTIADDR on both machines, or forward a TCP port"
+    return Finding("path", state, f"{path.kind}: {path.detail}", remedy, 3 if state == "failure" else 0)
+
+
+async def _reach_finding(client: RunClient, paths: Sequence[Reachability] = ()) -> Finding:
+    """Ask the connected peers to dial this machine. One on this machine itself counts only if there is no other."""
     host = client.host
     addresses = [Multiaddr(address) for address in host.addresses if not is_circuit(address)]
     ports = tuple({int(address.value_for_protocol("tcp")) for address in addresses})
-    own = tuple({str(address.value_for_protocol("ip4")) for address in addresses if str(address).startswith("/ip4")})
     relayed = [address for address in host.addresses if is_circuit(address)]
-    found = Finding("reachable", "warning", "no peer was there to test it", "try again when the run has members")
+    reach: DialBackReply | None = None
     for peer in host.connected:
         try:
             reply = await host.rpc.call(peer, DIAL_BACK, DialBackRequest(ports[:4]), timeout_s=2 * CONNECT_S)
@@ -184,12 +226,18 @@ async def _reach_finding(client: RunClient) -> Finding:
             continue
         if not answers(reply.body, ports[:4]):
             continue
-        found = reach_finding(reply.body, own)
-        if found.state == "ok" or not ip_address(reply.body.seen_at or "0.0.0.0").is_loopback:
+        reach = reply.body
+        is_open = any(outcome == "open" for _, outcome in reach.outcomes)
+        if is_open or not ip_address(reach.seen_at or "0.0.0.0").is_loopback:
             break
-    if found.state != "ok" and relayed:
-        return Finding("reachable", "ok", f"through a relay: {relayed[0]}")
-    return found
+    punched = any(path.kind == "hole-punched" for path in paths)
+    return reach_finding(reach, interface_ips(), punched=punched, relay=relayed[0] if relayed else "")
+
+
+def interface_ips() -> tuple[str, ...]:
+    """Return the IP addresses of this machine, also those that are not announced."""
+    found = [str(address).split("/")[2] for address in get_available_interfaces(0)]
+    return (*found, "127.0.0.1", "::1")
 
 
 def _bare(address: str, host: Host) -> str:

@@ -5,13 +5,16 @@ It also starts the run, and votes as its witness.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
 import trio
+from click.core import ParameterSource
 
-from cli.options import default_home, home_option, network_options, tied_option
+from cli.homes import coordinator_home, encoded, last_port, on_the_port_of, taken_over
+from cli.options import home_option, map_port_option, network_options, tied_option
 from cli.run import run_until_stopped
 from cli.templates import template, with_settings
 from cli.terminal.lines import say, say_json
@@ -22,7 +25,7 @@ from cli.views.loss_picture import leave_picture
 from cli.views.progress import Progress
 from cli.views.text import quoted
 from optim.config import EagerConfig
-from peer.errors import ConfigError
+from peer.errors import ConfigError, ResourceError
 from swarm.run.config import RunConfig, read_run_config
 from swarm.run.home import Home
 from swarm.run.sections import check_name, schedule_caution
@@ -36,7 +39,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("run_toml", required=False, type=click.Path(path_type=Path), metavar="[RUN.toml]")
 @click.option("--init", is_flag=True, help="Write a commented template, with a run of the file's name, and stop.")
-@home_option("Key, initial weights and state of the run: keep it.  [default: ~/.barnraise/coordinator]")
+@home_option("Key, initial weights and state of the run: keep it.  [default: ~/.barnraise/coordinator-NAME]")
 @click.option(
     "--bootstrap",
     multiple=True,
@@ -77,9 +80,12 @@ if TYPE_CHECKING:
 )
 @track_option
 @network_options(listen="/ip4/0.0.0.0/tcp/31337")
+@map_port_option
 @click.option("--json", "as_json", is_flag=True, help="Print the invite and every event as JSON lines.")
 @tied_option
+@click.pass_context
 def coordinate(
+    context: click.Context,
     run_toml: Path | None,
     init: bool,
     home: Path | None,
@@ -93,6 +99,7 @@ def coordinate(
     listen: tuple[str, ...],
     announce: tuple[str, ...],
     relays: tuple[str, ...],
+    map_port: bool,
     as_json: bool,
     tied: bool,
 ) -> None:
@@ -100,12 +107,11 @@ def coordinate(
 
     Open runs and pipelines need this process for every round, unless RUN.toml makes it a witness. Other runs go on
     without it: they need it to start, and when more than half of the members are lost at once. The invite holds its
-    address, so restart it on the same port.
+    address: a restart takes over --listen, --announce, --relay and --bootstrap, and the port, unless one is given.
     """
     if init:
         _write_template(run_toml or Path("RUN.toml"))
         return
-    home = home or default_home("coordinator")
     run = None if run_toml is None else read_run_config(run_toml)  # before the slow imports: a typo is reported at once
     for caution in () if run is None else _cautions(run):
         say(f"Warning: {caution}.", err=True)
@@ -113,10 +119,14 @@ def coordinate(
         raise ConfigError("--keep names who stays of those that --ban or --new-invite takes: give one of these, too")
     if notify:
         check_url(notify)
+    home = home or coordinator_home(None if run is None else run.run.name)
+    listen, announce, relays, bootstrap = (taken_over(context, home, name) for name in _KEPT)
+    if (port := last_port(home)) and context.get_parameter_source("listen") is not ParameterSource.COMMANDLINE:
+        listen = _kept_port(home, listen, announce, port)
     from swarm.coordinator.coordinator import CoordinatorConfig
 
     config = CoordinatorConfig(
-        home, run, listen, announce, relays, bootstrap, banned, kept, new_invite, restored, notify
+        home, run, listen, announce, relays, bootstrap, banned, kept, new_invite, restored, map_port, notify
     )
     _run(config, track, as_json, tied)
 
@@ -125,6 +135,28 @@ def _cautions(run: RunConfig) -> list[str]:
     eager = run.outer.caution(run.run.max_peers) if isinstance(run.outer, EagerConfig) else ""
     found = [eager, schedule_caution(run.run, run.inner, run.outer), *run.run.cautions()]
     return [caution for caution in found if caution]
+
+
+_KEPT: Final = ("listen", "announce", "relays", "bootstrap")
+
+
+def _kept_port(home: Path, listen: tuple[str, ...], announce: tuple[str, ...], port: int) -> tuple[str, ...]:
+    """Return the addresses to listen on again, with the port that the invite names. Raises ResourceError if one is
+    taken."""
+    from peer.net.listen_address import check_port_free
+
+    if not (announce or os.path.exists(Home(home).choices)):  # as an earlier release left it, or as no start was chosen
+        listen = (f"{listen[0].rpartition('/')[0]}/{port}",)
+    listen = on_the_port_of(home, listen, announce)
+    for address in listen:
+        try:
+            check_port_free(address)
+        except ResourceError as error:
+            raise ResourceError(
+                f"the port of {address}, which this run's invites name, is taken or closed ({error.__cause__}): end the"
+                " process that has it, or give another address with --listen and send the new invite"
+            ) from error
+    return listen
 
 
 def _write_template(path: Path) -> None:
@@ -161,8 +193,11 @@ def _run(config: CoordinatorConfig, track: str | None, as_json: bool, tied: bool
 
     def ready(invite: Invite) -> None:
         nonlocal opened
-        opened, text = True, str(invite)
+        again, opened, text = opened, True, str(invite)
         write_atomically(Home(config.home).invite, f"{text}\n".encode())
+        if again:  # it names other members: the one on the screen stays good
+            return
+        write_atomically(Home(config.home).choices, encoded({name: getattr(config, name) for name in _KEPT}))
         if as_json:
             shown = {"event": "invite", "invite": text, "run_id": invite.run_id, "addresses": list(invite.addresses)}
             say_json(shown, uncut=True)

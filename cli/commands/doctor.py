@@ -15,9 +15,9 @@ from rich.text import Text
 from cli.checks.confinement import confinement_findings
 from cli.checks.graphics import gpu_findings
 from cli.checks.machine import DISK_MIN_BYTES, Finding, disk_finding, local_findings
+from cli.homes import default_home
 from cli.options import (
     chosen_devices,
-    default_home,
     devices_options,
     home_option,
     invite_argument,

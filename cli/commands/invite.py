@@ -9,7 +9,8 @@ from pathlib import Path
 
 import click
 
-from cli.options import default_home, home_option
+from cli.homes import coordinator_home
+from cli.options import home_option
 from cli.terminal.lines import say
 from peer.errors import ConfigError
 from swarm.run.credentials import GUESTS_DEFAULT, GUESTS_MAX, INVITE_DAYS
@@ -18,7 +19,7 @@ _DAYS_MAX = 3650
 
 
 @click.command()
-@home_option("Home of the coordinator or of a member of the run.  [default: ~/.barnraise/coordinator]")
+@home_option("Home of the coordinator or of a member of the run.  [default: the only one of this machine]")
 @click.option(
     "--for",
     "guest",
@@ -38,9 +39,9 @@ _DAYS_MAX = 3650
 def invite(home: Path | None, guest: str | None, guests: int, days: int) -> None:
     """Print a new invite to the run of --home. It needs no network, and the coordinator may be away.
 
-    The invite names several addresses: of this peer, of those in its own invite, and of members that it has met.
+    The invite names several addresses: of this peer, those in its own invite, and of two members that lived lately.
     """
-    say(_made(home or default_home("coordinator"), guest, guests, days), uncut=True)
+    say(_made(home or coordinator_home(), guest, guests, days), uncut=True)
 
 
 def _made(folder: Path, guest: str | None, guests: int, days: int) -> str:

@@ -5,6 +5,7 @@ It ends when the run is complete, or at Ctrl-C.
 
 from __future__ import annotations
 
+import os
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,13 +13,14 @@ from typing import TYPE_CHECKING
 import click
 import trio
 
+from cli.homes import ResumingCommand, chosen, default_home, on_a_free_port, resumed_invite
 from cli.options import (
     Amount,
     chosen_devices,
-    default_home,
     devices_options,
     home_option,
     invite_argument,
+    map_port_option,
     network_options,
     read_invite,
     tied_option,
@@ -33,14 +35,15 @@ from cli.views.progress import Progress
 from cli.views.text import quoted, several
 from peer.errors import Diverged, NotAdmitted
 from swarm.rounds.trainers.trained_rounds import REMEDY
+from swarm.run.home import Home
 
 if TYPE_CHECKING:
     from swarm.run.peer_context import JoinConfig, Role
     from swarm.training.peer import Beside
 
 
-@click.command()
-@invite_argument()
+@click.command(cls=ResumingCommand)
+@invite_argument(required=False)
 @home_option("Folder for this peer's key, checkpoints and event log.  [default: ~/.barnraise/<run id>]")
 @click.option("--name", default="", help="The name shown by `peer status`.  [default: this machine's name]")
 @devices_options
@@ -96,10 +99,13 @@ if TYPE_CHECKING:
     "--serve-memory", type=Amount(), metavar="GB", help="With --serve.  [default: 0.6 of what training leaves free]"
 )
 @network_options(listen="/ip4/0.0.0.0/tcp/0")
+@map_port_option
 @click.option("--json", "as_json", is_flag=True, help="Print every event as a JSON line instead of a live view.")
 @tied_option
+@click.pass_context
 def join(
-    invite: str,
+    context: click.Context,
+    invite: str | None,
     home: Path | None,
     name: str,
     device: str | None,
@@ -122,16 +128,18 @@ def join(
     listen: tuple[str, ...],
     announce: tuple[str, ...],
     relays: tuple[str, ...],
+    map_port: bool,
     as_json: bool,
     tied: bool,
 ) -> None:
     """Take part in the run of INVITE (the string, or a file that holds it) with this machine.
 
-    Ctrl-C leaves at the next safe moment and keeps the last commit. Join again with the same --home to continue.
+    Ctrl-C leaves at the next safe moment and keeps the last commit. With --home alone a peer continues as it was
+    started last, with the invite and the options of then; those that are given now replace them.
     `peer pause` gives the machine back to you meanwhile, `peer resume` lets it go on.
     With --serve this machine also answers with the run's last commit: `peer generate INVITE "..."` asks it.
     """
-    opened = read_invite(invite)  # before the slow imports: a typo is reported at once
+    opened = resumed_invite(home) if invite is None else read_invite(invite)  # before the slow imports: a typo is told
     from peer.compute.device import resolve_device
     from swarm.run.pause_conditions import parse_condition
     from swarm.run.peer_context import JoinConfig
@@ -140,22 +148,23 @@ def join(
     if serve_memory is not None and not serves:
         raise click.UsageError("--serve-memory was given without --serve: give both.")
     conditions = tuple(map(parse_condition, pause_when))
-    chosen = chosen_devices(device, devices, layout)
-    if compiles and len(chosen.devices) > 1:
+    hardware = chosen_devices(device, devices, layout)
+    if compiles and len(hardware.devices) > 1:
         raise click.UsageError("--compile was given with several --devices: it is for one, leave it out.")
-    for each in dict.fromkeys(chosen.all_devices):  # before the network is asked
+    for each in dict.fromkeys(hardware.all_devices):  # before the network is asked
         resolve_device(each)
     home = home or default_home(opened.run_id[:12])
     config = JoinConfig(
         home=home,
         invite=opened,
         name=name or socket.gethostname(),
-        listen=listen,
+        listen=on_a_free_port(home, listen, announce),
         announce=announce,
         relays=relays,
-        device=chosen.device,
-        devices=chosen.devices,
-        layout=chosen.layout,
+        map_port=map_port,
+        device=hardware.device,
+        devices=hardware.devices,
+        layout=hardware.layout,
         data_folder="" if data is None else str(data),
         compile=compiles,
         threads=threads,
@@ -167,6 +176,7 @@ def join(
         stage=stage,
         memory_bytes=None if memory_limit is None else memory_limit * 1e9,
         host_memory_bytes=None if host_memory_limit is None else host_memory_limit * 1e9,
+        choices=chosen(context),
     )
     beside = _server(config, serve_memory) if serves else None
     progress = Progress(f"run {opened.run_id}   home {home}")
@@ -229,17 +239,17 @@ def farewell(progress: Progress) -> str:
 def what_was_kept(progress: Progress, home: Path) -> str:
     """Return what was saved, for a user who leaves; empty if there is nothing to report."""
     row = next(iter(progress.rows.values()), None)
+    again = f"`peer join --home {quoted(home)}`"
+    over = progress.complete or progress.left_complete or progress.left_for_good
     if row is not None and row.fed is not None:
         peers = several(len(row.fed.peers), "peer")
-        return f"Read {several(row.fed.micro_batches, 'micro-batch')} for {peers}. A feeder saves nothing."
-    if not progress.round and progress.saved is None:
-        return ""
-    if progress.saved is None and progress.left_unsaved:
-        return ""  # the error says it
+        read = f"Read {several(row.fed.micro_batches, 'micro-batch')} for {peers}. A feeder saves nothing."
+        return read if over else f"{read} Join again: {again}."
+    if progress.saved is None and (progress.left_unsaved or over or not os.path.exists(Home(home).invite)):
+        return ""  # an error says it, or there is nothing to join again
     if progress.saved is None:
-        return (
-            f"Left after round {progress.round}. No checkpoint was written: joining again fetches the state from peers."
-        )
+        after = f"after round {progress.round}" if progress.round else "before the first commit of this peer"
+        return f"Left {after}. No checkpoint was written: joining again ({again}) fetches the state from peers."
     saved = progress.saved
     of, options, also = "", f"--home {quoted(home)}", ""
     if saved.stage is not None:
@@ -248,6 +258,6 @@ def what_was_kept(progress: Progress, home: Path) -> str:
     export = f"`peer export {options} --out DIR`{also} writes a model from it."
     if row is not None and row.stage != saved.stage:
         return f"{what}. Nothing is saved yet of stage {row.stage}, where this peer moved. {export}"
-    if progress.complete or progress.left_complete or progress.left_for_good:
+    if over:
         return f"{what}. {export}"
-    return f"{what}. Join again to continue from there: `peer join INVITE --home {quoted(home)}`. {export}"
+    return f"{what}. Join again to continue from there: {again}. {export}"

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import click
 import trio
 
-from cli.options import default_home, home_option, invite_argument, read_invite, tied_option
+from cli.homes import default_home
+from cli.options import home_option, invite_argument, read_invite, tied_option
 from cli.packages import check_monitor_packages
 from cli.run import run_until_stopped
 from cli.terminal.lines import say, say_json

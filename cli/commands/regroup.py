@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cli.options import default_home, home_option
+from cli.homes import coordinator_home
+from cli.options import home_option
 from cli.terminal.lines import say
 from cli.views.text import several
 from peer.errors import ConfigError, NoQuorum
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@home_option("Home of the coordinator, which must run.  [default: ~/.barnraise/coordinator]")
+@home_option("Home of the coordinator, which must run.  [default: the only one of this machine]")
 @click.option(
     "--without",
     multiple=True,
@@ -40,7 +41,7 @@ def regroup(home: Path | None, without: tuple[str, ...], undo: bool) -> None:
     for peer in without:
         if not is_peer_id(peer):
             raise ConfigError(f"--without {peer} is not a peer id: `peer status INVITE --json` shows the ids")
-    outcomes = ask_coordinator(home or default_home("coordinator"), without, undo)
+    outcomes = ask_coordinator(home or coordinator_home(), without, undo)
     if not outcomes:
         raise ConfigError("a gossip run has no groups: its peers go on by themselves, so start more of them")
     for outcome in outcomes:

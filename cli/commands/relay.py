@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from cli.options import default_home, home_option
+from cli.homes import default_home
+from cli.options import home_option
 from cli.run import run_until_stopped
 from cli.terminal.lines import say, say_json
 

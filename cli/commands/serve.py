@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 import click
 import trio
 
+from cli.homes import default_home
 from cli.options import (
     Amount,
     checkpoint_folder,
-    default_home,
     dtype_option,
     home_option,
     invite_argument,
+    map_port_option,
     network_options,
     read_invite,
     tied_option,
@@ -67,6 +68,7 @@ class BlockRange(click.ParamType):  # type: ignore[type-arg]
 @click.option("--threads", type=click.IntRange(1), help="CPU threads.  [default: all cores]")
 @click.option("--open", "is_open", is_flag=True, help="A model that is founded: let any peer serve and use it.")
 @network_options(listen="/ip4/0.0.0.0/tcp/0")
+@map_port_option
 @click.option("--json", "as_json", is_flag=True, help="Print every event as a JSON line.")
 @tied_option
 def serve(
@@ -83,6 +85,7 @@ def serve(
     listen: tuple[str, ...],
     announce: tuple[str, ...],
     relays: tuple[str, ...],
+    map_port: bool,
     as_json: bool,
     tied: bool,
 ) -> None:
@@ -109,6 +112,7 @@ def serve(
         listen=listen,
         announce=announce,
         relays=relays,
+        map_port=map_port,
         device=device,
         threads=threads,
         blocks=blocks,

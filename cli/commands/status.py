@@ -15,7 +15,8 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
-from cli.options import default_home, home_option, invite_argument, read_invite
+from cli.homes import default_home
+from cli.options import home_option, invite_argument, read_invite
 from cli.run import run_until_stopped
 from cli.terminal.lines import say, say_json
 from cli.terminal.screen import drawn, live, screen, table_screen

@@ -83,6 +83,13 @@ def _start_not_bound(view: ViewState, row: Row, at: float, fields: Fields) -> No
     view.note(f"{group.name} waits for more of the {members} of term {fields['term']}: start those that are away again")
 
 
+def _run_replaced(view: ViewState, row: Row, at: float, fields: Fields) -> None:
+    view.note(
+        f"RUN.toml describes another run than {fields['name']} {fields['run_id']}, in which no peer has committed:"
+        " that one is replaced, its invite no longer holds, and its files lie in the home's folder `replaced`"
+    )
+
+
 def _coordinator_restored(view: ViewState, row: Row, at: float, fields: Fields) -> None:
     group = view.group_of(fields)
     group.phase = "waits for `peer regroup`"
@@ -171,6 +178,7 @@ GROUP_EVENTS: Final[dict[str, Callable[[ViewState, Row, float, Fields], None]]] 
     "regrouped": _regrouped,
     "quorum_lost": _quorum_lost,
     "start_not_bound": _start_not_bound,
+    "run_replaced": _run_replaced,
     "coordinator_restored": _coordinator_restored,
     "prefix_full": _prefix_full,
     "votes_in_one_hand": _votes_in_one_hand,

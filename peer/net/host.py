@@ -43,6 +43,7 @@ from peer.net.limits import ByteBudget, NetLimits
 from peer.net.listen_address import announced_address, check_port_free, expand_wildcard, listen_address
 from peer.net.method import Call
 from peer.net.nat.hole_punch import Path
+from peer.net.nat.port_mapping import port_to_map
 from peer.net.nat.traversal import Traversal
 from peer.net.rate_limit import Meter, TokenBucket, Traffic
 from peer.net.rpc import Rpc
@@ -74,6 +75,8 @@ class HostConfig:
     Behind a firewall it should be an open port; if it cannot be reached, payloads take libp2p streams."""
     relays: tuple[str, ...] = ()
     """Full addresses of public relays at which to hold a reservation, for a peer that cannot be dialled."""
+    map_port: bool = False
+    """Whether the router is asked to forward the port (`peer.net.nat.port_mapping`), unless `announce` is given."""
     limits: NetLimits = field(default_factory=NetLimits)
 
 
@@ -100,15 +103,8 @@ class Host:
         self._watched: dict[str, frozenset[str]] = {}
         self._heartbeat = Heartbeat(self.rpc, self._connections, self._meter, config.limits, config.events)
         self.rpc.register(HELLO, self._on_hello)
-        self._bulk = BulkTransport(
-            nursery,
-            self._ask_for_bulk,
-            self.rpc.server,
-            self._meter,
-            self._connections.remote_ips,
-            self.admissions,
-            self._turns,
-        )
+        server, meter, ips = self.rpc.server, self._meter, self._connections.remote_ips
+        self._bulk = BulkTransport(nursery, self._ask_for_bulk, server, meter, ips, self.admissions, self._turns)
         self.rpc.register(OFFER, self._bulk.offer)
         self._connections.bulk = self._bulk
         budget = ByteBudget(config.limits.flow_bytes_in_flight, self.admissions)
@@ -117,6 +113,8 @@ class Host:
         self.flows: Final[Flows] = open_flows(nursery, libp2p_host, self.rpc, self._connections, self._bulk, parts)
         self.traversal: Final = Traversal(libp2p_host, self._connections, config.relays, config.events)
         self.traversal.ask_addresses = self._ask_addresses
+        if config.map_port and not config.announce:
+            self.traversal.port_to_map = lambda: port_to_map(self._listening())
         self._connections.traversal = self.traversal
         self._connections.on_dialled = lambda peer: nursery.start_soon(self._say_hello, peer)
         gate = inbound_gate(libp2p_host.get_network())
@@ -131,7 +129,8 @@ class Host:
     def addresses(self) -> tuple[str, ...]:
         """Full multiaddrs at which other peers can dial us, those through a relay last; as many as others keep."""
         most, relayed = self._config.limits.addresses_per_peer, self.traversal.addresses
-        announced = (*(self._config.announce or self._listening())[: max(1, most - len(relayed))], *relayed)[:most]
+        direct = self._config.announce or (*self.traversal.mapped, *self._listening())
+        announced = (*direct[: max(1, most - len(relayed))], *relayed)[:most]
         return tuple(f"{address.removesuffix(f'/p2p/{self.peer_id}')}/p2p/{self.peer_id}" for address in announced)
 
     @property

@@ -9,7 +9,6 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,22 +16,22 @@ from pathlib import Path
 import msgspec
 import trio
 
-from peer.errors import ConfigError, ResourceError
-from peer.events import EventLog, Watcher
-from peer.identity import Identity
+from peer.events import Watcher
 from peer.net.host import Host, HostConfig
 from swarm.coordinator.coordinated_group import CoordinatedGroup
-from swarm.coordinator.create_run import CreatedRun, KeptState, create_run, reload
+from swarm.coordinator.create_run import KeptState
 from swarm.coordinator.gossip_end import GossipEnd
 from swarm.coordinator.last_states import LastStates, Place
 from swarm.coordinator.member_news import tell_news
 from swarm.coordinator.notices import Notices
 from swarm.coordinator.regroup import serve_requests
+from swarm.coordinator.reopen import create_or_reopen, watch_beginning
 from swarm.coordinator.run_progress import RunProgress
 from swarm.coordinator.withdrawal import named_bans, withdraw_printed
 from swarm.inference.record import run_schemas
 from swarm.membership.bans import extend_bans, spread_bans
 from swarm.membership.completion import COMPLETE
+from swarm.membership.living import note_living
 from swarm.membership.member_record import MEMBERS, MemberRecord, member_record
 from swarm.membership.membership import Membership
 from swarm.membership.open_peer import OpenPeer, PeerConfig, open_home, open_peer
@@ -44,11 +43,8 @@ from swarm.run.gate import Gate
 from swarm.run.guests import GuestBook
 from swarm.run.home import Home
 from swarm.run.invite import ADDRESSES_MAX, Invite
-from swarm.run.inviting import printed_invite, saved_invite_keys
+from swarm.run.inviting import printed_invite, saved_invite_keys, with_living
 from swarm.run.manifest import Manifest, open_manifest
-from swarm.run.manifest_transfer import load_run_files
-from swarm.run.sections import AUTO_TOKENIZER
-from swarm.run.tokenizer import read_tokenizer
 from swarm.state.server import serve_snapshots
 from swarm.state.snapshots import SnapshotStore
 
@@ -59,7 +55,8 @@ class CoordinatorConfig:
 
     home: Path
     run: RunConfig | None
-    """Creates a run in `home`, or describes the one there; None: continue with that one."""
+    """Creates a run in `home`, describes the one there, or replaces one that never began; None: continue with that
+    one."""
     listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
     announce: tuple[str, ...] = ()
     relays: tuple[str, ...] = ()
@@ -73,6 +70,8 @@ class CoordinatorConfig:
     """Whether to withdraw the invite printed so far, and print another (`swarm.coordinator.withdrawal`)."""
     restored: bool = False
     """Whether the home was put back from a backup: then the coordinator does nothing before a person's regroup."""
+    map_port: bool = False
+    """Whether to have the router forward the port."""
     notify: str = ""
     """The http(s) URL that is told of what calls for a person; empty for none."""
 
@@ -80,13 +79,16 @@ class CoordinatorConfig:
 async def run_coordinator(
     config: CoordinatorConfig, ready: Callable[[Invite], None], watch: Watcher | None = None
 ) -> None:
-    """Coordinate until cancelled. `ready` gets the invite once peers can join, `watch` every event.
+    """Coordinate until cancelled. `ready` gets the invite once peers can join, and again whenever it names other
+    members; `watch` gets every event.
 
     Raises ConfigError, ResourceError, CheckpointError, IdentityError.
     """
     with open_home(config.home, watch) as opened:
         home, identity, events = opened.home, opened.identity, opened.events
-        run_files, tokenizer, states = await trio.to_thread.run_sync(_create_or_reopen, config, identity, events)
+        run_files, tokenizer, states = await trio.to_thread.run_sync(
+            create_or_reopen, config.home, config.run, identity, events
+        )
         manifest = open_manifest(run_files)
         rules, stages = manifest.run, manifest.stages
         events.emit(
@@ -99,7 +101,12 @@ async def run_coordinator(
             tokenizer=manifest.tokenizer,
         )
         host_config = HostConfig(
-            identity=identity, events=events, listen=config.listen, announce=config.announce, relays=config.relays
+            identity=identity,
+            events=events,
+            listen=config.listen,
+            announce=config.announce,
+            relays=config.relays,
+            map_port=config.map_port,
         )
         stores = list[SnapshotStore]()
 
@@ -127,13 +134,13 @@ async def _coordinate(
     ready: Callable[[Invite], None],
 ) -> None:
     host, manifest, gate = peer.host, peer.run.manifest, peer.run.gate
-    addresses = (*host.addresses, *config.bootstrap)[:ADDRESSES_MAX]
     coordinator = _Coordinator(config, manifest, host, home, stores)
     membership = Membership(peer.node, host, MEMBERS, manifest.run_id, coordinator.member_record)
     coordinator.membership = membership
     async with trio.open_nursery() as nursery:
         nursery.start_soon(membership.run)
         nursery.start_soon(tell_news, membership, host.events)
+        nursery.start_soon(watch_beginning, home, coordinator.groups, lambda: membership.view)
         if config.notify:
             nursery.start_soon(Notices(config.notify, manifest.run_id, manifest.run.name, host.events).run)
         for group in coordinator.groups:
@@ -142,13 +149,19 @@ async def _coordinate(
         if not coordinator.groups:
             nursery.start_soon(coordinator.gossip_end.run, membership.others)
         nursery.start_soon(serve_requests, home, coordinator.groups, host.events)
-        home.note_listening(addresses)
         if config.new_invite:
             place = Place(host, home, manifest)
             await withdraw_printed(place, gate, membership, coordinator.groups, config.kept)
         if gate.bans is not None:
             nursery.start_soon(spread_bans, gate, lambda: membership.view, host.peer_id, host.events)
-        ready(printed_invite(home, host.identity, manifest, addresses, gate.bans))
+
+        def show() -> None:
+            known = (*host.addresses, *config.bootstrap)[:ADDRESSES_MAX]
+            home.note_listening(known)
+            ready(printed_invite(home, host.identity, manifest, with_living(home, known), gate.bans))
+
+        show()
+        nursery.start_soon(note_living, host, home, membership.others, show)
 
 
 class _Coordinator:
@@ -212,42 +225,3 @@ def _snapshots(state: KeptState) -> SnapshotStore:
     snapshots = SnapshotStore(state.tree.size_bytes, 1 << 16)
     snapshots.publish(state.tree, list(state.tensors.values()))
     return snapshots
-
-
-def _create_or_reopen(config: CoordinatorConfig, identity: Identity, events: EventLog) -> CreatedRun:
-    kept = load_run_files(config.home)
-    if kept is None:
-        if config.run is None:
-            raise ConfigError(f"{config.home} holds no run yet: give a RUN.toml (`peer coordinate --init` writes one)")
-        return create_run(config.home, config.run, identity, events)
-    run_files, tokenizer = kept
-    manifest = open_manifest(run_files)
-    if manifest.authority != identity.peer_id:
-        raise ConfigError(f"{config.home} belongs to a run of another authority: choose another folder with --home")
-    if config.run is not None:
-        _check_same(config.run, manifest, config.home)
-    return run_files, tokenizer, reload(config.home, manifest, identity, events)
-
-
-def _check_same(run: RunConfig, manifest: Manifest, home: Path) -> None:
-    """Raise ConfigError if RUN.toml describes another run than the one in `home`: it could not change that run."""
-    if run.run.name != manifest.run.name:
-        raise ConfigError(
-            f"{home} holds the run {manifest.run.name!r}: choose another folder with --home for a new one"
-        )
-    sections = ["run", "data", "inner", "outer", "codec", "pipeline"]
-    if run.pretrained is None:
-        sections.insert(1, "model")
-    if run.data.end_of_text is None:  # left to the checkpoint
-        data = msgspec.structs.replace(run.data, end_of_text=manifest.data.end_of_text)
-        run = msgspec.structs.replace(run, data=data)
-    differing = [f"[{name}]" for name in sections if getattr(run, name) != getattr(manifest, name)]
-    if run.pretrained is None or run.tokenizer.source != AUTO_TOKENIZER:  # else the checkpoint may be gone
-        with suppress(ConfigError, ResourceError):  # the run has a copy, so the file may be missing
-            if read_tokenizer(run)[1] != manifest.tokenizer:
-                differing.append("[tokenizer]")
-    if differing:
-        raise ConfigError(
-            f"the run in {home} has another {', '.join(differing)} than RUN.toml, and the rules of a run never change:"
-            " choose another folder with --home for a new one, or leave RUN.toml out to continue that one"
-        )

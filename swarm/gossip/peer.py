@@ -30,6 +30,7 @@ from swarm.gossip.engine import GossipEngine
 from swarm.gossip.messages import SLICE_BYTES_MAX
 from swarm.gossip.pairing import PeerView
 from swarm.gossip.replica import Replica
+from swarm.membership.living import note_living
 from swarm.membership.member_record import MEMBERS, MemberRecord, measured_record, member_record
 from swarm.membership.membership import REFRESH_S, Membership
 from swarm.protocol.head import Head, Member
@@ -128,6 +129,7 @@ class _GossipParticipant:
             async with self._upkeep.open(lambda: self._engine.head) as tasks:
                 tasks.start_soon(self._membership.run)
                 tasks.start_soon(obey, self._context.pause, self._trainer, self._note_pause)
+                tasks.start_soon(note_living, self._context.host, self._context.home, self._membership.others)
                 await self._engine.run()
                 await self._membership.announce()
                 await trio.sleep(TELL_S)

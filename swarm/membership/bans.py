@@ -56,6 +56,12 @@ def extend_bans(
     return signed
 
 
+def banned_in(path: Path, manifest: Manifest) -> frozenset[str]:
+    """Return the peers that the list at `path` bans. Raises CheckpointError if the file is damaged."""
+    saved = _load(path, manifest)
+    return frozenset() if saved is None else open_bans(saved, manifest).peers
+
+
 async def spread_bans(gate: Gate, view: Callable[[], Mapping[str, MemberRecord]], own: str, events: EventLog) -> None:
     """Send the gate's list to every member in `view()`, once a session, until cancelled."""
     informed: set[tuple[str, str]] = set()

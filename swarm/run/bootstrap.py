@@ -8,7 +8,7 @@ from typing import Final, Generic, TypeVar
 
 import trio
 
-from peer.errors import BarnraiseError, DialError, NetworkError, NotAdmitted, ProtocolViolation, RemoteError
+from peer.errors import BarnraiseError, DialError, DialReason, NetworkError, NotAdmitted, ProtocolViolation, RemoteError
 from peer.identity import Signed
 from peer.net.host import Host
 from swarm.run.credentials import Chain
@@ -22,6 +22,13 @@ from swarm.run.manifest_transfer import fetch_manifest, fetch_tokenizer, load_ru
 DIAL_S: Final = 8.0
 TRIES: Final = 3
 PAUSE_S: Final = 2.0
+_REMEDIES: Final[dict[DialReason, str]] = {
+    "wrong_peer": "ask for a new invite, as that address is another peer's now",
+    "refused": "try again in a minute, as nothing listens there now",
+    "timeout": "check that this machine's firewall lets it out, and try again",
+    "unreachable": "check this machine's network",
+}
+"""What the reader of an invite can do."""
 
 ManifestT = TypeVar("ManifestT", bound=AnyManifest)
 
@@ -122,4 +129,12 @@ def _most_useful(failures: list[BarnraiseError]) -> BarnraiseError:
     others = [error for error in failures if not isinstance(error, DialError)]
     if others:
         return next((error for error in others if isinstance(error, NotAdmitted)), others[0])
-    return min(dials, key=lambda error: order.index(error.reason))
+    first = min(dials, key=lambda error: order.index(error.reason))
+    which = "the address" if len(dials) == 1 else f"any of the {len(dials)} addresses"
+    what, _, _ = str(first).rpartition(": ")
+    return DialError(
+        f"no peer of the run answers at {which} of the invite ({what}): {_REMEDIES[first.reason]}; if that does not"
+        " help, ask who sent the invite whether its coordinator or a member runs, or for the invite of a member that"
+        " does (`peer invite`)",
+        first.reason,
+    )

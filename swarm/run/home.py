@@ -1,10 +1,10 @@
 """A peer's folder on disk, and the lock that keeps two processes from being the same peer.
 
-lock   identity.key   invite   listening   manifest.msgpack   tokenizer.json   guests.msgpack   addresses.json
-events.jsonl   worker.log   worker/   corpus/   agreement/   results/   fetched/   checkpoints/
+lock   identity.key   invite   listening   living   choices.json   manifest.msgpack   tokenizer.json   guests.msgpack
+addresses.json   events.jsonl   worker.log   worker/   corpus/   agreement/   results/   fetched/   checkpoints/
 state.part   loss.png   paused
-At the coordinator also bans.msgpack, complete (of a gossip run), and regroup.request and regroup.answer while a person
-asks for a regroup
+At the coordinator also bans.msgpack, unbegun (before the first commit), replaced/ (a run that never began), complete
+(of a gossip run), and regroup.request and regroup.answer while a person asks for a regroup
 
 `agreement/` holds what this peer has promised to the other members of its group. It must never be put back from a
 backup: delete it instead.
@@ -22,7 +22,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,6 +60,16 @@ class Home:
         return self.path / "complete"
 
     @property
+    def unbegun(self) -> Path:
+        """At the coordinator: there until a commit of the run is seen. Until then another RUN.toml may replace it."""
+        return self.path / "unbegun"
+
+    @property
+    def choices(self) -> Path:
+        """The options of the last start that the next one takes over, as the command wrote them."""
+        return self.path / "choices.json"
+
+    @property
     def guests(self) -> Path:
         """The members that came by each invite, as far as this peer has met them."""
         return self.path / "guests.msgpack"
@@ -77,6 +87,21 @@ class Home:
     def paused(self) -> Path:
         """There while the owner has paused the peer (`swarm.run.owners_pause`)."""
         return self.path / "paused"
+
+    @property
+    def living(self) -> Path:
+        """Addresses of members that were there when this peer last looked, a line each, for the invites it prints."""
+        return self.path / "living"
+
+    def note_living(self, addresses: Iterable[str]) -> None:
+        """Write `living`. Raises ResourceError."""
+        write_atomically(self.living, "".join(f"{address}\n" for address in addresses).encode())
+
+    def living_addresses(self) -> tuple[str, ...]:
+        """Return what `living` holds; nothing if it is missing or cannot be read."""
+        with suppress(OSError, UnicodeDecodeError):
+            return tuple(self.living.read_text().split())
+        return ()
 
     @property
     def regroup_request(self) -> Path:

@@ -56,7 +56,7 @@ class Invite(msgspec.Struct, frozen=True):
     @property
     def reach(self) -> Reach:
         """Return from where the best of the addresses can be reached, as far as the addresses themselves tell."""
-        return max((_reach(address) for address in self.addresses), key=_REACHES.index, default="machine")
+        return _REACHES[max((reach_of(address) for address in self.addresses), default=0)]
 
     def membership(self, identity: Identity) -> Chain:
         """Return what this invite makes of a peer that takes part: nothing new in an open run or for one peer."""
@@ -113,13 +113,14 @@ class Invite(msgspec.Struct, frozen=True):
         return cls(run_id_text(wire.run_id), wire.authority, addresses, wire.chain, wire.key)
 
 
-def _reach(address: str) -> Reach:
-    """Return from where the first host of a multiaddr, a relay's if it goes through one, can be reached."""
+def reach_of(address: str) -> int:
+    """Return from how far the first host of a multiaddr, a relay's if it goes through one, can be reached: 0 from this
+    machine alone, 1 from its network, 2 from everywhere."""
     _, kind, host, *_ = address.split("/")
     if kind not in ("ip4", "ip6"):
-        return "everywhere"  # a name
+        return 2  # a name
     ip = ip_address(host)
-    return "machine" if ip.is_loopback else "everywhere" if ip.is_global else "network"
+    return 0 if ip.is_loopback else 2 if ip.is_global else 1
 
 
 def read_saved_invite(home: Path) -> Invite:

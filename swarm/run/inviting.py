@@ -9,7 +9,7 @@ from typing import Final
 
 from peer.errors import ConfigError
 from peer.identity import Identity, public_key_of
-from peer.net.address_book import AddressBook
+from peer.net.address_book import AddressBook, is_circuit
 from swarm.run.ban_list import BanList
 from swarm.run.credentials import CHAIN_MAX, GUESTS_DEFAULT, INVITE_DAYS, Chain, member_link, sign_link
 from swarm.run.home import Home
@@ -17,7 +17,7 @@ from swarm.run.invite import ADDRESSES_MAX, Invite, read_saved_invite
 from swarm.run.manifest import AnyManifest
 
 DAY_S: Final = 86400.0
-_OTHERS_MAX: Final = 5
+_OTHERS_MAX: Final = 2
 
 
 def make_invite(
@@ -75,23 +75,38 @@ def printed_invite(
     return make_invite(authority, (), manifest, addresses, guests=GUESTS_DEFAULT, days=INVITE_DAYS)
 
 
+def with_living(home: Home, own: Iterable[str]) -> tuple[str, ...]:
+    """Return a peer's own addresses and those of members that were there lately (`swarm.membership.living`)."""
+    living = home.living_addresses()
+    mine = tuple(own)[: ADDRESSES_MAX - len(living)]
+    return tuple(dict.fromkeys((*mine, *living)))[:ADDRESSES_MAX]
+
+
 def known_addresses(home: Home) -> tuple[str, ...]:
-    """Return addresses to put into an invite: those of this home's peer, of its invite, and of peers that it met.
+    """Return addresses to put into an invite: those of this home's peer, of its invite, and of members that were there
+    lately or, where it knows of none, of peers that it met last.
 
     At most three of one peer, so that the invite works while some of them are away.
     """
     own: list[str] = []
     with suppress(OSError, UnicodeDecodeError):
         own = home.listening.read_text().split()
-    book = AddressBook(ADDRESSES_MAX)
-    book.load(home.addresses)
-    met = [f"{address}/p2p/{peer}" for peer in list(book.peers)[:_OTHERS_MAX] for address in book.get(peer)[:2]]
+    others = home.living_addresses() or _met(home)
     found: list[str] = []
-    for address in (*own, *read_saved_invite(home.path).addresses, *met):
+    for address in (*own, *read_saved_invite(home.path).addresses, *others):
         peer = address.rpartition("/p2p/")[2]
         if address not in found and sum(other.endswith(peer) for other in found) < 3:
             found.append(address)
     return tuple(found[:ADDRESSES_MAX])
+
+
+def _met(home: Home) -> list[str]:
+    """Return the direct addresses of peers that this home's peer met, the last ones first."""
+    book = AddressBook(ADDRESSES_MAX)
+    book.load(home.addresses)
+    direct = [(peer, [each for each in book.get(peer) if not is_circuit(each)]) for peer in reversed(book.peers)]
+    reached = [(peer, addresses) for peer, addresses in direct if addresses]
+    return [f"{address}/p2p/{peer}" for peer, addresses in reached[:_OTHERS_MAX] for address in addresses[:1]]
 
 
 def _expiry(inviter: Identity, chain: Chain, manifest: AnyManifest, days: float) -> float:

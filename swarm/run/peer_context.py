@@ -29,6 +29,8 @@ class JoinConfig:
     listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
     announce: tuple[str, ...] = ()
     relays: tuple[str, ...] = ()
+    map_port: bool = False
+    """Whether to have the router forward the port."""
     device: str = "auto"
     devices: tuple[str, ...] = ()
     """Several devices, of which `device` is the first; () for that one alone."""
@@ -54,6 +56,8 @@ class JoinConfig:
     """The niceness of the processes that train."""
     pause_when: tuple[PauseCondition, ...] = ()
     """While one of these holds, the peer rests."""
+    choices: bytes = b""
+    """What `Home.choices` is to hold once the peer is in the run; empty for nothing."""
 
 
 @dataclass(frozen=True)

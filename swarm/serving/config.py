@@ -22,6 +22,8 @@ class ServeConfig:
     listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
     announce: tuple[str, ...] = ()
     relays: tuple[str, ...] = ()
+    map_port: bool = False
+    """Whether to have the router forward the port."""
     device: str = "auto"
     threads: int | None = None
     blocks: tuple[int, int] | None = None

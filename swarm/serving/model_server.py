@@ -19,6 +19,7 @@ from peer.ipc.span import Span
 from peer.model.parameter_files import ParameterFiles
 from peer.worker.block_client import BlockConfig, BlockWorkerGroup
 from swarm.inference.record import SERVERS, ServerRecord, servers_key
+from swarm.membership.living import note_living
 from swarm.membership.membership import Membership
 from swarm.membership.open_peer import OpenPeer
 from swarm.run.home import Home
@@ -61,6 +62,7 @@ class ModelServer:
         self._plan(span)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._membership.run)
+            nursery.start_soon(note_living, self._host, self._home, self._membership.others)
             while True:
                 await self._fetch(span)
                 span = await self._serve(span, ready)

@@ -24,7 +24,7 @@ from swarm.run.gate import Gate
 from swarm.run.guests import GuestBook
 from swarm.run.home import Home
 from swarm.run.invite import ADDRESSES_MAX, Invite
-from swarm.run.inviting import printed_invite
+from swarm.run.inviting import printed_invite, with_living
 from swarm.run.manifest import AnyManifest, Manifest, open_any_manifest, open_served_manifest
 from swarm.run.manifest_transfer import load_run_files
 from swarm.serving.config import ServeConfig
@@ -50,6 +50,7 @@ async def run_server(config: ServeConfig, ready: Callable[[Invite, Span], None],
             listen=config.listen,
             announce=config.announce,
             relays=config.relays,
+            map_port=config.map_port,
         )
 
         async def enter(host: Host) -> EnteredRun[AnyManifest]:
@@ -82,7 +83,8 @@ def _invite(config: ServeConfig, home: Home, peer: OpenPeer[AnyManifest]) -> Inv
     if came_by is not None:
         both = dict.fromkeys((*addresses[: ADDRESSES_MAX // 2], *came_by.addresses))
         return msgspec.structs.replace(came_by, addresses=tuple(both)[:ADDRESSES_MAX])
-    return printed_invite(home, peer.host.identity, peer.run.manifest, addresses, peer.run.gate.bans)
+    named = with_living(home, addresses)
+    return printed_invite(home, peer.host.identity, peer.run.manifest, named, peer.run.gate.bans)
 
 
 def _create_or_reopen(config: ServeConfig, identity: Identity) -> CreatedModel | None:

@@ -12,6 +12,7 @@ from peer import faults
 from peer.errors import ConfigError, Diverged
 from swarm.membership.completion import check_run_alive, run_is_over, wait_for_others
 from swarm.membership.divergence import DIVERGED, check_stages_converge, tell_diverged
+from swarm.membership.living import note_living
 from swarm.pipeline.data_feed import FeederStats, serve_tokens
 from swarm.run.peer_context import PeerContext
 from swarm.training.build_trainer import settings_of
@@ -37,6 +38,7 @@ class PeerLifecycle:
         authority, rounds, stages = self._manifest.authority, self._manifest.run.rounds, self._manifest.stages
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._membership.run)
+            nursery.start_soon(note_living, self._context.host, self._context.home, self._membership.others)
             if stages > 1:
                 nursery.start_soon(
                     check_stages_converge, self._membership.others, stages, lambda: self._selection.stage

@@ -47,6 +47,7 @@ async def run_participant(config: JoinConfig, watch: Watcher | None = None, besi
             listen=config.listen,
             announce=config.announce,
             relays=config.relays,
+            map_port=config.map_port,
             upload_bytes_per_s=config.upload_bytes_per_s,
             download_bytes_per_s=config.download_bytes_per_s,
         )
@@ -75,6 +76,8 @@ async def run_participant(config: JoinConfig, watch: Watcher | None = None, besi
                 return
             check_join(config, manifest)
             write_atomically(home.invite, f"{config.invite}\n".encode())
+            if config.choices:
+                write_atomically(home.choices, config.choices)
             home.note_listening(peer.host.addresses)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(pause.run)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cli.commands.quickstart import MARK, _claim, _prepare, run_toml
-from cli.options import default_home
+from cli.homes import default_home
 from cli.templates import template, with_settings
 from optim.config import METHODS
 from peer.config import ModelConfig, RopeScaling

@@ -26,6 +26,7 @@ from peer.net.libp2p_fixes.inbound_limits import inbound_gate
 from peer.net.libp2p_fixes.peer_cleanup import OnConnections
 from peer.net.nat import circuit_relay as circuit
 from peer.net.nat.hole_punch import HolePunch, Path
+from peer.net.nat.port_mapping import keep_mapped
 from peer.net.stream_channel import LOST
 
 _STEP_S: Final = 10.0
@@ -70,6 +71,10 @@ class Traversal:
         self._scope = trio.CancelScope()
         self.changed: Callable[[], None] = lambda: None
         """Called when `addresses` change."""
+        self.port_to_map: Callable[[], int | None] = lambda: None
+        """Returns the port that the router is asked to forward; None for none."""
+        self.mapped: tuple[str, ...] = ()
+        """The address at the router that leads here, if it forwards the port."""
         self.ask_addresses: Callable[[str], Awaitable[tuple[str, ...]]] = _nowhere
         """Asks a connected peer for the direct addresses at which it listens."""
 
@@ -110,7 +115,13 @@ class Traversal:
                     self._host.set_stream_handler(circuit.STOP, self._on_circuit)
                 for relay in self._relays:
                     nursery.start_soon(self._hold_reservation, relay)
+                if (port := self.port_to_map()) is not None:
+                    nursery.start_soon(keep_mapped, port, self._events, self._set_mapped)
                 await trio.sleep_forever()
+
+    def _set_mapped(self, address: str) -> None:
+        self.mapped = (address,)
+        self.changed()
 
     def forget(self, peer: ID) -> None:
         """Forget how a peer was reached that is no longer connected."""

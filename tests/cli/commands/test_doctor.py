@@ -21,7 +21,15 @@ from cli.checks.machine import (
     memory_finding,
     python_finding,
 )
-from cli.checks.network import answers, clock_finding, port_finding, reach_finding, size_findings, swarm_findings
+from cli.checks.network import (
+    answers,
+    clock_finding,
+    judged,
+    port_finding,
+    reach_finding,
+    size_findings,
+    swarm_findings,
+)
 from cli.checks.text import text_finding
 from peer.confinement.confine import NOT_HERE, Restriction
 from peer.errors import NotAdmitted
@@ -141,16 +149,28 @@ def test_clock(ahead_s: float, state: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("reach", "state", "words"),
     [
-        (DialBackReply("203.0.113.7", ((4001, "open"),)), "ok", "directly"),
+        (DialBackReply("192.0.2.2", ((4001, "open"),)), "ok", "direct: other peers dial 192.0.2.2 port 4001"),
+        (DialBackReply("203.0.113.7", ((4001, "open"),)), "ok", "mapped port: other peers dial 203.0.113.7"),
         (DialBackReply("203.0.113.7", ((4001, "timeout"),)), "warning", "behind NAT"),
         (DialBackReply("192.0.2.2", ((4001, "refused"),)), "warning", "port 4001 refused"),
         (DialBackReply("", ()), "warning", "only through a relay"),
+        (None, "warning", "no peer was there to test"),
     ],
 )
-def test_reachability(reach: DialBackReply, state: str, words: str) -> None:
+def test_reachability(reach: DialBackReply | None, state: str, words: str) -> None:
     finding = reach_finding(reach, own=("192.0.2.2",))
     assert finding.state == state and words in finding.detail
     assert ("NAT" in finding.detail) == ("NAT" in words)
+    assert bool(finding.remedy) == (state == "warning")
+
+
+def test_a_second_best_way_says_why_it_is_not_better() -> None:
+    closed = DialBackReply("203.0.113.7", ((4001, "timeout"),))
+    punched = reach_finding(closed, (), punched=True, relay="/ip4/192.0.2.9/tcp/1/p2p-circuit")
+    assert punched.detail.startswith("punched: ") and "port 4001 timeout" in punched.detail
+    relayed = reach_finding(closed, (), relay="/ip4/192.0.2.9/tcp/1/p2p-circuit")
+    assert relayed.detail.startswith("relayed: through /ip4/192.0.2.9") and "behind NAT" in relayed.detail
+    assert {punched.state, relayed.state} == {"ok"} and punched.remedy == relayed.remedy != ""
 
 
 @pytest.mark.parametrize(
@@ -176,15 +196,29 @@ def test_an_error_becomes_a_finding() -> None:
     assert finding.exit_code == 4
 
 
-async def test_each_address_of_the_invite_is_reported(tmp_path: Path) -> None:
+async def test_that_no_address_answers_is_reported_once(tmp_path: Path) -> None:
     absent = Identity.generate().peer_id
     with trio.socket.socket() as closed:
         await closed.bind(("127.0.0.1", 0))
         address = f"/ip4/127.0.0.1/tcp/{closed.getsockname()[1]}/p2p/{absent}"
         invite = Invite("a" * 32, absent, (address, address.replace("127.0.0.1", "127.0.0.2")))
         findings = [finding async for finding in swarm_findings(joining(tmp_path, invite), None, DialBackConfig())]
-    assert [finding.check for finding in findings] == ["bootstrap", "bootstrap"]
-    assert all(is_failure(finding, 3) and finding.detail.startswith("refused") for finding in findings)
+    (finding,) = findings
+    assert finding.check == "bootstrap" and is_failure(finding, 3)
+    assert finding.detail.startswith("refused") and "none of the 2 addresses" in finding.detail
+    assert "peer invite" in finding.remedy
+
+
+def test_a_stale_address_beside_one_that_answers_is_a_warning() -> None:
+    answers, silent = Finding("bootstrap", "ok", "here"), Finding("bootstrap", "failure", "timeout: there", "wait", 3)
+    other = Finding("bootstrap", "failure", "wrong_peer: there", "ask", 3)
+    first, second = judged([answers, silent])
+    assert first == answers and (second.state, second.detail, second.exit_code) == ("warning", "timeout: there", 0)
+    (found,) = judged([silent, other])
+    assert found.state == "failure" and found.detail.startswith("wrong_peer") and found.exit_code == 3
+    (alone,) = judged([silent])
+    assert alone.detail == "timeout: there"
+    assert judged([]) == []
 
 
 def test_the_confinement_of_workers_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

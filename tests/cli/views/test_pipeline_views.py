@@ -17,6 +17,7 @@ from cli.views.micro_batch_audit import MicroBatches
 from cli.views.progress import Progress
 from cli.views.table import live_view
 from optim.config import DilocoConfig
+from peer.files import write_atomically
 from swarm.run.config import parse_run_config
 
 
@@ -115,11 +116,13 @@ def test_a_peer_that_takes_a_stage_has_no_round_yet() -> None:
     ]
 
 
-def test_a_backup_of_another_stage_is_not_the_own_checkpoint() -> None:
+def test_a_backup_of_another_stage_is_not_the_own_checkpoint(tmp_path: Path) -> None:
     progress = Progress("one peer's own view")
     progress.apply("a", "replica_opened", 1.0, {"stage": 0})
     progress.apply("a", "round_committed", 1.0, committed(0, 3))
-    assert "No checkpoint was written" in what_was_kept(progress, Path("home"))
+    write_atomically(tmp_path / "invite", b"")
+    kept = what_was_kept(progress, tmp_path)
+    assert kept.startswith("Left after round 3. No checkpoint was written: joining again (`peer join --home")
     for stage, number in ((0, 3), (1, 2)):
         path = f"home/stage-{stage}/checkpoints/{number}"
         progress.apply("a", "checkpoint_saved", 2.0, {"round": number, "path": path})
@@ -128,8 +131,11 @@ def test_a_backup_of_another_stage_is_not_the_own_checkpoint() -> None:
     assert "with a --home of each other stage" in kept
     feeder = Progress("another")
     feeder.apply("f", "text_fed", 1.0, {"micro_batches": 9, "peers": ["x"]})
-    assert what_was_kept(feeder, Path("home")) == "Read 9 micro-batches for 1 peer. A feeder saves nothing."
-    assert what_was_kept(Progress("nothing yet"), Path("home")) == ""
+    assert what_was_kept(feeder, Path("home")) == (
+        "Read 9 micro-batches for 1 peer. A feeder saves nothing. Join again: `peer join --home home`."
+    )
+    assert "Left before the first commit of this peer." in what_was_kept(Progress("nothing yet"), tmp_path)
+    assert what_was_kept(Progress("nothing yet"), Path("home")) == "", "it was not in the run"
 
 
 def test_after_a_move_the_stage_of_the_checkpoint_is_named() -> None:
@@ -152,7 +158,7 @@ def test_only_who_can_go_on_is_told_to_join_again(end: str) -> None:
     progress = Progress("one peer's own view")
     progress.apply("a", "gossip_alone", 1.0, {"round": 3, "loss": 2.0})
     progress.apply("a", "checkpoint_saved", 2.0, {"round": 3, "path": "home/checkpoints/3"})
-    assert "Join again to continue from there: `peer join INVITE --home home`" in what_was_kept(progress, Path("home"))
+    assert "Join again to continue from there: `peer join --home home`" in what_was_kept(progress, Path("home"))
     setattr(progress, end, True)
     kept = what_was_kept(progress, Path("home"))
     assert kept == "Saved: round 3 in home/checkpoints/3. `peer export --home home --out DIR` writes a model from it."

@@ -109,7 +109,7 @@ def test_a_missing_library_is_named_with_the_command(
 ) -> None:
     (tmp_path / name).write_bytes(b"anything")
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ConfigError, match=rf'files need {package}: pip install '):
+    with pytest.raises(ConfigError, match=rf"files need {package}: pip install "):
         load_corpus(DataConfig(source="folder", seq_len=8), ByteTokenizer(), str(tmp_path))
 
 
