@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cli.homes import default_home
+from cli.homes import COORDINATOR, default_home
 from peer.errors import ConfigError
 
 
@@ -34,7 +34,8 @@ def _only_home() -> Path:
     from swarm.run.home import Home
 
     folder = default_home("any").parent
-    homes = sorted(path.parent for path in folder.glob("*/identity.key") if path.parent.name != "coordinator")
+    keys = folder.glob("*/identity.key")
+    homes = sorted(key.parent for key in keys if not key.parent.name.startswith(COORDINATOR))
     running = [home for home in homes if Home(home).is_in_use]
     choice = running or homes
     if len(choice) != 1:

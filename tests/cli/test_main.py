@@ -56,7 +56,7 @@ def test_every_command_matches_its_module() -> None:
     [
         ("jion", "`peer` has no command jion: write `peer join`, or see `peer --help`"),
         ("xyzzy", "`peer` has no command xyzzy: see `peer --help`"),
-        ("join", "`peer join` was given no INVITE: add it, see `peer join --help`"),
+        ("export x", "`peer export` was given no --out: add it, see `peer export --help`"),
         ("quickstart --peers many", "--peers 'many' is not a valid integer range: see `peer quickstart --help`"),
         ("quickstart --peers 2", "--peers 2 is not in the range 3<=x<=16: choose a number in it"),
         ("status --nonsense", "`peer status` has no option --nonsense: see `peer status --help`"),
