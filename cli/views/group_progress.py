@@ -162,7 +162,7 @@ def _run_found_complete(view: ViewState, row: Row, at: float, fields: Fields) ->
     if not fields["common"]:
         where = "--home HOME_OF_ONE_THAT_TOOK_PART"
     view.told_complete = True
-    view.note(f"complete: round {number} of {number}; `peer export {where}` writes the model")
+    view.note(f"complete: round {number} of {number}; `peer export {where} --out DIR` writes the model")
 
 
 def _last_state_missing(view: ViewState, row: Row, at: float, fields: Fields) -> None:

@@ -15,26 +15,27 @@ class _Commit:
     round: int
     at: float
     tokens: int
+    seen: bool
 
 
 class RoundPace:
-    """The time of the last rounds. Rounds that were caught up with in a leap count for nothing."""
+    """The time of the last rounds. Rounds that were caught up with count for nothing."""
 
     def __init__(self) -> None:
         self._last: _Commit | None = None
         self._took_s: deque[float] = deque(maxlen=_REMEMBERED)
         self._tokens: deque[int] = deque(maxlen=_REMEMBERED)
 
-    def note(self, number: int, at: float, tokens: int = 0) -> None:
+    def note(self, number: int, at: float, tokens: int = 0, seen: bool = True) -> None:
         """Note that round `number` was committed at that Unix time, once for all peers of a view. `tokens`: that the
-        run has trained on so far; 0: not known."""
+        run has trained on so far; 0: not known. `seen`: else it was committed some time before."""
         last = self._last
         if last is not None and number <= last.round:
             return
-        if last is not None and number == last.round + 1:
+        if last is not None and number == last.round + 1 and seen and last.seen:
             self._took_s.append(max(0.0, at - last.at))
             self._tokens.append(max(0, tokens - last.tokens))
-        self._last = _Commit(number, at, tokens)
+        self._last = _Commit(number, at, tokens, seen)
 
     @property
     def round_s(self) -> float | None:

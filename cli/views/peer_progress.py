@@ -93,7 +93,7 @@ def _head_adopted(view: ViewState, row: Row, at: float, fields: Fields) -> None:
     if fields.get("stage") is not None:
         _record_merged(view, fields["stage"], fields)
     _position(view, row, at, fields)
-    view.pace.note(row.round, at, int(fields.get("tokens") or 0))
+    view.pace.note(row.round, at, int(fields.get("tokens") or 0), seen=not row.round)  # others may be further by now
     reached = f"caught up with round {row.round}" if row.round else "has the initial weights"
     view.note(f"{row.name} {reached}, state {row.state_hash[:8]}")
 

@@ -40,6 +40,8 @@ def test_a_curve_fits_and_stays_small(values: list[float | None], width: int) ->
 def test_the_pace_is_that_of_the_last_rounds() -> None:
     pace = RoundPace()
     assert pace.round_s is None and pace.left_s(100, 0.0) is None and pace.elapsed_s(5.0) is None
+    pace.note(5, 999.0, seen=False)  # as it was caught up with
+    pace.note(6, 999.1, seen=False)
     pace.note(7, 1000.0, 700)
     assert pace.round_s is None and pace.elapsed_s(1002.0) == 2.0
     for number, at in ((8, 1010.0), (8, 1011.0), (9, 1022.0), (12, 5000.0), (13, 5011.0)):

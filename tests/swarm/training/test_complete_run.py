@@ -84,7 +84,7 @@ async def test_a_complete_pipeline_can_be_had_after_all_have_left(tmp_path: Path
         await check_it_can_be_had(swarm, tmp_path, [peer.state_hash for peer in peers])
         late = swarm.join("late")
         assert await late.wait_exit() == 0
-        assert "`peer export INVITE` writes the model" in late.log.read_text()
+        assert "`peer export INVITE --out DIR` writes the model" in late.log.read_text()
         for peer in peers:
             names = [fact.name for fact in peer.facts]
             assert not ALARMS & set(names[names.index("run_finished") :])
