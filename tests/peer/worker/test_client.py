@@ -190,7 +190,7 @@ async def test_a_worker_that_makes_no_step_is_replaced(tmp_path: Path, text: Pat
 
 @pytest.mark.usefixtures("forked")
 async def test_an_unusable_configuration_is_refused_at_once(tmp_path: Path, text: Path) -> None:
-    with pytest.raises(ConfigError, match="not a folder"):
+    with pytest.raises(ConfigError, match="does not exist"):
         async with open_worker_group(worker_config(tmp_path, tmp_path / "no")):
             pass
     small = msgspec.structs.replace(MODEL, vocab_size=255)
@@ -210,7 +210,7 @@ async def test_a_failed_restart_is_retried(tmp_path: Path, text: Path) -> None:
     async with open_test_worker_group(tmp_path, own) as (worker_group, log):
         own.rename(tmp_path / "away")
         await hit(worker_group, log, lambda pid: os.kill(pid, signal.SIGKILL))
-        with pytest.raises(WorkerError, match="not a folder"):
+        with pytest.raises(WorkerError, match="does not exist"):
             await worker_group.evaluate()
         (tmp_path / "away").rename(own)
         with trio.fail_after(500):  # the start of a process
