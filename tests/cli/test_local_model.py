@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from swarm.inference.client_view import TOLD_S
+from tests.support.forking.command import peer as forked
 from tests.support.forking.forked import ForkedProcess
 from tests.support.process_group import REPO
 from tests.swarm.gateway.served_model import decoded, encoded, write_checkpoint
@@ -31,15 +32,6 @@ PROMPT = "the rain in the"
 def peer(*arguments: str | Path, given: str = "") -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "cli.main", *map(str, arguments)]
     return subprocess.run(command, input=given, capture_output=True, text=True, cwd=REPO, timeout=300, check=False)
-
-
-def forked(*arguments: str | Path, given: str = "") -> subprocess.CompletedProcess[str]:
-    """Run the command, its server and its worker as forks. They end with it whatever it does: only a command that is
-    started as users do, by `peer`, can show that it leaves no server behind."""
-    words, pipe = [*map(str, arguments)], subprocess.PIPE
-    with ForkedProcess("cli.main", *words, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
-        printed, said = process.communicate(given, timeout=300)
-    return subprocess.CompletedProcess(words, process.returncode, printed, said)
 
 
 def servers_of(folder: Path) -> list[list[str]]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,8 +14,8 @@ from peer.net.address_book import AddressBook
 from swarm.client.status import SwarmStatus, read_status
 from swarm.run.home import Home
 from swarm.run.invite import Invite
+from tests.support.forking.command import peer_meanwhile
 from tests.support.peer_process import PeerProcess
-from tests.support.process_group import REPO
 from tests.swarm.support.swarm_harness import RUN_TOML, WITNESS, Swarm, open_swarm
 
 CLOSED = RUN_TOML.replace("open = true", "open = false", 1)
@@ -72,12 +70,8 @@ async def test_training_and_joining_without_a_coordinator(tmp_path: Path) -> Non
         # Every address of the invite is gone: one comes back by its own cache, a newcomer by an invite of a member.
         swarm.restart(p2)
         handed_on = tmp_path / "handed-on"
-        printed = await trio.run_process(
-            [sys.executable, "-m", "cli.main", "invite", "--home", str(p0.home), "--guests", "1"],
-            capture_stdout=True,
-            env={**os.environ, "PYTHONPATH": str(REPO)},
-        )
-        handed_on.write_bytes(printed.stdout)
+        printed = await peer_meanwhile("invite", "--home", p0.home, "--guests", "1")
+        handed_on.write_text(printed.stdout)
         assert len({address.rpartition("/p2p/")[2] for address in Invite.parse(handed_on.read_text()).addresses}) >= 2
         newcomer = swarm.join("newcomer", invite=handed_on)
         await p2.wait_for("round_committed", since=p2.mark())
@@ -120,9 +114,6 @@ async def test_a_lost_majority_is_regrouped_by_a_person_and_a_lost_everybody_com
 async def regroup(swarm: Swarm, *without: str) -> str:
     """Return what `peer regroup` prints."""
     named = [word for peer in without for word in ("--without", peer)]
-    ended = await trio.run_process(
-        [sys.executable, "-m", "cli.main", "regroup", "--home", str(swarm.coordinator.home), *named],
-        capture_stdout=True,
-        env={**os.environ, "PYTHONPATH": str(REPO)},
-    )
-    return ended.stdout.decode()
+    ended = await peer_meanwhile("regroup", "--home", swarm.coordinator.home, *named)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout

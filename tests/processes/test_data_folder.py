@@ -10,6 +10,7 @@ import pytest
 import trio
 
 from cli.templates import template
+from tests.support.forking.command import peer
 from tests.support.peer_process import POLL_S
 from tests.support.process_group import REPO
 from tests.swarm.support.swarm_harness import open_swarm
@@ -66,14 +67,5 @@ def test_a_path_or_a_compiler_in_run_toml_is_refused_with_the_option_for_it(tmp_
     for line, option in (("[data]\npath = '/home'", "--data DIR"), ("[inner]\ncompile = true", "--compile")):
         section = line.split("\n")[0]
         (tmp_path / "run.toml").write_text(template().replace(section, line, 1))
-        command = [
-            sys.executable,
-            "-m",
-            "cli.main",
-            "coordinate",
-            str(tmp_path / "run.toml"),
-            "--home",
-            str(tmp_path / "c"),
-        ]
-        done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=240, check=False)
+        done = peer("coordinate", tmp_path / "run.toml", "--home", tmp_path / "c")
         assert done.returncode == 2 and option in done.stderr, done.stderr

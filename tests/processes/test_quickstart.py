@@ -15,6 +15,7 @@ import pytest
 
 from cli.demo.report import Report
 from tests.simulation.histories.checks import check_histories
+from tests.support.forking.command import peer
 from tests.support.forking.forked import ForkedProcess
 
 pytestmark = pytest.mark.process
@@ -85,8 +86,8 @@ def test_a_run_with_a_kill_and_a_join_ends_with_one_state(tmp_path: Path, shorte
     assert "server-1 serves block" in err and "the answer comes through server-1 and server-2" in err
     check_page(home, out, err, rounds)
     model = tmp_path / "model"
-    export = [sys.executable, "-m", "cli.main", "export", "--home", str(home / "peer-1"), "--out", str(model)]
-    subprocess.run(export, check=True, timeout=500, capture_output=True)
+    exported = peer("export", "--home", home / "peer-1", "--out", model)
+    assert exported.returncode == 0, exported.stderr
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= {path.name for path in model.iterdir()}
 
 

@@ -7,11 +7,9 @@ newcomer, so all of these call them whenever they look for peers. They answer ev
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from subprocess import DEVNULL
 from typing import Any, Final
 
 import msgspec
@@ -19,8 +17,8 @@ import pytest
 import trio
 
 from swarm.run.invite import Invite
-from tests.support.forking.forked import ForkedProcess
-from tests.support.peer_process import POLL_S, PeerProcess
+from tests.support.forking.command import peer_meanwhile
+from tests.support.peer_process import PeerProcess
 from tests.support.stranger_process import StrangerProcess, open_strangers
 from tests.swarm.support.swarm_harness import Swarm, open_swarm
 
@@ -84,19 +82,9 @@ class Closed:
 
     async def peer(self, *arguments: str) -> str:
         """Run another command with the same invite; return what it printed."""
-        command = ("cli.main", arguments[0], str(self.invite), *arguments[1:])
-        printed, said = (self.swarm.folder / name for name in ("printed", "said"))
-        with printed.open("wb") as stdout, said.open("wb") as stderr:
-            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-            process = ForkedProcess(*command, stdin=DEVNULL, stdout=stdout, stderr=stderr, env=environment)
-        try:
-            with trio.fail_after(300):
-                while process.poll() is None:
-                    await trio.sleep(POLL_S)
-        finally:
-            process.kill()
-        assert process.returncode == 0, said.read_text()
-        return printed.read_text()
+        done = await peer_meanwhile(arguments[0], self.invite, *arguments[1:])
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
     def secrets(self) -> list[bytes]:
         """Return what no stranger may read: the keys of the invite and of the peers' homes."""

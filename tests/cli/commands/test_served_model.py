@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +10,15 @@ import pytest
 import trio
 
 from cli.checks.served_model import blocks_finding, round_trip_finding
+from tests.support.forking.command import peer_meanwhile
 from tests.support.peer_process import POLL_S
 from tests.swarm.serving.serving_swarm import LAYERS, ServingSwarm, open_serving
 
 
 async def peer(swarm: ServingSwarm, *arguments: str) -> tuple[int, list[dict[str, Any]], str]:
     """Run a command; return its exit code, its lines of JSON, and what it wrote on standard error."""
-    command = [sys.executable, "-m", "cli.main", *arguments[:1], str(swarm.invite), *arguments[1:], "--json"]
-    done = await trio.run_process(command, capture_stdout=True, capture_stderr=True, check=False)
-    assert isinstance(done, subprocess.CompletedProcess)
-    return done.returncode, [json.loads(line) for line in done.stdout.splitlines()], done.stderr.decode()
+    done = await peer_meanwhile(*arguments[:1], str(swarm.invite), *arguments[1:], "--json")
+    return done.returncode, [json.loads(line) for line in done.stdout.splitlines()], done.stderr
 
 
 @pytest.mark.process

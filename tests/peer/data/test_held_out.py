@@ -18,6 +18,7 @@ from peer.errors import ConfigError
 
 LARGE_BYTES = 10_000_000
 WINDOW_BYTES = 8 * 129
+LINES = b"".join(b"%07d\n" % number for number in range(1 << 18))
 
 names = st.text(st.characters(codec="utf-8", exclude_characters="/\0"), min_size=1, max_size=6)
 shares = st.floats(0.01, 0.5)
@@ -28,15 +29,14 @@ def folders(draw: st.DrawFn, least_bytes: int = 0) -> list[FileText]:
     """Files of distinct names and of any sizes, `least_bytes` at least in all; each line says where it stands. A file
     may be one line."""
     files, total = list[FileText](), 0
-    lines = b"".join(b"%07d\n" % number for number in range(1 << 18))
     for name in draw(st.lists(names, min_size=1, max_size=12, unique=True)):
-        size = draw(st.one_of(st.integers(1, 2_000), st.integers(1, 200_000), st.integers(1, len(lines))))
-        text = lines[:size] if draw(st.integers(0, 4)) else lines[:size].replace(b"\n", b" ")
+        size = draw(st.one_of(st.integers(1, 2_000), st.integers(1, 200_000), st.integers(1, len(LINES))))
+        text = LINES[:size] if draw(st.integers(0, 4)) else LINES[:size].replace(b"\n", b" ")
         files.append(FileText(name.encode(), bytearray(text)))
         total += size
     while total < least_bytes:
-        files.append(FileText(b"more%d" % len(files), bytearray(lines)))
-        total += len(lines)
+        files.append(FileText(b"more%d" % len(files), bytearray(LINES)))
+        total += len(LINES)
     return files
 
 

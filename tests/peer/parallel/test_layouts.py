@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 import torch
@@ -20,6 +19,7 @@ from tests.peer.model.reference_loss import next_token_loss
 from tests.peer.parallel.layout_ranks import CASES, LAYOUTS, MODELS, NARROW, RATE, SPEC, STEPS, batch
 from tests.peer.parallel.stage_scene import LAYOUTS as STAGE_LAYOUTS
 from tests.peer.parallel.stage_scene import STAGES, StageScene
+from tests.support.forking.forked import ForkedProcess
 
 torch.set_num_threads(1)  # on tensors this small a second thread only waits for the first
 pytestmark = pytest.mark.process
@@ -51,9 +51,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory, start: Found) -> Path:
     folder = tmp_path_factory.mktemp("ranks")
     save_file(start, folder / "start.safetensors")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "tests.peer.parallel.layout_ranks", str(folder)]
-    ended = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert ended.returncode == 0, ended.stderr
+    command = ("tests.peer.parallel.layout_ranks", str(folder))
+    with ForkedProcess(*command, stderr=PIPE, env=environment, cwd=ROOT, text=True) as parent:
+        _, said = parent.communicate(timeout=300)
+    assert parent.returncode == 0, said
     return folder
 
 

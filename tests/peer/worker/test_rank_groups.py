@@ -7,6 +7,7 @@ import math
 import os
 import signal
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from peer.ipc.train_messages import SMALLER
 from peer.model.layout import init_flat
 from peer.worker.client import InnerResult, WorkerGroup
 from tests.peer.support.worker_harness import HOUR_S, MODEL, Log, freeze, hit, open_test_worker_group
+from tests.support.forking.forked import forked_workers
 
 pytestmark = pytest.mark.process
 PAIRED = replace(MODEL, kv_heads=2)  # a head for each rank
@@ -55,8 +57,16 @@ async def test_two_ranks_make_what_one_does(tmp_path: Path, text: Path) -> None:
         folder = tmp_path / str(layout)
         folder.mkdir()
         changes = {"model": PAIRED, "ranks": layout, "step_size": StepSize(1), "silence_s": 6.0}
-        async with open_test_worker_group(folder, text, **changes) as (group, log):
-            return await train(group, lambda: strike(group, log))
+        with ExitStack() as forking:
+            if layout.replicate == 1:  # what FSDP imports, forks import themselves, confined
+                forking.enter_context(forked_workers())
+            async with open_test_worker_group(folder, text, **changes) as (group, log):
+
+                async def struck() -> None:
+                    forking.enter_context(forked_workers())  # those that replace these
+                    await strike(group, log)
+
+                return await train(group, struck)
 
     async def keep(group: WorkerGroup, log: Log) -> None:
         states.append(group.inner_state.clone())

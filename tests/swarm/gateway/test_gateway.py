@@ -19,6 +19,7 @@ import trio
 
 from swarm.inference.client import open_model
 from swarm.run.invite import Invite
+from tests.support.forking.command import peer
 from tests.swarm.gateway.served_model import KEY, NAME, REPO, TEMPLATE, ServedModel, decoded, encoded, served_model
 from tests.swarm.serving.serving_swarm import CONTEXT, reference_tokens
 
@@ -158,11 +159,7 @@ async def test_a_client_that_goes_away_in_mid_stream_ends_the_servers_work(serve
 
 
 def chat(served: ServedModel, typed: str, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "cli.main", "chat", str(served.invite), "--temperature", "0", *options]
-    environment = {**os.environ, "PYTHONPATH": str(REPO), "PYTHONUTF8": "1"}
-    return subprocess.run(
-        command, input=typed, capture_output=True, encoding="utf-8", timeout=120, env=environment, check=False
-    )
+    return peer("chat", served.invite, "--temperature", "0", *options, given=typed)
 
 
 def shown(text: str) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -115,20 +115,43 @@ class ServingSwarm:
 @asynccontextmanager
 async def open_serving(folder: Path, **servers: str) -> AsyncIterator[ServingSwarm]:
     """Start servers of these blocks, by name."""
-    reference_model().save_pretrained(folder / "checkpoint")
-    ByteTokenizer().save(folder / "checkpoint")
     swarm = ServingSwarm(folder)
     try:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(swarm.group.run)
-            try:
-                for name, blocks in servers.items():
-                    await swarm.serve(name, blocks)
-                yield swarm
-            except Exception:
-                sys.stderr.write(swarm.group.ended())
-                raise
-            nursery.cancel_scope.cancel()
+        async with _served(swarm, servers):
+            yield swarm
     finally:
         with trio.CancelScope(shield=True):
             await swarm.group.end_all()
+
+
+@contextmanager
+def serving(folder: Path, **servers: str) -> Iterator[ServingSwarm]:
+    """Start servers for the tests of a module, which leave them as they are."""
+    swarm = ServingSwarm(folder)
+
+    async def start() -> None:
+        async with _served(swarm, servers):
+            pass
+
+    try:
+        trio.run(start)
+        yield swarm
+    finally:
+        trio.run(swarm.group.end_all)
+
+
+@asynccontextmanager
+async def _served(swarm: ServingSwarm, servers: dict[str, str]) -> AsyncIterator[None]:
+    """Start the servers, and read what they report inside the block."""
+    reference_model().save_pretrained(swarm.folder / "checkpoint")
+    ByteTokenizer().save(swarm.folder / "checkpoint")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(swarm.group.run)
+        try:
+            for name, blocks in servers.items():
+                await swarm.serve(name, blocks)
+            yield
+        except Exception:
+            sys.stderr.write(swarm.group.ended())
+            raise
+        nursery.cancel_scope.cancel()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,8 +10,8 @@ import trio
 
 from swarm.inference.client import open_model
 from swarm.run.invite import Invite
+from tests.support.forking.command import peer_meanwhile
 from tests.support.peer_process import PeerProcess
-from tests.support.process_group import REPO
 from tests.swarm.serving.served_run import ask, compared
 from tests.swarm.support.swarm_harness import open_swarm
 
@@ -56,8 +55,7 @@ async def test_a_peer_that_trains_answers_with_the_commits_that_it_makes(tmp_pat
         both.process.send_signal(signal.SIGINT)
         assert await both.wait_exit() == 130
         folder = tmp_path / "model"
-        command = [sys.executable, "-m", "cli.main", "export", "--home", str(both.home), "--out", str(folder)]
-        done = await trio.run_process(command, cwd=REPO, capture_stdout=True, capture_stderr=True, check=False)
-        assert done.returncode == 0, done.stderr.decode()
+        done = await peer_meanwhile("export", "--home", both.home, "--out", folder)
+        assert done.returncode == 0, done.stderr
         assert found.round == last == both.round
     assert compared([found], {last: folder}) == (1, 0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,8 +14,8 @@ import trio
 from peer.ipc.sampling_options import Sampling
 from swarm.inference.client import ModelClient, open_model
 from swarm.run.invite import Invite
+from tests.support.forking.command import peer_meanwhile
 from tests.support.peer_process import PeerProcess
-from tests.support.process_group import REPO
 from tests.swarm.serving.served_run import COUNT, PROMPT, Answer, ask, compared, export_each
 from tests.swarm.support.swarm_harness import Swarm, open_swarm
 
@@ -117,9 +116,8 @@ async def test_an_answer_is_that_of_the_export_of_its_commit(tmp_path: Path) -> 
             assert same == tokens
             assert killed is not left and await left.wait_exit() == 128 + signal.SIGTERM
         folder = tmp_path / "model"
-        command = [sys.executable, "-m", "cli.main", "export", str(swarm.invite), "--out", str(folder)]
-        done = await trio.run_process(command, cwd=REPO, capture_stdout=True, capture_stderr=True, check=False)
-        assert done.returncode == 0, done.stderr.decode()
+        done = await peer_meanwhile("export", swarm.invite, "--out", folder)
+        assert done.returncode == 0, done.stderr
     reference = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
     ids = torch.tensor([PROMPT])
     told = reference.generate(ids, max_new_tokens=LONG, do_sample=False, attention_mask=torch.ones_like(ids))
@@ -130,14 +128,13 @@ async def test_blocks_are_taken_by_need_and_the_status_shows_who_serves(tmp_path
     async with open_swarm(tmp_path, rounds=1) as swarm:
         trainers = [swarm.join(f"p{i}") for i in range(2)]
         assert [await trainer.wait_exit() for trainer in trainers] == [0, 0]
-        status = [sys.executable, "-m", "cli.main", "status", str(swarm.invite)]
         await serve(swarm, "last", "--blocks", "1:2").wait_for("commit_served")
-        seen = json.loads((await trio.run_process([*status, "--json"], cwd=REPO, capture_stdout=True)).stdout)
+        seen = json.loads((await peer_meanwhile("status", swarm.invite, "--json")).stdout)
         assert seen["served_round"] is None and seen["troubles"] == ["no server holds block 0"]
         await serve(swarm, "needed", "--memory", "0.00022").wait_for("commit_served")  # for one block of two commits
         async with open_model(Invite.parse(swarm.invite.read_text())) as model:
             assert (await ask(model, 65)).round == 1
-        shown = (await trio.run_process(status, cwd=REPO, capture_stdout=True)).stdout.decode()
+        shown = (await peer_meanwhile("status", swarm.invite)).stdout
         lines = {line.split()[0]: line.split() for line in shown.splitlines() if line.split()}
         assert (lines["needed"][2:5], lines["last"][2:5]) == (["0-0", "1", "held"], ["1-1", "1", "held"])
         assert "New answers are those of round 1." in shown

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 import signal
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count
 from pathlib import Path
+from subprocess import DEVNULL
 from typing import Any
 
 import pytest
@@ -25,15 +25,30 @@ from swarm.inference.client import ModelClient
 from swarm.inference.client_view import NoServers, Patience
 from swarm.inference.messages import ServingMessage, StartSession
 from swarm.inference.session import RemoteSession
+from tests.support.forking.forked import ForkedProcess
 from tests.support.peer_process import PeerProcess
-from tests.swarm.serving.serving_swarm import CONTEXT, ServingSwarm, open_serving, reference_tokens
+from tests.swarm.serving.serving_swarm import CONTEXT, ServingSwarm, open_serving, reference_tokens, serving
 
 pytestmark = pytest.mark.process
 
 PROMPT = list(b"Once upon a time there was a swarm")
 GREEDY = Sampling()
-CLIENT = [sys.executable, "-m", "cli.main", "generate"]
 WARM = Sampling(temperature=0.8, top_k=50, seed=11)
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServingSwarm]:
+    with serving(tmp_path_factory.mktemp("served"), s0="0:3", s1="3:6") as swarm:
+        yield swarm
+
+
+@pytest.fixture
+def swarm(servers: ServingSwarm) -> Iterator[ServingSwarm]:
+    """Two servers, for tests that strike neither."""
+    yield servers
+    for server in servers.servers.values():
+        server.poll()
+        assert server.alive and not server.all("worker_died"), server.transcript()
 
 
 async def say(
@@ -58,10 +73,10 @@ async def ask(model: ModelClient, prompt: list[int], tokens: int, sampling: Samp
         session.close()
 
 
-async def test_two_servers_say_what_transformers_says(tmp_path: Path) -> None:
+async def test_two_servers_say_what_transformers_says(swarm: ServingSwarm) -> None:
     """Alone and eight at once, after short and long prompts, and over several turns."""
     prompts = [[5], PROMPT, [(7 * i) % 300 for i in range(2000)], *([i, i + 1] for i in range(5))]
-    async with open_serving(tmp_path, s0="0:3", s1="3:6") as swarm, swarm.client() as model:
+    async with swarm.client() as model:
         wanted = [reference_tokens(prompt, 48) for prompt in prompts]
         assert [await ask(model, prompt, 48) for prompt in prompts[:3]] == wanted[:3]
         said: dict[int, list[int]] = {}
@@ -92,10 +107,10 @@ async def test_two_servers_say_what_transformers_says(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wire", ["bf16", "int8"])
-async def test_a_session_chooses_the_type_on_the_wire(tmp_path: Path, wire: WireType) -> None:
+async def test_a_session_chooses_the_type_on_the_wire(swarm: ServingSwarm, wire: WireType) -> None:
     """The tokens are those of a model whose hidden states are rounded at the border of the servers."""
     long = [(7 * i) % 300 for i in range(700)]
-    async with open_serving(tmp_path, s0="0:3", s1="3:6") as swarm, swarm.client() as model:
+    async with swarm.client() as model:
         for prompt in (PROMPT, long):
             session = model.session(GREEDY, wire=wire)
             said = await say(session, prompt, 12)
@@ -226,42 +241,40 @@ async def test_a_server_that_leaves_is_replaced_first(tmp_path: Path) -> None:
             assert await server.wait_exit() == 130
 
 
-async def test_killed_and_frozen_clients_cost_the_others_nothing(tmp_path: Path) -> None:
+async def test_killed_and_frozen_clients_cost_the_others_nothing(swarm: ServingSwarm) -> None:
     """Of four clients one is killed in the middle of its answer and one frozen: all pages are free then, and the other
     two get their tokens. A stranger hears nothing."""
-    async with open_serving(tmp_path, s0="0:3", s1="3:6") as swarm:
-        async with swarm.client() as model, swarm.client() as other:
-            doomed = [
-                await trio.lowlevel.open_process(
-                    [*CLIENT, str(swarm.invite), "Once", "--max-tokens", "4000", "--seed", str(i)],
-                    stdout=-3,
-                    stderr=-3,
-                )
-                for i in range(2)
-            ]
-            with trio.fail_after(120):
-                while any(record.sessions < len(doomed) for record in model.servers.records.values()):
-                    await trio.sleep(0.1)
-                    await model.servers.refresh(0.0)
-            said: dict[int, list[int]] = {}
+    async with swarm.client() as model, swarm.client() as other:
+        await all_pages_free(swarm, model)
+        doomed = [
+            ForkedProcess(
+                *("cli.main", "generate", str(swarm.invite), "Once", "--max-tokens", "4000", "--seed", str(i)),
+                stdout=DEVNULL,
+                stderr=DEVNULL,
+            )
+            for i in range(2)
+        ]
+        with trio.fail_after(120):
+            while any(record.sessions < len(doomed) for record in model.servers.records.values()):
+                await trio.sleep(0.1)
+                await model.servers.refresh(0.0)
+        said: dict[int, list[int]] = {}
 
-            async def one(client: ModelClient, number: int) -> None:
-                session = client.session(GREEDY)
-                strike: Callable[[], None] = partial(
-                    doomed[number].send_signal, (signal.SIGKILL, signal.SIGSTOP)[number]
-                )
-                said[number] = await say(session, [*PROMPT, number], 100, {20: strike})
-                session.close()
+        async def one(client: ModelClient, number: int) -> None:
+            session = client.session(GREEDY)
+            strike: Callable[[], None] = partial(doomed[number].send_signal, (signal.SIGKILL, signal.SIGSTOP)[number])
+            said[number] = await say(session, [*PROMPT, number], 100, {20: strike})
+            session.close()
 
-            async with trio.open_nursery() as nursery:
-                for number, client in enumerate((model, other)):
-                    nursery.start_soon(one, client, number)
-            assert said == {number: reference_tokens([*PROMPT, number], 100) for number in range(2)}
-            await all_pages_free(swarm, model)
-            for process in doomed:
-                process.kill()
-                await process.wait()
-        await a_stranger_hears_nothing(swarm)
+        async with trio.open_nursery() as nursery:
+            for number, client in enumerate((model, other)):
+                nursery.start_soon(one, client, number)
+        assert said == {number: reference_tokens([*PROMPT, number], 100) for number in range(2)}
+        await all_pages_free(swarm, model)
+        for process in doomed:
+            process.kill()
+            process.wait()
+    await a_stranger_hears_nothing(swarm)
 
 
 async def a_stranger_hears_nothing(swarm: ServingSwarm) -> None:
