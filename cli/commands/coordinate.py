@@ -231,7 +231,8 @@ def _run(config: CoordinatorConfig, track: str | None, as_json: bool, tied: bool
 
 def _farewell(progress: Progress, home: Path) -> str:
     if progress.complete:
-        return f"The run is complete. It is kept in {home}; `peer export --home {quoted(home)} --out DIR` writes the model."
+        export = f"`peer export --home {quoted(home)} --out DIR`"
+        return f"The run is complete. It is kept in {home}; {export} writes the model."
     restart = f"Restart with: peer coordinate --home {quoted(home)}"
     if not any(group.members for group in progress.groups.values()):
         return f"The run is kept in {home}. {restart}"
