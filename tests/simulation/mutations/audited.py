@@ -17,6 +17,7 @@ from swarm.protocol.agreement.rules.succession import Succession, _Electors
 from tests.simulation.mutations.changed_source import NEVER_TRUE, changed
 from tests.simulation.mutations.rules_off import JOINS, LIARS, MEMBERS, REQUIRED, Patches, Rule, _nothing, _set
 
+DAMAGED: Final = ("witness3-damage", "witness4-damage", "required3-damage")
 UNDECLARED: Final = ("required3-undeclared", "required3-restored")
 PERSONS: Final = ("witness4-cuts", "witness3-cuts", "witness4-restored", *MEMBERS)
 
@@ -120,7 +121,7 @@ AUDITED: Final = (
         PERSONS,
         changed(starts.Starts, "ask", "if ask.term <= max(self._fence.term, head.term):", NEVER_TRUE),
     ),
-    Rule("a damaged record makes another voter", MEMBERS, _set(node, "is_damaged", lambda records: False)),
+    Rule("a damaged record makes another voter", DAMAGED, _set(node, "is_damaged", lambda records: False)),
     Rule("a leader checks what a promise brings", LIARS, _set(AttemptLeader, "_require_support", _nothing)),
     Rule(
         "a join request names this head or the last",

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
+from blake3 import blake3
 
 from swarm.protocol.agreement import actions, events
 from swarm.protocol.agreement import messages as say
 from swarm.protocol.agreement.records import LINK_KEY, LinkRecord
 from swarm.protocol.agreement.rules import evidence
+from swarm.protocol.agreement.rules.electorate import leader_of
 from tests.swarm.protocol.agreement.group import COORDINATOR, GroupOfNodes
 
 
@@ -135,6 +138,18 @@ def test_a_free_value_is_of_its_own_attempts_roster() -> None:
     packed = say.ProposalMessage(signed, earlier.value, own.promises, earlier.support)
     (accusation,) = [found for found in group.give(victim, packed, liar) if isinstance(found, actions.Accuse)]
     assert accusation.peer == liar and "roster of another attempt" in accusation.reason
+
+
+@pytest.mark.parametrize(("peers", "mode"), [("ABC", "witness"), ("ABCD", "witness"), ("ABC", "required")])
+def test_a_peer_whose_build_differs_in_a_bit_holds_up_no_group(peers: str, mode: str) -> None:
+    """Once it led, it alone accepted its state, and each later leader had to propose that, which no other could build:
+    no round was committed any more, and no person was told."""
+    group = GroupOfNodes(peers, mode=mode)
+    odd = blake3(b"another build").digest()
+    group.build = lambda peer, state: (0.05, blake3(odd + state).digest() if peer == "A" else state)
+    group.run_to(8)
+    led = {leader_of(head, head.hash, 0).peer for head in group.machines["B"].committed[:-1]}
+    assert "A" in led and group.head("A") in group.machines["B"].committed and not group.accusations()
 
 
 def proposals(group: GroupOfNodes, head: bytes) -> list[tuple[str, say.ProposalMessage]]:
