@@ -10,8 +10,8 @@ import sys
 import time
 from pathlib import Path
 
-from tests.simulation import mutations
 from tests.simulation.campaign import FOUND_MAX, run_campaign
+from tests.simulation.mutations import table
 from tests.simulation.seeds.shrink import keep, shrink
 from tests.simulation.setups import DRIVEN, SETUPS
 
@@ -48,7 +48,7 @@ def main() -> int:
             say(f"kept as {keep(least, options.keep)}\n")
         return 1
     if options.mutations is not None:
-        return mutations.write_table(options.mutations, options.schedules, options.workers)
+        return table.write_table(options.mutations, options.schedules, options.workers)
     seed = options.seed if options.seed is not None else int(time.time()) // SECONDS_A_DAY * SEEDS_A_DAY
     say(f"seeds from {seed}\n")
     tally, seconds = run_campaign(options.schedules, seed, options.workers, options.setup or ())

@@ -47,6 +47,8 @@ class Disk:
         self.synced = Image()
         self.written: deque[Persist] = deque()
         self.backup: Image | None = None
+        self.log: list[Persist] | None = None
+        """All that was synced, in order, where records may be damaged."""
 
     def write(self, action: Persist) -> None:
         self.written.append(action)
@@ -55,7 +57,7 @@ class Disk:
         """Sync all up to that record. Return whether there was any."""
         found = False
         while self.written and self.written[0].id <= id:
-            self.synced.write(self.written.popleft())
+            self._put(self.written.popleft())
             found = True
         return found
 
@@ -67,10 +69,28 @@ class Disk:
         of that; `wiped`: another disk."""
         if kind == "wiped":
             self.synced, self.backup = Image(), None
+            if self.log is not None:
+                self.log.clear()
         keep = {"kept": len(self.written), "prefix": random.randint(0, len(self.written))}.get(kind, 0)
         for _ in range(keep):
-            self.synced.write(self.written.popleft())
+            self._put(self.written.popleft())
         self.written.clear()
+
+    def _put(self, action: Persist) -> None:
+        self.synced.write(action)
+        if self.log is not None:
+            self.log.append(action)
+
+    def damage(self, at: int) -> None:
+        """Flip a bit in the entry of that number: as `swarm.rounds.records`, what was written after it is not read any
+        more, and the ballot's record says that votes may be lost. The states are in files of their own."""
+        assert self.log is not None
+        del self.log[at:]
+        committed, self.synced = self.synced.committed, Image()
+        for action in self.log:
+            self.synced.write(action)
+        self.synced.committed, self.synced.voted = committed, b""
+        self.synced.records[BALLOT_KEY] = b""
 
     def save_backup(self) -> None:
         self.backup = self.synced.copy()

@@ -38,7 +38,16 @@ def draw(setup: Setup, random: Random) -> list[Fault]:
     found += [*_clocks(setup, random), *_rest(setup, random)]
     if setup.restores == "undeclared":
         found = _with_all_back([*found, *_forgotten_term(setup, found, random)])
+    if setup.odd:
+        found = [fault for fault in found if fault.kind != "freeze" and (fault.kind != "crash" or _comes_back(fault))]
     return sorted(found, key=lambda fault: fault.at)
+
+
+def _comes_back(fault: Fault) -> bool:
+    """Return whether a machine that crashes votes again: one that does not, beside another build, is one too many. (A
+    frozen machine may crash after the time at which it was to start again.)"""
+    _, kind, _, back_s = fault.args
+    return kind != "wiped" and back_s is not None
 
 
 def _times(setup: Setup, random: Random, count: int) -> list[float]:

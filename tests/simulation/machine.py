@@ -46,6 +46,8 @@ class Machine:
         self.world, self.peer, self.config = world, peer, config
         self.signer = world.signatures.of(peer)
         self.disk = Disk()
+        if "damage" in world.setup.rare:
+            self.disk.log = []
         if not world.setup.has_genesis and peer in world.setup.peers:
             self.disk.synced.committed = (GENESIS.state_hash,)  # until others have followed it, or the disk is lost
         self.up, self.life, self.frozen_until = False, 0, 0.0
@@ -90,6 +92,7 @@ class Machine:
         self.owners: tuple[str, ...] = ()
         self.fetching = b""
         self.suspects: set[str] = set()
+        self.paused = False
 
     # -- process -------------------------------------------------------------------------------------------------------
 
@@ -216,7 +219,10 @@ class Machine:
         if mine is None:
             return
         steps = max(1, min(mine.steps, round(mine.steps * (self.world.now - began) / (0.8 * self.train_s))))
+        if self.paused:
+            steps = 0
         self.updates.add(plan.hash)
+        slices = SLICES if steps else 0
         body = Contribution(
             head=plan.head,
             plan=plan.hash,
@@ -224,8 +230,8 @@ class Machine:
             steps=steps,
             samples=steps * SCHEDULE.unit,
             loss=1.0,
-            hashes=tuple(blake3(self.peer.encode() + signed.body + bytes([i])).digest() for i in range(SLICES)),
-            sqnorms=(1.0,) * SLICES,
+            hashes=tuple(blake3(self.peer.encode() + signed.body + bytes([i])).digest() for i in range(slices)),
+            sqnorms=(1.0,) * slices,
         )
         contribution = self.signer.sign(CONTRIBUTION_KIND, self.world.contribution(self, body))
         self.step(events.Submitted(contribution, speed=SCHEDULE.steps(GENESIS) / self.train_s))
@@ -284,7 +290,8 @@ class Machine:
                 self.step(events.Built(action.key, None))
             return
         self.slices.update(action.results)
-        self.candidate = self.world.tensors.build(base, action.plan, action.roster, action.weights, action.results)
+        bit = b"a bit" if self.peer in self.world.setup.odd_builds else b""
+        self.candidate = self.world.tensors.build(base, action.plan, action.roster, action.weights, action.results, bit)
         self.step(events.Built(action.key, self.candidate))
 
     # -- states --------------------------------------------------------------------------------------------------------

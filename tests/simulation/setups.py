@@ -53,6 +53,10 @@ class Setup:
     """Whether each machine can make the first weights again; else they are gone once two states have followed."""
     aftermath: bool = False
     """Whether only a random part heals, and the rest is dead or cut off for ever."""
+    rare: tuple[str, ...] = ()
+    """Rare faults that happen here, too (`rare_faults.py`): `damage`, `pause`."""
+    odd: int = 0
+    """The first so many members have another build, whose states differ in a bit."""
     calm_s: float = 60.0
     """Within this time after the last fault all honest peers must have gone on. Longer where a liar may be half of what
     is left: a person leaves it out, who is called after ten rounds in vain, and later each time."""
@@ -70,6 +74,11 @@ class Setup:
         """Which peers lie: the last ones."""
         first = len(self.peers) - self.liars
         return frozenset((*self.peers[first:], *self.joining[self.joiners :]))
+
+    @property
+    def odd_builds(self) -> frozenset[str]:
+        """Which peers build other states than the rest."""
+        return frozenset(self.peers[: self.odd])
 
     def invite_of(self, peer: str) -> str:
         """Return the serial of a joiner's invite. Lying joiners share one."""
@@ -98,7 +107,7 @@ def _all() -> list[Setup]:
     found += [Setup("required4-person", 4, mode="required", lone_survivor=False)]
     with_liar = Setup("", 0, mode="required", liars=1, lone_survivor=False, calm_s=150.0)
     found += [replace(with_liar, name=f"required{n}-liar", members=n) for n in (3, 4)]
-    return [*found, *_longer()]
+    return [*found, *_longer(), *_rare()]
 
 
 def _longer() -> list[Setup]:
@@ -124,6 +133,22 @@ def _longer() -> list[Setup]:
         replace(long_cuts, name="required4-forger", members=4, mode="required", liars=1, lies=forging,
                 lone_survivor=False, calm_s=150.0),
     ]  # fmt: skip
+
+
+def _rare() -> list[Setup]:
+    """Return what happens seldom: damaged records, paused peers, and a build whose states differ in a bit."""
+    required = Setup("", 0, mode="required")
+    return [
+        Setup("witness3-damage", 3, rare=("damage",)),
+        Setup("witness4-damage", 4, rare=("damage",)),
+        replace(required, name="required3-damage", members=3, rare=("damage",)),
+        Setup("witness3-pause", 3, rare=("pause",)),
+        Setup("witness5-pause", 5, rare=("pause",)),
+        replace(required, name="required3-pause", members=3, rare=("pause",)),
+        Setup("witness4-odd", 4, odd=1),
+        Setup("witness5-odd", 5, odd=1),
+        replace(required, name="required4-odd", members=4, odd=1),
+    ]
 
 
 SETUPS: Final = {setup.name: setup for setup in _all()}

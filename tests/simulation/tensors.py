@@ -55,10 +55,17 @@ class Tensors:
         return blake3(key + bytes([index])).digest()
 
     def build(
-        self, base: bytes, plan: Signed, roster: Signed, weights: tuple[float, ...], results: tuple[bytes, ...]
+        self,
+        base: bytes,
+        plan: Signed,
+        roster: Signed,
+        weights: tuple[float, ...],
+        results: tuple[bytes, ...],
+        bit: bytes = b"",
     ) -> bytes:
-        """Return the name of the state that follows from these results, and note what is in it."""
-        name = blake3(base + b"".join(results)).digest()
+        """Return the name of the state that follows from these results, and note what is in it. `bit`: by what another
+        build's state differs."""
+        name = blake3(base + b"".join(results) + bit).digest()
         if name not in self.states:
             self.results[name], self.rosters[name] = results, roster
             self.note(name, base, plan, roster, weights, forged=not self.forged.isdisjoint(results))

@@ -9,8 +9,7 @@ from swarm.protocol.agreement.coordination.coordinator import Coordinator
 from tests.simulation.campaign import run_campaign
 from tests.simulation.invariants import Broken
 from tests.simulation.machine import Machine
-from tests.simulation.mutations import search
-from tests.simulation.rules_off import RULES
+from tests.simulation.mutations.table import ALL, search, switched_off
 from tests.simulation.seeds.shrink import kept, replay, shrink
 from tests.simulation.setups import SETUPS
 from tests.simulation.tensors import GENESIS
@@ -47,8 +46,14 @@ NOTICED = (
 @pytest.mark.parametrize("name", NOTICED)
 def test_a_missing_rule_is_noticed(name: str) -> None:
     """Those that a few schedules notice; `python -m tests.simulation --mutations` looks for all."""
-    rule = next(rule for rule in RULES if rule.name == name)
+    rule = next(rule for rule in ALL if rule.name == name)
     assert search(rule, 40).found_after is not None
+
+
+def test_each_rule_is_still_where_it_is_switched_off() -> None:
+    for rule in ALL:
+        with switched_off(rule):
+            assert rule.setups and all(setup in SETUPS for setup in rule.setups), rule.name
 
 
 @pytest.mark.parametrize("setup", ["witness4", "required3", "witness3-lying-joiner"])

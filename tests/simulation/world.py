@@ -17,7 +17,7 @@ from swarm.protocol.agreement.config import AgreementConfig
 from swarm.protocol.agreement.coordination import branches
 from swarm.protocol.agreement.records import LINKS_KEPT
 from swarm.protocol.plan import Contribution
-from tests.simulation import aftermath, faults, liars
+from tests.simulation import aftermath, faults, liars, rare_faults
 from tests.simulation.invariants import Broken, Invariants, OutsidePromise
 from tests.simulation.liveness import Liveness
 from tests.simulation.machine import Machine
@@ -26,6 +26,7 @@ from tests.simulation.setups import COORDINATOR, Setup
 from tests.simulation.signatures import Signatures
 from tests.simulation.tensors import GENESIS, WORK, Tensors
 
+PAUSED_GRACES = 2.0  # as `swarm.rounds.group_driver`
 FOUND_S = 0.5  # after which a peer that has started is found by the others
 TAGS = {kind: str(kind.__struct_config__.tag) for kind in say.Message.__args__}
 
@@ -61,7 +62,7 @@ class World:
             machine.train_s = self.random.choice((0.3, 0.5, 1.0)) * setup.pace
             if peer in setup.lying:
                 self.liars[peer] = liars.draw(self, machine, self.random)
-        self.faults = faults.draw(setup, self.random)
+        self.faults = [*faults.draw(setup, self.random), *rare_faults.draw(setup, seed)]
         self.kept = [fault for index, fault in enumerate(self.faults) if index not in without]
         for fault in self.kept:
             self.at(fault.at, None, self._fault, fault)
@@ -145,7 +146,7 @@ class World:
     def _fault(self, fault: faults.Fault) -> None:
         self.covered[f"fault {fault.kind}"] += 1
         self.note("FAULT", f"{fault.kind} {fault.args}")
-        faults.apply(self, fault)
+        (rare_faults if fault.kind in rare_faults.KINDS else faults).apply(self, fault)
 
     # -- machines ------------------------------------------------------------------------------------------------------
 
@@ -210,6 +211,9 @@ class World:
             liar.send(target, message)
             return
         self.invariants.sent(machine, target, message)
+        if machine.paused and isinstance(message, say.VoteMessage | say.PromiseMessage):
+            machine.later(PAUSED_GRACES * machine.config.grace_s, self.transmit, machine.peer, target, message)
+            return
         self.transmit(machine.peer, target, message)
 
     def transmit(self, source: str, target: str, message: say.Message) -> None:

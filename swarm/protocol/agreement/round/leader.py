@@ -198,6 +198,7 @@ class AttemptLeader:
 
     def _decide_value(self, attempt: Attempt) -> None:
         """Propose what may have been chosen in an earlier attempt; else plan."""
+        self._leave_out_refuted(attempt)
         forced = forced_value(attempt.accepted[voter] for voter in sorted(attempt.accepted))  # as the voters check it
         if forced is None:
             self._plan(attempt)
@@ -207,6 +208,19 @@ class AttemptLeader:
             if accepted is not None and support is not None and accepted.value == forced.value:
                 self._propose(attempt, forced.value, support)
                 return
+
+    def _leave_out_refuted(self, attempt: Attempt) -> None:
+        """Do without the promises that report a value of which this node has built another state, if the rest is a
+        quorum: then no quorum has chosen it. Else one voter with another build, or a liar, would hold up the group for
+        ever with a value that it alone has accepted."""
+        rest = {m: found for m, found in attempt.accepted.items() if found is None or not self._is_refuted(found.value)}
+        if self._context.electorate.enough(self._instance.head, rest):
+            attempt.accepted = rest
+
+    def _is_refuted(self, value: Head) -> bool:
+        name = value.hash
+        built = (self._exchanges.state_of(p.exchange) for p in self._instance.proposed.values() if p.hash == name)
+        return any(state is not None and state != value.state_hash for state in built)
 
     # -- work ----------------------------------------------------------------------------------------------------------
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
+from blake3 import blake3
 
-from swarm.protocol.agreement import events
+from swarm.protocol.agreement import actions, events
 from swarm.protocol.agreement import messages as say
 from swarm.protocol.agreement.records import LINK_KEY, LinkRecord
 from swarm.protocol.agreement.rules import evidence
+from swarm.protocol.agreement.rules.electorate import leader_of
 from tests.swarm.protocol.agreement.group import COORDINATOR, GroupOfNodes
 
 
@@ -116,3 +119,71 @@ def test_a_proved_liar_leaves_the_group() -> None:
         group.event("A", events.Received("D", say.VoteMessage(group.vote("D", head, 0, other))))
     group.run_to(head.round + 2, "ABC")
     assert {member.peer for member in group.head("A").members} == set("ABC"), "it works, and is out all the same"
+
+
+def test_a_free_value_is_of_its_own_attempts_roster() -> None:
+    """A liar that nothing forces proposes what an earlier leader's roster leads to: that may lack those of its own."""
+    group = GroupOfNodes("ABC")
+    group.run_to(1)
+    group.lost = lambda source, target, sent: isinstance(sent, say.ProposalMessage)
+    first, _, earlier = group.run_until_sent(say.ProposalMessage)
+    group.crash(first)  # it alone has accepted its value
+    group.run(60.0, lambda: any(source != first for source, _ in proposals(group, earlier.value.previous)))
+    liar, own = next(entry for entry in proposals(group, earlier.value.previous) if entry[0] != first)
+    group.run(0.3)
+    (victim,) = set("ABC") - {first, liar}
+    body = msgspec.msgpack.decode(own.proposal.body, type=say.ProposalBody)
+    assert body.attempt > 0 and own.promises and earlier.value.attempt == 0
+    signed = group.sign(liar, evidence.PROPOSAL, msgspec.structs.replace(body, value=earlier.value.hash))
+    packed = say.ProposalMessage(signed, earlier.value, own.promises, earlier.support)
+    (accusation,) = [found for found in group.give(victim, packed, liar) if isinstance(found, actions.Accuse)]
+    assert accusation.peer == liar and "roster of another attempt" in accusation.reason
+
+
+@pytest.mark.parametrize(("peers", "mode"), [("ABC", "witness"), ("ABCD", "witness"), ("ABC", "required")])
+def test_a_peer_whose_build_differs_in_a_bit_holds_up_no_group(peers: str, mode: str) -> None:
+    """Once it led, it alone accepted its state, and each later leader had to propose that, which no other could build:
+    no round was committed any more, and no person was told."""
+    group = GroupOfNodes(peers, mode=mode)
+    odd = blake3(b"another build").digest()
+    group.build = lambda peer, state: (0.05, blake3(odd + state).digest() if peer == "A" else state)
+    group.run_to(8)
+    led = {leader_of(head, head.hash, 0).peer for head in group.machines["B"].committed[:-1]}
+    assert "A" in led and group.head("A") in group.machines["B"].committed and not group.accusations()
+
+
+def proposals(group: GroupOfNodes, head: bytes) -> list[tuple[str, say.ProposalMessage]]:
+    """Return (source, message) of each proposal after that head, in order."""
+    sent = ((source, message) for source, _, message in group.sent if isinstance(message, say.ProposalMessage))
+    return [(source, message) for source, message in sent if message.value.previous == head]
+
+
+def test_a_restarted_witness_uses_no_term_again() -> None:
+    """It has asked with a seal, and died before an answer came. Those that it has sealed answer no such term again."""
+    group = GroupOfNodes("ABC")
+    group.run_to(2)
+    stood = group.head("A")
+    group.isolate("B", "C")
+    cut = group.lost
+    group.lost = lambda source, target, sent: cut(source, target, sent) or isinstance(sent, say.ToldMessage)
+    group.event(COORDINATOR, events.Asked())
+    group.run(1.0)
+    group.crash(COORDINATOR)
+    group.start(COORDINATOR)
+    group.lost = cut
+    group.run(3.0)
+    group.event(COORDINATOR, events.Asked())
+    group.run(20.0, lambda: group.head("A").term > stood.term)
+    assert group.head("A").term == stood.term + 2
+
+
+def test_a_sealed_voter_answers_no_lower_question() -> None:
+    """An old question that comes late would get an answer that a later seal has overtaken."""
+    group = GroupOfNodes("ABC")
+    group.run_to(2)
+    for term in (5, 4, 6):
+        ask = say.AskMessage(f"of term {term}", term, group.head("A").hash, True)
+        group.event("A", events.Received(COORDINATOR, ask))
+        group.run(0.1)
+    answers = [sent.nonce for source, _, sent in group.sent if source == "A" and isinstance(sent, say.ToldMessage)]
+    assert answers == ["of term 5", "of term 6"]

@@ -19,11 +19,13 @@ from typing import Any, Final
 import pytest
 
 from tests.simulation.campaign import processor_time_limit, run_one
-from tests.simulation.rules_off import RULES, Rule
+from tests.simulation.mutations.audited import AUDITED
+from tests.simulation.mutations.rules_off import RULES, Rule
 from tests.simulation.setups import SETUPS
 from tests.simulation.test_exhaustive import FORK
 
-DIRECTED: Final = Path(__file__).parents[1] / "swarm" / "protocol" / "agreement"
+ALL: Final = (*RULES, *AUDITED)
+DIRECTED: Final = Path(__file__).parents[2] / "swarm" / "protocol" / "agreement"
 SLOW: Final = {"test_total"}
 SEARCHED_S: Final = 120.0  # for one rule, at most
 
@@ -122,7 +124,7 @@ def search(rule: Rule, schedules: int, first_seed: int = 0, seconds: float = SEA
 
 def _search(job: tuple[str, int]) -> Row:
     name, schedules = job
-    return search(next(rule for rule in RULES if rule.name == name), schedules)
+    return search(next(rule for rule in ALL if rule.name == name), schedules)
 
 
 def _short(found: tuple[str, ...]) -> str:
@@ -131,8 +133,8 @@ def _short(found: tuple[str, ...]) -> str:
 
 def write_table(folder: Path, schedules: int, workers: int) -> int:
     """Write `mutations.json` and `mutations.md`. Return 1 if nothing notices some rule."""
-    assert all(setup in SETUPS for rule in RULES for setup in rule.setups)
-    jobs = [(rule.name, schedules) for rule in RULES]
+    assert all(setup in SETUPS for rule in ALL for setup in rule.setups)
+    jobs = [(rule.name, schedules) for rule in ALL]
     with ProcessPoolExecutor(workers) as pool:
         rows = list(pool.map(_search, jobs))
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,136 @@
+"""More rules, of an audit: most are one condition of a function."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from swarm.protocol.agreement import applicants, node, starts
+from swarm.protocol.agreement.coordination.coordinator import Coordinator
+from swarm.protocol.agreement.coordination.required_mode import RequiredCoordinator
+from swarm.protocol.agreement.coordination.witness_mode import WitnessCoordinator
+from swarm.protocol.agreement.round.instance import Instance
+from swarm.protocol.agreement.round.leader import AttemptLeader
+from swarm.protocol.agreement.round.voting import Voter
+from swarm.protocol.agreement.rules.electorate import Electorate
+from swarm.protocol.agreement.rules.evidence import Evidence
+from swarm.protocol.agreement.rules.succession import Succession, _Electors
+from tests.simulation.mutations.changed_source import NEVER_TRUE, changed
+from tests.simulation.mutations.rules_off import JOINS, LIARS, MEMBERS, REQUIRED, Patches, Rule, _nothing, _set
+
+DAMAGED: Final = ("witness3-damage", "witness4-damage", "required3-damage")
+UNDECLARED: Final = ("required3-undeclared", "required3-restored")
+PERSONS: Final = ("witness4-cuts", "witness3-cuts", "witness4-restored", *MEMBERS)
+
+
+def _all_of(*parts: Patches) -> Patches:
+    return lambda: [found for part in parts for found in part()]
+
+
+AUDITED: Final = (
+    Rule(
+        "a certificate has the votes of one attempt",
+        LIARS,
+        changed(Evidence, "certificate", "if len({vote.attempt for vote in cast}) != 1:", NEVER_TRUE),
+    ),
+    Rule(
+        "a restarted voter knows what it accepted",
+        MEMBERS,
+        changed(
+            Instance,
+            "load",
+            "instance.ballot, instance.accepted, instance.support = stored.ballot, stored.accepted, stored.support",
+            "instance.ballot = stored.ballot",
+        ),
+    ),
+    Rule(
+        "no more than `max_peers`",
+        ("witness3-storm", *JOINS),
+        _all_of(
+            changed(_Electors, "__init__", "context.config.max_peers", "10**9"),
+            changed(applicants.Applicants, "joins", "self._context.config.max_peers", "10**9"),
+            changed(Coordinator, "first_members", "[: self.context.config.max_peers]", ""),
+        ),
+    ),
+    Rule(
+        "a new incarnation replaces the old",
+        MEMBERS,
+        changed(
+            _Electors, "_promote", "self.members = {member for member in self.members if member.peer != peer}", "pass"
+        ),
+    ),
+    Rule(
+        "the witness votes in even groups only",
+        MEMBERS,
+        changed(Electorate, "witness", "len(head.members) % 2 == 0", "True"),
+    ),
+    Rule(
+        "the witness is held by its own start",
+        PERSONS,
+        _all_of(
+            changed(WitnessCoordinator, "_start", "self.context.left = max(self.context.left, term)", "pass"),
+            changed(WitnessCoordinator, "load", "if self._open is not None:", NEVER_TRUE),
+        ),
+    ),
+    Rule(
+        "a start lists what it undoes",
+        PERSONS,
+        changed(Coordinator, "start_of", "tuple(undoes)[: say.LINKS_MAX]", "()"),
+    ),
+    Rule(
+        "required: takes back only after its time, or by a person",
+        ("required3-weights", *REQUIRED),
+        _set(RequiredCoordinator, "_may_undo", lambda self, inquiry, base: True),
+    ),
+    Rule(
+        "only members, learners and those that ask to join contribute",
+        (*LIARS, "witness3-lying-joiner"),
+        changed(Succession, "roster", "if any(member not in inside for member in present):", NEVER_TRUE),
+    ),
+    Rule(
+        "the witness's term counter is on disk",
+        PERSONS,
+        changed(
+            WitnessCoordinator,
+            "load",
+            "if event.restored:",
+            "self._record = CoordinatorRecord(0, self._record.start)\n    if event.restored:",
+        ),
+    ),
+    Rule(
+        "a voter acknowledges one start a term",
+        PERSONS,
+        changed(
+            starts.Starts,
+            "_acknowledge",
+            'if self._fence.term == body.head.term and self._fence.acked not in (b"", name):',
+            NEVER_TRUE,
+        ),
+    ),
+    Rule(
+        "required: stops at a signature of its own that it does not know",
+        UNDECLARED,
+        _set(RequiredCoordinator, "shown", lambda self, peer, links: Coordinator.shown(self, peer, links)),
+    ),
+    Rule(
+        "who has left the term is no part of a quorum that goes on",
+        PERSONS,
+        changed(WitnessCoordinator, "decide", " if told.promised < NEVER", ""),
+    ),
+    Rule(
+        "a fenced voter answers no lower question",
+        PERSONS,
+        changed(starts.Starts, "ask", "if ask.term <= max(self._fence.term, head.term):", NEVER_TRUE),
+    ),
+    Rule("a damaged record makes another voter", DAMAGED, _set(node, "is_damaged", lambda records: False)),
+    Rule("a leader checks what a promise brings", LIARS, _set(AttemptLeader, "_require_support", _nothing)),
+    Rule(
+        "a join request names this head or the last",
+        JOINS,
+        changed(Succession, "join", "body.head not in (head_hash, head.previous) or ", ""),
+    ),
+    Rule(
+        "a free value is of its own attempt's roster",
+        LIARS,
+        changed(Voter, "_check", "if forced is None and opened.attempt != attempt:", NEVER_TRUE),
+    ),
+)
