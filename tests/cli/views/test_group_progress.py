@@ -107,7 +107,9 @@ def test_the_run_is_complete_with_its_last_stage(stages: int) -> None:
     for stage in range(stages):
         assert not progress.complete and "The run is kept in coordinator." in _farewell(progress, Path(HOME))
         tell(progress, "run_completed", round=9, **({"stage": stage} if stages > 1 else {}))
-    ends = "The run is complete. It is kept in coordinator; `peer export --home coordinator --out DIR` writes the model."
+    ends = (
+        "The run is complete. It is kept in coordinator; `peer export --home coordinator --out DIR` writes the model."
+    )
     assert progress.complete and _farewell(progress, Path(HOME)) == ends
     assert told(progress)[1:] == ["complete: round 9 of 9"]
     assert "complete" in shown(progress).split("complete: round")[0]
