@@ -327,6 +327,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "averaging_freeze": ("Averaging: one of four peers freezes in the exchange", averaging_fault),
     "codecs": ("Codecs", codecs),
     "merging": ("Merge rules", merging),
+    "training/loss_checks": ("Check by loss", plain),
     "convergence": ("Convergence: loss against bytes", convergence),
     "dht": ("DHT", dht),
     "flow": ("Messages: calls, flows, the ring to the worker", flow),
@@ -361,8 +362,7 @@ def report(folder: Path = RESULTS) -> str:
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a Markdown table."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return "\n".join("| " + " | ".join(line) + " |" for line in [head, ["---"] * len(head), *rows])
 
 
 def number(value: float | None, digits: int) -> str:

@@ -111,6 +111,9 @@ class DilocoConfig(MergedStepConfig, frozen=True, kw_only=True, tag="diloco"):
     alpha: float = 0.0
     steps_max: int = 1000
     """The bound of the quadratic rule's H."""
+    check_by_loss: float = 0.0
+    """The share of the rounds after which a member checks another's update by the held-out loss, and leaves out, where
+    it leads, what clearly makes it worse. 0: never. Only where each peer holds the whole model."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -121,6 +124,7 @@ class DilocoConfig(MergedStepConfig, frozen=True, kw_only=True, tag="diloco"):
                 ' set alpha above 0 with schedule = "quadratic", else leave it out'
             )
         check_range(self, 1, STEPS_MAX, "steps_max")
+        check_range(self, 0, 1, "check_by_loss")
 
 
 class StreamingConfig(MergedStepConfig, frozen=True, kw_only=True, tag="streaming"):
@@ -279,7 +283,13 @@ MEAN_ONLY: Final = {
 
 
 def check_merge(method: OuterConfig, codec: CodecConfig, max_peers: int = FLAG_PEERS_MAX) -> None:
-    """Raise ValueError, beginning with the field's name, unless the merge rule suits the codec and the run's size."""
+    """Raise ValueError, beginning with the field's name, unless merge rule and check by loss suit the codec and the
+    run's size."""
+    if isinstance(method, DilocoConfig) and method.check_by_loss and codec.up not in ONE_MESSAGE:
+        raise ValueError(
+            f"check_by_loss is {method.check_by_loss}: with the codec {codec.up} one message alone says little; set"
+            f" [codec] up to one of {', '.join(ONE_MESSAGE)}, or leave it out"
+        )
     if not isinstance(method, MergedStepConfig) or method.merge == "mean":
         return
     if codec.up not in ONE_MESSAGE:

@@ -54,6 +54,8 @@ def _dense(
     fragments, overlap = 1, 0.0
     if isinstance(method, config.StreamingConfig):
         fragments, overlap = method.fragments, float(method.tau)
+    if isinstance(method, config.DilocoConfig) and method.check_by_loss:  # weights before a round, a fetched update
+        private += 1 + up / 4
     if isinstance(method, config.EagerConfig):  # shared weights, offset, its velocity, the last delta and a fresh one
         overlap, private = math.inf, private + 5
     return ExchangeSize(

@@ -85,6 +85,9 @@ class OuterStrategy(ABC):
     elementwise: ClassVar[bool] = True
     """Whether `step_into` may be called on any piece separately."""
 
+    check_by_loss: float = 0.0
+    """The share of the commits after which a member checks another's update by the loss; 0 where no method asks."""
+
     # -- shared: pure ------------------------------------------------------------------------------------------------
 
     @abstractmethod

@@ -41,7 +41,11 @@ def build_strategy(
         raise ConfigError(str(error)) from error
     merge = build_rule(method)
     match method:
-        case config.DilocoConfig() | config.EagerConfig():
+        case config.DilocoConfig():
+            strategy = DilocoStrategy(build_wire(codec, layout, 1, merge), _outer(method))
+            strategy.check_by_loss = method.check_by_loss
+            return strategy
+        case config.EagerConfig():
             return DilocoStrategy(build_wire(codec, layout, 1, merge), _outer(method))
         case config.StreamingConfig():
             return DilocoStrategy(build_wire(codec, layout, method.fragments, merge), _outer(method))

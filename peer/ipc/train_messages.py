@@ -61,6 +61,13 @@ class RunEvaluate(Command, frozen=True, tag="evaluate"):
     max_batches: int
 
 
+class RunEvaluateDelta(Command, frozen=True, tag="evaluate_delta"):
+    """Evaluate the weights that stand in `delta` on held-out text. The result is a list of losses in nats a token, of
+    one batch each."""
+
+    max_batches: int
+
+
 class InnerResult(msgspec.Struct, frozen=True):
     """The outcome of one inner run."""
 
@@ -78,4 +85,4 @@ class InnerResult(msgspec.Struct, frozen=True):
     """The time without a command since the worker's last inner run ended."""
 
 
-TrainCommand = RunInner | RunEvaluate
+TrainCommand = RunInner | RunEvaluate | RunEvaluateDelta

@@ -19,7 +19,7 @@ from peer.events import Event
 from peer.footprint.step_size import StepSize
 from peer.ipc.inner_options import InnerRunOptions
 from peer.ipc.messages import Command, Stop
-from peer.ipc.train_messages import SMALLER, InnerResult, LoadTrain, RunEvaluate, RunInner
+from peer.ipc.train_messages import SMALLER, InnerResult, LoadTrain, RunEvaluate, RunEvaluateDelta, RunInner
 from peer.worker.commands import WorkerCommands
 from peer.worker.config import WorkerBuffers, WorkerConfig
 
@@ -97,6 +97,11 @@ class WorkerGroup(WorkerCommands):
         """Return the loss of `outer` on the held-out text in nats a byte, over at most `max_batches` batches. The
         worker's local weights stay as they are. Raises WorkerError."""
         return await self._ask_in_order(RunEvaluate(next(self._ids), max_batches), float, _Run())
+
+    async def evaluate_delta(self, max_batches: int) -> list[float]:
+        """Return the losses of the weights that the caller has written to `delta`, in nats a token, of at most
+        `max_batches` held-out batches. Raises WorkerError."""
+        return await self._ask_in_order(RunEvaluateDelta(next(self._ids), max_batches), list[float], _Run())
 
     async def _ask_in_order(self, command: Command, kind: type[_Body], run: _Run) -> _Body:
         async with self._sending:  # first come, first served, also while a group is being started

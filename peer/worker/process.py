@@ -10,6 +10,7 @@ import sys
 from collections import deque
 from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 import trio
@@ -61,8 +62,7 @@ class WorkerProcess:
         """
         ours, theirs = socket.socketpair()
         environment = _environment(private, threads)
-        grown = log.exists() and log.stat().st_size > _LOG_MAX_BYTES
-        with theirs, log.open("wb" if grown else "ab") as stderr:
+        with theirs, _open_log(log) as stderr:
             process = subprocess.Popen(
                 [sys.executable, "-m", _MODULE, str(theirs.fileno()), str(os.getpid()), str(nice)],
                 stdin=subprocess.DEVNULL,
@@ -145,6 +145,17 @@ class WorkerProcess:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _LOG_TAIL_BYTES))
             lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
         return lines[-1].strip() if lines else f"see {self._log}"
+
+
+def _open_log(path: Path) -> BinaryIO:
+    """Open a worker's log for what it will write, emptied where it has grown large. A link in its place is removed:
+    what it leads to is not ours to write."""
+    if path.is_symlink():
+        path.unlink()
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    if os.fstat(fd).st_size > _LOG_MAX_BYTES:
+        os.truncate(fd, 0)
+    return open(fd, "ab")
 
 
 def make_private(folder: Path) -> None:

@@ -23,7 +23,15 @@ from peer.ipc.corpus_messages import LoadCorpus
 from peer.ipc.inner_options import ElementRange, InnerRunOptions
 from peer.ipc.messages import MEETING, ModelLoaded
 from peer.ipc.shared_memory import SharedBuffer
-from peer.ipc.train_messages import SMALLER, InnerResult, LoadTrain, RunEvaluate, RunInner, TrainCommand
+from peer.ipc.train_messages import (
+    SMALLER,
+    InnerResult,
+    LoadTrain,
+    RunEvaluate,
+    RunEvaluateDelta,
+    RunInner,
+    TrainCommand,
+)
 from peer.model.layout import FlatLayout
 from peer.worker.control_link import ControlLink
 from peer.worker.corpus_worker import read_corpus
@@ -98,11 +106,20 @@ class TrainWorker:
             self._tick()
             self._link.forget_stops(command.id)
             try:
-                body = self._inner(command) if isinstance(command, RunInner) else self._evaluate(command)
+                body = self._answer(command)
             except StageRefused as refused:
                 self._link.refuse(command, str(refused), refused.reason)
             else:
                 self._link.reply(command, body)
+
+    def _answer(self, command: TrainCommand) -> InnerResult | float | list[float]:
+        match command:
+            case RunInner():
+                return self._inner(command)
+            case RunEvaluate():
+                return self._evaluate(command)
+            case RunEvaluateDelta():
+                return self._evaluate_delta(command)
 
     def _inner(self, command: RunInner) -> InnerResult:
         options = command.options
@@ -173,6 +190,11 @@ class TrainWorker:
         batches = self._corpus.held_out_batches(self._load.inner.batch_size, command.max_batches)
         with self._trainer.holding(self._outer):
             return self._trainer.evaluate(batches, self._tick) / self._corpus.bytes_per_token
+
+    def _evaluate_delta(self, command: RunEvaluateDelta) -> list[float]:
+        batches = self._corpus.held_out_batches(self._load.inner.batch_size, command.max_batches)
+        with self._trainer.holding(self._delta):
+            return [self._trainer.evaluate([batch], self._tick) for batch in batches]
 
     def _tick(self) -> None:
         self._link.ticks += 1

@@ -33,6 +33,7 @@ TOLD: Final[dict[str, tuple[str, ...]]] = {
     "catch_up_failed": ("round",),
     "checkpoint_failed": ("round",),
     "checkpoint_saved": ("round",),
+    "contribution_judged": ("round", "peer", "left_out"),
     "member_joined": ("peer", "name"),
     "member_left": ("peer", "name"),
     "merge_failed": ("round",),

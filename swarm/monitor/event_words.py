@@ -48,6 +48,10 @@ _SHARED: Final[dict[str, Words]] = {  # of which several peers tell, and who doe
 _OWN: Final[dict[str, Words]] = {  # of the peer that tells: its name comes first
     "catch_up_failed": lambda who, f: f"could not catch up with round {f.get('round')}",
     "checkpoint_failed": lambda who, f: f"could not save round {f.get('round')}",
+    "contribution_judged": lambda who, f: (
+        f"finds that what {who(f.get('peer'))} sent in round {f.get('round')} makes the loss worse"
+        + (", and leaves it out where it leads" if f.get("left_out") else "")
+    ),
     "merge_failed": lambda who, f: f"could not merge round {f.get('round')}",
     "move_finished": lambda who, f: f"is at stage {f.get('target')}",
     "move_started": lambda who, f: f"moves from stage {f.get('source')} to stage {f.get('target')}",

@@ -19,6 +19,7 @@ from swarm.rounds.building import StateBuilder
 from swarm.rounds.catch_up import CatchUp
 from swarm.rounds.context import RoundContext
 from swarm.rounds.exchange.audits import Audits
+from swarm.rounds.exchange.loss_checks import LossChecks
 from swarm.rounds.exchange.merge_order import MergeOrder
 from swarm.rounds.exchange.slice_exchange import ExchangePart, Received, SliceExchange
 from swarm.rounds.fetched_states import FetchedStates
@@ -65,6 +66,7 @@ class ReplicaActor:
         self.training = Training(context, feed)
         self.catch_up = CatchUp(context, self.builder, fetched, listener.donors, feed)
         self.audits = Audits(context, group.leave_out)
+        self._loss_checks = LossChecks(context, self.audits, context.state.strategy.check_by_loss, feed)
         self.began = Notifier()
         """Notified when an exchange begins."""
         self.committed = Notifier()
@@ -193,9 +195,12 @@ class ReplicaActor:
             exchange.scope.deadline = min(exchange.scope.deadline, trio.current_time() + LINGER_S)
         self._received, self._delivered = {}, set()
         merged_in = self.exchanges.get(result.key) if result is not None and result.parts else None
+        drawn = await self._loss_checks.draw(merged_in, head) if merged_in is not None else None
         await self._stand_at(head, bodies, list(result.parts) if result is not None else [])
         if result is not None and merged_in is not None:
             await trio.lowlevel.checkpoint_if_cancelled()  # the tasks may have ended while the weights were written
+            if drawn is not None:
+                self.tasks.start_soon(self._loss_checks.check, drawn)
             self.audits.remember(merged_in, result.parts)
             self.tasks.start_soon(self.audits.audit, result.key, head)
 

@@ -40,6 +40,7 @@ _REFUSED: Final[dict[tuple[str, ...], str]] = {
 }
 _SECTIONS: Final = {
     "seq_len": "data", "stages": "pipeline", "micro_batch": "pipeline", "method": "outer", "merge": "outer",
+    "check_by_loss": "outer",
 }  # fmt: skip
 
 

@@ -168,6 +168,10 @@ def check_pipeline(pipeline: PipelineConfig, model: ModelConfig, inner: InnerCon
     if not isinstance(outer, DilocoConfig | SparseLocoConfig | AllReduceConfig):
         method = outer.__struct_config__.tag
         raise ValueError(f"method is {method!r}: with stages > 1 choose diloco, sparseloco or allreduce")
+    if isinstance(outer, DilocoConfig) and outer.check_by_loss:
+        raise ValueError(
+            f"check_by_loss is {outer.check_by_loss}: a replica of a stage cannot measure the loss alone; leave it out"
+        )
     size = micro_batch_of(pipeline, inner)
     whole, samples = "[inner] batch_size", inner.batch_size
     if isinstance(outer, AllReduceConfig):

@@ -24,6 +24,7 @@ PLAIN = config.CodecConfig()
 CASES = [
     *((config.DilocoConfig(steps=10), config.CodecConfig(up=up)) for up in get_args(config.UpCodec)),
     (config.DilocoConfig(steps=10), config.CodecConfig(down="int4")),
+    (config.DilocoConfig(steps=10, check_by_loss=0.1), PLAIN),
     (config.StreamingConfig(steps=10), PLAIN),
     (config.EagerConfig(steps=10), PLAIN),
     (config.AllReduceConfig(batch=8), PLAIN),

@@ -38,6 +38,8 @@ class AgreementContext:
         """This node votes in no term below this one: it has acknowledged or signed a start."""
         self.down: set[str] = set()
         """Peers that the failure detector suspects."""
+        self.judged: frozenset[str] = frozenset()
+        """Peers whose contributions this node leaves out where it leads."""
         self.known: dict[str, None] = {}
         """Peers of the run that were seen, in order, besides those in the head."""
 

@@ -105,6 +105,12 @@ class Lacking(msgspec.Struct, frozen=True):
     """Owners whose results this peer lacks."""
 
 
+class Judged(msgspec.Struct, frozen=True):
+    """Whose contributions this peer leaves out where it leads, by what it has found out itself."""
+
+    peers: tuple[str, ...]
+
+
 class Asked(msgspec.Struct, frozen=True):
     """A person's command to the coordinator: `peer regroup`."""
 
@@ -138,6 +144,7 @@ Event = (
     | Built
     | StateFetched
     | Lacking
+    | Judged
     | Asked
     | PeerDown
     | PeerUp

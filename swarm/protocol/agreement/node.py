@@ -204,6 +204,8 @@ class AgreementNode:
                 self._starts.repeat(height.instance, height.participant)
             case events.Lacking():
                 height.lacking(event)
+            case events.Judged():
+                context.judged = frozenset(event.peers)
             case events.Asked():
                 if self._coordinator is not None:
                     self._coordinator.ask(event)

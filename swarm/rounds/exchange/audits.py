@@ -130,6 +130,20 @@ class Audits:
             commit.verdicts[index] = is_true
         return commit.verdicts[index]
 
+    async def update_of(self, exchange: SliceExchange, body: Contribution) -> list[memoryview] | None:
+        """Return all slices of a contribution: what is here, and the rest from their owners, else from the contributor.
+        None if that cannot be had. Nothing of it is kept."""
+        slices: list[memoryview] = []
+        for index in exchange.order.indices:
+            data = exchange.input_of(index, body)
+            for source in (exchange.owners[index] if exchange.owners else "", body.member.peer):
+                if data is None and source not in {"", self._context.me.peer, *self._context.host.suspects}:
+                    data = await self._fetch(source, exchange, index, body)
+            if data is None:
+                return None
+            slices.append(data)
+        return slices
+
     async def _input(
         self, commit: _Committed, index: int, body: Contribution, sources: Sequence[str]
     ) -> memoryview | None:

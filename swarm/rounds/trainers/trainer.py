@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -14,6 +14,9 @@ from swarm.protocol.head import Head
 from swarm.protocol.ledger import Range
 from swarm.protocol.plan import Assignment
 from swarm.protocol.receipts import StageProof
+
+Point = Callable[[torch.Tensor], None]
+"""Writes weights to a vector (P,)."""
 
 
 @dataclass(frozen=True)
@@ -86,4 +89,14 @@ class Trainer(Protocol):
 
         Returns the samples each says it has counted, if they were asked. Never returns if each member's own assignment
         tells it when it is done."""
+        ...
+
+
+@runtime_checkable
+class MeasuresLosses(Protocol):
+    """A trainer that can measure other weights than its own."""
+
+    async def losses_of(self, points: Sequence[Point]) -> list[list[float]]:
+        """Return the held-out losses of each point in nats a token, batch by batch, the same batches for all. Waits for
+        a moment at which the worker has time. Raises `WorkerError`."""
         ...

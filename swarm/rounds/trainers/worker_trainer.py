@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Final
 
 import torch
@@ -12,7 +14,7 @@ import trio
 
 from optim.strategies.interface import Product
 from peer.bounds import finite_loss
-from peer.errors import WorkerError
+from peer.errors import BarnraiseError, ProtocolViolation, WorkerError
 from peer.events import EventLog
 from peer.ipc.inner_options import ElementRange, InnerRunOptions
 from peer.ipc.train_messages import InnerResult
@@ -20,7 +22,7 @@ from peer.worker.client import WorkerGroup
 from swarm.protocol.head import Head
 from swarm.protocol.ledger import Range
 from swarm.rounds.trainers.trained_rounds import TrainedRounds
-from swarm.rounds.trainers.trainer import TrainRequest, TrainResult
+from swarm.rounds.trainers.trainer import Point, TrainRequest, TrainResult
 
 SPEED_MEMORY: Final = (
     0.7  # weight of the old value in the smoothed speed; other programs slow volunteers' machines at times
@@ -33,6 +35,16 @@ REST_MAX_S: Final = 4.0  # where no other member works, and the round is planned
 DOUBLINGS_MAX: Final = 10
 RETRY_S: Final = 1.0  # between two looks at a worker that does not start
 NOTHING: Final = InnerResult(steps=0, sequences=0, tokens=0, loss=math.nan, seconds=0.0, skipped=0)
+
+
+@dataclass(eq=False)
+class _Points:
+    """Weights whose losses are asked for."""
+
+    points: Sequence[Point]
+    losses: list[list[float]] = field(default_factory=list)
+    failed: BarnraiseError | None = None
+    done: trio.Event = field(default_factory=trio.Event)
 
 
 class WorkerTrainer:
@@ -53,6 +65,7 @@ class WorkerTrainer:
         self._product: Product = product
         self._events = events
         self._validates_from = -math.inf
+        self._points: deque[_Points] = deque()
         self._cut_short = False  # whether the present round must end early
         self._commands = 0  # at the worker, or on their way to it
         self._command_ended = trio.Event()
@@ -85,6 +98,7 @@ class WorkerTrainer:
     async def train(self, request: TrainRequest) -> TrainResult:
         self._cut_short = request.cut_short
         await self._validate_if_due()
+        await self._measure_points()
         if self.paused:
             return await self._rest(request)
         options = InnerRunOptions(product=self._product, capture=spans_of(request.places))
@@ -115,6 +129,36 @@ class WorkerTrainer:
             self._events.emit("val_evaluated", round=round_number, loss=finite_loss(self.val_loss))
         if self.validate_round == round_number:  # not sooner: after a cancellation it must still be measured
             self.validate_round = None
+
+    async def losses_of(self, points: Sequence[Point]) -> list[list[float]]:
+        """Return the held-out losses of each point, batch by batch: measured before the inner steps of the next round
+        that is not cut short. Raises WorkerError."""
+        asked = _Points(points)
+        self._points.append(asked)
+        try:
+            await asked.done.wait()
+        finally:
+            self._points = deque(one for one in self._points if one is not asked)
+        if asked.failed is not None:
+            raise asked.failed
+        return asked.losses
+
+    async def _measure_points(self) -> None:
+        """Measure what was asked for; what a pause or the end of the round interrupts goes on in a later round. The
+        vector of the product is free until the inner steps."""
+        if not self._points:
+            return
+        asked = self._points[0]
+        try:
+            for write in asked.points[len(asked.losses) :]:
+                if self._cut_short or self.paused:
+                    return
+                with self._at_work():
+                    await trio.to_thread.run_sync(write, self._worker_group.delta)
+                    asked.losses.append(await self._worker_group.evaluate_delta(VALIDATION_BATCHES))
+        except (WorkerError, ProtocolViolation) as error:
+            asked.failed = error
+        asked.done.set()
 
     def finish_early(self) -> None:
         self._cut_short = True  # `train` may still be measuring, with no step to stop

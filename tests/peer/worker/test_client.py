@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from statistics import fmean
 
 import msgspec
 import pytest
@@ -88,6 +89,9 @@ async def test_it_trains_and_evaluates(tmp_path: Path, text: Path) -> None:
     async with open_test_worker_group(tmp_path, text) as (worker_group, log):
         assert worker_group.loaded is not None and worker_group.loaded.windows > 100
         assert math.isclose(await worker_group.evaluate(), math.log(256), rel_tol=0.02)
+        worker_group.delta.copy_(worker_group.outer)
+        losses = await worker_group.evaluate_delta(2)
+        assert len(losses) == 2 and math.isclose(fmean(losses), await worker_group.evaluate(2), rel_tol=1e-4)
 
         # the same steps in this process, bit for bit
         result = await worker_group.inner_steps([(0, 10), (500, 530)], first_step=3, deadline_s=HOUR_S)

@@ -112,6 +112,13 @@ def test_a_model_may_come_from_a_folder() -> None:
         ("[data]\nseq_len = 64", "[data]\nseq_len = 128", 14, ["[data] seq_len", "max_seq_len"]),
         ("hidden_size = 32", "hidden_size = 32\nvocab_size = 100", 7, ["[model] vocab_size", "256"]),
         ("\nsteps = 10", "\nsteps = 0", 23, ["[outer] steps", "between 1 and"]),
+        ("\nsteps = 10", "\nsteps = 10\ncheck_by_loss = 2.0", 24, ["[outer] check_by_loss", "between 0 and 1"]),
+        (
+            "\nsteps = 10",
+            "\nsteps = 10\ncheck_by_loss = 0.1\n[codec]\nup = 'topk'",
+            24,
+            ["[outer] check_by_loss", "with the codec topk one message alone says little", "leave it out"],
+        ),
         ("\nsteps = 10", "\nsteps = 10\n[codec]\nup = 'int7'", 25, ["[codec] up", "int7", "one of fp32, fp16"]),
         ("lr = 1e-3", "lr = 1e-3\nwarmup_steps = 101", 18, ["[inner] warmup_steps", "between 0 and total_steps, 100"]),
         ("lr = 1e-3", "lr = 1e-3\nschedule = 'linear'", 18, ["[inner] schedule", "one of cosine, constant"]),
@@ -218,6 +225,11 @@ def test_a_pipeline_is_read() -> None:
         ),
         (DEEP, "stages = 2\nstage = 2", r"line 28: \[pipeline\] stage: unknown field: write stages"),
         (DEEP.replace("tie_embeddings = false", ""), "stages = 2", r"\[model\] tie_embeddings: .* set it to false"),
+        (
+            DEEP.replace("[outer]", "[outer]\ncheck_by_loss = 0.1"),
+            "stages = 2",
+            r"\[outer\] check_by_loss: .* a replica of a stage cannot measure the loss alone; leave it out",
+        ),
         (DEEP.replace("[outer]", '[outer]\nmethod = "eager"'), "stages = 2", r"\[outer\] method: .*sparseloco"),
         (
             DEEP.replace("[outer]\nsteps = 10", '[outer]\nmethod = "allreduce"\nbatch = 6'),

@@ -232,9 +232,13 @@ class Collector:
     # -- roster --------------------------------------------------------------------------------------------------------
 
     def members(self, attempt: Attempt) -> list[Member]:
-        """Return those whose contributions the roster can hold, in order; none that others waited for in vain."""
+        """Return those whose contributions the roster can hold, in order; none that others waited for in vain, nor one
+        that this node has judged, as long as most are left: who finds most of the others wrong may be so itself."""
         ready = fit_roster({member: signed for member, (signed, _) in attempt.contributions.items()})
-        return [member for member in ready if member.peer not in self._excluded] or ready
+        ready = [member for member in ready if member.peer not in self._excluded] or ready
+        kept = [member for member in ready if member.peer not in self._context.judged]
+        most = 2 * len(kept) > len(ready) and any(self._instance.head.has(member) for member in kept)
+        return kept if most else ready
 
     def roster(self, attempt: Attempt, members: Sequence[Member]) -> OpenedRoster:
         """Return the roster of these contributions. Raise `RoundDiscarded` or `ProtocolViolation` if there is nothing

@@ -148,6 +148,7 @@ def test_events_before_the_start_and_events_of_the_past_do_nothing() -> None:
         events.StateFetched(bytes(32), True),
         events.Lacking(b"?", ("Q",), ("R",)),
         events.Gathered(b"?", {}),
+        events.Judged(("Q", "nobody")),
         events.Asked(),
         events.PeerDown("Q"),
         events.PeerUp("Q"),
