@@ -18,7 +18,7 @@ from torch import Tensor
 from peer.config import ModelConfig
 from peer.inference.cache import SessionCache
 from peer.ipc.span import Span
-from peer.model.decoder import rotary_frequencies
+from peer.model.rotary import rotary_table
 
 FEW_ROWS: Final = 6
 
@@ -119,9 +119,9 @@ class SpanBlocks:
             self._head = shared if shared is not None else placed(embedding if tied else "lm_head.weight")
             if not tied:
                 self._norm, self._head = _folded(placed("model.norm.weight"), self._head)
-        angles = torch.outer(torch.arange(config.max_seq_len, dtype=torch.float32), rotary_frequencies(config))
-        self._cos = torch.cat((angles.cos(), angles.cos()), dim=-1).to(device)  # (T, D)
-        self._sin = torch.cat((-angles.sin(), angles.sin()), dim=-1).to(device)
+        cos, sin = rotary_table(config)
+        self._cos = torch.cat((cos, cos), dim=-1).to(device)  # (T, D)
+        self._sin = torch.cat((-sin, sin), dim=-1).to(device)
         heads, kv_heads = config.heads, config.kv_heads
         turned = [config.head_size**-0.5] * heads + [1.0] * kv_heads + [0.0] * kv_heads
         self._turned = torch.tensor(turned, device=device).unsqueeze(1)  # (H + 2K, 1)

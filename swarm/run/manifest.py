@@ -45,7 +45,8 @@ RUN_ID_BYTES: Final = 20
 
 COMPUTE_CEILING: Final = "compute_s_max"
 END_OF_TEXT: Final = "end_of_text"
-FEATURES: Final = frozenset({COMPUTE_CEILING, END_OF_TEXT})
+ROPE_KIND: Final = "rope_kind"
+FEATURES: Final = frozenset({COMPUTE_CEILING, END_OF_TEXT, ROPE_KIND})
 """What a manifest may require (`CommonManifest.requires`)."""
 FEATURES_MAX: Final = 16
 _KIND: Final = "manifest"
@@ -77,6 +78,8 @@ class CommonManifest(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         check_range(self, 0, TIME_MAX_S, "created_at")
         check_range(self, 0, VERSION_MAX, "protocol")
         check_tokenizer_name(self.tokenizer)
+        if not set(model_features(self.model)) <= set(self.requires):
+            raise ValueError("requires lacks a feature that the model needs")
 
     @cached_property
     def run_id(self) -> str:
@@ -284,6 +287,12 @@ def features_of(run: RunRules, data: DataConfig) -> tuple[str, ...]:
     """Return what the rules require of the software of each peer."""
     needed = {COMPUTE_CEILING: run.compute_s_max != COMPUTE_S, END_OF_TEXT: bool(data.end_of_text)}
     return tuple(name for name, needs in needed.items() if needs)
+
+
+def model_features(model: ModelConfig) -> tuple[str, ...]:
+    """Return what the model requires of the software of each peer."""
+    scaling = model.rope_scaling
+    return (ROPE_KIND,) if scaling is not None and scaling.kind != "llama3" else ()
 
 
 def _versions_spoken() -> str:

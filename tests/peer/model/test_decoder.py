@@ -128,9 +128,14 @@ def test_digest_distinguishes_layouts() -> None:
         ({"head_dim": 3}, "even"),
         ({"layers": 0}, "layers is 0"),
         ({"qk_norm": True, "attention_bias": True}, "exclude"),
+        ({"rope_scaling": {"factor": 2.0}}, "low_freq_factor is missing"),
+        ({"rope_scaling": {"factor": 2.0, "kind": "yarn"}}, "original_max_seq_len is missing"),
+        ({"rope_scaling": {"factor": 2.0, "kind": "linear", "original_max_seq_len": 8}}, "no setting of the kind"),
+        ({"rope_scaling": {"factor": 2.0, "kind": "linear", "beta_fast": 8.0}}, "no setting of the kind"),
+        ({"rope_scaling": {"factor": 2.0, "kind": "dynamic", "original_max_seq_len": 31}}, "length of each text"),
     ],
 )
-def test_invalid_shapes_are_refused(changes: dict[str, int], words: str) -> None:
+def test_invalid_shapes_are_refused(changes: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         msgspec.convert({**msgspec.structs.asdict(TINY), **changes}, ModelConfig)
 
