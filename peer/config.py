@@ -125,6 +125,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """An RMSNorm on each head of q and k (Qwen3)."""
     attention_bias: bool = False
     """Biases on q, k and v (Qwen2)."""
+    output_bias: bool = False
+    """A bias on the output of attention as well: with `attention_bias` what Hugging Face's Llama and Qwen3 call
+    attention_bias."""
     tie_embeddings: bool = True
     shared_blocks: int = 1
     """The number of consecutive blocks that use the parameters of one (ALBERT's groups, arXiv 1909.11942), named after
@@ -148,8 +151,12 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"heads is {self.heads}: it must divide hidden_size ({self.hidden_size}), or set head_dim")
         if self.head_size <= 0 or self.head_size % 2:
             raise ValueError(f"head_dim is {self.head_size}: rotary embedding needs an even number above 0")
-        if self.qk_norm and self.attention_bias:
-            raise ValueError("qk_norm and attention_bias exclude each other: no model family has both")
+        if self.output_bias and not self.attention_bias:
+            raise ValueError("output_bias is true: set attention_bias, too, as no model family has it alone")
+        if self.qk_norm and self.attention_bias and not self.output_bias:
+            raise ValueError(
+                "qk_norm and attention_bias exclude each other unless output_bias is true: no model family has these"
+            )
         if self.weights > PARAMETERS_MAX:
             raise ValueError(
                 f"hidden_size is {self.hidden_size}: with the other sizes that makes {self.weights:.1e} parameters;"

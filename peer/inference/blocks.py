@@ -46,6 +46,7 @@ class _Block:
     q_norm: Tensor | None
     k_norm: Tensor | None
     out: Tensor
+    out_bias: Tensor | None
     mlp_norm: Tensor | None
     gate_up: Tensor
     down: Tensor
@@ -68,6 +69,7 @@ class _Block:
             q_norm=source(attention + "q_norm.weight") if config.qk_norm else None,
             k_norm=source(attention + "k_norm.weight") if config.qk_norm else None,
             out=source(attention + "o_proj.weight"),
+            out_bias=source(attention + "o_proj.bias") if config.output_bias else None,
             mlp_norm=mlp_norm,
             gate_up=gate_up,
             down=source(at + "mlp.down_proj.weight"),
@@ -152,7 +154,7 @@ class SpanBlocks:
         for layer in range(part.first - self.span.first, part.end - self.span.first):
             block = self._blocks[layer]
             attended = self._attend(layer, block, self._normed(x, block.attention_norm), turn, segments, masks)
-            x = _times(attended, block.out, x)
+            x = _times(attended, block.out, x if block.out_bias is None else x + block.out_bias)
             gate, up = _times(self._normed(x, block.mlp_norm), block.gate_up).chunk(2, dim=-1)
             x = _times(F.silu(gate) * up, block.down, x)
         return x.contiguous()

@@ -72,7 +72,7 @@ class Attention(nn.Module):
         self.v_proj = Linear(config.hidden_size, kv_rows, bias=config.attention_bias)
         self.q_norm = RMSNorm(config.head_size, config.norm_eps) if config.qk_norm else nn.Identity()
         self.k_norm = RMSNorm(config.head_size, config.norm_eps) if config.qk_norm else nn.Identity()
-        self.o_proj = Linear(q_rows, config.hidden_size, bias=False)
+        self.o_proj = Linear(q_rows, config.hidden_size, bias=config.output_bias)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         batch, length, _ = x.shape

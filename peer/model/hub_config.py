@@ -14,6 +14,7 @@ from peer.errors import ConfigError
 CONFIG_BYTES_MAX: Final = 64 << 10
 _MSCALE_MAX: Final = 1000.0
 _FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3")
+_BIASED: Final = ("llama", "qwen3")
 _CODE: Final = ("auto_map", "custom_pipelines", "trust_remote_code")
 
 
@@ -91,11 +92,7 @@ def read_served_config(content: bytes) -> tuple[ModelConfig, int | None]:
         raw = msgspec.json.decode(content, type=_HubConfig)
     except MALFORMED as error:
         raise ConfigError(f"config.json is not that of a model ({told(error)}): download it again") from error
-    for key, plain in (
-        ("attention_bias", False),
-        ("mlp_bias", False),
-        ("hidden_act", "silu"),
-    ):
+    for key, plain in (("mlp_bias", False), ("hidden_act", "silu")):
         if getattr(raw, key) != plain:
             found = str(getattr(raw, key))[:40]
             raise ConfigError(f"config.json sets {key} to {found!r}: choose a model with {plain!r}")
@@ -110,6 +107,7 @@ def read_served_config(content: bytes) -> tuple[ModelConfig, int | None]:
 
 def _model_config(family: str, raw: _HubConfig) -> ModelConfig:
     rope = _merged_rope(raw)
+    biased = raw.attention_bias and family in _BIASED  # the classes of the other families do not read it
     max_seq_len = raw.max_position_embeddings
     if family != "mistral" and raw.use_sliding_window and raw.sliding_window is not None:
         max_seq_len = min(max_seq_len, raw.sliding_window)  # only some layers of Qwen have a window: stay within it
@@ -126,7 +124,8 @@ def _model_config(family: str, raw: _HubConfig) -> ModelConfig:
         rope_scaling=_rope_scaling(rope, raw.max_position_embeddings),
         norm_eps=raw.rms_norm_eps,
         qk_norm=family == "qwen3",
-        attention_bias=family == "qwen2",
+        attention_bias=family == "qwen2" or biased,
+        output_bias=biased,
         tie_embeddings=raw.tie_word_embeddings,
     )
 
@@ -213,7 +212,7 @@ def _mscale(factor: float, mscale: float) -> float:
 
 def hub_config(config: ModelConfig) -> dict[str, Any]:
     """Return a config.json for transformers 4 and 5: the rotary settings stand under both versions' names."""
-    family = "qwen3" if config.qk_norm else "qwen2" if config.attention_bias else "llama"
+    family = "qwen3" if config.qk_norm else "qwen2" if config.attention_bias and not config.output_bias else "llama"
     rope = {"rope_type": "default"} if config.rope_scaling is None else _hub_rope(config.rope_scaling)
     return {
         "architectures": [{"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}[family] + "ForCausalLM"],
@@ -231,6 +230,7 @@ def hub_config(config: ModelConfig) -> dict[str, Any]:
         "rope_parameters": {"rope_theta": config.rope_theta, **rope},
         "rms_norm_eps": config.norm_eps,
         "hidden_act": "silu",
+        **({"attention_bias": True} if config.output_bias else {}),
         "tie_word_embeddings": config.tie_embeddings,
     }
 

@@ -46,7 +46,8 @@ RUN_ID_BYTES: Final = 20
 COMPUTE_CEILING: Final = "compute_s_max"
 END_OF_TEXT: Final = "end_of_text"
 ROPE_KIND: Final = "rope_kind"
-FEATURES: Final = frozenset({COMPUTE_CEILING, END_OF_TEXT, ROPE_KIND})
+OUTPUT_BIAS: Final = "output_bias"
+FEATURES: Final = frozenset({COMPUTE_CEILING, END_OF_TEXT, ROPE_KIND, OUTPUT_BIAS})
 """What a manifest may require (`CommonManifest.requires`)."""
 FEATURES_MAX: Final = 16
 _KIND: Final = "manifest"
@@ -292,7 +293,11 @@ def features_of(run: RunRules, data: DataConfig) -> tuple[str, ...]:
 def model_features(model: ModelConfig) -> tuple[str, ...]:
     """Return what the model requires of the software of each peer."""
     scaling = model.rope_scaling
-    return (ROPE_KIND,) if scaling is not None and scaling.kind != "llama3" else ()
+    needed = {
+        ROPE_KIND: scaling is not None and scaling.kind != "llama3",
+        OUTPUT_BIAS: model.output_bias,
+    }
+    return tuple(name for name, needs in needed.items() if needs)
 
 
 def _versions_spoken() -> str:

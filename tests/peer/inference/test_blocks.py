@@ -20,6 +20,7 @@ from peer.model.decoder import Decoder, FlatLayout, init_flat
     [
         {"rope_scaling": RopeScaling(kind="yarn", factor=4.0, original_max_seq_len=16)},
         {"rope_scaling": RopeScaling(kind="linear", factor=3.0)},
+        {"attention_bias": True, "output_bias": True},
     ],
     ids=str,
 )

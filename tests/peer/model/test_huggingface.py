@@ -69,9 +69,12 @@ def _ours(folder: Path) -> Decoder:
         ("Llama", {}),
         ("Llama", {"tie_word_embeddings": True, "head_dim": 16}),
         *(("Llama", {"rope_parameters": rope}) for rope in ROPES),
+        ("Llama", {"attention_bias": True}),
+        ("Mistral", {"attention_bias": True}),
         ("Mistral", {"sliding_window": 50}),
         ("Qwen2", {}),
         ("Qwen3", {"head_dim": 20}),
+        ("Qwen3", {"attention_bias": True}),
     ],
 )
 def test_a_random_checkpoint_of_transformers_computes_the_same_here(
@@ -90,7 +93,7 @@ def test_a_random_checkpoint_of_transformers_computes_the_same_here(
     with torch.no_grad():
         difference = (ours(tokens) - theirs(tokens).logits).abs().max()
     assert difference < TOLERANCE
-    assert ours.config.max_seq_len == (50 if family == "Mistral" else 64)
+    assert ours.config.max_seq_len == (50 if "sliding_window" in extra else 64)
 
 
 @pytest.mark.parametrize(
@@ -100,6 +103,8 @@ def test_a_random_checkpoint_of_transformers_computes_the_same_here(
         {"tie_embeddings": False, "norm_eps": 1e-3, "rope_theta": 5000.0},
         {"qk_norm": True, "head_dim": 16},
         {"attention_bias": True},
+        {"attention_bias": True, "output_bias": True},
+        {"attention_bias": True, "output_bias": True, "qk_norm": True},
         {"rope_scaling": RopeScaling(factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_seq_len=16)},
         {"rope_scaling": RopeScaling(kind="linear", factor=3.0)},
         {"rope_scaling": RopeScaling(kind="dynamic", factor=2.0, original_max_seq_len=80)},

@@ -212,5 +212,6 @@ def test_rules_that_older_software_would_break_are_required() -> None:
     plain = make_manifest(AUTHORITY.peer_id).model
     stretched = msgspec.structs.replace(plain, rope_scaling=RopeScaling(kind="linear", factor=2.0))
     assert (model_features(plain), model_features(stretched)) == ((), ("rope_kind",))
+    assert model_features(msgspec.structs.replace(plain, attention_bias=True, output_bias=True)) == ("output_bias",)
     with pytest.raises(ValueError, match="requires lacks"):
         make_manifest(AUTHORITY.peer_id, model=stretched)
