@@ -24,6 +24,7 @@ from peer.ipc.block_messages import HiddenType
 from peer.model.text_rules import TextRules
 from swarm.protocol.agreement.config import Mode
 from swarm.protocol.head import Head, genesis
+from swarm.run.hub_models import is_hub_id
 from swarm.run.sections import (
     COMPUTE_S,
     PipelineConfig,
@@ -110,11 +111,15 @@ class Manifest(CommonManifest, frozen=True, kw_only=True, tag_field=_TAG_FIELD, 
     """Of the checkpoint that the run starts from; an export writes it back."""
     export_dtype: WeightType = "fp32"
     """That checkpoint's, and so that of an export if nothing else is asked for."""
+    base_model: str = ""
+    """That checkpoint's id on the Hugging Face Hub, which an export names; "" for a folder or a new model."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not set(features_of(self.run, self.data)) <= set(self.requires):
             raise ValueError("requires lacks a feature that the rules need")
+        if self.base_model and not is_hub_id(self.base_model):
+            raise ValueError("base_model is no id of the Hugging Face Hub")
         if len(self.genesis) != self.pipeline.stages or any(len(root) != HASH_BYTES for root in self.genesis):
             raise ValueError("genesis is not a hash of 32 bytes for each stage")
         check_fit(self.model, self.data, self.tokenizer)
