@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from swarm.client.download import Download
+    from swarm.client.model_card import TrainedFacts
     from swarm.run.manifest import Manifest
-    from swarm.run.model_card import TrainedFacts
     from swarm.training.saved_models import SavedModel
 
 
@@ -129,7 +129,7 @@ class Target:
         """
         from peer.data.tokenizer import ByteTokenizer, read_tokenizer
         from peer.model.huggingface import export_pretrained
-        from swarm.run.model_card import CARD, model_card
+        from swarm.client.model_card import CARD, model_card
         from swarm.run.sections import BYTES_TOKENIZER
 
         own = ByteTokenizer() if manifest.tokenizer == BYTES_TOKENIZER else read_tokenizer(tokenizer)
@@ -204,7 +204,7 @@ def _from_homes(homes: Sequence[Path], into: Target) -> str:
 
 def facts_of(found: Download) -> TrainedFacts:
     """Return what a download says of its training."""
-    from swarm.run.model_card import TrainedFacts
+    from swarm.client.model_card import TrainedFacts
 
     return TrainedFacts(
         rounds=tuple(head.round for head in found.heads),
@@ -216,7 +216,7 @@ def facts_of(found: Download) -> TrainedFacts:
 
 def _facts_at(homes: Sequence[Path], found: SavedModel) -> TrainedFacts:
     """Return what the homes say of the training: their checkpoints' heads, and what their peers have written down."""
-    from swarm.run.model_card import TrainedFacts
+    from swarm.client.model_card import TrainedFacts
 
     rounds = tuple(part.round for part in found.parts)
     losses, corpora = [], []
@@ -248,7 +248,7 @@ def _tokens(head: bytes) -> int:
 
 def _is_written(card: Path) -> bool:
     """Whether an export has written the card, and no person since."""
-    from swarm.run.model_card import WRITTEN_MARK
+    from swarm.client.model_card import WRITTEN_MARK
 
     with card.open("rb") as file:
         return WRITTEN_MARK.encode() in file.read(_CARD_HEAD_BYTES)

@@ -16,8 +16,8 @@ from huggingface_hub import constants
 from peer.corpus_facts import CorpusFacts
 from peer.errors import ConfigError, NetworkError
 from peer.identity import Identity
+from swarm.client.model_card import TrainedFacts, model_card
 from swarm.run.hub_upload import check_push, push
-from swarm.run.model_card import TrainedFacts, model_card
 from swarm.run.sections import RunRules
 from tests.swarm.run.test_manifest import make_manifest
 
