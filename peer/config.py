@@ -9,6 +9,7 @@ no command of the machine that reads it: which folder holds the text, and whethe
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -41,17 +42,63 @@ def _check_positive(struct: msgspec.Struct, *names: str) -> None:
             raise ValueError(f"{name} is {getattr(struct, name)}: set it above 0 and at most {_LARGEST}")
 
 
+RopeKind = Literal["llama3", "linear", "dynamic", "yarn"]
+_FACTOR_MAX: Final = 1 << 24
+_ROPE_NEEDS: Final[Mapping[RopeKind, tuple[str, ...]]] = {
+    "llama3": ("low_freq_factor", "high_freq_factor", "original_max_seq_len"),
+    "linear": (),
+    "dynamic": ("original_max_seq_len",),
+    "yarn": ("original_max_seq_len",),
+}
+_YARN: Final = ("beta_fast", "beta_slow", "attention_factor", "truncate")
+
+
 class RopeScaling(msgspec.Struct, frozen=True, kw_only=True):
-    """Llama 3's scaling of the rotary frequencies to contexts longer than in pre-training (arXiv 2407.21783)."""
+    """How the rotary frequencies reach contexts longer than in pre-training."""
 
     factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_seq_len: int
+    low_freq_factor: float | None = None
+    high_freq_factor: float | None = None
+    original_max_seq_len: int | None = None
+    """The longest context in pre-training, in tokens; of all kinds but "linear"."""
+    kind: RopeKind = "llama3"
+    """Llama 3's (arXiv 2407.21783), which needs all settings above; "linear" divides every frequency by `factor`
+    (2306.15595); "dynamic" changes nothing up to `original_max_seq_len`, and beyond it depends on the length of each
+    text, so that `max_seq_len` ends there; "yarn" (2309.00071)."""
+    beta_fast: float = 32.0
+    """Of "yarn", as are those below: pairs with more turns than this within the original context stay as they are."""
+    beta_slow: float = 1.0
+    """Pairs with fewer turns are divided by `factor`."""
+    attention_factor: float | None = None
+    """What cosine and sine are multiplied by. None: 0.1 ln(factor) + 1."""
+    truncate: bool = True
+    """Whether the blend begins and ends at whole pairs."""
 
     def __post_init__(self) -> None:
+        needed = _ROPE_NEEDS[self.kind]
+        for name in _ROPE_NEEDS["llama3"]:
+            if getattr(self, name) is None and name in needed:
+                raise ValueError(f"{name} is missing: the kind {self.kind} needs it")
+            if getattr(self, name) is not None and name not in needed:
+                raise ValueError(f"{name} is no setting of the kind {self.kind}: leave it out")
+        for field in msgspec.structs.fields(self):
+            if field.name in _YARN and self.kind != "yarn" and getattr(self, field.name) != field.default:
+                raise ValueError(f"{field.name} is no setting of the kind {self.kind}: leave it out")
+        if self.original_max_seq_len is not None:
+            check_range(self, 1, TOKENS_MAX, "original_max_seq_len")
+        if self.kind == "llama3":
+            self._check_llama3()
+            return
+        check_range(self, 1, _FACTOR_MAX, "factor")
+        check_range(self, 1e-3, 1e6, "beta_fast", "beta_slow")
+        if self.beta_fast < self.beta_slow:
+            raise ValueError(f"beta_fast is {self.beta_fast}: it must be at least beta_slow, {self.beta_slow}")
+        if self.attention_factor is not None:
+            check_range(self, 1e-3, 1e3, "attention_factor")
+
+    def _check_llama3(self) -> None:
         _check_positive(self, "factor", "low_freq_factor", "high_freq_factor")
-        check_range(self, 1, TOKENS_MAX, "original_max_seq_len")
+        assert self.low_freq_factor is not None and self.high_freq_factor is not None
         if self.high_freq_factor <= self.low_freq_factor:
             raise ValueError(
                 f"high_freq_factor is {self.high_freq_factor}: it must be above low_freq_factor, {self.low_freq_factor}"
@@ -78,6 +125,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """An RMSNorm on each head of q and k (Qwen3)."""
     attention_bias: bool = False
     """Biases on q, k and v (Qwen2)."""
+    output_bias: bool = False
+    """A bias on the output of attention as well: with `attention_bias` what Hugging Face's Llama and Qwen3 call
+    attention_bias."""
     tie_embeddings: bool = True
     shared_blocks: int = 1
     """The number of consecutive blocks that use the parameters of one (ALBERT's groups, arXiv 1909.11942), named after
@@ -89,6 +139,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         check_range(self, 1, LAYERS_MAX, "layers", "shared_blocks")
         check_range(self, 1, TOKENS_MAX, "max_seq_len")
         _check_positive(self, "rope_theta", "norm_eps")
+        if self.rope_scaling is not None:
+            self._check_rope(self.rope_scaling)
         if self.head_dim is not None:
             check_range(self, 2, _WIDTH_MAX, "head_dim")
         if self.layers % self.shared_blocks:
@@ -99,13 +151,27 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"heads is {self.heads}: it must divide hidden_size ({self.hidden_size}), or set head_dim")
         if self.head_size <= 0 or self.head_size % 2:
             raise ValueError(f"head_dim is {self.head_size}: rotary embedding needs an even number above 0")
-        if self.qk_norm and self.attention_bias:
-            raise ValueError("qk_norm and attention_bias exclude each other: no model family has both")
+        if self.output_bias and not self.attention_bias:
+            raise ValueError("output_bias is true: set attention_bias, too, as no model family has it alone")
+        if self.qk_norm and self.attention_bias and not self.output_bias:
+            raise ValueError(
+                "qk_norm and attention_bias exclude each other unless output_bias is true: no model family has these"
+            )
         if self.weights > PARAMETERS_MAX:
             raise ValueError(
                 f"hidden_size is {self.hidden_size}: with the other sizes that makes {self.weights:.1e} parameters;"
                 f" choose sizes that make at most {PARAMETERS_MAX:.1e}"
             )
+
+    def _check_rope(self, scaling: RopeScaling) -> None:
+        longest = scaling.original_max_seq_len
+        if scaling.kind == "dynamic" and longest is not None and self.max_seq_len > longest:
+            raise ValueError(
+                f"max_seq_len is {self.max_seq_len}: beyond original_max_seq_len, {longest}, the rotary frequencies of"
+                ' the kind dynamic depend on the length of each text; set at most that, or the kind "yarn"'
+            )
+        if scaling.kind == "yarn" and self.rope_theta <= 1:
+            raise ValueError(f"rope_theta is {self.rope_theta}: the kind yarn of rope_scaling needs more than 1")
 
     @property
     def weights(self) -> int:

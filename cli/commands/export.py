@@ -11,25 +11,34 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
 
 import click
+import msgspec
 
 from cli.options import invite_argument, read_invite
 from cli.run import run_until_stopped
 from cli.terminal.lines import say
+from cli.views.event_tail import EventTail
 from cli.views.text import several
+from peer.bounds import Loss
 from peer.config import WeightType
+from peer.corpus_facts import CorpusFacts
+from peer.decoding import MALFORMED
 from peer.errors import CheckpointError, ConfigError, ResourceError
 from peer.files import read_bounded
 from peer.plain_text import plain
+from swarm.run.home import Home
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from swarm.client.download import Download
+    from swarm.client.model_card import TrainedFacts
     from swarm.run.manifest import Manifest
     from swarm.training.saved_models import SavedModel
 
 
 _MARK: Final = ".barnraise-export"
 """Holds the id of the run whose model is in the folder."""
+_CARD_HEAD_BYTES: Final = 4096
 APART_MAX: Final = 1  # rounds; stages commit one after the other
 
 
@@ -49,7 +58,17 @@ APART_MAX: Final = 1  # rounds; stages commit one after the other
     help="The type of the weights (default: that of the checkpoint which the run started from, else fp32).",
 )
 @click.option("--force", is_flag=True, help="Replace another model in --out.")
-def export(invite: str | None, homes: tuple[Path, ...], out: Path, dtype: WeightType | None, force: bool) -> None:
+@click.option("--push", metavar="ORG/NAME", help="Upload the export to this model of the Hugging Face Hub.")
+@click.option("--public", is_flag=True, help="Make a model that --push creates readable by everybody.")
+def export(
+    invite: str | None,
+    homes: tuple[Path, ...],
+    out: Path,
+    dtype: WeightType | None,
+    force: bool,
+    push: str | None,
+    public: bool,
+) -> None:
     """Write config.json, model.safetensors, the tokenizer and what the original checkpoint says of texts, of a run's
     last commit, to --out: a new or empty folder, or that of an earlier export of the run.
 
@@ -58,13 +77,23 @@ def export(invite: str | None, homes: tuple[Path, ...], out: Path, dtype: Weight
     """
     if (invite is None) == (not homes):
         raise ConfigError("no source was named: give either INVITE or --home DIR")
-    into = Target(out, dtype, force)
+    if public and push is None:
+        raise ConfigError("--public says how --push makes a model: add --push ORG/NAME, or leave --public out")
+    if push is not None:
+        from swarm.run.hub_upload import check_push
+
+        check_push(push)
+    into = Target(out, dtype, force, push)
     if homes:
         message = _from_homes(homes, into)
     else:
         assert invite is not None
         message = _from_swarm(invite, into)
     say(message)
+    if push is not None:
+        from swarm.run.hub_upload import push as upload
+
+        say(f"Pushed to {plain(upload(out, push, not public, message))}.")
 
 
 @dataclass(frozen=True)
@@ -75,6 +104,8 @@ class Target:
     dtype: WeightType | None
     """None: that of the checkpoint which the run started from."""
     force: bool
+    name: str | None = None
+    """The id on the Hub, if it is pushed."""
 
     def check(self, run_id: str) -> None:
         """Raise ConfigError if the folder holds what an export of that run would spoil."""
@@ -91,13 +122,14 @@ class Target:
                 " in it with --force"
             )
 
-    def write(self, manifest: Manifest, tokenizer: bytes, theta: Tensor) -> None:
-        """Write the model `theta` (flat fp32, shape (P,)) and the run's tokenizer.json.
+    def write(self, manifest: Manifest, tokenizer: bytes, theta: Tensor, facts: TrainedFacts) -> None:
+        """Write the model `theta` (flat fp32, shape (P,)), the run's tokenizer.json and the model card.
 
         Raises ResourceError if the folder cannot be written, ConfigError if fp16 cannot hold the weights.
         """
         from peer.data.tokenizer import ByteTokenizer, read_tokenizer
         from peer.model.huggingface import export_pretrained
+        from swarm.client.model_card import CARD, model_card
         from swarm.run.sections import BYTES_TOKENIZER
 
         own = ByteTokenizer() if manifest.tokenizer == BYTES_TOKENIZER else read_tokenizer(tokenizer)
@@ -105,6 +137,9 @@ class Target:
         export_pretrained(self.out, manifest.model, theta, own, manifest.text, dtype)
         try:
             (self.out / _MARK).write_text(manifest.run_id)
+            card = self.out / CARD
+            if not card.exists() or _is_written(card):
+                card.write_text(model_card(manifest, facts, self.name or "."), encoding="utf-8")
         except OSError as error:
             raise ResourceError(f"cannot write to {self.out} ({error.strerror}): free some space") from error
 
@@ -119,7 +154,7 @@ def _from_swarm(text: str, into: Target) -> str:
     into.check(invite.run_id)
     with _room_in(out) as folder:
         found = run_until_stopped(lambda: download_head(invite, folder / "state.part"))
-    into.write(found.manifest, found.tokenizer, found.theta)
+    into.write(found.manifest, found.tokenizer, found.theta, facts_of(found))
     for share in found.shares:
         say(f"Warning: {plain(caution(share))}.", err=True)
     places = [(head.round, head.state_hash) for head in found.heads]
@@ -155,7 +190,7 @@ def _from_homes(homes: Sequence[Path], into: Target) -> str:
     found = newest_model(homes)
     _check_trained(homes, found)
     into.check(found.manifest.run_id)
-    into.write(found.manifest, found.tokenizer, found.theta)
+    into.write(found.manifest, found.tokenizer, found.theta, _facts_at(homes, found))
     places = [(part.round, part.tree.root) for part in found.parts]
     newest = max(number for number, _ in places)
     old = [stage for stage, (number, _) in enumerate(places) if number < newest - APART_MAX]
@@ -167,10 +202,77 @@ def _from_homes(homes: Sequence[Path], into: Target) -> str:
     return f"{_named(found.manifest, places)}, written to {into.out}.{hint}"
 
 
+def facts_of(found: Download) -> TrainedFacts:
+    """Return what a download says of its training."""
+    from swarm.client.model_card import TrainedFacts
+
+    return TrainedFacts(
+        rounds=tuple(head.round for head in found.heads),
+        states=tuple(head.state_hash.hex() for head in found.heads),
+        tokens=min(head.tokens for head in found.heads),
+        losses=found.losses,
+    )
+
+
+def _facts_at(homes: Sequence[Path], found: SavedModel) -> TrainedFacts:
+    """Return what the homes say of the training: their checkpoints' heads, and what their peers have written down."""
+    from swarm.client.model_card import TrainedFacts
+
+    rounds = tuple(part.round for part in found.parts)
+    losses, corpora = [], []
+    for home in homes:
+        loss, corpus = _noted(Home(home).events, max(rounds))
+        losses += [] if loss is None else [loss]
+        corpora += [] if corpus is None else [corpus]
+    return TrainedFacts(
+        rounds=rounds,
+        states=tuple(part.tree.root.hex() for part in found.parts),
+        tokens=min(_tokens(part.head) for part in found.parts),
+        losses=tuple(losses),
+        corpora=tuple(corpora),
+    )
+
+
+class _TrainedHead(msgspec.Struct):
+    """A head, as far as the card tells it."""
+
+    tokens: int = 0
+
+
+def _tokens(head: bytes) -> int:
+    try:
+        return msgspec.msgpack.decode(head, type=_TrainedHead).tokens
+    except MALFORMED:
+        return 0
+
+
+def _is_written(card: Path) -> bool:
+    """Whether an export has written the card, and no person since."""
+    from swarm.client.model_card import WRITTEN_MARK
+
+    with card.open("rb") as file:
+        return WRITTEN_MARK.encode() in file.read(_CARD_HEAD_BYTES)
+
+
+def _noted(events: Path, number: int) -> tuple[float | None, CorpusFacts | None]:
+    """Return the held-out loss after round `number` and what was read of the text, as a peer's events say; None for
+    what they do not."""
+    loss: float | None = None
+    corpus: CorpusFacts | None = None
+    tail = EventTail(events)
+    for _, name, fields in tail.poll():
+        with suppress(msgspec.ValidationError):
+            if name == "corpus_read":
+                corpus = msgspec.convert(fields, CorpusFacts)
+            elif name == "val_evaluated" and fields.get("round") == number:
+                loss = msgspec.convert(fields.get("loss"), Loss | None)
+    tail.close()
+    return loss, corpus
+
+
 def _check_trained(homes: Sequence[Path], found: SavedModel) -> None:
     """Raise CheckpointError for a coordinator's home that does not have the last state of all stages yet."""
     from peer.identity import Identity
-    from swarm.run.home import Home
 
     if all(part.round > 0 for part in found.parts):
         return

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Final, cast
 
+from peer.data.zstd_frames import is_whole
 from peer.errors import ConfigError
 
 GZIP: Final = ".gz"
@@ -66,6 +67,8 @@ def unpacking(file: BinaryIO, packing: str) -> Iterator[BinaryIO]:
         yield content
     except damaged as error:
         raise NoText(f"damaged {packing}") from error
+    if packing == ZSTD and not file.read(1) and not is_whole(file):
+        raise NoText(f"damaged {packing}")
 
 
 def rows_of(file: BinaryIO) -> Iterator[bytes | None]:

@@ -34,6 +34,8 @@ def parameter_shapes(config: ModelConfig, blocks: range | None = None) -> Iterat
             yield at + "self_attn.q_norm.weight", (dim,)
             yield at + "self_attn.k_norm.weight", (dim,)
         yield at + "self_attn.o_proj.weight", (hidden, q_rows)
+        if config.output_bias:
+            yield at + "self_attn.o_proj.bias", (hidden,)
         yield at + "post_attention_layernorm.weight", (hidden,)
         yield at + "mlp.gate_proj.weight", (inter, hidden)
         yield at + "mlp.up_proj.weight", (inter, hidden)

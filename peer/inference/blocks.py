@@ -18,7 +18,7 @@ from torch import Tensor
 from peer.config import ModelConfig
 from peer.inference.cache import SessionCache
 from peer.ipc.span import Span
-from peer.model.decoder import rotary_frequencies
+from peer.model.rotary import rotary_table
 
 FEW_ROWS: Final = 6
 
@@ -46,6 +46,7 @@ class _Block:
     q_norm: Tensor | None
     k_norm: Tensor | None
     out: Tensor
+    out_bias: Tensor | None
     mlp_norm: Tensor | None
     gate_up: Tensor
     down: Tensor
@@ -68,6 +69,7 @@ class _Block:
             q_norm=source(attention + "q_norm.weight") if config.qk_norm else None,
             k_norm=source(attention + "k_norm.weight") if config.qk_norm else None,
             out=source(attention + "o_proj.weight"),
+            out_bias=source(attention + "o_proj.bias") if config.output_bias else None,
             mlp_norm=mlp_norm,
             gate_up=gate_up,
             down=source(at + "mlp.down_proj.weight"),
@@ -119,9 +121,9 @@ class SpanBlocks:
             self._head = shared if shared is not None else placed(embedding if tied else "lm_head.weight")
             if not tied:
                 self._norm, self._head = _folded(placed("model.norm.weight"), self._head)
-        angles = torch.outer(torch.arange(config.max_seq_len, dtype=torch.float32), rotary_frequencies(config))
-        self._cos = torch.cat((angles.cos(), angles.cos()), dim=-1).to(device)  # (T, D)
-        self._sin = torch.cat((-angles.sin(), angles.sin()), dim=-1).to(device)
+        cos, sin = rotary_table(config)
+        self._cos = torch.cat((cos, cos), dim=-1).to(device)  # (T, D)
+        self._sin = torch.cat((-sin, sin), dim=-1).to(device)
         heads, kv_heads = config.heads, config.kv_heads
         turned = [config.head_size**-0.5] * heads + [1.0] * kv_heads + [0.0] * kv_heads
         self._turned = torch.tensor(turned, device=device).unsqueeze(1)  # (H + 2K, 1)
@@ -152,7 +154,7 @@ class SpanBlocks:
         for layer in range(part.first - self.span.first, part.end - self.span.first):
             block = self._blocks[layer]
             attended = self._attend(layer, block, self._normed(x, block.attention_norm), turn, segments, masks)
-            x = _times(attended, block.out, x)
+            x = _times(attended, block.out, x if block.out_bias is None else x + block.out_bias)
             gate, up = _times(self._normed(x, block.mlp_norm), block.gate_up).chunk(2, dim=-1)
             x = _times(F.silu(gate) * up, block.down, x)
         return x.contiguous()

@@ -9,8 +9,6 @@ model: the first holds the embedding, the last the head.
 
 from __future__ import annotations
 
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -21,6 +19,7 @@ from peer.ipc.span import Span
 from peer.model.head_loss import head_losses
 from peer.model.layout import FlatLayout, TensorSlot, init_flat
 from peer.model.recompute import run_block
+from peer.model.rotary import rotary_table
 
 __all__ = [
     "DataConfig",
@@ -32,21 +31,6 @@ __all__ = [
     "TensorSlot",
     "init_flat",
 ]
-
-
-def rotary_frequencies(config: ModelConfig) -> Tensor:
-    """Return the radians a token for each pair of head dimensions, (D/2,) fp32: RoFormer (2104.09864), Llama 3's
-    scaling."""
-    dim = config.head_size
-    frequencies = config.rope_theta ** -(torch.arange(0, dim, 2, dtype=torch.float32) / dim)
-    scaling = config.rope_scaling
-    if scaling is None:
-        return frequencies
-    # Short wavelengths stay, long ones are slowed by `factor`, those between are blended.
-    cycles = scaling.original_max_seq_len * frequencies / (2 * math.pi)
-    blend = (cycles - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
-    blend = blend.clamp(0.0, 1.0)
-    return blend * frequencies + (1 - blend) * frequencies / scaling.factor
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -88,7 +72,7 @@ class Attention(nn.Module):
         self.v_proj = Linear(config.hidden_size, kv_rows, bias=config.attention_bias)
         self.q_norm = RMSNorm(config.head_size, config.norm_eps) if config.qk_norm else nn.Identity()
         self.k_norm = RMSNorm(config.head_size, config.norm_eps) if config.qk_norm else nn.Identity()
-        self.o_proj = Linear(q_rows, config.hidden_size, bias=False)
+        self.o_proj = Linear(q_rows, config.hidden_size, bias=config.output_bias)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         batch, length, _ = x.shape
@@ -160,9 +144,9 @@ class Decoder(nn.Module):
             self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False) if untied else None
         self.layout = FlatLayout.of(config, span)
         self.bind(flat)
-        angles = torch.outer(torch.arange(config.max_seq_len, dtype=torch.float32), rotary_frequencies(config))
-        self.register_buffer("cos", angles.cos().to(flat.device), persistent=False)
-        self.register_buffer("sin", angles.sin().to(flat.device), persistent=False)
+        cos, sin = rotary_table(config)
+        self.register_buffer("cos", cos.to(flat.device), persistent=False)
+        self.register_buffer("sin", sin.to(flat.device), persistent=False)
 
     def bind(self, flat: Tensor) -> None:
         """Make every parameter a view into `flat`."""

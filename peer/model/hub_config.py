@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+import math
+from typing import Any, Final, get_args
 
 import msgspec
 
-from peer.config import ModelConfig, RopeScaling
+from peer.config import ModelConfig, RopeKind, RopeScaling
 from peer.decoding import MALFORMED, told
 from peer.errors import ConfigError
 
 CONFIG_BYTES_MAX: Final = 64 << 10
+_MSCALE_MAX: Final = 1000.0
 _FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3")
+_BIASED: Final = ("llama", "qwen3")
 _CODE: Final = ("auto_map", "custom_pipelines", "trust_remote_code")
 
 
@@ -32,6 +35,12 @@ class _Rope(msgspec.Struct):
     low_freq_factor: float | None = None
     high_freq_factor: float | None = None
     original_max_position_embeddings: int | None = None
+    beta_fast: float | None = None
+    beta_slow: float | None = None
+    attention_factor: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool | None = None
     partial_rotary_factor: float | None = None
 
 
@@ -83,11 +92,7 @@ def read_served_config(content: bytes) -> tuple[ModelConfig, int | None]:
         raw = msgspec.json.decode(content, type=_HubConfig)
     except MALFORMED as error:
         raise ConfigError(f"config.json is not that of a model ({told(error)}): download it again") from error
-    for key, plain in (
-        ("attention_bias", False),
-        ("mlp_bias", False),
-        ("hidden_act", "silu"),
-    ):
+    for key, plain in (("mlp_bias", False), ("hidden_act", "silu")):
         if getattr(raw, key) != plain:
             found = str(getattr(raw, key))[:40]
             raise ConfigError(f"config.json sets {key} to {found!r}: choose a model with {plain!r}")
@@ -102,6 +107,7 @@ def read_served_config(content: bytes) -> tuple[ModelConfig, int | None]:
 
 def _model_config(family: str, raw: _HubConfig) -> ModelConfig:
     rope = _merged_rope(raw)
+    biased = raw.attention_bias and family in _BIASED  # the classes of the other families do not read it
     max_seq_len = raw.max_position_embeddings
     if family != "mistral" and raw.use_sliding_window and raw.sliding_window is not None:
         max_seq_len = min(max_seq_len, raw.sliding_window)  # only some layers of Qwen have a window: stay within it
@@ -115,10 +121,11 @@ def _model_config(family: str, raw: _HubConfig) -> ModelConfig:
         max_seq_len=max_seq_len,
         head_dim=raw.head_dim,
         rope_theta=rope.rope_theta or raw.rope_theta or 10000.0,
-        rope_scaling=_rope_scaling(rope),
+        rope_scaling=_rope_scaling(rope, raw.max_position_embeddings),
         norm_eps=raw.rms_norm_eps,
         qk_norm=family == "qwen3",
-        attention_bias=family == "qwen2",
+        attention_bias=family == "qwen2" or biased,
+        output_bias=biased,
         tie_embeddings=raw.tie_word_embeddings,
     )
 
@@ -149,7 +156,8 @@ def _merged_rope(raw: _HubConfig) -> _Rope:
     return rope
 
 
-def _rope_scaling(rope: _Rope) -> RopeScaling | None:
+def _rope_scaling(rope: _Rope, longest: int) -> RopeScaling | None:
+    """Return the scaling that a config.json asks for, whose model is for `longest` tokens."""
     kind = rope.rope_type or rope.type or "default"
     if rope.partial_rotary_factor not in (None, 1.0):
         raise ConfigError(
@@ -157,29 +165,55 @@ def _rope_scaling(rope: _Rope) -> RopeScaling | None:
         )
     if kind == "default":
         return None
-    if kind != "llama3":
+    if kind not in get_args(RopeKind):
         raise ConfigError(
-            f"config.json asks for {kind[:40]!r} rotary scaling: choose a model with llama3's, or without"
+            f"config.json asks for {kind[:40]!r} rotary scaling: choose a model with {', '.join(get_args(RopeKind))},"
+            " or without"
         )
-    slow, fast, longest = rope.low_freq_factor, rope.high_freq_factor, rope.original_max_position_embeddings
-    if rope.factor is None or slow is None or fast is None or longest is None:
+    original = rope.original_max_position_embeddings
+    if kind == "yarn":
+        return _yarn(rope, longest if original is None else original, longest)
+    if rope.factor is None:
+        raise ConfigError(f"config.json lacks the factor of {kind}'s rotary scaling: download it again")
+    if kind == "linear":
+        return RopeScaling(kind="linear", factor=rope.factor)
+    if kind == "dynamic":  # transformers takes the model's length as that of pre-training
+        return RopeScaling(kind="dynamic", factor=rope.factor, original_max_seq_len=longest)
+    slow, fast = rope.low_freq_factor, rope.high_freq_factor
+    if slow is None or fast is None or original is None:
         raise ConfigError("config.json lacks a part of llama3's rotary scaling: download it again")
-    return RopeScaling(factor=rope.factor, low_freq_factor=slow, high_freq_factor=fast, original_max_seq_len=longest)
+    return RopeScaling(factor=rope.factor, low_freq_factor=slow, high_freq_factor=fast, original_max_seq_len=original)
+
+
+def _yarn(rope: _Rope, original: int, longest: int) -> RopeScaling:
+    """Return YaRN's scaling with its defaults; `mscale`, DeepSeek's way to the attention factor, is not kept."""
+    if original < 1:
+        raise ValueError(f"original_max_position_embeddings is {original}: it must be at least 1")
+    factor = longest / original if rope.factor is None else rope.factor
+    times = rope.attention_factor
+    if times is None and rope.mscale and rope.mscale_all_dim:
+        times = _mscale(factor, rope.mscale) / _mscale(factor, rope.mscale_all_dim)
+    return RopeScaling(
+        kind="yarn",
+        factor=factor,
+        original_max_seq_len=original,
+        beta_fast=rope.beta_fast or 32.0,
+        beta_slow=rope.beta_slow or 1.0,
+        attention_factor=times,
+        truncate=rope.truncate is not False,
+    )
+
+
+def _mscale(factor: float, mscale: float) -> float:
+    if not 0.0 < mscale <= _MSCALE_MAX:
+        raise ValueError(f"mscale is {mscale}: it must lie between 0 and {_MSCALE_MAX}")
+    return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
 def hub_config(config: ModelConfig) -> dict[str, Any]:
     """Return a config.json for transformers 4 and 5: the rotary settings stand under both versions' names."""
-    family = "qwen3" if config.qk_norm else "qwen2" if config.attention_bias else "llama"
-    rope: dict[str, Any] = {"rope_type": "default"}
-    if config.rope_scaling is not None:
-        scaling = config.rope_scaling
-        rope = {
-            "rope_type": "llama3",
-            "factor": scaling.factor,
-            "low_freq_factor": scaling.low_freq_factor,
-            "high_freq_factor": scaling.high_freq_factor,
-            "original_max_position_embeddings": scaling.original_max_seq_len,
-        }
+    family = "qwen3" if config.qk_norm else "qwen2" if config.attention_bias and not config.output_bias else "llama"
+    rope = {"rope_type": "default"} if config.rope_scaling is None else _hub_rope(config.rope_scaling)
     return {
         "architectures": [{"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}[family] + "ForCausalLM"],
         "model_type": family,
@@ -190,11 +224,33 @@ def hub_config(config: ModelConfig) -> dict[str, Any]:
         "num_attention_heads": config.heads,
         "num_key_value_heads": config.kv_heads,
         "head_dim": config.head_size,
-        "max_position_embeddings": config.max_seq_len,
+        "max_position_embeddings": _longest(config),
         "rope_theta": config.rope_theta,
         "rope_scaling": None if config.rope_scaling is None else rope,
         "rope_parameters": {"rope_theta": config.rope_theta, **rope},
         "rms_norm_eps": config.norm_eps,
         "hidden_act": "silu",
+        **({"attention_bias": True} if config.output_bias else {}),
         "tie_word_embeddings": config.tie_embeddings,
     }
+
+
+def _longest(config: ModelConfig) -> int:
+    """Return the length that config.json names: of the kind "dynamic" that of pre-training, where scaling begins."""
+    scaling = config.rope_scaling
+    if scaling is not None and scaling.kind == "dynamic" and scaling.original_max_seq_len is not None:
+        return scaling.original_max_seq_len
+    return config.max_seq_len
+
+
+def _hub_rope(scaling: RopeScaling) -> dict[str, Any]:
+    rope: dict[str, Any] = {"rope_type": scaling.kind, "factor": scaling.factor}
+    if scaling.kind == "llama3":
+        rope |= {"low_freq_factor": scaling.low_freq_factor, "high_freq_factor": scaling.high_freq_factor}
+    if scaling.kind in ("llama3", "yarn"):
+        rope["original_max_position_embeddings"] = scaling.original_max_seq_len
+    if scaling.kind == "yarn":
+        rope |= {"beta_fast": scaling.beta_fast, "beta_slow": scaling.beta_slow, "truncate": scaling.truncate}
+        if scaling.attention_factor is not None:
+            rope["attention_factor"] = scaling.attention_factor
+    return rope

@@ -28,10 +28,10 @@ from peer.decoding import MALFORMED, told
 from peer.errors import CheckpointError, ConfigError, ResourceError
 from peer.files import read_bounded, set_usual_mode
 from peer.footprint.parameters import parameter_shapes
-from peer.model.decoder import rotary_frequencies
 from peer.model.hub_config import CONFIG_BYTES_MAX, hub_config, read_hub_config
 from peer.model.layout import FlatLayout
 from peer.model.parameter_files import EMBEDDING, HEAD, check_finite
+from peer.model.rotary import rotary_frequencies
 from peer.model.text_rules import TextRules, special_ids, write_text_rules
 
 _WEIGHTS: Final = "model.safetensors"

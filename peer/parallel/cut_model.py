@@ -16,9 +16,10 @@ from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from peer.config import ModelConfig
 from peer.ipc.span import Span
-from peer.model.decoder import Decoder, rotary_frequencies
+from peer.model.decoder import Decoder
 from peer.model.head_loss import VocabularyPart, head_losses
 from peer.model.layout import FlatLayout
+from peer.model.rotary import rotary_table
 from peer.parallel.loss import StagePass, SummedLoss
 from peer.parallel.pieces import LocalPieces
 from peer.parallel.ranks import Ranks
@@ -125,6 +126,5 @@ def _like(parameter: nn.Parameter, local: Tensor) -> DTensor:
 
 def _place_rotary_table(decoder: Decoder, device: torch.device) -> None:
     """Compute on the device what a decoder on meta has no values for."""
-    positions = torch.arange(decoder.config.max_seq_len, dtype=torch.float32)
-    angles = torch.outer(positions, rotary_frequencies(decoder.config))
-    decoder.cos, decoder.sin = angles.cos().to(device), angles.sin().to(device)
+    cos, sin = rotary_table(decoder.config)
+    decoder.cos, decoder.sin = cos.to(device), sin.to(device)

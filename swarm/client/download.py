@@ -49,6 +49,8 @@ class Download:
     """How many peers served them."""
     shares: tuple[VoteShare, ...] = ()
     """Invites and address prefixes that hold half or more of the votes of a head."""
+    losses: tuple[float, ...] = ()
+    """The held-out losses that members have told of themselves, in nats a byte."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,7 @@ class _HeadDownload:
         self._told: dict[int, int] = {}  # the last round that a record names, by stage
         self._fetched = Counter[int]()
         self._prefixes: dict[str, str] = {}
+        self._losses: tuple[float, ...] = ()
 
     @property
     def wanted(self) -> list[int]:
@@ -106,6 +109,7 @@ class _HeadDownload:
         """Try to fetch all wanted stages at once."""
         records = await self._client.members()
         self._prefixes |= prefixes_told(records)
+        self._losses = _losses(records)
         for record in records.values():
             self._told[record.stage] = max(record.round, self._told.get(record.stage, 0))
         async with trio.open_nursery() as nursery:
@@ -125,7 +129,7 @@ class _HeadDownload:
         for stage, part in enumerate(parts):
             shares += vote_shares(manifest, part.head, self._prefixes, stage if manifest.stages > 1 else None)
         heads = tuple(part.head for part in parts)
-        return Download(manifest, self._client.tokenizer, heads, theta, len(donors), tuple(shares))
+        return Download(manifest, self._client.tokenizer, heads, theta, len(donors), tuple(shares), self._losses)
 
     async def _try(self, stage: int, records: Mapping[str, MemberRecord]) -> None:
         try:
@@ -162,6 +166,10 @@ class _HeadDownload:
         return next((candidate for candidate in candidates if candidate.holders), None)
 
 
+def _losses(records: Mapping[str, MemberRecord]) -> tuple[float, ...]:
+    return tuple(record.val_loss for record in records.values() if record.val_loss is not None)
+
+
 async def _download_replica(client: RunClient, part_file: Path) -> Download:
     """Fetch the weights of one peer near the group's median round: a gossip run has no common state. If that peer has
     gone on before the first chunk was asked for, another is tried."""
@@ -184,7 +192,7 @@ async def _try_replica(client: RunClient, part_file: Path) -> Download:
     manifest = client.training
     head = msgspec.structs.replace(manifest.first_head(), state_hash=place.state_hash, round=place.round)
     part = await _fetch_part(client, head, (donor,), state_bytes(manifest), 1, part_file)
-    return Download(manifest, client.tokenizer, (head,), part.theta, len(part.donors))
+    return Download(manifest, client.tokenizer, (head,), part.theta, len(part.donors), losses=_losses(records))
 
 
 async def _fetch_part(

@@ -29,8 +29,8 @@ from swarm.placement.stages import layout_of, open_store
 from swarm.protocol.messages import SLICE_BYTES_MAX
 from swarm.run.config import RunConfig
 from swarm.run.home import Home
-from swarm.run.hub_models import located
-from swarm.run.manifest import PROTOCOL_VERSION, Manifest, features_of, sign_manifest
+from swarm.run.hub_models import hub_id, located
+from swarm.run.manifest import PROTOCOL_VERSION, Manifest, features_of, model_features, sign_manifest
 from swarm.run.manifest_transfer import save_run_files
 from swarm.run.sections import AUTO_TOKENIZER, BYTES_TOKENIZER, check_fit, check_pipeline
 from swarm.run.tokenizer import end_of_text, read_tokenizer
@@ -78,7 +78,7 @@ def create_run(path: Path, run: RunConfig, identity: Identity, events: EventLog)
         protocol=PROTOCOL_VERSION,
         authority=identity.peer_id,
         created_at=int(time.time()),
-        requires=features_of(run.run, data),
+        requires=features_of(run.run, data) + model_features(model),
         run=run.run,
         model=model,
         tokenizer=tokenizer_name,
@@ -89,6 +89,7 @@ def create_run(path: Path, run: RunConfig, identity: Identity, events: EventLog)
         pipeline=run.pipeline,
         cuts=cuts,
         genesis=tuple(state.tree.root for state in states),
+        base_model="" if run.pretrained is None else hub_id(run.pretrained.init),
         text=text,
         export_dtype=dtype,
     )

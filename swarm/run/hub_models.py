@@ -29,11 +29,21 @@ def expanded(source: str) -> Path:
         raise ConfigError(f"{source} names an unknown home directory: write the whole path") from error
 
 
+def is_hub_id(name: str) -> bool:
+    """Whether `name` has the form of a model's id, OWNER/NAME."""
+    return _ID.fullmatch(name) is not None
+
+
+def hub_id(source: str) -> str:
+    """Return the id of the Hub's model that RUN.toml names, "" for a path: that is this machine's own affair."""
+    return source if is_hub_id(source) and not expanded(source).exists() else ""
+
+
 def located(source: str, suffix: str = _WEIGHTS) -> Path:
     """Return the path that RUN.toml names, or the folder of the checkpoint with that id, which holds a file with that
     suffix: a tokenizer alone is `tokenizer.json`. Raises ConfigError, ResourceError if the disk is too small."""
     path = expanded(source)
-    if path.exists() or not _ID.fullmatch(source):
+    if path.exists() or not is_hub_id(source):
         return path
     return _cached(source, suffix) or _downloaded(source, suffix)
 
@@ -58,7 +68,7 @@ def _downloaded(name: str, suffix: str) -> Path:
         LocalEntryNotFoundError,
         OfflineModeIsEnabled,
         OSError,
-        *_client_errors(),
+        *client_errors(),
     )
     try:
         found = HfApi().model_info(name, files_metadata=True, timeout=_TIMEOUT_S)
@@ -93,7 +103,7 @@ def _is_wanted(file: Any, suffix: str) -> bool:
     return name.endswith(".json") and size <= TOKENIZER_BYTES_MAX and (suffix == _WEIGHTS or name == suffix)
 
 
-def _client_errors() -> tuple[type[Exception], ...]:
+def client_errors() -> tuple[type[Exception], ...]:
     """Return what the Hub's HTTP client raises, another library in other releases (OSErrors for requests)."""
     from huggingface_hub import get_session
 

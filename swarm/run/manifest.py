@@ -24,6 +24,7 @@ from peer.ipc.block_messages import HiddenType
 from peer.model.text_rules import TextRules
 from swarm.protocol.agreement.config import Mode
 from swarm.protocol.head import Head, genesis
+from swarm.run.hub_models import is_hub_id
 from swarm.run.sections import (
     COMPUTE_S,
     PipelineConfig,
@@ -45,7 +46,9 @@ RUN_ID_BYTES: Final = 20
 
 COMPUTE_CEILING: Final = "compute_s_max"
 END_OF_TEXT: Final = "end_of_text"
-FEATURES: Final = frozenset({COMPUTE_CEILING, END_OF_TEXT})
+ROPE_KIND: Final = "rope_kind"
+OUTPUT_BIAS: Final = "output_bias"
+FEATURES: Final = frozenset({COMPUTE_CEILING, END_OF_TEXT, ROPE_KIND, OUTPUT_BIAS})
 """What a manifest may require (`CommonManifest.requires`)."""
 FEATURES_MAX: Final = 16
 _KIND: Final = "manifest"
@@ -77,6 +80,8 @@ class CommonManifest(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         check_range(self, 0, TIME_MAX_S, "created_at")
         check_range(self, 0, VERSION_MAX, "protocol")
         check_tokenizer_name(self.tokenizer)
+        if not set(model_features(self.model)) <= set(self.requires):
+            raise ValueError("requires lacks a feature that the model needs")
 
     @cached_property
     def run_id(self) -> str:
@@ -106,11 +111,15 @@ class Manifest(CommonManifest, frozen=True, kw_only=True, tag_field=_TAG_FIELD, 
     """Of the checkpoint that the run starts from; an export writes it back."""
     export_dtype: WeightType = "fp32"
     """That checkpoint's, and so that of an export if nothing else is asked for."""
+    base_model: str = ""
+    """That checkpoint's id on the Hugging Face Hub, which an export names; "" for a folder or a new model."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not set(features_of(self.run, self.data)) <= set(self.requires):
             raise ValueError("requires lacks a feature that the rules need")
+        if self.base_model and not is_hub_id(self.base_model):
+            raise ValueError("base_model is no id of the Hugging Face Hub")
         if len(self.genesis) != self.pipeline.stages or any(len(root) != HASH_BYTES for root in self.genesis):
             raise ValueError("genesis is not a hash of 32 bytes for each stage")
         check_fit(self.model, self.data, self.tokenizer)
@@ -283,6 +292,16 @@ def check_features(required: Iterable[str]) -> None:
 def features_of(run: RunRules, data: DataConfig) -> tuple[str, ...]:
     """Return what the rules require of the software of each peer."""
     needed = {COMPUTE_CEILING: run.compute_s_max != COMPUTE_S, END_OF_TEXT: bool(data.end_of_text)}
+    return tuple(name for name, needs in needed.items() if needs)
+
+
+def model_features(model: ModelConfig) -> tuple[str, ...]:
+    """Return what the model requires of the software of each peer."""
+    scaling = model.rope_scaling
+    needed = {
+        ROPE_KIND: scaling is not None and scaling.kind != "llama3",
+        OUTPUT_BIAS: model.output_bias,
+    }
     return tuple(name for name, needs in needed.items() if needs)
 
 

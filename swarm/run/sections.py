@@ -21,6 +21,7 @@ COMPUTE_S_LEAST: Final = 1.0
 COMPUTE_S_MOST: Final = 7 * 86400.0
 NAME_CHARACTERS_MAX: Final = 64
 SCHEDULE_TOLERANCE: Final = 0.8  # of the longer of the run and its schedule
+_LICENSE: Final = re.compile(r"[a-z0-9][a-z0-9.+-]{0,63}")
 _HASH: Final = re.compile("[0-9a-f]{64}")
 
 
@@ -51,9 +52,13 @@ class RunRules(msgspec.Struct, frozen=True, kw_only=True):
     groups often lose theirs; else witness."""
     lone_survivor: bool = False
     """Whether a required coordinator goes on by itself where one of three members or more is left. That one may lie."""
+    license: str = ""
+    """Of the model, as the Hugging Face Hub abbreviates it, such as "apache-2.0": an export names it."""
 
     def __post_init__(self) -> None:
         check_name(self.name)
+        if self.license and not _LICENSE.fullmatch(self.license):
+            raise ValueError(f"license is {self.license!r}: give the Hub's abbreviation of it, such as apache-2.0")
         if not 1 <= self.min_peers <= self.max_peers:
             raise ValueError(
                 f"min_peers is {self.min_peers}: choose a number between 1 and max_peers ({self.max_peers})"

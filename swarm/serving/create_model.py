@@ -22,7 +22,7 @@ from peer.model.hub_config import CONFIG_BYTES_MAX, read_served_config
 from peer.model.layout import FlatLayout
 from peer.model.parameter_files import ParameterFiles, check_finite
 from peer.model.text_rules import read_text_rules
-from swarm.run.manifest import PROTOCOL_VERSION, ServedModelManifest, sign_manifest
+from swarm.run.manifest import PROTOCOL_VERSION, ServedModelManifest, model_features, sign_manifest
 from swarm.run.manifest_transfer import save_run_files
 from swarm.serving.parts import hash_parts
 
@@ -61,6 +61,7 @@ def create_model(
         created_at=int(time.time()),
         model=model,
         tokenizer=tokenizer_name,
+        requires=model_features(model),
         name=name,
         open=is_open,
         cuts=cuts,

@@ -13,7 +13,7 @@ from optim.config import METHODS
 from peer.config import RopeScaling
 from peer.errors import BarnraiseError
 from peer.identity import Identity
-from swarm.run.manifest import AnyManifest, ServedModelManifest, open_any_manifest
+from swarm.run.manifest import AnyManifest, ServedModelManifest, model_features, open_any_manifest
 from swarm.run.sections import RunRules
 from tests.fuzz.support.guard import MUTATIONS, Trial, chance_for, no_growth
 from tests.fuzz.support.mutations import of_msgpack
@@ -33,6 +33,9 @@ def manifests() -> list[AnyManifest]:
     whole = make_manifest(AUTHORITY.peer_id)
     rope = RopeScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_seq_len=16)
     found.append(msgspec.structs.replace(whole, model=msgspec.structs.replace(whole.model, rope_scaling=rope)))
+    yarn = RopeScaling(kind="yarn", factor=8.0, original_max_seq_len=16, attention_factor=1.0)
+    stretched = msgspec.structs.replace(whole.model, rope_scaling=yarn)
+    found.append(msgspec.structs.replace(whole, model=stretched, requires=model_features(stretched)))
     found.append(
         ServedModelManifest(
             protocol=whole.protocol,

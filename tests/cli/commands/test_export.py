@@ -12,6 +12,7 @@ import trio
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from cli.commands.export import _noted
 from cli.templates import template
 from peer.config import ModelConfig, WeightType
 from peer.data.tokenizer import ByteTokenizer
@@ -132,7 +133,23 @@ async def test_another_model_is_replaced_only_if_asked_for(peer: Peer, tmp_path:
     assert peer(*export, "--force").code == 0
     assert [path.name for path in out.glob("*.safetensors")] == ["model.safetensors"]
     assert (out / "notes.txt").read_text() == "mine" and not (out / "chat_template.jinja").exists()
+    card = out / "README.md"
+    assert "| 4 of 12 |" in card.read_text() and not (card.stat().st_mode & 0o111)
+    card.write_text("written before")
     assert peer(*export).code == 0, "an export of the same run is brought up to date"
+    assert card.read_text() == "written before", "a card that a person has written stays"
+    assert "add --push ORG/NAME" in said(peer(*export, "--public"), 2)
+    assert "write ORG/NAME" in said(peer(*export, "--push", "name"), 2)
+
+
+def test_the_card_takes_what_a_home_has_noted_and_no_more(tmp_path: Path) -> None:
+    events = tmp_path / "events.jsonl"
+    log = EventLog(events)
+    log.emit("corpus_read", files=-1, account="out of bounds")
+    log.emit("val_evaluated", round=4, loss=0.75)
+    log.emit("val_evaluated", round=5, loss=0.5)
+    log.close()
+    assert _noted(events, 4) == (0.75, None) and _noted(tmp_path / "none", 4) == (None, None)
 
 
 @pytest.mark.parametrize(

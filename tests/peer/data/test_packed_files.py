@@ -6,6 +6,7 @@ import gzip
 import importlib
 import io
 import json
+import os
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from peer.data.corpus import has_packed_text, load_corpus, token_cache_bytes
 from peer.data.packed_files import PARQUET, RATIO
 from peer.data.text_files import Texts, TextSource, read_texts
 from peer.data.tokenizer import ByteTokenizer
+from peer.data.zstd_frames import is_whole
 from peer.errors import ConfigError
 
 DOCUMENTS = [f"text {number}: caf\u00e9\n" + "word " * (number % 9) for number in range(300)]
@@ -101,6 +103,25 @@ def test_what_is_damaged_or_has_no_text_is_counted_by_kind(tmp_path: Path) -> No
             ".gz": 2,
         }
     )
+
+
+def test_a_zstandard_file_that_ends_within_a_frame_is_damaged(tmp_path: Path) -> None:
+    """Wherever it was cut, except between two frames: what is there is then a whole file."""
+    zstandard = importlib.import_module("zstandard")
+    first = zstandard.ZstdCompressor(write_checksum=True).compress(b"first line\n" * 9)
+    streamed = zstandard.ZstdCompressor(level=1).compressobj()  # no size in the header, and a block for each flush
+    second = b"".join(
+        [streamed.compress(os.urandom(999)), streamed.flush(1), streamed.compress(b"a" * 5000), streamed.flush()]
+    )
+    skippable = b"\x5a\x2a\x4d\x18\x03\x00\x00\x00any"
+    whole = first + skippable + second
+    whole_at = {len(first), len(first + skippable), len(whole)}
+    assert {size for size in range(1, len(whole) + 1) if is_whole(io.BytesIO(whole[:size]))} == whole_at
+    (tmp_path / "a.txt.zst").write_bytes((first * 2)[:-1])
+    (tmp_path / "b.txt.zst").write_bytes(zstd(LINES)[:-1])
+    (tmp_path / "c.txt.zst").write_bytes(first + skippable)
+    texts = read(tmp_path)
+    assert [file.key for file in texts.files] == [b"c.txt.zst"] and texts.skipped == Counter({"damaged .zst": 2})
 
 
 @pytest.mark.parametrize(("name", "package"), [("a.parquet", "pyarrow"), ("a.txt.zst", "zstandard")])

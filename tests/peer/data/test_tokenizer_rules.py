@@ -23,6 +23,11 @@ LLAMA_3 = (
 )
 QWEN = LLAMA_3.replace("{1,3}", "")
 GPT_2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+DEEPSEEK_CODER = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
+NANOCHAT = (
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,2}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
+)
+LONG = 40_000
 BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
 DOUBLING = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
 
@@ -74,17 +79,26 @@ def test_the_tokenizers_of_known_models_are_read(sound: dict[str, Any], regex: s
 def test_every_known_regex_is_one_and_takes_no_time(sound: dict[str, Any], regex: str) -> None:
     file = {**sound, "pre_tokenizer": chain("pretokenizers", split(regex), BYTE_LEVEL)}
     tokenizer = read_tokenizer(json.dumps(file).encode())
-    for text in (
-        "a" * 10_000 + "!",
-        " " * 10_000 + "x",
-        "1" * 10_000 + "\n",
-        "\r\n" * 5_000,
-        "'" * 10_000,
-        "é!" * 5_000,
-    ):
+    text = "I'm 12345 \N{SNOWMAN}\r\n\n  一가x "
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    alone = pre_tokenizers.Split(Regex(regex), "isolated")
+    for text in ("a" * LONG + "!", " " * LONG + "x", "1" * LONG + "\n", "\r\n" * (LONG // 2) + "x", "'" * LONG):
         began = time.process_time()
-        assert tokenizer.decode(tokenizer.encode(text)) == text
+        alone.pre_tokenize_str(text)
         assert time.process_time() - began < AT_ONCE_S
+
+
+def test_the_pipelines_of_known_models_are_read(sound: dict[str, Any]) -> None:
+    digits = {"type": "Digits", "individual_digits": True}
+    words = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
+    own = {**BYTE_LEVEL, "use_regex": True}
+    for parts in (
+        [split(r"[\r\n]"), split(r"\s?\p{L}+"), split(r"\s?\p{P}+"), split(DEEPSEEK_CODER), digits, BYTE_LEVEL],
+        [digits, own],  # SmolLM
+        [words, BYTE_LEVEL],  # Gemma
+        [split(NANOCHAT), BYTE_LEVEL],
+    ):
+        read_tokenizer(json.dumps({**sound, "pre_tokenizer": chain("pretokenizers", *parts)}).encode())
 
 
 def test_sentencepiece_tokenizers_are_read(sound: dict[str, Any]) -> None:
@@ -103,6 +117,7 @@ def test_sentencepiece_tokenizers_are_read(sound: dict[str, Any]) -> None:
     ("changes", "words"),
     [
         ({"pre_tokenizer": split(EVIL)}, "unknown regular expression"),
+        ({"pre_tokenizer": split(r"\s+$")}, "unknown regular expression"),  # DeepSeek LLM's: quadratic
         ({"pre_tokenizer": chain("pretokenizers", BYTE_LEVEL, chain("pretokenizers", split(EVIL)))}, "unknown regular"),
         ({"normalizer": {"type": "Replace", "pattern": {"Regex": EVIL}, "content": ""}}, "unknown regular expression"),
         ({"decoder": {"type": "Replace", "pattern": {"Regex": EVIL}, "content": ""}}, "unknown regular expression"),

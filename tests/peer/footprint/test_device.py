@@ -86,7 +86,7 @@ def test_the_state_of_every_optimizer_is_counted_to_the_byte(optimizer: str) -> 
         {},
         {"kv_heads": 4},
         {"qk_norm": True},
-        {"attention_bias": True},
+        {"attention_bias": True, "output_bias": True},
         {"head_dim": 32},
         {"tie_embeddings": False},
         {"layers": 4, "shared_blocks": 2},

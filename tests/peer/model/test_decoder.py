@@ -24,7 +24,7 @@ UNTIED = msgspec.structs.replace(TINY, tie_embeddings=False)
 def configs(draw: st.DrawFn) -> ModelConfig:
     kv_heads, group = draw(st.integers(1, 3)), draw(st.integers(1, 3))
     head_dim = 2 * draw(st.integers(1, 4))
-    qk_norm = draw(st.booleans())
+    qk_norm, output_bias = draw(st.booleans()), draw(st.booleans())
     return ModelConfig(
         vocab_size=draw(st.integers(2, 20)),
         hidden_size=draw(st.integers(1, 12)),
@@ -35,7 +35,8 @@ def configs(draw: st.DrawFn) -> ModelConfig:
         intermediate_size=draw(st.integers(1, 12)),
         max_seq_len=8,
         qk_norm=qk_norm,
-        attention_bias=not qk_norm and draw(st.booleans()),
+        attention_bias=output_bias or (not qk_norm and draw(st.booleans())),
+        output_bias=output_bias,
         tie_embeddings=draw(st.booleans()),
     )
 
@@ -128,9 +129,15 @@ def test_digest_distinguishes_layouts() -> None:
         ({"head_dim": 3}, "even"),
         ({"layers": 0}, "layers is 0"),
         ({"qk_norm": True, "attention_bias": True}, "exclude"),
+        ({"output_bias": True}, "set attention_bias, too"),
+        ({"rope_scaling": {"factor": 2.0}}, "low_freq_factor is missing"),
+        ({"rope_scaling": {"factor": 2.0, "kind": "yarn"}}, "original_max_seq_len is missing"),
+        ({"rope_scaling": {"factor": 2.0, "kind": "linear", "original_max_seq_len": 8}}, "no setting of the kind"),
+        ({"rope_scaling": {"factor": 2.0, "kind": "linear", "beta_fast": 8.0}}, "no setting of the kind"),
+        ({"rope_scaling": {"factor": 2.0, "kind": "dynamic", "original_max_seq_len": 31}}, "length of each text"),
     ],
 )
-def test_invalid_shapes_are_refused(changes: dict[str, int], words: str) -> None:
+def test_invalid_shapes_are_refused(changes: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         msgspec.convert({**msgspec.structs.asdict(TINY), **changes}, ModelConfig)
 

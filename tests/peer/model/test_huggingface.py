@@ -15,8 +15,9 @@ from safetensors.torch import load_file, save_file
 from peer.config import ModelConfig, RopeScaling
 from peer.data.tokenizer import ByteTokenizer, load_tokenizer
 from peer.errors import CheckpointError, ConfigError, ResourceError
-from peer.model.decoder import Decoder, init_flat, rotary_frequencies
+from peer.model.decoder import Decoder, init_flat
 from peer.model.huggingface import export_pretrained, flatten, load_pretrained
+from peer.model.rotary import rotary_frequencies
 
 TOLERANCE = 1e-4
 SMALL = {
@@ -36,6 +37,16 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
 }
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
+ROPES = [
+    LLAMA3,
+    {"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0},
+    {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0},
+    YARN,
+    {**YARN, "beta_fast": 4.0, "beta_slow": 0.5, "attention_factor": 1.3, "truncate": False},
+    {**YARN, "factor": 40.0, "mscale": 1.5, "mscale_all_dim": 0.7},
+    {"rope_type": "yarn", "rope_theta": 50000.0, "factor": 2.0},
+]
 
 
 @pytest.fixture(scope="session")
@@ -57,10 +68,13 @@ def _ours(folder: Path) -> Decoder:
     [
         ("Llama", {}),
         ("Llama", {"tie_word_embeddings": True, "head_dim": 16}),
-        ("Llama", {"rope_parameters": LLAMA3}),
+        *(("Llama", {"rope_parameters": rope}) for rope in ROPES),
+        ("Llama", {"attention_bias": True}),
+        ("Mistral", {"attention_bias": True}),
         ("Mistral", {"sliding_window": 50}),
         ("Qwen2", {}),
         ("Qwen3", {"head_dim": 20}),
+        ("Qwen3", {"attention_bias": True}),
     ],
 )
 def test_a_random_checkpoint_of_transformers_computes_the_same_here(
@@ -79,7 +93,7 @@ def test_a_random_checkpoint_of_transformers_computes_the_same_here(
     with torch.no_grad():
         difference = (ours(tokens) - theirs(tokens).logits).abs().max()
     assert difference < TOLERANCE
-    assert ours.config.max_seq_len == (50 if family == "Mistral" else 64)
+    assert ours.config.max_seq_len == (50 if "sliding_window" in extra else 64)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +103,14 @@ def test_a_random_checkpoint_of_transformers_computes_the_same_here(
         {"tie_embeddings": False, "norm_eps": 1e-3, "rope_theta": 5000.0},
         {"qk_norm": True, "head_dim": 16},
         {"attention_bias": True},
+        {"attention_bias": True, "output_bias": True},
+        {"attention_bias": True, "output_bias": True, "qk_norm": True},
         {"rope_scaling": RopeScaling(factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_seq_len=16)},
+        {"rope_scaling": RopeScaling(kind="linear", factor=3.0)},
+        {"rope_scaling": RopeScaling(kind="dynamic", factor=2.0, original_max_seq_len=80)},
+        {"rope_scaling": RopeScaling(kind="yarn", factor=4.0, original_max_seq_len=16)},
+        {"rope_scaling": RopeScaling(kind="yarn", factor=4.0, original_max_seq_len=16, beta_fast=9.0, truncate=False)},
+        {"rope_scaling": RopeScaling(kind="yarn", factor=4.0, original_max_seq_len=16, attention_factor=0.8)},
     ],
     ids=lambda extra: "-".join(extra) or "plain",
 )
@@ -185,7 +206,14 @@ def _edit(folder: Path, **changes: Any) -> None:
     [
         ({"model_type": "gpt2"}, ConfigError, "model_type"),
         ({"mlp_bias": True}, ConfigError, "mlp_bias"),
-        ({"rope_parameters": {"rope_type": "yarn"}}, ConfigError, "yarn"),
+        ({"rope_parameters": {"rope_type": "longrope"}}, ConfigError, "longrope.*llama3, linear, dynamic, yarn"),
+        ({"rope_parameters": {"rope_type": "linear"}}, ConfigError, "lacks the factor of linear"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 0.5}}, ConfigError, "factor is 0.5"),
+        ({"rope_parameters": {"rope_type": "yarn", "original_max_position_embeddings": 0}}, ConfigError, "at least 1"),
+        ({"rope_parameters": {**YARN, "rope_theta": 1.0}}, ConfigError, "rope_theta is 1.0"),
+        ({"rope_parameters": {**YARN, "mscale": -25.0, "mscale_all_dim": -7.2}}, ConfigError, "mscale is -25"),
+        ({"rope_parameters": {**YARN, "attention_factor": 1e9}}, ConfigError, "attention_factor is"),
+        ({"rope_parameters": {**YARN, "beta_fast": 0.5}}, ConfigError, "beta_fast is 0.5"),
         ({"hidden_size": 15}, ConfigError, "divide"),
         ({"hidden_size": 32}, CheckpointError, "shape"),
         ({"num_hidden_layers": 2}, CheckpointError, "lacks"),

@@ -37,7 +37,7 @@ MODELS: Final = {
     "llama": replace(_UNTIED, hidden_size=5, head_dim=4, vocab_size=34, intermediate_size=26),
     "qwen2": replace(_UNTIED, attention_bias=True),
     "qwen3": replace(_TIED, qk_norm=True, head_dim=6),
-    "shared": replace(_TIED, shared_blocks=2),
+    "shared": replace(_TIED, shared_blocks=2, attention_bias=True, output_bias=True),
 }
 LAYOUTS: Final = {
     "ddp": Layout(replicate=2),

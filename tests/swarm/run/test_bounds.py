@@ -35,6 +35,7 @@ from tests.swarm.run.test_served_model import served_model
 
 AUTHORITY = Identity.generate()
 SCALING = RopeScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_seq_len=32)
+YARN = RopeScaling(kind="yarn", factor=8.0, original_max_seq_len=32, attention_factor=1.0)
 MODEL = ModelConfig(
     hidden_size=32,
     layers=1,
@@ -59,6 +60,7 @@ SECTIONS: list[msgspec.Struct] = [
     RunRules(name="x"),
     MODEL,
     SCALING,
+    YARN,
     DataConfig(seq_len=64),
     InnerConfig(lr=1e-3, batch_size=4, total_steps=100),
     CodecConfig(),

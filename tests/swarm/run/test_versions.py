@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from blake3 import blake3
 
-from peer.config import DataConfig
+from peer.config import DataConfig, RopeScaling
 from peer.errors import NotAdmitted, ProtocolViolation, RemoteError
 from peer.identity import Identity, Signed, sign_body
 from swarm.protocol.head import Head
@@ -25,6 +25,7 @@ from swarm.run.manifest import (
     PROTOCOL_VERSION,
     AnyManifest,
     features_of,
+    model_features,
     open_any_manifest,
     open_manifest,
 )
@@ -208,3 +209,9 @@ def test_rules_that_older_software_would_break_are_required() -> None:
     with pytest.raises(ValueError, match="requires lacks"):
         make_manifest(AUTHORITY.peer_id, data=ended)
     assert features_of(RunRules(name="test"), ended) == ("end_of_text",)
+    plain = make_manifest(AUTHORITY.peer_id).model
+    stretched = msgspec.structs.replace(plain, rope_scaling=RopeScaling(kind="linear", factor=2.0))
+    assert (model_features(plain), model_features(stretched)) == ((), ("rope_kind",))
+    assert model_features(msgspec.structs.replace(plain, attention_bias=True, output_bias=True)) == ("output_bias",)
+    with pytest.raises(ValueError, match="requires lacks"):
+        make_manifest(AUTHORITY.peer_id, model=stretched)

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from cli.commands.export import Target
+from cli.commands.export import Target, facts_of
 from peer.errors import BarnraiseError
 from peer.ipc.sampling_options import Sampling
 from swarm.client.download import download_head
@@ -49,7 +49,7 @@ async def export_each(invite: Invite, trainer: PeerProcess, folder: Path, export
             found = await download_head(invite, folder / "state.part")
         except BarnraiseError:  # the group has gone on meanwhile
             continue
-        Target(out, None, True).write(found.manifest, found.tokenizer, found.theta)
+        Target(out, None, True).write(found.manifest, found.tokenizer, found.theta, facts_of(found))
         exports.setdefault(found.heads[0].round, out)
 
 

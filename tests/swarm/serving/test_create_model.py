@@ -22,7 +22,7 @@ from swarm.serving.peer import ServeConfig, _create_or_reopen
 from tests.swarm.gateway.served_model import write_checkpoint
 
 QUANTIZED: Final = ("gptq", "awq", "bitsandbytes", "fp8", "compressed-tensors")
-ROPES: Final = ("yarn", "dynamic", "longrope", "linear", "su")
+ROPES: Final = ("longrope", "su", "proportional")
 FAMILIES: Final = ("gpt2", "mixtral", "gemma3", "phi3", "qwen3_moe", "deepseek_v3")
 CONFIG: Final[dict[str, Any]] = {
     "model_type": "llama",
@@ -87,7 +87,7 @@ def test_a_type_is_for_a_model_that_is_founded(tmp_path: Path) -> None:
             ({"rope_parameters": {"rope_type": name, "factor": 4.0}}, f"asks for '{name}' rotary scaling")
             for name in ROPES
         ),
-        ({"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}}, "asks for 'linear'"),
+        ({"rope_parameters": None, "rope_scaling": {"type": "su", "factor": 2.0}}, "asks for 'su'"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor to 0.5"),
         *(({"model_type": name}, f"model_type is '{name}'") for name in FAMILIES),
     ],

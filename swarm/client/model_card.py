@@ -1,0 +1,120 @@
+"""The model card of an export: README.md with the front matter that the Hugging Face Hub reads.
+
+Names and numbers in it were said by others: text is bounded and stands in code or with its marks escaped, so that it is
+neither Markdown nor YAML.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Final
+
+from peer.corpus_facts import CorpusFacts
+from peer.footprint.parameters import parameter_count
+from peer.plain_text import plain
+from swarm.run.manifest import Manifest
+
+CARD: Final = "README.md"
+WRITTEN_MARK: Final = "<!-- written by peer export: remove this line to keep your own text -->"
+_COMMON: Final = "State and tokens are those of the last commit, which the run's members have signed."
+_OWN: Final = "State and tokens are those of one peer: in a run of this method each has weights of its own."
+_MARKS: Final = re.compile(r"([!-/:-@\[-`{-~])")  # all of ASCII's signs
+
+
+@dataclass(frozen=True)
+class TrainedFacts:
+    """What an export knows of its training, beside the manifest."""
+
+    rounds: tuple[int, ...]
+    """Of each stage."""
+    states: tuple[str, ...]
+    """The hash of each stage's state, in hex."""
+    tokens: int = 0
+    """Of all peers together, as the heads say; 0 where none does."""
+    losses: tuple[float, ...] = ()
+    """Held-out losses, in nats a byte, as single peers have told them last."""
+    corpora: tuple[CorpusFacts, ...] = ()
+    """What the exported homes have read."""
+
+
+def model_card(manifest: Manifest, facts: TrainedFacts, source: str = ".") -> str:
+    """Return the text of README.md. `source`: the folder or the Hub's id from which the model is loaded."""
+    return "\n".join([*_front_matter(manifest), "", WRITTEN_MARK, "", *_body(manifest, facts, source), ""])
+
+
+def _front_matter(manifest: Manifest) -> list[str]:
+    said = {"license": manifest.run.license, "base_model": manifest.base_model}
+    return [
+        "---",
+        *(f"{name}: {json.dumps(value)}" for name, value in said.items() if value),  # a JSON string is one of YAML
+        "library_name: transformers",
+        "pipeline_tag: text-generation",
+        "tags:",
+        "- barnraise",
+        f"- {manifest.outer.__struct_config__.tag}",
+        "---",
+    ]
+
+
+def _body(manifest: Manifest, facts: TrainedFacts, source: str) -> list[str]:
+    return [
+        f"# {_escaped(manifest.run.name)}",
+        "",
+        "A decoder of the Llama family, trained by volunteers' machines with Barnraise.",
+        "",
+        "| | |",
+        "|---|---|",
+        *(f"| {name} | {value} |" for name, value in _rows(manifest, facts)),
+        "",
+        _COMMON if manifest.outer.has_common_state else _OWN,
+        "Each peer reads text of its own, and measures the held-out loss on some of it: no other peer has checked what",
+        "it says of either.",
+        "",
+        "```python",
+        "from transformers import AutoModelForCausalLM, AutoTokenizer",
+        "",
+        f"model = AutoModelForCausalLM.from_pretrained({json.dumps(source)})",
+        f"tokenizer = AutoTokenizer.from_pretrained({json.dumps(source)})",
+        "```",
+    ]
+
+
+def _rows(manifest: Manifest, facts: TrainedFacts) -> list[tuple[str, str]]:
+    model, last = manifest.model, manifest.run.rounds
+    rounds = ", ".join(map(str, facts.rounds)) + (f" of {last}" if last else "")
+    rows = [
+        ("Parameters", f"{parameter_count(model):,}"),
+        ("Context", f"{model.max_seq_len:,} tokens"),
+        ("Run", f"`{manifest.run_id}`"),
+        ("Coordinator", f"`{manifest.authority}`"),
+        ("Method", str(manifest.outer.__struct_config__.tag)),
+        ("Rounds", rounds),
+        ("State", ", ".join(f"`{state}`" for state in facts.states)),
+    ]
+    if manifest.base_model:
+        rows.append(("Trained from", f"`{manifest.base_model}`"))
+    if facts.tokens:
+        rows.append(("Tokens trained", f"{facts.tokens:,}"))
+    if facts.losses:
+        peers = "1 peer" if len(facts.losses) == 1 else f"the median of {len(facts.losses)} peers"
+        rows.append(("Held-out loss", f"{median(facts.losses):.4f} nats a byte, as {peers} told it"))
+    rows.append(("Text", _text(manifest, facts.corpora)))
+    return rows
+
+
+def _text(manifest: Manifest, corpora: Sequence[CorpusFacts]) -> str:
+    own = "the Python standard library of each machine" if manifest.data.source == "stdlib" else "a folder of each peer"
+    read = [
+        f"{corpus.train_bytes:,} bytes ({corpus.train_tokens:,} tokens) in {corpus.files:,} files, read by one of them"
+        for corpus in corpora
+    ]
+    return "; ".join([own, *read])
+
+
+def _escaped(text: str) -> str:
+    """Return a name as Markdown that shows just its letters."""
+    return _MARKS.sub(r"\\\1", plain(text))
