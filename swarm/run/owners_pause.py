@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Annotated, Final, Protocol
 
 import msgspec
 import trio
@@ -23,12 +23,13 @@ CONDITION_S: Final = 2.0  # between two looks at conditions, which takes some mi
 PAUSED: Final = "paused by its owner"
 """The phase of such a peer, as others read it. Why is no matter of theirs."""
 _BYTES_MAX: Final = 4096
+_LAST: Final = 253402300800.0  # the year 10000
 
 
 class PauseRequest(msgspec.Struct, frozen=True):
     """What the file says."""
 
-    until: float | None = None
+    until: Annotated[float, msgspec.Meta(ge=0, le=_LAST)] | None = None
     """When the pause ends by itself, in seconds since the Unix epoch."""
 
 
