@@ -17,6 +17,7 @@ from cli.terminal.lines import say_json
 from peer.config import DataConfig, InnerConfig, ModelConfig
 from peer.errors import ConfigError
 from peer.footprint.cards import CARDS
+from peer.footprint.layout import Layout
 from peer.free_memory import memory_bytes
 from swarm.run.invite import PREFIX
 
@@ -82,9 +83,10 @@ def plan(
     needed. The exit code is 0 also where the run does not fit.
     """
     from cli.views.plan import show_plan
-    from swarm.placement.machine_plan import plan_for
+    from swarm.placement.machine_plan import check_layout, plan_for
 
     shape, compute_s_max = _read(invite or "run.toml")
+    check_layout(shape, Layout.parse(layout, cards, fits=lambda layout: True))  # before this machine is measured
     machine = replace(_machine(shape, card, device_memory, host_memory, flops, link), devices=cards, layout=layout)
     found = plan_for(shape, machine, peers, tokens, compute_s_max)
     if as_json:

@@ -63,9 +63,12 @@ def banned_in(path: Path, manifest: Manifest) -> frozenset[str]:
 
 
 async def spread_bans(gate: Gate, view: Callable[[], Mapping[str, MemberRecord]], own: str, events: EventLog) -> None:
-    """Send the gate's list to every member in `view()`, once a session, until cancelled."""
+    """Send the gate's list, and every later one, to every member in `view()`, once a session, until cancelled."""
     informed: set[tuple[str, str]] = set()
+    sent = gate.bans
     while True:
+        if gate.bans != sent:
+            informed, sent = set(), gate.bans
         for peer, record in list(view().items()):
             session = (peer, record.session)
             if peer == own or session in informed or (gate.bans is not None and peer in gate.bans.peers):

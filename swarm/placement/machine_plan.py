@@ -135,6 +135,13 @@ def plan_for(
     )
 
 
+def check_layout(shape: RunShape, layout: Layout) -> None:
+    """Raise ConfigError for a layout that the run's model does not allow."""
+    if len(shape.cuts) > 1:
+        layout.check_stage()
+    layout.check(shape.model, shape.inner.optimizer, shape.data.seq_len)
+
+
 def _layout(shape: RunShape, machine: Machine, peers: int) -> Layout:
     """Return how the devices of `machine` share the model. Raises ConfigError for what does not suit it."""
 
@@ -143,9 +150,7 @@ def _layout(shape: RunShape, machine: Machine, peers: int) -> Layout:
         return all(_fits_device(machine, shape.footprint(work)) for work in works)
 
     layout = Layout.parse(machine.layout, machine.devices, fits)
-    if len(shape.cuts) > 1:
-        layout.check_stage()
-    layout.check(shape.model, shape.inner.optimizer, shape.data.seq_len)
+    check_layout(shape, layout)
     return layout
 
 

@@ -10,6 +10,7 @@ import trio
 from peer.errors import CheckpointError, ConfigError, RemoteError
 from peer.events import EventLog
 from peer.identity import Identity
+from swarm.membership import bans
 from swarm.membership.bans import extend_bans, spread_bans
 from swarm.membership.member_record import MemberRecord
 from swarm.run.ban_list import open_bans
@@ -51,8 +52,12 @@ def test_bad_bans_are_refused(tmp_path: Path) -> None:
         extend_bans(path, AUTHORITY, manifest, [])
 
 
-async def test_every_member_learns_the_bans_and_refuses_the_banned(tmp_path: Path) -> None:
-    manifest = manifest_of(open_run=True)
+async def test_every_member_learns_the_bans_and_refuses_the_banned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those of a list that was extended after a member had been told of it, as a withdrawal does."""
+    monkeypatch.setattr(bans, "SPREAD_EVERY_S", 0.05)
+    manifest, later = manifest_of(open_run=True), Identity.generate().peer_id
     async with hosts(3, first=AUTHORITY) as (coordinator, member, banned):
         gate, at_member = Gate(coordinator.rpc, manifest, AUTHORITY), gate_of(member, manifest)
         gate_of(banned, manifest)
@@ -65,6 +70,11 @@ async def test_every_member_learns_the_bans_and_refuses_the_banned(tmp_path: Pat
             nursery.start_soon(spread_bans, gate, lambda: view, AUTHORITY.peer_id, EventLog())
             with trio.fail_after(60):
                 while at_member.bans is None:
+                    await trio.sleep(0.01)
+                longer = extend_bans(Home(tmp_path).bans, AUTHORITY, manifest, [later])
+                assert longer is not None
+                gate.learn_bans(longer)
+                while later not in at_member.bans.peers:
                     await trio.sleep(0.01)
             nursery.cancel_scope.cancel()
         with pytest.raises(RemoteError, match="banned"):
