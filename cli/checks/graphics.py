@@ -17,7 +17,7 @@ _DRIVERS: Final = {"NVIDIA": "dev/nvidiactl", "AMD": "dev/kfd"}
 _INDEX: Final = "make setup PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl"
 _BUILDS: Final = {
     "NVIDIA": f"install one with CUDA, such as `{_INDEX}/cu130`",
-    "AMD": f"install one with ROCm, such as `{_INDEX}/rocm7.1` (barnraise has not been tried with it)",
+    "AMD": f"install one with ROCm, by `{_INDEX}/ROCM_VERSION` (barnraise has not been tried with it)",
 }
 
 

@@ -212,11 +212,16 @@ def _tokenize(text: bytes, tokenizer: Tokenizer, cache: Path | None) -> Ids:
     path = cache / f"tokens-{name}.npy"
     with suppress(OSError, ValueError):  # missing, or damaged by a crash: written again
         return map_ids(path, tokenizer.vocab_size)
+    write_ids(path, tokenizer.encode_file(text))
+    return map_ids(path, tokenizer.vocab_size)
+
+
+def write_ids(path: Path, ids: Ids) -> None:
+    """Write a file for `map_ids`: whole, or not at all. Raises OSError."""
     partial = path.with_suffix(".part")
     with partial.open("wb") as file:
-        np.save(file, tokenizer.encode_file(text).astype(np.int32, copy=False), allow_pickle=False)
+        np.save(file, ids.astype(np.int32, copy=False), allow_pickle=False)
     os.replace(partial, path)
-    return map_ids(path, tokenizer.vocab_size)
 
 
 def map_ids(path: Path, vocab_size: int) -> Ids:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from peer.data.corpus import Corpus, load_corpus
+from peer.data.corpus import Corpus, load_corpus, write_ids
 from peer.data.tokenizer import Ids, load_tokenizer
 from peer.errors import ConfigError
 from peer.ipc.corpus_messages import LoadCorpus
@@ -60,6 +60,6 @@ def _file(ids: Ids, folder: str) -> str:
     """Return the name of the file that holds the ids; those of bytes are in none yet."""
     if not isinstance(ids, np.memmap):
         name = f"tokens-{hashlib.blake2b(ids.tobytes(), digest_size=16).hexdigest()}.npy"
-        np.save(Path(folder, name), ids.astype(np.int32), allow_pickle=False)
+        write_ids(Path(folder, name), ids)
         return name
     return Path(str(ids.filename)).name

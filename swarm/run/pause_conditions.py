@@ -138,15 +138,16 @@ class PauseWatch:
 
 
 class MachineReadings:
-    """Reads this machine's state, without rights of an administrator. `root`: where its files are."""
+    """Reads this machine's state, without rights of an administrator. `root`: where its files are; `clock`: the Unix
+    time."""
 
-    def __init__(self, root: Path = Path("/")) -> None:
-        self._root = root
+    def __init__(self, root: Path = Path("/"), clock: Callable[[], float] = time.time) -> None:
+        self._root, self._clock = root, clock
         self._interrupts = ""  # of the keyboard's controller, as last read
         self._pressed_at: float | None = None
 
     def read(self) -> Readings:
-        moment = datetime.now()
+        moment = datetime.fromtimestamp(self._clock())
         return Readings(
             programs=frozenset(self._programs()),
             idle_s=self._idle_s(),
@@ -160,7 +161,7 @@ class MachineReadings:
     def _idle_s(self) -> float | None:
         """By the terminals, which the kernel marks when a process reads what was typed, and by the interrupts of a
         keyboard that is not on USB. What is typed is not read."""
-        now, used = time.time(), list[float]()
+        now, used = self._clock(), list[float]()
         for pattern in ("dev/pts/[0-9]*", "dev/tty[0-9]*"):
             for device in self._root.glob(pattern):
                 with suppress(OSError):

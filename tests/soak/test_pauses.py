@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from swarm.membership.membership import REFRESH_S, TTL_S
 from swarm.run.owners_pause import PauseRequest, write_request
 from tests.support.peer_process import PeerProcess
 from tests.swarm.support.pipeline_run import open_pipeline
@@ -93,7 +94,7 @@ async def test_a_peer_of_a_gossip_run_rests_and_catches_up(tmp_path: Path) -> No
         pid = int(paused.all("worker_ready")[-1].fields["pid"])
         pause(paused)
         assert await gone(pid, 10.0) < 2.5
-        await trio.sleep(10.0)  # its record goes round
+        await trio.sleep(TTL_S + REFRESH_S)  # what it said of itself before is believed by no peer any more
         rounds = len(paused.all("gossip_met"))
         for peer in working:
             await peer.wait_for("gossip_met", since=peer.mark())

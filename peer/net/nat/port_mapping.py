@@ -1,8 +1,9 @@
 """A port of this machine, opened on its router by UPnP for as long as the host runs.
 
-The library blocks, so it works in threads, each with a limit of time; the host starts without waiting. The router
-forgets the port after a lease that is renewed, and is told to at the end. A router that is itself behind NAT, or whose
-port another machine has, opens nothing that others could dial.
+The library blocks, so it works in threads, each with a limit of time; the host starts without waiting. All that it
+raises is `Exception` itself, so nothing narrower can be caught. The router forgets the port after a lease that is
+renewed, and is told to at the end. A router that is itself behind NAT, or whose port another machine has, opens nothing
+that others could dial.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def _open(router: Any, port: int) -> str:
     try:
         router.selectigd()
         outside = str(router.externalipaddress())
-    except Exception as error:
+    except Exception as error:  # the library's, see above
         raise NetworkError("no router here opens ports by UPnP: turn it on there, or forward the port") from error
     if not _is_public(outside):
         raise NetworkError(f"the router's own address {outside[:64]} is behind NAT: ask the provider for a public one")
@@ -86,7 +87,7 @@ def _forward(router: Any, port: int) -> str:
         try:
             if router.addportmapping(port, "TCP", router.lanaddr, port, _NAME, "", lease_s):
                 return ""
-        except Exception as error:  # noqa: BLE001 - as above
+        except Exception as error:  # noqa: BLE001 - the library's, see above
             refusal = error
     raise NetworkError(f"the router does not open port {port} ({str(refusal)[:64]}): choose another with --listen")
 

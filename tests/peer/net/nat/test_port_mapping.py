@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import threading
 from typing import Any
 
 import miniupnpc
@@ -71,15 +71,18 @@ async def test_a_router_that_opens_nothing_is_told(router: UpnpRouter | None, re
 
 
 async def test_a_router_that_hangs_holds_up_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = threading.Event()
+
     class Hanging:
         lanaddr = ""
 
         def discover(self) -> None:
-            time.sleep(0.5)
+            answers.wait(60)
 
     monkeypatch.setattr(port_mapping, "LIMIT_S", 0.05)
     told = Told()
     await keep_mapped(4001, events_into(told), pytest.fail, Hanging())
+    answers.set()  # else its thread outlives the test
     assert "did not answer within" in told[0][1]["reason"]
 
 
