@@ -253,12 +253,12 @@ class Coordinator:
 
     def _goes_on(self, answers: Answers) -> bool:
         """Return whether a new term would only cost the group its learners. As a required voter this node has seen a
-        commit lately; else a quorum answers, which needs no other to go on."""
+        commit lately; else a quorum answers, which needs no other to go on, and has not stood still for long."""
         if self._context.mute:
             return False
         if self._context.config.mode == "required":
             return not self._person.without and self.watch.goes_on
-        return answers.goes_on()
+        return answers.goes_on() and not self.watch.stands
 
     def _may_undo(self, inquiry: Inquiry, base: Head) -> bool:
         """Return whether certified heads may be taken back whose state no peer has brought: after a long time, or by

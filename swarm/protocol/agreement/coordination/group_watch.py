@@ -112,13 +112,22 @@ class GroupWatch:
         alive = self._heard_within(self.patient_s) | {self._context.me}
         if not self._context.electorate.enough(self._chain.head, alive):
             return "too few members answer"
-        if self._context.config.mode == "witness":
-            return "" if self._is_held(alive) else "no peer that answers has the state of the last head"
+        acts = self._context.config.mode == "required"
+        if not acts and not self._is_held(alive):
+            return "no peer that answers has the state of the last head"
         stalled_s = max(self._context.config.stalled_s, 10.0 * self._round_s) * self._doubled
         came_back = stood_s > self.patient_s * self._doubled and self._leaves_out(alive, barred)
-        if stood_s > stalled_s or came_back:
+        if stood_s > stalled_s or (acts and came_back):
             return "nothing was committed for long"
         return ""
+
+    @property
+    def stands(self) -> bool:
+        """Whether this process has seen no commit for ten rounds, and for as long as voters may be silent; where it
+        knows of no round, for as long as a group may stand still."""
+        config = self._context.config
+        usual_s = max(config.lost_s, 10.0 * self._round_s) if self._round_s else config.stalled_s
+        return self._context.now - max(self._began_at, self._committed_at) > usual_s
 
     def _leaves_out(self, heard: set[Member], barred: Collection[str]) -> bool:
         """Return whether members answer that this term began without, though they stand at its first head: before
