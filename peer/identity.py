@@ -24,9 +24,8 @@ from peer.errors import IdentityError, ProtocolViolation
 _SEED_BYTES = 32
 _SIGNATURE_BYTES = 64
 _PEER_ID_CHARS = 52  # in base58, the same for all Ed25519 keys
-_PEER_ID_PREFIX = b"\x00\x24\x08\x01\x12\x20"  # the key itself as a multihash, in its one encoding
 _DOMAIN = b"barnraise/1/"
-_ID_PREFIX = bytes.fromhex("002408011220")  # identity multihash of an Ed25519 key in libp2p's protobuf
+MULTIHASH_PREFIX = bytes.fromhex("002408011220")  # before an Ed25519 key in libp2p's protobuf, in its one encoding
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
@@ -122,7 +121,7 @@ def _public_key(peer_id: str) -> PublicKey | None:
 def _decoded_key(peer_id: str) -> PublicKey | None:
     try:
         multihash = ID.from_base58(peer_id).to_bytes()
-        return Ed25519PublicKey.from_bytes(multihash[6:]) if multihash[:6] == _PEER_ID_PREFIX else None
+        return Ed25519PublicKey.from_bytes(multihash[6:]) if multihash[:6] == MULTIHASH_PREFIX else None
     except ValueError:
         return None
 
@@ -137,7 +136,7 @@ def public_key_of(peer_id: str) -> bytes:
 
 def peer_id_of(public_key: bytes) -> str:
     """Return the peer id of a public key of 32 bytes."""
-    return str(ID(_ID_PREFIX + public_key))
+    return str(ID(MULTIHASH_PREFIX + public_key))
 
 
 def is_peer_id(text: str) -> bool:

@@ -145,8 +145,24 @@ def _show(seen: SwarmStatus) -> None:
         names = {peer.peer: peer.name for peer in seen.peers}
         silent = ", ".join(f"{plain(names.get(peer, 'the coordinator'))} {peer[-6:]}" for peer in seen.silent)
         console.print(Text(f"no answer from {silent}", style="yellow"))
+    for text in _judged_texts(seen):
+        console.print(Text(text, style="yellow"))
     for share in seen.shares:
         console.print(Text(f"{plain(caution(share))}.", style="yellow"))
+
+
+def _judged_texts(seen: SwarmStatus) -> list[str]:
+    """Return whose updates make the loss worse, by the word of the members that answered."""
+    if seen.judges == 0 and seen.members:
+        return ["no member answered whose updates make the loss worse"]
+    names, of, texts = {peer.peer: peer.name for peer in seen.peers}, several(seen.judges or 0, "member"), []
+    for judged in seen.judged:
+        says, leave = len(judged.judges), len(judged.left_out_by)
+        who = f"{plain(names.get(judged.peer, 'away'))} {judged.peer[-6:]}"
+        text = f"{who} makes the loss worse, {'says' if says == 1 else 'say'} {says} of {of} that answered"
+        lead = "leaves it out where it leads" if leave == 1 else "leave it out where they lead"
+        texts.append(text + (f"; {leave} {lead}" if leave else ""))
+    return texts
 
 
 def _show_guests(seen: SwarmStatus) -> None:

@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from swarm.client.judged import JudgedStatus, ask_judged, has_judges, judged_by
 from swarm.client.session import RunClient, open_client
 from swarm.gossip.pairing import PeerView, group_round
 from swarm.membership.completion import COMPLETE
@@ -132,6 +133,10 @@ class SwarmStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Who came by which invite; empty in an open run."""
     silent: list[str] = []
     """The ids of the peers that were asked where they stand and did not answer."""
+    judged: list[JudgedStatus] = []
+    """Peers whose updates make the loss worse, as members of the last commit say."""
+    judges: int | None = None
+    """How many of those members said whom they judge; None in a run without the check by loss."""
 
 
 async def read_status(invite: Invite, home: Path | None = None) -> SwarmStatus:
@@ -171,8 +176,15 @@ async def read_run(client: RunClient) -> RunReading:
 
 
 async def look(client: RunClient) -> SwarmStatus:
-    """Return the status that one reading of the run shows."""
-    return (await read_run(client)).status
+    """Return the status that one reading of the run shows, and whom its members judge by the loss."""
+    reading = await read_run(client)
+    seen, heads = reading.status, [proven.head for proven in reading.best if proven]
+    if not has_judges(client.training) or seen.complete:
+        return seen
+    members = [member.peer for head in heads for member in head.members]
+    said = await ask_judged(client.host, (peer for peer in members if peer not in seen.silent))
+    judged = judged_by(said, {*members, *reading.records})
+    return msgspec.structs.replace(seen, judged=judged, judges=len(said))
 
 
 def picture(

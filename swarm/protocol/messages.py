@@ -13,6 +13,7 @@ from swarm.protocol.agreement.proof import HeadProof
 from swarm.protocol.head import Head, Member
 
 HEADS_MAX: Final = 256  # in one page
+JUDGED_MAX: Final = 64  # names in one list
 SLICE_BYTES_MAX: Final = 9 << 20  # one slice at 32 bits a value, with room for scales
 
 
@@ -68,6 +69,19 @@ class HeadPage(msgspec.Struct, frozen=True):
     heads: Annotated[tuple[Head, ...], msgspec.Meta(max_length=HEADS_MAX)]
 
 
+class AskJudged(msgspec.Struct, frozen=True):
+    """A request for the members that the receiver has judged by the loss."""
+
+
+class JudgedPeers(msgspec.Struct, frozen=True):
+    """Whose updates make the loss worse, as the sender has measured: its word, which nothing proves."""
+
+    suspects: Annotated[tuple[Name, ...], msgspec.Meta(max_length=JUDGED_MAX)] = ()
+    """Found so once, and to be checked again."""
+    left_out: Annotated[tuple[Name, ...], msgspec.Meta(max_length=JUDGED_MAX)] = ()
+    """Found so again: the sender leaves them out of the rounds that it leads."""
+
+
 CONTRIBUTION: Final = Method("exchange.contribution", SliceOf, Done, request_payload_max=SLICE_BYTES_MAX)
 RELAY: Final = Method("exchange.relay", SliceOf, Done, request_payload_max=SLICE_BYTES_MAX)
 RESULT: Final = Method("exchange.result", SliceOf, Done, request_payload_max=SLICE_BYTES_MAX)
@@ -76,3 +90,4 @@ SHOW: Final = Method("exchange.show", SliceOf, Done, reply_payload_max=SLICE_BYT
 ACCUSE: Final = Method("exchange.accuse", SliceOf, Done)
 HEAD_REPORT: Final = Method("run.head", AskHead, HeadReport, access="client", header_bytes=LARGE_HEADER_BYTES)
 HEADS: Final = Method("run.heads", AskHeads, HeadPage, access="client", header_bytes=LARGE_HEADER_BYTES)
+JUDGED: Final = Method("run.judged", AskJudged, JudgedPeers, access="client")

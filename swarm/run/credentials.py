@@ -29,6 +29,7 @@ INVITE_DAYS: Final = 30
 GUESTS_DEFAULT: Final = 8
 GUESTS_MAX: Final = 1024
 CHAIN_MAX: Final = 5
+EXPIRES_END: Final = 1 << 40  # Unix seconds
 CLIENT_S: Final = 3600.0  # of a client's link; a client that stays signs another (`swarm.run.gate`)
 CLIENT_MAX_S: Final = 2 * CLIENT_S  # what is accepted: a client's clock may be ahead by the difference
 CLOCK_SKEW_S: Final = 120.0  # clocks differ: a link is accepted this long after its time
@@ -53,7 +54,7 @@ class Link(msgspec.Struct, frozen=True, array_like=True):
     key: Key
     guests: Annotated[int, msgspec.Meta(ge=0, le=GUESTS_MAX)]
     """How many members it may bring in, directly or through those. A client and a member that may not invite: 0."""
-    expires: Annotated[int, msgspec.Meta(ge=0, lt=1 << 40)]
+    expires: Annotated[int, msgspec.Meta(ge=0, lt=EXPIRES_END)]
     """Unix seconds."""
     signature: Annotated[bytes, msgspec.Meta(min_length=64, max_length=64)]
     """By the holder of the key before it, over the run's id and all of the above."""
@@ -131,7 +132,7 @@ def check_chain(manifest: AnyManifest, chain: Chain, peer: str) -> Link:
     kinds = [None, *(link.kind for link in chain)]
     if any(kind not in _FOLLOWS[before] for before, kind in pairwise(kinds)):
         raise NotAdmitted(f"the credential grants what its signer may not grant: {_REMEDY}")
-    if not _is_signed(manifest.run_id, manifest.authority, chain):
+    if not is_signed(manifest.run_id, manifest.authority, chain):
         raise NotAdmitted(f"the credential is forged, damaged or of another run: {_REMEDY}")
     last = chain[-1]
     if last.kind == "invite" or last.key != public_key_of(peer):
@@ -162,7 +163,8 @@ def _check_bans(chain: Chain, bans: BanList | None) -> None:
 
 
 @lru_cache(maxsize=1024)  # of chains: at most CHAIN_MAX links of fixed size each
-def _is_signed(run_id: str, authority: str, chain: Chain) -> bool:
+def is_signed(run_id: str, authority: str, chain: Chain) -> bool:
+    """Whether each link of the chain is signed by the key before it, the first one by the run's authority."""
     signer = authority
     for link in chain:
         if not verify_bytes(signer, _KIND, _signed(run_id, link), link.signature):

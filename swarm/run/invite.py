@@ -1,17 +1,20 @@
 """Invites: one string to paste, with all that a peer needs to find a run or a served model and to be admitted.
 
-    barnraise2<base32 of a msgpack array, lower case, and a checksum of 4 bytes>
+    barnraise3<base58 of the fields, and a checksum of 4 bytes>
 
-Lower-case letters and digits only: they survive chat programs, line wraps and a double click. The string names the run
-(by hash), its authority and several addresses to try. For a closed run it also carries the invite's private key, which
-is never sent: with it a peer signs its own way in. Each reader may do so, until the invite expires or is used up. An
-invite for one peer carries no key but the finished credential (docs/run/security.md).
+Letters and digits only: they survive chat programs, line wraps and a double click. The string names the run (by hash),
+its authority and several addresses to try. For a closed run it also carries the invite's private key, which is never
+sent: with it a peer signs its own way in. Each reader may do so, until the invite expires or is used up. An invite for
+one peer carries no key but the finished credential (docs/run/security.md).
+
+Signatures are over the form of `swarm.run.credentials`, whatever the text's: an invite of the format before, which
+began with barnraise2, is read as well, and grants the same.
 """
 
 from __future__ import annotations
 
 from base64 import b32decode, b32encode
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Final, Literal
@@ -21,19 +24,36 @@ from blake3 import blake3
 from multiaddr import Multiaddr
 from multiaddr.exceptions import Error as MultiaddrError
 
+from peer.base58 import base58_length, from_base58, to_base58
 from peer.bounds import Hash, Name
 from peer.decoding import MALFORMED, told
 from peer.errors import ConfigError
-from peer.identity import Identity, is_peer_id, peer_id_of
-from swarm.run.credentials import CLIENT_S, Chain, client_link, member_link
+from peer.identity import MULTIHASH_PREFIX, Identity, is_peer_id, peer_id_of, public_key_of
+from swarm.run.credentials import (
+    CHAIN_MAX,
+    CLIENT_S,
+    EXPIRES_END,
+    GUESTS_MAX,
+    Chain,
+    Link,
+    LinkKind,
+    client_link,
+    is_signed,
+    member_link,
+)
 from swarm.run.home import Home
 from swarm.run.manifest import RUN_ID_BYTES, run_id_text
 
 PREFIX: Final = "barnraise"
-VERSION: Final = "2"
+VERSION: Final = "3"
 ADDRESSES_MAX: Final = 16
-_TEXT_MAX: Final = 8192
+_BYTES_MAX: Final = 5120  # of all that the text holds
 _CHECKSUM_BYTES: Final = 4
+_KEY_BYTES: Final = 32
+_ADDRESS_BYTES_MAX: Final = 512
+_P2P: Final = b"\xa5\x03" + bytes([len(MULTIHASH_PREFIX) + _KEY_BYTES]) + MULTIHASH_PREFIX
+"""What stands before the public key in the binary form of /p2p/<peer id>."""
+_KINDS: Final[tuple[LinkKind, ...]] = ("invite", "member", "client")
 _REMEDY: Final = "copy it again from where `peer coordinate` printed it, from its first letter to its last"
 
 Reach = Literal["machine", "network", "everywhere"]
@@ -83,34 +103,34 @@ class Invite(msgspec.Struct, frozen=True):
         return ()
 
     def __str__(self) -> str:
-        addresses = tuple(Multiaddr(address).to_bytes() for address in self.addresses)
-        wire = _Wire(b32decode(self.run_id.upper()), self.authority, addresses, self.chain, self.key)
-        payload = msgspec.msgpack.encode(wire)
-        return f"{PREFIX}{VERSION}{_text(payload + _checksum(payload))}"
+        check_addresses(self.addresses)
+        payload = _Writer().invite(self)
+        return f"{PREFIX}{VERSION}{to_base58(payload + _checksum(payload, b' 3'))}"
 
     @classmethod
     def parse(cls, text: str) -> Invite:
-        """Parse what str() returns, with white space anywhere. Raises ConfigError."""
-        text = "".join(text.split()).lower()
-        if not text.startswith(PREFIX):
+        """Parse what str() returns, or returned in the format before, with white space anywhere. Raises ConfigError."""
+        text = "".join(text.split())
+        start = text[: len(PREFIX) + 1].lower()
+        if not start.startswith(PREFIX):
             raise ConfigError(f"this is no invite (one begins with {PREFIX}{VERSION}): {_REMEDY}")
-        if not text.startswith(PREFIX + VERSION):
+        read = _FORMATS.get(start[len(PREFIX) :])
+        if read is None:
+            known = " and ".join(f"{PREFIX}{version}" for version in _FORMATS)
             raise ConfigError(
-                f"this invite begins with {text[: len(PREFIX) + 1]}, this software reads {PREFIX}{VERSION}:"
+                f"this invite begins with {start}, this software reads {known}:"
                 " upgrade barnraise on both sides and ask for a new invite"
             )
-        payload = _payload(text[len(PREFIX + VERSION) :])
         try:
-            wire = msgspec.msgpack.decode(payload, type=_Wire)
-            addresses = tuple(str(Multiaddr(raw)) for raw in wire.addresses)
+            invite = read(text[len(start) :])
         except (MultiaddrError, ValueError, *MALFORMED) as error:
             raise ConfigError(f"the invite's content is malformed ({told(error)}): {_REMEDY}") from error
-        check_addresses(addresses)
-        if len(wire.run_id) != RUN_ID_BYTES or not is_peer_id(wire.authority):
+        check_addresses(invite.addresses)
+        if not is_peer_id(invite.authority):
             raise ConfigError(f"the invite names no run: {_REMEDY}")
-        if wire.key and (not wire.chain or Identity.from_seed(wire.key).peer_id != peer_id_of(wire.chain[-1].key)):
+        if invite.key and not _fits(invite):
             raise ConfigError(f"the invite's key does not fit what it grants: {_REMEDY}")
-        return cls(run_id_text(wire.run_id), wire.authority, addresses, wire.chain, wire.key)
+        return invite
 
 
 def reach_of(address: str) -> int:
@@ -152,8 +172,131 @@ def check_addresses(addresses: Iterable[str]) -> None:
             raise ConfigError(f"{address} names no peer: end it in /p2p/ and the peer's id")
 
 
-class _Wire(msgspec.Struct, frozen=True, array_like=True):
-    """The compact form: binary run id and multiaddrs, no field names."""
+class _Writer:
+    """Writes the fields of an invite: a byte that counts, the run id, the authority's key, the addresses, the links,
+    the private key. Numbers are LEB128. A public key is the number of those before it; or, where it is new, that number
+    is the count of all before, and the key follows. That of the private key is not written."""
+
+    def __init__(self) -> None:
+        self._out = bytearray()
+        self._keys: list[bytes] = []
+
+    def invite(self, invite: Invite) -> bytes:
+        """Return the one form of `invite`, without the checksum."""
+        counts = len(invite.addresses) - 1 | bool(invite.key) << 4 | len(invite.chain) << 5
+        self._out += bytes([counts]) + b32decode(invite.run_id.upper())
+        self._key(public_key_of(invite.authority))
+        for address in invite.addresses:
+            self._address(Multiaddr(address).to_bytes())
+        for number, link in enumerate(invite.chain, 1):
+            self._number(link.guests << 2 | _KINDS.index(link.kind))
+            self._number(link.expires)
+            if not invite.key or number < len(invite.chain):
+                self._key(link.key)
+            self._out += link.signature
+        self._out += invite.key
+        return bytes(self._out)
+
+    def _address(self, raw: bytes) -> None:
+        """Write a multiaddr as what lies between the keys in it, each part with its length, whether a key follows, and
+        whether it is the last."""
+        start, is_last = 0, False
+        while not is_last:
+            at = raw.find(_P2P, start)
+            after = at + len(_P2P) + _KEY_BYTES
+            has_key = at >= 0 and after <= len(raw)
+            end, after = (at, after) if has_key else (len(raw), len(raw))
+            is_last = after == len(raw)
+            self._number((end - start) << 2 | has_key << 1 | is_last)
+            self._out += raw[start:end]
+            if has_key:
+                self._key(raw[after - _KEY_BYTES : after])
+            start = after
+
+    def _key(self, key: bytes) -> None:
+        if key in self._keys:
+            self._number(self._keys.index(key))
+            return
+        self._number(len(self._keys))
+        self._keys.append(key)
+        self._out += key
+
+    def _number(self, number: int) -> None:
+        while number > 0x7F:
+            self._out.append(number & 0x7F | 0x80)
+            number >>= 7
+        self._out.append(number)
+
+
+class _Reader:
+    """Reads what `_Writer` writes. Raises ValueError for anything else."""
+
+    def __init__(self, raw: bytes) -> None:
+        self._raw, self._at = raw, 0
+        self._keys: list[bytes] = []
+
+    def invite(self) -> Invite:
+        """Return the invite; there is one form of each, and nothing may follow it."""
+        (counts,) = self._take(1)
+        has_key, links = bool(counts >> 4 & 1), counts >> 5
+        if links > CHAIN_MAX:
+            raise ValueError(f"{links} links, and at most {CHAIN_MAX} are allowed")
+        run_id, authority = self._take(RUN_ID_BYTES), self._key()
+        addresses = tuple(str(Multiaddr(self._address())) for _ in range((counts & 0xF) + 1))
+        chain = [self._link(has_key and number == links) for number in range(1, links + 1)]
+        seed = self._take(_KEY_BYTES) if has_key else b""
+        if has_key and chain:
+            own = public_key_of(Identity.from_seed(seed).peer_id)
+            chain[-1] = msgspec.structs.replace(chain[-1], key=own)
+        invite = Invite(run_id_text(run_id), peer_id_of(authority), addresses, tuple(chain), seed)
+        if _Writer().invite(invite) != self._raw:
+            raise ValueError("it has another form than that of this invite")
+        return invite
+
+    def _link(self, is_own: bool) -> Link:
+        guests, kind = divmod(self._number(GUESTS_MAX << 2 | 3), 4)
+        if kind >= len(_KINDS) or guests > GUESTS_MAX:
+            raise ValueError("no link is of this kind, or for so many guests")
+        expires = self._number(EXPIRES_END - 1)
+        return Link(_KINDS[kind], bytes(_KEY_BYTES) if is_own else self._key(), guests, expires, self._take(64))
+
+    def _address(self) -> bytes:
+        raw, is_last = b"", False
+        while not is_last:
+            part = self._number(_ADDRESS_BYTES_MAX << 2 | 3)
+            is_last = bool(part & 1)
+            raw += self._take(part >> 2) + (_P2P + self._key() if part & 2 else b"")
+            if len(raw) > _ADDRESS_BYTES_MAX:
+                raise ValueError(f"an address of more than {_ADDRESS_BYTES_MAX} bytes")
+        return raw
+
+    def _key(self) -> bytes:
+        number = self._number(len(self._keys))
+        if number == len(self._keys):
+            self._keys.append(self._take(_KEY_BYTES))
+        return self._keys[number]
+
+    def _number(self, most: int) -> int:
+        number = shift = 0
+        while True:
+            (byte,) = self._take(1)
+            number |= (byte & 0x7F) << shift
+            shift += 7
+            if number > most or shift > 63:
+                raise ValueError(f"a number above {most}")
+            if byte < 0x80:
+                return number
+
+    def _take(self, count: int) -> bytes:
+        taken = self._raw[self._at : self._at + count]
+        if len(taken) < count:
+            raise ValueError("it ends too early")
+        self._at += count
+        return taken
+
+
+class _Format2(msgspec.Struct, frozen=True, array_like=True):
+    """What was the content before format 3, in msgpack, in base32 of either case."""
 
     run_id: Hash
     authority: Name
@@ -162,22 +305,48 @@ class _Wire(msgspec.Struct, frozen=True, array_like=True):
     key: Seed
 
 
-def _payload(text: str) -> bytes:
-    if len(text) > _TEXT_MAX:
+def _read_format3(text: str) -> Invite:
+    return _Reader(_payload(text, from_base58, base58_length(_BYTES_MAX), b" 3")).invite()
+
+
+def _read_format2(text: str) -> Invite:
+    payload = _payload(text.lower(), _from_base32, 8 * _BYTES_MAX // 5, b"")
+    fields = msgspec.msgpack.decode(payload, type=_Format2)
+    if len(fields.run_id) != RUN_ID_BYTES:
+        raise ConfigError(f"the invite names no run: {_REMEDY}")
+    addresses = tuple(str(Multiaddr(raw)) for raw in fields.addresses)
+    return Invite(run_id_text(fields.run_id), fields.authority, addresses, fields.chain, fields.key)
+
+
+_FORMATS: Final[dict[str, Callable[[str], Invite]]] = {VERSION: _read_format3, "2": _read_format2}
+
+
+def _payload(text: str, decode: Callable[[str], bytes], letters_max: int, domain: bytes) -> bytes:
+    if len(text) > letters_max:
         raise ConfigError(f"the invite is longer than any invite: {_REMEDY}")
     try:
-        raw = b32decode(text.upper() + "=" * (-len(text) % 8))
+        raw = decode(text)
     except ValueError as error:
         raise ConfigError(f"the invite has characters that no invite has, or is cut off: {_REMEDY}") from error
     payload, checksum = raw[:-_CHECKSUM_BYTES], raw[-_CHECKSUM_BYTES:]
-    if _checksum(payload) != checksum or _text(raw) != text:
+    if _checksum(payload, domain) != checksum:
         raise ConfigError(f"the invite is damaged (its checksum does not match): {_REMEDY}")
     return payload
 
 
-def _text(raw: bytes) -> str:
-    return b32encode(raw).decode().rstrip("=").lower()
+def _from_base32(text: str) -> bytes:
+    raw = b32decode(text.upper() + "=" * (-len(text) % 8))
+    if b32encode(raw).decode().rstrip("=").lower() != text:
+        raise ValueError("another text of the same bytes")
+    return raw
 
 
-def _checksum(payload: bytes) -> bytes:
-    return blake3(b"barnraise invite" + payload).digest(_CHECKSUM_BYTES)
+def _checksum(payload: bytes, domain: bytes) -> bytes:
+    return blake3(b"barnraise invite" + domain + payload).digest(_CHECKSUM_BYTES)
+
+
+def _fits(invite: Invite) -> bool:
+    """Whether an invite's private key is that of the last link, and the chain is what its signers have signed."""
+    if not invite.chain or Identity.from_seed(invite.key).peer_id != peer_id_of(invite.chain[-1].key):
+        return False
+    return is_signed(invite.run_id, invite.authority, invite.chain)

@@ -117,7 +117,7 @@ def test_malformed_toml_names_line_and_field(peer: Peer, tmp_path: Path) -> None
         ("hello", "this is no invite"),
         ("coordinator/invit", "'coordinator/invit' names no file that can be read: .* correct the path"),
         (invite_to(1)[:-3], "damaged|cut off"),
-        ("barnraise3abc", "ask for a new invite"),
+        ("barnraise4abc", "ask for a new invite"),
     ],
 )
 def test_corrupt_invites(peer: Peer, tmp_path: Path, invite: str, words: str) -> None:

@@ -39,7 +39,7 @@ from swarm.run.ban_list import BanList, sign_bans
 from swarm.run.config import read_run_config
 from swarm.run.guests import GuestBook
 from swarm.run.home import Home
-from swarm.run.invite import PREFIX, VERSION, Invite, _checksum, _payload, _text
+from swarm.run.invite import Invite
 from swarm.run.inviting import make_invite
 from swarm.run.manifest import sign_manifest
 from swarm.run.manifest_transfer import load_run_files
@@ -48,6 +48,7 @@ from swarm.training.checkpoints import _last_stage, proof_of
 from tests.fuzz.support.guard import MUTATIONS, Trial, chance_for, no_growth
 from tests.fuzz.support.mutations import of_bytes, of_json, of_msgpack
 from tests.fuzz.support.resign import resigned_bytes
+from tests.swarm.run.test_invite import content_of_format2, opened, sealed, sealed_format2
 from tests.swarm.run.test_manifest import make_manifest
 from tests.swarm.support.stage_commits import begun
 
@@ -102,8 +103,13 @@ def of_invite(chance: random.Random, data: bytes, other: bytes) -> bytes:
     """Mutate the text, or the content under a right checksum."""
     if chance.random() < 0.3:
         return of_bytes(chance, data, other)
-    payload = of_msgpack(chance, *(_payload(text.decode().removeprefix(PREFIX + VERSION)) for text in (data, other)))
-    return (PREFIX + VERSION + _text(payload + _checksum(payload))).encode()
+    return sealed(of_bytes(chance, *(opened(text.decode()) for text in (data, other)))).encode()
+
+
+def of_format2_invite(chance: random.Random, data: bytes, other: bytes) -> bytes:
+    """Mutate the content of an invite of the format before under a right checksum."""
+    content = content_of_format2(Invite.parse(data.decode()))
+    return sealed_format2(of_msgpack(chance, content, content)).encode()
 
 
 def of_lines(chance: random.Random, data: bytes, other: bytes) -> bytes:
@@ -117,6 +123,11 @@ def of_lines(chance: random.Random, data: bytes, other: bytes) -> bytes:
 def invite() -> bytes:
     address = f"/ip4/127.0.0.1/tcp/4001/p2p/{OWNER.peer_id}"
     return str(make_invite(OWNER, (), RUN, (address,), guests=3, days=3)).encode()
+
+
+def read_invite(path: Path) -> None:
+    found = Invite.parse(path.read_bytes().decode(errors="replace"))
+    assert Invite.parse(str(found)) == found
 
 
 def events() -> bytes:
@@ -201,7 +212,8 @@ def formats() -> dict[str, Format]:
     bans = encode(sign_bans(OWNER, BanList(RUN.run_id, 1, frozenset({GUEST.peer_id}))))
     found = [
         Format("identity.key", bytes(range(32)), of_bytes, read_key),
-        Format("invite", invite(), of_invite, lambda path: Invite.parse(path.read_bytes().decode(errors="replace"))),
+        Format("invite", invite(), of_invite, read_invite),
+        Format("invite of format 2", invite(), of_format2_invite, read_invite),
         Format(
             "manifest.msgpack",
             signed,

@@ -19,10 +19,11 @@ from blake3 import blake3
 from peer.bounds import finite_loss
 from peer.errors import ProtocolViolation, WorkerError
 from peer.identity import sign_body
+from peer.net.method import Call
 from swarm.protocol.agreement import events
 from swarm.protocol.head import Head
 from swarm.protocol.loss_check import CONTRIBUTORS_MIN, Judgements, LossCheck, ways
-from swarm.protocol.messages import SliceOf
+from swarm.protocol.messages import JUDGED, JUDGED_MAX, AskJudged, JudgedPeers, SliceOf
 from swarm.protocol.plan import Contribution
 from swarm.rounds.context import RoundContext
 from swarm.rounds.exchange.audits import Audits
@@ -54,6 +55,7 @@ class LossChecks:
         self._context, self._audits, self._share, self._feed = context, audits, share, feed
         self._judgements = Judgements()
         self._busy = False
+        context.host.rpc.register(JUDGED, self._on_ask)
 
     async def draw(self, exchange: SliceExchange, head: Head) -> _Drawn | None:
         """Draw whether to check a contribution to `head`, and which. Call it before the weights are those of `head`:
@@ -100,6 +102,11 @@ class LossChecks:
             )
         finally:
             self._busy = False
+
+    async def _on_ask(self, call: Call[AskJudged]) -> JudgedPeers:
+        left_out = self._judgements.left_out
+        suspects = self._judgements.suspects - left_out
+        return JudgedPeers(tuple(sorted(suspects))[:JUDGED_MAX], tuple(sorted(left_out))[:JUDGED_MAX])
 
     def _conclude(self, drawn: _Drawn, check: LossCheck) -> None:
         peer, is_harmful = drawn.other.member.peer, check.is_harmful

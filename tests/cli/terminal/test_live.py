@@ -18,7 +18,7 @@ from tests.cli.support.seen_in import LINES, Terminal, command
 from tests.support.newer_trio import run_abandonable
 from tests.support.ports import free_port
 
-LONG = "barnraise2" + "".join(chr(97 + number % 26) for number in range(330))
+LONG = "barnraise3" + "".join(chr(97 + number % 26) for number in range(330))
 
 
 @pytest.mark.parametrize("columns", [40, 80, 100, 200])

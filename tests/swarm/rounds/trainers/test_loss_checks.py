@@ -21,6 +21,7 @@ from optim.algorithms.outer_step import DilocoOuter
 from optim.strategies.interface import OuterStrategy, RoundInfo
 from peer.errors import WorkerError
 from peer.events import EventLog
+from swarm.client.judged import ask_judged, judged_by
 from swarm.protocol.head import Member
 from swarm.protocol.plan import Assignment
 from swarm.rounds.trainers.trainer import Point, TrainRequest
@@ -91,6 +92,10 @@ async def test_a_member_whose_updates_make_the_loss_worse_is_put_out(
         assert all(member.head.has(one.driver.me) for member in others for one in others)
         left_out = {fact["peer"] for member in others for fact in judged(member) if fact["left_out"]}
         assert left_out == (set() if lie is honest else {liar.peer})
+        said = await ask_judged(group.coordinator_host, [member.peer for member in others])
+        assert said.keys() == {member.peer for member in others}
+        told = judged_by(said, {member.peer for member in group.members})
+        assert {one.peer for one in told if one.left_out_by} == left_out, "a client is told the same"
 
 
 def judged(member: DrivenReplica) -> list[dict[str, Any]]:
