@@ -5,6 +5,8 @@ It keeps nothing on disk: what it has heard before a restart says nothing about 
 
 from __future__ import annotations
 
+import statistics
+from collections import deque
 from collections.abc import Collection
 from typing import Final
 
@@ -17,6 +19,7 @@ TOLD_AGAIN_S: Final = 600.0  # a lost quorum is told again: what a person saw in
 HEARD_MAX: Final = 4096
 DOUBLINGS_MAX: Final = 10
 REMEMBERED: Final = 8  # heads
+ROUNDS_KEPT: Final = 7
 MANY: Final = 3  # members: of so many one alone is not the group any more
 
 
@@ -31,7 +34,7 @@ class GroupWatch:
         self._fresh: set[Member] = set()  # those that have answered since this process began
         self._began_at = 0.0
         self._committed_at = 0.0
-        self._round_s = 0.0
+        self._rounds_s: deque[float] = deque(maxlen=ROUNDS_KEPT)
         self._ready = False
         self._starts_in_vain = 0
         self._unheld_since: float | None = None
@@ -66,7 +69,7 @@ class GroupWatch:
         """Note that this node stands at a new head."""
         now, head = self._context.now, self._chain.head
         if head.attempt >= 0:  # how long a group stood before a start says nothing about its rounds
-            self._round_s = now - self._committed_at
+            self._rounds_s.append(now - self._committed_at)
         self._committed_at, self._unheld_since = now, None
         if head.round > self._last_round:
             self._last_round, self._starts_in_vain = head.round, 0
@@ -77,6 +80,11 @@ class GroupWatch:
         self._starts_in_vain += 1
 
     # -- can the group go on -------------------------------------------------------------------------------------------
+
+    @property
+    def _round_s(self) -> float:
+        """The usual length of a round; 0 while none was seen. One that a liar or a cut has held up says little."""
+        return statistics.median_low(self._rounds_s) if self._rounds_s else 0.0
 
     @property
     def patient_s(self) -> float:
