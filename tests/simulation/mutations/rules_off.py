@@ -261,7 +261,7 @@ RULES: Final = (
     Rule(
         "a start goes on from what may be chosen",
         MEMBERS,
-        _set(inquiry.Answers, "chosen", _nothing_chosen),
+        _set(inquiry.InquiryResult, "chosen", _nothing_chosen),
     ),
     Rule(
         "a regroup believes accepted values with evidence only",
@@ -286,7 +286,7 @@ RULES: Final = (
     Rule(
         "required: members of a start hold its state",
         REQUIRED,
-        _set(inquiry.Answers, "holders", _all_that_told),
+        _set(inquiry.InquiryResult, "holders", _all_that_told),
     ),
     Rule(
         "required: a start takes in all that were members lately",

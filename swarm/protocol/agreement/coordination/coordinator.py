@@ -22,7 +22,7 @@ from swarm.protocol.agreement.chain import Chain, position_of
 from swarm.protocol.agreement.context import AgreementContext
 from swarm.protocol.agreement.coordination.branches import Branches
 from swarm.protocol.agreement.coordination.group_watch import GroupWatch
-from swarm.protocol.agreement.coordination.inquiry import Answers, Inquiry
+from swarm.protocol.agreement.coordination.inquiry import InquiryResult, Inquiry
 from swarm.protocol.agreement.records import RESTORED_KEY
 from swarm.protocol.agreement.rules import evidence
 from swarm.protocol.head import Head, Member, Sponsorship
@@ -206,7 +206,7 @@ class Coordinator:
         if inquiry is not None and self._context.now >= inquiry.until:
             self.inquiry = None
             inquiry.told = {m: told for m, told in inquiry.told.items() if m.peer not in self._person.without}
-            answers = Answers(self._context, self._chain, self._branches, inquiry, self.watch.positions)
+            answers = InquiryResult(self._context, self._chain, self._branches, inquiry, self.watch.positions)
             if self._chain.head.members:
                 self._decide(inquiry, answers)
                 return
@@ -223,7 +223,7 @@ class Coordinator:
 
     # -- deciding ------------------------------------------------------------------------------------------------------
 
-    def _decide(self, inquiry: Inquiry, answers: Answers) -> None:
+    def _decide(self, inquiry: Inquiry, answers: InquiryResult) -> None:
         """Start from the furthest head that counts and that a peer holds, with those members that answer."""
         head = self._chain.head
         if not inquiry.by_person and (self.is_over or not self.watch.is_ready or not self.watch.lost(self._barred)):
@@ -251,7 +251,7 @@ class Coordinator:
         else:
             self._start(base, members, sponsors.among({member.peer for member in members}), undoes)
 
-    def _goes_on(self, answers: Answers) -> bool:
+    def _goes_on(self, answers: InquiryResult) -> bool:
         """Return whether a new term would only cost the group its learners. As a required voter this node has seen a
         commit lately; else a quorum answers, which needs no other to go on, and has not stood still for long."""
         if self._context.mute:

@@ -35,7 +35,7 @@ class Inquiry:
     told: dict[Member, say.ToldMessage] = field(default_factory=dict)
 
 
-class Answers:
+class InquiryResult:
     """Reads the answers to one question."""
 
     def __init__(
