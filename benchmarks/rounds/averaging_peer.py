@@ -35,7 +35,7 @@ from peer.identity import Identity, sign_body
 from peer.net.host import HostConfig, open_host
 from swarm.protocol.agreement import events
 from swarm.protocol.agreement.config import AgreementConfig
-from swarm.protocol.agreement.messages import StartBody, StartMessage
+from swarm.protocol.agreement.messages import ChainLink, ChainMessage, StartBody
 from swarm.protocol.agreement.rules.evidence import START
 from swarm.protocol.head import Head, Member, genesis
 from swarm.protocol.plan import Contribution
@@ -131,7 +131,7 @@ async def take_part(
     print(json.dumps({"ready": True}), flush=True)
     await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True)  # until all can be called
     nursery.start_soon(end_with_parent, nursery.cancel_scope)
-    driver.group.feed(events.Received(authority.peer_id, StartMessage(signed)))
+    driver.group.feed(events.Received(authority.peer_id, ChainMessage((ChainLink(head, start=signed),))))
     await driver.until_round(rounds)
 
 

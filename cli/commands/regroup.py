@@ -58,9 +58,6 @@ def told(outcome: GroupOutcome) -> str:
         case "regrouped":
             members = several(outcome.members, "member")
             return f"{name} goes on from round {outcome.round} with {members} (term {outcome.term})"
-        case "not_bound":
-            members = several(outcome.members, "member")
-            return f"{name} waits for {members} to accept term {outcome.term}, from round {outcome.round}"
         case "withdrawn":
             return f"{name} goes on by itself from round {outcome.round}: nothing was changed"
         case "would_undo":
@@ -92,6 +89,4 @@ def _remedy(stuck: list[GroupOutcome]) -> str:
         return f"start those members again, or go on without them for good: peer regroup {named}"
     if "would_undo" in kinds:
         return "start a member that has its last rounds, or give --undo"
-    if kinds == {"not_bound"}:
-        return "start one of its members again, or ask again for a term without those that are away"
     return "start one of its members again (`peer join INVITE --home DIR`), then ask again"

@@ -76,13 +76,6 @@ def _quorum_lost(view: ViewState, row: Row, at: float, fields: Fields) -> None:
     view.note(f"{group.name} cannot go on from round {fields['round']} ({fields['reason']}): {remedy}")
 
 
-def _start_not_bound(view: ViewState, row: Row, at: float, fields: Fields) -> None:
-    group = view.group_of(fields)
-    group.phase = "waits for its members"
-    members = several(int(fields["members"]), "member")
-    view.note(f"{group.name} waits for more of the {members} of term {fields['term']}: start those that are away again")
-
-
 def _run_replaced(view: ViewState, row: Row, at: float, fields: Fields) -> None:
     view.note(
         f"RUN.toml describes another run than {fields['name']} {fields['run_id']}, in which no peer has committed:"
@@ -177,7 +170,6 @@ GROUP_EVENTS: Final[dict[str, Callable[[ViewState, Row, float, Fields], None]]] 
     "members_told": _members_told,
     "regrouped": _regrouped,
     "quorum_lost": _quorum_lost,
-    "start_not_bound": _start_not_bound,
     "run_replaced": _run_replaced,
     "coordinator_restored": _coordinator_restored,
     "prefix_full": _prefix_full,

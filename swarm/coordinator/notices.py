@@ -7,7 +7,7 @@ from typing import Final
 from peer.events import Event, EventLog
 from swarm.web.webhook import Webhook
 
-NOTIFIED: Final = frozenset({"quorum_lost", "start_not_bound", "run_completed"})
+NOTIFIED: Final = frozenset({"quorum_lost", "run_completed"})
 
 
 class Notices:

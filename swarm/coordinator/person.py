@@ -24,7 +24,7 @@ FILE_BYTES_MAX: Final = 1 << 20
 LOOK_EVERY_S: Final = 0.2
 ANSWER_S: Final = 120.0  # a pipeline's groups are asked together, and each needs some seconds
 
-Outcome = Literal["regrouped", "not_bound", "withdrawn", "would_undo", "failed", "silent", "unnamed"]
+Outcome = Literal["regrouped", "withdrawn", "would_undo", "failed", "silent", "unnamed"]
 Read = TypeVar("Read")
 
 
@@ -42,7 +42,7 @@ class GroupOutcome(msgspec.Struct, frozen=True):
     """What came of it in one group."""
 
     outcome: Outcome
-    """`not_bound`: the new term waits for its members. `withdrawn`: the group goes on by itself. `would_undo`: nothing
+    """`withdrawn`: the group goes on by itself. `would_undo`: nothing
     was done, since rounds would be undone. `silent`: no peer has answered that holds a state. `unnamed`: nothing was
     done, since members do not answer that the person has not named."""
     stage: int | None

@@ -60,7 +60,7 @@ async def regroup_all(groups: Sequence[CoordinatedGroup], request: RegroupReques
 
 
 async def regroup(group: CoordinatedGroup, request: RegroupRequest) -> GroupOutcome:
-    """Ask one group for a new term, wait until it has decided and, of a new term, until it is bound.
+    """Ask one group for a new term, wait until it has decided and stands there.
 
     In a run that only a person continues, members that do not answer may be alive and go on elsewhere: what they do
     then is lost. So the person must name each of them."""
@@ -69,7 +69,7 @@ async def regroup(group: CoordinatedGroup, request: RegroupRequest) -> GroupOutc
     if config.mode != "required" and unnamed and not group.may_go_on:
         alone = len(away) == len(group.head.members)
         return GroupOutcome("unnamed", group.stage, group.head.round, away=unnamed, alone=alone)
-    for event in (*_DECIDED, "start_not_bound"):
+    for event in _DECIDED:
         group.last_told.pop(event, None)
     group.driver.feed(events.Asked(request.without, request.undo))
     if not await group.told.until(lambda: bool(_DECIDED.keys() & group.last_told), config.ask_s + SPARE_S):
@@ -78,9 +78,7 @@ async def regroup(group: CoordinatedGroup, request: RegroupRequest) -> GroupOutc
     fields, outcome = group.last_told[event], _DECIDED[event]
     term = _number(fields, "term")
     if outcome == "regrouped":
-        bound = lambda: group.head.term >= term or "start_not_bound" in group.last_told  # noqa: E731
-        await group.told.until(bound, config.start_s + SPARE_S)
-        outcome = "regrouped" if group.head.term >= term else "not_bound"
+        await group.told.until(lambda: group.head.term >= term, SPARE_S)
     return GroupOutcome(
         outcome,
         group.stage,

@@ -26,11 +26,11 @@ from swarm.coordinator.person import GroupOutcome, RegroupAnswer, RegroupRequest
 from swarm.membership.bans import extend_bans
 from swarm.protocol.agreement.config import AgreementConfig
 from swarm.protocol.agreement.events import Started
-from swarm.protocol.agreement.messages import AcceptedValue, AckBody, ChainLink, StartBody
+from swarm.protocol.agreement.messages import AcceptedValue, ChainLink, StartBody
 from swarm.protocol.agreement.node import AgreementNode
-from swarm.protocol.agreement.records import BallotRecord, CoordinatorRecord, FenceRecord, LinkRecord
+from swarm.protocol.agreement.records import BallotRecord, LinkRecord
 from swarm.protocol.agreement.rules.acceptor import Ballot
-from swarm.protocol.agreement.rules.evidence import ACK, START
+from swarm.protocol.agreement.rules.evidence import START
 from swarm.protocol.head import Member
 from swarm.protocol.signer import KeySigner
 from swarm.rounds.records import LOG_NAME, RecordFiles
@@ -57,27 +57,20 @@ GUEST = Identity.from_seed(b"\1" * 32)
 RUN = make_manifest(OWNER.peer_id)
 HEAD = RUN.first_head()
 BEGUN = begun(HEAD, Member(GUEST.peer_id, "s"))
-PROOF = (
-    ChainLink(
-        BEGUN,
-        start=sign_body(OWNER, START, StartBody(BEGUN)),
-        acks=(sign_body(GUEST, ACK, AckBody(BEGUN.hash, BEGUN.members[0])),),
-    ),
-)
+SIGNED_START = sign_body(OWNER, START, StartBody(BEGUN))
+PROOF = (ChainLink(BEGUN, start=SIGNED_START),)
 MODEL = ModelConfig(hidden_size=8, layers=1, heads=2, kv_heads=1, intermediate_size=8, max_seq_len=16, vocab_size=16)
 LAYOUT = FlatLayout.of(MODEL)
 STATE = {"theta": torch.arange(LAYOUT.numel, dtype=torch.float32)}
 TEMPLATE = Path(__file__).parents[2] / "cli" / "templates" / "run.toml"
 
 BALLOT = BallotRecord(
-    BEGUN.hash, Ballot(promised=2, voted_attempt=1, voted=b"v"), AcceptedValue(1, BEGUN, PROOF[0].acks[0]), None
+    BEGUN.hash, Ballot(promised=2, voted_attempt=1, voted=b"v"), AcceptedValue(1, BEGUN, SIGNED_START), None
 )
 RECORDS = {
     "identity": b"s",
     "ballot": msgspec.msgpack.encode(BALLOT),
-    "fence": msgspec.msgpack.encode(FenceRecord(1, BEGUN.hash, 1)),
     "link/0": msgspec.msgpack.encode(LinkRecord(0, PROOF[0], True)),
-    "coordinator": msgspec.msgpack.encode(CoordinatorRecord(2, PROOF[0].start)),
 }
 """What a member, or the coordinator, keeps of the agreement."""
 

@@ -47,7 +47,6 @@ SIGNED: dict[str, type[msgspec.Struct]] = {
     CONTRIBUTION_KIND: Contribution,
     evidence.PROMISE: say.PromiseBody,
     evidence.START: say.StartBody,
-    evidence.ACK: say.AckBody,
     evidence.ENDORSEMENT: say.EndorsementBody,
     evidence.JOIN: say.JoinBody,
     evidence.WITNESS: say.WitnessBody,
@@ -55,8 +54,8 @@ SIGNED: dict[str, type[msgspec.Struct]] = {
 """All bodies that are signed in a round, by kind."""
 FIELDS = {
     **{name: f"agreement.{name}" for name in ("proposal", "roster", "results", "promise", "vote", "start")},
-    **{name: f"agreement.{name}" for name in ("ack", "endorsement", "join", "witness")},
-    **{f"{name}s": f"agreement.{name}" for name in ("promise", "vote", "ack", "join")},
+    **{name: f"agreement.{name}" for name in ("endorsement", "join", "witness")},
+    **{f"{name}s": f"agreement.{name}" for name in ("promise", "vote", "join")},
     "plan": PLAN_KIND,
     "contribution": CONTRIBUTION_KIND,
     "contributions": CONTRIBUTION_KIND,

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
 import msgspec
 
-from swarm.protocol.agreement import messages as say
 from swarm.protocol.agreement import records
 from swarm.protocol.head import Head, Member
 from tests.simulation.electorate import is_quorum, position
@@ -59,13 +58,9 @@ class Remains:
             self.states.add(GENESIS.state_hash)
         self.voter = self._voter(world, machine, image.records)
         ballot = _decoded(image.records, records.BALLOT_KEY, records.BallotRecord)
-        fence = _decoded(image.records, records.FENCE_KEY, records.FenceRecord)
-        own = _decoded(image.records, records.COORDINATOR_KEY, records.CoordinatorRecord)
         self.accepted = ballot.accepted.value if ballot is not None and ballot.accepted is not None else None
-        self.left = fence.left if fence is not None else 0  # it votes in no lower term
-        if own is not None and own.start is not None:
-            start = world.signatures.open(own.start, "agreement.start", say.StartBody).head
-            self.left = max(self.left, start.term)
+        node = machine.node if machine.up else None
+        self.term_ahead = node._chain.highest[0] if node is not None else 0  # where it goes once the state is here
 
     def _voter(self, world: World, machine: Machine, kept: dict[str, bytes]) -> Member | None:
         """Return as whom this machine votes; None if it comes back as another one than anybody knows."""
@@ -167,9 +162,9 @@ def _goes_on(world: World, head: Head, honest: list[Remains], coordinator: Remai
     if setup.mode == "required" and (coordinator is None or coordinator.is_restored):
         return False
     here = [*honest, *([coordinator] if coordinator is not None else [])]
-    voters = {r.voter for r in here if r.voter is not None and r.left <= head.term}
-    if any(r.left > head.term for r in here):
-        return False  # an acknowledged start may bind still, and then it is no quorum of this head that counts
+    voters = {r.voter for r in here if r.voter is not None}
+    if any(r.term_ahead > head.term for r in here):
+        return False  # it knows of a start, and leaves this head for it
     peers = {r.peer for r in honest}
     if any(learner.member.peer not in peers for learner in head.learners):
         return False  # it may become a member by what it has submitted, and is away

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import msgspec
 from blake3 import blake3
 
-from peer.identity import Signed
 from swarm.protocol.agreement import messages as say
 from swarm.protocol.head import Head, Member
 from swarm.protocol.ledger import Ledger, Range, union, without
@@ -49,11 +48,9 @@ def require_certificate(invariants: Invariants, setup: Setup, signatures: Signat
 
     head, name = link.head, link.head.hash
     if link.start is not None:
-        acks = [signatures.open(signed, "agreement.ack", say.AckBody) for signed in link.acks]
-        cast = {ack.voter for ack in acks if ack.head == name and _own(link.acks, ack.voter)}
-        bound = setup.mode == "required" or (is_quorum(setup, head, cast) and not cast.isdisjoint(head.members))
-        if link.start.signer != COORDINATOR or not bound:
-            raise Broken("2 lineage", f"the start of term {head.term} is not bound")
+        started = signatures.open(link.start, "agreement.start", say.StartBody)
+        if link.start.signer != COORDINATOR or started.head != head:
+            raise Broken("2 lineage", f"the coordinator has not signed the start of term {head.term}")
         return
     before = invariants.heads.get(head.previous)
     if before is None:
@@ -66,10 +63,6 @@ def require_certificate(invariants: Invariants, setup: Setup, signatures: Signat
     }
     if len(set(right.values())) != 1 or not is_quorum(setup, before, set(right)):
         raise Broken("11 not by hearsay", f"round {head.round} of term {head.term} has no certificate")
-
-
-def _own(signed: tuple[Signed, ...], voter: Member) -> bool:
-    return any(one.signer == voter.peer for one in signed)
 
 
 def require_earned(setup: Setup, signatures: Signatures, before: Head, head: Head) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 SLOWED = (
-    "vote", "vote", "proposal", "promise", "prepare", "ack", "start", "told", "ask", "chain", "results", "proposal",
+    "vote", "vote", "proposal", "promise", "prepare", "chain", "chain", "told", "ask", "chain", "results", "proposal",
     "roster", "plan", "submit", "join", "status",
 )  # fmt: skip
 

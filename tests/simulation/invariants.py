@@ -11,7 +11,7 @@ import msgspec
 
 from swarm.protocol.agreement import actions
 from swarm.protocol.agreement import messages as say
-from swarm.protocol.agreement.records import BALLOT_KEY, FENCE_KEY, BallotRecord, FenceRecord, LinkRecord
+from swarm.protocol.agreement.records import BALLOT_KEY, BallotRecord, LinkRecord
 from swarm.protocol.head import Head, Member
 from tests.simulation import electorate
 from tests.simulation.electorate import Position, is_quorum, position
@@ -55,7 +55,7 @@ class Invariants:
         self._votes: dict[tuple[Member, bytes, int], bytes] = {}
         self._promised: dict[tuple[Member, bytes], int] = {}
         self._last_vote: dict[tuple[Member, bytes], tuple[int, bytes]] = {}
-        self._acked: dict[Member, int] = {}
+        self._stands: dict[str, Head] = {}
         self._told: dict[str, dict[str, say.ToldMessage]] = {}
         self._records: dict[bytes, msgspec.Struct] = {}
         self._sends: dict[str, int] = {}
@@ -77,7 +77,7 @@ class Invariants:
             self._last_vote[body.voter, body.head] = (body.attempt, body.value)
 
     def _cast_once(self, machine: Machine, body: say.VoteBody) -> bool:
-        """Return whether the vote is new; it must not contradict an earlier one, a promise or an acknowledgement."""
+        """Return whether the vote is new; it must not contradict an earlier one or a promise."""
         key = (body.voter, body.head, body.attempt)
         known = self._votes.setdefault(key, body.value)
         if known != body.value and not self._has_forgotten(machine):
@@ -86,7 +86,6 @@ class Invariants:
             return False
         if body.attempt < self._promised.get((body.voter, body.head), -1) and not self._has_forgotten(machine):
             raise Broken("6 votes", f"{body.voter} votes below its promise")
-        self._require_unfenced(machine, body.voter, body.head)
         return True
 
     def _promise(self, machine: Machine, message: say.PromiseMessage) -> None:
@@ -103,7 +102,6 @@ class Invariants:
         reported = (accepted.attempt, accepted.value.hash) if accepted is not None else None
         if voted is not None and (reported is None or reported[0] < voted[0]):
             raise Broken("6 votes", f"{body.voter} promises attempt {body.attempt} and hides its vote in {voted[0]}")
-        self._require_unfenced(machine, body.voter, body.head)
         if not machine.is_coordinator:
             ballot = self._ballot(machine, body.head)
             if self._has_left(machine, body.head):
@@ -111,34 +109,8 @@ class Invariants:
             if ballot is None or ballot.ballot.promised < body.attempt:
                 raise Broken("6 votes", f"{machine.peer} promises before that is on disk")
 
-    def _require_unfenced(self, machine: Machine, voter: Member, head_hash: bytes) -> None:
-        head = self.heads.get(head_hash)
-        if head is not None and head.term < self._acked.get(voter, -1) and not self._has_forgotten(machine):
-            raise Broken(
-                "3 one commit a round", f"{voter} takes part in term {head.term}, below a start it acknowledged"
-            )
-
-    def _ack(self, machine: Machine, message: say.AckMessage) -> None:
-        body = self._world.signatures.open(message.ack, "agreement.ack", say.AckBody)
-        start = self.values.get(body.head)
-        if start is None:
-            return
-        self._acked[body.voter] = max(self._acked.get(body.voter, -1), start.term)
-        if machine.is_coordinator:
-            return
-        if not machine.has(start.state_hash):
-            raise Broken("5 weights", f"{machine.peer} acknowledges a start whose state it has not")
-        record = machine.disk.synced.records.get(FENCE_KEY)
-        fence = self._decoded(record, FenceRecord) if record is not None else None
-        if not isinstance(fence, FenceRecord) or fence.term < start.term:
-            raise Broken("6 votes", f"{machine.peer} acknowledges a start before that is on disk")
-
     def _proposal(self, machine: Machine, message: say.ProposalMessage) -> None:
         self.values.setdefault(message.value.hash, message.value)
-
-    def _start(self, machine: Machine, message: say.StartMessage) -> None:
-        body = self._world.signatures.open(message.start, "agreement.start", say.StartBody)
-        self._signed_start(body)
 
     def _chain(self, machine: Machine, message: say.ChainMessage) -> None:
         for link in message.links:
@@ -148,9 +120,7 @@ class Invariants:
     _JUDGES: ClassVar[dict[type[msgspec.Struct], Callable[..., None]]] = {
         say.VoteMessage: _vote,
         say.PromiseMessage: _promise,
-        say.AckMessage: _ack,
         say.ProposalMessage: _proposal,
-        say.StartMessage: _start,
         say.ChainMessage: _chain,
     }
 
@@ -284,6 +254,21 @@ class Invariants:
             raise Broken("7 durability", f"{machine.peer} commits before that is on disk")
         if name not in self.heads:
             self._first(machine, head, name, link)
+        if not machine.is_coordinator and not machine.restored:
+            self._require_known(machine, head, name)
+        self._stands[machine.peer] = head
+
+    def _require_known(self, machine: Machine, start: Head, name: bytes) -> None:
+        """Raise if a member leaves a round behind for a start whose signer did not know of it, before that term has
+        ended a round."""
+        left = self._stands.get(machine.peer)
+        if left is None or start.attempt >= 0 or left.attempt < 0 or left.hash in self._undone:
+            return
+        base = self.values.get(start.previous)
+        if base is None or base.hash == left.hash or not self._descends(left.hash, base.hash):
+            return
+        if not any(head.previous == name and head.attempt >= 0 for head in self.heads.values()):
+            raise Broken("3 one commit a round", f"{machine.peer} leaves round {left.round} for a start that missed it")
 
     def _first(self, machine: Machine, head: Head, name: bytes, link: say.ChainLink) -> None:
         if head.attempt >= 0 and head.previous not in self.heads:
@@ -334,6 +319,7 @@ class Invariants:
     def wiped(self, peer: str) -> None:
         """A machine has another disk: it may begin again."""
         self._highest.pop(peer, None)
+        self._stands.pop(peer, None)
 
     def put_back(self, machine: Machine) -> None:
         """The coordinator has an old disk. A start that neither that nor another machine knows is nobody's any more: it

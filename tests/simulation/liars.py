@@ -219,7 +219,7 @@ class PackedElectorate(Liar):
 
 
 class Silent(Liar):
-    """Answers polls and little else."""
+    """InquiryResult polls and little else."""
 
     def hears(self, source: str, message: say.Message) -> bool:
         return isinstance(message, say.StatusMessage | say.AskMessage) or self.random.random() < 0.3
@@ -268,13 +268,11 @@ class FalseCoordinator(Liar):
         if isinstance(message, say.StatusMessage):
             head = replace(self.made_up_head(0), term=self.head.term + 1, attempt=-1)
             start = self.sign(evidence.START, say.StartBody(head))
-            ack = self.sign(evidence.ACK, say.AckBody(head.hash, self.me))
             false = (
-                say.StartMessage(start),
-                say.ChainMessage((say.ChainLink(head, start=start, acks=(ack,)),)),
+                say.ChainMessage((say.ChainLink(head, start=start),)),
                 say.EndorsementMessage(self.sign(evidence.ENDORSEMENT, say.EndorsementBody(head.hash))),
                 say.WitnessMessage(self.sign(evidence.WITNESS, say.WitnessBody(head.run_id, Member(COORDINATOR, "x")))),
-                say.AskMessage("x", head.term, head.hash, True),
+                say.AskMessage("x", head.hash),
             )
             super().send(target, self.random.choice(false))
         super().send(target, message)

@@ -21,7 +21,7 @@ JOIN_ROUNDS: Final = 8  # of one term, after which those that have asked are mem
 FETCHES_PER_ROUND: Final = 2.5  # a peer that can fetch so many states in a round comes in for sure
 GIVES_TIME: Final = {"regroup_withdrawn", "regrouped"}
 """The group goes on by itself, or in a new term: a person waits for a few looks, until called again."""
-CALLS: Final = {"quorum_lost", "coordinator_restored", "start_not_bound"}
+CALLS: Final = {"quorum_lost", "coordinator_restored"}
 LOST: Final = CALLS | {"regroup_failed"}
 """What a person hears where no state is left."""
 SAFE_S: Final = 8.0  # for which those are watched of whom nothing is promised
@@ -143,17 +143,14 @@ class Liveness:
         return self._goes_on and top.round - min(began) < JOIN_ROUNDS
 
     def _expected(self) -> list[Machine]:
-        """Return the honest peers that must stand together. Not those that wait for a dead coordinator, nor peers
-        outside the group that take longer to fetch a state and to write it than the group takes for a round: no round
-        waits for them."""
-        coordinator, top = self._world.machines[COORDINATOR], max(self._heads(), key=position)
+        """Return the honest peers that must stand together; not those outside the group that take longer to fetch a
+        state and to write it than the group takes for a round: no round waits for them."""
+        top = max(self._heads(), key=position)
         round_s = (self._world.now - self._world.heals_at) / max(1, top.round - (self._from or 0))
         return [
             m
             for m in self._honest()
-            if m.node is not None
-            and ((coordinator.up and COORDINATOR not in self._world.gone) or not self._has_left(m))
-            and (m.node.me in top.members or FETCHES_PER_ROUND * (m.fetch_s + m.sync_s) < round_s)
+            if m.node is not None and (m.node.me in top.members or FETCHES_PER_ROUND * (m.fetch_s + m.sync_s) < round_s)
         ]
 
     def _have_joined(self, expected: list[Machine]) -> bool:
@@ -212,7 +209,7 @@ class Liveness:
             return setup.mode == "required" or len(honest) > 0
         if setup.mode == "required":
             return False
-        staying = {m.node.me for m in honest if m.node is not None and not self._has_left(m)}
+        staying = {m.node.me for m in honest if m.node is not None}
         known = max(self._heads(), key=position)  # the last certificate may have died with the coordinator
         holders = any(m.has(known.state_hash) for m in honest)
         return bool(known.members) and electorate.is_quorum(setup, known, staying) and holders
@@ -221,7 +218,3 @@ class Liveness:
         """Return whether any live peer knows that the group has begun; else that is lost with a disk."""
         nodes = [m.node for m in self._world.machines.values() if m.up and m.is_honest]
         return any(node is not None and node.head.members for node in nodes)
-
-    def _has_left(self, machine: Machine) -> bool:
-        """Return whether a peer waits for the coordinator to end what it began: the start of a higher term."""
-        return machine.node is not None and machine.node.head.term < machine.node._context.left

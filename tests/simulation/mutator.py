@@ -32,8 +32,6 @@ BODIES: Final[dict[str, tuple[str, type[msgspec.Struct]]]] = {
     "witness": (evidence.WITNESS, say.WitnessBody),
     "endorsement": (evidence.ENDORSEMENT, say.EndorsementBody),
     "start": (evidence.START, say.StartBody),
-    "ack": (evidence.ACK, say.AckBody),
-    "acks": (evidence.ACK, say.AckBody),
 }
 """What is signed in the fields of each name."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from blake3 import blake3
 
-from swarm.protocol.agreement.coordination.coordinator import Coordinator
+from swarm.protocol.agreement.coordination.group_watch import GroupWatch
 from tests.simulation.campaign import run_campaign
 from tests.simulation.invariants import Broken
 from tests.simulation.machine import Machine
@@ -101,7 +101,7 @@ def test_what_is_left_for_ever_is_judged_by_its_disks() -> None:
 
 
 def test_a_person_who_is_not_told_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Coordinator, "tell_lost", lambda self, reason: None)
+    monkeypatch.setattr(GroupWatch, "tell_lost", lambda self, reason: None)
     found = {replay("required3-weights", seed)[0].partition(":")[0] for seed in range(30)}
     assert "13 told" in found
 

@@ -86,7 +86,6 @@ class World:
             attempt_s=1.5,
             finish_s=1.0,
             lost_s=4.0,
-            start_s=10.0,
             stalled_s=12.0,
             undo_s=12.0,
         )

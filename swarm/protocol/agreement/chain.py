@@ -1,7 +1,7 @@
 """The heads that this node knows, and the way from one to the next: fetch first, then leave.
 
 A head counts only along an unbroken chain of certificates from the head where this node stands, or from one that the
-coordinator signed (a bound start of term, an endorsement). Numbers, reports and the words of other peers never count.
+coordinator signed (a start of term, an endorsement). Numbers, reports and the words of other peers never count.
 
 The keys of members that have left can still sign a second history after an old head. So a node without a head begins
 where the coordinator stands, if that answers, and no head has two successors here by votes.
@@ -154,7 +154,7 @@ class Chain:
 
     def takes_back(self, start: say.StartBody) -> bool:
         """Return whether a start takes back, without saying so, a round that led here: the group has gone on since
-        the coordinator asked. Then it must not bind."""
+        the coordinator asked."""
         base = start.head.previous
         if self.hash in start.undoes or not self.is_past(base):  # if its base is not known, this node may be behind
             return False
@@ -195,8 +195,6 @@ class Chain:
                 continue
             if position_of(link.head) <= position_of(self.head) or link.head.run_id != self.head.run_id:
                 continue
-            if self._has_left(link.head):
-                continue
             if not self._may_begin_at(link, source) or not self._counts(link):
                 if self._context.config.is_coordinator:
                     continue  # a later one may count by itself
@@ -208,7 +206,8 @@ class Chain:
                 self._next.pop(oldest.head.previous, None)
             self._ahead[name] = link
             goal = self._ahead.get(self._goal)
-            if goal is None or position_of(link.head) > position_of(goal.head):
+            further = goal is None or position_of(link.head) > position_of(goal.head)
+            if further and not self._is_overtaken(link):
                 self._goal = name
 
     def _may_begin_at(self, link: say.ChainLink, source: str) -> bool:
@@ -221,20 +220,27 @@ class Chain:
             return True
         return self._context.now - self._coordinator_at >= ALONE_POLLS * config.poll_s
 
-    def _has_left(self, head: Head) -> bool:
-        """Return whether this node goes to no head of that term any more: it keeps the state of the start that it has
-        acknowledged. A coordinator keeps none, and must know what is committed."""
-        return head.term < self._context.left and not self._context.config.is_coordinator
+    def _is_overtaken(self, link: say.ChainLink) -> bool:
+        """Return whether this node does not go where a start leads: that came too late. A round that follows the start
+        by votes leads there all the same. The coordinator stands where it has signed."""
+        if link.start is None or self._context.config.is_coordinator:
+            return False
+        return self.takes_back(self._context.evidence.start(link.start))
 
-    def leave(self) -> None:
-        """Stay here until there is a head of the term whose start was acknowledged, or of a higher one."""
-        self._ahead = {name: link for name, link in self._ahead.items() if not self._has_left(link.head)}
-        self._set_goal()
+    def overtaken(self) -> tuple[say.ChainLink, ...]:
+        """Return what the coordinator did not know when it signed the last start: the links from where that begins to
+        this node's head. Empty if this node follows it, or knows none."""
+        starts = [link for link in self._ahead.values() if link.start is not None]
+        last = max(starts, key=lambda link: position_of(link.head), default=None)
+        if last is None or self.highest >= position_of(last.head) or not self._is_overtaken(last):
+            return ()
+        return self.after((last.head.previous,))
 
     def _set_goal(self) -> None:
         self._next = {before: name for before, name in self._next.items() if name in self._ahead}
-        if self._goal not in self._ahead:
-            self._goal = max(self._ahead, key=lambda n: position_of(self._ahead[n].head), default=b"")
+        if self._goal not in self._ahead or self._is_overtaken(self._ahead[self._goal]):
+            leads = {name: link for name, link in self._ahead.items() if not self._is_overtaken(link)}
+            self._goal = max(leads, key=lambda name: position_of(leads[name].head), default=b"")
 
     def _counts(self, link: say.ChainLink) -> bool:
         """Return whether this node can tell that the head counts; raise `ProtocolViolation` if it does not."""

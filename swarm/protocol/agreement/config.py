@@ -50,11 +50,9 @@ class AgreementConfig:
     """The coordinator waits this long for answers before it starts a term."""
     lost_s: float = 30.0
     """No quorum has answered the coordinator for this long: it is lost. At most three rounds, if rounds are shorter."""
-    start_s: float = 10.0
-    """A start that is not bound after this long is told to a person."""
     stalled_s: float = 600.0
-    """Nothing was committed for this long, though members answer: a required coordinator starts a term. At least ten
-    rounds; doubled while that does not help."""
+    """Nothing was committed for this long, though members answer: a person is told, and a required coordinator starts a
+    term. At least ten rounds; doubled while that does not help."""
     undo_s: float = 600.0
     """No peer has brought the last state for this long: a required coordinator starts a term from an older one. Doubled
     while that does not help."""

@@ -34,8 +34,6 @@ class AgreementContext:
         self.mute = False
         """A coordinator whose disk was put back from a backup: it votes and starts nothing before a person's
         regroup."""
-        self.left = 0
-        """This node votes in no term below this one: it has acknowledged or signed a start."""
         self.down: set[str] = set()
         """Peers that the failure detector suspects."""
         self.judged: frozenset[str] = frozenset()

@@ -116,13 +116,6 @@ class StartBody(msgspec.Struct, frozen=True):
     """Certified heads that this start takes back, because no peer could bring their state."""
 
 
-class AckBody(msgspec.Struct, frozen=True):
-    """A voter of a start holds its state and votes in no lower term any more. A quorum of these binds the start."""
-
-    head: Hash
-    voter: Member
-
-
 class EndorsementBody(msgspec.Struct, frozen=True):
     """The coordinator has checked the chain up to the head with this hash, so that newcomers need no longer chain."""
 
@@ -153,8 +146,7 @@ class ChainLink(msgspec.Struct, frozen=True):
     votes: SignedBodies = ()
     """`VoteBody`s of a quorum of the head before it."""
     start: Signed | None = None
-    """The coordinator's `StartBody`; `acks` bind it where the coordinator is not a required voter."""
-    acks: SignedBodies = ()
+    """The coordinator's `StartBody`."""
     endorsement: Signed | None = None
     """The coordinator's `EndorsementBody`."""
 
@@ -284,14 +276,11 @@ class EndorsementMessage(msgspec.Struct, frozen=True, tag="endorsement"):
 
 
 class AskMessage(msgspec.Struct, frozen=True, tag="ask"):
-    """The coordinator asks where a peer stands before it starts a term. With `seal` the answer is a promise, too: the
-    peer takes part in no attempt below the one that it reports."""
+    """The coordinator asks where a peer stands before it starts a term."""
 
     nonce: Name
-    term: Count
     head: Hash
     """The coordinator's head."""
-    seal: bool
 
 
 class ToldMessage(msgspec.Struct, frozen=True, tag="told"):
@@ -301,26 +290,12 @@ class ToldMessage(msgspec.Struct, frozen=True, tag="told"):
     voter: Member
     position: Position
     head: Hash
-    previous: Hash
-    promised: Count
     holds: Annotated[tuple[Hash, ...], msgspec.Meta(max_length=LINKS_MAX)]
     """Hashes of the states that the sender holds."""
     accepted: AcceptedValue | None = None
     support: Support | None = None
     links: Annotated[tuple[ChainLink, ...], msgspec.Meta(max_length=LINKS_MAX)] = ()
     """The chain from the coordinator's head to the sender's: without it a higher position would be hearsay."""
-
-
-class StartMessage(msgspec.Struct, frozen=True, tag="start"):
-    """A signed `StartBody`."""
-
-    start: Signed
-
-
-class AckMessage(msgspec.Struct, frozen=True, tag="ack"):
-    """A signed `AckBody`."""
-
-    ack: Signed
 
 
 class ProofMessage(msgspec.Struct, frozen=True, tag="proof"):
@@ -346,7 +321,5 @@ Message = (
     | EndorsementMessage
     | AskMessage
     | ToldMessage
-    | StartMessage
-    | AckMessage
     | ProofMessage
 )

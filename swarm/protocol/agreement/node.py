@@ -15,8 +15,6 @@ from swarm.protocol.agreement.config import AgreementConfig
 from swarm.protocol.agreement.context import AgreementContext
 from swarm.protocol.agreement.coordination.coordinator import TIMER as ASK_TIMER
 from swarm.protocol.agreement.coordination.coordinator import Coordinator
-from swarm.protocol.agreement.coordination.required_mode import RequiredCoordinator
-from swarm.protocol.agreement.coordination.witness_mode import WitnessCoordinator
 from swarm.protocol.agreement.early import EarlyMessages
 from swarm.protocol.agreement.records import BALLOT_KEY, IDENTITY_KEY, is_damaged
 from swarm.protocol.agreement.round import turns
@@ -26,7 +24,6 @@ from swarm.protocol.agreement.round.instance import Instance
 from swarm.protocol.agreement.rules import evidence
 from swarm.protocol.agreement.rules.electorate import leader_of
 from swarm.protocol.agreement.signing import Signer
-from swarm.protocol.agreement.starts import Starts
 from swarm.protocol.agreement.status import Idle
 from swarm.protocol.agreement.work import Work
 from swarm.protocol.head import Head, Member
@@ -47,13 +44,11 @@ class AgreementNode:
         self._context = AgreementContext(config, signer, work)
         self._chain = Chain(self._context)
         self._applicants = Applicants(self._context, self._chain)
-        self._starts = Starts(self._context, self._chain)
         self._idle = Idle(self._context, self._chain)
         self._early = EarlyMessages()
         self._coordinator: Coordinator | None = None
         if config.is_coordinator:
-            kind = RequiredCoordinator if config.mode == "required" else WitnessCoordinator
-            self._coordinator = kind(self._context, self._chain, self._applicants)
+            self._coordinator = Coordinator(self._context, self._chain, self._applicants)
         self._entered_at = 0.0
         self._completed = False
         self._started = False
@@ -152,7 +147,6 @@ class AgreementNode:
             session = WITNESS_SESSION
         context.me = Member(config.peer, session)
         self._chain.load(event.records, event.states)
-        self._starts.load(event.records)
         if self._coordinator is not None:
             self._coordinator.load(event)
             self._declare_witness()
@@ -164,8 +158,6 @@ class AgreementNode:
 
     def _enter(self, instance: Instance) -> Height:
         """Return the parts for the round after the present head."""
-        if self._chain.head.term < self._context.left:
-            instance.leave()
         round_s = self._context.now - self._entered_at if self._started else 0.0
         self._entered_at = self._context.now
         return Height(self._context, self._chain, self._applicants, instance, round_s)
@@ -200,8 +192,6 @@ class AgreementNode:
                 height.built(event)
             case events.StateFetched():
                 self._chain.fetched(event.state_hash, event.ok)
-                self._starts.fetched(event.state_hash)
-                self._starts.repeat(height.instance, height.participant)
             case events.Lacking():
                 height.lacking(event)
             case events.Judged():
@@ -235,9 +225,11 @@ class AgreementNode:
         """Do what is done again and again: tell where this node stands, repeat what may be lost, ask to join, watch."""
         self._chain.fetch_mine()
         self._height.repeat()
-        self._starts.repeat(self._height.instance, self._height.participant)
         self._idle.poll(self._context.me, self._height.attempt)
         self._request_join()
+        overtaken = self._chain.overtaken()
+        if overtaken:
+            self._context.out.send(self._config.coordinator, say.ChainMessage(overtaken))
         if self._coordinator is not None:
             self._coordinator.poll()
             if self._applicants.witness is not None and self._chain.head.witness != self._context.me:
@@ -283,8 +275,7 @@ class AgreementNode:
             case say.ProofMessage():
                 self._applicants.take_proof(message.proof)
             case say.AskMessage():
-                self._starts.ask(peer, message, self._height.instance, self._height.participant)
-                self._height.sealed()
+                self._idle.answer(peer, message, self._context.me, self._height.instance)
             case say.ToldMessage():
                 if self._coordinator is not None:
                     self._coordinator.shown(peer, message.links)
@@ -293,13 +284,6 @@ class AgreementNode:
                         self._idle.ask(peer)
                     else:
                         self._coordinator.told(peer, message)
-            case say.StartMessage():
-                if self._coordinator is not None and peer == self._config.peer:
-                    self._coordinator.show_start(message)  # now, and not after the fence has been written
-                if self._config.mode != "required":
-                    self._starts.start(message, self._height.instance, self._height.participant)
-            case say.AckMessage():
-                self._starts.ack(message)
             case _:
                 self._route(peer, message)
 

@@ -1,6 +1,6 @@
 """Which heads a peer believes that only looks at a group, and has no vote in it.
 
-A head is proved by consecutive links from one that the coordinator has signed for: a bound start of term, an
+A head is proved by consecutive links from one that the coordinator has signed for: a start of term, an
 endorsement, or, in `required` mode, a link with the coordinator's vote. How many peers report a head says nothing.
 """
 
@@ -101,7 +101,7 @@ class ProofChecker:
         before: Head | None = None
         for link in proof:
             voters = link.head if before is None else before
-            if max(len(link.votes), len(link.acks)) > len(voters.members) + 1:  # a proof holds no more than it needs
+            if len(link.votes) > len(voters.members) + 1:  # a proof holds no more than it needs
                 raise ProtocolViolation("a proof has more votes than there are voters")
             if not self._evidence.link_counts(link, before):
                 raise ProtocolViolation("a proof does not begin at what the coordinator has signed")

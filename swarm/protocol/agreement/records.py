@@ -8,14 +8,11 @@ import msgspec
 
 from peer.bounds import Count, Hash
 from peer.decoding import MALFORMED
-from peer.identity import Signed
 from swarm.protocol.agreement import messages as say
 from swarm.protocol.agreement.rules.acceptor import Ballot
 
 IDENTITY_KEY: Final = "identity"  # a voter's incarnation, as text
 BALLOT_KEY: Final = "ballot"
-FENCE_KEY: Final = "fence"
-COORDINATOR_KEY: Final = "coordinator"
 RESTORED_KEY: Final = "restored"  # of a coordinator that waits for a person: not empty
 LINK_KEY: Final = "link/"
 LINKS_KEPT: Final = 4096  # heads that a node can prove to others, in memory and on disk: some kilobytes each.
@@ -40,22 +37,6 @@ class BallotRecord(msgspec.Struct, frozen=True):
     support: say.Support | None
 
 
-class FenceRecord(msgspec.Struct, frozen=True):
-    """On disk: the lowest term whose start this voter may acknowledge, and the one start that it has acknowledged."""
-
-    term: Count
-    acked: Hash = b""
-    left: Count = 0
-    """The term of the last start that it has acknowledged: it takes part in no lower one any more."""
-
-
-class CoordinatorRecord(msgspec.Struct, frozen=True):
-    """On disk: the highest term used, even in vain, and the start that is not bound yet."""
-
-    term: Count
-    start: Signed | None = None
-
-
 def links_in(records: dict[str, bytes]) -> list[LinkRecord]:
     """Return the links that led a node where it stands, in order."""
     found: list[LinkRecord] = []
@@ -73,12 +54,12 @@ def links_in(records: dict[str, bytes]) -> list[LinkRecord]:
 
 def is_damaged(records: dict[str, bytes]) -> bool:
     """Return whether a record cannot be read: then promises and votes may have been lost with it."""
-    types = {BALLOT_KEY: BallotRecord, FENCE_KEY: FenceRecord}
     for key, record in records.items():
-        type_ = LinkRecord if key.startswith(LINK_KEY) else types.get(key)
         try:
-            if type_ is not None:
-                msgspec.msgpack.decode(record, type=type_)
+            if key == BALLOT_KEY:
+                msgspec.msgpack.decode(record, type=BallotRecord)
+            elif key.startswith(LINK_KEY):
+                msgspec.msgpack.decode(record, type=LinkRecord)
         except MALFORMED:
             return True
     return False

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from typing import Final
 
+from peer.errors import ProtocolViolation
 from swarm.protocol.agreement import messages as say
 from swarm.protocol.agreement.chain import Chain, position_of
 from swarm.protocol.agreement.context import AgreementContext
+from swarm.protocol.agreement.round.instance import Instance
 from swarm.protocol.head import Member
 
 TOLD_MAX: Final = 8  # peers at each poll, besides the coordinator
@@ -70,6 +72,23 @@ class Idle:
             self._asked.clear()
         self._asked[peer] = now
         self._context.out.send(peer, say.AskChainMessage(self._chain.known))
+
+    def answer(self, peer: str, ask: say.AskMessage, me: Member, instance: Instance) -> None:
+        """Tell the coordinator where this node stands, and what it has accepted there."""
+        if peer != self._context.config.coordinator:
+            raise ProtocolViolation("a peer that is not the coordinator asked where this one stands")
+        chain = self._chain
+        told = say.ToldMessage(
+            nonce=ask.nonce,
+            voter=me,
+            position=position_of(chain.head),
+            head=chain.hash,
+            holds=tuple(sorted(chain.holds)),
+            accepted=instance.accepted,
+            support=instance.support if instance.accepted is not None else None,
+            links=chain.after((ask.head,)) if ask.head != chain.hash else (),
+        )
+        self._context.out.send(peer, told)
 
     def ask_chain(self, peer: str, message: say.AskChainMessage) -> None:
         """Send the links after the last head that the peer knows."""

@@ -18,7 +18,6 @@ from tests.swarm.coordinator.run_scene import open_run
     ("outcome", "sentence"),
     [
         ("regrouped", "the run goes on from round 7 with 2 members (term 3)"),
-        ("not_bound", "the run waits for 2 members to accept term 3, from round 7"),
         ("withdrawn", "the run goes on by itself from round 7: nothing was changed"),
         ("would_undo", "the run could go on only by undoing the rounds after 7: nothing was changed"),
         ("failed", "the run cannot go on from round 7: the group has not begun"),
@@ -34,8 +33,7 @@ def test_each_outcome_is_a_sentence(outcome: Outcome, sentence: str) -> None:
     ("outcomes", "remedy"),
     [
         (["failed", "would_undo"], "--undo"),
-        (["not_bound"], "without those that are away"),
-        (["not_bound", "silent"], "peer join INVITE --home"),
+        (["failed", "silent"], "peer join INVITE --home"),
     ],
 )
 def test_a_group_that_cannot_go_on_is_an_error_with_its_remedy(outcomes: list[Outcome], remedy: str) -> None:

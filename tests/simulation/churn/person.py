@@ -10,7 +10,7 @@ from tests.simulation.setups import COORDINATOR
 if TYPE_CHECKING:
     from tests.simulation.churn.world import ChurnWorld
 
-CALLS: Final = {"quorum_lost", "coordinator_restored", "start_not_bound"}
+CALLS: Final = {"quorum_lost", "coordinator_restored"}
 TRIES_S: Final = 30.0  # between two tries
 GIVES_UP_S: Final = 600.0  # of tries: five repairs, after which nobody is awaited who may have the weights
 LOOKS_S: Final = 60.0

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from swarm.protocol.agreement import applicants, node, starts
+from swarm.protocol.agreement import applicants, node
 from swarm.protocol.agreement.coordination.coordinator import Coordinator
-from swarm.protocol.agreement.coordination.required_mode import RequiredCoordinator
-from swarm.protocol.agreement.coordination.witness_mode import WitnessCoordinator
+from swarm.protocol.agreement.coordination.group_watch import GroupWatch
 from swarm.protocol.agreement.round.instance import Instance
 from swarm.protocol.agreement.round.leader import AttemptLeader
 from swarm.protocol.agreement.round.voting import Voter
@@ -48,7 +47,7 @@ AUDITED: Final = (
         _all_of(
             changed(_Electors, "__init__", "context.config.max_peers", "10**9"),
             changed(applicants.Applicants, "joins", "self._context.config.max_peers", "10**9"),
-            changed(Coordinator, "first_members", "[: self.context.config.max_peers]", ""),
+            changed(Coordinator, "_first_members", "[: self._context.config.max_peers]", ""),
         ),
     ),
     Rule(
@@ -64,22 +63,14 @@ AUDITED: Final = (
         changed(Electorate, "witness", "len(head.members) % 2 == 0", "True"),
     ),
     Rule(
-        "the witness is held by its own start",
-        PERSONS,
-        _all_of(
-            changed(WitnessCoordinator, "_start", "self.context.left = max(self.context.left, term)", "pass"),
-            changed(WitnessCoordinator, "load", "if self._open is not None:", NEVER_TRUE),
-        ),
-    ),
-    Rule(
         "a start lists what it undoes",
         PERSONS,
-        changed(Coordinator, "start_of", "tuple(undoes)[: say.LINKS_MAX]", "()"),
+        changed(Coordinator, "_start", "tuple(undoes)[: say.LINKS_MAX]", "()"),
     ),
     Rule(
         "required: takes back only after its time, or by a person",
         ("required3-weights", *REQUIRED),
-        _set(RequiredCoordinator, "_may_undo", lambda self, inquiry, base: True),
+        _set(GroupWatch, "may_undo", lambda self, base: True),
     ),
     Rule(
         "only members, learners and those that ask to join contribute",
@@ -87,39 +78,9 @@ AUDITED: Final = (
         changed(Succession, "roster", "if any(member not in inside for member in present):", NEVER_TRUE),
     ),
     Rule(
-        "the witness's term counter is on disk",
-        PERSONS,
-        changed(
-            WitnessCoordinator,
-            "load",
-            "if event.restored:",
-            "self._record = CoordinatorRecord(0, self._record.start)\n    if event.restored:",
-        ),
-    ),
-    Rule(
-        "a voter acknowledges one start a term",
-        PERSONS,
-        changed(
-            starts.Starts,
-            "_acknowledge",
-            'if self._fence.term == body.head.term and self._fence.acked not in (b"", name):',
-            NEVER_TRUE,
-        ),
-    ),
-    Rule(
-        "required: stops at a signature of its own that it does not know",
+        "the coordinator stops at a signature of its own that it does not know",
         UNDECLARED,
-        _set(RequiredCoordinator, "shown", lambda self, peer, links: Coordinator.shown(self, peer, links)),
-    ),
-    Rule(
-        "who has left the term is no part of a quorum that goes on",
-        PERSONS,
-        changed(WitnessCoordinator, "decide", " if told.promised < NEVER", ""),
-    ),
-    Rule(
-        "a fenced voter answers no lower question",
-        PERSONS,
-        changed(starts.Starts, "ask", "if ask.term <= max(self._fence.term, head.term):", NEVER_TRUE),
+        _set(Coordinator, "_stop_at_unknown", _nothing),
     ),
     Rule("a damaged record makes another voter", DAMAGED, _set(node, "is_damaged", lambda records: False)),
     Rule("a leader checks what a promise brings", LIARS, _set(AttemptLeader, "_require_support", _nothing)),

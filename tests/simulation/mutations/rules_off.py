@@ -10,15 +10,16 @@ from unittest.mock import patch
 import msgspec
 from msgspec.structs import replace
 
-from swarm.protocol.agreement import chain, output, scheduled_work, starts
+from swarm.protocol.agreement import chain, output, scheduled_work
 from swarm.protocol.agreement.chain import Chain
-from swarm.protocol.agreement.coordination import coordinator, required_mode, witness_mode
+from swarm.protocol.agreement.coordination import coordinator, inquiry
+from swarm.protocol.agreement.coordination.branches import Branches
+from swarm.protocol.agreement.coordination.group_watch import GroupWatch
 from swarm.protocol.agreement.messages import ChainLink
 from swarm.protocol.agreement.records import LINK_KEY, LinkRecord
 from swarm.protocol.agreement.round import leader, participant, turns, voting
-from swarm.protocol.agreement.round.instance import Instance
 from swarm.protocol.agreement.rules import electorate, evidence, sponsors, succession
-from swarm.protocol.agreement.rules.acceptor import NEVER, Ballot
+from swarm.protocol.agreement.rules.acceptor import Ballot
 from swarm.protocol.agreement.rules.evidence import Evidence, ForcedBy
 from swarm.protocol.head import Member
 from swarm.protocol.ledger import Ledger
@@ -34,6 +35,7 @@ REQUIRED: Final = ("required2", "required3", "required4", "required5")
 REQUIRED_LIARS: Final = ("required3-liar", "required4-liar")
 LIARS: Final = (*REQUIRED_LIARS, "witness3-liar", "witness4-liar", "witness5-liar")
 RESTORED: Final = ("witness4-restored", "required3-restored")
+OVERTAKEN: Final = ("witness4-cuts", "witness3-cuts", "witness3-alone", "witness4-alone", *MEMBERS)
 JOINS: Final = ("witness1-joins", "witness2-joins", "witness3-joins", "witness3-storm", "witness3-lying-joiner")
 
 
@@ -77,19 +79,6 @@ def _vote_blindly(self: Any, attempt: int) -> None:
 
 def _follow_at_once(self: Any) -> list[ChainLink] | None:
     return self._path(self._goal) or None if self._goal in self._ahead else None
-
-
-def _bind_at_once(original: Any, self: Any, name: bytes) -> None:
-    signed, body = self._open[name]
-    acks = tuple(self._acks.get(name, {}).values())
-    self._chain.learn([ChainLink(body.head, start=signed, acks=acks)])
-
-
-def _acknowledge_blindly(original: Any, self: Any, name: bytes, *args: Any) -> None:
-    state, held = self._open[name][1].head.state_hash, set(self._chain.holds)
-    self._chain.holds.add(state)
-    original(self, name, *args)
-    self._chain.holds = held
 
 
 def _vote_before_disk(original: Any, self: Any, attempt: int, proposed: Any) -> None:
@@ -143,24 +132,20 @@ def _believe_person(original: Any, self: Any, event: Any) -> None:
 
 def _boot_zero(original: Any, self: Any, event: Any) -> None:
     original(self, event)
-    self.boot = 0
+    self._boot = 0
 
 
-def _votes_if_voter(self: Any) -> bool:
-    return bool(self._chain.is_voter(self._context.me))
-
-
-def _leave_out_for_now(original: Any, self: Any, person: Any) -> None:
-    original(self, person)
-    self._without = frozenset()
+def _leave_out_for_now(original: Any, self: Any, *args: Any) -> None:
+    original(self, *args)
+    self._person = replace(self._person, without=())
 
 
 def _always_ready(self: Any) -> bool:
     return True
 
 
-def _all_that_told(self: Any, inquiry: Any, state: bytes) -> set[Member]:
-    return set(inquiry.told)
+def _all_that_told(self: Any, state: bytes) -> set[Member]:
+    return set(self._told)
 
 
 def _nothing_chosen(*args: Any) -> None:
@@ -176,13 +161,8 @@ def _all_stand(records: dict[str, bytes]) -> list[LinkRecord]:
     return sorted(found, key=lambda record: record.number)
 
 
-def _counts_for_a_regroup(original: Any, self: Any, accepted: Any, head: Any, name: bytes, below: int) -> bool:
-    return below >= NEVER or bool(original(self, accepted, head, name, below))
-
-
-def _decide_as_if_none_were_open(original: Any, self: Any, inquiry: Any) -> None:
-    with patch.object(type(self), "_open", None):
-        original(self, inquiry)
+def _counts_for_a_regroup(original: Any, self: Any, *args: Any) -> bool:
+    return len(args) == 3 or bool(original(self, *args))
 
 
 def _no_culprits(original: Any, self: Any, context: Any, head: Any, culprits: Any) -> None:
@@ -263,27 +243,15 @@ RULES: Final = (
     Rule("fetch first, then leave", _THREE, _set(Chain, "next_stop", _follow_at_once)),
     Rule("the whole way to a head is on disk", MEMBERS, _after(Chain, "adopt", _keep_the_last)),
     Rule("a way that is half on disk was never gone", MEMBERS, _set(chain, "links_in", _all_stand)),
-    Rule("a start binds with a quorum's acks", MEMBERS, _after(starts.Starts, "_bind", _bind_at_once)),
     Rule(
-        "a voter acknowledges a start whose state it holds",
-        MEMBERS,
-        _after(starts.Starts, "_acknowledge", _acknowledge_blindly),
-    ),
-    Rule(
-        "seal and ack are promises",
-        MEMBERS,
-        lambda: [
-            patch.object(starts, "NEVER", -1),
-            patch.object(Instance, "leave", _nothing),
-            patch.object(Chain, "leave", _nothing),
-            patch.object(Chain, "_has_left", lambda self, head: False),
-            patch.object(participant.Participant, "votes", property(_votes_if_voter)),
-        ],
-    ),
-    Rule(
-        "no start takes back silently what is known",
-        ("witness3-alone", "witness4-alone", *MEMBERS),
+        "no member leaves a round behind for a start that missed it",
+        OVERTAKEN,
         _set(Chain, "takes_back", lambda self, start: False),
+    ),
+    Rule(
+        "a start that was overtaken is followed by one from there",
+        OVERTAKEN,
+        _set(Branches, "overtake", lambda self, start: False),
     ),
     Rule(
         "an answer that is not proved does not count",
@@ -293,17 +261,12 @@ RULES: Final = (
     Rule(
         "a start goes on from what may be chosen",
         MEMBERS,
-        _set(witness_mode.WitnessCoordinator, "_chosen", _nothing_chosen),
+        _set(inquiry.InquiryResult, "chosen", _nothing_chosen),
     ),
     Rule(
         "a regroup believes accepted values with evidence only",
         MEMBERS,
         _after(Evidence, "counts", _counts_for_a_regroup),
-    ),
-    Rule(
-        "no withdrawal while a start of one's own is open",
-        MEMBERS,
-        _after(witness_mode.WitnessCoordinator, "decide", _decide_as_if_none_were_open),
     ),
     Rule("proved liars leave the group", LIARS, _after(succession._Electors, "__init__", _no_culprits)),
     Rule(
@@ -318,29 +281,29 @@ RULES: Final = (
     Rule(
         "required: starts after n - k + 1 answers",
         REQUIRED,
-        _set(required_mode.RequiredCoordinator, "_is_ready", _always_ready),
+        _set(GroupWatch, "is_ready", property(_always_ready)),
     ),
     Rule(
         "required: members of a start hold its state",
         REQUIRED,
-        _set(coordinator.Coordinator, "state_holders", _all_that_told),
+        _set(inquiry.InquiryResult, "holders", _all_that_told),
     ),
     Rule(
         "required: a start takes in all that were members lately",
         REQUIRED_LIARS,
-        _set(required_mode, "REMEMBERED", 1),
+        _set(inquiry, "REMEMBERED", 1),
     ),
     Rule(
         "required: a term that ends no round is followed by one with those that answer",
         REQUIRED_LIARS,
-        _set(required_mode.RequiredCoordinator, "_leaves_out", lambda self, heard: False),
+        _set(GroupWatch, "_leaves_out", lambda self, heard, barred: False),
     ),
     Rule(
         "required: no start takes in whom a proof convicts or a person left out",
         REQUIRED_LIARS,
         lambda: [
-            patch.object(required_mode.RequiredCoordinator, "_banned", frozenset()),
-            *_after(required_mode.RequiredCoordinator, "ask", _leave_out_for_now)(),
+            patch.object(coordinator.Coordinator, "_barred", frozenset()),
+            *_after(coordinator.Coordinator, "_start", _leave_out_for_now)(),
         ],
     ),
     Rule(

@@ -11,7 +11,7 @@ from peer import identity as identity_module
 from peer.errors import ProtocolViolation
 from peer.identity import Identity, Signed, sign_body
 from swarm.protocol.agreement import messages as say
-from swarm.protocol.agreement.rules.evidence import ACK, VOTE, signed_in
+from swarm.protocol.agreement.rules.evidence import PROMISE, VOTE, signed_in
 from swarm.protocol.head import Member, genesis
 from swarm.protocol.signer import KeySigner, check_all
 from tests.swarm.protocol.agreement import group as nodes
@@ -76,7 +76,7 @@ def test_a_wrong_signature_is_refused_whatever_was_checked(verified: list[str]) 
         with pytest.raises(ProtocolViolation):
             signer.open(false, VOTE, say.VoteBody)
         with pytest.raises(ProtocolViolation):
-            signer.open(first, ACK, say.VoteBody)
+            signer.open(first, PROMISE, say.VoteBody)
         with pytest.raises(ProtocolViolation):
             signer.open(first, VOTE, say.ChainLink)
         signer.open(third, VOTE, say.VoteBody)

@@ -109,13 +109,15 @@ async def test_orders_of_a_peer_that_does_not_lead_are_refused(tmp_path: Path) -
         forged = liar.sign(PLAN_KIND, msgspec.structs.replace(plan, attempt=wrong))
         roster = say.RosterBody(head.hash, wrong, plan.hash, ())
         other = Member(scene.honest[1].peer, "s")
+        start = msgspec.structs.replace(head, term=head.term + 1, previous=head.hash, attempt=-1)
+        started = say.ChainLink(start, start=liar.sign(evidence.START, say.StartBody(start)))
         orders = {
             "prepare": say.PrepareMessage(head.hash, wrong, position_of(head)),
             "plan": say.PlanMessage(head.hash, wrong, forged),
             "roster": say.RosterMessage(head.hash, wrong, forged, liar.sign(evidence.ROSTER, roster)),
             "vote": say.VoteMessage(liar.sign(evidence.VOTE, say.VoteBody(head.hash, 0, b"x" * 32, other))),
             "join": say.JoinMessage(liar.sign(evidence.JOIN, say.JoinBody(head.hash, other))),
-            "start": say.StartMessage(liar.sign(evidence.START, say.StartBody(head))),
+            "start": say.ChainMessage((started,)),
             "endorsement": say.EndorsementMessage(liar.sign(evidence.ENDORSEMENT, say.EndorsementBody(head.hash))),
             "witness": say.WitnessMessage(liar.sign(evidence.WITNESS, say.WitnessBody(head.run_id, other))),
         }

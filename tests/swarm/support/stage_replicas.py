@@ -32,7 +32,7 @@ from swarm.pipeline.stage_trainer import StageTrainer
 from swarm.pipeline.synchronous import BatchTracker, Synchronous
 from swarm.protocol.agreement import events
 from swarm.protocol.agreement.config import AgreementConfig
-from swarm.protocol.agreement.messages import StartBody, StartMessage
+from swarm.protocol.agreement.messages import ChainLink, ChainMessage, StartBody
 from swarm.protocol.agreement.records import IDENTITY_KEY
 from swarm.protocol.agreement.rules.evidence import START
 from swarm.protocol.head import Head, Member, genesis
@@ -88,7 +88,7 @@ class StageMember:
     snapshots: SnapshotStore
     driver: ReplicaDriver
     first: Head  # of the group's first term
-    start: StartMessage
+    start: ChainMessage
     others: Callable[[], Iterable[str]]
     entry: dict[str, Any]  # in the table: its round, as records say it
     heads: list[Head] = field(default_factory=list)  # of rounds that were committed
@@ -229,7 +229,7 @@ async def open_member(
     timeout = work_timeout(schedule, parts.timeouts, lambda: trainer.speed)
     work = work_of(strategy, schedule, lambda head: 60.0, timeout, dict(enumerate(groups[: max(1, stage)])))
     driver = ReplicaDriver(parts, config, work, tuple)
-    start = StartMessage(sign_body(authority, START, StartBody(head)))
+    start = ChainMessage((ChainLink(head, start=sign_body(authority, START, StartBody(head))),))
     member = StageMember(replica, trainer, snapshots, driver, head, start, lambda: list(mates), table[host.peer_id])
     await driver.begin(member)
     for peer, entry in table.items():

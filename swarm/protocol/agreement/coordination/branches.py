@@ -6,6 +6,7 @@ proved to the coordinator, page by page, while it asks where all stand.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
 from swarm.protocol.agreement import messages as say
@@ -66,17 +67,19 @@ class Branches:
 
     def above(self, base: Head, heads: Sequence[Head]) -> list[bytes]:
         """Return the hashes of certified heads that a start from `base` takes back: those of the chain `heads` (the
-        last one first) until it meets what led to `base`, then rounds of other branches."""
-        kept = {head.hash for head in self._way_to(base)}
-        own = list[bytes]()
-        for head in heads:
-            if head.hash in kept:
-                break
-            own.append(head.hash)
+        last one first) until it meets what led to `base`, then those of other branches. A start is no round."""
+        kept = {head.hash for head in self.way_to(base)}
+        own = itertools.takewhile(lambda head: head.hash not in kept, heads)
         others = (link.head for name, link in self._links.items() if name not in kept and self._on_chain(name) is None)
-        return own + [head.hash for head in others if head.attempt >= 0]
+        return [head.hash for head in itertools.chain(own, others) if head.attempt >= 0]
 
-    def _way_to(self, base: Head) -> Iterator[Head]:
+    def overtake(self, start: Head) -> bool:
+        """Return whether a branch goes on, by votes, from the head where that start began: it came too late there."""
+        names = (link.head.previous for link in self._links.values() if link.start is None)
+        return start.attempt < 0 and start.previous in names
+
+    def way_to(self, base: Head) -> Iterator[Head]:
+        """Return the head `base` and those that led to it, as far as they are known."""
         head: Head | None = base
         while head is not None:
             yield head

@@ -36,7 +36,7 @@ class Height:
         """Whether this node may lead attempts here."""
         rounds = self._context.config.rounds
         complete = rounds and self.instance.head.round >= rounds
-        return not complete and not self._turns.is_fenced and self.instance.head.has(self._context.me)
+        return not complete and self.instance.head.has(self._context.me)
 
     def begin(self) -> None:
         """Wait for the first leader, or lead."""
@@ -58,11 +58,6 @@ class Height:
     def heard(self, message: say.StatusMessage) -> None:
         """Follow a voter to the later attempt for which it waits, if the present leader makes no progress."""
         if self.instance.head.members and self._turns.heard(message.voter, message.attempt):
-            self._go_on()
-
-    def sealed(self) -> None:
-        """Go on after a seal, which has ended the attempt under way."""
-        if self.instance.head.members and not self._context.config.is_coordinator and self._turns.catch_up():
             self._go_on()
 
     def _go_on(self) -> None:

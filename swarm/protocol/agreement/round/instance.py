@@ -12,7 +12,7 @@ from peer.decoding import MALFORMED
 from peer.identity import Signed
 from swarm.protocol.agreement import messages as say
 from swarm.protocol.agreement.records import BallotRecord
-from swarm.protocol.agreement.rules.acceptor import NEVER, Ballot
+from swarm.protocol.agreement.rules.acceptor import Ballot
 from swarm.protocol.agreement.rules.succession import OpenedRoster
 from swarm.protocol.head import Head, Member
 from swarm.protocol.plan import WorkPlan
@@ -101,10 +101,6 @@ class Instance:
             if stored.head == head_hash:
                 instance.ballot, instance.accepted, instance.support = stored.ballot, stored.accepted, stored.support
         return instance
-
-    def leave(self) -> None:
-        """Take part in no attempt any more: a later term is to begin, which the fence on disk says."""
-        self.ballot = msgspec.structs.replace(self.ballot, promised=NEVER)
 
     @property
     def record(self) -> BallotRecord:

@@ -39,8 +39,8 @@ class Participant:
 
     @property
     def votes(self) -> bool:
-        """Whether this node is a voter here, and has not left this term."""
-        return self._chain.is_voter(self._context.me) and self._instance.head.term >= self._context.left
+        """Whether this node is a voter here."""
+        return self._chain.is_voter(self._context.me)
 
     def set_ballot(self, ballot: Ballot) -> None:
         """Change the promise or vote; what is sent from now on waits until it is on disk."""

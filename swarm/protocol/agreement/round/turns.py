@@ -17,7 +17,6 @@ from swarm.protocol.agreement import messages as say
 from swarm.protocol.agreement.chain import position_of
 from swarm.protocol.agreement.context import AgreementContext
 from swarm.protocol.agreement.round.instance import Instance
-from swarm.protocol.agreement.rules.acceptor import NEVER
 from swarm.protocol.agreement.rules.electorate import attempt_of, leader_of
 from swarm.protocol.head import Member
 
@@ -88,17 +87,12 @@ class Turns:
 
     @property
     def latest(self) -> int:
-        """The attempt that this node waits for or has promised; 0 if it takes part in none of this term any more."""
-        return 0 if self.is_fenced else max(self.awaited, self._promised)
-
-    @property
-    def is_fenced(self) -> bool:
-        """Whether this node has acknowledged the start of a higher term: it leads and votes here no more."""
-        return self._instance.ballot.promised >= NEVER
+        """The attempt that this node waits for or has promised."""
+        return max(self.awaited, self._promised)
 
     @property
     def _promised(self) -> int:
-        return 0 if self.is_fenced else max(0, self._instance.ballot.promised)
+        return max(0, self._instance.ballot.promised)
 
     def heard(self, voter: Member, attempt: int) -> bool:
         """Note for which attempt a voter waits. Return whether this node now waits for it as well: its own leader
@@ -110,17 +104,6 @@ class Turns:
         goes_on = self._progresses() and voter != self.leader and not self._is_hopeless()
         if goes_on or not self._follow(voter):
             return False
-        self._wait(self.turn_s)
-        self._announce()
-        return True
-
-    def catch_up(self) -> bool:
-        """Wait for the leader of the attempt that this node has promised, if it waits for one below: a seal has ended
-        that. Return whether that changes anything."""
-        if self.awaited >= self._promised:
-            return False
-        self.awaited = self._promised
-        self._skip_down()
         self._wait(self.turn_s)
         self._announce()
         return True
@@ -147,8 +130,6 @@ class Turns:
     def _follow(self, voter: Member) -> bool:
         """Wait for the attempt that a voter waits for, if it is a later one and no leader given up leads it."""
         attempt, head = self._heard[voter], self._instance.head
-        if self.is_fenced:
-            return False
         followed = self._followed.get(voter, 0)
         if not self.latest < attempt <= self.latest + ATTEMPTS_AHEAD_MAX:
             return False

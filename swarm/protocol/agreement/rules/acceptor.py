@@ -12,13 +12,11 @@ of small groups. The node persists an `Acceptor` before it sends what came of it
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 
 from peer.bounds import Count, Hash
-
-NEVER: Final = (1 << 53) - 1  # promised by a voter that has acknowledged the start of a higher term
 
 
 class HasAttempt(Protocol):
@@ -32,8 +30,7 @@ Value = TypeVar("Value", bound=HasAttempt)
 
 
 class Ballot(msgspec.Struct, frozen=True):
-    """One voter's promise and votes for the round after one head. Attempts count from 0; -1: none; the promise `NEVER`
-    refuses all."""
+    """One voter's promise and votes for the round after one head. Attempts count from 0; -1: none."""
 
     promised: Count = -1
     voted_attempt: Count = -1
@@ -48,13 +45,13 @@ class Ballot(msgspec.Struct, frozen=True):
 
     def promise(self, attempt: int) -> Ballot | None:
         """Promise to take part in no attempt below this one; None if a later one was promised or this one voted in."""
-        if attempt < self.promised or attempt <= self.voted_attempt or attempt >= NEVER:
+        if attempt < self.promised or attempt <= self.voted_attempt:
             return None
         return msgspec.structs.replace(self, promised=attempt)
 
     def vote(self, attempt: int, value: bytes) -> Ballot | None:
         """Vote for the value of an attempt: one an attempt, none below the promise. None if that is refused."""
-        if attempt < self.promised or attempt < self.voted_attempt or attempt >= NEVER:
+        if attempt < self.promised or attempt < self.voted_attempt:
             return None
         if attempt == self.voted_attempt and value != self.voted:
             return None

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator
 from typing import Final
 
@@ -27,7 +28,6 @@ RESULTS: Final = "agreement.results"
 PROMISE: Final = "agreement.promise"
 VOTE: Final = "agreement.vote"
 START: Final = "agreement.start"
-ACK: Final = "agreement.ack"
 ENDORSEMENT: Final = "agreement.endorsement"
 JOIN: Final = "agreement.join"
 WITNESS: Final = "agreement.witness"
@@ -58,12 +58,6 @@ class Evidence:
         """Open a vote that its voter has signed."""
         body = self._signer.open(signed, VOTE, say.VoteBody)
         self._require_voter(signed, body.voter, "vote")
-        return body
-
-    def ack(self, signed: Signed) -> say.AckBody:
-        """Open the acknowledgement of a start that its voter has signed."""
-        body = self._signer.open(signed, ACK, say.AckBody)
-        self._require_voter(signed, body.voter, "ack")
         return body
 
     def join(self, signed: Signed) -> say.JoinBody:
@@ -101,8 +95,8 @@ class Evidence:
             raise ProtocolViolation("a proposal is signed by another peer than the attempt's leader")
         return body
 
-    def counts(self, accepted: say.AcceptedValue, head: Head, head_hash: bytes, below: int) -> bool:
-        """Return whether what a promise reports as accepted is proved: its attempt, below `below`, had that value.
+    def counts(self, accepted: say.AcceptedValue, head: Head, head_hash: bytes, below: float = math.inf) -> bool:
+        """Return whether what a peer reports as accepted is proved: its attempt, below `below`, had that value.
 
         Without this one voter could make up an attempt that all later leaders had to respect (F10)."""
         value = accepted.value.hash
@@ -153,21 +147,6 @@ class Evidence:
         if not self._electorate.enough(before, {vote.voter for vote in cast}):
             raise ProtocolViolation("a certificate has too few votes")
 
-    def bound(self, link: say.ChainLink) -> say.StartBody:
-        """Check the first head of a term: signed, and acknowledged by a quorum of its own voters where the
-        coordinator's signature alone does not bind. Return the start."""
-        assert link.start is not None
-        body, name = self.start(link.start), link.head.hash
-        if body.head != link.head:
-            raise ProtocolViolation("a start of term is for another head")
-        if self._electorate.mode == "required":
-            return body
-        acks = [self.ack(signed) for signed in self._by_voters(link.acks, link.head)]
-        voters = {ack.voter for ack in acks if ack.head == name}
-        if not self._electorate.enough(link.head, voters) or not voters.intersection(link.head.members):
-            raise ProtocolViolation("a start of term is not acknowledged by a quorum of its members")
-        return body
-
     def link_counts(self, link: say.ChainLink, before: Head | None) -> bool:
         """Return whether the link's head counts, after `before` (None: the one before it is not known). Raises if it
         does not, whatever was before it."""
@@ -179,11 +158,20 @@ class Evidence:
         return True
 
     def is_signed_for(self, link: say.ChainLink) -> bool:
-        """Return whether the coordinator says that the head counts, by a bound start or an endorsement."""
+        """Return whether the coordinator says that the head counts, by a start or an endorsement."""
         if link.start is not None:
-            self.bound(link)
+            if self.start(link.start).head != link.head:
+                raise ProtocolViolation("a start of term is for another head")
             return True
         return link.endorsement is not None and self.endorsed(link.endorsement) == link.head.hash
+
+    def require_signed_by(self, peer: str, link: say.ChainLink) -> None:
+        """Raise unless that peer has really signed the link's start, or the votes that bear its name."""
+        if link.start is not None:
+            self.is_signed_for(link)
+        for vote in [self.vote(signed) for signed in link.votes if signed.signer == peer]:
+            if (vote.head, vote.value) != (link.head.previous, link.head.hash):
+                raise ProtocolViolation("a certificate has votes for another head")
 
     def is_vouched_for(self, link: say.ChainLink) -> bool:
         """Return whether the coordinator itself has completed this certificate: it has checked all that was before."""
@@ -202,15 +190,7 @@ class Evidence:
         """Return the link with no more than what the coordinator has signed for it, so that it counts whatever was
         before; None if that is nothing."""
         if self.is_signed_for(link):
-            if link.start is None:
-                return say.ChainLink(link.head, endorsement=link.endorsement)
-            voters = self._electorate.voters(link.head)
-            acks = (
-                {}
-                if self._electorate.mode == "required"
-                else {self.ack(signed).voter: signed for signed in self._by_voters(link.acks, link.head)}
-            )
-            return say.ChainLink(link.head, start=link.start, acks=tuple(acks[v] for v in voters if v in acks))
+            return say.ChainLink(link.head, start=link.start, endorsement=None if link.start else link.endorsement)
         signed = self._own_vote(link)
         if signed is None or not self.is_vouched_for(link):
             return None
@@ -297,12 +277,11 @@ def head_named(message: say.Message) -> bytes:
 
 def signed_in(message: say.Message, head: Head) -> Iterator[tuple[str, Signed]]:
     """Yield what the links of a message are signed with, and for what kind each: a page of links has so many that a
-    driver may want to check them before its node, which stands at `head`, does. Of votes and acknowledgements only
-    those that the node will look at, if the links are what they seem to be."""
+    driver may want to check them before its node, which stands at `head`, does. Of votes only those that the node will
+    look at, if the links are what they seem to be."""
     links = message.links if isinstance(message, say.ChainMessage | say.ToldMessage) else ()
     for link in links:
         yield from ((VOTE, signed) for signed in _by_peers_of(head, link.votes))
-        yield from ((ACK, signed) for signed in _by_peers_of(link.head, link.acks))
         yield from ((START, signed) for signed in (link.start,) if signed is not None)
         yield from ((ENDORSEMENT, signed) for signed in (link.endorsement,) if signed is not None)
         head = link.head

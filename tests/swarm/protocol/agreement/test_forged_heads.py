@@ -35,7 +35,7 @@ class Scene:
         self.honest = (self.group.member(MEMBER), *others)
         self.witness = self.group.member(COORDINATOR)
         first = self.honest if founders is None else self.honest[:founders]
-        self.links = [self.start_of(self.honest_head(GENESIS, first), COORDINATOR, (*self.guests, *first))]
+        self.links = [self.start_of(self.honest_head(GENESIS, first), COORDINATOR)]
         for _ in range(3):
             before = self.last
             self.links.append(
@@ -53,7 +53,7 @@ class Scene:
     def begin_term(self) -> None:
         """Begin another term of the same members at the last head."""
         head = replace(self.after(self.last, self.last.members), term=2, round=self.last.round, attempt=-1)
-        self.links.append(self.start_of(head, COORDINATOR, head.members))
+        self.links.append(self.start_of(head, COORDINATOR))
         self.show(COORDINATOR, MEMBER, self.links[-1:])
         self.show(MEMBER, COORDINATOR, self.links[-1:])
 
@@ -81,10 +81,8 @@ class Scene:
 
         return say.ChainLink(head, votes=tuple(map(vote, voters)))
 
-    def start_of(self, head: Head, signer: str, voters: Sequence[Member]) -> say.ChainLink:
-        signed = self.group.sign(signer, evidence.START, say.StartBody(head))
-        acks = tuple(self.group.sign(v.peer, evidence.ACK, say.AckBody(head.hash, v)) for v in voters)
-        return say.ChainLink(head, start=signed, acks=acks)
+    def start_of(self, head: Head, signer: str) -> say.ChainLink:
+        return say.ChainLink(head, start=self.group.sign(signer, evidence.START, say.StartBody(head)))
 
     def forged_from(self, link: say.ChainLink, rounds: int) -> list[say.ChainLink]:
         """Return rounds after that head that the guest's keys alone have voted for."""
@@ -121,8 +119,6 @@ class Scene:
             voter=self.guests[0],
             position=position_of(head),
             head=head.hash,
-            previous=head.previous,
-            promised=-1,
             holds=(head.state_hash,),
             accepted=None,
             support=None,
@@ -162,13 +158,13 @@ def higher_term(scene: Scene) -> list[say.ChainLink]:
 
 def own_start(scene: Scene) -> list[say.ChainLink]:
     head = replace(scene.after(scene.last, scene.guests), term=9, boot=7, attempt=-1)
-    return [scene.start_of(head, LIAR, scene.guests), *scene.forged_from(scene.start_of(head, LIAR, scene.guests), 2)]
+    return [scene.start_of(head, LIAR), *scene.forged_from(scene.start_of(head, LIAR), 2)]
 
 
 def anothers_start(scene: Scene) -> list[say.ChainLink]:
     """The coordinator's start of the first head, at a head that it is not for."""
     head = replace(scene.after(scene.last, scene.guests), term=9, attempt=-1)
-    return [replace(scene.start_of(head, LIAR, scene.guests), start=scene.links[0].start)]
+    return [replace(scene.start_of(head, LIAR), start=scene.links[0].start)]
 
 
 def own_endorsement(scene: Scene) -> list[say.ChainLink]:

@@ -13,7 +13,7 @@ from swarm.protocol.agreement import messages as say
 from swarm.protocol.agreement.output import encode
 from swarm.protocol.agreement.records import BallotRecord
 from swarm.protocol.agreement.rules import evidence
-from swarm.protocol.agreement.rules.acceptor import NEVER, Ballot
+from swarm.protocol.agreement.rules.acceptor import Ballot
 from swarm.protocol.agreement.rules.electorate import attempt_of, leader_of
 from swarm.protocol.head import Member, Sponsor, Sponsorship
 from swarm.protocol.plan import CONTRIBUTION_KIND, Contribution
@@ -22,7 +22,7 @@ from tests.swarm.protocol.agreement.group import COORDINATOR, GENESIS, GroupOfNo
 
 @pytest.mark.parametrize("mode", ["witness", "required"])
 def test_a_regroup_before_the_group_has_begun_begins_nothing(mode: str) -> None:
-    """The coordinator sealed and answered itself, and made itself the only member of a group without weights."""
+    """The coordinator answered itself, and made itself the only member of a group without weights."""
     group = GroupOfNodes("ABC", mode=mode)
     group.isolate(COORDINATOR)
     group.run(1.0)
@@ -186,31 +186,8 @@ def test_one_invite_is_one_member_from_the_first_head_on() -> None:
     assert group.head("A").sponsored == tuple(Sponsorship(invite, peer) for peer in sorted(peers & set("XY")))
 
 
-def test_a_fenced_voter_leads_and_votes_no_more() -> None:
-    """It led the attempt after the last number there is, and its own promise to that one took its fence down."""
-    group = GroupOfNodes("ABC")
-    group.run_to(2)
-    head, node = group.head("A"), group.machines["A"].node
-    start = msgspec.structs.replace(
-        head, term=9, boot=1, previous=head.hash, members=(group.member("A"), group.member("B")), attempt=-1
-    )
-    signed = group.sign(COORDINATOR, evidence.START, say.StartBody(start))
-    group.lost = lambda source, target, message: target == "B" and isinstance(message, say.StartMessage)
-    group.event("A", events.Received(COORDINATOR, say.StartMessage(signed)))
-    assert node._height.instance.ballot.promised == NEVER
-    group.isolate("A")
-    group.run(60.0)
-    assert node.head == head and node._height.instance.ballot.promised == NEVER
-    assert not any(
-        source == "A" and isinstance(m, say.PrepareMessage) and m.attempt > 1 << 40 for source, _, m in group.sent
-    )
-    for step in (Ballot.promise, lambda b, a: b.vote(a, b"v")):
-        assert all(step(Ballot(promised=promised), NEVER) is None for promised in (0, NEVER))
-
-
-def test_a_seal_costs_one_attempt_and_no_turn() -> None:
-    """Each voter went on waiting for the leader whose attempt the seal had ended: a person's regroup of a group that
-    was only slow cost eleven seconds."""
+def test_a_question_costs_a_slow_group_no_turn() -> None:
+    """A person's regroup of a group that was only slow ended the attempt under way, and cost eleven seconds."""
     group = GroupOfNodes("ABC", train_s=2.0)
     group.run_to(2)
     group.run_until_sent(say.PlanMessage)

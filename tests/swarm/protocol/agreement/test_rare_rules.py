@@ -88,28 +88,6 @@ def test_a_regroup_believes_accepted_values_with_evidence_only() -> None:
     assert start.head.previous == head.hash != message.value.hash
 
 
-def test_a_regroup_is_not_withdrawn_while_a_start_of_its_own_is_open() -> None:
-    """Those that answer may have acknowledged it: the witness votes in the old term no more."""
-    group = GroupOfNodes("ABCD")
-    group.run_to(2)
-    group.isolate("B", "C", "D")
-    group.event(COORDINATOR, events.Asked())
-    cut = group.lost
-    group.lost = lambda source, target, sent: (
-        cut(source, target, sent) or (isinstance(sent, say.StartMessage) and target != COORDINATOR)
-    )
-    group.run(10.0)
-    assert group.told(COORDINATOR, "regrouped")[-1]["members"] == 1 and group.head("A").term == 1
-    group.lost = lambda source, target, sent: isinstance(sent, say.StartMessage) and target != COORDINATOR
-    group.run(3.0)
-    group.event(COORDINATOR, events.Asked())
-    group.run(10.0)
-    assert not group.told(COORDINATOR, "regroup_withdrawn")
-    assert group.told(COORDINATOR, "regrouped")[-1]["members"] > 1
-    group.heal()
-    group.run_to(group.round("A") + 3)
-
-
 def test_a_proved_liar_leaves_the_group() -> None:
     group = GroupOfNodes("ABCD")
     group.run_to(2)
@@ -156,34 +134,3 @@ def proposals(group: GroupOfNodes, head: bytes) -> list[tuple[str, say.ProposalM
     """Return (source, message) of each proposal after that head, in order."""
     sent = ((source, message) for source, _, message in group.sent if isinstance(message, say.ProposalMessage))
     return [(source, message) for source, message in sent if message.value.previous == head]
-
-
-def test_a_restarted_witness_uses_no_term_again() -> None:
-    """It has asked with a seal, and died before an answer came. Those that it has sealed answer no such term again."""
-    group = GroupOfNodes("ABC")
-    group.run_to(2)
-    stood = group.head("A")
-    group.isolate("B", "C")
-    cut = group.lost
-    group.lost = lambda source, target, sent: cut(source, target, sent) or isinstance(sent, say.ToldMessage)
-    group.event(COORDINATOR, events.Asked())
-    group.run(1.0)
-    group.crash(COORDINATOR)
-    group.start(COORDINATOR)
-    group.lost = cut
-    group.run(3.0)
-    group.event(COORDINATOR, events.Asked())
-    group.run(20.0, lambda: group.head("A").term > stood.term)
-    assert group.head("A").term == stood.term + 2
-
-
-def test_a_sealed_voter_answers_no_lower_question() -> None:
-    """An old question that comes late would get an answer that a later seal has overtaken."""
-    group = GroupOfNodes("ABC")
-    group.run_to(2)
-    for term in (5, 4, 6):
-        ask = say.AskMessage(f"of term {term}", term, group.head("A").hash, True)
-        group.event("A", events.Received(COORDINATOR, ask))
-        group.run(0.1)
-    answers = [sent.nonce for source, _, sent in group.sent if source == "A" and isinstance(sent, say.ToldMessage)]
-    assert answers == ["of term 5", "of term 6"]

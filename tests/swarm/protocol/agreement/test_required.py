@@ -131,7 +131,7 @@ def test_a_required_coordinator_has_written_before_any_other_peer_hears_of_its_v
 def test_a_restarted_required_coordinator_asks_before_it_starts_a_term() -> None:
     """B7: put back from a backup unnoticed, it hears of what its disk forgot from n - k + 1 members, or starts
     nothing."""
-    group = GroupOfNodes("ABC", mode="required")
+    group = GroupOfNodes("ABC", mode="required", lone_survivor=True)
     group.run_to(1)
     backup = dict(group.machines[COORDINATOR].records)
     group.run_to(4)

@@ -12,12 +12,13 @@ from swarm.protocol.head import Head, Sponsor, Sponsorship
 from tests.swarm.protocol.agreement.group import COORDINATOR, GENESIS, GroupOfNodes
 
 
-def start_from(group: GroupOfNodes, base: Head, members: str, undoes: tuple[bytes, ...] = ()) -> say.StartMessage:
+def start_from(group: GroupOfNodes, base: Head, members: str, undoes: tuple[bytes, ...] = ()) -> say.ChainMessage:
     """Return the start of term 9 over a head."""
     head = msgspec.structs.replace(
         base, term=9, boot=1, previous=base.hash, members=tuple(group.member(peer) for peer in members), attempt=-1
     )
-    return say.StartMessage(group.sign(COORDINATOR, evidence.START, say.StartBody(head, undoes)))
+    signed = group.sign(COORDINATOR, evidence.START, say.StartBody(head, undoes))
+    return say.ChainMessage((say.ChainLink(head, start=signed),))
 
 
 def signed_starts(group: GroupOfNodes) -> list[Head]:
@@ -26,37 +27,63 @@ def signed_starts(group: GroupOfNodes) -> list[Head]:
     return sorted((msgspec.msgpack.decode(b, type=say.StartBody).head for b in bodies), key=lambda head: head.term)
 
 
-@pytest.mark.parametrize("restarted", [False, True])
-def test_a_voter_that_has_acknowledged_a_start_stays_where_it_is(restarted: bool) -> None:
-    """The others went on in the old term; it followed them, and promised and voted there again."""
-    group = GroupOfNodes("ABC")
-    group.run_to(2)
-    head = group.head("A")
-    group.lost = lambda source, target, message: source == "A" and isinstance(message, say.AckMessage)
-    group.event("A", events.Received(COORDINATOR, start_from(group, head, "AB")))
-    group.run(0.1)
-    if restarted:
-        group.crash("A")
-        group.start("A")
-    first = len(group.sent)
-    group.run_to(head.round + 3, "BC")
-    assert group.head("A") == head
-    cast = (say.PromiseMessage, say.VoteMessage, say.PlanMessage, say.RosterMessage)
-    assert not any(source == "A" and isinstance(message, cast) for source, _, message in group.sent[first:])
-
-
 @pytest.mark.parametrize("said", [False, True])
-def test_a_start_that_takes_back_what_came_since_is_not_acknowledged(said: bool) -> None:
+def test_a_start_that_takes_back_what_came_since_is_not_followed(said: bool) -> None:
     """The group went on after it had answered the coordinator, and then left what it had committed."""
     group = GroupOfNodes("ABC")
     group.run_to(2)
     base = group.head("A")
     group.run_to(3)
-    message, first = start_from(group, base, "AB", (group.head("A").hash,) if said else ()), len(group.sent)
+    group.train_s = 1e6
+    message, stood = start_from(group, base, "AB", (group.head("A").hash,) if said else ()), group.head("A")
     group.event("A", events.Received(COORDINATOR, message))
-    group.run(1.0)
-    acked = any(source == "A" and isinstance(m, say.AckMessage) for source, _, m in group.sent[first:])
-    assert acked == said and (group.machines["A"].node._context.left == 9) == said
+    group.run(1.1)
+    assert (group.head("A").term == 9) == said
+    shown = [m for source, to, m in group.sent if (source, to) == ("A", COORDINATOR) and m != message]
+    links = [m.links[-1].head for m in shown if isinstance(m, say.ChainMessage)]
+    assert (stood in links) != said, "it tells the coordinator"
+
+
+def test_a_start_that_came_too_late_is_followed_by_one_from_there() -> None:
+    """Only C had answered, at a head after which A and B had committed a round meanwhile."""
+    group = GroupOfNodes("ABC", train_s=3.0)  # longer than the coordinator asks
+    group.run_to(2)
+    group.run(0.1)
+    base = group.head(COORDINATOR)
+    group.lost = lambda source, target, message: COORDINATOR in (source, target) and "C" not in (source, target)
+    group.event(COORDINATOR, events.Asked())
+    group.run(1.9)
+    group.isolate("C", COORDINATOR)
+    group.run(0.2)
+    assert signed_starts(group)[-1].previous == base.hash
+    group.crash("C")
+    group.run_to(base.round + 1, "AB")
+    group.start("C")
+    group.train_s = 1e6
+    stood = group.head("A")
+    group.heal()
+    group.run(8.0)
+    last = signed_starts(group)[-1]
+    assert last.previous == stood.hash and {group.head(peer) for peer in ("A", "B", "C", COORDINATOR)} == {last}
+    assert [head.term for head in group.machines["A"].committed[-2:]] == [1, last.term], "it went to none between"
+    group.train_s = 1.0
+    group.run_to(stood.round + 2)
+    group.check()
+
+
+def test_a_start_that_came_too_late_counts_once_its_term_has_ended_a_round() -> None:
+    """Those that a person has gone on with keep what they have done since, and the others come to them."""
+    group = GroupOfNodes("ABCDE")
+    group.run_to(2)
+    group.isolate("D", "E", COORDINATOR)
+    group.run(20.0)
+    group.event(COORDINATOR, events.Asked())
+    group.run(20.0)
+    reached = group.head("D")
+    assert reached.term == 2 and group.head("A").term == 1 and group.round("A") > reached.round - 20
+    group.heal()
+    group.run_to(reached.round + 4, "ABCDE")
+    assert {group.head(peer).term for peer in "ABCDE"} == {2} and len(signed_starts(group)) == 2
 
 
 def test_an_answer_brings_the_chain_that_proves_it() -> None:
@@ -74,50 +101,20 @@ def test_an_answer_brings_the_chain_that_proves_it() -> None:
     assert group.round(COORDINATOR) >= before + 3
 
 
-def test_a_start_that_was_overtaken_on_its_way_to_disk_is_not_shown() -> None:
-    """While it was written, the coordinator heard of a later round, which the start took back."""
-    group = GroupOfNodes("ABC", train_s=3.0)  # longer than the coordinator asks
-    group.run_to(2)
-    group.run(0.1)
-    base = group.head(COORDINATOR)
-    group.lost = lambda source, target, message: COORDINATOR in (source, target) and "C" not in (source, target)
-    group.event(COORDINATOR, events.Asked())
-    group.machines[COORDINATOR].disk_free_at = group.now + 1.9
-    group.run(1.95)
-    group.machines[COORDINATOR].disk_free_at = group.now + 30.0
-    group.run_to(base.round + 1, "AB")
-    assert signed_starts(group)[-1].previous == base.hash, "only C has answered, and at the base"
-    links = group.machines["A"].node._chain.after((base.hash,))
-    group.event(COORDINATOR, events.Received("A", say.ChainMessage(links)))
-    group.run(40.0)
-    shown = [m for _, target, m in group.sent if target != COORDINATOR and isinstance(m, say.StartMessage)]
-    terms = {msgspec.msgpack.decode(message.start.body, type=say.StartBody).head.term for message in shown}
-    assert terms == {1} and group.told(COORDINATOR, "start_not_bound")
-    group.heal()
-    group.run_to(group.round("A") + 2)
-
-
-def test_a_coordinator_votes_in_no_term_below_its_start() -> None:
-    """Between its signature and its disk it could still complete a certificate of the old term."""
-    group = GroupOfNodes("AB")
-    group.run_to(2)
-    node = group.machines[COORDINATOR].node
-    assert node._height.participant.votes
-    coordinator = node._coordinator
-    assert coordinator is not None
-    coordinator._start(node.head, node.head.hash, 2, {group.member("A")}, ())  # type: ignore[attr-defined]
-    assert not node._height.participant.votes
+def hides_starts(source: str, target: str, message: object) -> bool:
+    """Lose what shows a start."""
+    return isinstance(message, say.ChainMessage) and any(link.start is not None for link in message.links)
 
 
 def test_a_regroup_while_the_first_start_is_under_way_begins_no_second_group() -> None:
-    """It dropped the first start, which some members then followed while others acknowledged a second one."""
+    """It dropped the first start, which some members then followed while others followed a second one."""
     group = GroupOfNodes("ABC")
-    group.lost = lambda source, target, message: isinstance(message, say.StartMessage)
+    group.lost = hides_starts
     group.run(3.0)
-    assert len(signed_starts(group)) == 1 and group.head(COORDINATOR) == GENESIS
+    assert len(signed_starts(group)) == 1 and group.head("A") == GENESIS
     group.event(COORDINATOR, events.Asked())
     group.run(3.0)
-    assert len(signed_starts(group)) == 1 and group.told(COORDINATOR, "regroup_failed")
+    assert len(signed_starts(group)) == 1 and group.told(COORDINATOR, "regroup_withdrawn")
     group.heal()
     group.run_to(2)
     assert group.head("A").term == 1
@@ -125,36 +122,16 @@ def test_a_regroup_while_the_first_start_is_under_way_begins_no_second_group() -
 
 def test_a_group_whose_first_members_lost_their_disks_begins_anew_once_a_person_says_so() -> None:
     group = GroupOfNodes("ABC")
-    group.lost = lambda source, target, message: isinstance(message, say.StartMessage)
+    group.lost = hides_starts
     group.run(3.0)
     for peer in "ABC":
         group.crash(peer)
         group.start(peer, wiped=True)
     group.heal()
     group.run(12.0)
-    assert group.head("A") == GENESIS and group.told(COORDINATOR, "start_not_bound")
+    assert group.round("A") == 0 and group.told(COORDINATOR, "quorum_lost")
     group.event(COORDINATOR, events.Asked())
     group.run_to(2, seconds=30.0)
-
-
-def test_a_fenced_voter_does_not_count_as_one_that_goes_on() -> None:
-    """The coordinator withdrew because all answered, but those that had acknowledged its start voted no more."""
-    group = GroupOfNodes("ABC")
-    group.run_to(2)
-    head = group.head("A")
-    message = start_from(group, head, "ABC")
-    for peer in "AB":
-        group.event(peer, events.Received(COORDINATOR, message))
-    group.lost = lambda source, target, message: isinstance(message, say.AckMessage)
-    group.run(20.0)
-    group.heal()
-    coordinator = group.machines[COORDINATOR].node._coordinator
-    assert coordinator is not None
-    coordinator.inquire(10, True, events.Asked())
-    group.run(5.0)
-    assert not group.told(COORDINATOR, "regroup_withdrawn")
-    group.run_to(4)
-    assert group.head("A").term == 10
 
 
 def begun_alone(group: GroupOfNodes) -> int:
@@ -175,7 +152,7 @@ def test_a_term_that_ends_no_round_is_followed_by_one_with_those_that_came_back(
     group.heal()
     coordinator = group.machines[COORDINATOR].node._coordinator
     assert coordinator is not None
-    group.run(4.0 * coordinator.patient_s, lambda: group.head("A").term > term)
+    group.run(4.0 * coordinator.watch.patient_s, lambda: group.head("A").term > term)
     assert group.head("A").term == term + 1
     assert {member.peer for member in group.head("A").members} == set("ABC")
     group.train_s = 1.0

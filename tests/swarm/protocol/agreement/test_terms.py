@@ -1,4 +1,5 @@
-"""New terms: seal, start, acknowledgement; what the coordinator believes, and what its disk forgets (F3 to F6, F16)."""
+"""New terms: what they begin from and who follows; what the coordinator believes and what its disk forgets (F3 to F6,
+F16)."""
 
 from __future__ import annotations
 
@@ -10,7 +11,6 @@ from swarm.protocol.agreement import actions, events
 from swarm.protocol.agreement import messages as say
 from swarm.protocol.agreement.chain import position_of
 from swarm.protocol.agreement.rules import evidence
-from swarm.protocol.agreement.rules.acceptor import NEVER
 from tests.swarm.protocol.agreement.group import COORDINATOR, GENESIS, GroupOfNodes
 
 
@@ -60,7 +60,7 @@ def test_a_lost_quorum_is_told_and_waits_for_a_person() -> None:
 
 
 def test_a_regroup_is_withdrawn_where_a_quorum_answers() -> None:
-    """F4: sealing a live group costs an attempt, no term; it goes on even if the coordinator then dies."""
+    """F4: asking a live group costs it nothing; it goes on even if the coordinator then dies."""
     group = GroupOfNodes("ABC")
     group.run_to(2)
     group.event(COORDINATOR, events.Asked())
@@ -71,54 +71,52 @@ def test_a_regroup_is_withdrawn_where_a_quorum_answers() -> None:
     assert group.head("A").term == 1
 
 
-def test_a_start_that_is_not_acknowledged_is_followed_by_no_member() -> None:
-    """F4: a signature alone moves nobody."""
+def started(group: GroupOfNodes, members: str, **changed: object) -> say.ChainMessage:
+    """Return the coordinator's start of term 9 over the head of A."""
+    head = group.head("A")
+    start = msgspec.structs.replace(
+        head, term=9, boot=1, previous=head.hash, members=tuple(map(group.member, members)), attempt=-1, **changed
+    )
+    signed = group.sign(COORDINATOR, evidence.START, say.StartBody(start))
+    return say.ChainMessage((say.ChainLink(start, start=signed),))
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_who_follows_a_start_takes_part_in_no_lower_term(restarted: bool) -> None:
+    """F3: the coordinator's signature is enough; B and C have not seen it, and a quorum goes on."""
     group = GroupOfNodes("ABC")
     group.run_to(2)
     head = group.head("A")
-    start = msgspec.structs.replace(
-        head, term=9, boot=1, previous=head.hash, members=(group.member("B"), group.member("C")), attempt=-1
-    )
-    signed = group.sign(COORDINATOR, evidence.START, say.StartBody(start))
-    group.give("A", say.StartMessage(signed), COORDINATOR)
-    group.give("A", say.ChainMessage((say.ChainLink(start, start=signed),)), COORDINATOR)
-    alone = group.sign("C", evidence.ACK, say.AckBody(start.hash, group.member("C")))
-    group.give("A", say.ChainMessage((say.ChainLink(start, start=signed, acks=(alone,)),)), COORDINATOR)
-    assert group.head("A") == head
-    group.run_to(4)
-    assert group.head("A").term == 1
+    group.lost = lambda source, target, message: COORDINATOR in (source, target)
+    message = started(group, "A")
+    group.isolate("A")
+    group.event("A", events.Received(COORDINATOR, message))
+    group.run(0.1)
+    if restarted:
+        group.crash("A")
+        group.start("A")
+    first = len(group.sent)
+    group.run_to(head.round + 3, "BC")
+    assert group.head("A").term == 9
+    cast = (say.PromiseMessage, say.VoteMessage)
+    said = [message for source, _, message in group.sent[first:] if source == "A" and isinstance(message, cast)]
+    bodies = [m.vote.body if isinstance(m, say.VoteMessage) else m.promise.body for m in said]
+    assert head.hash not in {msgspec.msgpack.decode(body, type=Named).head for body in bodies}
 
 
-def test_a_start_whose_state_no_peer_brings_is_not_acknowledged() -> None:
-    """F4: fetch first. The member stays where it is, and its promises hold."""
+class Named(msgspec.Struct):
+    head: bytes
+
+
+def test_a_start_whose_state_no_peer_brings_is_not_followed() -> None:
+    """F4: fetch first. The member stays where it is and works there; its promises hold."""
     group = GroupOfNodes("ABC")
     group.run_to(2)
-    head = group.head("A")
-    start = msgspec.structs.replace(
-        head, term=9, boot=1, previous=head.hash, state_hash=bytes(32), members=(group.member("A"),), attempt=-1
-    )
-    signed = group.sign(COORDINATOR, evidence.START, say.StartBody(start))
-    found = group.give("A", say.StartMessage(signed), COORDINATOR)
+    found = group.give("A", started(group, "A", state_hash=bytes(32)), COORDINATOR)
     assert any(isinstance(action, actions.Fetch) for action in found)
     assert not any(isinstance(action, actions.Persist) for action in found)
-    assert group.machines["A"].node._height.instance.ballot.promised < NEVER
     group.run_to(4)
-
-
-def test_an_acknowledgement_is_a_promise_for_good() -> None:
-    """F3: a voter of the new term votes in the old one no more, and takes no second start of that term."""
-    group = GroupOfNodes("ABC")
-    group.run_to(2)
-    head, node = group.head("A"), group.machines["A"].node
-    members = tuple(group.member(peer) for peer in "AB")
-    for boot, acked in ((1, True), (1, False)):
-        start = msgspec.structs.replace(
-            head, term=9, boot=boot, previous=head.hash, members=members if acked else members[:1], attempt=-1
-        )
-        signed = group.sign(COORDINATOR, evidence.START, say.StartBody(start))
-        found = group.give("A", say.StartMessage(signed), COORDINATOR)
-        assert any(isinstance(action, actions.Persist) for action in found) == acked
-        assert node._height.instance.ballot.promised == NEVER
+    assert group.head("A").term == 1
 
 
 def test_a_regroup_starts_from_what_may_have_been_chosen() -> None:
@@ -159,13 +157,12 @@ def test_the_coordinator_believes_no_single_member() -> None:
             voter=group.member("C"),
             position=position_of(evil if accepted is None else head),
             head=evil.hash if accepted is None else head.hash,
-            previous=head.hash,
-            promised=5,
             holds=tuple(sorted({evil.state_hash, head.state_hash})),
             accepted=accepted,
         )
         group.event(COORDINATOR, events.Received("C", told))
-        assert bool(inquiry.told) == (accepted is not None), "a higher position counts with its proof"
+        answered = {member.peer for member in inquiry.told}
+        assert ("C" in answered) == (accepted is not None), "a higher position counts with its proof"
     link = say.ChainLink(evil, votes=(group.vote("C", head, 0, evil),))
     group.event(COORDINATOR, events.Received("C", say.ChainMessage((link,))))
     assert group.head(COORDINATOR) == head
@@ -194,7 +191,7 @@ def test_rounds_whose_state_no_peer_brings_are_undone_only_by_a_person_who_says_
     assert group.told(COORDINATOR, "regroup_undoes") and group.head("B").term == 1
     group.event(COORDINATOR, events.Asked(undo=True))
     group.run_to(behind.round + 1, "B")
-    assert group.head("B").term == 3, "the first question has used up a term"
+    assert group.head("B").term == 2, "a question uses up no term"
     start = max(
         (
             msgspec.msgpack.decode(body, type=say.StartBody)
@@ -254,10 +251,14 @@ def test_terms_of_two_processes_differ() -> None:
     group.run_to(1)
     first = group.head("A")
     group.crash(COORDINATOR)
-    group.start(COORDINATOR)
-    coordinator = group.machines[COORDINATOR].node._coordinator
-    assert coordinator is not None and coordinator.boot != first.boot
-    again, _ = coordinator.start_of(GENESIS, GENESIS.hash, first.term, first.members)
+    group.machines[COORDINATOR].records.clear()
+    group.isolate(COORDINATOR)
+    node = group.start(COORDINATOR).node
+    for member in first.members:
+        join = group.sign(member.peer, evidence.JOIN, say.JoinBody(GENESIS.hash, member))
+        group.event(COORDINATOR, events.Received(member.peer, say.JoinMessage(join)))
+    group.run(3.0)
+    again = node.head
     assert again.term == first.term and again.boot != first.boot and again.hash != first.hash
 
 

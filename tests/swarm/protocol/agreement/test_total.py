@@ -28,7 +28,6 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     **evidence.ONE_AN_ATTEMPT,
     evidence.PROMISE: say.PromiseBody,
     evidence.START: say.StartBody,
-    evidence.ACK: say.AckBody,
     evidence.JOIN: say.JoinBody,
 }
 

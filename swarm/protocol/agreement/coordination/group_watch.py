@@ -1,0 +1,190 @@
+"""Whom the coordinator hears, and whether its group can go on.
+
+It keeps nothing on disk: what it has heard before a restart says nothing about who is there now.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Collection
+from typing import Final
+
+from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement.chain import Chain, position_of
+from swarm.protocol.agreement.context import AgreementContext
+from swarm.protocol.head import Head, Member
+
+TOLD_AGAIN_S: Final = 600.0  # a lost quorum is told again: what a person saw in the morning may be forgotten
+HEARD_MAX: Final = 4096
+DOUBLINGS_MAX: Final = 10
+REMEMBERED: Final = 8  # heads
+ROUNDS_KEPT: Final = 7
+MANY: Final = 3  # members: of so many one alone is not the group any more
+
+
+class GroupWatch:
+    """What one coordinator has heard since its process began."""
+
+    def __init__(self, context: AgreementContext, chain: Chain) -> None:
+        self._context, self._chain = context, chain
+        self.positions: dict[Member, say.Position] = {}
+        """Where voters say that they stand."""
+        self._heard: dict[Member, float] = {}
+        self._fresh: set[Member] = set()  # those that have answered since this process began
+        self._began_at = 0.0
+        self._committed_at = 0.0
+        self._rounds_s: deque[float] = deque(maxlen=ROUNDS_KEPT)
+        self._ready = False
+        self._starts_in_vain = 0
+        self._unheld_since: float | None = None
+        self._last_round = -1
+        self._told_lost = b""
+        self._told_lost_at = 0.0
+
+    def begin(self) -> None:
+        """Begin to wait."""
+        self._began_at = self._committed_at = self._context.now
+
+    # -- what it hears -------------------------------------------------------------------------------------------------
+
+    @property
+    def peers(self) -> list[str]:
+        """All that were heard."""
+        return [member.peer for member in self._heard]
+
+    def heard(self, voter: Member, position: say.Position) -> None:
+        """Note that a voter says where it stands."""
+        if voter in self._heard or len(self._heard) < HEARD_MAX:
+            self._heard[voter] = self._context.now
+            self.positions[voter] = position
+
+    def answered(self, voter: Member, fresh: bool) -> None:
+        """Note an answer to a question; `fresh`: one of this process."""
+        self._heard[voter] = self._context.now
+        if fresh:
+            self._fresh.add(voter)
+
+    def committed(self) -> None:
+        """Note that this node stands at a new head."""
+        now, head = self._context.now, self._chain.head
+        if head.attempt >= 0:  # how long a group stood before a start says nothing about its rounds
+            self._rounds_s.append(now - self._committed_at)
+        self._committed_at, self._unheld_since = now, None
+        if head.round > self._last_round:
+            self._last_round, self._starts_in_vain = head.round, 0
+
+    def started(self) -> None:
+        """Note that this node starts a term: it helps once that ends a round."""
+        self._ready = True
+        self._starts_in_vain += 1
+
+    # -- can the group go on -------------------------------------------------------------------------------------------
+
+    @property
+    def _round_s(self) -> float:
+        """The usual length of a round; 0 while none was seen. One that a liar or a cut has held up says little."""
+        return statistics.median_low(self._rounds_s) if self._rounds_s else 0.0
+
+    @property
+    def patient_s(self) -> float:
+        """Seconds without answers after which voters count as lost: three rounds, or the configured time if that is
+        less."""
+        config = self._context.config
+        return min(config.lost_s, max(3.0 * self._round_s, 4.0 * config.poll_s))
+
+    @property
+    def _doubled(self) -> float:
+        return float(2 ** min(self._starts_in_vain, DOUBLINGS_MAX))
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether this process has seen a commit within three rounds."""
+        lately = self._committed_at > self._began_at and self._context.now - self._committed_at < self.patient_s
+        return lately and not self._starts_in_vain and self._ready
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether, since this process began, so many members of the newest head have answered that they meet every
+        certificate: a disk that was put back from a backup is noticed before it starts a term."""
+        head = self._chain.head
+        needed = len(head.members) - self._context.electorate.members_needed(len(head.members)) + 1
+        self._ready = self._ready or sum(member in self._fresh for member in head.members) >= needed
+        return self._ready
+
+    def lost(self, barred: Collection[str]) -> str:
+        """Return why the group cannot go on; empty while it may. `barred`: peers that no start takes in."""
+        stood_s = self._context.now - max(self._began_at, self._committed_at)
+        if stood_s < self.patient_s:
+            return ""
+        alive = self._heard_within(self.patient_s) | {self._context.me}
+        if not self._context.electorate.enough(self._chain.head, alive):
+            return "too few members answer"
+        acts = self._context.config.mode == "required"
+        if not acts and not self._is_held(alive):
+            return "no peer that answers has the state of the last head"
+        stalled_s = max(self._context.config.stalled_s, 10.0 * self._round_s) * self._doubled
+        came_back = stood_s > self.patient_s * self._doubled and self._leaves_out(alive, barred)
+        if stood_s > stalled_s or (acts and came_back):
+            return "nothing was committed for long"
+        return ""
+
+    @property
+    def stands(self) -> bool:
+        """Whether this process has seen no commit for ten rounds, and for as long as voters may be silent; where it
+        knows of no round, for as long as a group may stand still."""
+        config = self._context.config
+        usual_s = max(config.lost_s, 10.0 * self._round_s) if self._round_s else config.stalled_s
+        return self._context.now - max(self._began_at, self._committed_at) > usual_s
+
+    def _leaves_out(self, heard: set[Member], barred: Collection[str]) -> bool:
+        """Return whether members answer that this term began without, though they stand at its first head: before
+        its first round another start takes them in. Those that it began with may be too few, or liars, to end one."""
+        head = self._chain.head
+        if head.attempt >= 0:
+            return False
+        before = {member for one in self._chain.ancestors()[:REMEMBERED] for member in one.members}
+        absent = (before - set(head.members)) & heard
+        return any(self._is_held((member,)) for member in absent if member.peer not in barred)
+
+    def _heard_within(self, seconds: float) -> set[Member]:
+        return {member for member, at in self._heard.items() if self._context.now - at <= seconds}
+
+    def _is_held(self, voters: Collection[Member]) -> bool:
+        """Return whether one of these says that it stands at this node's head, or beyond."""
+        return any(self.positions.get(voter, (0, 0, 0)) >= position_of(self._chain.head) for voter in voters)
+
+    def tell_lost(self, reason: str) -> None:
+        """Tell a person that the group cannot go on: once for each head, and again after `TOLD_AGAIN_S`. `alone`: no
+        member answers, so it may be this machine's own connection that is lost."""
+        head, now = self._chain.head, self._context.now
+        if self._told_lost == self._chain.hash and now - self._told_lost_at < TOLD_AGAIN_S:
+            return
+        self._told_lost, self._told_lost_at = self._chain.hash, now
+        away = [m.peer for m in head.members if m not in self._heard_within(self.patient_s)]
+        alone = len(away) == len(head.members)
+        self._context.out.tell("quorum_lost", round=head.round, reason=reason, away=tuple(away), alone=alone)
+
+    # -- what a start may do without a person --------------------------------------------------------------------------
+
+    def held(self) -> None:
+        """Note that a peer has brought the state of the last head."""
+        self._unheld_since = None
+
+    def may_undo(self, base: Head) -> bool:
+        """Return whether certified heads may be taken back whose state no peer has brought for a long time."""
+        if base.round <= 0:
+            self.tell_lost("no peer that answers has weights of the run")
+            return False
+        if self._unheld_since is None:
+            self._unheld_since = self._context.now
+        return self._context.now - self._unheld_since >= self._context.config.undo_s * self._doubled
+
+    def may_be_left_alone(self, base: Head) -> bool:
+        """Return whether one member of the group at `base` may go on alone without a person's word. A cut that leaves
+        the coordinator with one liar would give it the run. Starts that ended no round do not make a group smaller."""
+        if self._context.config.lone_survivor or len(base.members) <= 1:
+            return True
+        heads = self._chain.ancestors()
+        settled = next((head for head in heads if head.attempt >= 0 and head.round <= base.round), base)
+        return len(settled.members) < MANY

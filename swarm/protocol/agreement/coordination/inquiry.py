@@ -1,0 +1,134 @@
+"""The answers to the coordinator's question where all stand, and what a new term may begin from."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from peer.errors import ProtocolViolation, RoundDiscarded
+from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement.chain import Chain, position_of
+from swarm.protocol.agreement.context import AgreementContext
+from swarm.protocol.agreement.coordination.branches import Branches
+from swarm.protocol.agreement.rules.acceptor import forced_value
+from swarm.protocol.agreement.rules.sponsors import Sponsors
+from swarm.protocol.agreement.rules.succession import Succession
+from swarm.protocol.head import Head, Member
+
+ALONE_BACK_MAX: Final = 256  # heads that a coordinator takes back without a person, where their weights are gone
+REMEMBERED: Final = 8  # heads whose members a new term takes back in
+
+
+@dataclass
+class Inquiry:
+    """One question to all peers where they stand."""
+
+    nonce: str
+    until: float
+    by_person: bool
+    undo: bool = False
+    """Whether the person accepts that certified rounds are taken back."""
+    overtaken: bool = False
+    """Whether it is asked because a peer has shown a later head than the one from which the present term began."""
+    told: dict[Member, say.ToldMessage] = field(default_factory=dict)
+
+
+class InquiryResult:
+    """Reads the answers to one question."""
+
+    def __init__(
+        self,
+        context: AgreementContext,
+        chain: Chain,
+        branches: Branches,
+        inquiry: Inquiry,
+        positions: Mapping[Member, say.Position],
+    ) -> None:
+        """`positions`: where voters have said since that they stand."""
+        self._context, self._chain, self._branches = context, chain, branches
+        self._by_person, self._told, self._positions = inquiry.by_person, inquiry.told, positions
+
+    def goes_on(self) -> bool:
+        """Return whether those that answered are a quorum of the present head and one of them holds its state."""
+        head = self._chain.head
+        return self._context.electorate.enough(head, set(self._told)) and bool(self.holders(head.state_hash))
+
+    def holders(self, state_hash: bytes) -> set[Member]:
+        """Return those that answered and hold that state. The coordinator is never a member."""
+        holders = {member for member, told in self._told.items() if state_hash in told.holds}
+        if state_hash == self._chain.head.state_hash:  # it may have been committed since they answered
+            link, here = self._chain.link(self._chain.hash), position_of(self._chain.head)
+            voted = {self._context.evidence.vote(signed).voter for signed in link.votes} if link is not None else set()
+            holders |= {m for m in self._told if m in voted or self._positions.get(m) == here}
+        return {member for member in holders if member.peer != self._context.config.peer}
+
+    def last_held(self) -> tuple[Head, list[bytes]] | None:
+        """Return the furthest certified head whose state a peer that answered holds, and the hashes of the heads that a
+        start from there takes back. For a person it may be of another branch, where a peer that answered stands and
+        proves it, or the first of all. By itself a coordinator goes back only so far."""
+        own, by_person = list(self._branches.way_to(self._chain.head)), self._by_person
+        near = own if by_person else own[:ALONE_BACK_MAX]
+        found = [head for head in near if self.holders(head.state_hash)][:1]
+        for told in self._told.values() if by_person else ():
+            head = self._branches.head(told.head)
+            if head is not None and self.holders(head.state_hash):
+                found.append(head)
+        if not found:
+            return None
+        base = max(found, key=lambda head: (head.round, position_of(head)))
+        return base, self._branches.above(base, own)
+
+    def chosen(self) -> Head | None:
+        """Return the value that may have been chosen after this node's head, if a peer that answered holds its
+        state."""
+        head, name = self._chain.head, self._chain.hash
+        found: list[say.AcceptedValue] = []
+        for member in sorted(self._told):
+            told = self._told[member]
+            if told.head != name or told.accepted is None or told.support is None:
+                continue
+            try:
+                opened, _ = Succession(self._context).support(told.support, head, name)
+            except (ProtocolViolation, RoundDiscarded):
+                continue
+            if opened.leads_to(told.accepted.value) and self._context.evidence.counts(told.accepted, head, name):
+                found.append(told.accepted)
+        highest = forced_value(found)
+        if highest is None or not self.holders(highest.value.state_hash):
+            return None
+        return highest.value
+
+    def members(self, base: Head, barred: frozenset[str]) -> tuple[set[Member], Sponsors]:
+        """Return the members of a term that begins from `base`, and who brought them in: those that have earned it,
+        answer and, but for a run that goes on without its coordinator, hold the state; where none of them holds it,
+        any that do."""
+        holders = self.holders(base.state_hash)
+        earned, sponsors = self.earned(base)
+        present = holders if self._context.config.mode == "required" else set(self._told)
+        members = (present & earned) | returned(holders, earned)
+        if not members & holders:
+            members |= holders
+        members = {member for member in members if member.peer not in barred}
+        return members, sponsors
+
+    def earned(self, base: Head) -> tuple[set[Member], Sponsors]:
+        """Return the members of that head and of the few before it: one a peer, and no more of a sponsor than it may
+        bring in. A term that too few began, or liars, is not all that a group comes back to."""
+        found, sponsors = dict[str, Member](), Sponsors()
+        for head in itertools.islice(self._branches.way_to(base), REMEMBERED):
+            theirs = Sponsors(head.sponsored)
+            for member in head.members:
+                mine, room = theirs.of(member.peer), len(found) < self._context.config.max_peers
+                if room and member.peer not in found and sponsors.have_room(member.peer, mine, found):
+                    found[member.peer] = member
+                    sponsors.add(member.peer, mine)
+        return set(found.values()), sponsors
+
+
+def returned(holders: set[Member], members: set[Member]) -> set[Member]:
+    """Return those holders of the state that are new incarnations of members: they came back without their disk's
+    votes, so they could not vote here, but they can in a new term."""
+    peers = {member.peer for member in members} - {member.peer for member in holders & members}
+    return {member for member in holders if member.peer in peers}
