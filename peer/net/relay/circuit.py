@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import Final
 
 import trio
@@ -45,32 +46,57 @@ class Forwarder:
 
         Nothing is said at a cap: the bytes would land in the middle of the peers' own connection.
         """
+        ways = (_Way(one, other), _Way(other, one))
         try:
             with trio.move_on_after(self._circuit_s):
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._forward, one, other, nursery.cancel_scope)
-                    nursery.start_soon(self._forward, other, one, nursery.cancel_scope)
+                    nursery.start_soon(_until_silent, ways, nursery.cancel_scope)
+                    async with trio.open_nursery() as both:
+                        for way in ways:
+                            both.start_soon(self._forward, way, nursery.cancel_scope)
+                    nursery.cancel_scope.cancel()
         finally:
             one.abandon()
             other.abandon()
 
-    async def _forward(self, source: YamuxStream, sink: YamuxStream, circuit: trio.CancelScope) -> None:
+    async def _forward(self, way: _Way, circuit: trio.CancelScope) -> None:
+        source, sink = way.source, way.sink
         left = self._circuit_bytes
         piece_bytes = _PIECE_BYTES if self._rate.rate is None else self._rate.piece_bytes(_FAIR_PIECE_BYTES)
         try:
             while left > 0:
-                with trio.fail_after(SILENCE_S):
-                    piece = await source.read(min(piece_bytes, left))
+                piece = await source.read(min(piece_bytes, left))
                 await self._rate.take(len(piece))
-                with trio.fail_after(SILENCE_S):
-                    await sink.write(piece)
+                # What waited for the rate was not silent. And an end of a busy circuit is not idle: see
+                # `strangers.shares.Slots`.
+                now = way.moved_at = trio.current_time()
+                source.muxed_conn.last_used = sink.muxed_conn.last_used = now
+                await sink.write(piece)
                 left -= len(piece)
                 self._counts.bytes_relayed += len(piece)
-                # An end of a busy circuit is not idle: see `strangers.shares.Slots`.
-                source.muxed_conn.last_used = sink.muxed_conn.last_used = trio.current_time()
         except MuxedStreamEOF:
+            way.moved_at = inf  # finished
             await sink.close_write()
+        except LOST:
+            circuit.cancel()
+        else:
+            circuit.cancel()
+
+
+class _Way:
+    """One direction of a circuit."""
+
+    def __init__(self, source: YamuxStream, sink: YamuxStream) -> None:
+        self.source = source
+        self.sink = sink
+        self.moved_at = trio.current_time()
+
+
+async def _until_silent(ways: tuple[_Way, ...], circuit: trio.CancelScope) -> None:
+    """End the circuit when an unfinished way has not moved for too long. A timer for each piece would cost more."""
+    while True:
+        left_s = min(way.moved_at for way in ways) + SILENCE_S - trio.current_time()
+        if left_s <= 0:
+            circuit.cancel()
             return
-        except (trio.TooSlowError, *LOST):
-            pass
-        circuit.cancel()
+        await trio.sleep(left_s)

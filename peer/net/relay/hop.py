@@ -3,10 +3,10 @@
 Two requests of small messages: a peer reserves a place, or asks to be connected to a peer that has one. Then we open a
 stream to that peer, over a connection that it keeps to us, and forward between the two streams.
 
-py-libp2p has a relay too. It reserves for whomever a request names, so anyone fills it with names. It reserves once for
-all peers of a machine, has no cap on its rate, and looks at a circuit's time only when bytes arrive. It keeps one
-circuit for each peer, so the end of one closes the streams of another. Where a circuit reaches its cap it writes a
-message of its own into it.
+py-libp2p has a relay too. It reserves for whatever peer a request names, so that one peer fills it with names. It caps
+neither an address prefix nor the rate, and looks at a circuit's time only when bytes arrive. It keeps one circuit for
+each peer, so the end of one closes the streams of another. One that reaches its cap gets a message of the relay's among
+its bytes.
 """
 
 from __future__ import annotations
@@ -91,10 +91,11 @@ class HopServer:
         """Raises _Refused, or TooSlowError or one of LOST when the peer does not ask or does not listen."""
         connection = stream.muxed_conn
         prefix = prefix_of((connection.get_remote_address() or (None, 0))[0])
-        with trio.fail_after(REQUEST_S):
-            request = await _request_on(stream)
+        # First, so that few wait for the rest of their request.
         if not (self._peer_requests.take(str(connection.peer_id)) and self._prefix_requests.take(prefix)):
             raise _Refused(Status.RESOURCE_LIMIT_EXCEEDED)
+        with trio.fail_after(REQUEST_S):
+            request = await _request_on(stream)
         if connection.get_connection_type() == ConnectionType.RELAYED:
             raise _Refused(Status.PERMISSION_DENIED)
         if request.type == HopMessage.RESERVE:
