@@ -10,6 +10,7 @@ from typing import Any
 import psutil
 import pytest
 import trio
+from libp2p.exceptions import BaseLibp2pError
 from libp2p.peer.id import ID
 from libp2p.relay.circuit_v2.pb.circuit_pb2 import HopMessage, PeerId, Reservation, Status, StopMessage
 from libp2p.utils.varint import encode_varint_prefixed
@@ -197,6 +198,33 @@ async def test_a_called_peer_that_does_not_answer(monkeypatch: pytest.MonkeyPatc
         assert await called.status(RESERVE) == "OK"
         monkeypatch.setattr(hop, "REQUEST_S", 0.3 if answer == "nothing" else 10.0)
         assert await caller.status(connect_to(called.id)) == "CONNECTION_FAILED"
+        await until(lambda: relay.counts().circuits == 0)
+
+
+async def test_a_called_peer_is_told_that_its_caller_has_left() -> None:
+    called_up, left, ended = trio.Event(), trio.Event(), trio.Event()
+
+    async def answer_late(stream: Any) -> None:
+        called_up.set()
+        await left.wait()
+        with pytest.raises(BaseLibp2pError):
+            await echo(stream)
+        ended.set()
+
+    async with (
+        a_relay() as relay,
+        a_client(relay.addresses[0]) as called,
+        a_client(relay.addresses[0]) as caller,
+    ):
+        called.answer_calls(answer_late)
+        assert await called.status(RESERVE) == "OK"
+        stream = await caller.begin(encode_varint_prefixed(connect_to(called.id).SerializeToString()))
+        with trio.fail_after(30):
+            await called_up.wait()
+            await stream.reset()
+            await caller.status(RESERVE)  # the reset has arrived before
+            left.set()
+            await ended.wait()
         await until(lambda: relay.counts().circuits == 0)
 
 
