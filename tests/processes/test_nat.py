@@ -1,6 +1,6 @@
 """Peers behind two NATs and one in public reach each other: through a relay, and past the NATs where those let them.
 
-Runs where network namespaces can be made (root, ip, iptables) and hivemind's daemon is installed; else it says why not.
+Runs where network namespaces can be made (root, ip, iptables); else it says why not.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from typing import Any
 
 import pytest
 
-from peer.errors import ResourceError
-from peer.net.relay_daemon import find_daemon
 from tests.support.forking.forked import ForkedProcess
 from tests.support.nat.lab import PUBLIC_IP, Lab, Unavailable, nat_lab
 
@@ -56,9 +54,8 @@ def lab_of() -> Iterator[Callable[[bool], Lab]]:
 
         def make(random_ports: bool) -> Lab:
             try:
-                find_daemon()
                 return stack.enter_context(nat_lab(random_ports))
-            except (Unavailable, ResourceError) as reason:
+            except Unavailable as reason:
                 pytest.skip(str(reason))
 
         yield make
@@ -69,7 +66,7 @@ def test_peers_behind_nat_form_one_group(lab_of: Callable[[bool], Lab], tmp_path
     lab = lab_of(random_ports)
     with ExitStack() as children:
         listen = f"/ip4/{PUBLIC_IP}/tcp/4001"
-        relay_command = ("tests.support.nat.relay", "relay", "--json", "--listen", listen, "--home", str(tmp_path))
+        relay_command = ("cli.main", "relay", "--json", "--listen", listen, "--home", str(tmp_path))
         relay = children.enter_context(_child(lab.namespace("public"), *relay_command))
         (address,) = relay.hear()["addresses"]
         node = "tests.support.nat.node"

@@ -4,7 +4,7 @@ As released, a remote peer can crash, hang, deafen or fill a py-libp2p node, or 
 
     handlers        a failing stream handler ends its stream, not the node; bounded protocol names; Noise and Yamux only
     keys            public keys are Ed25519 in 36 bytes; nothing else reaches a parser
-    identify        not served, not pushed, and asked of relays only
+    identify        served by and asked of relays only, and not pushed
     inbound_limits  a closed connection frees its slot; unfinished handshakes are few, few per network, and short
     dialing         all addresses are tried at once; a peer that failed may be dialled again at once
     sockets         the kernel notices dead links; a stuck connection can be dropped by force

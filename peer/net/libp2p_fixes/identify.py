@@ -1,4 +1,4 @@
-"""Identify: not served, not pushed, and asked of relays only.
+"""Identify: served by relays only, not pushed, and asked of relays only.
 
 Stock 0.8.1 asks every peer to identify itself, and takes what any peer pushes: messages of 1 MiB, with a public key, a
 thousand addresses that a cache of the process keeps for ever, and any number of protocols. Our peers tell each other
@@ -9,6 +9,7 @@ none of our protocols, sees us. Hole punching needs it.
 from __future__ import annotations
 
 import logging
+from ipaddress import IPv6Address, ip_address
 from typing import Any, Final
 
 import trio
@@ -17,7 +18,7 @@ from libp2p.exceptions import BaseLibp2pError
 from libp2p.identity.identify.identify import ID as IDENTIFY
 from libp2p.identity.identify.pb.identify_pb2 import Identify
 from libp2p.identity.identify_push.identify_push import ID_PUSH as PUSH
-from libp2p.utils.varint import read_varint_prefixed_bytes_limited
+from libp2p.utils.varint import encode_varint_prefixed, read_varint_prefixed_bytes_limited
 from multiaddr import Multiaddr
 from multiaddr.exceptions import Error as MultiaddrError
 
@@ -38,6 +39,32 @@ def drop_identify(host: Any) -> None:
     host.remove_stream_handler(PUSH)
     host._schedule_identify = _ask_no_peer
     host._push_identify_to_all_peers = _push_nothing
+
+
+def tell_observed_address(host: Any, *protocols: str) -> None:
+    """Make this host, a relay that speaks `protocols`, tell every peer that asks where it sees it."""
+
+    async def answer(stream: Any) -> None:
+        with trio.move_on_after(_ASK_S) as asked:
+            seen = _multiaddr(stream.muxed_conn.get_remote_address())
+            message = Identify(
+                public_key=host.get_public_key().serialize(), observed_addr=seen, protocols=(IDENTIFY, *protocols)
+            )
+            await stream.write(encode_varint_prefixed(message.SerializeToString()))
+            await stream.close()
+        if asked.cancelled_caught:
+            await stream.reset()
+
+    host.set_stream_handler(IDENTIFY, answer)
+
+
+def _multiaddr(remote: tuple[str, int] | None) -> bytes:
+    if remote is None:
+        return b""
+    ip = ip_address(remote[0].partition("%")[0])
+    if isinstance(ip, IPv6Address) and ip.ipv4_mapped is not None:
+        ip = ip.ipv4_mapped
+    return bytes(Multiaddr(f"/ip{ip.version}/{ip}/tcp/{remote[1]}").to_bytes())
 
 
 async def learn_observed_address(host: Any, connection: Any) -> None:

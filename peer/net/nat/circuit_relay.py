@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import trio
 from google.protobuf.message import DecodeError
@@ -21,7 +21,7 @@ from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.network.exceptions import SwarmException
 from libp2p.peer.id import ID
 from libp2p.relay.circuit_v2.pb.circuit_pb2 import HopMessage, PeerId, Status, StopMessage
-from libp2p.relay.circuit_v2.utils import read_delimited_msg, write_delimited_msg
+from libp2p.utils.varint import encode_varint_prefixed, read_varint_prefixed_bytes_limited
 from multiaddr import Multiaddr
 
 from peer.net.libp2p_fixes.dialing import GARBLED
@@ -29,8 +29,12 @@ from peer.net.stream_channel import LOST
 
 HOP: Final = TProtocol("/libp2p/circuit/relay/0.2.0/hop")
 STOP: Final = TProtocol("/libp2p/circuit/relay/0.2.0/stop")
+MESSAGE_BYTES_MAX: Final = 4096
 _ACCEPT_S: Final = 10.0
 _SHORTEST_S: Final = 60.0
+
+
+Message = TypeVar("Message", HopMessage, StopMessage)
 
 
 class CircuitRefused(BaseLibp2pError):
@@ -87,25 +91,37 @@ async def accept(host: Any, stream: Any) -> Any:
     """
     with trio.move_on_after(_ACCEPT_S):
         try:
-            message = await read_delimited_msg(stream, StopMessage)
+            message = await read_message(stream, StopMessage)
             if message.type == StopMessage.CONNECT:
-                await write_delimited_msg(stream, StopMessage(type=StopMessage.STATUS, status=Status.OK))
+                await write_message(stream, StopMessage(type=StopMessage.STATUS, status=Status.OK))
                 raw = _raw(stream, stream.muxed_conn.peer_id, ID(message.peer.id), False)
                 return await host.get_network().upgrade_inbound_raw_conn(raw, raw.get_transport_addresses()[0])
             refusal = StopMessage(type=StopMessage.STATUS, status=Status.UNEXPECTED_MESSAGE)
-            await write_delimited_msg(stream, refusal)
+            await write_message(stream, refusal)
         except (*LOST, *GARBLED, DecodeError):
             pass  # a relay that sends nonsense, or a caller that fails the handshake
     await stream.reset()
     return None
 
 
+async def read_message(stream: Any, kind: type[Message]) -> Message:
+    """Read one message. Raises DecodeError, or what the library raises for one that is too long or does not end."""
+    message = kind()
+    message.ParseFromString(await read_varint_prefixed_bytes_limited(stream, MESSAGE_BYTES_MAX))
+    return message
+
+
+async def write_message(stream: Any, message: HopMessage | StopMessage, prefix: bytes = b"") -> None:
+    """Write one message, behind `prefix`."""
+    await stream.write(prefix + encode_varint_prefixed(message.SerializeToString()))
+
+
 async def _ask(host: Any, relay: ID, request: HopMessage) -> tuple[Any, HopMessage]:
     """Return the stream and the relay's reply on it. Raises CircuitRefused unless the reply is OK."""
     stream = await host.new_stream(relay, [HOP])
     try:
-        await write_delimited_msg(stream, request)
-        reply = await read_delimited_msg(stream, HopMessage)
+        await write_message(stream, request)
+        reply = await read_message(stream, HopMessage)
         if reply.type != HopMessage.STATUS or reply.status != Status.OK:
             known = reply.status in Status.values()
             raise CircuitRefused(Status.Name(reply.status) if known else f"status {reply.status}")

@@ -1,0 +1,76 @@
+"""A relay in a host of its own.
+
+async with open_relay(RelayConfig(identity, listen=("/ip4/0.0.0.0/tcp/4001",))) as relay:
+    print(relay.addresses)
+    await trio.sleep_forever()
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Final
+
+from peer.errors import ConfigError
+from peer.events import EventLog
+from peer.identity import Identity
+from peer.net.host import Host, HostConfig, open_host
+from peer.net.limits import NetLimits
+from peer.net.relay.circuit import RelayCounts
+from peer.net.relay.hop import HopServer
+from peer.net.relay.ledger import RelayLimits
+
+# Peers have no calls to make of a relay: a few small ones are answered as of any host.
+_NET_LIMITS: Final = NetLimits(
+    calls_in_per_peer=8,
+    calls_in_total=256,
+    payload_bytes_in_flight=4 << 20,
+    flow_bytes_in_flight=4 << 20,
+    connections=2048,
+)
+
+
+@dataclass(frozen=True)
+class RelayConfig:
+    """What a relay needs to run."""
+
+    identity: Identity
+    listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/4001",)
+    announce: tuple[str, ...] = ()
+    """Addresses to announce in place of those derived from `listen`."""
+    limits: RelayLimits = field(default_factory=RelayLimits)
+
+
+class Relay:
+    """A running relay. Made by `open_relay`."""
+
+    def __init__(self, host: Host, limits: RelayLimits) -> None:
+        self.peer_id: Final = host.peer_id
+        self.addresses: Final = host.addresses
+        """Full multiaddrs, in the form of `--relay`."""
+        self._server = HopServer(host, limits)
+
+    def counts(self) -> RelayCounts:
+        """Return what the relay does now and has done."""
+        return self._server.counts()
+
+
+@asynccontextmanager
+async def open_relay(config: RelayConfig) -> AsyncIterator[Relay]:
+    """Run a relay inside the block.
+
+    Raises ConfigError for a bad address, ResourceError where it cannot listen (port in use).
+    """
+    if config.announce and config.listen[0].endswith("/tcp/0"):
+        raise ConfigError("--announce names a fixed port and --listen port 0: name the same port with --listen")
+    host_config = HostConfig(
+        identity=config.identity,
+        events=EventLog(),
+        listen=config.listen,
+        announce=config.announce,
+        bulk_port=None,
+        limits=_NET_LIMITS,
+    )
+    async with open_host(host_config) as host:
+        yield Relay(host, config.limits)
