@@ -23,6 +23,7 @@ from cli.options import (
     map_port_option,
     network_options,
     read_invite,
+    text_field_option,
     tied_option,
 )
 from cli.run import leaves, run_until_stopped
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     metavar="PATH",
     help="Train on the text in this folder or file.  [default: the run's source, unless that is a folder]",
 )
+@text_field_option
 @click.option("--compile", "compiles", is_flag=True, help="Use torch.compile, which runs a compiler here.")
 @click.option("--upload-limit", type=Amount(), metavar="MB/S", help="Never send faster.")
 @click.option("--download-limit", type=Amount(), metavar="MB/S", help="Never receive faster.")
@@ -113,6 +115,7 @@ def join(
     layout: str | None,
     threads: int | None,
     data: Path | None,
+    text_field: str,
     compiles: bool,
     upload_limit: float | None,
     download_limit: float | None,
@@ -166,6 +169,7 @@ def join(
         devices=hardware.devices,
         layout=hardware.layout,
         data_folder="" if data is None else str(data),
+        text_field=text_field,
         compile=compiles,
         threads=threads,
         upload_bytes_per_s=None if upload_limit is None else upload_limit * 1e6,

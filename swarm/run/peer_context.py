@@ -38,6 +38,8 @@ class JoinConfig:
     """How several devices share the model, as `Layout.parse` takes it."""
     data_folder: str = ""
     """The folder of text to train on; "": the run's source, where that is on every machine."""
+    text_field: str = ""
+    """What holds the text in its .jsonl and .parquet files; "": `text`."""
     compile: bool = False
     """Whether to use torch.compile, which runs a compiler on this machine."""
     threads: int | None = None
