@@ -106,6 +106,15 @@ def map_port_option(function: Command) -> Command:
     return click.option("--map-port/--no-map-port", default=False, help=text)(function)
 
 
+def lan_option(function: Command) -> Command:
+    """Add --lan, of the commands that take part in a run."""
+    text = (
+        "Find peers of the run on this local network, and tell it that this machine is a peer of Barnraise (multicast"
+        " DNS)."
+    )
+    return click.option("--lan/--no-lan", default=False, help=text)(function)
+
+
 def text_field_option(function: Command) -> Command:
     """Add --text-field, of the commands that read training text; "" for the field of that name."""
 

@@ -20,6 +20,7 @@ from cli.options import (
     devices_options,
     home_option,
     invite_argument,
+    lan_option,
     map_port_option,
     network_options,
     read_invite,
@@ -102,6 +103,7 @@ if TYPE_CHECKING:
 )
 @network_options(listen="/ip4/0.0.0.0/tcp/0")
 @map_port_option
+@lan_option
 @click.option("--json", "as_json", is_flag=True, help="Print every event as a JSON line instead of a live view.")
 @tied_option
 @click.pass_context
@@ -132,6 +134,7 @@ def join(
     announce: tuple[str, ...],
     relays: tuple[str, ...],
     map_port: bool,
+    lan: bool,
     as_json: bool,
     tied: bool,
 ) -> None:
@@ -165,6 +168,7 @@ def join(
         announce=announce,
         relays=relays,
         map_port=map_port,
+        lan=lan,
         device=hardware.device,
         devices=hardware.devices,
         layout=hardware.layout,

@@ -31,6 +31,8 @@ class JoinConfig:
     relays: tuple[str, ...] = ()
     map_port: bool = False
     """Whether to have the router forward the port."""
+    lan: bool = False
+    """Whether to find, and be found by, peers of the run on the local network."""
     device: str = "auto"
     devices: tuple[str, ...] = ()
     """Several devices, of which `device` is the first; () for that one alone."""
