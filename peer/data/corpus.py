@@ -205,7 +205,7 @@ def _check_field(source: TextSource, texts: Texts, *, is_named: bool) -> None:
         return
     names = [repr(plain(name, _FIELD_CHARS_MAX)) for name in sorted(texts.other_fields)[:_FIELDS_SHOWN]]
     more = ", ..." if len(texts.other_fields) > _FIELDS_SHOWN else ""
-    remedy = f"name one of these with --text-field: {', '.join(names)}{more}" if names else "leave --text-field out"
+    remedy = f"give --text-field one of {', '.join(names)}{more}" if names else "leave --text-field out"
     where = f"no .jsonl or {PARQUET} file in {str(source.root)!r} has text in a field {source.field!r}"
     raise ConfigError(f"{where} (skipped {texts.skipped_text()}): {remedy}")
 

@@ -174,7 +174,7 @@ def test_a_field_that_is_not_there_is_an_error_that_names_those_that_are(
     with pytest.raises(ConfigError) as told:
         load_corpus(DataConfig(source="folder", seq_len=8), ByteTokenizer(), str(tmp_path), text_field=field)
     assert f"has text in a field {field or 'text'!r} (skipped" in str(told.value)
-    assert str(told.value).endswith("): name one of these with --text-field: 'content', 'title'")
+    assert str(told.value).endswith("): give --text-field one of 'content', 'title'")
 
 
 def test_a_folder_needs_one_file_with_the_field(tmp_path: Path) -> None:
