@@ -18,6 +18,7 @@ from swarm.run.invite import PREFIX, Invite
 Command = TypeVar("Command", bound=Callable[..., Any])
 _INVITE_FILE_MAX = 1 << 16
 PLAIN = "plain"
+_FIELD_CHARS_MAX = 128
 _AMOUNT_MAX = 1_000_000  # in GB: a petabyte
 
 
@@ -103,6 +104,29 @@ def map_port_option(function: Command) -> Command:
     """Add --map-port, of the commands that stay reachable."""
     text = "Have this network's router forward the port (UPnP) while the command runs."
     return click.option("--map-port/--no-map-port", default=False, help=text)(function)
+
+
+def lan_option(function: Command) -> Command:
+    """Add --lan, of the commands that take part in a run."""
+    text = (
+        "Find peers of the run on this local network, and tell it that this machine is a peer of Barnraise (multicast"
+        " DNS)."
+    )
+    return click.option("--lan/--no-lan", default=False, help=text)(function)
+
+
+def text_field_option(function: Command) -> Command:
+    """Add --text-field, of the commands that read training text; "" for the field of that name."""
+
+    def checked(context: click.Context, parameter: click.Parameter, name: str | None) -> str:
+        if name is None:
+            return ""
+        if not (name.isprintable() and 0 < len(name) <= _FIELD_CHARS_MAX) or set(name) & set('\\"'):
+            raise click.BadParameter(f"give 1 to {_FIELD_CHARS_MAX} printable letters without quotes and backslashes.")
+        return name
+
+    text = "The field of .jsonl files, and column of .parquet files, that holds the text.  [default: text]"
+    return click.option("--text-field", metavar="NAME", callback=checked, help=text)(function)
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,15 @@ _TELLING: Final[tuple[DialReason, ...]] = ("wrong_peer", "refused", "timeout", "
 class Bootstrap:
     """The links of one node to the rest of the network. Call `join` once, then `run` in the background."""
 
-    def __init__(self, router: Router, addresses: Sequence[str], cache: Path | None) -> None:
+    def __init__(
+        self,
+        router: Router,
+        addresses: Sequence[str],
+        cache: Path | None,
+        met: trio.MemoryReceiveChannel[str] | None = None,
+    ) -> None:
         self._router = router
+        self._met = met
         self._tuning = router.tuning
         own = f"/p2p/{router.host.peer_id}"
         self._addresses = tuple(dict.fromkeys(address for address in addresses if not address.endswith(own)))
@@ -106,6 +113,8 @@ class Bootstrap:
             nursery.start_soon(self._tend_strangers)
             nursery.start_soon(self._tend_neighbourhood)
             nursery.start_soon(self._tend_cache)
+            if self._met is not None:
+                nursery.start_soon(self._greet_met, self._met)
 
     async def _tend_bootstrap(self, address: str) -> None:
         while True:
@@ -128,6 +137,11 @@ class Bootstrap:
             self._router.judge_split()
             due = [peer for peer in self._strangers() if not self._strangers_backoff.paused(peer)]
             await self._greet_any(due[:REDIALS_AT_ONCE], compare=True)
+
+    async def _greet_met(self, met: trio.MemoryReceiveChannel[str]) -> None:
+        """Ask the peers that this host meets elsewhere."""
+        async for peer in met:
+            await self._greet_any([peer], compare=True)
 
     async def _tend_neighbourhood(self) -> None:
         interval_s = self._tuning.refresh_s

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import trio
+
 from dht.storage import DEFAULT_LIMITS, StorageLimits
 
 
@@ -67,3 +69,5 @@ class NodeConfig:
     """Whether `open_node` raises DialError if there are addresses, here or in the cache, and no peer answers."""
     tuning: DhtConfig = DEFAULT_TUNING
     limits: StorageLimits = DEFAULT_LIMITS
+    met: trio.MemoryReceiveChannel[str] | None = None
+    """Peers that this host is connected to by other ways, to ask as well when they come."""

@@ -217,7 +217,7 @@ async def open_node(
     async with trio.open_nursery() as nursery:
         router = Router(host, config, SwarmClock(wall), nursery)
         node = Node(router, Storage(config.limits, host.is_connected), schemas)
-        contact = Bootstrap(router, config.bootstrap, config.cache)
+        contact = Bootstrap(router, config.bootstrap, config.cache, config.met)
         try:
             try:
                 await contact.join()

@@ -54,10 +54,9 @@ async def port_finding(dial_back_config: DialBackConfig) -> Finding:
 
 
 async def swarm_findings(
-    config: JoinConfig, kept: Path | None, dial_back_config: DialBackConfig, text: Path | None = None
+    config: JoinConfig, kept: Path | None, dial_back_config: DialBackConfig
 ) -> AsyncIterator[Finding]:
-    """Check what needs the run's peers, for a peer with this `config`. `kept` is its home if that exists, `text` what
-    it would train on."""
+    """Check what needs the run's peers, for a peer with this `config`. `kept` is its home if that exists."""
     invite = config.invite
     async with open_host(dial_back_config.config()) as host:
         found = [await _dial_finding(host, address) for address in invite.addresses]
@@ -76,8 +75,8 @@ async def swarm_findings(
                 return
             for finding in size_findings(client.training, config):
                 yield finding
-            if text is not None:
-                yield await text_finding(text, client.training, client.tokenizer)
+            if config.data_folder:
+                yield await text_finding(Path(config.data_folder), config.text_field, client.training, client.tokenizer)
             members = await client.members()
             training = [peer for peer, record in members.items() if record.role in ("full", "stage")]
             yield Finding("members", "ok", f"{several(len(training), 'peer')} training")

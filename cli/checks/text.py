@@ -21,9 +21,11 @@ from swarm.run.sections import BYTES_TOKENIZER
 ANY_RUN: Final = DataConfig(seq_len=1, source="folder")
 
 
-async def text_finding(text: Path, manifest: Manifest | None = None, tokenizer: bytes = b"") -> Finding:
+async def text_finding(
+    text: Path, text_field: str = "", manifest: Manifest | None = None, tokenizer: bytes = b""
+) -> Finding:
     """Read the text, an absolute path, as a worker of that run would; without one, as bytes, for any sequences.
-    `tokenizer`: the run's tokenizer.json, empty for bytes."""
+    `text_field`: what holds it, "" for `text`. `tokenizer`: the run's tokenizer.json, empty for bytes."""
     data = ANY_RUN if manifest is None else manifest.data
     try:
         with temporary_folder("barnraise-text-") as folder:
@@ -34,6 +36,7 @@ async def text_finding(text: Path, manifest: Manifest | None = None, tokenizer: 
                 tokenizer=str(folder / TOKENIZER_FILE) if tokenizer else BYTES_TOKENIZER,
                 vocab_size=ByteTokenizer.vocab_size if manifest is None else manifest.model.vocab_size,
                 data_folder=str(text),
+                text_field=text_field,
                 directory=str(folder / "worker"),
             )
             facts = (await read_text_apart(load, folder / "worker.log")).facts

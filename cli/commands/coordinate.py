@@ -14,7 +14,7 @@ import trio
 from click.core import ParameterSource
 
 from cli.homes import coordinator_home, encoded, last_port, on_the_port_of, taken_over
-from cli.options import home_option, map_port_option, network_options, tied_option
+from cli.options import home_option, lan_option, map_port_option, network_options, tied_option
 from cli.run import run_until_stopped
 from cli.templates import template, with_settings
 from cli.terminal.lines import say, say_json
@@ -81,6 +81,7 @@ if TYPE_CHECKING:
 @track_option
 @network_options(listen="/ip4/0.0.0.0/tcp/31337")
 @map_port_option
+@lan_option
 @click.option("--json", "as_json", is_flag=True, help="Print the invite and every event as JSON lines.")
 @tied_option
 @click.pass_context
@@ -100,6 +101,7 @@ def coordinate(
     announce: tuple[str, ...],
     relays: tuple[str, ...],
     map_port: bool,
+    lan: bool,
     as_json: bool,
     tied: bool,
 ) -> None:
@@ -126,7 +128,7 @@ def coordinate(
     from swarm.coordinator.coordinator import CoordinatorConfig
 
     config = CoordinatorConfig(
-        home, run, listen, announce, relays, bootstrap, banned, kept, new_invite, restored, map_port, notify
+        home, run, listen, announce, relays, bootstrap, banned, kept, new_invite, restored, map_port, notify, lan
     )
     _run(config, track, as_json, tied)
 

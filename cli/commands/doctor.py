@@ -23,6 +23,7 @@ from cli.options import (
     invite_argument,
     network_options,
     read_invite,
+    text_field_option,
 )
 from cli.run import run_until_stopped
 from cli.terminal.lines import say, say_json
@@ -43,6 +44,7 @@ _MARKS = {"ok": ("ok     ", "green"), "warning": ("warning", "yellow"), "failure
     metavar="PATH",
     help="Say what the text in this folder or file is for the run, or without INVITE for any.",
 )
+@text_field_option
 @network_options(listen="/ip4/0.0.0.0/tcp/0")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per check.")
 def doctor(
@@ -52,6 +54,7 @@ def doctor(
     devices: str | None,
     layout: str | None,
     data: Path | None,
+    text_field: str,
     listen: tuple[str, ...],
     announce: tuple[str, ...],
     relays: tuple[str, ...],
@@ -61,10 +64,10 @@ def doctor(
     worker's confinement, disk, port, addresses, clock.
 
     Without INVITE only the machine itself is checked. With --home a key is made there if it is missing, so that you
-    can send your peer id to the coordinator of a closed run. Give --home, --device, --devices, --layout, --listen,
-    --announce and --relay as you would to `peer join`. Of a model in stages the smallest stage must fit; a larger one
-    that does not fit is a warning. The exit code is 0 if this machine can take part, else that of the error that
-    `peer join` would end with.
+    can send your peer id to the coordinator of a closed run. Give --home, --device, --devices, --layout, --text-field,
+    --listen, --announce and --relay as you would to `peer join`. Of a model in stages the smallest stage must fit; a
+    larger one that does not fit is a warning. The exit code is 0 if this machine can take part, else that of the error
+    that `peer join` would end with.
     """
     chosen = chosen_devices(device, devices, layout)
     opened = None if invite is None else read_invite(invite)
@@ -98,10 +101,18 @@ def doctor(
             if text is not None:
                 from cli.checks.text import text_finding
 
-                report(await text_finding(text))
+                report(await text_finding(text, text_field))
         elif port.state == "ok":
-            config = JoinConfig(home, opened, device=chosen.device, devices=chosen.devices, layout=chosen.layout)
-            async for finding in swarm_findings(config, kept, dial_back_config, text):
+            config = JoinConfig(
+                home,
+                opened,
+                device=chosen.device,
+                devices=chosen.devices,
+                layout=chosen.layout,
+                data_folder="" if text is None else str(text),
+                text_field=text_field,
+            )
+            async for finding in swarm_findings(config, kept, dial_back_config):
                 report(finding)
 
     run_until_stopped(check_network)

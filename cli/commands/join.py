@@ -20,9 +20,11 @@ from cli.options import (
     devices_options,
     home_option,
     invite_argument,
+    lan_option,
     map_port_option,
     network_options,
     read_invite,
+    text_field_option,
     tied_option,
 )
 from cli.run import leaves, run_until_stopped
@@ -54,6 +56,7 @@ if TYPE_CHECKING:
     metavar="PATH",
     help="Train on the text in this folder or file.  [default: the run's source, unless that is a folder]",
 )
+@text_field_option
 @click.option("--compile", "compiles", is_flag=True, help="Use torch.compile, which runs a compiler here.")
 @click.option("--upload-limit", type=Amount(), metavar="MB/S", help="Never send faster.")
 @click.option("--download-limit", type=Amount(), metavar="MB/S", help="Never receive faster.")
@@ -100,6 +103,7 @@ if TYPE_CHECKING:
 )
 @network_options(listen="/ip4/0.0.0.0/tcp/0")
 @map_port_option
+@lan_option
 @click.option("--json", "as_json", is_flag=True, help="Print every event as a JSON line instead of a live view.")
 @tied_option
 @click.pass_context
@@ -113,6 +117,7 @@ def join(
     layout: str | None,
     threads: int | None,
     data: Path | None,
+    text_field: str,
     compiles: bool,
     upload_limit: float | None,
     download_limit: float | None,
@@ -129,6 +134,7 @@ def join(
     announce: tuple[str, ...],
     relays: tuple[str, ...],
     map_port: bool,
+    lan: bool,
     as_json: bool,
     tied: bool,
 ) -> None:
@@ -162,10 +168,12 @@ def join(
         announce=announce,
         relays=relays,
         map_port=map_port,
+        lan=lan,
         device=hardware.device,
         devices=hardware.devices,
         layout=hardware.layout,
         data_folder="" if data is None else str(data),
+        text_field=text_field,
         compile=compiles,
         threads=threads,
         upload_bytes_per_s=None if upload_limit is None else upload_limit * 1e6,

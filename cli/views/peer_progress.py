@@ -281,6 +281,7 @@ PEER_EVENTS: Final[dict[str, Callable[[ViewState, Row, float, Fields], None]]] =
     "peer_resumed": _peer_resumed,
     "state_progress": _state_progress,
     "contact_failed": _problem,
+    "lan_unusable": _problem,
     "text_missing": _problem,
     "tracking_failed": _problem,
     "corpus_read": _corpus_read,

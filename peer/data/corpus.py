@@ -25,10 +25,11 @@ from torch import Tensor
 from peer.config import DataConfig
 from peer.corpus_facts import CorpusFacts
 from peer.data.held_out import split
-from peer.data.packed_files import PARQUET, RATIO, is_packed
+from peer.data.packed_files import PARQUET, RATIO, TEXT, is_packed
 from peer.data.text_files import EMPTY_LINE, Texts, TextSource, find_files, read_texts
 from peer.data.tokenizer import Ids, Tokenizer
 from peer.errors import ConfigError
+from peer.plain_text import plain
 
 __all__ = ["Corpus", "DataConfig", "check_source", "has_text", "load_corpus", "permute", "sample_numbers"]
 
@@ -37,6 +38,8 @@ _BYTES_AN_ID_MIN = 2
 _BYTES_A_TOKEN = 8  # more than tokenizers commonly put into one: so much text surely makes a window
 _MEMORY_SHARE = 16  # while it is tokenized, a text takes about eight times its size
 _NOT_PROSE = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "lib2to3", "__pycache__"})
+_FIELDS_SHOWN = 8
+_FIELD_CHARS_MAX = 24  # so that a sentence is not cut
 _TEXT_SUFFIXES = frozenset(
     {".txt", ".md", ".rst", ".py", ".json", ".jsonl", ".csv", ".html", ".xml", ".tex", ".c", ".h", ".rs", PARQUET}
 )
@@ -107,18 +110,23 @@ def permute(index: int, size: int, key: str) -> int:
             return index
 
 
-def load_corpus(config: DataConfig, tokenizer: Tokenizer, folder: str = "", cache: Path | None = None) -> Corpus:
-    """Read, split and tokenize the text. Raises ConfigError if there is too little text for one window.
+def load_corpus(
+    config: DataConfig, tokenizer: Tokenizer, folder: str = "", cache: Path | None = None, text_field: str = ""
+) -> Corpus:
+    """Read, split and tokenize the text. Raises ConfigError if there is too little text for one window, or no file has
+    the field.
 
-    `folder` is the folder of text that this machine's user has named, "" for none. `cache` is a folder that keeps the
-    ids of a slow tokenizer, so that a restarted worker is ready at once.
+    `folder` is the folder of text that this machine's user has named, "" for none; so is `text_field`, of .jsonl and
+    .parquet files. `cache` is a folder that keeps the ids of a slow tokenizer, so that a restarted worker is ready at
+    once.
     """
     check_source(config, folder)
-    source = _source(folder)
+    source = _source(folder, text_field)
     if not os.path.exists(source.root):
         raise ConfigError(f"{str(source.root)!r} does not exist: name a file or folder of text with --data")
     separator = config.end_of_text.encode() if config.end_of_text else EMPTY_LINE
     texts = read_texts(source, config.max_bytes, separator)
+    _check_field(source, texts, is_named=bool(text_field))
     files, documents = len(texts.files), sum(file.documents for file in texts.files)
     window_bytes = _BYTES_A_TOKEN * (config.seq_len + 1)
     train, held_out = split(texts.files, config.validation_share, window_bytes, separator)
@@ -183,10 +191,23 @@ def has_packed_text(folder: str) -> bool:
     return bool(folder) and any(is_packed(file.path) for file in find_files(_source(folder)))
 
 
-def _source(folder: str) -> TextSource:
+def _source(folder: str, text_field: str = "") -> TextSource:
     if folder:
-        return TextSource(Path(folder), _TEXT_SUFFIXES, frozenset({"__pycache__"}), is_users=True)
+        field = text_field or TEXT
+        return TextSource(Path(folder), _TEXT_SUFFIXES, frozenset({"__pycache__"}), is_users=True, field=field)
     return TextSource(Path(sysconfig.get_paths()["stdlib"]), frozenset({".py"}), _NOT_PROSE, is_users=False)
+
+
+def _check_field(source: TextSource, texts: Texts, *, is_named: bool) -> None:
+    """Raise ConfigError if no file has the field that holds the text, where the user has named it or nothing else was
+    read. What others call their fields is cut, and shown without control characters."""
+    if texts.has_field or texts.truncated or not (is_named or (texts.other_fields and not texts.files)):
+        return
+    names = [repr(plain(name, _FIELD_CHARS_MAX)) for name in sorted(texts.other_fields)[:_FIELDS_SHOWN]]
+    more = ", ..." if len(texts.other_fields) > _FIELDS_SHOWN else ""
+    remedy = f"give --text-field one of {', '.join(names)}{more}" if names else "leave --text-field out"
+    where = f"no .jsonl or {PARQUET} file in {str(source.root)!r} has text in a field {source.field!r}"
+    raise ConfigError(f"{where} (skipped {texts.skipped_text()}): {remedy}")
 
 
 def _account(source: TextSource, texts: Texts, counts: tuple[int, int], sizes: tuple[int, int], max_bytes: int) -> str:

@@ -20,7 +20,8 @@ from peer.errors import ConfigError
 GZIP: Final = ".gz"
 ZSTD: Final = ".zst"
 PARQUET: Final = ".parquet"
-COLUMN: Final = "text"
+TEXT: Final = "text"
+"""The column of a table, and the field of a line, that holds the text where the user names none."""
 RATIO: Final = 8
 """Text is commonly a third to an eighth of its size when it is compressed."""
 _WINDOW_BYTES_MAX: Final = 1 << 27  # of a Zstandard frame; what `zstd -d` takes without --long
@@ -32,6 +33,14 @@ _FOOTER_ITEMS_MAX: Final = 1 << 20
 
 class NoText(Exception):
     """A file is left out. Its text is the kind, for the account."""
+
+
+class NoField(NoText):
+    """A table has no such column of texts. `others`: those that it has."""
+
+    def __init__(self, field: str, others: list[str]) -> None:
+        super().__init__(f"{PARQUET} without a column {field}")
+        self.others: Final = others
 
 
 def suffixes_of(path: Path) -> tuple[str, str]:
@@ -71,9 +80,9 @@ def unpacking(file: BinaryIO, packing: str) -> Iterator[BinaryIO]:
         raise NoText(f"damaged {packing}")
 
 
-def rows_of(file: BinaryIO) -> Iterator[bytes | None]:
-    """Yield the column `text` of a Parquet file, a row at a time, None for one without. Raises NoText for a damaged
-    file and one without such a column, ConfigError where pyarrow is missing."""
+def rows_of(file: BinaryIO, field: str) -> Iterator[bytes | None]:
+    """Yield the column `field` of a Parquet file, a row at a time, None for one without. Raises NoText for a damaged
+    file, NoField for one without such a column, ConfigError where pyarrow is missing."""
     arrow, parquet = _library("pyarrow", PARQUET), _library("pyarrow.parquet", PARQUET)
     try:
         table = parquet.ParquetFile(
@@ -82,11 +91,11 @@ def rows_of(file: BinaryIO) -> Iterator[bytes | None]:
             thrift_string_size_limit=_FOOTER_STRING_BYTES_MAX,
             thrift_container_size_limit=_FOOTER_ITEMS_MAX,
         )
-        place = table.schema_arrow.get_field_index(COLUMN)
-        if place < 0 or table.schema_arrow.field(place).type not in (arrow.string(), arrow.large_string()):
-            raise NoText(f"{PARQUET} without a column {COLUMN}")
-        for batch in table.iter_batches(batch_size=_ROWS, columns=[COLUMN], use_threads=False):
-            for value in batch.column(0):
+        texts = [each.name for each in table.schema_arrow if each.type in (arrow.string(), arrow.large_string())]
+        if texts.count(field) != 1:
+            raise NoField(field, texts)
+        for batch in table.iter_batches(batch_size=_ROWS, columns=[field], use_threads=False):
+            for value in batch.column(batch.schema.get_field_index(field)):  # `a.b` also picks b of a structure a
                 content = value.as_buffer()
                 yield None if content is None else content.to_pybytes()
     except (arrow.ArrowException, OSError) as error:

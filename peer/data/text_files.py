@@ -12,18 +12,20 @@ import stat
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
 import msgspec
 
-from peer.data.packed_files import PARQUET, NoText, rows_of, suffixes_of, unpacking
+from peer.data.packed_files import PARQUET, TEXT, NoField, NoText, rows_of, suffixes_of, unpacking
 from peer.decoding import MALFORMED
 
 LINE_CUT_BYTES: Final = 1 << 16  # a line longer than this is cut anywhere
 _CHUNK_BYTES: Final = 1 << 20
 _SUFFIX_CHARS_MAX: Final = 12
 _KINDS_MAX: Final = 5
+_FIELDS_MAX: Final = 1000
 _MARKS: Final = (  # longer marks first: that of UTF-32 LE begins with that of UTF-16 LE
     (codecs.BOM_UTF8, "utf-8"),
     (codecs.BOM_UTF32_LE, "utf-32-le"),
@@ -47,6 +49,8 @@ class TextSource:
     """Names of subfolders that are not looked into."""
     is_users: bool
     """Whether the user named it, and wants to know which suffixes are not read."""
+    field: str = TEXT
+    """What holds the text in a .jsonl or .parquet file."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,10 @@ class Texts:
     files: list[FileText] = field(default_factory=list)
     skipped: Counter[str] = field(default_factory=Counter)
     truncated: bool = False
+    has_field: bool = False
+    """Whether a .jsonl or .parquet file has the field of texts."""
+    other_fields: set[str] = field(default_factory=set)
+    """Fields that hold text in such files as have it not."""
 
     def skipped_text(self) -> str:
         """Return the kinds with their counts, most frequent first; "nothing" without any."""
@@ -132,7 +140,7 @@ def read_texts(source: TextSource, max_bytes: int, separator: bytes = EMPTY_LINE
             texts.truncated = True
             continue
         try:
-            reader = _Reader(room, separator)
+            reader = _Reader(room, separator, source.field)
             reader.read(file.path)
         except OSError:
             texts.skipped["unreadable"] += 1
@@ -141,6 +149,9 @@ def read_texts(source: TextSource, max_bytes: int, separator: bytes = EMPTY_LINE
             texts.skipped[str(reason)] += 1
             continue
         finally:
+            texts.has_field |= reader.has_field
+            if not reader.has_field and len(texts.other_fields) < _FIELDS_MAX:
+                texts.other_fields.update(reader.other_fields)
             if reader.malformed:
                 texts.skipped[f"lines of {suffixes_of(file.path)[0]} without a text"] += reader.malformed
         room -= reader.read_bytes
@@ -152,7 +163,7 @@ def read_texts(source: TextSource, max_bytes: int, separator: bytes = EMPTY_LINE
 class _Reader:
     """The text of one file, read in pieces of a bounded size up to `room` bytes."""
 
-    def __init__(self, room: int, separator: bytes) -> None:
+    def __init__(self, room: int, separator: bytes, field: str) -> None:
         self.text = bytearray()
         self.read_bytes = 0
         self.is_cut = False
@@ -161,15 +172,20 @@ class _Reader:
         """Lines of a .jsonl or .parquet file that have no text."""
         self.documents = 0
         """Its lines that have one."""
+        self.has_field = False
+        self.other_fields: list[str] = []
+        """Fields with text that a .parquet file without the field has, and the first line of a .jsonl file without."""
         self._room = room
         self._separator = separator
+        self._field = field
+        self._lines = _lines_with(field)
 
     def read(self, path: Path) -> None:
         """Read the file once. Raises OSError, and NoText for what is no text."""
         suffix, packing = suffixes_of(path)
         with _open_regular(path) as file, unpacking(file, packing) as content:
             if suffix == PARQUET:
-                self._take_rows(rows_of(content))
+                self._take_table(content)
             elif suffix == ".jsonl":
                 self._take_lines(content)
             else:
@@ -202,15 +218,26 @@ class _Reader:
         if not line.strip():
             return
         try:
-            text = _lines.decode(line).text
+            text = self._lines.decode(line).text
         except MALFORMED:
             self.malformed += 1
+            if self.malformed == 1:
+                self.other_fields = _fields_with_text(line)
             return
+        self.has_field = True
         self._take_document(text.encode(errors="replace"))
 
-    def _take_rows(self, rows: Iterator[bytes | None]) -> None:
+    def _take_table(self, file: BinaryIO) -> None:
         """Take a document of each row. The one that the limit cuts is left out."""
+        try:
+            self._take_rows(rows_of(file, self._field))
+        except NoField as error:
+            self.other_fields = error.others
+            raise
+
+    def _take_rows(self, rows: Iterator[bytes | None]) -> None:
         for row in rows:
+            self.has_field = True
             if row is None:
                 self.malformed += 1
                 continue
@@ -248,13 +275,19 @@ class _Reader:
             yield decoder.decode(b"", final=True).encode()
 
 
-class _Line(msgspec.Struct):
-    """A line of a .jsonl file; other fields are passed over."""
+@cache
+def _lines_with(field: str) -> msgspec.json.Decoder[Any]:
+    """Return a decoder of lines of a .jsonl file to their `text`, which is in that field; others are passed over."""
+    return msgspec.json.Decoder(msgspec.defstruct("Line", [("text", str)], rename={"text": field}))
 
-    text: str
 
-
-_lines: Final = msgspec.json.Decoder(_Line)
+def _fields_with_text(line: bytearray) -> list[str]:
+    """Return which fields of a line hold a string; [] for one that is no JSON object."""
+    try:
+        found = msgspec.json.decode(line, type=dict[str, msgspec.Raw])
+    except MALFORMED:
+        return []
+    return [name for name, value in found.items() if bytes(value).lstrip().startswith(b'"')]
 
 
 def _open_regular(path: Path) -> BinaryIO:

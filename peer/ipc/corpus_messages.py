@@ -16,5 +16,7 @@ class LoadCorpus(msgspec.Struct, frozen=True, tag="load_corpus", kw_only=True):
     """Of the model: the tokenizer may have no more ids."""
     data_folder: str
     """The folder of text that this machine's user has named; "" for none."""
+    text_field: str
+    """What holds the text in .jsonl and .parquet files, as this machine's user has named it; "" for `text`."""
     directory: str
     """The one folder that the worker may write."""

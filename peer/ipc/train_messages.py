@@ -32,6 +32,8 @@ class LoadTrain(msgspec.Struct, frozen=True, tag="load_train", kw_only=True):
     tokenizer: str
     data_folder: str
     """The folder of text that this machine's user has named; "" for none."""
+    text_field: str
+    """What holds the text in .jsonl and .parquet files, as this machine's user has named it; "" for `text`."""
     compile: bool
     """Whether this machine's user wants torch.compile."""
     directory: str

@@ -2,7 +2,7 @@
 
 Addresses are multiaddrs without the trailing `/p2p/<id>` of their peer: freshest first, direct before relayed. Those
 that a peer tells of itself are *claims* until a dial has found the peer there: else any identity could have us dial
-third parties. `peer.net.dialing` limits how often a claim is dialled.
+third parties. `peer.net.strangers.claims` limits how often a claim is dialled.
 """
 
 from __future__ import annotations

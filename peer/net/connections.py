@@ -21,12 +21,13 @@ from peer.net.address_book import AddressBook, is_circuit, relay_in
 from peer.net.admissions import Admissions
 from peer.net.backoff import Backoff
 from peer.net.bulk.transport import BulkTransport
-from peer.net.dialing import ClaimedDials, Connection, Dial, race
+from peer.net.dialing import Connection, Dial, race
 from peer.net.libp2p_fixes import abort_connection
 from peer.net.libp2p_fixes.inbound_limits import inbound_gate
 from peer.net.libp2p_fixes.peer_cleanup import OnConnections
 from peer.net.limits import NetLimits
 from peer.net.nat.traversal import Traversal
+from peer.net.strangers.claims import ClaimedDials
 from peer.net.stream_channel import GREETING, LOST, StreamChannel
 from peer.net.wire import Channel
 

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import errno
 import socket
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -18,7 +16,6 @@ import trio
 from libp2p.security.noise.exceptions import PeerIDMismatchesPubkey
 
 from peer.errors import DialError, DialReason
-from peer.net.backoff import Backoff
 from peer.net.stream_channel import LOST
 
 Connection = Any
@@ -31,9 +28,6 @@ _SENTENCES: Final[dict[DialReason, str]] = {
     "timeout": "no answer in time: check that the peer is up and that no firewall drops the packets",
     "unreachable": "there is no route to it: check this machine's network and the address",
 }
-CLOSED_S: Final = 60.0  # no claimed address of an IP is dialled for so long after one was not its claimant's
-PORT_CLOSED_MIN_S: Final = 1.0
-FAILURES_MAX: Final = 10  # in CLOSED_S, at all IPs together
 _UNREACHABLE_ERRNOS: Final = frozenset(
     {errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.EACCES, errno.EPERM}
 )
@@ -46,49 +40,6 @@ class Dial:
     done: trio.Event = field(default_factory=trio.Event)
     connection: Connection | None = None
     error: DialError | None = None
-
-
-class ClaimedDials:
-    """Permits dials to addresses that are only claimed: one at a time a place, and none for a while after a failure.
-
-    A dial that finds its peer costs nothing, so honest peers behind one address are dialled one after another. One that
-    does not may have disturbed a third party. In a run such a failure closes the IP address for a minute, and ten
-    close all. At a host of no run it closes the port, for a second at first.
-    """
-
-    def __init__(self, is_guarded: Callable[[], bool]) -> None:
-        self._is_guarded = is_guarded
-        self._closed = Backoff(CLOSED_S, CLOSED_S, factor=1)
-        self._closed_ports = Backoff(PORT_CLOSED_MIN_S, CLOSED_S)
-        self._failures: deque[float] = deque()
-        self._dialling: dict[str, trio.Lock] = {}
-
-    @asynccontextmanager
-    async def permit(self, address: str) -> AsyncIterator[None]:
-        """Dial a claimed address in the block. Raises DialError if it may not be dialled now."""
-        _, host, _, port = address.split("/")[1:5]
-        guarded = self._is_guarded()
-        place, closed = (host, self._closed) if guarded else (f"{host} {port}", self._closed_ports)
-        lock = self._dialling.setdefault(place, trio.Lock())
-        try:
-            async with lock:
-                if closed.paused(place) or (guarded and self._spent()):
-                    raise DialError(f"{address} is only claimed, and dials to claims failed lately", "refused")
-                try:
-                    yield
-                except BaseException:
-                    closed.failed(place)
-                    self._failures.append(trio.current_time())
-                    raise
-                closed.reset(place)
-        finally:
-            if not lock.locked() and not lock.statistics().tasks_waiting:
-                self._dialling.pop(place, None)
-
-    def _spent(self) -> bool:
-        while self._failures and trio.current_time() - self._failures[0] > CLOSED_S:
-            self._failures.popleft()
-        return len(self._failures) + len(self._dialling) > FAILURES_MAX
 
 
 async def race(

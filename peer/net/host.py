@@ -114,7 +114,7 @@ class Host:
         self.traversal: Final = Traversal(libp2p_host, self._connections, config.relays, config.events)
         self.traversal.ask_addresses = self._ask_addresses
         if config.map_port and not config.announce:
-            self.traversal.port_to_map = lambda: port_to_map(self._listening())
+            self.traversal.port_to_map = lambda: port_to_map(self.listening())
         self._connections.traversal = self.traversal
         self._connections.on_dialled = lambda peer: nursery.start_soon(self._say_hello, peer)
         gate = inbound_gate(libp2p_host.get_network())
@@ -129,7 +129,7 @@ class Host:
     def addresses(self) -> tuple[str, ...]:
         """Full multiaddrs at which other peers can dial us, those through a relay last; as many as others keep."""
         most, relayed = self._config.limits.addresses_per_peer, self.traversal.addresses
-        direct = self._config.announce or (*self.traversal.mapped, *self._listening())
+        direct = self._config.announce or (*self.traversal.mapped, *self.listening())
         announced = (*direct[: max(1, most - len(relayed))], *relayed)[:most]
         return tuple(f"{address.removesuffix(f'/p2p/{self.peer_id}')}/p2p/{self.peer_id}" for address in announced)
 
@@ -225,7 +225,7 @@ class Host:
         return within is None or within in {closed_range(own) for own in self._own_ips()}
 
     def _own_ips(self) -> set[str]:
-        ips = (ip_of(address) for address in (*self._listening(), *self._config.announce))
+        ips = (ip_of(address) for address in (*self.listening(), *self._config.announce))
         return {ip for ip in ips if ip is not None}
 
     async def verify(self, peer_id: str) -> bool:
@@ -325,7 +325,7 @@ class Host:
             del self._greeting[peer_id]
             done.set()
 
-    def _listening(self) -> list[str]:
+    def listening(self) -> list[str]:
         """Return the bound addresses: every interface for a wildcard, the actual port for port 0."""
         found: list[str] = []
         for listener in self.libp2p.get_network().listeners.values():

@@ -124,6 +124,7 @@ class WorkerGroup(WorkerCommands):
             inner=config.inner,
             tokenizer=config.tokenizer,
             data_folder=config.data_folder,
+            text_field=config.text_field,
             compile=config.compile,
             directory=str(config.private_folder),
             device=config.device_of(rank),

@@ -36,6 +36,8 @@ class WorkerConfig:
     tokenizer: str = BYTES
     data_folder: str = ""
     """The folder of text that this machine's user has named; "" for none."""
+    text_field: str = ""
+    """What holds the text in .jsonl and .parquet files, as this machine's user has named it; "" for `text`."""
     compile: bool = False
     """Whether this machine's user wants torch.compile."""
     device: str = "auto"

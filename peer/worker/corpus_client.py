@@ -31,7 +31,9 @@ async def read_text_apart(load: LoadCorpus, log: Path, threads: int | None = Non
     own, which is ended when the ids are on disk. Raises ConfigError if there is too little text or the tokenizer is
     refused, WorkerError."""
     if load.tokenizer == BYTES and not await trio.to_thread.run_sync(has_packed_text, load.data_folder):
-        return await trio.to_thread.run_sync(load_corpus, load.data, ByteTokenizer(), load.data_folder)
+        return await trio.to_thread.run_sync(
+            load_corpus, load.data, ByteTokenizer(), load.data_folder, None, load.text_field
+        )
     make_private(Path(load.directory))
     worker = WorkerProcess.start(log, Path(load.directory), threads or usable_cores(), ())
     try:
@@ -50,6 +52,7 @@ def _load_message(config: WorkerConfig) -> LoadCorpus:
         tokenizer=config.tokenizer,
         vocab_size=config.model.vocab_size,
         data_folder=config.data_folder,
+        text_field=config.text_field,
         directory=str(config.corpus_folder),
     )
 

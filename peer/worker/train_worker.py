@@ -215,6 +215,7 @@ def _read_corpus(load: LoadTrain) -> Corpus:
             tokenizer=load.tokenizer,
             vocab_size=load.model.vocab_size,
             data_folder=load.data_folder,
+            text_field=load.text_field,
             directory=load.directory,
         )
     )

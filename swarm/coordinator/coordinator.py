@@ -18,6 +18,7 @@ import trio
 
 from peer.events import Watcher
 from peer.net.host import Host, HostConfig
+from peer.net.lan.discovery import Lan
 from swarm.coordinator.coordinated_group import CoordinatedGroup
 from swarm.coordinator.create_run import KeptState
 from swarm.coordinator.gossip_end import GossipEnd
@@ -74,6 +75,8 @@ class CoordinatorConfig:
     """Whether to have the router forward the port."""
     notify: str = ""
     """The http(s) URL that is told of what calls for a person; empty for none."""
+    lan: bool = False
+    """Whether to find, and be found by, peers of the run on the local network."""
 
 
 async def run_coordinator(
@@ -121,7 +124,7 @@ async def run_coordinator(
             serve_snapshots(host.rpc, stores)
             return EnteredRun(run_files, manifest, tokenizer, gate)
 
-        peer_config = PeerConfig(host_config, home, config.bootstrap)
+        peer_config = PeerConfig(host_config, home, config.bootstrap, Lan(manifest.run_id) if config.lan else None)
         async with open_peer(peer_config, enter, run_schemas) as peer:
             await _coordinate(config, home, peer, stores, ready)
 

@@ -12,6 +12,7 @@ from dht.node import Node, NodeConfig, Schema, open_node
 from peer.events import EventLog, Watcher
 from peer.identity import Identity
 from peer.net.host import Host, HostConfig, open_host
+from peer.net.lan.discovery import Lan, on_lan
 from swarm.membership.reachability import serve_dial_back
 from swarm.membership.told_events import serve_events
 from swarm.run.bootstrap import EnteredRun, ManifestT
@@ -49,6 +50,8 @@ class PeerConfig:
     home: Home
     bootstrap: tuple[str, ...] = ()
     """Addresses of peers of the run."""
+    lan: Lan | None = None
+    """Finds peers of the run on the local network; None: no peer looks, and none is told."""
     is_client: bool = False
     """A client serves nothing, and has no use for a node that reaches no peer."""
 
@@ -71,13 +74,13 @@ async def open_peer(
 
     Raises what `open_host` and `enter` raise; DialError if a client reaches no peer.
     """
-    async with open_host(config.host) as host:
+    async with open_host(config.host) as host, on_lan(config.lan, host):
         run = await enter(host)
         if not config.is_client:
             serve_run_files(host.rpc, run.signed, run.tokenizer)
             serve_dial_back(host)
             serve_events(host)
-        cache = config.home.addresses
-        node_config = NodeConfig(run.manifest.run_id, config.bootstrap, cache, required=config.is_client)
+        cache, met = config.home.addresses, None if config.lan is None else config.lan.met
+        node_config = NodeConfig(run.manifest.run_id, config.bootstrap, cache, config.is_client, met=met)
         async with open_node(host, node_config, schemas(run.gate)) as node:
             yield OpenPeer(host, run, node)

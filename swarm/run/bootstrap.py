@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
@@ -51,11 +51,13 @@ async def enter_run(
     chain: Chain,
     open_signed: Callable[[Signed, str], ManifestT],
     renew: RenewChain | None = None,
+    found: Callable[[], Iterable[str]] = tuple,
 ) -> EnteredRun[ManifestT]:
     """Guard `host` for the run of `invite`, with the run files kept in `home` or fetched from the invite's addresses.
 
     `chain` is what this peer shows, and `renew` signs it again (`Gate`). `open_signed` checks the manifest
-    (`open_manifest`, `open_any_manifest`).
+    (`open_manifest`, `open_any_manifest`). `found` returns peers that are connected and know the run's id: they are
+    asked first, and what they refuse is not the run's word.
 
     Raises NotAdmitted if the run refuses this peer or `home` belongs to another run, DialError (with the most useful
     reason) if no address answers, and what `open_signed` raises.
@@ -73,6 +75,11 @@ async def enter_run(
     failures: list[BarnraiseError] = []
     for attempt in range(TRIES):
         failures = []
+        for peer in found():
+            try:
+                return await entrance.enter_with(peer)
+            except (NetworkError, ProtocolViolation) as error:
+                host.events.emit("contact_failed", address=peer, reason=str(error))
         for address in invite.addresses:
             try:
                 return await entrance.enter_at(address)
@@ -90,7 +97,7 @@ async def enter_run(
 
 
 class _Entrance(Generic[ManifestT]):
-    """The way in by any address of an invite. The gate is made once, with the manifest of the first that answers."""
+    """The way in by any peer of the run. The gate is made once, with the manifest of the first that answers."""
 
     def __init__(
         self,
@@ -106,8 +113,10 @@ class _Entrance(Generic[ManifestT]):
         self._gate: Gate | None = None
 
     async def enter_at(self, address: str) -> EnteredRun[ManifestT]:
+        return await self.enter_with(await self._host.connect_address(address, timeout_s=DIAL_S))
+
+    async def enter_with(self, peer: str) -> EnteredRun[ManifestT]:
         host = self._host
-        peer = await host.connect_address(address, timeout_s=DIAL_S)
         signed = await fetch_manifest(host.rpc, peer, self._invite.run_id, DIAL_S)
         manifest = self._open_signed(signed, self._invite.run_id)
         if self._gate is None:

@@ -31,6 +31,8 @@ class JoinConfig:
     relays: tuple[str, ...] = ()
     map_port: bool = False
     """Whether to have the router forward the port."""
+    lan: bool = False
+    """Whether to find, and be found by, peers of the run on the local network."""
     device: str = "auto"
     devices: tuple[str, ...] = ()
     """Several devices, of which `device` is the first; () for that one alone."""
@@ -38,6 +40,8 @@ class JoinConfig:
     """How several devices share the model, as `Layout.parse` takes it."""
     data_folder: str = ""
     """The folder of text to train on; "": the run's source, where that is on every machine."""
+    text_field: str = ""
+    """What holds the text in its .jsonl and .parquet files; "": `text`."""
     compile: bool = False
     """Whether to use torch.compile, which runs a compiler on this machine."""
     threads: int | None = None

@@ -12,6 +12,7 @@ import trio
 from peer.events import Watcher
 from peer.files import write_atomically
 from peer.net.host import Host, HostConfig
+from peer.net.lan.discovery import Lan
 from peer.worker.client import open_worker_group
 from swarm.gossip.peer import run_gossip
 from swarm.inference.record import run_schemas
@@ -52,9 +53,12 @@ async def run_participant(config: JoinConfig, watch: Watcher | None = None, besi
             download_bytes_per_s=config.download_bytes_per_s,
         )
 
+        lan = Lan(config.invite.run_id) if config.lan else None
+        found = tuple if lan is None else lan.found
+
         async def enter(host: Host) -> EnteredRun[Manifest]:
             chain = config.invite.membership(opened.identity)
-            entered = await enter_run(host, config.invite, home, chain, open_manifest)
+            entered = await enter_run(host, config.invite, home, chain, open_manifest, found=found)
             host.events.emit(
                 "run_entered",
                 name=entered.manifest.run.name,
@@ -66,7 +70,7 @@ async def run_participant(config: JoinConfig, watch: Watcher | None = None, besi
             )
             return entered
 
-        peer_config = PeerConfig(host_config, home, config.invite.addresses)
+        peer_config = PeerConfig(host_config, home, config.invite.addresses, lan)
         async with open_peer(peer_config, enter, run_schemas) as peer:
             manifest = peer.run.manifest
             pause = OwnersPause(peer.host.events, home.paused, condition_of(config.pause_when))

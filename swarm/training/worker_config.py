@@ -25,6 +25,7 @@ def worker_config(context: PeerContext, stage: StageSpec | None = None) -> Worke
         inner=manifest.inner,
         tokenizer=str(config.home / TOKENIZER_FILE) if own_tokenizer else BYTES_TOKENIZER,
         data_folder=config.data_folder,
+        text_field=config.text_field,
         compile=config.compile,
         device=config.device,
         devices=config.devices,

@@ -65,20 +65,23 @@ def test_a_home_alone_continues_as_it_was_started(tmp_path: Path, joined: Callab
     home, data, port = tmp_path / "home", tmp_path / "data", free_port()
     data.mkdir()
     invite = invite_at(1)
-    limits = ("--upload-limit", "2.5", "--devices", "cpu:2", "--threads", 2)
+    limits = ("--upload-limit", "2.5", "--devices", "cpu:2", "--threads", 2, "--text-field", "body")
     first = joined(invite, "--home", home, "--data", data, "--name", "ann", "--json", *limits, listening=port)
     again = joined("--home", home, listening=port)
     assert again.invite == invite
     assert (again.data_folder, again.name, again.upload_bytes_per_s, again.devices, again.threads) == (
         first.data_folder, "ann", 2.5e6, first.devices, 2,
     )  # fmt: skip
+    assert (first.text_field, again.text_field) == ("body", "body")
     assert first.listen == ("/ip4/0.0.0.0/tcp/0",) and again.listen == (f"/ip4/0.0.0.0/tcp/{port}",)
     assert "as_json" not in choices_in(home)
     other = joined("--home", home, "--device", "cpu", "--name", "bo", listening=port)
     assert (other.name, other.device, other.devices, other.data_folder) == ("bo", "cpu", (), str(data))
     assert joined("--home", home).name == "bo", "what is given once more is remembered from then on"
     anew = joined(invite, "--home", home)
-    assert (anew.data_folder, anew.devices) == ("", ()), "with the invite only what is given counts"
+    assert (anew.data_folder, anew.devices, anew.text_field) == ("", (), ""), (
+        "with the invite only what is given counts"
+    )
 
 
 def test_a_port_that_is_taken_is_left_open_to_a_volunteer(tmp_path: Path, joined: Callable[..., JoinConfig]) -> None:

@@ -246,7 +246,7 @@ async def test_the_text_is_described_with_a_run_and_without(tmp_path: Path) -> N
     alone = await text_finding(tmp_path)
     assert alone.state == "ok" and alone.detail.startswith("1 file (500 texts) read, ") and "1 .docx" in alone.detail
     manifest = manifest_of(Identity.generate(), 1)
-    assert "tokens of the run's tokenizer" in (await text_finding(tmp_path / "a.jsonl", manifest)).detail
+    assert "tokens of the run's tokenizer" in (await text_finding(tmp_path / "a.jsonl", manifest=manifest)).detail
     (tmp_path / "a.jsonl").write_text("")
     missing = await text_finding(tmp_path)
     assert missing.state == "failure" and missing.exit_code == 2 and "add text" in missing.remedy

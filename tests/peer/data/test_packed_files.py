@@ -39,9 +39,14 @@ def table(**columns: list[Any]) -> bytes:
     return file.getvalue()
 
 
-def read(root: Path, max_bytes: int = 1 << 30) -> Texts:
+def read(root: Path, max_bytes: int = 1 << 30, field: str = "text") -> Texts:
     suffixes = frozenset({".txt", ".jsonl", PARQUET})
-    return read_texts(TextSource(root, suffixes, frozenset(), is_users=True), max_bytes, b"|")
+    return read_texts(TextSource(root, suffixes, frozenset(), is_users=True, field=field), max_bytes, b"|")
+
+
+def lines(**columns: list[Any]) -> bytes:
+    rows = zip(*columns.values(), strict=True)
+    return "".join(json.dumps(dict(zip(columns, row, strict=True))) + "\n" for row in rows).encode()
 
 
 WRITERS: dict[str, Callable[[], bytes]] = {
@@ -141,3 +146,52 @@ def test_the_account_counts_texts_and_the_disk_what_they_unpack_to(tmp_path: Pat
     assert token_cache_bytes(config, str(tmp_path)) == len(packed) * RATIO * 2
     facts = load_corpus(config, ByteTokenizer(), str(tmp_path)).facts
     assert facts.documents == len(DOCUMENTS) and facts.account.startswith("1 file (300 texts) read")
+
+
+@pytest.mark.parametrize(("name", "made"), [("a.jsonl", lines), ("a.parquet", table)])
+@pytest.mark.parametrize("field", ["content", "a.b", "t\u00e9xte", "with space"])
+def test_the_user_names_the_field_that_holds_the_text(
+    tmp_path: Path, name: str, made: Callable[..., bytes], field: str
+) -> None:
+    nested = [{"b": "not this"}] * len(DOCUMENTS)
+    content = made(**{"text": ["other"] * len(DOCUMENTS), "a": nested, field: DOCUMENTS})
+    (tmp_path / name).write_bytes(content)
+    (file,) = read(tmp_path, field=field).files
+    assert bytes(file.text).decode() == "|".join(DOCUMENTS) and file.documents == len(DOCUMENTS)
+    corpus = load_corpus(DataConfig(source="folder", seq_len=8), ByteTokenizer(), str(tmp_path), text_field=field)
+    assert corpus.facts.documents == len(DOCUMENTS)
+
+
+@pytest.mark.parametrize(("name", "made"), [("a.jsonl", lines), ("a.parquet", table)])
+@pytest.mark.parametrize("field", ["", "body", "number"])
+def test_a_field_that_is_not_there_is_an_error_that_names_those_that_are(
+    tmp_path: Path, name: str, made: Callable[..., bytes], field: str
+) -> None:
+    content = made(number=[1] * 9, title=["a title"] * 9, content=["text " * 99] * 9, tags=[["a"]] * 9)
+    (tmp_path / name).write_bytes(content)
+    if field:  # else the other text is enough
+        (tmp_path / "b.txt").write_text("line\n" * 99)
+    with pytest.raises(ConfigError) as told:
+        load_corpus(DataConfig(source="folder", seq_len=8), ByteTokenizer(), str(tmp_path), text_field=field)
+    assert f"has text in a field {field or 'text'!r} (skipped" in str(told.value)
+    assert str(told.value).endswith("): give --text-field one of 'content', 'title'")
+
+
+def test_a_folder_needs_one_file_with_the_field(tmp_path: Path) -> None:
+    config = DataConfig(source="folder", seq_len=8)
+    (tmp_path / "a.txt").write_text("line\n" * 99)
+    with pytest.raises(ConfigError, match=r"in a field 'body' \(skipped nothing\): leave --text-field out"):
+        load_corpus(config, ByteTokenizer(), str(tmp_path), text_field="body")
+    (tmp_path / "b.jsonl").write_bytes(lines(content=["text " * 99] * 9))
+    assert load_corpus(config, ByteTokenizer(), str(tmp_path)).facts.files == 1
+    (tmp_path / "c.jsonl").write_bytes(lines(body=["text " * 99] * 9))
+    facts = load_corpus(config, ByteTokenizer(), str(tmp_path), text_field="body").facts
+    assert (facts.files, facts.documents) == (2, 10) and "9 lines of .jsonl without a text" in facts.account
+
+
+def test_names_of_fields_are_shown_cut_and_without_controls(tmp_path: Path) -> None:
+    names = {f"{number}\x1b[2J{'x' * 9999}": ["text"] for number in range(2000)}
+    (tmp_path / "a.jsonl").write_bytes(lines(**names))
+    with pytest.raises(ConfigError) as told:
+        load_corpus(DataConfig(source="folder", seq_len=8), ByteTokenizer(), str(tmp_path))
+    assert len(str(told.value)) < 500 + len(str(tmp_path)) and str(told.value).isprintable()

@@ -57,6 +57,16 @@ async def test_what_is_packed_is_unpacked_in_a_worker(tmp_path: Path, text: Path
     assert (tmp_path / "corpus-worker.log").exists() and not children()
 
 
+async def test_the_field_that_the_user_names_is_read_wherever_it_is_read(tmp_path: Path, hub: Path) -> None:
+    data = tmp_path / "a.jsonl"
+    data.write_text("".join(json.dumps({"text": "no", "body": f"line {number} " * 9}) + "\n" for number in range(99)))
+    for tokenizer in ("bytes", str(hub)):
+        config = worker_config(tmp_path, data, tokenizer=tokenizer, text_field="body")
+        corpus = await read_corpus_apart(config)
+        here = load_corpus(config.data, ByteTokenizer(), str(data), text_field="body")
+        assert corpus.digest == here.digest and corpus.facts.documents == 99
+
+
 async def test_a_hostile_tokenizer_is_one_sentence(tmp_path: Path, text: Path, hub: Path) -> None:
     content = json.loads(hub.read_text())
     evil = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}

@@ -39,6 +39,7 @@ LOADS: dict[str, FirstMessage] = {
         inner=INNER,
         tokenizer="bytes",
         data_folder="/text",
+        text_field="",
         compile=False,
         directory="/own",
         step_size=StepSize(1),
@@ -60,7 +61,7 @@ LOADS: dict[str, FirstMessage] = {
         vectors=VectorFds(3, 4, 5),
         slots_fd=6,
     ),
-    "corpus": LoadCorpus(data=DATA, tokenizer="/tokens", vocab_size=9, data_folder="", directory="/own"),
+    "corpus": LoadCorpus(data=DATA, tokenizer="/tokens", vocab_size=9, data_folder="", text_field="", directory="/own"),
     "block": LoadBlocks(
         model=MODEL,
         span=Span.whole(MODEL.layers),
