@@ -23,7 +23,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
@@ -72,7 +72,9 @@ def ours_of(
     with a vote, is over for it once it has fetched the state; it may skip one so."""
     commits = [max(at for r in reports if (at := r["seconds"].get(str(n + 1)))) for n in range(rounds)]
     took = [later - earlier for earlier, later in pairwise(commits)]  # without the first round
-    merged = [next((who for r in reports if (who := r["merged"].get(str(n + 1)))), []) for n in range(rounds)]
+    merged: list[list[str]] = [
+        next((who for r in reports if (who := r["merged"].get(str(n + 1)))), []) for n in range(rounds)
+    ]
     numbers = {hello["peer"]: number for number, hello in enumerate(group)}
     files = {r["peer"]: folder / f"ours-{numbers[r['peer']]}" for r in reports if r["hash"]}
     return {
@@ -168,7 +170,7 @@ def measure(options: argparse.Namespace, bits: int, means: dict[str, Any]) -> di
 def print_table(bits: int, results: dict[str, Figures], fault: str | None) -> None:
     limits = results["limits"]
     print(f"\n{bits} bits, ideal wire {limits['ideal_wire_bytes'] / 1e6:.0f} MB a round")
-    lines = [
+    lines: list[tuple[str, Callable[[Figures], str]]] = [
         ("codec", lambda f: f["codec"]),
         ("seconds a round, median", lambda f: f"{f['median_s']:.3f}"),
         ("  fastest", lambda f: f"{f['fastest_s']:.3f}"),
@@ -188,7 +190,7 @@ def print_table(bits: int, results: dict[str, Figures], fault: str | None) -> No
             ("  of ideal", lambda f: f"{f['of_ideal_wire']:.3f}"),
             ("max error against the mean", lambda f: f"{f['error_all']:.3g}"),
             ("all peers bit-identical", lambda f: "yes" if f["identical"] else "NO"),
-            ("rounds merged without some", lambda f: str(f.get("incomplete", "-"))),
+            ("rounds merged without some", lambda f: f"{f.get('incomplete', '-')}"),
         ]
     sides = [side for side in ("ours", "hivemind") if side in results]
     print(f"{'':32}" + "".join(f"{side:>24}" for side in sides))
