@@ -45,6 +45,11 @@ def test_less_is_expected_of_fewer_steps() -> None:
     little = after(0.015, 0.014, 0.016, 0.015)
     assert LossCheck(BEFORE, OWN, little).is_harmful and not LossCheck(BEFORE, OWN, little, work=0.2).is_harmful
     assert LossCheck(BEFORE, OWN, after(0.0, 0.001, -0.001, 0.0), work=0.2).is_harmful
+    assert LossCheck(BEFORE, OWN, after(0.008, 0.007, 0.009, 0.008), work=0.2).is_harmful, "by the root of the steps"
+
+
+def test_no_more_is_expected_of_more_steps() -> None:
+    assert LossCheck(BEFORE, OWN, after(0.04, 0.03, 0.05, 0.04), work=4.0).is_harmful is False
 
 
 def test_no_update_is_made_longer() -> None:
