@@ -23,6 +23,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
@@ -48,7 +49,7 @@ def run_ours(peers: int, numel: int, bits: int, rounds: int, fault: str | None, 
     with ExitStack() as stack:
         children: list[Child] = []
         for number in range(peers):
-            env = {"BENCHMARK_SNAPSHOTS": "1"} if fault else {}
+            env = {"BENCHMARK_FAULT": "1"} if fault else {}
             if fault and number == peers - 1:
                 action = {"kill": "kill", "freeze": "stop"}[fault]
                 env["BARNRAISE_FAULT"] = f"{action}:during_exchange:{rounds}"
@@ -61,17 +62,31 @@ def run_ours(peers: int, numel: int, bits: int, rounds: int, fault: str | None, 
         begin(children, group)
         survivors = range(peers - 1) if fault else range(peers)
         reports = [children[number].read(ROUND_S + 10.0 * rounds) for number in survivors]
-    commits = [max(times) for times in zip(*(report["seconds"] for report in reports), strict=True)]
+    return {"codec": codec, **ours_of(reports, group, rounds, fault, folder)}
+
+
+def ours_of(
+    reports: Sequence[Figures], group: Sequence[Figures], rounds: int, fault: str | None, folder: Path
+) -> Figures:
+    """Return the figures of a run that all those peers have finished. A round that a peer missed, since it was late
+    with a vote, is over for it once it has fetched the state; it may skip one so."""
+    commits = [max(at for r in reports if (at := r["seconds"].get(str(n + 1)))) for n in range(rounds)]
     took = [later - earlier for earlier, later in pairwise(commits)]  # without the first round
+    merged: list[list[str]] = [
+        next((who for r in reports if (who := r["merged"].get(str(n + 1)))), []) for n in range(rounds)
+    ]
+    numbers = {hello["peer"]: number for number, hello in enumerate(group)}
+    files = {r["peer"]: folder / f"ours-{numbers[r['peer']]}" for r in reports if r["hash"]}
     return {
-        "codec": codec,
         "seconds": took[:-1] if fault else took,
         "fault_seconds": took[-1] if fault else None,
         "wire_bytes": sum(report["wire_bytes"] for report in reports) / rounds,
-        "cpu_s": sum(report["cpu_s"] for report in reports) / len(reports) / (rounds - 1),
-        "identical": len({(report["state_hash"], report["hash"]) for report in reports}) == 1,
-        "agreed": f"{reports[0]['members'][-1]} of {peers} committed",
-        "files": [folder / f"ours-{number}" for number in survivors],
+        "cpu_s": sum(report["cpu_s"] for report in reports) / len(reports),
+        "identical": len({r["state_hash"] for r in reports}) == 1 == len({r["hash"] for r in reports if r["hash"]}),
+        "agreed": f"{reports[0]['members']} of {len(group)} committed",
+        "incomplete": sum(len(who) < len(group) for who in (merged[:-1] if fault else merged)),
+        "merged": sorted(numbers[peer] for peer in merged[-1]),
+        "files": list(files.values()),
     }
 
 
@@ -115,9 +130,12 @@ def run_hivemind(peers: int, numel: int, compression: str, rounds: int, fault: s
     }
 
 
-def judge(figures: Figures, means: dict[str, Any]) -> Figures:
-    """Replace the saved results by their errors against each mean."""
-    files = figures.pop("files")
+def judge(figures: Figures, means: dict[str, Any], peers: int, numel: int) -> Figures:
+    """Replace the saved results by their errors against each mean. Without a fault the one of all is that of those
+    which the last round has merged."""
+    files, merged = figures.pop("files"), figures.pop("merged", range(peers))
+    if "survivors" not in means and len(merged) < peers:
+        means = {"all": float64_mean(merged, numel)}
     for name, mean in means.items():
         figures[f"error_{name}"] = max(max_error(file, mean) for file in files)
     figures["median_s"], figures["fastest_s"] = median(figures["seconds"]), min(figures["seconds"])
@@ -134,11 +152,13 @@ def measure(options: argparse.Namespace, bits: int, means: dict[str, Any]) -> di
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         limits = measure_limits(int(ideal), 20 * numel * peers)
-        sides["ours"] = judge(run_ours(peers, numel, bits, rounds, options.fault, folder), means)
+        sides["ours"] = judge(run_ours(peers, numel, bits, rounds, options.fault, folder), means, peers, numel)
         if options.rival == "hivemind":
             tried = []
             for compression in RIVALS[bits][: 1 if options.fault else None]:
-                tried.append(judge(run_hivemind(peers, numel, compression, rounds, options.fault, folder), means))
+                tried.append(
+                    judge(run_hivemind(peers, numel, compression, rounds, options.fault, folder), means, peers, numel)
+                )
             sides["hivemind"] = min(tried, key=lambda figures: figures["median_s"])
             sides["hivemind"]["tried"] = {f["codec"]: f["median_s"] for f in tried}
     for figures in sides.values():
@@ -150,7 +170,7 @@ def measure(options: argparse.Namespace, bits: int, means: dict[str, Any]) -> di
 def print_table(bits: int, results: dict[str, Figures], fault: str | None) -> None:
     limits = results["limits"]
     print(f"\n{bits} bits, ideal wire {limits['ideal_wire_bytes'] / 1e6:.0f} MB a round")
-    lines = [
+    lines: list[tuple[str, Callable[[Figures], str]]] = [
         ("codec", lambda f: f["codec"]),
         ("seconds a round, median", lambda f: f"{f['median_s']:.3f}"),
         ("  fastest", lambda f: f"{f['fastest_s']:.3f}"),
@@ -170,6 +190,7 @@ def print_table(bits: int, results: dict[str, Figures], fault: str | None) -> No
             ("  of ideal", lambda f: f"{f['of_ideal_wire']:.3f}"),
             ("max error against the mean", lambda f: f"{f['error_all']:.3g}"),
             ("all peers bit-identical", lambda f: "yes" if f["identical"] else "NO"),
+            ("rounds merged without some", lambda f: f"{f.get('incomplete', '-')}"),
         ]
     sides = [side for side in ("ours", "hivemind") if side in results]
     print(f"{'':32}" + "".join(f"{side:>24}" for side in sides))

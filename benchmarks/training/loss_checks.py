@@ -5,11 +5,13 @@
 Four peers train the small byte model of convergence.py in one process (DiLoCo, H 20, 8 bits), from its warm weights or
 from random ones. After each round every peer that is still a member checks one other contribution, as with
 `check_by_loss = 1`, by the rule that the network uses (`swarm.protocol.loss_check`), on 8 held-out batches of 8
-windows. The leader, in turn, leaves out what it has judged itself; a member left out for two rounds in a row is put
-out. The wrong one of the four sends its update with the sign flipped, noise of the right norm, or the update of its
-first round again and again; it judges nobody. "slow" is an honest one that makes a fifth of the steps.
+windows. The leader, drawn for each round, leaves out what it has judged itself; a member left out for rounds in a row
+under two different leaders is put out. The wrong one of the four sends its update with the sign flipped, noise of the
+right norm, or the update of its first round again and again; it judges none. "slow" is an honest one that makes a fifth
+of the steps.
 
-A check in which the judge's own gain is not clear has no outcome. The cost is the time of one check over that of one
+A check has no outcome where the judge's own gain is not clear, nor where the other update gains too little, but not
+clearly. The cost is the time of one check over that of one
 inner step of the same process, both of CPU time on one thread.
 """
 
@@ -39,6 +41,7 @@ from optim.strategies.registry import build_strategy
 from peer.compute.adamw_fused import FusedAdamW
 from peer.compute.optimizer import InnerSpec
 from peer.model.layout import init_flat
+from swarm.protocol.agreement.rules.succession import ABSENCES_MAX
 from swarm.protocol.loss_check import Judgements, LossCheck, ways
 
 PEERS, STEPS, BATCHES, SLOWER = 4, 20, 8, 5
@@ -80,7 +83,7 @@ class Group:
         self.inner = [FusedAdamW(InnerSpec.of(inner), layout, theta) for _ in range(PEERS)]
         self.judgements = [Judgements() for _ in range(PEERS)]
         self.members = list(range(PEERS))
-        self.absent = 0  # rounds in a row for which the wrong one was left out
+        self.absent_under: set[int] = set()  # the leaders of the rounds in a row for which the wrong one was left out
         self.dice, self.noise = random.Random(seed), torch.Generator().manual_seed(seed)
         self.held_out = list(self.task.corpus.held_out_batches(BATCH, BATCHES))
         self.first: torch.Tensor | None = None
@@ -91,7 +94,7 @@ class Group:
         """Train, check, merge what the leader merges."""
         theta = self.rounds.tensors[0]
         updates = {peer: self._update(peer, theta) for peer in self.members}
-        leader = self.members[number % len(self.members)]
+        leader = self.dice.choice(self.members)  # by the hash of the head in a run, so that none can foresee it
         left_out = {int(peer) for peer in self.judgements[leader].left_out}
         left_out = left_out if leader != WRONG or self.kind in HONEST else set()
         merged = [peer for peer in self.members if peer not in left_out]
@@ -102,8 +105,8 @@ class Group:
             if self._is_honest(judge):
                 self._check(judge, merged, updates, theta, number)
         self._merge(merged, updates)
-        self.absent = self.absent + 1 if WRONG in self.members and WRONG not in merged else 0
-        if self.absent == 2:
+        self.absent_under = {*self.absent_under, leader} if WRONG in self.members and WRONG not in merged else set()
+        if len(self.absent_under) == ABSENCES_MAX:
             self.members.remove(WRONG)
             self.tally.out_in = number + 1
 

@@ -48,16 +48,18 @@ class LossCheck:
 
     @property
     def is_harmful(self) -> bool | None:
-        """Whether the other update clearly gains less than `LEAST` of what the judge's own one does, or than a smaller
-        part where it took fewer steps. None where the judge's own gain is not clear, as at the end of a run, or there
-        is but one batch: they say nothing then."""
+        """True where the other update clearly gains less than `LEAST` of what the judge's own one does, or than a
+        smaller part where it took fewer steps. False where it gains as much. None where it gains less, but not clearly:
+        noise would else take its own outcomes back. None, too, where the judge's own gain is not clear, as at the end
+        of a run, or there is but one batch."""
         own = self._gains(self.own)
         if len(own) < 2 or not all(map(isfinite, own)) or not clear(own):
             return None
         if self.gain == -inf:
             return True
         least = LEAST * sqrt(min(1.0, self.work))
-        return clear([least * mine - gain for mine, gain in zip(own, self._gains(self.other), strict=True)])
+        lacks = [least * mine - gain for mine, gain in zip(own, self._gains(self.other), strict=True)]
+        return True if clear(lacks) else None if fmean(lacks) > 0 else False
 
     def _gains(self, after: Sequence[float]) -> list[float]:
         return [start - end for start, end in zip(self.before, after, strict=True)]

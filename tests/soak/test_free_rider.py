@@ -1,7 +1,9 @@
 """What free-riders cost: peers that take their full share of every round and do none of the work.
 
-Nothing detects one yet: its update has a plausible norm and its word is signed. The gate of the merge leaves out
+By itself a run detects none: its update has a plausible norm and its word is signed. The gate of the merge leaves out
 zeros, and no more. So these are the documented costs. ROUNDS (60) of each run.
+
+With `check_by_loss` a member whose updates do not help is put out: here one that flips their sign.
 """
 
 from __future__ import annotations
@@ -11,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.free_rider import KIND_VARIABLE, KINDS
+from peer.identity import Identity
+from swarm.run.home import Home
+from tests.support.free_rider import FLIPPED, KIND_VARIABLE, KINDS
 from tests.support.lan_swarm import RUN_TOML
 from tests.support.process_group import Launch
 from tests.support.scorecard import Scorecard
@@ -19,6 +23,9 @@ from tests.swarm.support.swarm_harness import open_swarm
 
 PEERS = 8
 ROUNDS = int(os.environ.get("ROUNDS", "60"))
+OUTER = "[outer]\nsteps = 20\ncheck_by_loss = 1.0"
+MEMBERS = 4
+PUT_OUT_S = 400.0
 
 
 async def last_loss(folder: Path, honest: int, riders: int, kind: str = "") -> float:
@@ -55,3 +62,28 @@ async def test_free_riders_cost_no_more_than_their_share(tmp_path: Path, riders:
         card.at_most(f"loss with {kind}, times that", loss / alone, PEERS / honest)
     card.tell()
     assert not card.missed(), card.missed()
+
+
+def launch(name: str) -> Launch:
+    if name != "vandal":
+        return Launch()
+    return Launch(module="tests.support.free_rider", environment={KIND_VARIABLE: FLIPPED})
+
+
+@pytest.mark.soak
+@pytest.mark.process
+async def test_a_member_that_flips_the_sign_is_found_and_put_out(tmp_path: Path) -> None:
+    async with open_swarm(tmp_path, min_peers=MEMBERS, outer=OUTER, launch=launch) as swarm:
+        honest = [swarm.join(f"p{number}") for number in range(MEMBERS - 1)]
+        vandal = swarm.join("vandal")
+        await swarm.committed(1, *honest, vandal)
+        name = Identity.load_or_create(Home(vandal.home).identity).peer_id
+        for peer in honest:
+            await peer.wait_for("round_committed", lambda fields: fields["members"] == MEMBERS)
+        for peer in honest:
+            await peer.wait_for("round_committed", lambda fields: fields["members"] < MEMBERS, peer.mark(), PUT_OUT_S)
+        judged = [fact.fields for peer in honest for fact in peer.all("contribution_judged")]
+        assert {fields["peer"] for fields in judged if fields["left_out"]} == {name}
+        assert len([peer for peer in honest if any(f.fields["left_out"] for f in peer.all("contribution_judged"))]) >= 2
+        assert all(peer.alive for peer in swarm.processes())
+        assert not [fact for peer in honest for fact in peer.all("loss_check_failed")]

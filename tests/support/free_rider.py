@@ -1,12 +1,14 @@
 """`peer` as a free-rider runs it: it takes its full share of a round, trains once, and never again.
 
-    FREE_RIDER=zeros|old|noise python -m tests.support.free_rider join ...
+    FREE_RIDER=zeros|old|noise|flipped python -m tests.support.free_rider join ...
 
-What it submits afterwards: zeros; the update of its first round; or noise with that update's norm.
+What it submits afterwards: zeros; the update of its first round; or noise with that update's norm. "flipped" is no
+free-rider but a vandal: it trains in every round, and sends its update with the sign flipped.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
@@ -20,6 +22,7 @@ from swarm.rounds.trainers.worker_trainer import WorkerTrainer
 
 KIND_VARIABLE: Final = "FREE_RIDER"
 KINDS: Final = ("zeros", "old", "noise")
+FLIPPED: Final = "flipped"
 Train = Callable[[WorkerTrainer, TrainRequest], Coroutine[Any, Any, TrainResult]]
 
 
@@ -48,6 +51,18 @@ def idle_after_one_round(kind: str, train: Train) -> Train:
     return ride
 
 
+def flipped(train: Train) -> Train:
+    """Return a `WorkerTrainer.train` whose product has the other sign."""
+
+    async def lie(trainer: WorkerTrainer, request: TrainRequest) -> TrainResult:
+        result = await train(trainer, request)
+        return dataclasses.replace(result, product=-result.product)
+
+    return lie
+
+
 if __name__ == "__main__":
-    with patch.object(WorkerTrainer, "train", idle_after_one_round(os.environ[KIND_VARIABLE], WorkerTrainer.train)):
+    kind, honest = os.environ[KIND_VARIABLE], WorkerTrainer.train
+    trains = flipped(honest) if kind == FLIPPED else idle_after_one_round(kind, honest)
+    with patch.object(WorkerTrainer, "train", trains):
         main()

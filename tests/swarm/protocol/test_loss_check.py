@@ -25,12 +25,15 @@ OWN = after(0.10, 0.11, 0.09, 0.10)
         (after(0.04, 0.03, 0.05, 0.04), False),  # a slow or unlucky peer
         (after(-0.10, -0.11, -0.09, -0.10), True),  # a flipped sign
         (after(0.001, -0.002, 0.0, 0.001), True),  # noise
-        (after(0.3, -0.3, 0.2, -0.25), False),  # nothing clear
+        (after(0.3, -0.3, 0.2, -0.25), None),  # noise, not clearly: it takes no earlier outcome back
+        (after(0.3, -0.1, 0.2, -0.05), False),  # as much as is asked for, though not clearly
         ([nan] * 4, True),
         ([3.0, inf, 3.0, 3.0], True),
     ],
 )
-def test_an_update_is_harmful_if_it_clearly_gains_much_less_than_ones_own(other: list[float], is_harmful: bool) -> None:
+def test_an_update_is_harmful_if_it_clearly_gains_much_less_than_ones_own(
+    other: list[float], is_harmful: bool | None
+) -> None:
     assert LossCheck(BEFORE, OWN, other).is_harmful is is_harmful
 
 
@@ -42,6 +45,11 @@ def test_less_is_expected_of_fewer_steps() -> None:
     little = after(0.015, 0.014, 0.016, 0.015)
     assert LossCheck(BEFORE, OWN, little).is_harmful and not LossCheck(BEFORE, OWN, little, work=0.2).is_harmful
     assert LossCheck(BEFORE, OWN, after(0.0, 0.001, -0.001, 0.0), work=0.2).is_harmful
+    assert LossCheck(BEFORE, OWN, after(0.008, 0.007, 0.009, 0.008), work=0.2).is_harmful, "by the root of the steps"
+
+
+def test_no_more_is_expected_of_more_steps() -> None:
+    assert LossCheck(BEFORE, OWN, after(0.04, 0.03, 0.05, 0.04), work=4.0).is_harmful is False
 
 
 def test_no_update_is_made_longer() -> None:

@@ -20,7 +20,7 @@ from swarm.rounds.building import StateBuilder
 from swarm.rounds.catch_up import CatchUp, Moved
 from swarm.rounds.context import RoundContext
 from swarm.rounds.fetched_states import FetchedStates
-from swarm.state.messages import StateMethods
+from swarm.state.messages import AskResult, ResultPart, StateMethods, StateReply
 from swarm.state.upload_limits import SnapshotLimits
 from tests.swarm.rounds.test_driver import deltas
 from tests.swarm.rounds.test_losses import QUICK
@@ -107,6 +107,33 @@ async def test_many_missed_rounds_take_a_whole_state(tmp_path: Path) -> None:
         assert torch.equal(away.state.theta, others[0].state.theta)
         open_gates(group)
         await group.until_round(goal + 2)
+        group.check()
+
+
+async def test_a_member_that_no_peer_brings_the_missed_state_says_so_and_goes_on_asking(tmp_path: Path) -> None:
+    async with open_driven_group(tmp_path, GroupSetting(limits=QUICK, work_s=0.3)) as group:
+        away, *others = [await group.enter(deltas) for _ in range(3)]
+        await group.until_round(1)
+        methods = StateMethods.of(away.state.size_bytes, 8 << 20)
+        names = [method.name for method in (methods.hashes, methods.chunk, methods.result)]
+        kept: list[Any] = [member.host.rpc.server._methods[name] for member in others for name in names]
+        honest = [one.handler for one in kept]
+
+        async def gone(call: Call[Any]) -> Any:
+            return ResultPart("gone") if isinstance(call.body, AskResult) else StateReply("gone")
+
+        for served in kept:
+            served.handler = gone
+        goal = await miss(group, away, others, 1)
+        await group.until(lambda: len(away.seen("catch_up_failed")) >= 2)
+        assert away.head.round == goal - 1, "nothing else enters the weights"
+        for failed in away.seen("catch_up_failed"):
+            assert failed.fields["round"] == goal and "do not hold it any more" in str(failed.fields["reason"])
+        for served, handler in zip(kept, honest, strict=True):
+            served.handler = handler
+        await group.until(lambda: away.head.round == goal and away.state.tree.root == away.head.state_hash)
+        open_gates(group)
+        await group.until(lambda: away.head.round > goal + 2 and away.head.has(away.driver.me))
         group.check()
 
 

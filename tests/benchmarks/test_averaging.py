@@ -1,0 +1,42 @@
+"""What the averaging benchmark makes of its peers' reports."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.rounds.averaging import judge, ours_of
+from benchmarks.rounds.averaging_data import float64_mean, save
+
+GROUP = [{"peer": "A"}, {"peer": "B"}, {"peer": "C"}]
+
+
+def report(peer: str, seconds: dict[str, float], merged: dict[str, list[str]], hash: str | None) -> dict[str, Any]:
+    figures = {"peer": peer, "seconds": seconds, "merged": merged, "members": 3, "cpu_s": 1.0, "wire_bytes": 30}
+    return {**figures, "state_hash": "s", "hash": hash}
+
+
+def test_a_peer_that_was_late_with_a_round_does_not_spoil_the_figures(tmp_path: Path) -> None:
+    full, short = ["A", "B", "C"], ["A", "B"]
+    reports = [
+        report(peer, {"1": 1.0, "2": 2.0 + late, "3": 4.0 + late}, {"1": full, "2": short, "3": full}, "h")
+        for peer, late in (("A", 0.0), ("B", 0.5))
+    ]
+    reports.append(report("C", {"1": 1.5, "3": 5.0}, {"1": full}, None))
+    figures = ours_of(reports, GROUP, 3, None, tmp_path)
+    assert figures["seconds"] == [1.0, 2.5], "each round from the last commit to the last commit"
+    assert figures["incomplete"] == 1 and figures["merged"] == [0, 1, 2] and figures["identical"]
+    assert figures["files"] == [tmp_path / "ours-0", tmp_path / "ours-1"], "C was not there before the last round"
+
+
+@pytest.mark.parametrize(("merged", "error"), [([0, 1], 0.0), ([0, 1, 2], 0.1)])
+def test_the_result_is_compared_with_the_mean_of_those_that_were_merged(
+    tmp_path: Path, merged: list[int], error: float
+) -> None:
+    save(float64_mean(range(2), 100).to(torch.float32), tmp_path / "ours-0")
+    figures = {"files": [tmp_path / "ours-0"], "merged": merged, "seconds": [1.0]}
+    judged = judge(figures, {"all": float64_mean(range(3), 100)}, peers=3, numel=100)
+    assert judged["error_all"] >= error and (error or judged["error_all"] < 1e-6)
