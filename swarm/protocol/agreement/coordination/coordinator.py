@@ -22,7 +22,7 @@ from swarm.protocol.agreement.chain import Chain, position_of
 from swarm.protocol.agreement.context import AgreementContext
 from swarm.protocol.agreement.coordination.branches import Branches
 from swarm.protocol.agreement.coordination.group_watch import GroupWatch
-from swarm.protocol.agreement.coordination.inquiry import InquiryResult, Inquiry
+from swarm.protocol.agreement.coordination.inquiry import Inquiry, InquiryResult
 from swarm.protocol.agreement.records import RESTORED_KEY
 from swarm.protocol.agreement.rules import evidence
 from swarm.protocol.head import Head, Member, Sponsorship
