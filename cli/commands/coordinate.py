@@ -6,6 +6,7 @@ It also starts the run, and votes as its witness.
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
     from swarm.coordinator.coordinator import CoordinatorConfig
     from swarm.coordinator.successor import Successor
     from swarm.run.invite import Invite
+
+
+PASSPHRASE_MAX: Final = 1024  # characters
 
 
 @click.command()
@@ -204,9 +208,9 @@ def _opened(path: Path, run_toml: Path | None, bootstrap: tuple[str, ...]) -> Su
 
 def _passphrase(path: Path, confirmed: bool = False) -> str:
     """Ask for the passphrase of a successor's file; where no person is at the terminal, read a line."""
-    passphrase: str = click.prompt(
-        f"Passphrase of {path}", hide_input=True, confirmation_prompt=confirmed, err=True, prompt_suffix=": "
-    )
+    if not sys.stdin.isatty():
+        return sys.stdin.readline(PASSPHRASE_MAX).rstrip("\r\n")
+    passphrase: str = click.prompt(f"Passphrase of {path}", hide_input=True, confirmation_prompt=confirmed, err=True)
     return passphrase
 
 

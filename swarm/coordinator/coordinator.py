@@ -131,7 +131,8 @@ async def run_coordinator(
             serve_snapshots(host.rpc, stores)
             return EnteredRun(run_files, manifest, tokenizer, gate)
 
-        peer_config = PeerConfig(host_config, home, config.bootstrap, Lan(manifest.run_id) if config.lan else None)
+        known = config.bootstrap if config.successor is None else (*config.bootstrap, *config.successor.others)
+        peer_config = PeerConfig(host_config, home, known, Lan(manifest.run_id) if config.lan else None)
         async with open_peer(peer_config, enter, run_schemas) as peer:
             await _coordinate(config, home, peer, stores, ready)
 

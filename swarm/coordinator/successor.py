@@ -65,6 +65,11 @@ class Successor:
     identity: Identity
     addresses: tuple[str, ...]
 
+    @property
+    def others(self) -> tuple[str, ...]:
+        """The addresses that are not the lost coordinator's."""
+        return tuple(address for address in self.addresses if not address.endswith(f"/p2p/{self.identity.peer_id}"))
+
 
 def make_successor(home: Home, path: Path, passphrase: str) -> str:
     """Write the file of a successor of the coordinator in `home` to `path`, which must not exist. Return the run's
