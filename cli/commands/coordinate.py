@@ -6,7 +6,6 @@ It also starts the run, and votes as its witness.
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -19,6 +18,7 @@ from cli.options import home_option, lan_option, map_port_option, network_option
 from cli.run import run_until_stopped
 from cli.templates import template, with_settings
 from cli.terminal.lines import say, say_json
+from cli.terminal.passphrase import ask_passphrase
 from cli.tracking import track_option, tracked
 from cli.views.event_feed import EventFeed
 from cli.views.live import follow, read_tails
@@ -36,9 +36,6 @@ if TYPE_CHECKING:
     from swarm.coordinator.coordinator import CoordinatorConfig
     from swarm.coordinator.successor import Successor
     from swarm.run.invite import Invite
-
-
-PASSPHRASE_MAX: Final = 1024  # characters
 
 
 @click.command()
@@ -189,7 +186,7 @@ def _kept_port(home: Path, listen: tuple[str, ...], announce: tuple[str, ...], p
 def _make_successor(home: Path, path: Path) -> None:
     from swarm.coordinator.successor import make_successor
 
-    name = make_successor(Home(home), path, _passphrase(path, confirmed=True))
+    name = make_successor(Home(home), path, ask_passphrase(str(path), confirmed=True))
     say(
         f"Wrote {path}. Who has it and its passphrase can take over the run {name}: keep both apart, on no machine of"
         f" the run. If this one is lost: peer coordinate --successor {path} --home NEW_FOLDER",
@@ -203,15 +200,7 @@ def _opened(path: Path, run_toml: Path | None, bootstrap: tuple[str, ...]) -> Su
     if run_toml is not None:
         raise ConfigError("the run of --successor has its rules: leave RUN.toml out")
     read_successor(path)  # before a person types
-    return open_successor(path, _passphrase(path), bootstrap)
-
-
-def _passphrase(path: Path, confirmed: bool = False) -> str:
-    """Ask for the passphrase of a successor's file; where no person is at the terminal, read a line."""
-    if not sys.stdin.isatty():
-        return sys.stdin.readline(PASSPHRASE_MAX).rstrip("\r\n")
-    passphrase: str = click.prompt(f"Passphrase of {path}", hide_input=True, confirmation_prompt=confirmed, err=True)
-    return passphrase
+    return open_successor(path, ask_passphrase(str(path)), bootstrap)
 
 
 def _write_template(path: Path) -> None:

@@ -125,7 +125,7 @@ def read_successor(path: Path) -> SuccessorFile:
 
 def _check_passphrase(passphrase: str) -> None:
     if len(passphrase) < PASSPHRASE_MIN:
-        raise ConfigError(f"the passphrase needs {PASSPHRASE_MIN} characters or more: whoever guesses it owns the run")
+        raise ConfigError(f"the passphrase needs {PASSPHRASE_MIN} characters or more: only it keeps others out")
 
 
 def _key(passphrase: str, salt: bytes) -> bytes:
