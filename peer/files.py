@@ -32,6 +32,20 @@ def write_atomically(path: Path, content: bytes) -> None:
             os.unlink(temporary)
 
 
+def create_private(path: Path, content: bytes) -> None:
+    """Create a file that only its owner can read (mode 0600), whole or not at all. Raises FileExistsError, OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)  # mkstemp files are 0600
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(temporary, path)  # unlike a rename, fails if another process was faster
+    finally:
+        os.unlink(temporary)
+
+
 def make_folder(path: Path) -> None:
     """Create a folder and those above it. When this returns, a power cut leaves them all. Raises OSError."""
     if not path.is_dir():

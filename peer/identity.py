@@ -6,8 +6,6 @@ Every signature covers the protocol version and a kind, so that bytes signed for
 
 from __future__ import annotations
 
-import os
-import tempfile
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -20,6 +18,7 @@ from libp2p.peer.id import ID
 
 from peer.decoding import MALFORMED, told
 from peer.errors import IdentityError, ProtocolViolation
+from peer.files import create_private
 
 _SEED_BYTES = 32
 _SIGNATURE_BYTES = 64
@@ -88,26 +87,20 @@ class Identity:
 
     @classmethod
     def _create(cls, path: Path) -> Identity:
-        identity = cls.generate()
-        temporary = ""
+        return cls.generate().saved(path)
+
+    def saved(self, path: Path) -> Identity:
+        """Write the key to `path` (mode 0600), and return the identity that is kept there: the one before, if there was
+        one. Raises IdentityError."""
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)  # mkstemp files are 0600
-            with os.fdopen(fd, "wb") as file:
-                file.write(identity.key_pair.private_key.to_bytes())
-                file.flush()
-                os.fsync(file.fileno())
-            os.link(temporary, path)  # unlike a rename, fails if another process was faster
+            create_private(path, self.key_pair.private_key.to_bytes())
         except FileExistsError:
-            return cls._load(path)
+            return self._load(path)
         except OSError as error:
             raise IdentityError(
                 f"cannot write the key {path} ({error.strerror}): choose a writable folder with --home"
             ) from error
-        finally:
-            if temporary:
-                os.unlink(temporary)
-        return identity
+        return self
 
 
 def _public_key(peer_id: str) -> PublicKey | None:

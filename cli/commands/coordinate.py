@@ -18,6 +18,7 @@ from cli.options import home_option, lan_option, map_port_option, network_option
 from cli.run import run_until_stopped
 from cli.templates import template, with_settings
 from cli.terminal.lines import say, say_json
+from cli.terminal.passphrase import ask_passphrase
 from cli.tracking import track_option, tracked
 from cli.views.event_feed import EventFeed
 from cli.views.live import follow, read_tails
@@ -33,6 +34,7 @@ from swarm.web.webhook import check_url
 
 if TYPE_CHECKING:
     from swarm.coordinator.coordinator import CoordinatorConfig
+    from swarm.coordinator.successor import Successor
     from swarm.run.invite import Invite
 
 
@@ -73,6 +75,20 @@ if TYPE_CHECKING:
     help="The home was put back from a backup: start no term and vote on nothing before `peer regroup`.",
 )
 @click.option(
+    "--make-successor",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write the run's key, locked by a passphrase that is asked for, for who shall go on if this machine is lost,"
+    " and stop.",
+)
+@click.option(
+    "--successor",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Take over the run of this file, whose coordinator's machine is lost, in a new home. --bootstrap names a peer"
+    " of the run, if those of the file are gone.",
+)
+@click.option(
     "--notify",
     default="",
     metavar="URL",
@@ -95,6 +111,8 @@ def coordinate(
     kept: tuple[str, ...],
     new_invite: bool,
     restored: bool,
+    make_successor: Path | None,
+    successor: Path | None,
     notify: str,
     track: str | None,
     listen: tuple[str, ...],
@@ -114,6 +132,10 @@ def coordinate(
     if init:
         _write_template(run_toml or Path("RUN.toml"))
         return
+    if make_successor is not None:
+        _make_successor(home or coordinator_home(), make_successor)
+        return
+    heir = None if successor is None else _opened(successor, run_toml, bootstrap)
     run = None if run_toml is None else read_run_config(run_toml)  # before the slow imports: a typo is reported at once
     for caution in () if run is None else _cautions(run):
         say(f"Warning: {caution}.", err=True)
@@ -121,14 +143,14 @@ def coordinate(
         raise ConfigError("--keep names who stays of those that --ban or --new-invite takes: give one of these, too")
     if notify:
         check_url(notify)
-    home = home or coordinator_home(None if run is None else run.run.name)
+    home = home or coordinator_home(heir.run if heir else None if run is None else run.run.name)
     listen, announce, relays, bootstrap = (taken_over(context, home, name) for name in _KEPT)
     if (port := last_port(home)) and context.get_parameter_source("listen") is not ParameterSource.COMMANDLINE:
         listen = _kept_port(home, listen, announce, port)
     from swarm.coordinator.coordinator import CoordinatorConfig
 
     config = CoordinatorConfig(
-        home, run, listen, announce, relays, bootstrap, banned, kept, new_invite, restored, map_port, notify, lan
+        home, run, listen, announce, relays, bootstrap, banned, kept, new_invite, restored, map_port, notify, lan, heir
     )
     _run(config, track, as_json, tied)
 
@@ -159,6 +181,26 @@ def _kept_port(home: Path, listen: tuple[str, ...], announce: tuple[str, ...], p
                 " process that has it, or give another address with --listen and send the new invite"
             ) from error
     return listen
+
+
+def _make_successor(home: Path, path: Path) -> None:
+    from swarm.coordinator.successor import make_successor
+
+    name = make_successor(Home(home), path, ask_passphrase(str(path), confirmed=True))
+    say(
+        f"Wrote {path}. Who has it and its passphrase can take over the run {name}: keep both apart, on no machine of"
+        f" the run. If this one is lost: peer coordinate --successor {path} --home NEW_FOLDER",
+        uncut=True,
+    )
+
+
+def _opened(path: Path, run_toml: Path | None, bootstrap: tuple[str, ...]) -> Successor:
+    from swarm.coordinator.successor import open_successor, read_successor
+
+    if run_toml is not None:
+        raise ConfigError("the run of --successor has its rules: leave RUN.toml out")
+    read_successor(path)  # before a person types
+    return open_successor(path, ask_passphrase(str(path)), bootstrap)
 
 
 def _write_template(path: Path) -> None:

@@ -19,7 +19,7 @@ import trio
 from dht.node import Node, Schema
 from peer.errors import BarnraiseError, ResourceError
 from peer.events import EventLog
-from peer.identity import Identity
+from peer.identity import Identity, Signed
 from peer.net.host import Host, HostConfig
 from peer.temp_folder import temporary_folder
 from swarm.membership.member_record import MEMBERS, MemberRecord, member_schema
@@ -65,6 +65,8 @@ class RunClient:
 
     host: Host
     node: Node
+    signed: Signed
+    """The manifest, as the authority has signed it."""
     manifest: AnyManifest
     tokenizer: bytes
     """The run's tokenizer.json, empty for bytes."""
@@ -137,7 +139,7 @@ async def open_client(
 
         config = PeerConfig(dial_back_config.config(), own, invite.addresses, is_client=True)
         async with open_peer(config, enter, schemas) as peer, _renewing(peer.run.gate):
-            yield RunClient(peer.host, peer.node, peer.run.manifest, peer.run.tokenizer)
+            yield RunClient(peer.host, peer.node, peer.run.signed, peer.run.manifest, peer.run.tokenizer)
 
 
 @asynccontextmanager

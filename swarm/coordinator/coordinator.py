@@ -28,6 +28,7 @@ from swarm.coordinator.notices import Notices
 from swarm.coordinator.regroup import serve_requests
 from swarm.coordinator.reopen import create_or_reopen, watch_beginning
 from swarm.coordinator.run_progress import RunProgress
+from swarm.coordinator.successor import Successor, enter_home, take_over
 from swarm.coordinator.withdrawal import named_bans, withdraw_printed
 from swarm.inference.record import run_schemas
 from swarm.membership.bans import extend_bans, spread_bans
@@ -77,6 +78,8 @@ class CoordinatorConfig:
     """The http(s) URL that is told of what calls for a person; empty for none."""
     lan: bool = False
     """Whether to find, and be found by, peers of the run on the local network."""
+    successor: Successor | None = None
+    """Takes over the run of a coordinator that is lost."""
 
 
 async def run_coordinator(
@@ -85,10 +88,14 @@ async def run_coordinator(
     """Coordinate until cancelled. `ready` gets the invite once peers can join, and again whenever it names other
     members; `watch` gets every event.
 
-    Raises ConfigError, ResourceError, CheckpointError, IdentityError.
+    Raises ConfigError, ResourceError, CheckpointError, IdentityError; of a successor what `take_over` raises, too.
     """
+    if config.successor is not None:
+        enter_home(Home(config.home), config.successor)
     with open_home(config.home, watch) as opened:
         home, identity, events = opened.home, opened.identity, opened.events
+        if config.successor is not None:
+            await take_over(home, config.successor)
         run_files, tokenizer, states = await trio.to_thread.run_sync(
             create_or_reopen, config.home, config.run, identity, events
         )
@@ -124,7 +131,8 @@ async def run_coordinator(
             serve_snapshots(host.rpc, stores)
             return EnteredRun(run_files, manifest, tokenizer, gate)
 
-        peer_config = PeerConfig(host_config, home, config.bootstrap, Lan(manifest.run_id) if config.lan else None)
+        known = config.bootstrap if config.successor is None else (*config.bootstrap, *config.successor.others)
+        peer_config = PeerConfig(host_config, home, known, Lan(manifest.run_id) if config.lan else None)
         async with open_peer(peer_config, enter, run_schemas) as peer:
             await _coordinate(config, home, peer, stores, ready)
 

@@ -8,6 +8,7 @@ import msgspec
 import trio
 
 from peer.files import write_atomically
+from peer.identity import Identity
 from peer.net.host import Host
 from swarm.membership.proven_heads import ProvenHead
 from swarm.placement.stages import layout_of, open_store, state_bytes, vectors_of
@@ -46,11 +47,13 @@ async def fetch_commit(place: RunPlace, stage: int, proven: ProvenHead) -> Fetch
     )
 
 
-async def save_commit(place: RunPlace, stage: int, proven: ProvenHead, state: Fetched) -> bool:
-    """Write a fetched state of `stage` to disk, as a replica of it does; return whether that went well. Raises
-    ResourceError if the folder cannot be written."""
+async def save_commit(
+    place: RunPlace, stage: int, proven: ProvenHead, state: Fetched, owner: Identity | None = None
+) -> bool:
+    """Write a fetched state of `stage` to disk, as a replica of it does; return whether that went well. `owner`: whose
+    home it is, if not the host's. Raises ResourceError if the folder cannot be written."""
     manifest, host, head = place.manifest, place.host, proven.head
-    store = open_store(place.home, manifest, stage, host.identity, host.events)
+    store = open_store(place.home, manifest, stage, owner or host.identity, host.events)
     await trio.to_thread.run_sync(store.prepare)
     named = dict(zip(vectors_of(manifest, stage), state.tensors, strict=True))
     layout = layout_of(manifest, stage)

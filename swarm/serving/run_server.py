@@ -80,7 +80,9 @@ class RunServer:
         self._memory = memory_for(config.memory_bytes) / COMMITS_MAX
         self._room = self._checked_room()
         self._random = random.Random(secrets.token_hex(8))
-        self._client = RunClient(peer.host, peer.node, manifest, peer.run.tokenizer, trains=config.beside_training)
+        self._client = RunClient(
+            peer.host, peer.node, peer.run.signed, manifest, peer.run.tokenizer, trains=config.beside_training
+        )
         self._files = CommitFiles(home.path / "commits", self._client, self._events)
         self._servers = CommitServers(row_bytes_max(manifest.model.hidden_size) * CHUNK_TOKENS)
         self._description = ServerDescription(peer.host, peer.run.gate, config)

@@ -12,7 +12,7 @@ from tests.house.source import PACKAGES, ROOT, parsed, tracked
 
 COMES_WITH = {
     "cryptography": "libp2p", "google": "libp2p", "multiaddr": "libp2p", "noise": "libp2p", "trio_typing": "libp2p",
-    "trio_websocket": "libp2p", "h11": "hypercorn", "h2": "hypercorn", "httpx2": "openai",
+    "trio_websocket": "libp2p", "h11": "hypercorn", "h2": "hypercorn", "httpx2": "openai", "nacl": "pynacl",
 }  # fmt: skip
 """What a declared package is made of: we meet it through that package's interface."""
 

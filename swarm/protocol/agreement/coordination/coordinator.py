@@ -116,14 +116,16 @@ class Coordinator:
 
     def _stop_at_unknown(self, links: tuple[say.ChainLink, ...]) -> None:
         """Stop, and call a person, at a start of this node's own, or a vote that was required, that its disk does not
-        know: it is not the newest disk. One that leads on from this node's head is simply learned."""
+        know: it is not the newest disk. One that leads on from this node's head is simply learned; but not a start once
+        this process has seen commits: then another process has this node's key."""
         oldest, here = position_of(self._chain.ancestors()[-1]), position_of(self._chain.head)
         for link in links:
             name, at = link.head.hash, position_of(link.head)
             votes = link.votes if self._context.config.mode == "required" else ()
             signed = [s for s in (*votes, *filter(None, [link.start])) if s.signer == self._context.config.peer]
             unknown = name != self._chain.hash and not self._chain.is_past(name)
-            if signed and unknown and oldest < at <= here and not self._context.mute:
+            another = link.start is not None and link.head.boot != self._boot and self.watch.has_seen_commits
+            if signed and unknown and oldest < at and (at <= here or another) and not self._context.mute:
                 self._context.evidence.require_signed_by(self._context.config.peer, link)
                 self._set_mute(True)
                 self._context.out.tell("coordinator_restored", round=link.head.round, term=link.head.term)

@@ -98,9 +98,14 @@ class GroupWatch:
         return float(2 ** min(self._starts_in_vain, DOUBLINGS_MAX))
 
     @property
+    def has_seen_commits(self) -> bool:
+        """Whether this process has seen a commit."""
+        return self._committed_at > self._began_at
+
+    @property
     def goes_on(self) -> bool:
         """Whether this process has seen a commit within three rounds."""
-        lately = self._committed_at > self._began_at and self._context.now - self._committed_at < self.patient_s
+        lately = self.has_seen_commits and self._context.now - self._committed_at < self.patient_s
         return lately and not self._starts_in_vain and self._ready
 
     @property

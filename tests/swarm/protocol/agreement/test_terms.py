@@ -271,3 +271,26 @@ def test_the_witness_has_a_new_identity_in_each_process() -> None:
     group.start(COORDINATOR)
     group.run_to(group.round("A") + 3)
     assert group.head("A").witness == group.member(COORDINATOR) != old
+
+
+@pytest.mark.parametrize("mode", ["witness", "required"])
+def test_a_coordinator_stops_where_another_process_has_its_key(mode: str) -> None:
+    """A successor has taken over a run whose coordinator was not lost. Both voted, each by its own disk."""
+    group = GroupOfNodes("ABC", mode=mode)
+    group.run_to(2)
+    node, head = group.machines[COORDINATOR].node, group.head("A")
+    group.train_s = 1e6
+    start = started(group, "ABC")
+    group.event("A", events.Received(COORDINATOR, start))
+    group.run(5.0)
+    assert group.head("A").term == 9 and group.told(COORDINATOR, "coordinator_restored")
+    assert node._context.mute and node.head.term == 9
+    group.train_s = 1.0
+    group.run(30.0)
+    votes = [
+        msgspec.msgpack.decode(message.vote.body, type=say.VoteBody)
+        for source, _, message in group.sent
+        if source == COORDINATOR and isinstance(message, say.VoteMessage)
+    ]
+    assert group.head("A").hash not in {vote.head for vote in votes} and head.term == 1
+    assert mode == "witness" or group.head("A").round == head.round
