@@ -94,6 +94,8 @@ class Row:
     """Where its worker computes, and how."""
     steps_per_s: float = 0.0
     """At a coordinator: of all peers that train together, as they say."""
+    catches_up_until: float = 0.0
+    """At a coordinator that was started again: Unix time until which it learns of rounds that were committed before."""
     told_round: int = 0
     """At a coordinator: the last round of which members have told."""
     useless_round: int = 0

@@ -201,7 +201,8 @@ def _note_those_here(view: ViewState, row: Row, news: str) -> None:
     """Say how many of the peers that the first round needs are there, in the view of one process, until it begins."""
     begun = row.state_hash or any(group.members for group in view.groups.values())
     if view.min_peers and len(view.rows) == 1 and not begun:
-        view.note(f"{news}: {len(view.here)} of {several(view.min_peers, 'peer')}")
+        here, needed = len(view.here), view.min_peers
+        view.note(f"{news}: {here} of {several(needed, 'peer')}" if here <= needed else f"{news}: {here} peers")
 
 
 def _commit_served(view: ViewState, row: Row, at: float, fields: Fields) -> None:
