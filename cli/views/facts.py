@@ -123,6 +123,8 @@ class Row:
     """Whether it serves the run's commits as well."""
     corpus: str = ""
     """What it has read of its machine's text, as it was last noted."""
+    relays: dict[str, bool] = field(default_factory=dict)
+    """Whether each relay that its owner named has a place for it, as it was last noted."""
     unsaved: bool = False
     """Whether its disk takes no records of the round that it stands at."""
 

@@ -164,6 +164,25 @@ def _records_unsaved(view: ViewState, row: Row, at: float, fields: Fields) -> No
         _problem(view, row, at, fields)
 
 
+def _relay_failed(view: ViewState, row: Row, at: float, fields: Fields) -> None:
+    """Note it once: a relay is asked again and again."""
+    relay = str(fields["relay"])
+    if row.relays.get(relay, True) and len(row.relays) < PEERS_MAX:
+        row.relays[relay] = False
+        view.note(f"{row.name} has no place at the relay {relay.partition('/p2p/')[0]}: {fields['reason']}")
+
+
+def _relay_reserved(view: ViewState, row: Row, at: float, fields: Fields) -> None:
+    relay = str(fields["relay"])
+    if not row.relays.get(relay, False) and len(row.relays) < PEERS_MAX:
+        row.relays[relay] = True
+        view.note(f"{row.name} can be reached through the relay {relay.partition('/p2p/')[0]}")
+
+
+def _port_mapped(view: ViewState, row: Row, at: float, fields: Fields) -> None:
+    view.note(f"{row.name}: the router forwards {fields['address']} to this machine")
+
+
 def _peer_suspect(view: ViewState, row: Row, at: float, fields: Fields) -> None:
     peer = str(fields.get("peer", ""))
     if peer not in view.missed:
@@ -283,6 +302,10 @@ PEER_EVENTS: Final[dict[str, Callable[[ViewState, Row, float, Fields], None]]] =
     "state_progress": _state_progress,
     "contact_failed": _problem,
     "lan_unusable": _problem,
+    "port_mapped": _port_mapped,
+    "port_not_mapped": _problem,
+    "relay_failed": _relay_failed,
+    "relay_reserved": _relay_reserved,
     "text_missing": _problem,
     "tracking_failed": _problem,
     "corpus_read": _corpus_read,

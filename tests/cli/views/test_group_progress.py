@@ -174,3 +174,19 @@ def test_peers_beyond_those_that_the_first_round_needs_are_counted_alone() -> No
     for name in ("ann", "ben", "cyd"):
         tell(progress, "member_joined", peer=f"12D3KooW{name}", name=name, role="full")
     assert told(progress)[1:] == ["ann is here: 1 of 2 peers", "ben is here: 2 of 2 peers", "cyd is here: 3 peers"]
+
+
+def test_a_relay_that_has_no_place_is_noted_once_until_it_has_one() -> None:
+    progress, relay = Progress("p"), f"/ip4/203.0.113.7/tcp/4001/p2p/{'1' * 52}"
+    for event in ("relay_failed", "relay_failed", "relay_reserved", "relay_reserved", "relay_failed"):
+        tell(progress, event, relay=relay, reason="nothing listens there")
+    tell(progress, "port_not_mapped", port=31337, reason="no router here opens ports by UPnP")
+    tell(progress, "port_mapped", port=31337, address="/ip4/203.0.113.9/tcp/31337")
+    no_place = "coordinator has no place at the relay /ip4/203.0.113.7/tcp/4001: nothing listens there"
+    assert told(progress) == [
+        no_place,
+        "coordinator can be reached through the relay /ip4/203.0.113.7/tcp/4001",
+        no_place,
+        "coordinator: no router here opens ports by UPnP",
+        "coordinator: the router forwards /ip4/203.0.113.9/tcp/31337 to this machine",
+    ]
