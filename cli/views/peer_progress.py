@@ -317,7 +317,6 @@ PEER_EVENTS: Final[dict[str, Callable[[ViewState, Row, float, Fields], None]]] =
     "gossip_met": _gossip_round,
     "gossip_alone": _gossip_round,
     "val_evaluated": _val_evaluated,
-    "majority_lost": _problem,
     "worker_died": _problem,
     "worker_failed": _problem,
     "checkpoint_failed": _problem,
