@@ -122,7 +122,10 @@ def text_field_option(function: Command) -> Command:
         if name is None:
             return ""
         if not (name.isprintable() and 0 < len(name) <= _FIELD_CHARS_MAX) or set(name) & set('\\"'):
-            raise click.BadParameter(f"give 1 to {_FIELD_CHARS_MAX} printable letters without quotes and backslashes.")
+            raise click.BadParameter(
+                f"{name[:_FIELD_CHARS_MAX]!r} names no field:"
+                f" give 1 to {_FIELD_CHARS_MAX} printable letters, none of them a quote or backslash"
+            )
         return name
 
     text = "The field of .jsonl files, and column of .parquet files, that holds the text.  [default: text]"

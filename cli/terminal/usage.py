@@ -29,9 +29,17 @@ def usage_sentence(error: click.ClickException) -> str:
     if isinstance(error, click.MissingParameter) and error.param is not None:
         return f"`{command}` was given no {_named(error.param)}: add it, {see}"
     if isinstance(error, click.BadParameter) and error.param is not None:
-        return f"{_named(error.param)} {_lower(error.message)}: {_remedy(error.param.type, error.message) or see}"
+        what = f"{_named(error.param)} {_in_words(_lower(error.message))}"
+        return what if ": " in what else f"{what}: {_remedy(error.param.type, error.message) or see}"
     what = _lower(error.format_message())
     return what if ": " in what else f"{what}: {see}"
+
+
+def _in_words(message: str) -> str:
+    """Return click's sentence about a value with no name of a type of click's in it."""
+    for type_, words in (("integer", "whole number"), ("float", "number")):
+        message = message.removesuffix(" range").replace(f"is not a valid {type_}", f"is no {words}")
+    return message
 
 
 def _remedy(kind: click.ParamType[Any], message: str) -> str:

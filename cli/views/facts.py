@@ -94,6 +94,8 @@ class Row:
     """Where its worker computes, and how."""
     steps_per_s: float = 0.0
     """At a coordinator: of all peers that train together, as they say."""
+    catches_up_until: float = 0.0
+    """At a coordinator that was started again: Unix time until which it learns of rounds that were committed before."""
     told_round: int = 0
     """At a coordinator: the last round of which members have told."""
     useless_round: int = 0
@@ -121,6 +123,8 @@ class Row:
     """Whether it serves the run's commits as well."""
     corpus: str = ""
     """What it has read of its machine's text, as it was last noted."""
+    relays: dict[str, bool] = field(default_factory=dict)
+    """Whether each relay that its owner named has a place for it, as it was last noted."""
     unsaved: bool = False
     """Whether its disk takes no records of the round that it stands at."""
 

@@ -12,6 +12,7 @@ from peer.plain_text import plain
 from swarm.run.sections import STAGES_MAX
 
 _NAMES_MAX: Final = 32  # in one note
+_CATCHES_UP_S: Final = 30.0
 
 
 def _run_entered(view: ViewState, row: Row, at: float, fields: Fields) -> None:
@@ -34,7 +35,9 @@ def _head_seen(view: ViewState, row: Row, at: float, fields: Fields) -> None:
     group = view.group_of(fields)
     newer = int(fields["round"]) > group.round
     group.round, group.members, group.phase = int(fields["round"]), int(fields["members"]), "training"
-    view.pace.note(group.round, at, int(fields.get("tokens") or 0))
+    if group.round and view.pace.elapsed_s(at) is None:
+        row.catches_up_until = at + _CATCHES_UP_S
+    view.pace.note(group.round, at, int(fields.get("tokens") or 0), seen=at >= row.catches_up_until)
     if newer and len(view.rows) == 1:  # peers in the same view report their commits in more detail
         of = "" if group.stage is None else f" of stage {group.stage}"
         view.note(f"round {group.round}{of} committed by {several(group.members, 'member')}")

@@ -164,6 +164,25 @@ def _records_unsaved(view: ViewState, row: Row, at: float, fields: Fields) -> No
         _problem(view, row, at, fields)
 
 
+def _relay_failed(view: ViewState, row: Row, at: float, fields: Fields) -> None:
+    """Note it once: a relay is asked again and again."""
+    relay = str(fields["relay"])
+    if row.relays.get(relay, True) and len(row.relays) < PEERS_MAX:
+        row.relays[relay] = False
+        view.note(f"{row.name} has no place at the relay {relay.partition('/p2p/')[0]}: {fields['reason']}")
+
+
+def _relay_reserved(view: ViewState, row: Row, at: float, fields: Fields) -> None:
+    relay = str(fields["relay"])
+    if not row.relays.get(relay, False) and len(row.relays) < PEERS_MAX:
+        row.relays[relay] = True
+        view.note(f"{row.name} can be reached through the relay {relay.partition('/p2p/')[0]}")
+
+
+def _port_mapped(view: ViewState, row: Row, at: float, fields: Fields) -> None:
+    view.note(f"{row.name}: the router forwards {fields['address']} to this machine")
+
+
 def _peer_suspect(view: ViewState, row: Row, at: float, fields: Fields) -> None:
     peer = str(fields.get("peer", ""))
     if peer not in view.missed:
@@ -201,7 +220,8 @@ def _note_those_here(view: ViewState, row: Row, news: str) -> None:
     """Say how many of the peers that the first round needs are there, in the view of one process, until it begins."""
     begun = row.state_hash or any(group.members for group in view.groups.values())
     if view.min_peers and len(view.rows) == 1 and not begun:
-        view.note(f"{news}: {len(view.here)} of {several(view.min_peers, 'peer')}")
+        here, needed = len(view.here), view.min_peers
+        view.note(f"{news}: {here} of {several(needed, 'peer')}" if here <= needed else f"{news}: {here} peers")
 
 
 def _commit_served(view: ViewState, row: Row, at: float, fields: Fields) -> None:
@@ -282,6 +302,10 @@ PEER_EVENTS: Final[dict[str, Callable[[ViewState, Row, float, Fields], None]]] =
     "state_progress": _state_progress,
     "contact_failed": _problem,
     "lan_unusable": _problem,
+    "port_mapped": _port_mapped,
+    "port_not_mapped": _problem,
+    "relay_failed": _relay_failed,
+    "relay_reserved": _relay_reserved,
     "text_missing": _problem,
     "tracking_failed": _problem,
     "corpus_read": _corpus_read,
@@ -293,7 +317,6 @@ PEER_EVENTS: Final[dict[str, Callable[[ViewState, Row, float, Fields], None]]] =
     "gossip_met": _gossip_round,
     "gossip_alone": _gossip_round,
     "val_evaluated": _val_evaluated,
-    "majority_lost": _problem,
     "worker_died": _problem,
     "worker_failed": _problem,
     "checkpoint_failed": _problem,

@@ -21,7 +21,7 @@ from swarm.membership.membership import PeerRecord
 from swarm.run.home import Home
 from swarm.run.invite import reach_of
 
-NAMED_MAX: Final = 2  # each makes an invite longer by about 80 letters
+NAMED_MAX: Final = 2  # each makes an invite longer by about 57 letters
 LOOK_EVERY_S: Final = 60.0
 FIRST_LOOK_S: Final = 10.0
 CONNECT_S: Final = 4.0

@@ -57,7 +57,12 @@ def test_every_command_matches_its_module() -> None:
         ("jion", "`peer` has no command jion: write `peer join`, or see `peer --help`"),
         ("xyzzy", "`peer` has no command xyzzy: see `peer --help`"),
         ("export x", "`peer export` was given no --out: add it, see `peer export --help`"),
-        ("quickstart --peers many", "--peers 'many' is not a valid integer range: see `peer quickstart --help`"),
+        ("quickstart --peers many", "--peers 'many' is no whole number: see `peer quickstart --help`"),
+        ("relay --rate much", "--rate 'much' is no number: see `peer relay --help`"),
+        (
+            'doctor --text-field a"b',
+            "--text-field 'a\"b' names no field: give 1 to 128 printable letters, none of them a quote or backslash",
+        ),
         ("quickstart --peers 2", "--peers 2 is not in the range 3<=x<=16: choose a number in it"),
         ("status --nonsense", "`peer status` has no option --nonsense: see `peer status --help`"),
         ("join x --hom y", "`peer join` has no option --hom: write --home, or see `peer join --help`"),

@@ -79,7 +79,7 @@ def test_roles_that_do_not_fit_the_run(peer: Peer, tmp_path: Path, stages: int, 
     ("options", "words"),
     [
         ("quickstart --stages 0", "0 is not in the range"),
-        ("quickstart --stages three", "'three' is not a valid integer"),
+        ("quickstart --stages three", "'three' is no whole number"),
         ("quickstart --stages 3 --peers 4", "3 stages need 5 peers here, as some will fail: raise --peers"),
         ("quickstart --rounds 5", "5 rounds are too few for the peer that is added: give --rounds 6 or more"),
         (

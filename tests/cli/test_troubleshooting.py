@@ -69,6 +69,18 @@ def test_a_documented_message_is_one_of_the_code(message: str) -> None:
     assert [piece for piece in pieces if piece and piece not in printed()] == []
 
 
+def symptoms() -> list[str]:
+    """What is quoted in the table of symptoms, where it is a phrase and no name."""
+    _, _, table = PAGE.read_text().partition("## It runs, but")
+    quoted = [re.findall("`([^`]+)`", line.split(" | ")[0]) for line in table.splitlines() if line.startswith("| ")]
+    return [phrase for line in quoted for phrase in line if phrase.count(" ") >= 2 and not phrase.startswith("peer ")]
+
+
+@pytest.mark.parametrize("phrase", symptoms())
+def test_a_documented_symptom_is_what_the_program_prints(phrase: str) -> None:
+    assert [piece for piece in phrase.split("...") if piece.strip() and piece.strip() not in printed()] == []
+
+
 @pytest.mark.parametrize("message", LIKELY)
 def test_a_likely_message_is_documented(message: str) -> None:
     assert message in printed()

@@ -61,6 +61,17 @@ def test_each_stage_has_a_line_and_is_named_in_notes() -> None:
     assert lines_of(progress)[1] == ["1", "4", "1", "training"]
 
 
+@pytest.mark.parametrize("first", [0, 3])
+def test_a_restarted_coordinator_does_not_time_the_rounds_that_it_catches_up_with(first: int) -> None:
+    view = coordinator_view(1)
+    for number, at in ((first, 100.0), (first + 1, 100.5)):
+        view.apply(HOME, "head_seen", at, {"round": number, "members": 3})
+    assert view.pace.round_s == (0.5 if first == 0 else None)
+    for number, at in ((first + 2, 140.0), (first + 3, 180.0)):
+        view.apply(HOME, "head_seen", at, {"round": number, "members": 3})
+    assert view.pace.round_s == (39.5 if first == 0 else 40.0)
+
+
 def test_a_lost_stage_is_named_with_its_last_members() -> None:
     progress = coordinator_view(2)
     tell(progress, "member_joined", peer="12D3KooWverylong", name="ann")
@@ -155,3 +166,27 @@ def test_the_coordinator_has_no_line_beside_peers() -> None:
     progress.apply("peer-1", "round_committed", 1.0, committed(0, 1))
     tell(progress, "head_seen", stage=0, round=1, members=2)
     assert "coordinator" not in shown(progress) and len(told(progress)) == 1
+
+
+def test_peers_beyond_those_that_the_first_round_needs_are_counted_alone() -> None:
+    progress = Progress("p")
+    tell(progress, "run_entered", name="big", role="full", rounds=9, stages=1, tokenizer="bytes", min_peers=2)
+    for name in ("ann", "ben", "cyd"):
+        tell(progress, "member_joined", peer=f"12D3KooW{name}", name=name, role="full")
+    assert told(progress)[1:] == ["ann is here: 1 of 2 peers", "ben is here: 2 of 2 peers", "cyd is here: 3 peers"]
+
+
+def test_a_relay_that_has_no_place_is_noted_once_until_it_has_one() -> None:
+    progress, relay = Progress("p"), f"/ip4/203.0.113.7/tcp/4001/p2p/{'1' * 52}"
+    for event in ("relay_failed", "relay_failed", "relay_reserved", "relay_reserved", "relay_failed"):
+        tell(progress, event, relay=relay, reason="nothing listens there")
+    tell(progress, "port_not_mapped", port=31337, reason="no router here opens ports by UPnP")
+    tell(progress, "port_mapped", port=31337, address="/ip4/203.0.113.9/tcp/31337")
+    no_place = "coordinator has no place at the relay /ip4/203.0.113.7/tcp/4001: nothing listens there"
+    assert told(progress) == [
+        no_place,
+        "coordinator can be reached through the relay /ip4/203.0.113.7/tcp/4001",
+        no_place,
+        "coordinator: no router here opens ports by UPnP",
+        "coordinator: the router forwards /ip4/203.0.113.9/tcp/31337 to this machine",
+    ]

@@ -20,6 +20,7 @@ HEARD_MAX: Final = 4096
 DOUBLINGS_MAX: Final = 10
 REMEMBERED: Final = 8  # heads
 ROUNDS_KEPT: Final = 7
+ROUNDS_TELL: Final = 3  # rounds: those that a restarted coordinator catches up with seem short
 MANY: Final = 3  # members: of so many one alone is not the group any more
 
 
@@ -137,9 +138,10 @@ class GroupWatch:
     @property
     def stands(self) -> bool:
         """Whether this process has seen no commit for ten rounds, and for as long as voters may be silent; where it
-        knows of no round, for as long as a group may stand still."""
+        has seen too few to know their length, for as long as a group may stand still."""
         config = self._context.config
-        usual_s = max(config.lost_s, 10.0 * self._round_s) if self._round_s else config.stalled_s
+        known = len(self._rounds_s) >= ROUNDS_TELL
+        usual_s = max(config.lost_s, 10.0 * self._round_s) if known else config.stalled_s
         return self._context.now - max(self._began_at, self._committed_at) > usual_s
 
     def _leaves_out(self, heard: set[Member], barred: Collection[str]) -> bool:

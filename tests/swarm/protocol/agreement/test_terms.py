@@ -59,6 +59,22 @@ def test_a_lost_quorum_is_told_and_waits_for_a_person() -> None:
     group.check()
 
 
+def test_rounds_that_a_restarted_witness_catches_up_with_say_nothing_about_their_length() -> None:
+    """It learned of two rounds within half a second, and took a group of slow rounds for one that stood still: a
+    person's regroup then cost the training of the round under way."""
+    group = GroupOfNodes("ABC", train_s=30.0, lost_s=10.0)
+    group.run_to(2)
+    group.crash(COORDINATOR)
+    group.run_to(3, "ABC")
+    group.start(COORDINATOR)
+    group.run(20.0)
+    assert group.round(COORDINATOR) == group.round("A") == 3
+    group.event(COORDINATOR, events.Asked())
+    group.run(2.5)
+    assert group.told(COORDINATOR, "regroup_withdrawn") and group.head("A").term == 1
+    group.check()
+
+
 def test_a_regroup_is_withdrawn_where_a_quorum_answers() -> None:
     """F4: asking a live group costs it nothing; it goes on even if the coordinator then dies."""
     group = GroupOfNodes("ABC")
