@@ -200,9 +200,9 @@ class Invariants:
             return
         if self._has_forgotten(coordinator):
             return
-        present = self._world.machines["W"].node
-        if present is not None and present.head.hash != name:
-            self._require_kept(present.head, head, name)
+        stood = self._stands.get("W")
+        if stood is not None:
+            self._require_kept(stood, head, name)
         nonce = next(reversed(self._told), None)
         for told in self._told[nonce].values() if nonce is not None else ():
             known_head = self.heads.get(told.head)
@@ -273,6 +273,8 @@ class Invariants:
     def _first(self, machine: Machine, head: Head, name: bytes, link: say.ChainLink) -> None:
         if head.attempt >= 0 and head.previous not in self.heads:
             self._passed_by(machine, head)
+        if link.start is not None:  # before its head is a known value, since its signer stands there before it shows it
+            self._signed_start(self._world.signatures.open(link.start, "agreement.start", say.StartBody))
         self.heads[name] = self.values[name] = head
         electorate.require_certificate(self, self._setup, self._world.signatures, link)
         content = self._world.tensors.states.get(head.state_hash)
@@ -303,7 +305,6 @@ class Invariants:
     def _started(self, machine: Machine, head: Head, name: bytes, link: say.ChainLink) -> None:
         if link.start is None:
             raise Broken("2 lineage", f"term {head.term} begins without the coordinator")
-        self._signed_start(self._world.signatures.open(link.start, "agreement.start", say.StartBody))
         self._starts[head.term, head.boot] = name
         if head.previous not in self.values:
             raise Broken("2 lineage", f"the start of term {head.term} follows no head")
@@ -324,6 +325,7 @@ class Invariants:
     def put_back(self, machine: Machine) -> None:
         """The coordinator has an old disk. A start that neither that nor another machine knows is nobody's any more: it
         counts again if a message that is still on its way brings it to one."""
+        self._stands.pop(machine.peer, None)
         for at, name in list(self._starts.items()) if machine.is_coordinator else ():
             if not any(one.knows(name) for one in self._world.machines.values()):
                 del self._starts[at]
