@@ -266,6 +266,9 @@ class Coordinator:
             return not self._person.without and self.watch.goes_on
         return answers.goes_on() and not self.watch.stands
 
+    def _may_be_left_alone(self, base: Head) -> bool:
+        return self.watch.may_be_left_alone(self._branches.way_to(base))
+
     def _may_undo(self, inquiry: Inquiry, base: Head) -> bool:
         """Return whether certified heads may be taken back whose state no peer has brought: after a long time, or by
         a person, who has agreed to no more than was told. Only a person gives up all that was learned."""
