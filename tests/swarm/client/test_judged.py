@@ -17,7 +17,7 @@ from cli.terminal.screen import screen
 from dht.node import Node
 from optim.config import DilocoConfig
 from peer.events import EventLog
-from peer.identity import Identity
+from peer.identity import Identity, Signed
 from peer.net.host import Host, HostConfig, open_host
 from peer.net.method import Call, Method
 from swarm.client.judged import JudgedStatus, ask_judged, judged_by
@@ -98,7 +98,8 @@ class Scene:
     async def look(self, manifest: Manifest) -> SwarmStatus:
         records = {host: peer(name=name) for host, name in zip(self.ids, NAMES, strict=True)}
         best = candidate(manifest, 0, 4, self.ids[:3])
-        return await look(Looking(self.client, cast(Node, None), manifest, b"", records=records, best=best))
+        signed, node = cast(Signed, None), cast(Node, None)
+        return await look(Looking(self.client, node, signed, manifest, b"", records=records, best=best))
 
 
 async def scene_in(stack: AsyncExitStack) -> Scene:

@@ -243,12 +243,16 @@ class Coordinator:
         if undoes and not self._may_undo(inquiry, base):
             return
         if inquiry.by_person and not undoes and self._context.config.mode == "witness":
-            base = answers.chosen() or base
+            base = answers.chosen(base) or base
         self.watch.held()
         members, sponsors = answers.members(base, self._barred)
         if not members:
             self._fail(base.round, "each peer that answers with the state is left out, by a proof or by a person")
-        elif not inquiry.by_person and len(members) == 1 and not self.watch.may_be_left_alone(base):
+        elif (
+            not inquiry.by_person
+            and len(members) == 1
+            and not self.watch.may_be_left_alone(self._branches.way_to(base))
+        ):
             self.watch.tell_lost("of three members or more one is left, which may lie: only a person can go on with it")
         else:
             self._start(base, members, sponsors.among({member.peer for member in members}), undoes)
@@ -261,6 +265,9 @@ class Coordinator:
         if self._context.config.mode == "required":
             return not self._person.without and self.watch.goes_on
         return answers.goes_on() and not self.watch.stands
+
+    def _may_be_left_alone(self, base: Head) -> bool:
+        return self.watch.may_be_left_alone(self._branches.way_to(base))
 
     def _may_undo(self, inquiry: Inquiry, base: Head) -> bool:
         """Return whether certified heads may be taken back whose state no peer has brought: after a long time, or by

@@ -5,9 +5,10 @@ It keeps nothing on disk: what it has heard before a restart says nothing about 
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Final
 
 from swarm.protocol.agreement import messages as say
@@ -187,11 +188,9 @@ class GroupWatch:
             self._unheld_since = self._context.now
         return self._context.now - self._unheld_since >= self._context.config.undo_s * self._doubled
 
-    def may_be_left_alone(self, base: Head) -> bool:
-        """Return whether one member of the group at `base` may go on alone without a person's word. A cut that leaves
-        the coordinator with one liar would give it the run. Starts that ended no round do not make a group smaller."""
-        if self._context.config.lone_survivor or len(base.members) <= 1:
-            return True
-        heads = self._chain.ancestors()
-        settled = next((head for head in heads if head.attempt >= 0 and head.round <= base.round), base)
-        return len(settled.members) < MANY
+    def may_be_left_alone(self, heads: Iterable[Head]) -> bool:
+        """Return whether one member may go on alone without a person's word, after those heads, the last one first. A
+        cut that leaves the coordinator with one liar would give it the run, or two cuts: a group that was larger lately
+        is not small."""
+        lately = itertools.islice(heads, REMEMBERED)
+        return self._context.config.lone_survivor or all(len(head.members) < MANY for head in lately)

@@ -80,10 +80,9 @@ class InquiryResult:
         base = max(found, key=lambda head: (head.round, position_of(head)))
         return base, self._branches.above(base, own)
 
-    def chosen(self) -> Head | None:
-        """Return the value that may have been chosen after this node's head, if a peer that answered holds its
-        state."""
-        head, name = self._chain.head, self._chain.hash
+    def chosen(self, head: Head) -> Head | None:
+        """Return the value that may have been chosen after that head, if a peer that answered holds its state."""
+        name = head.hash
         found: list[say.AcceptedValue] = []
         for member in sorted(self._told):
             told = self._told[member]
