@@ -172,6 +172,11 @@ def _synchronous() -> list[Setup]:
 
 SETUPS: Final = {setup.name: setup for setup in _all()}
 
+LARGE: Final = {
+    setup.name: setup for setup in (Setup("witness16", 16), Setup("required16", 16, mode="required", calm_s=90.0))
+}
+"""Groups that are slow to simulate: a campaign has few schedules of them."""
+
 _DRIVEN: Final = (
     "witness3", "witness4", "witness2-joins", "witness3-joins", "required2", "required3", "required2-joins",
 )  # fmt: skip

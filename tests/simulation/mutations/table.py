@@ -9,13 +9,14 @@ import importlib
 import json
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import pytest
 
 from tests.simulation.campaign import processor_time_limit, run_one
@@ -133,16 +134,35 @@ def _short(found: tuple[str, ...]) -> str:
 
 
 def write_table(folder: Path, schedules: int, workers: int, seconds: float = SEARCHED_S) -> int:
-    """Write `mutations.json` and `mutations.md`. Return 1 if nothing notices some rule."""
+    """Write `mutations.json` and `mutations.md`, a row as soon as it is known. Rows that are there already stay, so
+    that a search that was cut short goes on. Return 1 if nothing notices some rule."""
     assert all(setup in SETUPS for rule in ALL for setup in rule.setups)
-    jobs = [(rule.name, schedules, seconds) for rule in ALL]
-    with ProcessPoolExecutor(workers) as pool:
-        rows = list(pool.map(_search, jobs))
     folder.mkdir(parents=True, exist_ok=True)
+    rows = _known(folder / "mutations.json")
+    jobs = [(rule.name, schedules, seconds) for rule in ALL if rule.name not in rows]
+    with ProcessPoolExecutor(workers) as pool:
+        for done in as_completed([pool.submit(_search, job) for job in jobs]):
+            row = done.result()
+            rows[row.rule] = row
+            _write(folder, [rows[rule.name] for rule in ALL if rule.name in rows])
+    return int(any(not (row.found_after or row.directed or row.exhaustive) for row in rows.values()))
+
+
+def _known(path: Path) -> dict[str, Row]:
+    """Return the rows, by rule, that an earlier search has written."""
+    found = msgspec.json.decode(path.read_bytes(), type=list[Row]) if path.exists() else []
+    return {row.rule: row for row in found}
+
+
+def _write(folder: Path, rows: list[Row]) -> None:
     (folder / "mutations.json").write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
-    lines = ["| rule switched off | random: first found of | breaks | directed | exhaustive |", "|---|---|---|---|---|"]
+    lines = [
+        "| rule switched off | random schedules: first found at | what breaks | else noticed by |",
+        "|---|---|---|---|",
+    ]
     for row in rows:
-        random = f"{row.found_after} of {row.schedules}" if row.found_after else f"not in {row.schedules}"
-        lines.append(f"| {row.rule} | {random} | {row.broke} | {_short(row.directed)} | {row.exhaustive} |")
+        random = f"{row.found_after}" if row.found_after else f"not in {row.schedules}"
+        searched = f"exhaustive search: {row.exhaustive}" if row.exhaustive else ""
+        noticed = "; ".join(part for part in (_short(row.directed), searched) if part)
+        lines.append(f"| {row.rule} | {random} | {row.broke} | {noticed} |")
     (folder / "mutations.md").write_text("\n".join(lines) + "\n")
-    return int(any(not (row.found_after or row.directed or row.exhaustive) for row in rows))
