@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.simulation.campaign import FOUND_MAX, run_campaign
 from tests.simulation.mutations import table
 from tests.simulation.seeds.shrink import keep, shrink
-from tests.simulation.setups import DRIVEN, SETUPS
+from tests.simulation.setups import DRIVEN, LARGE, SETUPS
 
 SECONDS_A_DAY = 86400
 SEEDS_A_DAY = 1_000_000
@@ -25,11 +25,14 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, help="the first seed; without it, that of the day")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument(
-        "--setup", action="append", choices=sorted({**SETUPS, **DRIVEN}), help="only these kinds of groups"
+        "--setup", action="append", choices=sorted({**SETUPS, **LARGE, **DRIVEN}), help="only these kinds of groups"
     )
     parser.add_argument("--shrink", metavar="SEED", type=int, help="shrink this seed of --setup and print its timeline")
     parser.add_argument("--keep", metavar="NAME", help="with --shrink: keep it among the seeds that the tests run")
     parser.add_argument("--mutations", metavar="FOLDER", type=Path, help="write the mutation table there")
+    parser.add_argument(
+        "--seconds", type=float, default=table.SEARCHED_S, help="with --mutations: of processor time for each rule"
+    )
     return parser.parse_args()
 
 
@@ -48,7 +51,7 @@ def main() -> int:
             say(f"kept as {keep(least, options.keep)}\n")
         return 1
     if options.mutations is not None:
-        return table.write_table(options.mutations, options.schedules, options.workers)
+        return table.write_table(options.mutations, options.schedules, options.workers, options.seconds)
     seed = options.seed if options.seed is not None else int(time.time()) // SECONDS_A_DAY * SEEDS_A_DAY
     say(f"seeds from {seed}\n")
     tally, seconds = run_campaign(options.schedules, seed, options.workers, options.setup or ())

@@ -14,7 +14,7 @@ from typing import Any, Final
 from swarm.protocol.agreement import messages as say
 from tests.simulation.invariants import Broken
 from tests.simulation.liars import LIES
-from tests.simulation.setups import DRIVEN, SETUPS
+from tests.simulation.setups import DRIVEN, LARGE, SETUPS
 from tests.simulation.world import TAGS, World
 
 BATCH: Final = 50  # schedules that a worker takes at once
@@ -22,6 +22,7 @@ FOUND_MAX: Final = 100
 CPU_MAX_S: Final = 10.0  # for one schedule, which usually takes 0.03
 DRIVEN_CPU_MAX_S: Final = 120.0  # for one of the driver, which usually takes 1
 DRIVEN_EVERY: Final = 500  # schedules of the core come with one of the driver
+LARGE_EVERY: Final = 1000  # schedules of the core come with one of a large group
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def processor_time_limit(seconds: float = CPU_MAX_S) -> Iterator[None]:
 def world_of(name: str, seed: int, without: Collection[int] = ()) -> Any:
     """Return the world of a schedule: of the core, or of the driver, which needs torch."""
     if name not in DRIVEN:
-        return World(SETUPS[name], seed, without)
+        return World(LARGE.get(name) or SETUPS[name], seed, without)
     from tests.simulation.driven.world import DrivenWorld
 
     return DrivenWorld(DRIVEN[name], seed, without)
@@ -126,10 +127,11 @@ def run_batch(jobs: Sequence[tuple[str, int]]) -> Tally:
 
 
 def jobs_of(schedules: int, first_seed: int, names: Sequence[str] = ()) -> Iterator[tuple[str, int]]:
-    """Return (setup, seed) of each schedule, evenly over the setups. Without names these are of the core, and of every
-    `DRIVEN_EVERY` one of the driver."""
+    """Return (setup, seed) of each schedule, evenly over the setups. Without names these are of the core, with one of
+    the driver for every `DRIVEN_EVERY` of them, and one of a large group for every `LARGE_EVERY`."""
     if not names:
         yield from jobs_of(schedules // DRIVEN_EVERY, first_seed, tuple(DRIVEN))
+        yield from jobs_of(schedules // LARGE_EVERY, first_seed, tuple(LARGE))
     chosen = names or tuple(SETUPS)
     for index in range(schedules):
         yield chosen[index % len(chosen)], first_seed + index // len(chosen)

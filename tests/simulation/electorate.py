@@ -13,7 +13,7 @@ from swarm.protocol.ledger import Ledger, Range, union, without
 from swarm.protocol.plan import Contribution
 from tests.simulation.setups import COORDINATOR, Setup
 from tests.simulation.signatures import Signatures
-from tests.simulation.tensors import Tensors
+from tests.simulation.tensors import SCHEDULE, Tensors
 
 if TYPE_CHECKING:
     from tests.simulation.invariants import Invariants
@@ -107,6 +107,21 @@ def _unearned(setup: Setup, signatures: Signatures, before: Head, head: Head) ->
     if len({member.peer for member in new}) != len(new):
         return "one peer has two votes"
     return ""
+
+
+def require_whole_batch(setup: Setup, tensors: Tensors, before: Head, head: Head) -> None:
+    """Raise unless a round of a synchronous pipeline has merged the whole next batch, each sample once, and nothing
+    else (8)."""
+    if not setup.batch:
+        return
+    from tests.simulation.invariants import Broken
+
+    whole = [(0, head.round * setup.batch)]
+    merged = tensors.states[head.state_hash]
+    if list(merged.samples) != whole or merged.doubled or head.ledger.cursor != head.round * setup.batch:
+        raise Broken("8 no half round", f"round {head.round} has merged {merged.samples} of {whole}")
+    if head.tokens - before.tokens != setup.batch * SCHEDULE.seq_len:
+        raise Broken("8 no half round", f"round {head.round} counts the tokens of another number of samples")
 
 
 def require_forged_by_owners(setup: Setup, tensors: Tensors, before: Head, head: Head) -> None:

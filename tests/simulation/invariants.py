@@ -288,6 +288,7 @@ class Invariants:
         if other != name or self._at.setdefault(position(head), name) != name:
             raise Broken("1 agreement", f"two commits of round {head.round} in term {head.term}")
         electorate.require_earned(self._setup, self._world.signatures, before, head)
+        electorate.require_whole_batch(self._setup, self._world.tensors, before, head)
         electorate.require_forged_by_owners(self._setup, self._world.tensors, before, head)
         if self._setup.rounds and head.round > self._setup.rounds:
             raise Broken("2 lineage", f"round {head.round} of a run with {self._setup.rounds}")

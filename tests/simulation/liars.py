@@ -13,9 +13,11 @@ from peer.identity import Signed
 from swarm.protocol.agreement import messages as say
 from swarm.protocol.agreement.rules import evidence
 from swarm.protocol.head import Head, Member
+from swarm.protocol.ledger import Range
 from swarm.protocol.plan import Contribution
 from tests.simulation.mutator import Mutator
 from tests.simulation.setups import COORDINATOR
+from tests.simulation.tensors import MICRO_BATCH
 
 if TYPE_CHECKING:
     from tests.simulation.machine import Machine
@@ -39,6 +41,10 @@ class Liar:
 
     def contribution(self, body: Contribution) -> Contribution:
         return body
+
+    def claims(self, counted: tuple[Range, ...], batch: Range) -> tuple[Range, ...]:
+        """Return what the peer says it has counted of a synchronous pipeline's batch."""
+        return counted
 
     def result(self, honest: bytes) -> bytes:
         return honest
@@ -212,14 +218,13 @@ class PackedElectorate(Liar):
             packed = tuple(sorted({self.me, *(Member(f"{self.peer}{i}", "x") for i in range(6))}))
             value = replace(message.value, members=packed)
             body = self.world.signatures.open(message.proposal, evidence.PROPOSAL, say.ProposalBody)
-            message = replace(
-                message, value=value, proposal=self.sign(evidence.PROPOSAL, replace(body, value=value.hash))
-            )
+            signed = self.sign(evidence.PROPOSAL, replace(body, value=value.hash))
+            message = replace(message, value=value, proposal=signed)
         super().send(target, message)
 
 
 class Silent(Liar):
-    """InquiryResult polls and little else."""
+    """Answers polls and little else."""
 
     def hears(self, source: str, message: say.Message) -> bool:
         return isinstance(message, say.StatusMessage | say.AskMessage) or self.random.random() < 0.3
@@ -302,8 +307,7 @@ class FalseAccuser(Liar):
 
     def send(self, target: str, message: say.Message) -> None:
         if isinstance(message, say.PromiseMessage):
-            everybody = tuple(self.others)
-            message = replace(message, lacks=(everybody, everybody))
+            message = replace(message, lacks=(tuple(self.others), tuple(self.others)))
         super().send(target, message)
 
 
@@ -315,6 +319,22 @@ class Greedy(Liar):
         return replace(body, steps=body.steps * factor, samples=body.samples * factor, sqnorms=(1e12,) * 4)
 
 
+class FalseClaims(Liar):
+    """Says that it has counted more than it has, and submits nothing, what it has, what all have, or what none has."""
+
+    def claims(self, counted: tuple[Range, ...], batch: Range) -> tuple[Range, ...]:
+        return (batch,) if self.random.random() < 0.5 else counted
+
+    def contribution(self, body: Contribution) -> Contribution:
+        (first, last), draw_ = self.machine.batch.batch, self.random.random()
+        if draw_ < 0.3:
+            return replace(body, steps=0, samples=0, counted=(), hashes=(), sqnorms=())
+        if draw_ > 0.6 or not body.steps:
+            return body
+        size, ahead = last - first, (last - first) * (draw_ < 0.4)  # samples of this round's batch, or of the next one
+        return replace(body, steps=size // MICRO_BATCH, samples=size, counted=((first + ahead, last + ahead),))
+
+
 class Hasty(Liar):
     """Prepares attempts far ahead, and those of others."""
 
@@ -322,8 +342,7 @@ class Hasty(Liar):
         if isinstance(message, say.PrepareMessage | say.StatusMessage):
             head = self.head
             attempt = self.random.choice((1, 7, 1000, 1 << 30))
-            position = (head.term, head.boot, head.round)
-            super().send(target, say.PrepareMessage(head.hash, attempt, position))
+            super().send(target, say.PrepareMessage(head.hash, attempt, (head.term, head.boot, head.round)))
         super().send(target, message)
 
 
@@ -361,10 +380,10 @@ LIES: Final[dict[str, type[Liar]]] = {
     for kind in (
         TwoFacedOwner, TwoFacedLeader, TwoRosters, TwoVotes, Forgetful, VotesForAll, MadeUpAccepted, MadeUpHeads,
         PackedElectorate, Silent, NoShow, Replayer, JoinFlood, FalseCoordinator, FalseAccuser, Greedy, Hasty, Mutating,
-        FalseOwner,
+        FalseOwner, FalseClaims,
     )
 }  # fmt: skip
-NAMED_ONLY: Final = {"FalseOwner"}
+NAMED_ONLY: Final = {"FalseOwner", "FalseClaims"}
 """Lies for setups that name them: others would draw other schedules than those that were kept."""
 EQUIVOCATING: Final = {"TwoFacedLeader", "TwoVotes", "Forgetful", "VotesForAll", "Mutating"}
 """Lies that a group with `coordinator = "witness"` does not tolerate: a majority of it may make two histories."""

@@ -14,10 +14,12 @@ from swarm.protocol.agreement import actions, events
 from swarm.protocol.agreement.config import AgreementConfig
 from swarm.protocol.agreement.node import AgreementNode
 from swarm.protocol.agreement.records import links_in
+from swarm.protocol.ledger import Range, count
 from swarm.protocol.plan import CONTRIBUTION_KIND, Contribution, WorkPlan
 from tests.simulation.disk import Disk
 from tests.simulation.setups import COORDINATOR
-from tests.simulation.tensors import GENESIS, SCHEDULE, SLICES, contributors
+from tests.simulation.synchronous import CountedBatch
+from tests.simulation.tensors import GENESIS, MICRO_BATCH, SCHEDULE, SLICES, contributors
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -93,6 +95,7 @@ class Machine:
         self.fetching = b""
         self.suspects: set[str] = set()
         self.paused = False
+        self.batch = CountedBatch(self)
 
     # -- process -------------------------------------------------------------------------------------------------------
 
@@ -115,6 +118,8 @@ class Machine:
         name = session_of(self.peer, self.life)
         seed = blake3(f"{world.seed}{self.peer}{self.life}".encode()).digest()
         self.step(events.Started(dict(image.records), tuple(sorted(states)), name, seed, restored=declared))
+        if self.node is not None and not self.is_coordinator:
+            self.batch.adopt(self.node.head)
         world.started(self)
 
     def stop(self, kind: str) -> None:
@@ -202,6 +207,11 @@ class Machine:
                 self.later(0.1, self._submit, action.plan)
             return
         self.plan = (action.plan, self.world.now, False)
+        if self.world.setup.batch:
+            self.batch.begin(action.plan, self.signer.open(action.plan, "plan", WorkPlan))
+            if action.finish_early:
+                self.later(0.1, self._submit, action.plan)
+            return
         whole_s = self.train_s * (1 + self.train_spread * (2 * self.world.random.random() - 1))
         deadline_s = self.signer.open(action.plan, "plan", WorkPlan).deadline_s
         self.later(min(whole_s, deadline_s), self._submit, action.plan)
@@ -219,8 +229,14 @@ class Machine:
         if mine is None:
             return
         steps = max(1, min(mine.steps, round(mine.steps * (self.world.now - began) / (0.8 * self.train_s))))
+        counted: tuple[Range, ...] = ()
+        samples = steps * SCHEDULE.unit
+        if self.world.setup.batch:
+            counted = self.batch.capture()
+            samples = count(counted)
+            steps = samples // MICRO_BATCH
         if self.paused:
-            steps = 0
+            steps, samples, counted = 0, 0, ()
         self.updates.add(plan.hash)
         slices = SLICES if steps else 0
         body = Contribution(
@@ -228,10 +244,11 @@ class Machine:
             plan=plan.hash,
             member=self.node.me,
             steps=steps,
-            samples=steps * SCHEDULE.unit,
+            samples=samples,
             loss=1.0,
             hashes=tuple(blake3(self.peer.encode() + signed.body + bytes([i])).digest() for i in range(slices)),
             sqnorms=(1.0,) * slices,
+            counted=counted,
         )
         contribution = self.signer.sign(CONTRIBUTION_KIND, self.world.contribution(self, body))
         self.step(events.Submitted(contribution, speed=SCHEDULE.steps(GENESIS) / self.train_s))
@@ -258,18 +275,18 @@ class Machine:
     def _missing(self, action: actions.MergeSlices) -> list[str]:
         wanted = contributors(action.roster, action.weights) if action.indexes else []
         return [
-            peer for peer, plan in wanted if not self._reaches(peer) or plan not in self.world.machines[peer].updates
+            peer for peer, plan in wanted if not self.reaches(peer) or plan not in self.world.machines[peer].updates
         ]
 
     def _lacking(self, action: actions.MergeSlices) -> None:
         if self.exchange != action.key:
             return
-        owners = tuple(sorted({owner for owner in action.owners if not self._reaches(owner)}))
+        owners = tuple(sorted({owner for owner in action.owners if not self.reaches(owner)}))
         missing = tuple(sorted(self._missing(action)))
         if owners or missing:
             self.step(events.Lacking(action.key, missing, owners))
 
-    def _reaches(self, peer: str) -> bool:
+    def reaches(self, peer: str) -> bool:
         """Whether bytes come from that peer now."""
         return peer == self.peer or (peer in self.world.machines and self.world.reaches(peer, self.peer))
 
@@ -282,7 +299,7 @@ class Machine:
         if self.committed != base:
             return
         machines = self.world.machines
-        holders = [machines[p].slices for p in (self.peer, *action.holders) if p in machines and self._reaches(p)]
+        holders = [machines[p].slices for p in (self.peer, *action.holders) if p in machines and self.reaches(p)]
         if any(not any(name in held for held in holders) for name in action.results):
             if tries < 8:
                 self.later(RETRY_S, self._try_to_build, action, base, tries + 1)
@@ -317,7 +334,7 @@ class Machine:
             return
         here = self.has(state)
         if not here:
-            here = any(self._reaches(p) and self.world.machines[p].has(state) for p in action.holders)
+            here = any(self.reaches(p) and self.world.machines[p].has(state) for p in action.holders)
         if not here and tries < 4:
             self.later(RETRY_S, self._try_to_fetch, action, tries + 1)
             return
@@ -330,6 +347,8 @@ class Machine:
         self.world.committed(self, action)
         self.committed = action.head.state_hash
         self.plan = None
+        if not self.is_coordinator:
+            self.batch.adopt(action.head)
 
     def _tell(self, action: actions.Tell) -> None:
         self.world.told(self, action)

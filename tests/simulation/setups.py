@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from swarm.protocol.agreement.config import Mode
 from swarm.protocol.agreement.messages import JoinBody
@@ -57,6 +57,10 @@ class Setup:
     """Rare faults that happen here, too (`rare_faults.py`): `damage`, `pause`."""
     odd: int = 0
     """The first so many members have another build, whose states differ in a bit."""
+    batch: int = 0
+    """The samples of each round of a synchronous pipeline, which its members divide; 0: local steps."""
+    stage: int = 0
+    """Of that pipeline."""
     calm_s: float = 60.0
     """Within this time after the last fault all honest peers must have gone on. Longer where a liar may be half of what
     is left: a person leaves it out, who is called after ten rounds in vain, and later each time."""
@@ -107,7 +111,7 @@ def _all() -> list[Setup]:
     found += [Setup("required4-person", 4, mode="required", lone_survivor=False)]
     with_liar = Setup("", 0, mode="required", liars=1, lone_survivor=False, calm_s=150.0)
     found += [replace(with_liar, name=f"required{n}-liar", members=n) for n in (3, 4)]
-    return [*found, *_longer(), *_rare()]
+    return [*found, *_longer(), *_rare(), *_synchronous()]
 
 
 def _longer() -> list[Setup]:
@@ -151,7 +155,27 @@ def _rare() -> list[Setup]:
     ]
 
 
+def _synchronous() -> list[Setup]:
+    """Return stages of a synchronous pipeline: the first and a later one, and with a liar that claims what it has not
+    counted."""
+    first = Setup("", 3, batch=24)
+    later = replace(first, mode="required", stage=1)
+    lying: dict[str, Any] = {"members": 4, "liars": 1, "lies": ("FalseClaims",), "calm_s": 150.0}
+    return [
+        replace(first, name="witness3-synchronous"),
+        replace(first, name="witness2-synchronous-joins", members=2, joiners=2, stage=1),
+        replace(first, name="witness4-synchronous-liar", **lying),
+        replace(later, name="required3-synchronous"),
+        replace(later, name="required4-synchronous-liar", stage=0, lone_survivor=False, **lying),
+    ]
+
+
 SETUPS: Final = {setup.name: setup for setup in _all()}
+
+LARGE: Final = {
+    setup.name: setup for setup in (Setup("witness16", 16), Setup("required16", 16, mode="required", calm_s=90.0))
+}
+"""Groups that are slow to simulate: a campaign has few schedules of them."""
 
 _DRIVEN: Final = (
     "witness3", "witness4", "witness2-joins", "witness3-joins", "required2", "required3", "required2-joins",

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 from blake3 import blake3
 
-from optim.config import DilocoConfig
+from optim.config import AllReduceConfig, DilocoConfig
 from peer.config import InnerConfig
 from peer.identity import Signed
 from swarm.protocol.agreement.messages import RosterBody
@@ -17,6 +17,7 @@ from swarm.protocol.head import genesis
 from swarm.protocol.ledger import Range, count, head_of, union
 from swarm.protocol.plan import Contribution, WorkPlan
 from swarm.protocol.round_schedule import RoundSchedule
+from tests.simulation.setups import Setup
 
 SLICES = 4
 GENESIS = genesis("run", blake3(b"genesis").digest())
@@ -24,6 +25,8 @@ SCHEDULE = RoundSchedule(
     DilocoConfig(steps=4), InnerConfig(lr=1e-2, batch_size=2, total_steps=1000), seq_len=8, compute_s_max=10.0
 )
 WORK = ScheduledWork(SCHEDULE, slices_of=lambda head: SLICES, exchange_s_of=lambda head: 4.0)
+MICRO_BATCH = 4
+COMPUTE_MAX_S = 6.0  # of a synchronous pipeline's rounds, which last until the batch is counted
 
 
 @dataclass(frozen=True)
@@ -100,10 +103,25 @@ class Tensors:
                 body = msgspec.msgpack.decode(contribution.body, type=Contribution)
                 mine = opened.of(body.member)
                 if weight > 0 and mine is not None:
-                    found.extend(head_of(mine.ranges, body.samples))
+                    found.extend(body.counted or head_of(mine.ranges, body.samples))
             whole = union(found)
             self._merged[named] = (whole, count(whole) != count(found))
         return self._merged[named]
+
+
+def work_of(setup: Setup) -> ScheduledWork:
+    """Return the rules of a group's method: local steps, or batches of a synchronous pipeline."""
+    schedule = SCHEDULE
+    if setup.batch:
+        schedule = replace(
+            SCHEDULE,
+            outer=AllReduceConfig(batch=setup.batch),
+            compute_s_max=COMPUTE_MAX_S,
+            stage=setup.stage,
+            stages=2,
+            micro_batch=MICRO_BATCH,
+        )
+    return replace(WORK, schedule=schedule, sponsors_of=setup.sponsors_of)
 
 
 def contributors(roster: Signed, weights: tuple[float, ...]) -> list[tuple[str, bytes]]:

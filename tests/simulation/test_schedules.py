@@ -11,7 +11,7 @@ from tests.simulation.invariants import Broken
 from tests.simulation.machine import Machine
 from tests.simulation.mutations.table import ALL, search, switched_off
 from tests.simulation.seeds.shrink import kept, replay, shrink
-from tests.simulation.setups import SETUPS
+from tests.simulation.setups import LARGE, SETUPS
 from tests.simulation.tensors import GENESIS
 from tests.simulation.world import World
 
@@ -24,6 +24,11 @@ def test_random_schedules_hold(setup: str) -> None:
     tally, _ = run_campaign(SCHEDULES, FIRST_SEED, 1, (setup,))
     assert not tally.found
     assert tally.heads > 2 * SCHEDULES, "the group committed next to nothing: the schedules show nothing"
+
+
+def test_random_schedules_of_large_groups_hold() -> None:
+    tally, _ = run_campaign(len(LARGE), FIRST_SEED, 1, tuple(LARGE))
+    assert not tally.found and tally.heads > 2 * tally.schedules
 
 
 @pytest.mark.parametrize(("name", "setup", "seed", "without"), kept())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Callable, Collection
-from dataclasses import replace
 from random import Random
 from typing import Any
 from unittest.mock import patch
@@ -24,7 +23,7 @@ from tests.simulation.machine import Machine
 from tests.simulation.net import Network
 from tests.simulation.setups import COORDINATOR, Setup
 from tests.simulation.signatures import Signatures
-from tests.simulation.tensors import GENESIS, WORK, Tensors
+from tests.simulation.tensors import GENESIS, Tensors, work_of
 
 PAUSED_GRACES = 2.0  # as `swarm.rounds.group_driver`
 FOUND_S = 0.5  # after which a peer that has started is found by the others
@@ -45,7 +44,7 @@ class World:
         self.timeline: list[str] = []
         self.tracing = tracing
         self.signatures, self.tensors = Signatures(), Tensors()
-        self.work = replace(WORK, sponsors_of=setup.sponsors_of)
+        self.work = work_of(setup)
         self.network = Network(Random(f"net {setup.name} {seed}"), self.heals_at)
         self.invariants, self.liveness = Invariants(self), Liveness(self)
         self._queue: list[tuple[float, int, Machine | None, int, Callable[..., None], tuple[Any, ...]]] = []

@@ -9,25 +9,27 @@ import importlib
 import json
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import pytest
 
 from tests.simulation.campaign import processor_time_limit, run_one
 from tests.simulation.mutations.audited import AUDITED
+from tests.simulation.mutations.batches import BATCHES
 from tests.simulation.mutations.rules_off import RULES, Rule
 from tests.simulation.setups import SETUPS
 from tests.simulation.test_exhaustive import FORK
 
-ALL: Final = (*RULES, *AUDITED)
+ALL: Final = (*RULES, *AUDITED, *BATCHES)
 DIRECTED: Final = Path(__file__).parents[2] / "swarm" / "protocol" / "agreement"
 SLOW: Final = {"test_total"}
-SEARCHED_S: Final = 120.0  # for one rule, at most
+SEARCHED_S: Final = 120.0  # for one rule, at most, unless the caller says otherwise
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ def _fails(test: Callable[..., None], cases: list[dict[str, Any]]) -> bool:
 
 def search(rule: Rule, schedules: int, first_seed: int = 0, seconds: float = SEARCHED_S) -> Row:
     """Run random schedules without the rule until one breaks that holds with it; if none does, directed ones."""
-    began = time.monotonic()
+    began = time.process_time()  # of this process: other work on the machine must not cut a search short
     for index in range(schedules):
         name, seed = rule.setups[index % len(rule.setups)], first_seed + index // len(rule.setups)
         with switched_off(rule):
@@ -117,31 +119,50 @@ def search(rule: Rule, schedules: int, first_seed: int = 0, seconds: float = SEA
             usual = run_one(name, seed).found
             if not usual or usual[0].what.partition(":")[0] != kind:
                 return Row(rule.name, rule.setups, index + 1, index + 1, kind, (), exhaustive(rule))
-        if time.monotonic() - began > seconds:
+        if time.process_time() - began > seconds:
             break
     return Row(rule.name, rule.setups, index + 1, None, "", directed(rule), exhaustive(rule))
 
 
-def _search(job: tuple[str, int]) -> Row:
-    name, schedules = job
-    return search(next(rule for rule in ALL if rule.name == name), schedules)
+def _search(job: tuple[str, int, float]) -> Row:
+    name, schedules, seconds = job
+    return search(next(rule for rule in ALL if rule.name == name), schedules, seconds=seconds)
 
 
 def _short(found: tuple[str, ...]) -> str:
     return f"`{found[0]}`" + (f" and {len(found) - 1} more" if len(found) > 1 else "") if found else ""
 
 
-def write_table(folder: Path, schedules: int, workers: int) -> int:
-    """Write `mutations.json` and `mutations.md`. Return 1 if nothing notices some rule."""
+def write_table(folder: Path, schedules: int, workers: int, seconds: float = SEARCHED_S) -> int:
+    """Write `mutations.json` and `mutations.md`, a row as soon as it is known. Rows that are there already stay, so
+    that a search that was cut short goes on. Return 1 if nothing notices some rule."""
     assert all(setup in SETUPS for rule in ALL for setup in rule.setups)
-    jobs = [(rule.name, schedules) for rule in ALL]
-    with ProcessPoolExecutor(workers) as pool:
-        rows = list(pool.map(_search, jobs))
     folder.mkdir(parents=True, exist_ok=True)
+    rows = _known(folder / "mutations.json")
+    jobs = [(rule.name, schedules, seconds) for rule in ALL if rule.name not in rows]
+    with ProcessPoolExecutor(workers) as pool:
+        for done in as_completed([pool.submit(_search, job) for job in jobs]):
+            row = done.result()
+            rows[row.rule] = row
+            _write(folder, [rows[rule.name] for rule in ALL if rule.name in rows])
+    return int(any(not (row.found_after or row.directed or row.exhaustive) for row in rows.values()))
+
+
+def _known(path: Path) -> dict[str, Row]:
+    """Return the rows, by rule, that an earlier search has written."""
+    found = msgspec.json.decode(path.read_bytes(), type=list[Row]) if path.exists() else []
+    return {row.rule: row for row in found}
+
+
+def _write(folder: Path, rows: list[Row]) -> None:
     (folder / "mutations.json").write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
-    lines = ["| rule switched off | random: first found of | breaks | directed | exhaustive |", "|---|---|---|---|---|"]
+    lines = [
+        "| rule switched off | random schedules: first found at | what breaks | else noticed by |",
+        "|---|---|---|---|",
+    ]
     for row in rows:
-        random = f"{row.found_after} of {row.schedules}" if row.found_after else f"not in {row.schedules}"
-        lines.append(f"| {row.rule} | {random} | {row.broke} | {_short(row.directed)} | {row.exhaustive} |")
+        random = f"{row.found_after}" if row.found_after else f"not in {row.schedules}"
+        searched = f"exhaustive search: {row.exhaustive}" if row.exhaustive else ""
+        noticed = "; ".join(part for part in (_short(row.directed), searched) if part)
+        lines.append(f"| {row.rule} | {random} | {row.broke} | {noticed} |")
     (folder / "mutations.md").write_text("\n".join(lines) + "\n")
-    return int(any(not (row.found_after or row.directed or row.exhaustive) for row in rows))

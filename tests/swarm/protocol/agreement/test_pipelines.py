@@ -81,6 +81,19 @@ def test_a_synchronous_batch_that_is_not_whole_is_worked_on_again(fault: str) ->
     assert (ledger.cursor, ledger.returned) == (3 * BATCH, ()) and not group.accusations()
 
 
+def test_a_leader_ends_its_round_once_the_batch_is_counted() -> None:
+    """Members train on until they are asked, so without the leader's question the round would last 25 s."""
+    group = pipeline(AllReduceConfig(batch=BATCH), 0)
+    group.train_s = 25.0
+    group.counted = lambda peer, plan: third(peer, 0)
+    group.run(15.0, lambda: all(group.machines[peer].node._height.instance.plan is not None for peer in "ABC"))
+    head = group.head("A")
+    leader = leader_of(head, head.hash, 0).peer
+    group.event(leader, events.Gathered(head.hash, {peer: third(peer, 0) for peer in "ABC"}))
+    group.run(5.0, lambda: group.round("A") == 1)
+    assert group.round("A") == 1 and group.head("A").ledger.cursor == BATCH
+
+
 @pytest.mark.parametrize("lie", ["holds less", "unusable"])
 def test_a_replica_that_does_not_submit_what_it_claimed_forgets_it(lie: str) -> None:
     """Its next contribution would be no better. After two false claims the leader asks it no more."""
