@@ -219,7 +219,7 @@ class PackedElectorate(Liar):
 
 
 class Silent(Liar):
-    """InquiryResult polls and little else."""
+    """Answers polls and little else."""
 
     def hears(self, source: str, message: say.Message) -> bool:
         return isinstance(message, say.StatusMessage | say.AskMessage) or self.random.random() < 0.3
