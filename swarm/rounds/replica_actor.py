@@ -205,13 +205,15 @@ class ReplicaActor:
             self.tasks.start_soon(self.audits.audit, result.key, head)
 
     async def _stand_at(self, head: Head, bodies: Sequence[Contribution] | None, parts: list[memoryview]) -> None:
-        """Make the state of that head the committed one, and tell."""
+        """Make the state of that head the committed one, and tell. A peer that ends meanwhile saves that state, so it
+        tells of it first: if all members end at once, no other peer does."""
         goal = self._group.head.state_hash  # a state may have been fetched while the record of this head was written
         await self.builder.commit(head, goal)
         self.head = head
-        await trio.to_thread.run_sync(self._fetched.committed, head.state_hash, goal)
-        await self._recode()
-        await self._listener.committed(head, bodies, parts)
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(self._fetched.committed, head.state_hash, goal)
+            await self._recode()
+            await self._listener.committed(head, bodies, parts)
         self.committed.notify()
 
     async def _recode(self) -> None:

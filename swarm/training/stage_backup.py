@@ -23,6 +23,7 @@ from swarm.membership.member_record import MemberRecord, MemberView, Stage
 from swarm.membership.proven_heads import ProvenHead, ask_proven_heads
 from swarm.placement.commits import fetch_commit, save_commit
 from swarm.placement.stages import open_store, state_bytes
+from swarm.protocol.agreement.chain import position_of
 from swarm.protocol.agreement.proof import HeadProof
 from swarm.protocol.head import Head
 from swarm.protocol.messages import SLICE_BYTES_MAX
@@ -74,6 +75,7 @@ class StageBackup:
     async def run(self) -> None:
         """Refresh the backup until cancelled."""
         await trio.to_thread.run_sync(self._store.prepare)
+        self._head = await trio.to_thread.run_sync(self._on_disk)
         await trio.sleep(FIRST_S)
         while True:
             began = trio.current_time()
@@ -95,9 +97,10 @@ class StageBackup:
         return self._host.peer_id in ranked[:BACKUP_HOLDERS]
 
     async def _refresh(self) -> None:
-        """Fetch the state of that group's highest proven head, unless it is held already."""
+        """Fetch the state of that group's highest proven head, unless that or a later one is held already: once all
+        replicas are gone, a newcomer to their stage shows the run's first head, and this backup is all that is left."""
         found = await newest_seen(self._context, self.of, self._known())
-        if found is None or found.head == self._head:
+        if found is None or (self._head is not None and position_of(found.head) <= position_of(self._head)):
             return
         fetched = await fetch_commit(self._context, self.of, found)
         async with self._lock:
@@ -105,6 +108,12 @@ class StageBackup:
             if await save_commit(self._context, self.of, found, fetched):
                 self._head, donors = found.head, len(found.holders)
                 self._host.events.emit("backup_saved", stage=self.of, round=found.head.round, donors=donors)
+
+    def _on_disk(self) -> Head | None:
+        """Return the head of the commit that a process before this one has left, if it can be proved."""
+        loaded = self._store.load_latest()
+        head = msgspec.msgpack.decode(loaded.head, type=Head) if loaded is not None else None
+        return head if head is not None and proof_of(self._context, self.of, head) is not None else None
 
     async def _on_held(self, call: Call[AskBackup]) -> BackupHead:
         if call.body.stage != self.of:

@@ -1,13 +1,16 @@
-"""Bringing a lost stage back, in real processes: the authority's memory over its restart, a backup holder's commit, a
-mover that returns, and a peer that has the text."""
+"""Bringing a lost stage back, in real processes: after the coordinator's restart by a person's word, a backup holder's
+commit, a mover that returns, and a peer that has the text."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import trio
 
+from tests.support.forking.command import peer_meanwhile
 from tests.swarm.support.pipeline_run import Pipeline, Replica, open_pipeline
 
 pytestmark = [pytest.mark.soak, pytest.mark.process]
@@ -25,10 +28,14 @@ async def test_a_stage_and_the_coordinator_are_lost_at_once(tmp_path: Path) -> N
 
         await pipeline.until(is_past, "the coordinator has seen two rounds more than are kept", 180)
         coordinator.kill()
-        kept, since = kept_round(pipeline, 2), time.time()
+        kept, since, mark = kept_round(pipeline, 2), time.time(), coordinator.mark()
         lose(pipeline, pipeline.of(2))
         pipeline.swarm.restart(coordinator)
         newcomer = pipeline.join()
+        # One that has heard no member of the stage since it began cannot know that its disk is the newest.
+        lost = await coordinator.wait_for("quorum_lost", lambda fields: fields["stage"] == 2, mark)
+        await newcomer.peer.wait_for("stage_restored")
+        await a_person_regroups(pipeline, lost.fields["away"])
         await pipeline.until(lambda: pipeline.advanced(since), "the run goes on", 180)
         assert newcomer.stage == 2
         (restored,) = newcomer.peer.all("stage_restored")
@@ -59,7 +66,8 @@ async def test_a_mover_is_sent_back_if_the_other_replica_dies(tmp_path: Path) ->
 
 async def test_the_first_stage_waits_for_somebody_with_the_text(tmp_path: Path) -> None:
     async with open_pipeline(tmp_path, LOCAL, [0, 1, 2, 2]) as pipeline:
-        await pipeline.until(lambda: kept_round(pipeline, 0) >= 0, "the first stage is kept", 120)
+        # Not the first state: only a person gives up all that was learned.
+        await pipeline.until(lambda: kept_round(pipeline, 0) >= 1, "the first stage is kept", 120)
         since = time.time()
         lose(pipeline, pipeline.of(0))
         (tmp_path / "empty").mkdir()
@@ -69,6 +77,14 @@ async def test_the_first_stage_waits_for_somebody_with_the_text(tmp_path: Path) 
         reader = pipeline.join()
         await pipeline.until(lambda: pipeline.advanced(since), "the run goes on", 180)
         assert reader.stage == 0 and without.stage > 0 and not without.peer.all("move_started")
+
+
+async def a_person_regroups(pipeline: Pipeline, away: Sequence[str], timeout_s: float = 120.0) -> None:
+    """Give `peer regroup` without these, again while no peer that answers has the stage's weights yet."""
+    home, without = pipeline.swarm.coordinator.home, [word for peer in away for word in ("--without", peer)]
+    with trio.fail_after(timeout_s):
+        while (await peer_meanwhile("regroup", "--home", home, "--undo", *without)).returncode:
+            await trio.sleep(1.0)
 
 
 def kept_round(pipeline: Pipeline, stage: int) -> int:

@@ -59,6 +59,25 @@ async def test_a_member_with_its_disk_goes_on_without_fetching(tmp_path: Path) -
         assert again.heads[-1].has(first.driver.me)
 
 
+async def test_a_member_that_leaves_as_it_commits_tells_that_commit(tmp_path: Path) -> None:
+    """What it saves as it ends is a commit that it has told of, also if all members of the group end at once."""
+    async with open_driven_group(tmp_path, PACED) as group:
+        replicas = [await group.enter(deltas) for _ in range(3)]
+        await group.until_round(1)
+        leaver = replicas[0]
+        builder: Any = leaver.actor.builder
+        honest = builder.commit
+
+        async def commit(*arguments: Any) -> None:
+            await honest(*arguments)
+            leaver.stop.cancel()
+
+        builder.commit = commit
+        await leaver.gone.wait()
+        assert leaver.state.tree.root == leaver.head.state_hash
+        assert leaver.heads[-1] == leaver.head
+
+
 @pytest.mark.soak  # each of them does what the one of the test before does
 async def test_all_members_restart_at_once(tmp_path: Path) -> None:
     """The whole state of the run is on the members' disks."""

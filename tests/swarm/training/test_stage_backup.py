@@ -7,14 +7,17 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import trio
 
 from peer.checkpoint.hash_tree import hash_state
 from peer.identity import Identity
+from swarm.membership.proven_heads import ProvenHead
 from swarm.placement.commits import fetch_commit, save_commit
 from swarm.protocol.agreement.records import LinkRecord
 from swarm.protocol.head import Member
 from swarm.protocol.messages import HeadReport
 from swarm.rounds.records import RecordFiles
+from swarm.state.fetch import Fetched
 from swarm.state.server import serve_snapshots
 from swarm.training import stage_backup as backup
 from swarm.training.checkpoints import note_stage, proof_of, saved_stages
@@ -87,6 +90,46 @@ async def test_a_forged_head_is_not_backed_up(tmp_path: Path, monkeypatch: pytes
         found = await newest_seen(context, STAGE, records)
         assert found is not None and found.head == first and found.holders == (honest.peer,)
         assert [event.fields["peer"] for event in seen if event.name == "peer_penalized"] == [false.peer]
+
+
+async def test_a_newcomer_with_the_first_state_replaces_no_backup(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All replicas are gone, and one that takes their stage shows the head of its beginning: also to a backup holder
+    that was started again meanwhile. What the stage goes on from in another term is backed up."""
+    monkeypatch.setattr(backup, "FIRST_S", 0.0)
+    monkeypatch.setattr(backup, "EVERY_S", 0.01)
+    authority = Identity.generate()
+    manifest = msgspec.structs.replace(run_of(3), authority=authority.peer_id)
+    kept, state = commit_of(manifest, authority, 7)
+    early, early_state = commit_of(manifest, authority, 0)
+    back, back_state = commit_of(manifest, authority, 5, term=2)
+    shown, states = [early], {early.head.hash: early_state, back.head.hash: back_state}
+    looked = [0]
+
+    async def seen(*_: object) -> ProvenHead:
+        looked[0] += 1
+        return shown[0]
+
+    async def fetched(context: object, stage: int, proven: ProvenHead) -> Fetched:
+        return states[proven.head.hash]
+
+    monkeypatch.setattr(backup, "newest_seen", seen)
+    monkeypatch.setattr(backup, "fetch_commit", fetched)
+    async with context_of(manifest, tmp_path / "home") as (context, events):
+        assert await save_commit(context, STAGE, kept, state)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(StageBackup(context, STAGE - 1, dict).run)
+            with trio.fail_after(60):
+                while looked[0] < 3:
+                    await trio.sleep(0.01)
+                assert [event.fields["round"] for event in events if event.name == "backup_saved"] == []
+                shown[0] = back
+                while not [event for event in events if event.name == "backup_saved"]:
+                    await trio.sleep(0.01)
+            nursery.cancel_scope.cancel()
+        (saved,) = [event for event in events if event.name == "backup_saved"]
+        assert saved.fields["round"] == 5
 
 
 async def test_a_replica_proves_its_commit_from_its_own_records(tmp_path: Path) -> None:
