@@ -140,7 +140,14 @@ async def test_after_a_fault_the_next_conversation_is_written() -> None:
 def children() -> list[int]:
     """Return the processes for templates that this one has started."""
     started = psutil.Process().children()
-    return [child.pid for child in started if "peer.worker.main" in child.cmdline()]
+    return [child.pid for child in started if _runs_a_worker(child)]
+
+
+def _runs_a_worker(child: psutil.Process) -> bool:
+    try:
+        return "peer.worker.main" in child.cmdline()
+    except psutil.NoSuchProcess:  # it has ended, as one of another test that its parent has not reaped yet
+        return False
 
 
 async def test_the_process_is_started_once_and_ends_with_the_block() -> None:
