@@ -40,7 +40,7 @@ FILE_BYTES_MAX: Final = 1 << 16
 PASSPHRASE_MIN: Final = 8  # characters
 TRIES: Final = 5
 PAUSE_S: Final = 2.0
-_OPS, _MEMORY = argon2id.OPSLIMIT_MODERATE, argon2id.MEMLIMIT_MODERATE  # 256 MiB and about a second
+_OPS, _MEMORY = argon2id.OPSLIMIT_MODERATE, argon2id.MEMLIMIT_MODERATE  # 256 MiB; 0.5 s here
 
 
 class SuccessorFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -21,8 +21,8 @@ from swarm.protocol.agreement.applicants import Applicants
 from swarm.protocol.agreement.chain import Chain, position_of
 from swarm.protocol.agreement.context import AgreementContext
 from swarm.protocol.agreement.coordination.branches import Branches
-from swarm.protocol.agreement.coordination.group_watch import GroupWatch
-from swarm.protocol.agreement.coordination.inquiry import Inquiry, InquiryResult
+from swarm.protocol.agreement.coordination.group_watch import HEARD_MAX, GroupWatch
+from swarm.protocol.agreement.coordination.inquiry import REMEMBERED, Inquiry, InquiryResult
 from swarm.protocol.agreement.records import RESTORED_KEY
 from swarm.protocol.agreement.rules import evidence
 from swarm.protocol.head import Head, Member, Sponsorship
@@ -30,7 +30,6 @@ from swarm.protocol.head import Head, Member, Sponsorship
 TIMER: Final = "ask"
 ENDORSED_EVERY: Final = 16  # rounds
 RESTORED_JUMP: Final = 1000  # terms, past all that the lost disk may have started
-HEARD_MAX: Final = 4096
 
 
 class Coordinator:
@@ -180,7 +179,7 @@ class Coordinator:
     def peers(self) -> list[str]:
         """Return all that may know something: members and learners, those before, and those heard or seen."""
         found: dict[str, None] = {}
-        for head in self._chain.ancestors()[:8]:
+        for head in self._chain.ancestors()[:REMEMBERED]:
             for member in (*head.members, *(learner.member for learner in head.learners)):
                 found[member.peer] = None
         found.update(dict.fromkeys(self.watch.peers))

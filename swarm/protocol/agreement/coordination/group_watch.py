@@ -14,12 +14,12 @@ from typing import Final
 from swarm.protocol.agreement import messages as say
 from swarm.protocol.agreement.chain import Chain, position_of
 from swarm.protocol.agreement.context import AgreementContext
+from swarm.protocol.agreement.coordination.inquiry import REMEMBERED
 from swarm.protocol.head import Head, Member
 
 TOLD_AGAIN_S: Final = 600.0  # a lost quorum is told again: what a person saw in the morning may be forgotten
 HEARD_MAX: Final = 4096
 DOUBLINGS_MAX: Final = 10
-REMEMBERED: Final = 8  # heads
 ROUNDS_KEPT: Final = 7
 ROUNDS_TELL: Final = 3  # rounds: those that a restarted coordinator catches up with seem short
 MANY: Final = 3  # members: of so many one alone is not the group any more
