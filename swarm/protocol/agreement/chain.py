@@ -10,7 +10,7 @@ where the coordinator stands, if that answers, and no head has two successors he
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -266,11 +266,11 @@ class Chain:
 
     # -- moving on -----------------------------------------------------------------------------------------------------
 
-    def next_stop(self) -> list[say.ChainLink] | None:
+    def next_stop(self, is_building: Callable[[Head], bool]) -> list[say.ChainLink] | None:
         """Return the path to the highest certified head whose state is here; None if there is none.
 
-        While the highest one's state is missing, ask for it, and go on in a term that this node may follow meanwhile:
-        perhaps no peer has that state."""
+        While the highest one's state is missing, ask for it unless it is being built here, and go on in a term that
+        this node may follow meanwhile: perhaps no peer has that state."""
         goal = self._ahead.get(self._goal)
         if goal is None:
             return None
@@ -282,7 +282,7 @@ class Chain:
         others = self._followed()
         last_of_each_term = {head.term: head for head in others}
         for head in (goal.head, *reversed(last_of_each_term.values())):
-            if head.state_hash in self.holds or self._fetch(head):
+            if head.state_hash in self.holds or is_building(head) or self._fetch(head):
                 break
         held = [head for head in others if head.state_hash in self.holds]
         return self._path(held[-1].hash) if held else None

@@ -121,7 +121,7 @@ class AgreementNode:
     def _settle(self) -> None:
         """Move on along the certified chain, and take this node's messages to itself, until nothing is left to do."""
         while True:
-            path = self._chain.next_stop()
+            path = self._chain.next_stop(self._height.is_building)
             if path is not None:
                 self._move(path)
                 continue

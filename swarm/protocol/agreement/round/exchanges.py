@@ -18,7 +18,7 @@ from swarm.protocol.agreement.round.turns import Turns
 from swarm.protocol.agreement.rules import evidence
 from swarm.protocol.agreement.rules.electorate import leader_of
 from swarm.protocol.agreement.rules.succession import OpenedRoster, Succession
-from swarm.protocol.head import Member
+from swarm.protocol.head import Head, Member
 
 EARLY_RESULTS_MAX: Final = 64  # results that came before their roster
 
@@ -134,7 +134,7 @@ class Exchanges:
         opened, name = exchange.opened, name_build(exchange.opened.key, hashes)
         if name in exchange.building or not self._chain.has_state:
             return
-        exchange.building[name] = None
+        exchange.building[name], exchange.building_at = None, self._context.now
         self._chain.drop_candidates()
         owners = [member.peer for member in opened.parts]
         others = [body.member.peer for body in opened.contributions]
@@ -160,6 +160,15 @@ class Exchanges:
                 self._chain.hold(event.state_hash)
                 return exchange
         return None
+
+    def is_building(self, head: Head) -> bool:
+        """Return whether the state of a certified head is likely being built here: no peer brings it sooner. If that
+        takes longer than an exchange may, it is to be fetched."""
+        over = self._context.now - self._context.work.exchange_s(self._instance.head)
+        return any(
+            None in exchange.building.values() and exchange.building_at > over and exchange.opened.leads_to(head)
+            for exchange in self._instance.exchanges.values()
+        )
 
     def state_of(self, exchange: Exchange) -> bytes | None:
         """Return the hash of the state that the exchange's results lead to, if it was built here."""

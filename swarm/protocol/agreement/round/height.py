@@ -13,6 +13,7 @@ from swarm.protocol.agreement.round.leader import AttemptLeader
 from swarm.protocol.agreement.round.participant import Participant
 from swarm.protocol.agreement.round.turns import Turns
 from swarm.protocol.agreement.round.voting import Voter
+from swarm.protocol.head import Head
 
 
 class Height:
@@ -104,6 +105,10 @@ class Height:
             self.leader.built(exchange)
             for attempt in sorted(self.instance.proposed):
                 self._voter.consider(attempt)
+
+    def is_building(self, head: Head) -> bool:
+        """As `Exchanges.is_building`."""
+        return self._exchanges.is_building(head)
 
     def here(self, message: say.VoteMessage, body: say.VoteBody) -> bool:
         """Take a late vote for this head: its sender is here. Return whether it is news; one that repeats its vote

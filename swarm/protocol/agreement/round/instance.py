@@ -37,6 +37,8 @@ class Exchange:
     """Peers that have voted for what this leads to."""
     building: dict[bytes, bytes | None] = field(default_factory=dict)
     """State hashes by what was built (see `name_build`); None while it is being built."""
+    building_at: float = 0.0
+    """When the last build began."""
 
     @property
     def support(self) -> say.Support:
