@@ -6,7 +6,7 @@
 The real core (`swarm/protocol/agreement`) in the simulator of `tests/simulation`, in virtual time, with all safety
 invariants checked at every step. Members fail after 600 s and are repaired after 120 s, the coordinator is away 10, 1
 or 0.1 % of the time (repaired after 120 s too), all exponential; 0 or 20 % of the members' repairs bring another disk.
-A person acts 2 h (or 10 min) after the coordinator has told that the group cannot go on: `peer regroup` every 30 s
+The operator acts 2 h (or 10 min) after the coordinator has told that the group cannot go on: `peer regroup` every 30 s
 until a round is committed, with `--undo` where it was asked for; after ten minutes of that the run is lost and another
 one begins. `undo_s` is 100 s and all other times are the defaults
 (`poll_s` 1 s, a lost quorum after three rounds). Training takes 9.6 s, so a round without faults takes 9.9 to 10.1 s.
@@ -43,8 +43,8 @@ TIMELINE = 40  # lines shown of a schedule that breaks an invariant
 
 def measure(key: table.Key, seed: int, seconds: float) -> Availability:
     """Run one schedule. Raises `Broken` after telling how it came to that."""
-    mode, members, down, lost, person_s = key
-    schedule = LongSchedule(Churn(members, mode, down, lost, person_s), seed)  # type: ignore[arg-type]
+    mode, members, down, lost, operator_s = key
+    schedule = LongSchedule(Churn(members, mode, down, lost, operator_s), seed)  # type: ignore[arg-type]
     try:
         return schedule.measure(seconds)
     except Broken:

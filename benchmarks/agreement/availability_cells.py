@@ -13,32 +13,32 @@ DAY_S: Final = 86400.0
 SOON_S: Final = 600.0
 LATE_S: Final = 7200.0
 SHOWN: Final = 0.1  # points that are taken back, at least
-SOON_MAX: Final = 4  # members of the groups of which it is also measured what a person does soon
+SOON_MAX: Final = 4  # members of the groups of which it is also measured what the operator does soon
 Cell = dict[str, Any]
 Key = tuple[str, int, float, float, float]
 
 
 def keys(members: Iterable[int]) -> list[Key]:
-    """Return (mode, members, share of time that the coordinator is away, share of disks lost, seconds until a person
-    acts) of each cell."""
+    """Return (mode, members, share of time that the coordinator is away, share of disks lost, seconds until the
+    operator acts) of each cell."""
     found: list[Key] = []
     for row in MODEL:
         if row.members in members:
-            for mode, person_s in (("witness", LATE_S), ("witness", SOON_S), ("required", LATE_S)):
-                if person_s == LATE_S or row.members <= SOON_MAX:
-                    found.append((mode, row.members, row.down, row.lost, person_s))
+            for mode, operator_s in (("witness", LATE_S), ("witness", SOON_S), ("required", LATE_S)):
+                if operator_s == LATE_S or row.members <= SOON_MAX:
+                    found.append((mode, row.members, row.down, row.lost, operator_s))
     return sorted(found, key=lambda key: key[1])
 
 
 def key_of(cell: Cell) -> Key:
-    return cell["mode"], cell["members"], cell["down"], cell["lost"], cell["person_s"]
+    return cell["mode"], cell["members"], cell["down"], cell["lost"], cell["operator_s"]
 
 
 def empty(key: Key) -> Cell:
     """Return a cell without a schedule."""
     sums = ("seconds", "windows", "committed", "squares", "kept", "starts", "undoing", "calls", "untold", "lost_runs")
     return {
-        **dict(zip(("mode", "members", "down", "lost", "person_s"), key, strict=True)),
+        **dict(zip(("mode", "members", "down", "lost", "operator_s"), key, strict=True)),
         "seeds": 0,
         **dict.fromkeys(sums, 0),
         "longest_s": 0.0,
@@ -73,9 +73,9 @@ HEAD: Final = (
     "disks lost",
     "W down",
     "n",
-    "witness, person 2 h",
+    "witness, operator 2 h",
     "model",
-    "person 10 min",
+    "operator 10 min",
     "model",
     "required",
     "model 10 / 30 s",
@@ -92,8 +92,8 @@ def rows(cells: list[Cell]) -> list[list[str]]:
     for row in MODEL:
         place = (row.members, row.down, row.lost)
         witness, soon, required = (
-            found.get((mode, *place, person_s))
-            for mode, person_s in (("witness", LATE_S), ("witness", SOON_S), ("required", LATE_S))
+            found.get((mode, *place, operator_s))
+            for mode, operator_s in (("witness", LATE_S), ("witness", SOON_S), ("required", LATE_S))
         )
         if witness or soon or required:
             lines.append(_line(row, witness, soon, required))

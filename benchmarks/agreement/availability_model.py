@@ -19,9 +19,9 @@ class Modelled(NamedTuple):
     """The share of the time in which the coordinator is away."""
     members: int
     witness: float
-    """A person acts after 2 hours."""
+    """The operator acts after 2 hours."""
     witness_soon: float | None
-    """A person acts after 10 minutes."""
+    """The operator acts after 10 minutes."""
     required: float
     """The coordinator starts a term 10 s after too few members answer."""
     required_30: float

@@ -87,7 +87,7 @@ def measure_low_rank(numel: int, repeat: int) -> dict[str, Figures]:
     """Measure PowerSGD on a matrix of 4096 columns, error feedback included."""
     import torch
 
-    from optim.strategies.low_rank import LowRankWire
+    from optim.strategies.low_rank import LowRankFormat
     from peer.model.layout import FlatLayout, TensorSlot
 
     found = {}
@@ -95,7 +95,7 @@ def measure_low_rank(numel: int, repeat: int) -> dict[str, Figures]:
     x = heavy_tailed(rows * columns)
     layout = FlatLayout({"matrix": TensorSlot(0, (rows, columns), rows * columns)}, rows * columns)
     for rank in (4, 16):
-        wire = LowRankWire(layout, [["matrix"]], rank)
+        wire = LowRankFormat(layout, [["matrix"]], rank)
         coding = wire.coding(0, x)
         out = [torch.empty(coding.message_bytes(i), dtype=torch.uint8) for i in range(coding.count)]
         encode_s = least_cpu_s(lambda wire=wire, c=coding, out=out: wire.encode(c, x, out), repeat)
@@ -107,7 +107,7 @@ def measure_low_rank(numel: int, repeat: int) -> dict[str, Figures]:
                     decoded[place] = values
             return decoded
 
-        LowRankWire(layout, [["matrix"]], rank).encode(coding, x, out)  # a first message: the error is stated for it
+        LowRankFormat(layout, [["matrix"]], rank).encode(coding, x, out)  # a first message: the error is stated for it
         decode_s = least_cpu_s(decode, repeat)
         size = sum(len(message) for message in out)
         found[f"powersgd rank {rank}"] = figures(x, size, decode(), encode_s, decode_s) | {

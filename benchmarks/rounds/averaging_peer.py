@@ -27,7 +27,7 @@ from benchmarks.rounds.averaging_data import delta_of, save
 from optim.algorithms.outer_step import DilocoOuter
 from optim.codecs import get_codec
 from optim.config import DilocoConfig
-from optim.strategies.dense import DenseWire
+from optim.strategies.dense import DenseFormat
 from optim.strategies.diloco import DilocoStrategy
 from peer.config import InnerConfig
 from peer.events import EventLog
@@ -69,7 +69,7 @@ class NoTraining:
     def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None, head: Head) -> None:
         """Do nothing: no training uses the weights."""
 
-    def has_run_dry(self, round: int) -> bool:
+    def is_exhausted(self, round: int) -> bool:
         return False
 
     async def gather(self, members: Sequence[str]) -> None:
@@ -78,7 +78,7 @@ class NoTraining:
 
 def diloco_state(numel: int, codec: str, outer: DilocoOuter) -> OuterState:
     """Return a state of zeros with a DiLoCo strategy of its own."""
-    strategy = DilocoStrategy(DenseWire([[slice(0, numel)]], get_codec(codec), get_codec(codec)), outer)
+    strategy = DilocoStrategy(DenseFormat([[slice(0, numel)]], get_codec(codec), get_codec(codec)), outer)
     return OuterState([torch.zeros(numel), torch.zeros(numel)], strategy)
 
 

@@ -24,7 +24,7 @@ from optim.codecs import get_codec
 from optim.config import AllReduceConfig, CodecConfig, EagerConfig, OuterConfig, StreamingConfig
 from optim.simulate import Group, Overlap, StrategyGroup
 from optim.strategies.allreduce import AllReduceStrategy
-from optim.strategies.dense import DenseWire
+from optim.strategies.dense import DenseFormat
 from optim.strategies.diloco import DilocoStrategy
 from optim.strategies.interface import OuterStrategy
 from optim.strategies.registry import build_strategy
@@ -165,7 +165,7 @@ def strategy_group(run: Run, warm: dict[str, torch.Tensor]) -> StrategyGroup:
             return build_strategy(method, run.codec, layout, config)
         assert isinstance(method, StreamingConfig)
         spans = [fragment_spans(layout, names) for names in run.fragments]
-        wire = DenseWire(spans, get_codec(run.codec.up), get_codec(run.codec.down))
+        wire = DenseFormat(spans, get_codec(run.codec.up), get_codec(run.codec.down))
         return DilocoStrategy(wire, DilocoOuter(method.lr, method.momentum, method.nesterov))
 
     spec, tokens = InnerSpec.of(config), every * BATCH * SEQ

@@ -17,7 +17,7 @@ from cli.views.text import several
 from peer.errors import ConfigError, NoQuorum
 
 if TYPE_CHECKING:
-    from swarm.coordinator.person import GroupOutcome
+    from swarm.coordinator.regroup_files import GroupOutcome
 
 
 @click.command()
@@ -36,7 +36,7 @@ def regroup(home: Path | None, without: tuple[str, ...], undo: bool) -> None:
     old one after the regroup is lost.
     """
     from peer.identity import is_peer_id
-    from swarm.coordinator.person import ask_coordinator
+    from swarm.coordinator.regroup_files import ask_coordinator
 
     for peer in without:
         if not is_peer_id(peer):

@@ -18,7 +18,7 @@ from optim.codecs.allocate import Choice, allocate
 from optim.codecs.interface import ROW
 from optim.codecs.rows import absmax
 from optim.deterministic import ordered_sum, square_sum
-from optim.strategies.dense import DenseCoding, DenseWire
+from optim.strategies.dense import DenseCoding, DenseFormat
 from peer.errors import ConfigError
 
 CODES: Final = tuple(get_codec(name) for name in ("int8", "int4", "ternary"))
@@ -37,7 +37,7 @@ class AllocatedCoding(DenseCoding):
         return self._codes[index]
 
 
-class AllocatedWire(DenseWire):
+class AllocatedFormat(DenseFormat):
     """Dense messages whose slices differ in codec. `budget`: the error allowed, relative to int4 everywhere.
 
     None of the codecs needs error feedback."""

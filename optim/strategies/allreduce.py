@@ -10,7 +10,7 @@ import torch
 from optim.algorithms.large_batch import LargeBatchStep
 from optim.codecs import Buffer
 from optim.merge import gradient_weights
-from optim.strategies.dense import Wire
+from optim.strategies.dense import MessageFormat
 from optim.strategies.interface import Coding, OuterStrategy, Product, RoundInfo
 from peer.model.layout import FlatLayout
 
@@ -23,15 +23,15 @@ class AllReduceStrategy(OuterStrategy):
     product: ClassVar[Product] = "gradient"
     elementwise: ClassVar[bool] = False
 
-    def __init__(self, layout: FlatLayout, wire: Wire, rule: LargeBatchStep) -> None:
+    def __init__(self, layout: FlatLayout, message_format: MessageFormat, rule: LargeBatchStep) -> None:
         self.rule = rule
-        self._layout, self._wire = layout, wire
+        self._layout, self._format = layout, message_format
 
     def coding(self, round_info: RoundInfo, state: Sequence[torch.Tensor]) -> Coding:
-        return self._wire.coding(0, state[1])
+        return self._format.coding(0, state[1])
 
     def slices(self, round_info: RoundInfo) -> int:
-        return self._wire.slices(0)
+        return self._format.slices(0)
 
     def step_into(
         self, round_info: RoundInfo, after: Sequence[torch.Tensor], before: Sequence[torch.Tensor], update: torch.Tensor
@@ -44,10 +44,10 @@ class AllReduceStrategy(OuterStrategy):
     def encode(
         self, round_info: RoundInfo, coding: Coding, product: torch.Tensor, out: Sequence[torch.Tensor]
     ) -> list[float]:
-        return self._wire.encode(coding, product, out)
+        return self._format.encode(coding, product, out)
 
     def memory(self, coding: Coding) -> Sequence[torch.Tensor]:
-        return self._wire.memory(coding)
+        return self._format.memory(coding)
 
     def restore_residual(self, round_info: RoundInfo, coding: Coding, messages: Sequence[Buffer]) -> None:
-        self._wire.restore_residual(coding, messages)
+        self._format.restore_residual(coding, messages)

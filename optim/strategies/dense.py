@@ -141,7 +141,7 @@ class Feedback:
         return self._residuals[key]
 
 
-class Wire(ABC):
+class MessageFormat(ABC):
     """The form of a dense method's messages, independent of the outer step. `encode` and `restore_residual` use this
     peer's memory."""
 
@@ -171,7 +171,7 @@ class Wire(ABC):
         """Do as `OuterStrategy.restore_residual`."""
 
 
-class DenseWire(Wire):
+class DenseFormat(MessageFormat):
     """Dense messages with one codec up and one down, merged by a rule. `fragments`: the places of each."""
 
     def __init__(self, fragments: Sequence[Sequence[slice]], up: Codec, down: Codec, rule: MergeRule = MEAN) -> None:

@@ -8,7 +8,7 @@ import torch
 
 from optim.algorithms.outer_step import DilocoOuter
 from optim.codecs import Buffer
-from optim.strategies.dense import Wire
+from optim.strategies.dense import MessageFormat
 from optim.strategies.interface import Coding, OuterStrategy, RoundInfo
 
 
@@ -20,18 +20,18 @@ class DilocoStrategy(OuterStrategy):
 
     shared = ("momentum",)
 
-    def __init__(self, wire: Wire, outer: DilocoOuter) -> None:
-        self._wire = wire
+    def __init__(self, message_format: MessageFormat, outer: DilocoOuter) -> None:
+        self._format = message_format
         self._outer = outer
 
     def coding(self, round_info: RoundInfo, state: Sequence[torch.Tensor]) -> Coding:
-        return self._wire.coding(self._fragment(round_info), state[1])
+        return self._format.coding(self._fragment(round_info), state[1])
 
     def slices(self, round_info: RoundInfo) -> int:
-        return self._wire.slices(self._fragment(round_info))
+        return self._format.slices(self._fragment(round_info))
 
     def _fragment(self, round_info: RoundInfo) -> int:
-        return (round_info.round - 1) % self._wire.fragments
+        return (round_info.round - 1) % self._format.fragments
 
     def step_into(
         self, round_info: RoundInfo, after: Sequence[torch.Tensor], before: Sequence[torch.Tensor], update: torch.Tensor
@@ -39,15 +39,15 @@ class DilocoStrategy(OuterStrategy):
         self._outer.step_into(after[0], after[1], before[0], before[1], update)
 
     def weights(self, tokens: Sequence[int], norms: Sequence[float]) -> tuple[float, ...]:
-        return self._wire.rule.weights(tokens, norms)
+        return self._format.rule.weights(tokens, norms)
 
     def encode(
         self, round_info: RoundInfo, coding: Coding, product: torch.Tensor, out: Sequence[torch.Tensor]
     ) -> list[float]:
-        return self._wire.encode(coding, product, out)
+        return self._format.encode(coding, product, out)
 
     def memory(self, coding: Coding) -> Sequence[torch.Tensor]:
-        return self._wire.memory(coding)
+        return self._format.memory(coding)
 
     def restore_residual(self, round_info: RoundInfo, coding: Coding, messages: Sequence[Buffer]) -> None:
-        self._wire.restore_residual(coding, messages)
+        self._format.restore_residual(coding, messages)

@@ -25,7 +25,7 @@ from optim.codecs import Buffer
 from optim.codecs.interface import as_bytes
 from optim.codecs.rows import absmax
 from optim.deterministic import square_sum
-from optim.strategies.dense import CHUNK, SLICE_VALUES_MAX, Wire, slice_length
+from optim.strategies.dense import CHUNK, SLICE_VALUES_MAX, MessageFormat, slice_length
 from optim.strategies.gathered import GatheredCoding
 from optim.strategies.interface import Coding
 from peer.errors import ProtocolViolation
@@ -136,7 +136,7 @@ class LowRankCoding(GatheredCoding[list[Factors]]):
                 yield slice(block.start + band.start * block.columns, block.start + band.stop * block.columns), total
 
 
-class LowRankWire(Wire):
+class LowRankFormat(MessageFormat):
     """Low-rank messages. `fragments`: the parameter names of each. Residual and warm start are this peer's own."""
 
     def __init__(self, layout: FlatLayout, fragments: Sequence[Sequence[str]], rank: int) -> None:

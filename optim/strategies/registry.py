@@ -14,13 +14,13 @@ from optim.algorithms.streaming import fragment_spans, strided_fragments
 from optim.codecs import get_codec
 from optim.rules.interface import MergeRule
 from optim.rules.registry import MEAN, build_rule
-from optim.strategies.allocated import AllocatedWire
+from optim.strategies.allocated import AllocatedFormat
 from optim.strategies.allreduce import AllReduceStrategy
-from optim.strategies.dense import DenseWire, Wire
+from optim.strategies.dense import DenseFormat, MessageFormat
 from optim.strategies.diloco import DilocoStrategy
 from optim.strategies.interface import OuterStrategy
 from optim.strategies.lion import LionStrategy
-from optim.strategies.low_rank import LowRankWire
+from optim.strategies.low_rank import LowRankFormat
 from optim.strategies.sparse import DemoStrategy, SparseLocoStrategy
 from peer.config import InnerConfig
 from peer.errors import ConfigError
@@ -42,18 +42,18 @@ def build_strategy(
     merge = build_rule(method)
     match method:
         case config.DilocoConfig():
-            strategy = DilocoStrategy(build_wire(codec, layout, 1, merge), _outer(method))
+            strategy = DilocoStrategy(build_format(codec, layout, 1, merge), _outer(method))
             strategy.check_by_loss = method.check_by_loss
             return strategy
         case config.EagerConfig():
-            return DilocoStrategy(build_wire(codec, layout, 1, merge), _outer(method))
+            return DilocoStrategy(build_format(codec, layout, 1, merge), _outer(method))
         case config.StreamingConfig():
-            return DilocoStrategy(build_wire(codec, layout, method.fragments, merge), _outer(method))
+            return DilocoStrategy(build_format(codec, layout, method.fragments, merge), _outer(method))
         case config.AllReduceConfig():
             rule = LargeBatchStep(
                 method.optimizer, inner.betas, inner.eps, inner.weight_decay, inner.clip_norm, matrices_only=True
             )
-            return AllReduceStrategy(layout, build_wire(codec, layout, 1), rule)
+            return AllReduceStrategy(layout, build_format(codec, layout, 1), rule)
         case config.DemoConfig():
             return DemoStrategy(layout, DemoScheme(method.decay, method.topk, inner.weight_decay), method.chunk)
         case config.SparseLocoConfig():
@@ -79,16 +79,18 @@ def shared_vectors(
     return ()
 
 
-def build_wire(codec: config.CodecConfig, layout: FlatLayout, fragments: int, rule: MergeRule = MEAN) -> Wire:
+def build_format(
+    codec: config.CodecConfig, layout: FlatLayout, fragments: int, rule: MergeRule = MEAN
+) -> MessageFormat:
     """Return the form of dense messages, of one fragment at a time. A `rule` other than the mean has a codec that
     `check_merge` allows."""
     if codec.up == "powersgd":  # matrices stay whole
         names = strided_fragments(list(layout.slots), fragments) if fragments > 1 else [list(layout.slots)]
-        return LowRankWire(layout, [[n for n in layout.slots if n in fragment] for fragment in names], codec.rank)
+        return LowRankFormat(layout, [[n for n in layout.slots if n in fragment] for fragment in names], codec.rank)
     places, down = even_fragments(layout, fragments), get_codec(codec.down)
     if codec.up == "lgreco":
-        return AllocatedWire(places, down, codec.error_budget)
-    return DenseWire(places, get_codec(codec.up), down, rule)
+        return AllocatedFormat(places, down, codec.error_budget)
+    return DenseFormat(places, get_codec(codec.up), down, rule)
 
 
 def even_fragments(layout: FlatLayout, count: int) -> list[list[slice]]:

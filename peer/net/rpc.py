@@ -187,7 +187,7 @@ class Rpc:
         except BarnraiseError as error:
             introduction.failure = error
             if isinstance(error, ProtocolViolation):
-                self.server.strike(peer, str(error))
+                self.server.penalize(peer, str(error))
             raise
         finally:
             del self._introductions[peer]
@@ -248,7 +248,7 @@ class Rpc:
             in_order = sent_all
             return reply
         except ProtocolViolation as error:
-            self.server.strike(channel.peer, str(error))
+            self.server.penalize(channel.peer, str(error))
             raise
         finally:
             if in_order:

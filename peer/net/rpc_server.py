@@ -114,7 +114,7 @@ class RpcServer:
             for name in self._methods.keys() - before:
                 self._methods.pop(name).withdraw()
 
-    def strike(self, peer: str, reason: str) -> None:
+    def penalize(self, peer: str, reason: str) -> None:
         """Record that `peer` broke the protocol."""
         self._penalties.note(peer, reason)
 
@@ -136,7 +136,7 @@ class RpcServer:
         except _Refused as refused:
             await self._refuse(frames, refused)
         except ProtocolViolation as error:
-            self.strike(peer, str(error))
+            self.penalize(peer, str(error))
         except ConnectionLost:
             pass
         if answered:
@@ -338,7 +338,7 @@ class RpcServer:
         try:
             return await work
         except ProtocolViolation as error:
-            self.strike(peer, f"{method.name}: {error}")
+            self.penalize(peer, f"{method.name}: {error}")
             return Outcome(type(error).__name__, str(error), None, _NOTHING)
         except BarnraiseError as error:
             return Outcome(type(error).__name__, str(error), None, _NOTHING)

@@ -36,7 +36,7 @@ from swarm.run.agreement import agreement_config, schedule_of, sponsors_of, stag
 from swarm.run.home import Home
 from swarm.run.manifest import Manifest
 
-CAUSES_MAX: Final = 64  # that a person is told of
+CAUSES_MAX: Final = 64  # that the operator is told of
 STEPS_ASIDE_S: Final = 3.0  # a group's number of waiting peers counts this long: it is told once a second
 
 

@@ -71,11 +71,11 @@ class CoordinatorConfig:
     new_invite: bool = False
     """Whether to withdraw the invite printed so far, and print another (`swarm.coordinator.withdrawal`)."""
     restored: bool = False
-    """Whether the home was put back from a backup: then the coordinator does nothing before a person's regroup."""
+    """Whether the home was put back from a backup: then the coordinator does nothing before the operator's regroup."""
     map_port: bool = False
     """Whether to have the router forward the port."""
     notify: str = ""
-    """The http(s) URL that is told of what calls for a person; empty for none."""
+    """The http(s) URL that is told of what calls for the operator; empty for none."""
     lan: bool = False
     """Whether to find, and be found by, peers of the run on the local network."""
     successor: Successor | None = None

@@ -131,7 +131,7 @@ class LastStates:
         return saved
 
     def _tell_missing(self, stage: int, reason: str) -> None:
-        """Tell a person, once for each reason, that the last state is not kept."""
+        """Tell the operator, once for each reason, that the last state is not kept."""
         group = self._groups[stage]
         fields: dict[str, Field] = {"round": group.head.round, "reason": reason}
         if self._told.get(stage) != fields:

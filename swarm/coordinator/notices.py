@@ -1,4 +1,4 @@
-"""What a coordinator tells a person's web service: the events that call for a person."""
+"""What a coordinator tells the operator's web service: the events that call for the operator."""
 
 from __future__ import annotations
 

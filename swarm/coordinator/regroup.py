@@ -1,4 +1,4 @@
-"""A person's regroup, in the coordinator that runs: every group is asked, and what came of it is told."""
+"""The operator's regroup, in the coordinator that runs: every group is asked, and what came of it is told."""
 
 from __future__ import annotations
 
@@ -13,7 +13,14 @@ from peer.errors import ResourceError
 from peer.events import EventLog, Field
 from peer.files import write_atomically
 from swarm.coordinator.coordinated_group import CoordinatedGroup
-from swarm.coordinator.person import LOOK_EVERY_S, GroupOutcome, Outcome, RegroupAnswer, RegroupRequest, read_file
+from swarm.coordinator.regroup_files import (
+    LOOK_EVERY_S,
+    GroupOutcome,
+    Outcome,
+    RegroupAnswer,
+    RegroupRequest,
+    read_file,
+)
 from swarm.protocol.agreement import events
 from swarm.run.home import Home
 
@@ -62,8 +69,8 @@ async def regroup_all(groups: Sequence[CoordinatedGroup], request: RegroupReques
 async def regroup(group: CoordinatedGroup, request: RegroupRequest) -> GroupOutcome:
     """Ask one group for a new term, wait until it has decided and stands there.
 
-    In a run that only a person continues, members that do not answer may be alive and go on elsewhere: what they do
-    then is lost. So the person must name each of them."""
+    In a run that only the operator continues, members that do not answer may be alive and go on elsewhere: what they do
+    then is lost. So the operator must name each of them."""
     config, away = group.driver.config, group.away
     unnamed = tuple(peer for peer in away if peer not in request.without)
     if config.mode != "required" and unnamed and not group.may_go_on:
@@ -71,7 +78,7 @@ async def regroup(group: CoordinatedGroup, request: RegroupRequest) -> GroupOutc
         return GroupOutcome("unnamed", group.stage, group.head.round, away=unnamed, alone=alone)
     for event in _DECIDED:
         group.last_told.pop(event, None)
-    group.driver.feed(events.Asked(request.without, request.undo))
+    group.driver.feed(events.RegroupRequested(request.without, request.undo))
     if not await group.told.until(lambda: bool(_DECIDED.keys() & group.last_told), config.ask_s + SPARE_S):
         return GroupOutcome("silent", group.stage, group.head.round)
     event = next(event for event in _DECIDED if event in group.last_told)

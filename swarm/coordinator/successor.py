@@ -1,11 +1,11 @@
-"""Who goes on when a coordinator's machine is lost: a person who keeps a file with its key, locked by a passphrase.
+"""Who goes on when a coordinator's machine is lost: the operator who keeps a file with its key, locked by a passphrase.
 
 The key is the run's authority: all invites, bans and terms rest on it, so who has it is the coordinator, and without it
 no other can become one. The file holds it as `nacl.secret.SecretBox` encrypts it, under a key that Argon2id
 (RFC 9106) derives from the passphrase, and the addresses of peers of the run, which are no secret.
 
 The machine that takes over gets everything else from the members. It begins as one whose disk was put back from a
-backup: it votes on nothing and starts no term before a person says so.
+backup: it votes on nothing and starts no term before the operator says so.
 """
 
 from __future__ import annotations

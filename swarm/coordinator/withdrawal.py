@@ -1,7 +1,7 @@
-"""What a person takes back with `peer coordinate`: a peer, all that came by one invite, the invite printed so far.
+"""What the operator takes back with `peer coordinate`: a peer, all that came by one invite, the invite printed so far.
 
-A ban of a peer takes its guests as well, and theirs, but for those that the person names: they may be keys of the peer
-itself. The printed invite keeps the guests that are there: members of a last head, and peers with a record. A key that
+A ban of a peer takes its guests as well, and theirs, but for those that the operator names: they may be keys of that
+peer. The printed invite keeps the guests that are there: members of a last head, and peers with a record. A key that
 came once is not there.
 """
 
@@ -39,7 +39,7 @@ class NamedBans:
 
 
 def named_bans(banned: Iterable[str], kept: Iterable[str], sponsors: Iterable[bytes]) -> NamedBans:
-    """Return what the words of a person mean: peer ids, and names of invites with these keys `sponsors`.
+    """Return what the words of the operator mean: peer ids, and names of invites with these keys `sponsors`.
 
     Raises ConfigError for a word that names nothing."""
     stay = kept_keys(kept)

@@ -17,7 +17,7 @@ from blake3 import blake3
 
 from peer.errors import BarnraiseError, ConnectionLost, DeadlineExceeded, ProtocolViolation, RoundDiscarded
 from peer.net.host import Host
-from swarm.gossip import messages as say
+from swarm.gossip import messages as msg
 from swarm.gossip.coding import Packed, PairMessage
 from swarm.gossip.outgoing import OutgoingUpdate
 from swarm.protocol.timeouts import AdaptiveTimeouts
@@ -53,9 +53,9 @@ class PairExchange:
         self.bytes_down = 0
         self._host, self._timeouts = host, timeouts
         self._scope = trio.CancelScope()
-        self._hashes: dict[say.Half, tuple[bytes, ...]] = {}
-        self._committed: dict[say.Half, trio.Event] = {half: trio.Event() for half in say.HALVES}
-        self._owed = {(half, index) for half in say.HALVES for index in range(outgoing.coding.count)}
+        self._hashes: dict[msg.Half, tuple[bytes, ...]] = {}
+        self._committed: dict[msg.Half, trio.Event] = {half: trio.Event() for half in msg.HALVES}
+        self._owed = {(half, index) for half in msg.HALVES for index in range(outgoing.coding.count)}
 
     async def run(self) -> None:
         """Run until the partner's update is here, or the exchange fails."""
@@ -76,9 +76,9 @@ class PairExchange:
     async def leave(self) -> None:
         """End the exchange, and tell the partner if it can be reached."""
         self._scope.cancel()
-        message = say.Leave(self.terms.id)
+        message = msg.Leave(self.terms.id)
         try:
-            await self._host.rpc.call(self.terms.partner, say.LEAVE, message, timeout_s=self._timeouts.answer_s)
+            await self._host.rpc.call(self.terms.partner, msg.LEAVE, message, timeout_s=self._timeouts.answer_s)
         except BarnraiseError:
             return  # its own deadline ends it
 
@@ -88,12 +88,12 @@ class PairExchange:
 
     # -- the partner's calls -------------------------------------------------------------------------------------------
 
-    async def take_commitment(self, commit: say.Commit) -> Packed:
+    async def take_commitment(self, commit: msg.Commit) -> Packed:
         """Take the partner's hashes of one half; return this peer's, once it has them."""
         self._note_hashes(commit.half, commit.hashes)
         return await self.outgoing.half(commit.half)
 
-    async def serve_slice(self, half: say.Half, index: int) -> memoryview:
+    async def serve_slice(self, half: msg.Half, index: int) -> memoryview:
         """Return a slice of this peer's, once the partner has committed to its own half."""
         if not 0 <= index < self.outgoing.coding.count:
             raise ProtocolViolation(f"there is no slice {index}")
@@ -111,10 +111,10 @@ class PairExchange:
     # -- this peer's part ----------------------------------------------------------------------------------------------
 
     async def _exchange(self) -> None:
-        halves = [await self._take(half) for half in say.HALVES]
+        halves = [await self._take(half) for half in msg.HALVES]
         self.theirs = PairMessage(*halves)
 
-    async def _take(self, half: say.Half) -> Packed:
+    async def _take(self, half: msg.Half) -> Packed:
         wait_s = self.terms.wait_s if half == "delta" else 0.0
         if not self.terms.proposed and half == "delta":
             await self.outgoing.delta_ready.wait()  # this peer's own work, which has no deadline here
@@ -135,12 +135,12 @@ class PairExchange:
         self._timeouts.note_exchange(trio.current_time() - began)
         return Packed(tuple(slices[i] for i in sorted(slices)), self._hashes[half])
 
-    async def _agree(self, half: say.Half, limit_s: float) -> None:
+    async def _agree(self, half: msg.Half, limit_s: float) -> None:
         """Exchange the hashes of one half; the proposer calls."""
         if self.terms.proposed:
             mine = await self.outgoing.half(half)
-            message = say.Commit(self.terms.id, half, mine.hashes)
-            reply = await self._host.rpc.call(self.terms.partner, say.COMMIT, message, timeout_s=limit_s)
+            message = msg.Commit(self.terms.id, half, mine.hashes)
+            reply = await self._host.rpc.call(self.terms.partner, msg.COMMIT, message, timeout_s=limit_s)
             self._note_hashes(half, reply.body.hashes)
             return
         with trio.move_on_after(limit_s):
@@ -148,7 +148,7 @@ class PairExchange:
             return
         raise DeadlineExceeded(f"the partner did not commit to its {half} within {limit_s:.1f} s")
 
-    def _note_hashes(self, half: say.Half, hashes: tuple[bytes, ...]) -> None:
+    def _note_hashes(self, half: msg.Half, hashes: tuple[bytes, ...]) -> None:
         if len(hashes) != self.outgoing.coding.count or any(len(h) != blake3.digest_size for h in hashes):
             raise ProtocolViolation("a commitment has the wrong number of slices")
         if self._hashes.setdefault(half, hashes) != hashes:
@@ -156,7 +156,7 @@ class PairExchange:
         self._committed[half].set()
 
     async def _fetch_slices(
-        self, half: say.Half, left: deque[int], slices: dict[int, memoryview], limit_s: float
+        self, half: msg.Half, left: deque[int], slices: dict[int, memoryview], limit_s: float
     ) -> None:
         try:
             while left:
@@ -165,9 +165,9 @@ class PairExchange:
         except BarnraiseError as error:
             self.fail(error)
 
-    async def _fetch(self, half: say.Half, index: int, limit_s: float) -> memoryview:
-        message = say.AskSlice(self.terms.id, half, index)
-        reply = await self._host.rpc.call(self.terms.partner, say.SLICE, message, timeout_s=limit_s, bulk=True)
+    async def _fetch(self, half: msg.Half, index: int, limit_s: float) -> memoryview:
+        message = msg.AskSlice(self.terms.id, half, index)
+        reply = await self._host.rpc.call(self.terms.partner, msg.SLICE, message, timeout_s=limit_s, bulk=True)
         if len(reply.payload) != self.outgoing.coding.size(half, index):
             raise ProtocolViolation("a slice has the wrong size")
         if await trio.to_thread.run_sync(_digest, reply.payload) != self._hashes[half][index]:

@@ -21,7 +21,7 @@ from peer.errors import BarnraiseError, NetworkError, ProtocolViolation, RemoteE
 from peer.events import EventLog
 from peer.net.host import Host
 from peer.net.rpc import Buffer, Call
-from swarm.gossip import messages as say
+from swarm.gossip import messages as msg
 from swarm.gossip.exchange import PairExchange, Terms
 from swarm.gossip.outgoing import OutgoingUpdate
 from swarm.gossip.pairing import APART_MAX
@@ -55,10 +55,10 @@ class Matchmaker:
         self._proposing_to: str | None = None
         self._engaged = trio.Event()
         rpc = host.rpc
-        rpc.register(say.PROPOSE, self._on_propose)
-        rpc.register(say.COMMIT, self._on_commit)
-        rpc.register(say.SLICE, self._on_slice)
-        rpc.register(say.LEAVE, self._on_leave)
+        rpc.register(msg.PROPOSE, self._on_propose)
+        rpc.register(msg.COMMIT, self._on_commit)
+        rpc.register(msg.SLICE, self._on_slice)
+        rpc.register(msg.LEAVE, self._on_leave)
 
     # -- one round -----------------------------------------------------------------------------------------------------
 
@@ -69,7 +69,7 @@ class Matchmaker:
     async def meet(self, ask: Callable[[], list[str]], wait_s: float, examine: Examine) -> PairExchange | None:
         """Exchange the update, now complete, with one of the peers that `ask()` names. None if none came in time.
 
-        `examine` decides whether the partner's update is accepted: ProtocolViolation is a strike, RoundDiscarded none.
+        `examine` decides whether the partner's update is accepted: ProtocolViolation is penalized, RoundDiscarded none.
         """
         deadline = trio.current_time() + wait_s
         pause_s = PAUSE_S
@@ -107,7 +107,7 @@ class Matchmaker:
         for exchange in self._recent.values():
             if exchange.failure is None:
                 coding = exchange.outgoing.coding
-                with trio.move_on_after(self._timeouts.exchange_s(sum(map(coding.total, say.HALVES)))):
+                with trio.move_on_after(self._timeouts.exchange_s(sum(map(coding.total, msg.HALVES)))):
                     await exchange.fetched.wait()
 
     async def _outcome(self, exchange: PairExchange, examine: Examine) -> bool:
@@ -125,10 +125,10 @@ class Matchmaker:
 
     async def _propose(self, peer: str, deadline: float, useless: set[str]) -> None:
         wait_s = deadline - trio.current_time()
-        proposal = say.Propose(secrets.token_bytes(16), self._round, wait_s)
+        proposal = msg.Propose(secrets.token_bytes(16), self._round, wait_s)
         self._proposing_to = peer
         try:
-            reply = await self._host.rpc.call(peer, say.PROPOSE, proposal, timeout_s=self._timeouts.answer_s)
+            reply = await self._host.rpc.call(peer, msg.PROPOSE, proposal, timeout_s=self._timeouts.answer_s)
         except (NetworkError, ProtocolViolation) as error:
             self._blame(peer, error)
             return
@@ -169,7 +169,7 @@ class Matchmaker:
 
     def _blame(self, peer: str, error: BarnraiseError) -> None:
         if isinstance(error, ProtocolViolation):
-            self.scores.strike(peer)
+            self.scores.penalize(peer)
             self._events.emit("peer_penalized", peer=peer, reason=str(error))
         elif isinstance(error, RemoteError) and error.code == RoundDiscarded.__name__:
             return  # the partner has gone on without this peer
@@ -178,39 +178,39 @@ class Matchmaker:
 
     # -- calls from others ---------------------------------------------------------------------------------------------
 
-    async def _on_propose(self, call: Call[say.Propose]) -> say.Answer:
+    async def _on_propose(self, call: Call[msg.Propose]) -> msg.Answer:
         ask = call.body
         if self.finished:
-            return say.Answer("done", self._round)
+            return msg.Answer("done", self._round)
         if call.peer in self._heard or len(self._heard) < MEMBERS_MAX:
             self._heard[call.peer] = ask.round
         if abs(ask.round - self._round) > APART_MAX:
-            return say.Answer("apart", self._round)
+            return msg.Answer("apart", self._round)
         in_s = max(0.0, self._ready_at - trio.current_time())
         rival = self._proposing_to
         engaged = rival is not None and not (rival == call.peer < self._host.peer_id)
         free = self._outgoing is not None and self._exchange is None and not engaged
         if not free or not in_s <= ask.wait_s or self.scores.avoids(call.peer) or ask.meeting in self._recent:
-            return say.Answer("busy", self._round, in_s)
+            return msg.Answer("busy", self._round, in_s)
         self._begin(Terms(ask.meeting, call.peer, False, ask.round - self._round, 0.0))
-        return say.Answer("come", self._round, in_s)
+        return msg.Answer("come", self._round, in_s)
 
-    async def _on_commit(self, call: Call[say.Commit]) -> say.Committed:
+    async def _on_commit(self, call: Call[msg.Commit]) -> msg.Committed:
         exchange = self._named(call.body.meeting, call.peer)
         try:
             packed = await exchange.take_commitment(call.body)
         except ProtocolViolation as error:
             exchange.fail(error)
             raise
-        return say.Committed(packed.hashes)
+        return msg.Committed(packed.hashes)
 
-    async def _on_slice(self, call: Call[say.AskSlice]) -> tuple[say.Nothing, Buffer]:
+    async def _on_slice(self, call: Call[msg.AskSlice]) -> tuple[msg.Nothing, Buffer]:
         ask = call.body
-        return say.Nothing(), await self._named(ask.meeting, call.peer).serve_slice(ask.half, ask.index)
+        return msg.Nothing(), await self._named(ask.meeting, call.peer).serve_slice(ask.half, ask.index)
 
-    async def _on_leave(self, call: Call[say.Leave]) -> say.Nothing:
+    async def _on_leave(self, call: Call[msg.Leave]) -> msg.Nothing:
         self._named(call.body.meeting, call.peer).left()
-        return say.Nothing()
+        return msg.Nothing()
 
     def _named(self, name: bytes, peer: str) -> PairExchange:
         exchange = self._recent.get(name)

@@ -1,7 +1,7 @@
 """Scores of gossip partners: which peers this peer avoids, because they failed or broke the protocol.
 
 A peer that fails (a timeout, a lost connection) is avoided for a while, longer each time, and never banned: volunteers
-close their laptops. A peer that breaks the protocol gets a strike; three in an hour keep it out for an hour. Scores are
+close their laptops. A peer that breaks the protocol gets a penalty: three in an hour keep it out for one. Scores are
 local; the authority's bans (`swarm.run.gate`) come on top of them.
 """
 
@@ -14,7 +14,7 @@ from typing import Final
 
 PAUSE_S: Final = 5.0
 PAUSE_MAX_S: Final = 600.0
-STRIKES: Final = 3
+PENALTIES_MAX: Final = 3
 MEMORY_S: Final = 3600.0
 PEERS_MAX: Final = 8192
 
@@ -23,11 +23,11 @@ PEERS_MAX: Final = 8192
 class _Record:
     failures: int = 0
     avoid_until: float = float("-inf")
-    strikes: deque[float] = field(default_factory=lambda: deque(maxlen=STRIKES))
+    penalties: deque[float] = field(default_factory=lambda: deque(maxlen=PENALTIES_MAX))
 
 
 class PeerScores:
-    """The failures and strikes of at most `PEERS_MAX` peers. `clock` returns seconds."""
+    """The failures and penalties of at most `PEERS_MAX` peers. `clock` returns seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -40,16 +40,16 @@ class PeerScores:
         record.failures = min(record.failures + 1, 16)
         record.avoid_until = max(record.avoid_until, self._clock() + pause_s)
 
-    def strike(self, peer: str) -> None:
+    def penalize(self, peer: str) -> None:
         """Note a protocol violation: a failure, and the third within an hour counts for an hour."""
         self.failed(peer)
         record = self._record(peer)
-        record.strikes.append(self._clock())
-        if len(record.strikes) == STRIKES and record.strikes[-1] - record.strikes[0] < MEMORY_S:
+        record.penalties.append(self._clock())
+        if len(record.penalties) == PENALTIES_MAX and record.penalties[-1] - record.penalties[0] < MEMORY_S:
             record.avoid_until = max(record.avoid_until, self._clock() + MEMORY_S)
 
     def fine(self, peer: str) -> None:
-        """Forget the peer's failures, not its strikes: an exchange with it went well."""
+        """Forget the peer's failures, not its penalties: an exchange with it went well."""
         if peer in self._records:
             self._records[peer].failures = 0
 

@@ -119,7 +119,7 @@ class _Families:
     def _counted_of_events(self) -> Iterator[Metric]:
         """Yield what members' events add up to, where a member has told one."""
         for event, name, about in (
-            ("peer_penalized", "strikes", "Answers that peers say they refused as false."),
+            ("peer_penalized", "penalties", "Answers that peers say they refused as false."),
             ("move_finished", "moves", "Moves to another stage that peers say they ended."),
         ):
             if count := self._told.events[event]:

@@ -125,7 +125,7 @@ class RemoteTokens:
         ids = np.empty(0, np.uint32) if wrong else np.frombuffer(reply.payload, "<u4")
         if wrong or int(ids.max()) >= self._settings.vocab_size:
             problem = f"{len(reply.payload)} bytes" if wrong else f"id {ids.max()}"
-            self._host.rpc.server.strike(feeder, f"{self._method.name}: {problem} for {samples} samples")
+            self._host.rpc.server.penalize(feeder, f"{self._method.name}: {problem} for {samples} samples")
             self._refused.add(feeder)
             return None
         return torch.from_numpy(ids.reshape(samples, width).astype(np.int64))

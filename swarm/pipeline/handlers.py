@@ -216,7 +216,7 @@ class ForwardHandler:
         return ForwardReply("refused", cause, _said(refused), begun=begun), _NOTHING
 
     def _refuse(self, peer: str, cause: Cause, error: ProtocolViolation) -> Answer:
-        self._host.rpc.server.strike(peer, f"pipeline.forward: {error}")
+        self._host.rpc.server.penalize(peer, f"pipeline.forward: {error}")
         return ForwardReply("refused", cause, _said(error)), _NOTHING
 
     @contextmanager

@@ -99,7 +99,7 @@ class LocalSteps(StageTrainer):
                 self._changed.notify()
             await trio.sleep(WATCH_S)
 
-    def has_run_dry(self, round: int) -> bool:
+    def is_exhausted(self, round: int) -> bool:
         """Only in the last rounds, within `STALENESS` of the end: no record can make us give up more of the run."""
         return self._source is None and 0 < self._rounds <= min(self._first_committed, round + STALENESS)
 
@@ -127,7 +127,7 @@ class LocalSteps(StageTrainer):
         if self._schedule.closes(self.head):
             return late or (self._lost is not None and bool(self._lost.first_stage))
         if not (self._pending or self._stepped):
-            return self.has_run_dry(self.head.round + 1)
+            return self.is_exhausted(self.head.round + 1)
         if late:
             return True
         later = max(self._server.later_epoch, self._first_committed)

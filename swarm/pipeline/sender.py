@@ -176,7 +176,7 @@ class Sender:
             attempt.excluded.add(peer)
             attempt.failures[peer] += 1 if answered_at is None else FAILURES_MAX
             if answered_at is not None and isinstance(error, ProtocolViolation):
-                self._host.rpc.server.strike(peer, f"{self._method.name}: its answer: {error}")
+                self._host.rpc.server.penalize(peer, f"{self._method.name}: its answer: {error}")
             if isinstance(error, StageRefused):
                 attempt.refusals += 1
                 if attempt.refusals >= REFUSALS_MAX or not self._others(attempt):

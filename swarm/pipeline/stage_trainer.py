@@ -91,7 +91,7 @@ class StageTrainer(WeightSync):
         self._cut_short = True
         self._changed.notify()
 
-    def has_run_dry(self, round: int) -> bool:
+    def is_exhausted(self, round: int) -> bool:
         return False
 
     async def gather(self, members: Sequence[str]) -> Mapping[str, Sequence[Range]] | None:

@@ -92,7 +92,7 @@ class Contribution(msgspec.Struct, frozen=True):
     """The proof of a head of the stage before, where receipts are by peers that the group's head does not know."""
     first_stage: StageProof = ()
     """In the last round of a later stage: the proof of the first stage's last head, which says what that has merged."""
-    dry: bool = False
+    exhausted: bool = msgspec.field(default=False, name="dry")  # as protocol 8 calls it
     """No work can come in this round. Where most contributors say so and none has any, nothing is merged."""
 
     @property
@@ -190,7 +190,7 @@ def check_contribution(body: Contribution, plan: WorkPlan, slices: int, head: He
         raise ProtocolViolation("a contribution names samples, which only a stage of a pipeline does")
     elif body.steps < 0 or body.samples != body.steps * schedule.batch_size or body.samples > count(assignment.ranges):
         raise ProtocolViolation("a contribution claims more work than was assigned")
-    if body.dry and body.steps:
+    if body.exhausted and body.steps:
         raise ProtocolViolation("a contribution has work and says that none can come")
     expected = slices if body.steps else 0
     if len(body.hashes) != expected or len(body.sqnorms) != expected or any(len(h) != 32 for h in body.hashes):

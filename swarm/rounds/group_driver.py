@@ -222,7 +222,7 @@ class GroupDriver:
             self.receive(peer, messages)
 
     def receive(self, peer: str, messages: Sequence[Message]) -> None:
-        """Take messages. Raises `ProtocolViolation` if one accuses its sender, which is then struck."""
+        """Take messages. Raises `ProtocolViolation` if one accuses its sender, which is then penalized."""
         self._accused.pop(peer, None)
         for message in messages:
             if not isinstance(message, JoinMessage) or self._lets_in(peer):
@@ -260,7 +260,7 @@ class GroupDriver:
     def leave_out(self, peer: str, reason: str) -> None:
         """Take a peer for down for good, and hear it no more: it has lied in a way that this peer knows by itself."""
         self._left_out.add(peer)
-        self._host.rpc.server.strike(peer, reason)
+        self._host.rpc.server.penalize(peer, reason)
 
     # -- actions -------------------------------------------------------------------------------------------------------
 
@@ -289,7 +289,7 @@ class GroupDriver:
                     tasks.start_soon(self._send_late, action, tasks)
                 else:
                     self._sender.add(action.peer, action.message)
-            case actions.Tell():
+            case actions.Emit():
                 fields: dict[str, Field] = {
                     name: list(value) if isinstance(value, tuple) else value for name, value in action.fields.items()
                 }

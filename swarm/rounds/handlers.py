@@ -22,14 +22,14 @@ from swarm.protocol.messages import (
     SliceOf,
 )
 from swarm.rounds.group_driver import GroupDriver
-from swarm.rounds.messages import AGREE, Letter
+from swarm.rounds.messages import AGREE, MessageBatch
 from swarm.rounds.replica_actor import ReplicaActor
 
 
 def serve_agreement(rpc: Rpc, drivers: Callable[[], Mapping[str, GroupDriver]]) -> None:
     """Hand messages to the nodes of the groups that they name."""
 
-    async def on_message(call: Call[Letter]) -> Done:
+    async def on_message(call: Call[MessageBatch]) -> Done:
         driver = drivers().get(call.body.group)
         if driver is None:
             raise InOtherGroup

@@ -15,7 +15,7 @@ from swarm.protocol.messages import Done
 MESSAGES_MAX: Final = 16
 
 
-class Letter(msgspec.Struct, frozen=True):
+class MessageBatch(msgspec.Struct, frozen=True):
     """Messages of the agreement of one group, in order."""
 
     group: Name
@@ -23,5 +23,5 @@ class Letter(msgspec.Struct, frozen=True):
     messages: Annotated[tuple[Message, ...], msgspec.Meta(max_length=MESSAGES_MAX)]
 
 
-AGREE: Final = Method("agreement.messages", Letter, Done, header_bytes=LARGE_HEADER_BYTES)
-LETTER_BYTES_MAX: Final = LARGE_HEADER_BYTES - (4 << 10)  # room for the rest of a header
+AGREE: Final = Method("agreement.messages", MessageBatch, Done, header_bytes=LARGE_HEADER_BYTES)
+BATCH_BYTES_MAX: Final = LARGE_HEADER_BYTES - (4 << 10)  # room for the rest of a header

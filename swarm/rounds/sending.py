@@ -15,7 +15,7 @@ from peer.events import EventLog
 from peer.net.rpc import Rpc
 from peer.net.rpc_server import UNKNOWN_METHOD
 from swarm.protocol.agreement.messages import Message, VoteMessage
-from swarm.rounds.messages import AGREE, LETTER_BYTES_MAX, MESSAGES_MAX, Letter
+from swarm.rounds.messages import AGREE, BATCH_BYTES_MAX, MESSAGES_MAX, MessageBatch
 
 _ELSEWHERE: Final = {InOtherGroup.__name__, UNKNOWN_METHOD}  # in no group while it opens another replica
 UNANSWERED_MAX: Final = 32  # calls to one peer; while so many wait for an answer, further messages are lost
@@ -47,11 +47,11 @@ class MessageSender:
 
     async def _deliver(self, peer: str, messages: Sequence[Message], round: int) -> None:
         try:
-            for letter in self._letters(peer, messages):
-                votes = any(isinstance(message, VoteMessage) for message in letter.messages)
+            for batch in self._batches(peer, messages):
+                votes = any(isinstance(message, VoteMessage) for message in batch.messages)
                 if votes:
                     faults.reach("before_vote", round)
-                await self._rpc.call(peer, AGREE, letter, timeout_s=self._timeout_s())
+                await self._rpc.call(peer, AGREE, batch, timeout_s=self._timeout_s())
                 self.elsewhere.discard(peer)
                 if votes:
                     faults.reach("after_vote", round)
@@ -64,14 +64,14 @@ class MessageSender:
             if not self._unanswered[peer]:
                 del self._unanswered[peer]
 
-    def _letters(self, peer: str, messages: Sequence[Message]) -> list[Letter]:
-        """Return the messages in as few letters as a call has room for."""
-        letter = Letter(self._group, tuple(messages))
-        size = len(msgspec.msgpack.encode(letter))
-        if size <= LETTER_BYTES_MAX:
-            return [letter]
+    def _batches(self, peer: str, messages: Sequence[Message]) -> list[MessageBatch]:
+        """Return the messages in as few batches as a call has room for."""
+        batch = MessageBatch(self._group, tuple(messages))
+        size = len(msgspec.msgpack.encode(batch))
+        if size <= BATCH_BYTES_MAX:
+            return [batch]
         if len(messages) == 1:
             self._events.emit("message_too_large", peer=peer, bytes=size, kind=type(messages[0]).__name__)
             return []
         half = len(messages) // 2
-        return self._letters(peer, messages[:half]) + self._letters(peer, messages[half:])
+        return self._batches(peer, messages[:half]) + self._batches(peer, messages[half:])

@@ -22,7 +22,7 @@ from peer.errors import BarnraiseError
 from peer.identity import Identity, Signed, sign_body
 from peer.model.layout import FlatLayout
 from peer.net.address_book import AddressBook
-from swarm.coordinator.person import GroupOutcome, RegroupAnswer, RegroupRequest, read_file
+from swarm.coordinator.regroup_files import GroupOutcome, RegroupAnswer, RegroupRequest, read_file
 from swarm.membership.bans import extend_bans
 from swarm.protocol.agreement.config import AgreementConfig
 from swarm.protocol.agreement.events import Started

@@ -12,12 +12,12 @@ import pytest
 
 from peer.errors import ProtocolViolation
 from peer.identity import Identity, Signed, sign_body
-from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement import messages as msg
 from swarm.protocol.agreement.rules import evidence
 from swarm.protocol.agreement.rules.electorate import leader_of
 from swarm.protocol.head import Head, Member
 from swarm.protocol.plan import CONTRIBUTION_KIND, PLAN_KIND, Contribution, WorkPlan
-from swarm.rounds.messages import LETTER_BYTES_MAX, MESSAGES_MAX, Letter
+from swarm.rounds.messages import BATCH_BYTES_MAX, MESSAGES_MAX, MessageBatch
 from tests.swarm.support.hostile import Scene, hostile_scene
 
 pytestmark = pytest.mark.slow
@@ -31,13 +31,13 @@ replace = msgspec.structs.replace
 def full(make: Callable[[int], Any]) -> list[Any]:
     """Return as many of something as a letter has room for."""
     size = len(msgspec.msgpack.encode(make(0)))
-    return [make(number) for number in range(LETTER_BYTES_MAX * 9 // 10 // size)]
+    return [make(number) for number in range(BATCH_BYTES_MAX * 9 // 10 // size)]
 
 
 def votes(scene: Scene, head: Head, value: bytes, signers: list[Identity]) -> tuple[Signed, ...]:
     def vote(number: int) -> Signed:
         signer = signers[number % len(signers)]
-        body = say.VoteBody(head.hash, 0, value, Member(signer.peer_id, str(number)))
+        body = msg.VoteBody(head.hash, 0, value, Member(signer.peer_id, str(number)))
         return sign_body(signer, evidence.VOTE, body)
 
     return tuple(full(vote))
@@ -45,13 +45,13 @@ def votes(scene: Scene, head: Head, value: bytes, signers: list[Identity]) -> tu
 
 def chain_of_strangers(scene: Scene, head: Head) -> list[Any]:
     value = replace(head, round=head.round + 1, previous=head.hash)
-    return [say.ChainMessage((say.ChainLink(value, votes=votes(scene, head, value.hash, STRANGERS)),))]
+    return [msg.ChainMessage((msg.ChainLink(value, votes=votes(scene, head, value.hash, STRANGERS)),))]
 
 
 def chain_of_its_own(scene: Scene, head: Head) -> list[Any]:
     value = replace(head, round=head.round + 1, previous=head.hash)
     mine = [scene.liar.member.host.identity]
-    return [say.ChainMessage((say.ChainLink(value, votes=votes(scene, head, value.hash, mine)),))]
+    return [msg.ChainMessage((msg.ChainLink(value, votes=votes(scene, head, value.hash, mine)),))]
 
 
 def many_chains(scene: Scene, head: Head) -> list[Any]:
@@ -60,7 +60,7 @@ def many_chains(scene: Scene, head: Head) -> list[Any]:
     cast = votes(scene, head, value.hash, [scene.liar.member.host.identity])
     step = len(cast) // MESSAGES_MAX - 4
     parts = [cast[n * step : (n + 1) * step] for n in range(MESSAGES_MAX)]
-    return [say.ChainMessage((say.ChainLink(value, votes=part),)) for part in parts]
+    return [msg.ChainMessage((msg.ChainLink(value, votes=part),)) for part in parts]
 
 
 def leads(scene: Scene, head: Head) -> int:
@@ -74,13 +74,13 @@ def promises_of(signer: list[Identity]) -> Callable[[Scene, Head], list[Any]]:
 
         def promise(number: int) -> Signed:
             by = signers[number % len(signers)]
-            body = say.PromiseBody(head.hash, attempt, Member(by.peer_id, str(number)))
+            body = msg.PromiseBody(head.hash, attempt, Member(by.peer_id, str(number)))
             return sign_body(by, evidence.PROMISE, body)
 
         value = replace(head, round=head.round + 1, previous=head.hash)
-        signed = liar.sign(evidence.PROPOSAL, say.ProposalBody(head.hash, attempt, value.hash))
-        support = say.Support(signed, signed, ())
-        return [say.ProposalMessage(signed, value, tuple(full(promise)), support)]
+        signed = liar.sign(evidence.PROPOSAL, msg.ProposalBody(head.hash, attempt, value.hash))
+        support = msg.Support(signed, signed, ())
+        return [msg.ProposalMessage(signed, value, tuple(full(promise)), support)]
 
     return proposal
 
@@ -90,13 +90,13 @@ def roster(scene: Scene, head: Head, **fields: Any) -> list[Any]:
     liar, attempt = scene.liar, leads(scene, head)
     plan = _plan(scene, head, attempt)
     signed_plan = liar.sign(PLAN_KIND, plan)
-    body = say.RosterBody(head.hash, attempt, plan.hash, fields.pop("contributions", ()), **fields)
-    return [say.RosterMessage(head.hash, attempt, signed_plan, liar.sign(evidence.ROSTER, body))]
+    body = msg.RosterBody(head.hash, attempt, plan.hash, fields.pop("contributions", ()), **fields)
+    return [msg.RosterMessage(head.hash, attempt, signed_plan, liar.sign(evidence.ROSTER, body))]
 
 
 def _plan(scene: Scene, head: Head, attempt: int) -> WorkPlan:
     node: Any = scene.honest[0].driver.group._node
-    signed = node._height.instance.signed_plan
+    signed = node._round.instance.signed_plan
     assert signed is not None
     return replace(msgspec.msgpack.decode(signed.body, type=WorkPlan), head=head.hash, attempt=attempt)
 
@@ -115,16 +115,16 @@ def contributions(scene: Scene, head: Head) -> list[Any]:
 def joins(scene: Scene, head: Head) -> list[Any]:
     def join(number: int) -> Signed:
         by = STRANGERS[number % len(STRANGERS)]
-        return sign_body(by, evidence.JOIN, say.JoinBody(head.hash, Member(by.peer_id, str(number))))
+        return sign_body(by, evidence.JOIN, msg.JoinBody(head.hash, Member(by.peer_id, str(number))))
 
     return roster(scene, head, joins=tuple(full(join)))
 
 
 def proofs(scene: Scene, head: Head) -> list[Any]:
-    def proof(number: int) -> say.Contradiction:
+    def proof(number: int) -> msg.Contradiction:
         by = STRANGERS[number % len(STRANGERS)]
-        pair = (say.VoteBody(head.hash, number, bytes([n]) * 32, Member(by.peer_id, "s")) for n in range(2))
-        return say.Contradiction(evidence.VOTE, *(sign_body(by, evidence.VOTE, body) for body in pair))
+        pair = (msg.VoteBody(head.hash, number, bytes([n]) * 32, Member(by.peer_id, "s")) for n in range(2))
+        return msg.Contradiction(evidence.VOTE, *(sign_body(by, evidence.VOTE, body) for body in pair))
 
     return roster(scene, head, proofs=tuple(full(proof)))
 
@@ -147,11 +147,11 @@ async def test_a_letter_of_a_mebibyte_blocks_no_member(tmp_path: Path, name: str
         await scene.rounds(1)
         driver = scene.honest[0].driver.group
         node: Any = driver._node
-        await scene.group.until(lambda: node._height.instance.signed_plan is not None)
+        await scene.group.until(lambda: node._round.instance.signed_plan is not None)
         messages = LETTERS[name](scene, driver.head)  # no await from here on: the head stays
-        data = msgspec.msgpack.encode(Letter(driver.group, tuple(messages)))
-        assert 0.5 * LETTER_BYTES_MAX < len(data) <= LETTER_BYTES_MAX
-        letter = msgspec.msgpack.decode(data, type=Letter)
+        data = msgspec.msgpack.encode(MessageBatch(driver.group, tuple(messages)))
+        assert 0.5 * BATCH_BYTES_MAX < len(data) <= BATCH_BYTES_MAX
+        letter = msgspec.msgpack.decode(data, type=MessageBatch)
         began = time.thread_time()
         with pytest.raises(ProtocolViolation):
             driver.receive(scene.liar.peer, letter.messages)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import re
 
 import pytest
 
-from tests.house.source import PACKAGES, ROOT, tracked
+from tests.house.source import PACKAGES, ROOT, modules, parsed, tracked
 
 ABOUT_WORDS = {"tests/house/test_words.py"}
 EVERYWHERE = (*PACKAGES, "docs", "tests", "benchmarks", "changes", "README.md", "CHANGELOG.md", "CONTRIBUTING.md")
@@ -55,6 +56,34 @@ OLD = {  # and what to say instead
     "wirings?": "router",
     "visitors?": "client",
     "wrap(?:s|ped|ping)? up|wrap_up": "finish early",
+    "mode[_-][ab]": "witness, or required",
+    "holes? \\d+": "the fault itself",
+}
+
+AGREEMENT = {  # in the agreement, what carries it out and what describes it
+    "(?:has_)?runs?[_ ]dry": "exhausted",
+    "heights?": "open round",
+    "lacking": "missing",
+    "letters?": "message batch",
+    "persons?": "operator",
+    "strikes?|struck": "penalty",
+}
+OF_THE_AGREEMENT = (
+    *("swarm/protocol", "swarm/rounds", "swarm/coordinator"),
+    *("docs/internals/agreement.md", "docs/internals/agreement_mutations.md"),
+)
+
+CLASSES = {  # names that say nothing to who knows the field
+    "Asked": "RegroupRequested",
+    "Height": "OpenRound",
+    "Idle": "HeadGossip",
+    "Lacking": "Missing",
+    "Letter": "MessageBatch",
+    "Starts": "TermStarts",
+    "Tell": "Emit",
+    "Told": "Report",
+    "Turns": "ElectionTimeouts",
+    "Wire": "MessageFormat",
 }
 
 VAGUE = {
@@ -99,13 +128,34 @@ def test_subjects_have_names() -> None:
         pytest.fail("\n".join(found))
 
 
+def test_the_agreement_speaks_as_its_field_does() -> None:
+    found = uses(AGREEMENT, OF_THE_AGREEMENT)
+    if found:
+        pytest.fail("\n".join(found))
+
+
+def test_old_names_of_classes_do_not_come_back() -> None:
+    found = [
+        f"{path}: {node.name} is no name of the field: say {CLASSES[node.name]}"
+        for path in modules()
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.ClassDef) and node.name in CLASSES
+    ]
+    if found:
+        pytest.fail("\n".join(found))
+
+
 def test_a_fault_names_the_word_to_use() -> None:
     assert faults(OLD, "def Hand_in(self):") == ["'Hand_in' is no word of the field: say submit"]
     assert faults(VAGUE, "if nobody waits") == ["'nobody' is no word of the field: say no peer, or no member"]
     assert faults(OLD, "the wait of a session with patience") == []  # a word of the field in scheduling
 
 
-@pytest.mark.parametrize("words", [OLD, VAGUE])
+@pytest.mark.parametrize("words", [OLD, VAGUE, AGREEMENT])
 def test_no_fault_is_mended_by_another(words: dict[str, str]) -> None:
-    assert {instead: faults(OLD | VAGUE, instead) for instead in words.values() if faults(OLD | VAGUE, instead)} == {}
+    assert {
+        instead: faults(OLD | VAGUE | AGREEMENT, instead)
+        for instead in words.values()
+        if faults(OLD | VAGUE | AGREEMENT, instead)
+    } == {}
     assert all(words.values())

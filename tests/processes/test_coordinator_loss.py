@@ -82,7 +82,7 @@ async def test_training_and_joining_without_a_coordinator(tmp_path: Path) -> Non
 
 @pytest.mark.soak  # tests/swarm/coordinator/test_regroup.py is smaller
 @pytest.mark.process
-async def test_a_lost_majority_is_regrouped_by_a_person_and_a_lost_everybody_comes_back(tmp_path: Path) -> None:
+async def test_a_lost_majority_is_regrouped_by_the_operator_and_a_lost_everybody_comes_back(tmp_path: Path) -> None:
     async with open_swarm(tmp_path, min_peers=3, run=WITNESS) as swarm:
         peers = [swarm.join(f"p{i}") for i in range(3)]
         p0, p1, p2 = peers

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from tests.simulation.machine import Machine
     from tests.simulation.world import World
 
-Hope = Literal["alone", "person", "lost", "open"]
+Hope = Literal["alone", "operator", "lost", "open"]
 """What those that are left can do.
 
-- `alone`: a quorum of the last head is among them, with its state: they go on, and no person is needed.
-- `person`: they go on once a person has begun a term with them.
-- `lost`: no state is left: the coordinator tells a person.
+- `alone`: a quorum of the last head is among them, with its state: they go on, and no operator is needed.
+- `operator`: they go on once the operator has begun a term with them.
+- `lost`: no state is left: the coordinator tells the operator.
 - `open`: nothing is promised, as where the coordinator is gone and no quorum is left."""
 
 Record = TypeVar("Record", bound=msgspec.Struct)
@@ -140,19 +140,19 @@ def judge(world: World, stay: frozenset[str]) -> Hope:
     top = max(everybody, key=lambda r: position(r.head))
     if not top.head.members:
         waits = len(honest) >= setup.members and any(GENESIS.state_hash in r.states for r in honest)
-        return "person" if waits and coordinator is not None and not lying else "open"
+        return "operator" if waits and coordinator is not None and not lying else "open"
     if any(not r.knows_way(top) for r in everybody if r.head.members):
         return "open"  # too many heads have passed since
     if coordinator is None and setup.links_kept and any(not r.head.members for r in everybody):
         return "open"  # without a head it begins at what the coordinator has signed, which soon is kept no more
     if _goes_on(world, top.head, honest, coordinator) and not lying:
         asks = coordinator is not None and world.machines[COORDINATOR].asks
-        return "person" if asks else "alone"  # the start that a person has asked for may name those that are gone
+        return "operator" if asks else "alone"  # the start that the operator has asked for may name those that are gone
     if coordinator is None or 0 < setup.rounds <= max(head.round for head in world.invariants.heads.values()):
-        return "open"  # a coordinator that hears of the last round, also from a message on its way, calls no person
+        return "open"  # a coordinator that hears of the last round, also from a message on its way, calls no operator
     certified = {link.head.state_hash for r in everybody for link in r.links} | {GENESIS.state_hash}
     if any(r.states & certified for r in honest):
-        return "person"
+        return "operator"
     return "open" if lying else "lost"
 
 

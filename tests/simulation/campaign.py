@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement import messages as msg
 from tests.simulation.invariants import Broken
 from tests.simulation.liars import LIES
 from tests.simulation.setups import DRIVEN, LARGE, SETUPS
@@ -63,7 +63,7 @@ class Tally:
         lies = [lie for lie in LIES if self.covered[f"lie {lie}"]]
         told = f", not {', '.join(missed)}" if missed else ""
         return (
-            f"{len(messages) - len(missed)} of {len(say.Message.__args__)} message types{told};"
+            f"{len(messages) - len(missed)} of {len(msg.Message.__args__)} message types{told};"
             f" {len(kinds)} kinds of faults; {len(lies)} of {len(LIES)} lies"
         )
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from blake3 import blake3
 
-from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement import messages as msg
 from swarm.protocol.head import Head, Member
 from swarm.protocol.ledger import Ledger, Range, union, without
 from swarm.protocol.plan import Contribution
@@ -42,20 +42,20 @@ def is_quorum(setup: Setup, head: Head, cast: set[Member]) -> bool:
     return len(cast.intersection(everybody)) >= len(everybody) // 2 + 1
 
 
-def require_certificate(invariants: Invariants, setup: Setup, signatures: Signatures, link: say.ChainLink) -> None:
+def require_certificate(invariants: Invariants, setup: Setup, signatures: Signatures, link: msg.ChainLink) -> None:
     """Raise unless real signatures of a quorum stand behind a head that an honest peer committed (4, 11)."""
     from tests.simulation.invariants import Broken
 
     head, name = link.head, link.head.hash
     if link.start is not None:
-        started = signatures.open(link.start, "agreement.start", say.StartBody)
+        started = signatures.open(link.start, "agreement.start", msg.StartBody)
         if link.start.signer != COORDINATOR or started.head != head:
             raise Broken("2 lineage", f"the coordinator has not signed the start of term {head.term}")
         return
     before = invariants.heads.get(head.previous)
     if before is None:
         raise Broken("2 lineage", f"round {head.round} follows a head that no honest peer has committed")
-    votes = [(signatures.open(signed, "agreement.vote", say.VoteBody), signed) for signed in link.votes]
+    votes = [(signatures.open(signed, "agreement.vote", msg.VoteBody), signed) for signed in link.votes]
     right = {
         vote.voter: vote.attempt
         for vote, signed in votes
@@ -132,7 +132,7 @@ def require_forged_by_owners(setup: Setup, tensors: Tensors, before: Head, head:
     results = tensors.results.get(head.state_hash, ())
     if tensors.forged.isdisjoint(results):
         return
-    signed = msgspec.msgpack.decode(tensors.rosters[head.state_hash].body, type=say.RosterBody).contributions
+    signed = msgspec.msgpack.decode(tensors.rosters[head.state_hash].body, type=msg.RosterBody).contributions
     present = [msgspec.msgpack.decode(one.body, type=Contribution).member for one in signed]
     owning = [member.peer for member in present if member in before.members]
     first = int.from_bytes(blake3(head.previous).digest()[:8], "big")

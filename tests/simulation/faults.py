@@ -119,7 +119,7 @@ def _clocks(setup: Setup, random: Random) -> list[Fault]:
 
 def _rest(setup: Setup, random: Random) -> list[Fault]:
     everybody = (*setup.peers, COORDINATOR)
-    found = [Fault(at, "person", (False,)) for at in _times(setup, random, random.choice(setup.asks))]
+    found = [Fault(at, "operator", (False,)) for at in _times(setup, random, random.choice(setup.asks))]
     for at in _times(setup, random, random.choice((0, 0, 1, 2))):
         found.append(Fault(at, "suspect", tuple(random.sample(everybody, 2))))
     for at in _times(setup, random, random.choice((0, 0, 1))):
@@ -138,13 +138,13 @@ def _rest(setup: Setup, random: Random) -> list[Fault]:
 
 
 def _forgotten_term(setup: Setup, found: list[Fault], random: Random) -> list[Fault]:
-    """Return a cut in which a person asks for a term, after the backup of the coordinator that will forget it."""
+    """Return a cut in which the operator asks for a term, after the backup of the coordinator that will forget it."""
     if random.random() < 0.5:
         return []
     at = next(fault.at for fault in found if fault.kind == "backup")
     side = (COORDINATOR, *random.sample(setup.peers, random.choice((1, 1, 2))))
     cut = Fault(at + 0.1, "cut", (side, False, 5.0))
-    return [cut, Fault(at + random.uniform(1.0, 4.0), "person", (random.random() < 0.5,))]
+    return [cut, Fault(at + random.uniform(1.0, 4.0), "operator", (random.random() < 0.5,))]
 
 
 def _with_all_back(found: list[Fault]) -> list[Fault]:
@@ -222,9 +222,9 @@ def _slow_disks(world: World, sync_s: float) -> None:
         world.machines[name].sync_s = sync_s * world.random.random()
 
 
-def _person(world: World, undo: bool) -> None:
+def _operator(world: World, undo: bool) -> None:
     world.asked_at = world.now
-    world.machines[COORDINATOR].step(events.Asked(undo=undo))
+    world.machines[COORDINATOR].step(events.RegroupRequested(undo=undo))
 
 
 def _suspect(world: World, suspected: str, by: str) -> None:
@@ -246,7 +246,7 @@ _APPLY: dict[str, Callable[..., None]] = {
     "rate": _rate,
     "freeze": _freeze,
     "jump": lambda world, peer, seconds: world.machines[peer].jump(seconds),
-    "person": _person,
+    "operator": _operator,
     "suspect": _suspect,
     "slow_peer": _slow_peer,
     "slow_disks": _slow_disks,

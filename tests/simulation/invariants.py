@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 import msgspec
 
 from swarm.protocol.agreement import actions
-from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement import messages as msg
 from swarm.protocol.agreement.records import BALLOT_KEY, BallotRecord, LinkRecord
 from swarm.protocol.head import Head, Member
 from tests.simulation import electorate
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tests.simulation.machine import Machine
     from tests.simulation.world import World
 
-ANSWERED_S: Final = 10.0  # after which a start no more follows a person's word
+ANSWERED_S: Final = 10.0  # after which a start no more follows the operator's word
 SENDS_PER_S: Final = 60  # and peer of the run: at most, at one node
 TOLD_KEPT: Final = 8  # of the coordinator's questions
 
@@ -56,27 +56,27 @@ class Invariants:
         self._promised: dict[tuple[Member, bytes], int] = {}
         self._last_vote: dict[tuple[Member, bytes], tuple[int, bytes]] = {}
         self._stands: dict[str, Head] = {}
-        self._told: dict[str, dict[str, say.ToldMessage]] = {}
+        self._told: dict[str, dict[str, msg.ReportMessage]] = {}
         self._records: dict[bytes, msgspec.Struct] = {}
         self._sends: dict[str, int] = {}
 
     # -- what nodes say ------------------------------------------------------------------------------------------------
 
-    def sent(self, machine: Machine, target: str, message: say.Message) -> None:
+    def sent(self, machine: Machine, target: str, message: msg.Message) -> None:
         """Judge a message of an honest node."""
         self._sends[machine.peer] = self._sends.get(machine.peer, 0) + 1
         judge = self._JUDGES.get(type(message))
         if judge is not None:
             judge(self, machine, message)
 
-    def _vote(self, machine: Machine, message: say.VoteMessage) -> None:
-        body = self._world.signatures.open(message.vote, "agreement.vote", say.VoteBody)
+    def _vote(self, machine: Machine, message: msg.VoteMessage) -> None:
+        body = self._world.signatures.open(message.vote, "agreement.vote", msg.VoteBody)
         if self._cast_once(machine, body):
             if not machine.is_coordinator:
                 self._require_on_disk(machine, body)
             self._last_vote[body.voter, body.head] = (body.attempt, body.value)
 
-    def _cast_once(self, machine: Machine, body: say.VoteBody) -> bool:
+    def _cast_once(self, machine: Machine, body: msg.VoteBody) -> bool:
         """Return whether the vote is new; it must not contradict an earlier one or a promise."""
         key = (body.voter, body.head, body.attempt)
         known = self._votes.setdefault(key, body.value)
@@ -88,8 +88,8 @@ class Invariants:
             raise Broken("6 votes", f"{body.voter} votes below its promise")
         return True
 
-    def _promise(self, machine: Machine, message: say.PromiseMessage) -> None:
-        body = self._world.signatures.open(message.promise, "agreement.promise", say.PromiseBody)
+    def _promise(self, machine: Machine, message: msg.PromiseMessage) -> None:
+        body = self._world.signatures.open(message.promise, "agreement.promise", msg.PromiseBody)
         key = (body.voter, body.head)
         if self._promised.get(key, -1) >= body.attempt:
             return
@@ -109,24 +109,24 @@ class Invariants:
             if ballot is None or ballot.ballot.promised < body.attempt:
                 raise Broken("6 votes", f"{machine.peer} promises before that is on disk")
 
-    def _proposal(self, machine: Machine, message: say.ProposalMessage) -> None:
+    def _proposal(self, machine: Machine, message: msg.ProposalMessage) -> None:
         self.values.setdefault(message.value.hash, message.value)
 
-    def _chain(self, machine: Machine, message: say.ChainMessage) -> None:
+    def _chain(self, machine: Machine, message: msg.ChainMessage) -> None:
         for link in message.links:
             if link.start is not None:
-                self._signed_start(self._world.signatures.open(link.start, "agreement.start", say.StartBody))
+                self._signed_start(self._world.signatures.open(link.start, "agreement.start", msg.StartBody))
 
     _JUDGES: ClassVar[dict[type[msgspec.Struct], Callable[..., None]]] = {
-        say.VoteMessage: _vote,
-        say.PromiseMessage: _promise,
-        say.ProposalMessage: _proposal,
-        say.ChainMessage: _chain,
+        msg.VoteMessage: _vote,
+        msg.PromiseMessage: _promise,
+        msg.ProposalMessage: _proposal,
+        msg.ChainMessage: _chain,
     }
 
     # -- disks ---------------------------------------------------------------------------------------------------------
 
-    def _require_on_disk(self, machine: Machine, body: say.VoteBody) -> None:
+    def _require_on_disk(self, machine: Machine, body: msg.VoteBody) -> None:
         """Invariant 7: what was voted for, and the state that it names, survive this voter's process."""
         if self._has_left(machine, body.head):
             return
@@ -162,16 +162,16 @@ class Invariants:
 
     # -- starts --------------------------------------------------------------------------------------------------------
 
-    def coordinator_received(self, source: str, message: say.Message) -> None:
+    def coordinator_received(self, source: str, message: msg.Message) -> None:
         """Note what peers that answered the coordinator stand at and have voted for."""
-        if not isinstance(message, say.ToldMessage):
+        if not isinstance(message, msg.ReportMessage):
             return
         if message.accepted is not None:  # a start may follow it, since it may have been chosen, even if a liar says so
             self.values.setdefault(message.accepted.value.hash, message.accepted.value)
         if source not in self._setup.lying:
             self._told.setdefault(message.nonce, {})[source] = message
 
-    def _signed_start(self, body: say.StartBody) -> None:
+    def _signed_start(self, body: msg.StartBody) -> None:
         head, name = body.head, body.head.hash
         known = self._starts.setdefault((head.term, head.boot), name)
         if known != name:
@@ -180,7 +180,7 @@ class Invariants:
             return
         self.values[name] = head
         self._undone.update(body.undoes)
-        if len(body.undoes) == say.LINKS_MAX:  # a list has no room for more, and names the newest
+        if len(body.undoes) == msg.LINKS_MAX:  # a list has no room for more, and names the newest
             self._undone.update(name for name, one in self.heads.items() if one.round > head.round)
         peers = [member.peer for member in head.members]
         if len(set(peers)) != len(peers) or "W" in peers:
@@ -190,7 +190,7 @@ class Invariants:
         if self._setup.lying.issuperset(peers) and self._setup.lies:
             self._begun_with_liars(head)
         if self._setup.mode == "witness" and self._setup.lying.issuperset(peers):
-            raise OutsidePromise(f"only liars have answered the person who began term {head.term}")
+            raise OutsidePromise(f"only liars have answered the operator who began term {head.term}")
         base = self.values[head.previous]
         if (base.state_hash, base.ledger, base.round) != (head.state_hash, head.ledger, head.round):
             raise Broken("2 lineage", f"the start of term {head.term} changes the state of its base")
@@ -221,7 +221,7 @@ class Invariants:
     def _begun_with_liars(self, head: Head) -> None:
         """Judge a term with liars only, who choose all weights from here on: no coordinator begins one by itself."""
         if self._world.now - self._world.asked_at > ANSWERED_S:
-            raise Broken("5 weights", f"term {head.term} begins with liars only, and no person has said so")
+            raise Broken("5 weights", f"term {head.term} begins with liars only, and no operator has said so")
 
     def _require_kept(self, committed: Head, start: Head, name: bytes) -> None:
         """Raise if a start takes back a commit silently."""
@@ -273,11 +273,11 @@ class Invariants:
         if not any(head.previous == name and head.attempt >= 0 for head in self.heads.values()):
             raise Broken("3 one commit a round", f"{machine.peer} leaves round {left.round} for a start that missed it")
 
-    def _first(self, machine: Machine, head: Head, name: bytes, link: say.ChainLink) -> None:
+    def _first(self, machine: Machine, head: Head, name: bytes, link: msg.ChainLink) -> None:
         if head.attempt >= 0 and head.previous not in self.heads:
             self._passed_by(machine, head)
         if link.start is not None:  # before its head is a known value, since its signer stands there before it shows it
-            self._signed_start(self._world.signatures.open(link.start, "agreement.start", say.StartBody))
+            self._signed_start(self._world.signatures.open(link.start, "agreement.start", msg.StartBody))
         self.heads[name] = self.values[name] = head
         electorate.require_certificate(self, self._setup, self._world.signatures, link)
         content = self._world.tensors.states.get(head.state_hash)
@@ -306,7 +306,7 @@ class Invariants:
             raise Broken("2 lineage", f"{position(head)} follows a head that {machine.peer} cannot prove")
         self._first(machine, passed.head, head.previous, passed)
 
-    def _started(self, machine: Machine, head: Head, name: bytes, link: say.ChainLink) -> None:
+    def _started(self, machine: Machine, head: Head, name: bytes, link: msg.ChainLink) -> None:
         if link.start is None:
             raise Broken("2 lineage", f"term {head.term} begins without the coordinator")
         self._starts[head.term, head.boot] = name
@@ -319,7 +319,7 @@ class Invariants:
         """Judge an accusation by an honest node."""
         culprit = self._world.machines.get(action.peer)
         if culprit is None or (culprit.is_honest and not self._has_forgotten(culprit)):
-            raise Broken("12 honest is never struck", f"{machine.peer} accuses {action.peer}: {action.reason}")
+            raise Broken("12 honest is never penalized", f"{machine.peer} accuses {action.peer}: {action.reason}")
 
     def wiped(self, peer: str) -> None:
         """A machine has another disk: it may begin again."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from peer.identity import Signed
-from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement import messages as msg
 from swarm.protocol.agreement.rules import evidence
 from swarm.protocol.head import Head, Member
 from swarm.protocol.ledger import Range
@@ -31,11 +31,11 @@ class Liar:
         self.world, self.machine, self.random = world, machine, random
         self.peer, self.sign = machine.peer, machine.signer.sign
 
-    def send(self, target: str, message: say.Message) -> None:
+    def send(self, target: str, message: msg.Message) -> None:
         """Send what the node wants to send, or something else."""
         self.world.transmit(self.peer, target, message)
 
-    def hears(self, source: str, message: say.Message) -> bool:
+    def hears(self, source: str, message: msg.Message) -> bool:
         """Look at what comes in; return whether the node may see it."""
         return True
 
@@ -65,7 +65,7 @@ class Liar:
         assert self.machine.node is not None
         return self.machine.node.me
 
-    def all_get(self, message: say.Message) -> None:
+    def all_get(self, message: msg.Message) -> None:
         for peer in self.others:
             self.world.transmit(self.peer, peer, message)
 
@@ -85,16 +85,16 @@ class Liar:
 
     def vote_for(self, head_hash: bytes, attempt: int, value: bytes) -> None:
         """Vote, whatever was voted before."""
-        vote = say.VoteBody(head_hash, attempt, value, self.me)
-        self.all_get(say.VoteMessage(self.sign(evidence.VOTE, vote)))
+        vote = msg.VoteBody(head_hash, attempt, value, self.me)
+        self.all_get(msg.VoteMessage(self.sign(evidence.VOTE, vote)))
 
 
 class TwoFacedOwner(Liar):
     """Signs another result for each member (R13)."""
 
-    def send(self, target: str, message: say.Message) -> None:
-        if isinstance(message, say.ResultsMessage) and message.results.signer == self.peer:
-            body = self.world.signatures.open(message.results, evidence.RESULTS, say.ResultsBody)
+    def send(self, target: str, message: msg.Message) -> None:
+        if isinstance(message, msg.ResultsMessage) and message.results.signer == self.peer:
+            body = self.world.signatures.open(message.results, evidence.RESULTS, msg.ResultsBody)
             if self.random.random() < 0.5:
                 forged = tuple(self.forge(target.encode() + bytes([i]) + name) for i, name in enumerate(body.hashes))
                 message = replace(message, results=self.sign(evidence.RESULTS, replace(body, hashes=forged)))
@@ -111,18 +111,18 @@ class FalseOwner(Liar):
 class TwoFacedLeader(Liar):
     """Proposes two values in one attempt, each to a half, and votes for both (F2, S3)."""
 
-    def send(self, target: str, message: say.Message) -> None:
-        if isinstance(message, say.ProposalMessage) and message.proposal.signer == self.peer:
+    def send(self, target: str, message: msg.Message) -> None:
+        if isinstance(message, msg.ProposalMessage) and message.proposal.signer == self.peer:
             other = self._other(message)
             if other is not None:
-                body = self.world.signatures.open(other.proposal, evidence.PROPOSAL, say.ProposalBody)
+                body = self.world.signatures.open(other.proposal, evidence.PROPOSAL, msg.ProposalBody)
                 self.vote_for(body.head, body.attempt, message.value.hash)
                 self.vote_for(body.head, body.attempt, other.value.hash)
                 if sorted(self.others).index(target) % 2:
                     message = other
         super().send(target, message)
 
-    def _other(self, message: say.ProposalMessage) -> say.ProposalMessage | None:
+    def _other(self, message: msg.ProposalMessage) -> msg.ProposalMessage | None:
         build = self.machine.last_build
         mine = [i for i, signed in enumerate(message.support.results) if signed.signer == self.peer]
         if build is None or build.action.roster != message.support.roster or not mine:
@@ -132,12 +132,12 @@ class TwoFacedLeader(Liar):
         results = tuple(names.get(i, name) for i, name in enumerate(action.results))
         state = self.world.tensors.build(base, action.plan, action.roster, action.weights, results)
         self.machine.extra_states.add(state)
-        body = self.world.signatures.open(message.support.results[mine[0]], evidence.RESULTS, say.ResultsBody)
+        body = self.world.signatures.open(message.support.results[mine[0]], evidence.RESULTS, msg.ResultsBody)
         signed = self.sign(evidence.RESULTS, replace(body, hashes=tuple(names.values())))
         all_results = list(message.support.results)
         all_results[mine[0]] = signed
         value = replace(message.value, state_hash=state)
-        proposal = self.world.signatures.open(message.proposal, evidence.PROPOSAL, say.ProposalBody)
+        proposal = self.world.signatures.open(message.proposal, evidence.PROPOSAL, msg.ProposalBody)
         return replace(
             message,
             proposal=self.sign(evidence.PROPOSAL, replace(proposal, value=value.hash)),
@@ -149,9 +149,9 @@ class TwoFacedLeader(Liar):
 class TwoRosters(Liar):
     """Gives each half another roster in one attempt."""
 
-    def send(self, target: str, message: say.Message) -> None:
-        if isinstance(message, say.RosterMessage) and sorted(self.others).index(target) % 2:
-            body = self.world.signatures.open(message.roster, evidence.ROSTER, say.RosterBody)
+    def send(self, target: str, message: msg.Message) -> None:
+        if isinstance(message, msg.RosterMessage) and sorted(self.others).index(target) % 2:
+            body = self.world.signatures.open(message.roster, evidence.ROSTER, msg.RosterBody)
             if len(body.contributions) > 1:
                 other = replace(body, contributions=body.contributions[:-1])
                 message = replace(message, roster=self.sign(evidence.ROSTER, other))
@@ -161,11 +161,11 @@ class TwoRosters(Liar):
 class Forgetful(Liar):
     """Hides what it has accepted from later leaders."""
 
-    def send(self, target: str, message: say.Message) -> None:
-        if isinstance(message, say.PromiseMessage):
-            body = self.world.signatures.open(message.promise, evidence.PROMISE, say.PromiseBody)
+    def send(self, target: str, message: msg.Message) -> None:
+        if isinstance(message, msg.PromiseMessage):
+            body = self.world.signatures.open(message.promise, evidence.PROMISE, msg.PromiseBody)
             message = replace(message, promise=self.sign(evidence.PROMISE, replace(body, accepted=None)), support=None)
-        elif isinstance(message, say.ToldMessage):
+        elif isinstance(message, msg.ReportMessage):
             message = replace(message, accepted=None, support=None)
         super().send(target, message)
 
@@ -173,10 +173,10 @@ class Forgetful(Liar):
 class VotesForAll(Forgetful):
     """Votes for every value of every attempt at once, without building it, and hides it later."""
 
-    def hears(self, source: str, message: say.Message) -> bool:
-        if isinstance(message, say.ProposalMessage) and self.machine.node is not None:
+    def hears(self, source: str, message: msg.Message) -> bool:
+        if isinstance(message, msg.ProposalMessage) and self.machine.node is not None:
             body = self.world.signatures.opened.get((source, evidence.PROPOSAL, message.proposal.body))
-            if isinstance(body, say.ProposalBody):
+            if isinstance(body, msg.ProposalBody):
                 self.vote_for(body.head, body.attempt, message.value.hash)
         return True
 
@@ -184,13 +184,13 @@ class VotesForAll(Forgetful):
 class MadeUpAccepted(Liar):
     """Says in its promises that it has accepted what never was proposed (F10)."""
 
-    def send(self, target: str, message: say.Message) -> None:
-        if isinstance(message, say.PromiseMessage):
-            body = self.world.signatures.open(message.promise, evidence.PROMISE, say.PromiseBody)
+    def send(self, target: str, message: msg.Message) -> None:
+        if isinstance(message, msg.PromiseMessage):
+            body = self.world.signatures.open(message.promise, evidence.PROMISE, msg.PromiseBody)
             if body.attempt > 0:
                 value = self.made_up_head()
-                claim = say.ProposalBody(body.head, body.attempt - 1, value.hash)
-                accepted = say.AcceptedValue(body.attempt - 1, value, self.sign(evidence.PROPOSAL, claim))
+                claim = msg.ProposalBody(body.head, body.attempt - 1, value.hash)
+                accepted = msg.AcceptedValue(body.attempt - 1, value, self.sign(evidence.PROPOSAL, claim))
                 message = replace(message, promise=self.sign(evidence.PROMISE, replace(body, accepted=accepted)))
         super().send(target, message)
 
@@ -198,13 +198,13 @@ class MadeUpAccepted(Liar):
 class MadeUpHeads(Liar):
     """Shows heads that nobody but itself has voted for, and says that it stands far ahead (R1, S8; F1, F6)."""
 
-    def send(self, target: str, message: say.Message) -> None:
-        if isinstance(message, say.StatusMessage) and self.random.random() < 0.5:
+    def send(self, target: str, message: msg.Message) -> None:
+        if isinstance(message, msg.StatusMessage) and self.random.random() < 0.5:
             value = self.made_up_head(self.random.choice((1, 50)))
-            vote = self.sign(evidence.VOTE, say.VoteBody(value.previous, 0, value.hash, self.me))
-            super().send(target, say.ChainMessage((say.ChainLink(value, votes=(vote,)),)))
+            vote = self.sign(evidence.VOTE, msg.VoteBody(value.previous, 0, value.hash, self.me))
+            super().send(target, msg.ChainMessage((msg.ChainLink(value, votes=(vote,)),)))
             message = replace(message, position=(value.term, value.boot, value.round), head=value.hash)
-        elif isinstance(message, say.ToldMessage):
+        elif isinstance(message, msg.ReportMessage):
             value = self.made_up_head(50)
             message = replace(message, position=(value.term, value.boot, value.round), head=value.hash)
         super().send(target, message)
@@ -213,11 +213,11 @@ class MadeUpHeads(Liar):
 class PackedElectorate(Liar):
     """Leads once, and fills the next electorate with itself (S1; F7)."""
 
-    def send(self, target: str, message: say.Message) -> None:
-        if isinstance(message, say.ProposalMessage) and message.proposal.signer == self.peer:
+    def send(self, target: str, message: msg.Message) -> None:
+        if isinstance(message, msg.ProposalMessage) and message.proposal.signer == self.peer:
             packed = tuple(sorted({self.me, *(Member(f"{self.peer}{i}", "x") for i in range(6))}))
             value = replace(message.value, members=packed)
-            body = self.world.signatures.open(message.proposal, evidence.PROPOSAL, say.ProposalBody)
+            body = self.world.signatures.open(message.proposal, evidence.PROPOSAL, msg.ProposalBody)
             signed = self.sign(evidence.PROPOSAL, replace(body, value=value.hash))
             message = replace(message, value=value, proposal=signed)
         super().send(target, message)
@@ -226,17 +226,17 @@ class PackedElectorate(Liar):
 class Silent(Liar):
     """Answers polls and little else."""
 
-    def hears(self, source: str, message: say.Message) -> bool:
-        return isinstance(message, say.StatusMessage | say.AskMessage) or self.random.random() < 0.3
+    def hears(self, source: str, message: msg.Message) -> bool:
+        return isinstance(message, msg.StatusMessage | msg.AskMessage) or self.random.random() < 0.3
 
 
 class NoShow(Liar):
     """Is planned for and submits nothing (R10)."""
 
-    def send(self, target: str, message: say.Message) -> None:
-        if isinstance(message, say.PromiseMessage):
+    def send(self, target: str, message: msg.Message) -> None:
+        if isinstance(message, msg.PromiseMessage):
             message = replace(message, contribution=None)
-        if not isinstance(message, say.SubmitMessage):
+        if not isinstance(message, msg.SubmitMessage):
             super().send(target, message)
 
 
@@ -245,10 +245,10 @@ class Replayer(Liar):
 
     def __init__(self, world: World, machine: Machine, random: Random) -> None:
         super().__init__(world, machine, random)
-        self._kept: list[say.Message] = []
+        self._kept: list[msg.Message] = []
 
-    def hears(self, source: str, message: say.Message) -> bool:
-        if len(self._kept) < 100 and not isinstance(message, say.StatusMessage | say.ToldMessage):
+    def hears(self, source: str, message: msg.Message) -> bool:
+        if len(self._kept) < 100 and not isinstance(message, msg.StatusMessage | msg.ReportMessage):
             self._kept.append(message)
         if self._kept and self.random.random() < 0.3:
             self.world.transmit(self.peer, self.random.choice(self.others), self.random.choice(self._kept))
@@ -258,26 +258,26 @@ class Replayer(Liar):
 class JoinFlood(Liar):
     """Asks to join under many sessions (R7; F8)."""
 
-    def send(self, target: str, message: say.Message) -> None:
-        if isinstance(message, say.StatusMessage):
+    def send(self, target: str, message: msg.Message) -> None:
+        if isinstance(message, msg.StatusMessage):
             for index in range(4):
-                body = say.JoinBody(self.head.hash, Member(self.peer, f"flood {index}"), self.machine.config.credential)
-                super().send(target, say.JoinMessage(self.sign(evidence.JOIN, body)))
+                body = msg.JoinBody(self.head.hash, Member(self.peer, f"flood {index}"), self.machine.config.credential)
+                super().send(target, msg.JoinMessage(self.sign(evidence.JOIN, body)))
         super().send(target, message)
 
 
 class FalseCoordinator(Liar):
     """Starts terms, endorses heads, names witnesses and asks, as if it were the coordinator."""
 
-    def send(self, target: str, message: say.Message) -> None:
-        if isinstance(message, say.StatusMessage):
+    def send(self, target: str, message: msg.Message) -> None:
+        if isinstance(message, msg.StatusMessage):
             head = replace(self.made_up_head(0), term=self.head.term + 1, attempt=-1)
-            start = self.sign(evidence.START, say.StartBody(head))
+            start = self.sign(evidence.START, msg.StartBody(head))
             false = (
-                say.ChainMessage((say.ChainLink(head, start=start),)),
-                say.EndorsementMessage(self.sign(evidence.ENDORSEMENT, say.EndorsementBody(head.hash))),
-                say.WitnessMessage(self.sign(evidence.WITNESS, say.WitnessBody(head.run_id, Member(COORDINATOR, "x")))),
-                say.AskMessage("x", head.hash),
+                msg.ChainMessage((msg.ChainLink(head, start=start),)),
+                msg.EndorsementMessage(self.sign(evidence.ENDORSEMENT, msg.EndorsementBody(head.hash))),
+                msg.WitnessMessage(self.sign(evidence.WITNESS, msg.WitnessBody(head.run_id, Member(COORDINATOR, "x")))),
+                msg.AskMessage("x", head.hash),
             )
             super().send(target, self.random.choice(false))
         super().send(target, message)
@@ -290,24 +290,24 @@ class FalseAccuser(Liar):
         super().__init__(world, machine, random)
         self._seen: dict[tuple[str, str], Signed] = {}
 
-    def hears(self, source: str, message: say.Message) -> bool:
+    def hears(self, source: str, message: msg.Message) -> bool:
         found = {
-            say.VoteMessage: (evidence.VOTE, "vote"),
-            say.ResultsMessage: (evidence.RESULTS, "results"),
-            say.ProposalMessage: (evidence.PROPOSAL, "proposal"),
-            say.PlanMessage: ("plan", "plan"),
-            say.RosterMessage: (evidence.ROSTER, "roster"),
+            msg.VoteMessage: (evidence.VOTE, "vote"),
+            msg.ResultsMessage: (evidence.RESULTS, "results"),
+            msg.ProposalMessage: (evidence.PROPOSAL, "proposal"),
+            msg.PlanMessage: ("plan", "plan"),
+            msg.RosterMessage: (evidence.ROSTER, "roster"),
         }.get(type(message))
         if found is not None:
             signed: Signed = getattr(message, found[1])
             other = self._seen.setdefault((signed.signer, found[0]), signed)
             if other != signed:
-                self.all_get(say.ProofMessage(say.Contradiction(found[0], other, signed)))
+                self.all_get(msg.ProofMessage(msg.Contradiction(found[0], other, signed)))
         return True
 
-    def send(self, target: str, message: say.Message) -> None:
-        if isinstance(message, say.PromiseMessage):
-            message = replace(message, lacks=(tuple(self.others), tuple(self.others)))
+    def send(self, target: str, message: msg.Message) -> None:
+        if isinstance(message, msg.PromiseMessage):
+            message = replace(message, missing=(tuple(self.others), tuple(self.others)))
         super().send(target, message)
 
 
@@ -338,11 +338,11 @@ class FalseClaims(Liar):
 class Hasty(Liar):
     """Prepares attempts far ahead, and those of others."""
 
-    def send(self, target: str, message: say.Message) -> None:
-        if isinstance(message, say.PrepareMessage | say.StatusMessage):
+    def send(self, target: str, message: msg.Message) -> None:
+        if isinstance(message, msg.PrepareMessage | msg.StatusMessage):
             head = self.head
             attempt = self.random.choice((1, 7, 1000, 1 << 30))
-            super().send(target, say.PrepareMessage(head.hash, attempt, (head.term, head.boot, head.round)))
+            super().send(target, msg.PrepareMessage(head.hash, attempt, (head.term, head.boot, head.round)))
         super().send(target, message)
 
 
@@ -353,11 +353,11 @@ class Mutating(Liar):
         super().__init__(world, machine, random)
         self._mutator = Mutator(random, machine.signer)
 
-    def hears(self, source: str, message: say.Message) -> bool:
+    def hears(self, source: str, message: msg.Message) -> bool:
         self._mutator.see(message)
         return True
 
-    def send(self, target: str, message: say.Message) -> None:
+    def send(self, target: str, message: msg.Message) -> None:
         self._mutator.see(message)
         if self.random.random() < 0.35:
             message = self._mutator.mutate(message)
@@ -367,9 +367,9 @@ class Mutating(Liar):
 class TwoVotes(Liar):
     """Votes for a second value in each attempt that it votes in."""
 
-    def send(self, target: str, message: say.Message) -> None:
-        if isinstance(message, say.VoteMessage):
-            body = self.world.signatures.open(message.vote, evidence.VOTE, say.VoteBody)
+    def send(self, target: str, message: msg.Message) -> None:
+        if isinstance(message, msg.VoteMessage):
+            body = self.world.signatures.open(message.vote, evidence.VOTE, msg.VoteBody)
             if self.random.random() < 0.5:
                 self.vote_for(body.head, body.attempt, self.made_up_head().hash)
         super().send(target, message)

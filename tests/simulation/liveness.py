@@ -15,27 +15,27 @@ if TYPE_CHECKING:
     from tests.simulation.machine import Machine
     from tests.simulation.world import World
 
-PERSON_S: Final = 8.0  # a person looks this often
-NOTICED: Final = 3  # looks in a row at which nothing has moved, after which a person acts without having been told
+PERSON_S: Final = 8.0  # the operator looks this often
+NOTICED: Final = 3  # looks in a row at which nothing has moved, after which the operator acts without having been told
 JOIN_ROUNDS: Final = 8  # of one term, after which those that have asked are members
 FETCHES_PER_ROUND: Final = 2.5  # a peer that can fetch so many states in a round comes in for sure
 GIVES_TIME: Final = {"regroup_withdrawn", "regrouped"}
-"""The group goes on by itself, or in a new term: a person waits for a few looks, until called again."""
+"""The group goes on by itself, or in a new term: the operator waits for a few looks, until called again."""
 CALLS: Final = {"quorum_lost", "coordinator_restored"}
 LOST: Final = CALLS | {"regroup_failed"}
-"""What a person hears where no state is left."""
+"""What the operator hears where no state is left."""
 SAFE_S: Final = 8.0  # for which those are watched of whom nothing is promised
 STEPS_MAX: Final = 5_000  # in which those that are left go on
 
 
 class Liveness:
-    """Whether the group goes on, and the person who ends a lost quorum."""
+    """Whether the group goes on, and the operator who ends a lost quorum."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self.left: Left | None = None
         """Those that were healed; None: all."""
-        self._lost_at: set[bytes] = set()  # heads at which the coordinator has called a person
+        self._lost_at: set[bytes] = set()  # heads at which the coordinator has called the operator
         self._steps = 0  # until this count begins
         self._from: int | None = None
         self._checked_at = 0.0
@@ -65,7 +65,7 @@ class Liveness:
             self._looks_off = 0
 
     def _look(self) -> None:
-        """Be the person: regroup where the coordinator asks for it."""
+        """Be the operator: regroup where the coordinator asks for it."""
         world, coordinator = self._world, self._world.machines[COORDINATOR]
         world.at(world.now + PERSON_S, None, self._look)
         if not coordinator.up or coordinator.node is None or not self._is_needed():
@@ -84,14 +84,14 @@ class Liveness:
         undo = "regroup_undoes" in self._told
         without = tuple(sorted(world.setup.lying)) if self._vain > 2 else ()
         self._told -= {"regroup_undoes"}
-        world.covered["person regroups"] += 1
-        world.note("person", f"peer regroup undo={undo} without={without}")
+        world.covered["operator regroups"] += 1
+        world.note("operator", f"peer regroup undo={undo} without={without}")
         world.asked_at = world.now
-        coordinator.step(events.Asked(without=without, undo=undo))
+        coordinator.step(events.RegroupRequested(without=without, undo=undo))
 
     def _is_needed(self) -> bool:
-        """Return whether a person acts: not where those that are left must go on by themselves, nor at a coordinator
-        that is cut off for ever."""
+        """Return whether the operator acts: not where those that are left must go on by themselves, nor at a
+        coordinator that is cut off for ever."""
         left = self.left
         return left is None or (left.hope != "alone" and COORDINATOR in left.peers)
 
@@ -167,14 +167,14 @@ class Liveness:
             self._check_left()
             return
         if self._untold and not self._world.liars and self._is_promised():
-            raise Broken("13 told", "the group stood still and no person was told")
+            raise Broken("13 told", "the group stood still and no operator was told")
         if self._reached or self._may_still_join() or not self._is_promised() or not self._expected():
             return
         places = [f"{m.peer}:{position(m.node.head)}" for m in self._honest() if m.node is not None]
         raise Broken("13 liveness", f"{self._world.setup.calm_s:.0f} s after the last fault: {' '.join(places)}")
 
     def _is_told(self) -> bool:
-        """Return whether the coordinator has called a person at the head where it stands."""
+        """Return whether the coordinator has called the operator at the head where it stands."""
         node = self._world.machines[COORDINATOR].node
         return node is not None and node.head.hash in self._lost_at
 
@@ -185,11 +185,11 @@ class Liveness:
         assert self.left is not None
         hope, steps, world = self.left.hope, self._world.steps - self._steps, self._world
         if hope == "lost" and not self._is_told():
-            raise Broken("13 told", "no state is left, and no person was told")
-        if hope not in ("alone", "person"):
+            raise Broken("13 told", "no state is left, and no operator was told")
+        if hope not in ("alone", "operator"):
             return
         if self._untold and not world.liars:
-            raise Broken("13 told", "those that are left stood still and no person was told")
+            raise Broken("13 told", "those that are left stood still and no operator was told")
         if steps > STEPS_MAX:
             raise Broken("13 liveness", f"{steps} steps since the last fault")
         if not self._reached and not self._may_still_join():

@@ -284,7 +284,7 @@ class Machine:
         owners = tuple(sorted({owner for owner in action.owners if not self.reaches(owner)}))
         missing = tuple(sorted(self._missing(action)))
         if owners or missing:
-            self.step(events.Lacking(action.key, missing, owners))
+            self.step(events.Missing(action.key, missing, owners))
 
     def reaches(self, peer: str) -> bool:
         """Whether bytes come from that peer now."""
@@ -350,7 +350,7 @@ class Machine:
         if not self.is_coordinator:
             self.batch.adopt(action.head)
 
-    def _tell(self, action: actions.Tell) -> None:
+    def _tell(self, action: actions.Emit) -> None:
         self.world.told(self, action)
 
     def _accuse(self, action: actions.Accuse) -> None:
@@ -365,6 +365,6 @@ class Machine:
         actions.Build: _build,
         actions.Fetch: _fetch,
         actions.CommitHead: _commit_head,
-        actions.Tell: _tell,
+        actions.Emit: _tell,
         actions.Accuse: _accuse,
     }

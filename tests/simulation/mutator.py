@@ -10,28 +10,28 @@ import msgspec
 
 from peer.decoding import MALFORMED
 from peer.identity import Signed
-from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement import messages as msg
 from swarm.protocol.agreement.rules import evidence
 from swarm.protocol.plan import CONTRIBUTION_KIND, PLAN_KIND, Contribution, WorkPlan
 from tests.simulation.signatures import TableSigner
 
 SEEN_MAX: Final = 40
 BODIES: Final[dict[str, tuple[str, type[msgspec.Struct]]]] = {
-    "promise": (evidence.PROMISE, say.PromiseBody),
-    "promises": (evidence.PROMISE, say.PromiseBody),
-    "vote": (evidence.VOTE, say.VoteBody),
-    "votes": (evidence.VOTE, say.VoteBody),
-    "proposal": (evidence.PROPOSAL, say.ProposalBody),
-    "roster": (evidence.ROSTER, say.RosterBody),
-    "results": (evidence.RESULTS, say.ResultsBody),
+    "promise": (evidence.PROMISE, msg.PromiseBody),
+    "promises": (evidence.PROMISE, msg.PromiseBody),
+    "vote": (evidence.VOTE, msg.VoteBody),
+    "votes": (evidence.VOTE, msg.VoteBody),
+    "proposal": (evidence.PROPOSAL, msg.ProposalBody),
+    "roster": (evidence.ROSTER, msg.RosterBody),
+    "results": (evidence.RESULTS, msg.ResultsBody),
     "plan": (PLAN_KIND, WorkPlan),
     "contribution": (CONTRIBUTION_KIND, Contribution),
     "contributions": (CONTRIBUTION_KIND, Contribution),
-    "join": (evidence.JOIN, say.JoinBody),
-    "joins": (evidence.JOIN, say.JoinBody),
-    "witness": (evidence.WITNESS, say.WitnessBody),
-    "endorsement": (evidence.ENDORSEMENT, say.EndorsementBody),
-    "start": (evidence.START, say.StartBody),
+    "join": (evidence.JOIN, msg.JoinBody),
+    "joins": (evidence.JOIN, msg.JoinBody),
+    "witness": (evidence.WITNESS, msg.WitnessBody),
+    "endorsement": (evidence.ENDORSEMENT, msg.EndorsementBody),
+    "start": (evidence.START, msg.StartBody),
 }
 """What is signed in the fields of each name."""
 
@@ -44,7 +44,7 @@ class Mutator:
         self._seen: dict[str, list[Signed]] = {}
         self._hashes: list[bytes] = []
 
-    def see(self, message: say.Message) -> None:
+    def see(self, message: msg.Message) -> None:
         """Remember signed bodies and hashes for later."""
         self._gather("", message)
 
@@ -59,12 +59,12 @@ class Mutator:
             for field in value.__struct_fields__:
                 self._gather(field, getattr(value, field))
 
-    def mutate(self, message: say.Message) -> say.Message:
+    def mutate(self, message: msg.Message) -> msg.Message:
         """Return the message with one field changed, as long as a receiver could still decode it."""
         changed = self._change("", message)
         try:
             encoded = msgspec.msgpack.encode(changed)
-            decoded: say.Message = msgspec.msgpack.decode(encoded, type=say.Message)
+            decoded: msg.Message = msgspec.msgpack.decode(encoded, type=msg.Message)
         except MALFORMED:
             return message
         return decoded

@@ -40,7 +40,7 @@ class Setup:
     cuts_s: tuple[float, ...] = (1.0, 3.0, 8.0, 20.0)
     """How long cuts last."""
     asks: tuple[int, ...] = (0, 0, 0, 1)
-    """How often a person asks for a term while there are faults: one of these."""
+    """How often the operator asks for a term while there are faults: one of these."""
     pace: float = 1.0
     """By what a round's training takes longer than usual: slow rounds make long schedules cheap."""
     rounds_on: int = 2
@@ -63,7 +63,7 @@ class Setup:
     """Of that pipeline."""
     calm_s: float = 60.0
     """Within this time after the last fault all honest peers must have gone on. Longer where a liar may be half of what
-    is left: a person leaves it out, who is called after ten rounds in vain, and later each time."""
+    is left: the operator leaves it out, who is called after ten rounds in vain, and later each time."""
 
     @property
     def peers(self) -> tuple[str, ...]:

@@ -101,11 +101,11 @@ def test_quiet_groups_commit_round_after_round() -> None:
 def test_what_is_left_for_ever_is_judged_by_its_disks() -> None:
     worlds = [World(SETUPS["witness4-weights"], seed).run() for seed in range(30)]
     lefts = [world.liveness.left for world in worlds if world.liveness.left is not None]
-    assert {left.hope for left in lefts} == {"alone", "person", "lost", "open"}
-    assert all(not world.covered["person regroups"] for world in worlds if world.covered["left alone"])
+    assert {left.hope for left in lefts} == {"alone", "operator", "lost", "open"}
+    assert all(not world.covered["operator regroups"] for world in worlds if world.covered["left alone"])
 
 
-def test_a_person_who_is_not_told_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_operator_who_is_not_told_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GroupWatch, "tell_lost", lambda self, reason: None)
     found = {replay("required3-weights", seed)[0].partition(":")[0] for seed in range(30)}
     assert "13 told" in found

@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 from peer.identity import Signed
 from swarm.protocol.agreement import actions, chain, events
-from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement import messages as msg
 from swarm.protocol.agreement.config import AgreementConfig
 from swarm.protocol.agreement.coordination import branches
 from swarm.protocol.agreement.records import LINKS_KEPT
@@ -27,7 +27,7 @@ from tests.simulation.tensors import GENESIS, Tensors, work_of
 
 PAUSED_GRACES = 2.0  # as `swarm.rounds.group_driver`
 FOUND_S = 0.5  # after which a peer that has started is found by the others
-TAGS = {kind: str(kind.__struct_config__.tag) for kind in say.Message.__args__}
+TAGS = {kind: str(kind.__struct_config__.tag) for kind in msg.Message.__args__}
 
 
 class World:
@@ -50,7 +50,7 @@ class World:
         self._queue: list[tuple[float, int, Machine | None, int, Callable[..., None], tuple[Any, ...]]] = []
         self._count = 0
         self.machines: dict[str, Machine] = {}
-        self.asked_at = -1e9  # when a person last said `peer regroup`
+        self.asked_at = -1e9  # when the operator last said `peer regroup`
         self.last_words: dict[str, float] = {}
         """When peers lost their disks in the last fault: what they sent before decides nothing any more."""
         self.gone: set[str] = set()
@@ -202,19 +202,19 @@ class World:
 
     # -- what machines do ----------------------------------------------------------------------------------------------
 
-    def send(self, machine: Machine, target: str, message: say.Message) -> None:
+    def send(self, machine: Machine, target: str, message: msg.Message) -> None:
         """Send a message of a node; a liar says something else."""
         liar = self.liars.get(machine.peer)
         if liar is not None:
             liar.send(target, message)
             return
         self.invariants.sent(machine, target, message)
-        if machine.paused and isinstance(message, say.VoteMessage | say.PromiseMessage):
+        if machine.paused and isinstance(message, msg.VoteMessage | msg.PromiseMessage):
             machine.later(PAUSED_GRACES * machine.config.grace_s, self.transmit, machine.peer, target, message)
             return
         self.transmit(machine.peer, target, message)
 
-    def transmit(self, source: str, target: str, message: say.Message) -> None:
+    def transmit(self, source: str, target: str, message: msg.Message) -> None:
         """Bring a message to its target, or not."""
         self.sends += 1
         receiver = self.machines.get(target)
@@ -228,7 +228,7 @@ class World:
                 (self.now + delay, self._count, None, 0, self._receive, (receiver, source, message, self.now)),
             )
 
-    def _receive(self, machine: Machine, source: str, message: say.Message, sent_at: float) -> None:
+    def _receive(self, machine: Machine, source: str, message: msg.Message, sent_at: float) -> None:
         gone = self.network.has_parted(source, machine.peer) or sent_at <= self.last_words.get(source, -1.0)
         if not machine.up or gone:
             return  # what was on its way from a peer that is gone decides nothing any more: disks do
@@ -254,7 +254,7 @@ class World:
         if machine.is_honest:
             self.invariants.committed(machine, action)
 
-    def told(self, machine: Machine, action: actions.Tell) -> None:
+    def told(self, machine: Machine, action: actions.Emit) -> None:
         self.covered[f"tell {action.event}"] += 1
         self.note(machine.peer, f"tells {action.event} {action.fields}")
         if machine.is_coordinator:

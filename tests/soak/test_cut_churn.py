@@ -25,7 +25,15 @@ MINUTES = float(os.environ.get("MINUTES", "30"))
 STRIKE_EVERY_S = 15.0  # on average; a strike is over before the next
 STRUCK_S = (2.0, 20.0)
 PAUSE_MAX_S = 60.0
-STRIKES = ("kill", "freeze", "cut one off", "halve", "one is not heard", "two do not hear each other", "lose packets")
+STRIKES = (
+    "kill",
+    "freeze",
+    "cut one off",
+    "halve",
+    "one is not heard",
+    "two do not hear each other",
+    "lose packets",
+)
 
 
 @dataclass

@@ -22,13 +22,13 @@ from peer.identity import Identity, sign_body
 from peer.net.host import Host, HostConfig, open_host
 from swarm.membership.member_record import MEMBERS, member_record, member_schema
 from swarm.membership.membership import Membership
-from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement import messages as msg
 from swarm.protocol.agreement.chain import position_of
 from swarm.protocol.agreement.records import links_in
 from swarm.protocol.agreement.rules.evidence import VOTE
 from swarm.protocol.head import Head
 from swarm.protocol.messages import HeadReport
-from swarm.rounds.messages import AGREE, Letter
+from swarm.rounds.messages import AGREE, MessageBatch
 from swarm.rounds.records import RecordFiles
 from swarm.run.bootstrap import enter_run
 from swarm.run.home import Home
@@ -44,36 +44,36 @@ CALL_S: Final = 30.0
 class Forger:
     """The guest, and its `history`, from the coordinator's start of the run's only term."""
 
-    def __init__(self, host: Host, start: say.ChainLink) -> None:
+    def __init__(self, host: Host, start: msg.ChainLink) -> None:
         self.host, [self.me] = host, start.head.members
         assert self.me.peer == host.peer_id, "it was the only member"
         links = [start]
         for _ in range(ROUNDS):
             links.append(self._after(links[-1].head))
-        self.history: Sequence[say.ChainLink] = tuple(links)
+        self.history: Sequence[msg.ChainLink] = tuple(links)
         serve_head_report(host, HeadReport(self.head, self.me, "training", self.history))
 
     @property
     def head(self) -> Head:
         return self.history[-1].head
 
-    def _after(self, before: Head) -> say.ChainLink:
+    def _after(self, before: Head) -> msg.ChainLink:
         head = msgspec.structs.replace(
             before, round=before.round + 1, previous=before.hash, state_hash=STATE, attempt=0
         )
-        body = say.VoteBody(before.hash, 0, head.hash, self.me)
-        return say.ChainLink(head, votes=(sign_body(self.host.identity, VOTE, body),))
+        body = msg.VoteBody(before.hash, 0, head.hash, self.me)
+        return msg.ChainLink(head, votes=(sign_body(self.host.identity, VOTE, body),))
 
     async def show(self, *peers: str) -> int:
         """Say to these peers where it stands, and show all that leads there; return how many calls were answered."""
         answered = 0
-        pages = [self.history[n : n + say.LINKS_MAX] for n in range(0, len(self.history), say.LINKS_MAX)]
-        status = say.StatusMessage(position_of(self.head), self.head.hash, self.me, False, 0)
-        messages: list[say.Message] = [status, *(say.ChainMessage(tuple(page)) for page in pages)]
+        pages = [self.history[n : n + msg.LINKS_MAX] for n in range(0, len(self.history), msg.LINKS_MAX)]
+        status = msg.StatusMessage(position_of(self.head), self.head.hash, self.me, False, 0)
+        messages: list[msg.Message] = [status, *(msg.ChainMessage(tuple(page)) for page in pages)]
         for peer in peers:
             for message in messages:
                 try:
-                    await self.host.rpc.call(peer, AGREE, Letter(self.head.run_id, (message,)), timeout_s=CALL_S)
+                    await self.host.rpc.call(peer, AGREE, MessageBatch(self.head.run_id, (message,)), timeout_s=CALL_S)
                     answered += 1
                 except BarnraiseError:  # a peer may refuse it
                     continue

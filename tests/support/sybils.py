@@ -54,7 +54,7 @@ from swarm.protocol.agreement.rules import evidence
 from swarm.protocol.head import Member
 from swarm.protocol.messages import HEAD_REPORT, AskHead, Done
 from swarm.protocol.plan import WorkPlan
-from swarm.rounds.messages import AGREE, Letter
+from swarm.rounds.messages import AGREE, MessageBatch
 from swarm.run.bootstrap import enter_run
 from swarm.run.home import Home
 from swarm.run.invite import Invite
@@ -136,7 +136,7 @@ class Sybil:
     async def ask(self) -> None:
         rpc, crowd, host = self._host.rpc, self._crowd, self._host
 
-        async def hear(call: Call[Letter]) -> Done:
+        async def hear(call: Call[MessageBatch]) -> Done:
             for message in call.body.messages:
                 if isinstance(message, PlanMessage):
                     plan = msgspec.msgpack.decode(message.plan.body, type=WorkPlan)
@@ -150,7 +150,7 @@ class Sybil:
                 report = await self._call(peer, HEAD_REPORT, AskHead())
                 if report is not None:
                     wish = sign_body(host.identity, evidence.JOIN, JoinBody(report.head.hash, self._me))
-                    await self._call(peer, AGREE, Letter(report.head.run_id, (JoinMessage(wish),)))
+                    await self._call(peer, AGREE, MessageBatch(report.head.run_id, (JoinMessage(wish),)))
             await trio.sleep(PAUSE_S)
 
     async def _call(self, peer: str, method: Any, body: Any) -> Any:

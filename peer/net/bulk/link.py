@@ -39,7 +39,7 @@ _DATA, _FIRST, _GIVEN_UP = 0, 1, 2
 _HEAD_BYTES: Final = (1 << 14) - _PREFIX.size  # sent with the prefix in one TLS record
 
 Serve = Callable[[Channel], Awaitable[bool]]
-Strike = Callable[[str, str], None]
+Penalize = Callable[[str, str], None]
 
 
 class BulkStream(Channel):
@@ -144,10 +144,10 @@ class BulkStream(Channel):
 class BulkConnection:
     """The calls over one connection with `peer`: ours, begun by `channel`, or the other side's, answered by `serve`.
 
-    `strike` is called with a peer that breaks the protocol, and how it did."""
+    `penalize` is called with a peer that breaks the protocol, and how it did."""
 
     def __init__(
-        self, nursery: trio.Nursery, peer: str, tls: TlsSocket, meter: Meter, strike: Strike, serve: Serve | None
+        self, nursery: trio.Nursery, peer: str, tls: TlsSocket, meter: Meter, penalize: Penalize, serve: Serve | None
     ) -> None:
         self.peer: Final = peer
         self.turn: Final = trio.Lock()
@@ -157,7 +157,7 @@ class BulkConnection:
         self._nursery = nursery
         self.tls: Final = tls
         self._meter = meter
-        self._strike = strike
+        self._penalize = penalize
         self._serve = serve
         self._calls: dict[int, BulkStream] = {}
         self._numbers = count()
@@ -185,7 +185,7 @@ class BulkConnection:
         except ConnectionLost:
             pass
         except ProtocolViolation as error:
-            self._strike(self.peer, str(error))
+            self._penalize(self.peer, str(error))
         finally:
             self.close()
 

@@ -223,7 +223,7 @@ class BulkTransport:
             self._dials.pop(peer).set()
 
     def _link(self, peer: str, tls: TlsSocket, serve: Serve | None) -> BulkConnection:
-        link = BulkConnection(self._nursery, peer, tls, self._meter, self._server.strike, serve)
+        link = BulkConnection(self._nursery, peer, tls, self._meter, self._server.penalize, serve)
         self._links[peer].add(link)
         return link
 

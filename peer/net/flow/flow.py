@@ -66,7 +66,7 @@ class FlowHandler(Protocol):
 
     async def on_message(self, flow: Flow, message: Any, payload: memoryview) -> None:
         """Take a message; the next one of this flow waits meanwhile. Raises `ProtocolViolation` for one that no honest
-        peer sends: it is a strike, and ends the flow."""
+        peer sends: it is penalized, and ends the flow."""
 
     def on_end(self, flow: Flow, reason: str) -> None:
         """Take note that a flow has ended."""
@@ -80,7 +80,7 @@ class FlowParts:
     budget: ByteBudget
     """The memory of large messages on their way here."""
     admissions: Admissions
-    strike: Callable[[str, str], None]
+    penalize: Callable[[str, str], None]
     ping: Callable[[str, float], Awaitable[bool]]
     """Whether a peer answers over its control connection within some seconds."""
 
@@ -348,7 +348,7 @@ class Flow:
         try:
             await task()
         except ProtocolViolation as error:
-            self._parts.strike(self.peer, str(error))
+            self._parts.penalize(self.peer, str(error))
             self.close(str(error))
         except BarnraiseError as error:
             self.close(str(error))

@@ -1,7 +1,7 @@
 """Dialling by peer id, as the library's own parts do it. Our calls use `peer.net.dialing`.
 
-Stock 0.8.1 tries only the first TCP address of a peer (hole 10). It waits a quarter of a second even if a dial succeeds
-at once, and refuses for a minute to dial a peer again that could not be reached (hole 9). It stores a thousand
+Stock 0.8.1 tries only the first TCP address of a peer. It waits a quarter of a second even if a dial succeeds
+at once, and refuses for a minute to dial a peer again that could not be reached. It stores a thousand
 addresses of any peer that tells them, comparing each with each, every time. And it lets through all exceptions that the
 Noise library raises on a handshake of garbage.
 """

@@ -1,7 +1,7 @@
 """Stream handlers and protocol negotiation: bytes from a peer may end its stream, never the node.
 
 Stock 0.8.1 runs handlers unguarded in the nursery of the whole swarm. An exception in one of them, or five bytes that
-are not UTF-8 during negotiation, ends the process (holes 1, 2 and 3). It reads protocol names of any announced length
+are not UTF-8 during negotiation, ends the process. It reads protocol names of any announced length
 into memory. Besides Noise and Yamux a host offers transports that prove no identity (plaintext) or that are unguarded
 (secio, mplex), and the dialler chooses among them.
 """

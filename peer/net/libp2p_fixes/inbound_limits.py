@@ -1,7 +1,7 @@
 """Inbound connections: few unfinished handshakes, fair shares of the rest, and every slot freed at the end.
 
 Stock 0.8.1 accepts 250 inbound connections in its lifetime, not at a time, because each keeps its slot until the host
-ends (hole 4). And 300 idle sockets from one address fill those slots, so that no other peer gets in. Here an unfinished
+ends. And 300 idle sockets from one address fill those slots, so that no other peer gets in. Here an unfinished
 handshake holds no slot. Few are allowed, and few from one network, at a time and a second (`allowances`); the oldest
 gives way to the newest. A finished one holds a slot. Strangers have few of them, and the one that was idle the longest
 gives way (`shares`).

@@ -1,6 +1,6 @@
 """The Yamux multiplexer (https://github.com/hashicorp/yamux/blob/master/spec.md), in place of the one of 0.8.1.
 
-The stock one lets a peer overrun its window until our memory is gone (hole 6). It tears a frame when a writing task is
+The stock one lets a peer overrun its window until our memory is gone. It tears a frame when a writing task is
 cancelled (7), never notices a dead link (8), and waits without end to open a 257th stream. Here:
 
 - the read loop checks every frame against the window granted and ends the connection of a peer that overruns it;
@@ -134,7 +134,7 @@ class Yamux(IMuxedConn):
                     nursery.start_soon(self._keepalive)
                     self.event_started.set()
         finally:
-            # Also at the shutdown of the host, when stock 0.8.1 leaves the socket open (hole 12).
+            # Also at the shutdown of the host, when stock 0.8.1 leaves the socket open.
             with trio.CancelScope(shield=True):
                 await self._finish()
 

@@ -1,8 +1,7 @@
 """One stream of a Yamux connection: flow control both ways, under the caller's deadline.
 
-It differs from stock 0.8.1 in three ways. A write waits for window as long as its caller lets it (hole 5: stock gives
-up after 5 s). Bytes received before the connection ended can still be read. An unread stream holds at most its window
-(hole 6).
+It differs from stock 0.8.1 in three ways. A write waits for window as long as its caller lets it (stock gives up
+after 5 s). Bytes received before the connection ended can still be read. An unread stream holds at most its window.
 """
 
 from __future__ import annotations

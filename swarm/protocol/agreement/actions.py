@@ -108,7 +108,7 @@ class CommitHead(msgspec.Struct, frozen=True):
     """What was merged, where this node has built the state; None where it was fetched."""
 
 
-class Tell(msgspec.Struct, frozen=True):
+class Emit(msgspec.Struct, frozen=True):
     """Tell people and logs of something: an event of `peer.events` by name."""
 
     event: str
@@ -134,6 +134,6 @@ Action = (
     | Build
     | Fetch
     | CommitHead
-    | Tell
+    | Emit
     | Accuse
 )

@@ -6,7 +6,7 @@ from typing import Final
 
 from peer.errors import ProtocolViolation
 from peer.identity import Signed
-from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement import messages as msg
 from swarm.protocol.agreement.chain import Chain
 from swarm.protocol.agreement.context import AgreementContext
 from swarm.protocol.agreement.rules import evidence
@@ -33,7 +33,7 @@ class Applicants:
         self._asking: dict[str, float] = {}  # until when
         self._missed: dict[str, tuple[int, float]] = {}  # (rounds missed in a row, earliest time)
         self._mine: tuple[bytes, Signed] | None = None  # (head, request)
-        self.proofs: dict[str, say.Contradiction] = {}
+        self.proofs: dict[str, msg.Contradiction] = {}
         """Proofs of lies, by culprit."""
         self.witness: Signed | None = None
         """The coordinator's latest declared identity as a witness."""
@@ -51,7 +51,7 @@ class Applicants:
         if inside or self.paused or context.config.is_coordinator or not self._chain.has_state:
             return None
         if self._mine is None or self._mine[0] != self._chain.hash:
-            body = say.JoinBody(self._chain.hash, context.me, context.config.credential)
+            body = msg.JoinBody(self._chain.hash, context.me, context.config.credential)
             self._mine = (self._chain.hash, context.signer.sign(evidence.JOIN, body))
         return self._mine[1]
 
@@ -67,7 +67,7 @@ class Applicants:
         if body.head not in (self._chain.hash, self._chain.head.previous):
             links = self._chain.after((body.head,)) if self._chain.is_past(body.head) else ()
             if links:  # it is behind
-                self._context.out.send(peer, say.ChainMessage(links))
+                self._context.out.send(peer, msg.ChainMessage(links))
             return
         self._succession.join(signed, self._chain.head, self._chain.hash)
         self._joins = {member: entry for member, entry in self._joins.items() if member.peer != peer}
@@ -132,13 +132,13 @@ class Applicants:
 
     def convict(self, kind: str, first: Signed, second: Signed) -> None:
         """Accuse the signer of two bodies where only one may be, once, and show the proof to all members."""
-        proof = say.Contradiction(kind, first, second)
+        proof = msg.Contradiction(kind, first, second)
         if self.take_proof(proof):
             self._context.out.accuse(first.signer, f"signed two different bodies of kind {kind}", proof)
             for member in self._chain.head.members:
-                self._context.out.send(member.peer, say.ProofMessage(proof))
+                self._context.out.send(member.peer, msg.ProofMessage(proof))
 
-    def take_proof(self, proof: say.Contradiction) -> bool:
+    def take_proof(self, proof: msg.Contradiction) -> bool:
         """Keep a proof for the next roster that this node makes. Return whether it is new."""
         culprit = self._context.evidence.culprit(proof)
         if culprit in self.proofs or (len(self.proofs) >= PROOFS_MAX and not self._make_room()):
@@ -156,7 +156,7 @@ class Applicants:
             del self.proofs[stranger]
         return stranger is not None
 
-    def proofs_against(self, head: Head) -> tuple[say.Contradiction, ...]:
+    def proofs_against(self, head: Head) -> tuple[msg.Contradiction, ...]:
         """Return the proofs against members and learners of this head."""
         inside = {m.peer for m in head.members} | {learner.member.peer for learner in head.learners}
         return tuple(self.proofs[peer] for peer in sorted(inside & set(self.proofs)))

@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from peer.identity import Signed
-from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement import messages as msg
 from swarm.protocol.agreement.actions import Fetch
 from swarm.protocol.agreement.context import AgreementContext
 from swarm.protocol.agreement.output import encode
@@ -32,7 +32,7 @@ FAILED_MAX: Final = 64  # states that no peer brought, of which this is remember
 PAGE_BYTES: Final = 64 << 10  # of links in one message, so that checking their votes takes its reader some milliseconds
 
 
-def position_of(head: Head) -> say.Position:
+def position_of(head: Head) -> msg.Position:
     """Return by what heads of one run compare."""
     return (head.term, head.boot, head.round)
 
@@ -48,9 +48,9 @@ class Chain:
         """Hashes of the states that are here."""
         self.kept = b""
         """The hash of the state that this node has voted for."""
-        self._links: dict[bytes, say.ChainLink] = {}  # those that led here, by hash of their head, oldest first
+        self._links: dict[bytes, msg.ChainLink] = {}  # those that led here, by hash of their head, oldest first
         self._number = 0
-        self._ahead: dict[bytes, say.ChainLink] = {}  # certified heads beyond this one, each after the one before
+        self._ahead: dict[bytes, msg.ChainLink] = {}  # certified heads beyond this one, each after the one before
         self._next: dict[bytes, bytes] = {}  # of these, by votes: hash of the head before each
         self.shown = ShownHeads()
         self._coordinator_at = 0.0  # when it was last heard, or this process began
@@ -111,7 +111,7 @@ class Chain:
         return tuple(dict.fromkeys(name for name in (self._goal, self.hash) if name))
 
     @property
-    def highest(self) -> say.Position:
+    def highest(self) -> msg.Position:
         """The position of the last head that this node knows to be certified."""
         goal = self._ahead.get(self._goal)
         return position_of(goal.head if goal is not None else self.head)
@@ -120,7 +120,7 @@ class Chain:
         """Return whether this node once stood there."""
         return head_hash != self.hash and (head_hash in self._links or head_hash == self._context.config.genesis.hash)
 
-    def link(self, head_hash: bytes) -> say.ChainLink | None:
+    def link(self, head_hash: bytes) -> msg.ChainLink | None:
         """Return the link of a head that led here, or leads on from here."""
         return self._links.get(head_hash) or self._ahead.get(head_hash)
 
@@ -152,7 +152,7 @@ class Chain:
             yield link.head
             name = link.head.previous
 
-    def takes_back(self, start: say.StartBody) -> bool:
+    def takes_back(self, start: msg.StartBody) -> bool:
         """Return whether a start takes back, without saying so, a round that led here: the group has gone on since
         the coordinator asked."""
         base = start.head.previous
@@ -160,23 +160,23 @@ class Chain:
             return False
         return any(head.attempt >= 0 for head in itertools.takewhile(lambda h: h.hash != base, self.ancestors()))
 
-    def after(self, known: Sequence[bytes]) -> tuple[say.ChainLink, ...]:
+    def after(self, known: Sequence[bytes]) -> tuple[msg.ChainLink, ...]:
         """Return the links that follow the latest of these heads, oldest first; else those from the last one that
         counts by itself. Long chains come in pages: the asker asks again."""
         chain = list(self._links.items())
         first = next((i + 1 for i in range(len(chain) - 1, -1, -1) if chain[i][0] in known), None)
         if first is None:
             first = max((i for i, (_, link) in enumerate(chain) if link.start or link.endorsement), default=0)
-        page: list[say.ChainLink] = []
+        page: list[msg.ChainLink] = []
         size = 0
-        for _, link in chain[first : first + say.LINKS_MAX]:
+        for _, link in chain[first : first + msg.LINKS_MAX]:
             size += len(encode(link))
             if page and size > PAGE_BYTES:
                 break
             page.append(link)
         return tuple(page)
 
-    def proof_of(self, head_hash: bytes) -> tuple[say.ChainLink, ...]:
+    def proof_of(self, head_hash: bytes) -> tuple[msg.ChainLink, ...]:
         """Return what proves to any peer that a head that led here counts (`proof.prove`)."""
         return prove(self._links, head_hash, self._context.evidence)
 
@@ -184,7 +184,7 @@ class Chain:
         """Note that the coordinator is there: it will show a newcomer where to begin."""
         self._coordinator_at = self._context.now
 
-    def learn(self, links: Iterable[say.ChainLink], source: str = "") -> None:
+    def learn(self, links: Iterable[msg.ChainLink], source: str = "") -> None:
         """Take certified heads into account, which the peer `source` (empty: this node itself) shows. Raises
         `ProtocolViolation` at the first one that is none; those before count."""
         for link in links:
@@ -210,7 +210,7 @@ class Chain:
             if further and not self._is_overtaken(link):
                 self._goal = name
 
-    def _may_begin_at(self, link: say.ChainLink, source: str) -> bool:
+    def _may_begin_at(self, link: msg.ChainLink, source: str) -> bool:
         """Return whether a node that has no head may go by what that peer shows: the coordinator shows it where to
         begin, and what follows that any peer may prove. Where the coordinator is silent, any peer may do both."""
         config = self._context.config
@@ -220,14 +220,14 @@ class Chain:
             return True
         return self._context.now - self._coordinator_at >= ALONE_POLLS * config.poll_s
 
-    def _is_overtaken(self, link: say.ChainLink) -> bool:
+    def _is_overtaken(self, link: msg.ChainLink) -> bool:
         """Return whether this node does not go where a start leads: that came too late. A round that follows the start
         by votes leads there all the same. The coordinator stands where it has signed."""
         if link.start is None or self._context.config.is_coordinator:
             return False
         return self.takes_back(self._context.evidence.start(link.start))
 
-    def overtaken(self) -> tuple[say.ChainLink, ...]:
+    def overtaken(self) -> tuple[msg.ChainLink, ...]:
         """Return what the coordinator did not know when it signed the last start: the links from where that begins to
         this node's head. Empty if this node follows it, or knows none."""
         starts = [link for link in self._ahead.values() if link.start is not None]
@@ -242,7 +242,7 @@ class Chain:
             leads = {name: link for name, link in self._ahead.items() if not self._is_overtaken(link)}
             self._goal = max(leads, key=lambda name: position_of(leads[name].head), default=b"")
 
-    def _counts(self, link: say.ChainLink) -> bool:
+    def _counts(self, link: msg.ChainLink) -> bool:
         """Return whether this node can tell that the head counts; raise `ProtocolViolation` if it does not."""
         before = self.head if link.head.previous == self.hash else None
         if before is None and (known := self._ahead.get(link.head.previous)) is not None:
@@ -258,7 +258,7 @@ class Chain:
         if link is not None:
             self._endorse(head_hash, msgspec.structs.replace(link, endorsement=signed))
 
-    def _endorse(self, name: bytes, link: say.ChainLink) -> None:
+    def _endorse(self, name: bytes, link: msg.ChainLink) -> None:
         mine = self._links[name]
         signed = link.endorsement
         if mine.endorsement is None and signed is not None and self._context.evidence.endorsed(signed) == name:
@@ -266,7 +266,7 @@ class Chain:
 
     # -- moving on -----------------------------------------------------------------------------------------------------
 
-    def next_stop(self, is_building: Callable[[Head], bool]) -> list[say.ChainLink] | None:
+    def next_stop(self, is_building: Callable[[Head], bool]) -> list[msg.ChainLink] | None:
         """Return the path to the highest certified head whose state is here; None if there is none.
 
         While the highest one's state is missing, ask for it unless it is being built here, and go on in a term that
@@ -298,8 +298,8 @@ class Chain:
                 followed.append(link.head)
         return followed
 
-    def _path(self, name: bytes) -> list[say.ChainLink]:
-        path: list[say.ChainLink] = []
+    def _path(self, name: bytes) -> list[msg.ChainLink]:
+        path: list[msg.ChainLink] = []
         while name in self._ahead:
             path.append(self._ahead[name])
             name = self._ahead[name].head.previous
@@ -325,7 +325,7 @@ class Chain:
         self._context.out.add(Fetch(head.state_hash, head, tuple(holders[:HOLDERS_MAX])))
         return True
 
-    def adopt(self, path: Sequence[say.ChainLink]) -> None:
+    def adopt(self, path: Sequence[msg.ChainLink]) -> None:
         """Stand at the last head of the path. The whole path goes to disk first; weights change only then."""
         for link in path:
             name = link.head.hash

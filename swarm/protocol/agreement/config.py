@@ -51,7 +51,7 @@ class AgreementConfig:
     lost_s: float = 30.0
     """No quorum has answered the coordinator for this long: it is lost. At most three rounds, if rounds are shorter."""
     stalled_s: float = 600.0
-    """Nothing was committed for this long, though members answer: a person is told, and a required coordinator starts a
+    """Nothing was committed for this long, though members answer: the operator is told; a required coordinator starts a
     term. At least ten rounds; doubled while that does not help."""
     undo_s: float = 600.0
     """No peer has brought the last state for this long: a required coordinator starts a term from an older one. Doubled

@@ -32,7 +32,7 @@ class AgreementContext:
         required."""
         self.seed = b""
         self.mute = False
-        """A coordinator whose disk was put back from a backup: it votes and starts nothing before a person's
+        """A coordinator whose disk was put back from a backup: it votes and starts nothing before the operator's
         regroup."""
         self.down: set[str] = set()
         """Peers that the failure detector suspects."""

@@ -1,7 +1,7 @@
 """What happens to a node of the agreement: the inputs of `AgreementNode.step`. All are values; none has a method that
 does I/O.
 
-The driver makes them: from calls of other peers, timers, threads that merge and build, files, and a person's commands.
+The driver makes them: from calls of other peers, timers, threads that merge and build, files, the operator's commands.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Started(msgspec.Struct, frozen=True):
     seed: bytes
     """32 random bytes. All that the node must choose unpredictably follows from them."""
     restored: bool = False
-    """The coordinator's disk was put back from a backup, as a person says (`peer coordinate --restored`)."""
+    """The coordinator's disk was put back from a backup, as the operator says (`peer coordinate --restored`)."""
 
 
 class Received(msgspec.Struct, frozen=True):
@@ -95,7 +95,7 @@ class StateFetched(msgspec.Struct, frozen=True):
     ok: bool
 
 
-class Lacking(msgspec.Struct, frozen=True):
+class Missing(msgspec.Struct, frozen=True):
     """What the exchange `key` still waits for at this peer. The driver tells it once the exchange takes too long."""
 
     key: bytes
@@ -111,13 +111,13 @@ class Judged(msgspec.Struct, frozen=True):
     peers: tuple[str, ...]
 
 
-class Asked(msgspec.Struct, frozen=True):
-    """A person's command to the coordinator: `peer regroup`."""
+class RegroupRequested(msgspec.Struct, frozen=True):
+    """The operator's command to the coordinator: `peer regroup`."""
 
     without: tuple[str, ...] = ()
     """Peers that must not be members of the new term (`--without PEER`)."""
     undo: bool = False
-    """Whether the person accepts that certified rounds are taken back whose state no peer can bring."""
+    """Whether the operator accepts that certified rounds are taken back whose state no peer can bring."""
 
 
 class PeerDown(msgspec.Struct, frozen=True):
@@ -143,9 +143,9 @@ Event = (
     | SliceResult
     | Built
     | StateFetched
-    | Lacking
+    | Missing
     | Judged
-    | Asked
+    | RegroupRequested
     | PeerDown
     | PeerUp
 )

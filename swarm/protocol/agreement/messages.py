@@ -178,8 +178,8 @@ class PromiseMessage(msgspec.Struct, frozen=True, tag="promise"):
     """Its contribution under that plan, if it is ready."""
     join: Signed | None = None
     """Its `JoinBody`, if it is neither member nor learner."""
-    lacks: tuple[Names, Names] | None = None
-    """As `events.Lacking`, of the last exchange."""
+    missing: tuple[Names, Names] | None = None
+    """As `events.Missing`, of the last exchange."""
 
 
 class PlanMessage(msgspec.Struct, frozen=True, tag="plan"):
@@ -283,7 +283,7 @@ class AskMessage(msgspec.Struct, frozen=True, tag="ask"):
     """The coordinator's head."""
 
 
-class ToldMessage(msgspec.Struct, frozen=True, tag="told"):
+class ReportMessage(msgspec.Struct, frozen=True, tag="told"):
     """The answer to `AskMessage`."""
 
     nonce: Name
@@ -320,6 +320,6 @@ Message = (
     | WitnessMessage
     | EndorsementMessage
     | AskMessage
-    | ToldMessage
+    | ReportMessage
     | ProofMessage
 )

@@ -7,7 +7,7 @@ from typing import Final
 
 from peer.errors import ProtocolViolation, RoundDiscarded
 from swarm.protocol.agreement import events
-from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement import messages as msg
 from swarm.protocol.agreement.actions import Action, CommitHead
 from swarm.protocol.agreement.applicants import Applicants
 from swarm.protocol.agreement.chain import Chain
@@ -16,15 +16,15 @@ from swarm.protocol.agreement.context import AgreementContext
 from swarm.protocol.agreement.coordination.coordinator import TIMER as ASK_TIMER
 from swarm.protocol.agreement.coordination.coordinator import Coordinator
 from swarm.protocol.agreement.early import EarlyMessages
+from swarm.protocol.agreement.head_gossip import HeadGossip
 from swarm.protocol.agreement.records import BALLOT_KEY, IDENTITY_KEY, is_damaged
-from swarm.protocol.agreement.round import turns
+from swarm.protocol.agreement.round import election_timeouts
 from swarm.protocol.agreement.round.attempt import TIMER as STEP_TIMER
-from swarm.protocol.agreement.round.height import Height
 from swarm.protocol.agreement.round.instance import Instance
+from swarm.protocol.agreement.round.open_round import OpenRound
 from swarm.protocol.agreement.rules import evidence
 from swarm.protocol.agreement.rules.electorate import leader_of
 from swarm.protocol.agreement.signing import Signer
-from swarm.protocol.agreement.status import Idle
 from swarm.protocol.agreement.work import Work
 from swarm.protocol.head import Head, Member
 
@@ -37,14 +37,14 @@ class AgreementNode:
     """A member, a newcomer or the coordinator of one group, by its config.
 
     The driver feeds it events one by one and carries out the actions in order; the first event is `Started`. All
-    parts below belong to this node alone; those in `Height` live until it leaves its head."""
+    parts below belong to this node alone; those in `OpenRound` live until it leaves its head."""
 
     def __init__(self, config: AgreementConfig, signer: Signer, work: Work) -> None:
         self._config = config
         self._context = AgreementContext(config, signer, work)
         self._chain = Chain(self._context)
         self._applicants = Applicants(self._context, self._chain)
-        self._idle = Idle(self._context, self._chain)
+        self._gossip = HeadGossip(self._context, self._chain)
         self._early = EarlyMessages()
         self._coordinator: Coordinator | None = None
         if config.is_coordinator:
@@ -52,7 +52,7 @@ class AgreementNode:
         self._entered_at = 0.0
         self._completed = False
         self._started = False
-        self._height = self._enter(Instance(self._chain.head, self._chain.hash))
+        self._round = self._enter(Instance(self._chain.head, self._chain.hash))
 
     # -- what the driver and tests may look at -------------------------------------------------------------------------
 
@@ -66,7 +66,7 @@ class AgreementNode:
         """Where this node stands. Its `CommitHead` may still wait for the disk."""
         return self._chain.head
 
-    def proof_of(self, head_hash: bytes) -> tuple[say.ChainLink, ...]:
+    def proof_of(self, head_hash: bytes) -> tuple[msg.ChainLink, ...]:
         """Return what proves to any peer that a head counts at which this node has stood (`proof.ProofChecker`); empty
         where it keeps no proof. Only what is on disk may be shown: a head's link is, once its `CommitHead` came."""
         return self._chain.proof_of(head_hash)
@@ -83,13 +83,13 @@ class AgreementNode:
             return "coordinating"
         if not self._chain.is_voter(self._context.me):
             return "joining"
-        return "leading" if self._height.leader.phase is not None else "training"
+        return "leading" if self._round.leader.phase is not None else "training"
 
     @property
     def workers(self) -> list[str]:
         """Peers that may have counted samples of this round (`events.Gathered`): members, learners and peers that ask
         to be taken in, also those that missed the present plan; none that has claimed samples falsely too often."""
-        head, leader = self._chain.head, self._height.leader
+        head, leader = self._chain.head, self._round.leader
         learners = (learner.member for learner in head.learners)
         inside = {*head.members, *learners, *leader.planned, *self._applicants.joins(head)}
         return sorted({member.peer for member in inside} - leader.doubted)
@@ -116,12 +116,12 @@ class AgreementNode:
             if sender != self._config.peer and isinstance(error, ProtocolViolation):
                 self._context.blame(sender, error)
             else:
-                self._context.out.tell("refused", reason=str(error))
+                self._context.out.emit("refused", reason=str(error))
 
     def _settle(self) -> None:
         """Move on along the certified chain, and take this node's messages to itself, until nothing is left to do."""
         while True:
-            path = self._chain.next_stop(self._height.is_building)
+            path = self._chain.next_stop(self._round.is_building)
             if path is not None:
                 self._move(path)
                 continue
@@ -151,26 +151,26 @@ class AgreementNode:
             self._coordinator.load(event)
             self._declare_witness()
         loaded = Instance.load(self._chain.head, self._chain.hash, event.records.get(BALLOT_KEY))
-        self._height = self._enter(loaded)
+        self._round = self._enter(loaded)
         context.out.timer(POLL_TIMER, context.now + config.poll_s)
-        self._height.begin()
-        self._idle.poll(context.me, self._height.attempt)
+        self._round.begin()
+        self._gossip.poll(context.me, self._round.attempt)
 
-    def _enter(self, instance: Instance) -> Height:
+    def _enter(self, instance: Instance) -> OpenRound:
         """Return the parts for the round after the present head."""
         round_s = self._context.now - self._entered_at if self._started else 0.0
         self._entered_at = self._context.now
-        return Height(self._context, self._chain, self._applicants, instance, round_s)
+        return OpenRound(self._context, self._chain, self._applicants, instance, round_s)
 
     def _declare_witness(self) -> None:
         if self._config.mode == "witness":
-            body = say.WitnessBody(self._config.genesis.run_id, self._context.me)
+            body = msg.WitnessBody(self._config.genesis.run_id, self._context.me)
             self._applicants.witness = self._context.signer.sign(evidence.WITNESS, body)
 
     # -- events --------------------------------------------------------------------------------------------------------
 
     def _take(self, event: events.Event) -> None:
-        context, height = self._context, self._height
+        context, open_round = self._context, self._round
         match event:
             case events.Received():
                 self._receive(event.peer, event.message)
@@ -179,29 +179,29 @@ class AgreementNode:
             case events.Persisted():
                 context.out.persisted(event.id)
             case events.Submitted():
-                height.submitted(event)
+                open_round.submitted(event)
             case events.Paused():
                 self._applicants.paused = event.paused
                 self._request_join()
             case events.Gathered():
                 if event.head == self._chain.hash:
-                    height.leader.gathered(event)
+                    open_round.leader.gathered(event)
             case events.SliceResult():
-                height.merged(event)
+                open_round.merged(event)
             case events.Built():
-                height.built(event)
+                open_round.built(event)
             case events.StateFetched():
                 self._chain.fetched(event.state_hash, event.ok)
-            case events.Lacking():
-                height.lacking(event)
+            case events.Missing():
+                open_round.missing(event)
             case events.Judged():
                 context.judged = frozenset(event.peers)
-            case events.Asked():
+            case events.RegroupRequested():
                 if self._coordinator is not None:
                     self._coordinator.ask(event)
             case events.PeerDown():
                 context.down.add(event.peer)
-                height.peer_down()
+                open_round.peer_down()
             case events.PeerUp():
                 context.down.discard(event.peer)
                 context.know(event.peer)
@@ -214,27 +214,27 @@ class AgreementNode:
         if id == POLL_TIMER:
             self._context.out.timer(POLL_TIMER, self._context.now + self._config.poll_s)
             self._poll()
-        elif id == turns.TIMER:
-            self._height.turn()
+        elif id == election_timeouts.TIMER:
+            self._round.turn()
         elif id == STEP_TIMER:
-            self._height.leader.time()
+            self._round.leader.time()
         elif id == ASK_TIMER and self._coordinator is not None:
             self._coordinator.time()
 
     def _poll(self) -> None:
         """Do what is done again and again: tell where this node stands, repeat what may be lost, ask to join, watch."""
         self._chain.fetch_mine()
-        self._height.repeat()
-        self._idle.poll(self._context.me, self._height.attempt)
+        self._round.repeat()
+        self._gossip.poll(self._context.me, self._round.attempt)
         self._request_join()
         overtaken = self._chain.overtaken()
         if overtaken:
-            self._context.out.send(self._config.coordinator, say.ChainMessage(overtaken))
+            self._context.out.send(self._config.coordinator, msg.ChainMessage(overtaken))
         if self._coordinator is not None:
             self._coordinator.poll()
             if self._applicants.witness is not None and self._chain.head.witness != self._context.me:
                 for member in self._chain.head.members:
-                    self._context.out.send(member.peer, say.WitnessMessage(self._applicants.witness))
+                    self._context.out.send(member.peer, msg.WitnessMessage(self._applicants.witness))
 
     def _request_join(self) -> None:
         """Ask the members to be taken in, if this node is in no group."""
@@ -242,76 +242,76 @@ class AgreementNode:
         if request is not None:
             voters = [member.peer for member in self._chain.head.members]
             for peer in dict.fromkeys([*voters, self._config.coordinator]):
-                self._context.out.send(peer, say.JoinMessage(request))
+                self._context.out.send(peer, msg.JoinMessage(request))
 
     # -- messages ------------------------------------------------------------------------------------------------------
 
-    def _receive(self, peer: str, message: say.Message) -> None:
+    def _receive(self, peer: str, message: msg.Message) -> None:
         self._context.know(peer)
         if peer == self._config.coordinator:
             self._chain.heard_coordinator()
         match message:
-            case say.StatusMessage():
+            case msg.StatusMessage():
                 if message.voter.peer != peer:
                     raise ProtocolViolation("a status names another peer than its sender")
                 if self._coordinator is not None:
                     self._coordinator.status(message)
-                self._idle.status(peer, message, self._context.me)
+                self._gossip.status(peer, message, self._context.me)
                 if message.head == self._chain.hash:
-                    self._height.heard(message)
-            case say.AskChainMessage():
-                self._idle.ask_chain(peer, message)
-            case say.ChainMessage():
+                    self._round.heard(message)
+            case msg.AskChainMessage():
+                self._gossip.ask_chain(peer, message)
+            case msg.ChainMessage():
                 if self._coordinator is not None:
                     self._coordinator.shown(peer, message.links)
-                self._idle.chain(peer, message)
-            case say.JoinMessage():
+                self._gossip.chain(peer, message)
+            case msg.JoinMessage():
                 self._applicants.add(peer, message.join)
-            case say.WitnessMessage():
+            case msg.WitnessMessage():
                 self._context.evidence.witness(message.witness)
                 self._applicants.witness = message.witness
-            case say.EndorsementMessage():
+            case msg.EndorsementMessage():
                 self._chain.endorse(self._context.evidence.endorsed(message.endorsement), message.endorsement)
-            case say.ProofMessage():
+            case msg.ProofMessage():
                 self._applicants.take_proof(message.proof)
-            case say.AskMessage():
-                self._idle.answer(peer, message, self._context.me, self._height.instance)
-            case say.ToldMessage():
+            case msg.AskMessage():
+                self._gossip.answer(peer, message, self._context.me, self._round.instance)
+            case msg.ReportMessage():
                 if self._coordinator is not None:
                     self._coordinator.shown(peer, message.links)
                     self._chain.learn(message.links)
                     if message.position > self._chain.highest:  # it counts once its sender has shown that
-                        self._idle.ask(peer)
+                        self._gossip.ask(peer)
                     else:
                         self._coordinator.told(peer, message)
             case _:
                 self._route(peer, message)
 
-    def _route(self, peer: str, message: say.Message) -> None:
+    def _route(self, peer: str, message: msg.Message) -> None:
         """Hand a message to the round that it names. One of another round shows who of both is behind."""
         name = evidence.head_named(message)
         if name == self._chain.hash:
-            self._height.receive(peer, message)
+            self._round.receive(peer, message)
         elif self._chain.is_past(name):
             if not self._is_late_vote(peer, message):
-                self._idle.tell(peer, self._context.me)
+                self._gossip.tell(peer, self._context.me)
         else:
             self._early.keep(name, peer, message)
-            self._idle.ask(peer)
+            self._gossip.ask(peer)
 
-    def _is_late_vote(self, peer: str, message: say.Message) -> bool:
+    def _is_late_vote(self, peer: str, message: msg.Message) -> bool:
         """Return whether a message about the last round is the first late vote of its sender for this head. It counts
         for nothing any more, so its signature is not checked; the connection says whose it is."""
-        if not isinstance(message, say.VoteMessage):
+        if not isinstance(message, msg.VoteMessage):
             return False
         body = evidence.claimed_vote(message)
-        return body.value == self._chain.hash and body.voter.peer == peer and self._height.here(message, body)
+        return body.value == self._chain.hash and body.voter.peer == peer and self._round.here(message, body)
 
     # -- heads ---------------------------------------------------------------------------------------------------------
 
-    def _move(self, path: list[say.ChainLink]) -> None:
+    def _move(self, path: list[msg.ChainLink]) -> None:
         """Leave this head for a certified one whose state is here."""
-        context, before = self._context, self._height
+        context, before = self._context, self._round
         link = path[-1]
         proposed = next((p for p in before.instance.proposed.values() if p.value == link.head), None)
         support = proposed.support if proposed is not None else None
@@ -322,19 +322,19 @@ class AgreementNode:
         self._applicants.settle(link.head, before.leader.planned)
         context.out.cancel_timer(STEP_TIMER)
         here = before.instance.voters_of(self._chain.hash)
-        self._height = self._enter(Instance(self._chain.head, self._chain.hash, here=here))
+        self._round = self._enter(Instance(self._chain.head, self._chain.hash, here=here))
         if self._coordinator is not None:
             self._coordinator.committed()
         self._spread(link, before)
         if self._config.rounds and link.head.round >= self._config.rounds and not self._completed:
             self._completed = True
-            context.out.tell("run_completed", round=link.head.round)
-        self._height.begin()
+            context.out.emit("run_completed", round=link.head.round)
+        self._round.begin()
         self._request_join()
         for peer, message in self._early.take(self._chain.hash):
             context.out.requeue(peer, message)
 
-    def _spread(self, link: say.ChainLink, before: Height) -> None:
+    def _spread(self, link: msg.ChainLink, before: OpenRound) -> None:
         """Show a new head to those that may not see its votes: the leader of its attempt does it, and the coordinator
         for what it has completed or started itself."""
         head, old, me = link.head, before.instance, self._config.peer
@@ -353,4 +353,4 @@ class AgreementNode:
         else:
             return
         for peer in sorted(peers - {me}):
-            self._context.out.send(peer, say.ChainMessage((link,)))
+            self._context.out.send(peer, msg.ChainMessage((link,)))

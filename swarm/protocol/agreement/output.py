@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from swarm.protocol.agreement.actions import Accuse, Action, CancelTimer, Persist, Send, SetTimer, Tell
+from swarm.protocol.agreement.actions import Accuse, Action, CancelTimer, Emit, Persist, Send, SetTimer
 from swarm.protocol.agreement.messages import Contradiction, Message
 
 WAITING_MAX: Final = 1 << 16  # actions behind one write; if the disk hangs for so long, messages are lost
@@ -39,8 +39,8 @@ class Output:
     def send(self, peer: str, message: Message) -> None:
         self.add(Send(peer, message))
 
-    def tell(self, event: str, **fields: str | int | float | bool | tuple[str, ...]) -> None:
-        self.add(Tell(event, fields))
+    def emit(self, event: str, **fields: str | int | float | bool | tuple[str, ...]) -> None:
+        self.add(Emit(event, fields))
 
     def accuse(self, peer: str, reason: str, proof: Contradiction | None = None) -> None:
         self.add(Accuse(peer, reason, proof))

@@ -8,12 +8,12 @@ import msgspec
 
 from peer.bounds import Count, Hash
 from peer.decoding import MALFORMED
-from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement import messages as msg
 from swarm.protocol.agreement.rules.acceptor import Ballot
 
 IDENTITY_KEY: Final = "identity"  # a voter's incarnation, as text
 BALLOT_KEY: Final = "ballot"
-RESTORED_KEY: Final = "restored"  # of a coordinator that waits for a person: not empty
+RESTORED_KEY: Final = "restored"  # of a coordinator that waits for the operator: not empty
 LINK_KEY: Final = "link/"
 LINKS_KEPT: Final = 4096  # heads that a node can prove to others, in memory and on disk: some kilobytes each.
 # A coordinator that was away for more rounds finds no chain from its head to theirs any more.
@@ -23,7 +23,7 @@ class LinkRecord(msgspec.Struct, frozen=True):
     """One link on disk. The records of a ring: number n lies under key n % LINKS_KEPT."""
 
     number: Count
-    link: say.ChainLink
+    link: msg.ChainLink
     stands: bool
     """Whether this node stood at this head; else it only led there."""
 
@@ -33,8 +33,8 @@ class BallotRecord(msgspec.Struct, frozen=True):
 
     head: Hash
     ballot: Ballot
-    accepted: say.AcceptedValue | None
-    support: say.Support | None
+    accepted: msg.AcceptedValue | None
+    support: msg.Support | None
 
 
 def links_in(records: dict[str, bytes]) -> list[LinkRecord]:

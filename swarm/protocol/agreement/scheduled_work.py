@@ -119,7 +119,7 @@ class ScheduledWork:
     def settle(self, head: Head, plan: WorkPlan, contributions: Sequence[Contribution]) -> Settlement | None:
         weights = self._weights(head, plan, contributions)
         merged = [body for body, weight in zip(contributions, weights, strict=True) if weight > 0]
-        if not merged and not self._has_run_dry(plan, contributions):
+        if not merged and not self._is_exhausted(plan, contributions):
             return None
         batch = self.schedule.batch(head)
         if batch is not None and not covers_batch(merged, batch):
@@ -139,12 +139,12 @@ class ScheduledWork:
             senders=self._senders(head, contributions),
         )
 
-    def _has_run_dry(self, plan: WorkPlan, contributions: Sequence[Contribution]) -> bool:
+    def _is_exhausted(self, plan: WorkPlan, contributions: Sequence[Contribution]) -> bool:
         """Return whether all that were planned for have submitted, none has any work, and most say that none can come:
         one missing may have counted samples. What all read in the roster is no matter of each voter's own view, by
         which a value that one has accepted could be refused by the others for ever."""
         complete = len(contributions) == len(plan.assignments) and not any(body.steps for body in contributions)
-        return complete and 2 * sum(body.dry for body in contributions) > len(contributions)
+        return complete and 2 * sum(body.exhausted for body in contributions) > len(contributions)
 
     def _weights(self, head: Head, plan: WorkPlan, contributions: Sequence[Contribution]) -> tuple[float, ...]:
         distinct = self._disjoint(head, contributions)

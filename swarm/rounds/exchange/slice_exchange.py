@@ -103,7 +103,7 @@ class SliceExchange:
                 for index in self._owned:
                     self._check_arrived(index)
                     nursery.start_soon(self._own, index, nursery)
-                nursery.start_soon(self._tell_lacking)
+                nursery.start_soon(self._report_missing)
                 await self._all_results()
 
     async def _merge_nothing(self) -> None:
@@ -118,12 +118,12 @@ class SliceExchange:
         for came in list(self._came.values()):
             await came.wait()
 
-    async def _tell_lacking(self) -> None:
+    async def _report_missing(self) -> None:
         """Tell the node, once the exchange takes long, for whom this peer still waits."""
         await trio.sleep(self.timeout_s / 2)
         missing, silent = self._missing(), self._silent()
         if missing or silent:
-            self._feed(events.Lacking(self.order.key, missing, silent))
+            self._feed(events.Missing(self.order.key, missing, silent))
 
     async def _send_part(self, owner: str) -> None:
         left = deque(

@@ -93,7 +93,7 @@ class Contributor:
             receipts=usable.receipts if usable else (),
             stage_before=usable.stage_before if usable else (),
             first_stage=work.first_stage if work else (),
-            dry=usable is None and context.trainer.has_run_dry(plan.round),
+            exhausted=usable is None and context.trainer.is_exhausted(plan.round),
         )
         return sign_body(context.identity, CONTRIBUTION_KIND, body), update
 

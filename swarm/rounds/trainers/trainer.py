@@ -79,7 +79,7 @@ class Trainer(Protocol):
         means that the state was replaced, which voids everything trained from the old one."""
         ...
 
-    def has_run_dry(self, round: int) -> bool:
+    def is_exhausted(self, round: int) -> bool:
         """Return whether no work can come for that round: at a later stage of a pipeline, at the end of the run."""
         ...
 

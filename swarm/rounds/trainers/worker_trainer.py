@@ -167,7 +167,7 @@ class WorkerTrainer:
     def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None, head: Head | None = None) -> None:
         self._worker_group.outer.copy_(theta)
 
-    def has_run_dry(self, round: int) -> bool:
+    def is_exhausted(self, round: int) -> bool:
         return False
 
     async def gather(self, members: Sequence[str]) -> None:

@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from cli.commands.regroup import _remedy, told
-from swarm.coordinator.person import GroupOutcome, Outcome
+from swarm.coordinator.regroup_files import GroupOutcome, Outcome
 from tests.cli.support.typed import Peer
 from tests.swarm.coordinator.run_scene import open_run
 

@@ -56,7 +56,7 @@ def test_lines_go_their_usual_way_without_a_view(capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.process
-async def test_coordinate_and_join_show_what_a_person_needs(tmp_path: Path) -> None:
+async def test_coordinate_and_join_show_what_the_operator_needs(tmp_path: Path) -> None:
     """The invite can be copied from the screen while the view is redrawn, in pieces as well; both stop cleanly."""
     address = f"/ip4/127.0.0.1/tcp/{free_port()}"
     toml = tmp_path / "run.toml"

@@ -88,7 +88,7 @@ def test_a_lost_stage_is_named_with_its_last_members() -> None:
     ]
 
 
-def test_a_person_is_told_who_holds_half_of_the_votes() -> None:
+def test_the_operator_is_told_who_holds_half_of_the_votes() -> None:
     progress = coordinator_view(1)
     tell(progress, "votes_in_one_hand", round=4, votes=3, members=5, invite="ab12cd34ef", prefix="")
     tell(progress, "votes_in_one_hand", round=4, votes=4, members=5, invite="", prefix="203.0.113.0/24")
@@ -102,7 +102,7 @@ def test_a_person_is_told_who_holds_half_of_the_votes() -> None:
     ]
 
 
-def test_a_person_is_told_whom_a_withdrawn_invite_keeps() -> None:
+def test_the_operator_is_told_whom_a_withdrawn_invite_keeps() -> None:
     progress = coordinator_view(1)
     tell(progress, "invite_withdrawn", kept=["ann 1a2b3c", "b\x1b[2Jb 4d5e6f"], dropped=1)
     tell(progress, "invite_withdrawn", kept=[f"p {n}" for n in range(40)], dropped=7)

@@ -15,7 +15,7 @@ from optim.algorithms.streaming import fragment_spans
 from optim.codecs import get_codec
 from optim.simulate import Group, Overlap, StrategyGroup, layout_of
 from optim.strategies.allreduce import AllReduceStrategy
-from optim.strategies.dense import DenseWire
+from optim.strategies.dense import DenseFormat
 from optim.strategies.diloco import DilocoStrategy
 from optim.strategies.interface import OuterStrategy
 from optim.strategies.registry import build_strategy
@@ -51,8 +51,8 @@ def coded(up: Any, down: Any) -> Build:
     return registered(config.DilocoConfig(steps=4), config.CodecConfig(up=up, down=down))
 
 
-def wire(fragments: list[list[slice]]) -> DenseWire:
-    return DenseWire(fragments, get_codec("fp32"), get_codec("fp32"))
+def wire(fragments: list[list[slice]]) -> DenseFormat:
+    return DenseFormat(fragments, get_codec("fp32"), get_codec("fp32"))
 
 
 def streaming() -> OuterStrategy:

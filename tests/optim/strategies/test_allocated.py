@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from optim.codecs import get_codec
-from optim.strategies.allocated import AllocatedWire, choose
+from optim.strategies.allocated import AllocatedFormat, choose
 
 N = 14 * 16_384
 
@@ -54,7 +54,7 @@ def test_members_choose_alike_from_the_rounds_fragment() -> None:
     """Independent of random generators and of threads."""
     half = N // 2
     vector = torch.cat([momentum()[half:].flip(0), momentum()[half:]])
-    wire = AllocatedWire([[slice(0, half)], [slice(half, N)]], get_codec("int8"), 1.0)
+    wire = AllocatedFormat([[slice(0, half)], [slice(half, N)]], get_codec("int8"), 1.0)
     torch.manual_seed(1)
     first = wire.coding(1, vector)
     torch.manual_seed(2)
@@ -66,7 +66,7 @@ def test_members_choose_alike_from_the_rounds_fragment() -> None:
 
 
 def test_the_first_round_uses_four_bits_everywhere() -> None:
-    wire = AllocatedWire([[slice(0, N)]], get_codec("int8"), 1.0)
+    wire = AllocatedFormat([[slice(0, N)]], get_codec("int8"), 1.0)
     coding = wire.coding(0, torch.zeros(N))
     assert {coding.code(i).name for i in range(coding.count)} == {"int4"}
     out = [torch.empty(coding.message_bytes(i), dtype=torch.uint8) for i in range(coding.count)]

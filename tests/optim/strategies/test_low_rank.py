@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from optim.simulate import layout_of
 from optim.strategies import dense, low_rank
-from optim.strategies.dense import Wire
+from optim.strategies.dense import MessageFormat
 from optim.strategies.interface import RoundInfo
-from optim.strategies.low_rank import LowRankCoding, LowRankWire
+from optim.strategies.low_rank import LowRankCoding, LowRankFormat
 from peer.errors import ProtocolViolation
 
 TENSORS = {"embed": torch.zeros(96, 32), "gain": torch.zeros(32), "w": torch.zeros(40, 64), "odd": torch.zeros(3, 5)}
@@ -21,16 +21,16 @@ RANK = 2
 ROUND_INFO = RoundInfo(1, 0, 0.0)
 
 
-def wire() -> LowRankWire:
-    return LowRankWire(LAYOUT, [list(LAYOUT.slots)], RANK)
+def wire() -> LowRankFormat:
+    return LowRankFormat(LAYOUT, [list(LAYOUT.slots)], RANK)
 
 
-def sent(wire: Wire, vector: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor]:
+def sent(used: MessageFormat, vector: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor]:
     """The messages, and what they say."""
-    coding = wire.coding(0, vector)
+    coding = used.coding(0, vector)
     assert isinstance(coding, LowRankCoding)
     out = [torch.empty(coding.message_bytes(i), dtype=torch.uint8) for i in range(coding.count)]
-    wire.encode(coding, vector, out)
+    used.encode(coding, vector, out)
     heard = torch.zeros(LAYOUT.numel)
     for index, message in enumerate(out):
         for place, update in coding.updates(index, coding.merge(index, [message], [1.0])):

@@ -18,7 +18,7 @@ from optim.codecs import get_codec
 from optim.simulate import layout_of
 from optim.strategies import dense, sparse
 from optim.strategies.allreduce import AllReduceStrategy
-from optim.strategies.dense import DenseWire
+from optim.strategies.dense import DenseFormat
 from optim.strategies.diloco import DilocoStrategy
 from optim.strategies.interface import OuterStrategy
 from optim.strategies.lion import LionStrategy
@@ -57,8 +57,8 @@ def short_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sparse, "SLICE_VALUES_MAX", 100)
 
 
-def wire() -> DenseWire:
-    return DenseWire([[slice(0, LAYOUT.numel)]], FP32, FP32)
+def wire() -> DenseFormat:
+    return DenseFormat([[slice(0, LAYOUT.numel)]], FP32, FP32)
 
 
 def distance(build: Callable[[], OuterStrategy], every: int, theirs: list[Arrays], lr: float = 0.0) -> float:

@@ -1,4 +1,4 @@
-"""Holes 8, 9, 10 and 12 as a user of our host sees them. Hole 11, circuits, is in `tests/processes/test_nat.py`."""
+"""Faults of py-libp2p as a user of our host sees them mended. Circuits are in `tests/processes/test_nat.py`."""
 
 from __future__ import annotations
 

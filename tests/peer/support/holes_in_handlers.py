@@ -1,4 +1,4 @@
-"""Scenarios of hostile bytes for a stream handler or the negotiation (holes 1, 2, 3)."""
+"""Scenarios of hostile bytes for a stream handler or the negotiation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scenarios for the Yamux multiplexer over memory streams and a virtual clock (holes 5 to 8, and the 257th stream)."""
+"""Scenarios for the Yamux multiplexer over memory streams and a virtual clock."""
 
 from __future__ import annotations
 

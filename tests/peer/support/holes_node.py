@@ -30,13 +30,13 @@ class Scenario:
 
 
 SCENARIOS = {
-    # hole 1-3: a remote peer ends the process
+    # a remote peer ends the process
     "handler_raises": Scenario(holes_in_handlers.handler_raises),
     "name_not_utf8": Scenario(holes_in_handlers.name_not_utf8),
     "pubsub_garbage": Scenario(holes_in_handlers.pubsub_garbage),
-    # 4: deaf after 250 inbound connections in a lifetime
+    # deaf after 250 inbound connections in a lifetime
     "inbound_slots_leak": Scenario(holes_in_swarm.inbound_slots_leak),
-    # 5-8: the multiplexer
+    # the multiplexer
     "slow_reader": Scenario(holes_in_muxer.slow_reader, virtual_time=True),
     "window_flood": Scenario(holes_in_muxer.window_flood, virtual_time=True),
     "cancelled_write": Scenario(holes_in_muxer.cancelled_write, virtual_time=True),

@@ -72,8 +72,8 @@ async def open_test_worker_group(
         yield worker_group, config.events
 
 
-async def hit(worker_group: WorkerGroup, log: Log, strike: Callable[[int], None], rank: int = 0) -> str:
-    """Strike a worker in the middle of an inner run; the error's text."""
+async def hit(worker_group: WorkerGroup, log: Log, penalize: Callable[[int], None], rank: int = 0) -> str:
+    """Penalize a worker in the middle of an inner run; the error's text."""
     errors: list[str] = []
 
     async def compute() -> None:
@@ -84,5 +84,5 @@ async def hit(worker_group: WorkerGroup, log: Log, strike: Callable[[int], None]
     async with trio.open_nursery() as nursery:
         nursery.start_soon(compute)
         await log.wait_for("inner_step")
-        strike(worker_group.worker_pids[rank])
+        penalize(worker_group.worker_pids[rank])
     return errors[0]

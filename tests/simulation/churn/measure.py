@@ -28,7 +28,7 @@ class Availability:
     undoing: int
     """Those of them that took certified rounds back."""
     calls: int
-    """`peer regroup`, by the person."""
+    """`peer regroup`, by the operator."""
     untold: int
     """Standstills of which nobody was told."""
     lost_runs: int
@@ -38,7 +38,7 @@ class Availability:
 
 
 class LongSchedule:
-    """One group under churn. Where a run is given up, the person begins another one, with all machines up."""
+    """One group under churn. Where a run is given up, the operator begins another one, with all machines up."""
 
     def __init__(self, churn: Churn, seed: int) -> None:
         self._churn, self._seed = churn, seed
@@ -54,8 +54,8 @@ class LongSchedule:
             world.invariants.at_end()
             commits += [began + at for at in world.committed_at]
             sums.update(starts=world.starts, undoing=world.undoing)
-            sums.update(calls=world.person.tries, untold=world.person.untold)
-            if not world.person.has_given_up:
+            sums.update(calls=world.operator.tries, untold=world.operator.untold)
+            if not world.operator.has_given_up:
                 break
             sums["lost_runs"] += 1
             began += world.now

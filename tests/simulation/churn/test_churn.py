@@ -28,15 +28,15 @@ def test_without_failures_a_round_takes_ten_seconds(mode: Mode) -> None:
     assert found.committed in ((59,), (60,)) and (found.starts, found.calls) == (0, 0)
 
 
-def test_a_person_ends_what_the_coordinator_calls_for() -> None:
-    churn = Churn(2, "witness", coordinator_down=0.0, disks_lost=1.0, person_s=60.0)
+def test_the_operator_ends_what_the_coordinator_calls_for() -> None:
+    churn = Churn(2, "witness", coordinator_down=0.0, disks_lost=1.0, operator_s=60.0)
     found = _measured(churn, 1, 2000.0)
     assert found.calls and found.starts and sum(found.committed) > 60
 
 
-def test_a_run_that_no_disk_can_bring_back_begins_again_when_a_person_says_so() -> None:
+def test_a_run_that_no_disk_can_bring_back_begins_again_when_the_operator_says_so() -> None:
     """At its first weights, however old it is."""
-    churn = Churn(1, "witness", coordinator_down=0.0, disks_lost=1.0, person_s=60.0, fails_s=2900.0)
+    churn = Churn(1, "witness", coordinator_down=0.0, disks_lost=1.0, operator_s=60.0, fails_s=2900.0)
     found = _measured(churn, 2, 5000.0)
     assert found.undoing and not found.lost_runs and found.kept < sum(found.committed) > 256
 

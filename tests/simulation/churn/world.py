@@ -10,7 +10,7 @@ from typing import Final
 from swarm.protocol.agreement import actions
 from swarm.protocol.agreement.config import AgreementConfig, Mode
 from swarm.protocol.agreement.scheduled_work import ScheduledWork
-from tests.simulation.churn.person import Person
+from tests.simulation.churn.operator import Operator
 from tests.simulation.electorate import position
 from tests.simulation.machine import Machine
 from tests.simulation.setups import COORDINATOR, Setup
@@ -40,8 +40,8 @@ class Churn:
     """The share of the time in which the coordinator is away."""
     disks_lost: float
     """The share of the members' repairs that bring another disk. The coordinator keeps its disk."""
-    person_s: float = 7200.0
-    """A person acts so long after being told that the group cannot go on."""
+    operator_s: float = 7200.0
+    """The operator acts so long after being told that the group cannot go on."""
     undo_s: float = 100.0
     """`AgreementConfig.undo_s`."""
     fails_s: float = 600.0
@@ -65,7 +65,7 @@ class ChurnWorld(World):
         name = f"{churn.mode}{churn.members}-churn"
         super().__init__(Setup(name, churn.members, churn.mode, faults_s=0.0), seed, without=NO_FAULTS)
         self.work = WORK
-        self.person = Person(self, churn.person_s)
+        self.operator = Operator(self, churn.operator_s)
         self.committed_at: list[float] = []
         """When each round was committed first."""
         self.starts = self.undoing = 0
@@ -91,7 +91,7 @@ class ChurnWorld(World):
         )
 
     def _is_over(self) -> bool:
-        return self.person.has_given_up
+        return self.operator.has_given_up
 
     # -- failures ------------------------------------------------------------------------------------------------------
 
@@ -128,14 +128,14 @@ class ChurnWorld(World):
             self.top = head
         if is_new and head.attempt >= 0:
             self.committed_at.append(self.now)
-            self.person.went_on()
+            self.operator.went_on()
             if len(self.invariants.heads) > 2 * HEADS_KEPT:
                 self._forget()
 
-    def told(self, machine: Machine, action: actions.Tell) -> None:
+    def told(self, machine: Machine, action: actions.Emit) -> None:
         super().told(machine, action)
         if machine.is_coordinator:
-            self.person.told(action.event)
+            self.operator.told(action.event)
         if action.event == "regrouped" and self.top.members:
             self.starts += 1
             self.undoing += bool(action.fields["undone"])

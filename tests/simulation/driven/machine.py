@@ -247,7 +247,7 @@ class DrivenMachine:
     def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None, head: Head) -> None:
         """Invented gradients follow from no weights."""
 
-    def has_run_dry(self, round: int) -> bool:
+    def is_exhausted(self, round: int) -> bool:
         return False
 
     async def gather(self, members: Sequence[str]) -> None:

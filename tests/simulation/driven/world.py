@@ -18,7 +18,7 @@ import trio
 from peer.events import Event
 from peer.net.method import Method
 from swarm.protocol.agreement import actions
-from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement import messages as msg
 from swarm.protocol.head import Head, genesis
 from swarm.rounds.records import RecordFiles
 from swarm.state.outer_state import OuterState
@@ -36,7 +36,7 @@ from tests.simulation.tensors import State, Tensors
 from tests.simulation.world import TAGS, World
 from tests.swarm.support.group import diloco
 
-PLAYED = {"drop", "duplicate", "tails", "slow_types", "join", "cut", "crash", "freeze", "person", "suspect"} | {
+PLAYED = {"drop", "duplicate", "tails", "slow_types", "join", "cut", "crash", "freeze", "operator", "suspect"} | {
     "slow_peer",
     "slow_disks",
 }
@@ -218,14 +218,14 @@ class DrivenWorld:
         tag = method.name.rpartition("/")[2]
         return () if self.network.is_cut(source, target) else self.network.delays(source, target, tag, self.now)
 
-    def sent(self, machine: DrivenMachine, target: str, message: say.Message) -> None:
+    def sent(self, machine: DrivenMachine, target: str, message: msg.Message) -> None:
         """Judge what a driver is told to send, in the order of its node's actions: calls may overtake each other."""
         judged: Any = machine
         self.covered[TAGS[type(message)]] += 1
         with self._judging():
             self.invariants.sent(judged, target, message)
 
-    def received(self, machine: DrivenMachine, source: str, messages: Iterable[say.Message]) -> None:
+    def received(self, machine: DrivenMachine, source: str, messages: Iterable[msg.Message]) -> None:
         """Note what the coordinator hears."""
         for message in messages if machine.is_coordinator else ():
             self.invariants.coordinator_received(source, message)
@@ -263,7 +263,7 @@ class DrivenWorld:
                 if event.name == "bug":
                     raise Broken("0 total", str(event.fields))
                 if event.name == "peer_penalized":
-                    raise Broken("12 honest is never struck", f"{machine.peer}: {event.fields}")
+                    raise Broken("12 honest is never penalized", f"{machine.peer}: {event.fields}")
 
         return note
 

@@ -147,8 +147,8 @@ class History:
     def _goes_on(self, peer: str, lives: list[list[Stand]], heads: Mapping[str, Stand]) -> None:
         """Judge the heads at which one peer stood, one after the other. (3, 4)
 
-        A round of which the coordinator did not hear, since its voters were cut off when a person regrouped, is left
-        without a word: that is not promised."""
+        A round of which the coordinator did not hear, since its voters were cut off when the operator regrouped, is
+        left without a word: that is not promised."""
         last: Stand | None = None
         for life in lives:
             is_first = True

@@ -65,10 +65,10 @@ AUDITED: Final = (
     Rule(
         "a start lists what it undoes",
         PERSONS,
-        changed(Coordinator, "_start", "tuple(undoes)[: say.LINKS_MAX]", "()"),
+        changed(Coordinator, "_start", "tuple(undoes)[: msg.LINKS_MAX]", "()"),
     ),
     Rule(
-        "required: takes back only after its time, or by a person",
+        "required: takes back only after its time, or by the operator",
         ("required3-weights", *REQUIRED),
         _set(GroupWatch, "may_undo", lambda self, base: True),
     ),

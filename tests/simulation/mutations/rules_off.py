@@ -17,7 +17,7 @@ from swarm.protocol.agreement.coordination.branches import Branches
 from swarm.protocol.agreement.coordination.group_watch import GroupWatch
 from swarm.protocol.agreement.messages import ChainLink
 from swarm.protocol.agreement.records import LINK_KEY, LinkRecord
-from swarm.protocol.agreement.round import leader, participant, turns, voting
+from swarm.protocol.agreement.round import election_timeouts, leader, participant, voting
 from swarm.protocol.agreement.rules import electorate, evidence, sponsors, succession
 from swarm.protocol.agreement.rules.acceptor import Ballot
 from swarm.protocol.agreement.rules.evidence import Evidence, ForcedBy
@@ -126,7 +126,7 @@ def _vote_always(self: Ballot, attempt: int, value: bytes) -> Ballot:
     return replace(self, promised=attempt, voted_attempt=attempt, voted=value)
 
 
-def _believe_person(original: Any, self: Any, event: Any) -> None:
+def _believe_operator(original: Any, self: Any, event: Any) -> None:
     original(self, replace(event, restored=False))
 
 
@@ -137,7 +137,7 @@ def _boot_zero(original: Any, self: Any, event: Any) -> None:
 
 def _leave_out_for_now(original: Any, self: Any, *args: Any) -> None:
     original(self, *args)
-    self._person = replace(self._person, without=())
+    self._operator = replace(self._operator, without=())
 
 
 def _always_ready(self: Any) -> bool:
@@ -179,7 +179,7 @@ def _led_nothing(original: Any, self: Any, *args: Any) -> None:
 
 
 def _never_led() -> list[Any]:
-    return [patch.object(turns.Turns, "led", property(lambda self: -1, _nothing), create=True)]
+    return [patch.object(election_timeouts.ElectionTimeouts, "led", property(lambda self: -1, _nothing), create=True)]
 
 
 _THREE = ("witness3", "witness5", "witness7", "witness4")
@@ -230,7 +230,7 @@ RULES: Final = (
     Rule(
         "a restarted leader leads no first attempt",
         _THREE,
-        _after(turns.Turns, "__init__", _led_nothing),
+        _after(election_timeouts.ElectionTimeouts, "__init__", _led_nothing),
         exhaustive="n=3, the first attempt is led twice",
     ),
     Rule("voters check the promises behind a proposal", LIARS, _set(Evidence, "justified", lambda *a: ForcedBy(None))),
@@ -299,7 +299,7 @@ RULES: Final = (
         _set(GroupWatch, "_leaves_out", lambda self, heard, barred: False),
     ),
     Rule(
-        "required: no start takes in whom a proof convicts or a person left out",
+        "required: no start takes in whom a proof convicts or the operator left out",
         REQUIRED_LIARS,
         lambda: [
             patch.object(coordinator.Coordinator, "_barred", frozenset()),
@@ -328,10 +328,12 @@ RULES: Final = (
     Rule("a later stage ends where the first has ended", _THREE, _set(Ledger, "closed", lambda self, first: self)),
     Rule("contributions claim what was assigned", LIARS, _set(scheduled_work, "check_contribution", _nothing)),
     Rule("no attempt is led twice", MEMBERS, _never_led),
-    Rule("turns grow", MEMBERS, _set(turns, "GROWTH", 1.0)),
+    Rule("turns grow", MEMBERS, _set(election_timeouts, "GROWTH", 1.0)),
     Rule("a term has a boot id", RESTORED, _after(coordinator.Coordinator, "load", _boot_zero)),
     Rule(
-        "a restored coordinator waits for a person", RESTORED, _after(coordinator.Coordinator, "load", _believe_person)
+        "a restored coordinator waits for the operator",
+        RESTORED,
+        _after(coordinator.Coordinator, "load", _believe_operator),
     ),
     Rule(
         "a witness is another voter after a restart",

@@ -14,7 +14,7 @@ from optim.strategies.registry import build_strategy
 from peer.identity import Identity
 from swarm.coordinator.coordinated_group import strategy_of
 from swarm.placement.stages import layout_of
-from swarm.protocol import messages as say
+from swarm.protocol import messages as msg
 from swarm.protocol.head import Member, Sponsor, Sponsorship
 from swarm.run.credentials import GUESTS_DEFAULT
 from swarm.run.sections import RunRules
@@ -32,8 +32,8 @@ async def test_a_run_begins_goes_on_and_ends_under_its_coordinator(tmp_path: Pat
         ]
         await run.until(lambda: one.head.round == other.head.round == 3)
         assert torch.equal(one.state.theta, other.state.theta)
-        asked = say.AskHead(run.manifest.run_id)
-        report = (await one.host.rpc.call(run.host.peer_id, say.HEAD_REPORT, asked, timeout_s=30)).body
+        asked = msg.AskHead(run.manifest.run_id)
+        report = (await one.host.rpc.call(run.host.peer_id, msg.HEAD_REPORT, asked, timeout_s=30)).body
         assert report.head == run.groups[0].head
 
         last = run.groups[0].head
@@ -82,7 +82,7 @@ async def test_an_invite_admits_no_more_of_one_prefix_in_a_closed_run_either(tmp
         assert heard == [True] * 8 + [False] * 2
 
 
-async def test_a_person_is_told_once_that_one_invite_holds_half_of_the_votes(tmp_path: Path) -> None:
+async def test_the_operator_is_told_once_that_one_invite_holds_half_of_the_votes(tmp_path: Path) -> None:
     async with open_run(tmp_path) as run:
         group = run.groups[0]
         sponsor, other = Sponsor("ab" * 16, 8), Sponsor("cd" * 16, 8)
@@ -101,7 +101,7 @@ async def test_a_person_is_told_once_that_one_invite_holds_half_of_the_votes(tmp
         assert [(event.fields["invite"], event.fields["votes"]) for event in told] == [(other.key, 2), (sponsor.key, 2)]
 
 
-async def test_a_restored_coordinator_waits_for_a_person(tmp_path: Path) -> None:
+async def test_a_restored_coordinator_waits_for_the_operator(tmp_path: Path) -> None:
     async with open_run(tmp_path) as run:
         await run.restart(restored=True)
         await run.until(lambda: run.seen("coordinator_restored"))

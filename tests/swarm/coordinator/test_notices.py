@@ -1,4 +1,4 @@
-"""`peer coordinate --notify`: a web service is told of what calls for a person."""
+"""`peer coordinate --notify`: a web service is told of what calls for the operator."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def failure_of(url: str) -> Event:
     return seen[0]
 
 
-async def test_a_service_is_told_of_what_calls_for_a_person() -> None:
+async def test_a_service_is_told_of_what_calls_for_the_operator() -> None:
     log, service = EventLog(), Service()
     with serve(service):
         async with trio.open_nursery() as nursery:

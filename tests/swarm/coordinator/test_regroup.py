@@ -1,4 +1,4 @@
-"""A person's regroup: asked by a file in the coordinator's home, answered by another."""
+"""The operator's regroup: asked by a file in the coordinator's home, answered by another."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import trio
 
 from peer.errors import ConfigError
 from peer.identity import Identity
-from swarm.coordinator.person import GroupOutcome, RegroupRequest, ask_coordinator
 from swarm.coordinator.regroup import regroup_all
+from swarm.coordinator.regroup_files import GroupOutcome, RegroupRequest, ask_coordinator
 from swarm.run.home import Home
 from tests.swarm.coordinator.run_scene import CoordinatedRun, open_run
 
@@ -25,7 +25,7 @@ async def ask(run: CoordinatedRun, *without: str, undo: bool = False) -> GroupOu
     return outcome
 
 
-async def test_a_group_that_lost_its_majority_goes_on_when_a_person_says_so(tmp_path: Path) -> None:
+async def test_a_group_that_lost_its_majority_goes_on_when_the_operator_says_so(tmp_path: Path) -> None:
     async with open_run(tmp_path, min_peers=3) as run:
         left, *lost = [await run.enter() for _ in range(3)]
         group = run.groups[0]
@@ -61,7 +61,7 @@ async def test_a_group_that_goes_on_is_left_alone(tmp_path: Path) -> None:
         assert all(replica.head.term == 1 for replica in replicas)
 
 
-async def test_rounds_are_taken_back_only_if_a_person_says_so(tmp_path: Path) -> None:
+async def test_rounds_are_taken_back_only_if_the_operator_says_so(tmp_path: Path) -> None:
     """The only peer that holds the last weights is gone. The other one stands before them."""
     async with open_run(tmp_path, min_peers=2) as run:
         early, late = [await run.enter() for _ in range(2)]
@@ -90,7 +90,7 @@ async def test_the_groups_of_all_stages_are_asked(tmp_path: Path) -> None:
         assert outcomes[0].reason == "the group has not begun"
 
 
-async def test_a_restored_coordinator_begins_after_a_persons_regroup(tmp_path: Path) -> None:
+async def test_a_restored_coordinator_begins_after_the_operator_regroup(tmp_path: Path) -> None:
     async with open_run(tmp_path) as run:
         await run.restart(restored=True)
         group = run.groups[0]

@@ -1,4 +1,4 @@
-"""A coordinator's machine is lost, and a person with its locked key goes on on another one."""
+"""A coordinator's machine is lost, and the operator with its locked key goes on on another one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A web service of a person, as `--notify` tells one."""
+"""A web service of the operator, as `--notify` tells one."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from peer.events import EventLog
 from peer.identity import Identity
 from peer.net.host import Host, HostConfig, open_host
 from peer.net.rpc import Buffer, Call
-from swarm.gossip import messages as say
+from swarm.gossip import messages as msg
 from swarm.gossip.coding import step_alone
 from swarm.gossip.exchange import PairExchange
 from swarm.gossip.matchmaking import Matchmaker
@@ -118,22 +118,22 @@ class Liar:
 
     def __init__(self, host: Host, slices: dict[str, list[bytes]], forge: Callable[[bytes], bytes]) -> None:
         self._slices, self._forge = slices, forge
-        host.rpc.register(say.PROPOSE, self._on_propose)
-        host.rpc.register(say.COMMIT, self._on_commit)
-        host.rpc.register(say.SLICE, self._on_slice)
-        host.rpc.register(say.LEAVE, self._on_leave)
+        host.rpc.register(msg.PROPOSE, self._on_propose)
+        host.rpc.register(msg.COMMIT, self._on_commit)
+        host.rpc.register(msg.SLICE, self._on_slice)
+        host.rpc.register(msg.LEAVE, self._on_leave)
 
-    async def _on_propose(self, call: Call[say.Propose]) -> say.Answer:
-        return say.Answer("come", call.body.round, 0.0)
+    async def _on_propose(self, call: Call[msg.Propose]) -> msg.Answer:
+        return msg.Answer("come", call.body.round, 0.0)
 
-    async def _on_commit(self, call: Call[say.Commit]) -> say.Committed:
-        return say.Committed(tuple(blake3(piece).digest() for piece in self._slices[call.body.half]))
+    async def _on_commit(self, call: Call[msg.Commit]) -> msg.Committed:
+        return msg.Committed(tuple(blake3(piece).digest() for piece in self._slices[call.body.half]))
 
-    async def _on_slice(self, call: Call[say.AskSlice]) -> tuple[say.Nothing, Buffer]:
-        return say.Nothing(), self._forge(self._slices[call.body.half][call.body.index])
+    async def _on_slice(self, call: Call[msg.AskSlice]) -> tuple[msg.Nothing, Buffer]:
+        return msg.Nothing(), self._forge(self._slices[call.body.half][call.body.index])
 
-    async def _on_leave(self, call: Call[say.Leave]) -> say.Nothing:
-        return say.Nothing()
+    async def _on_leave(self, call: Call[msg.Leave]) -> msg.Nothing:
+        return msg.Nothing()
 
 
 def cut(group: Group, half: str, values: torch.Tensor) -> list[bytes]:
@@ -178,14 +178,14 @@ async def test_a_partner_that_withholds_its_last_slice_is_left(
     uses nothing of what came, and steps alone."""
     rest_is_here, fetch = trio.Event(), PairExchange._fetch
 
-    async def fetch_and_tell(exchange: PairExchange, half: say.Half, index: int, limit_s: float) -> memoryview:
+    async def fetch_and_tell(exchange: PairExchange, half: msg.Half, index: int, limit_s: float) -> memoryview:
         piece = await fetch(exchange, half, index, limit_s)
         if half == "delta":
             rest_is_here.set()
         return piece
 
     class Withholds(Liar):
-        async def _on_slice(self, call: Call[say.AskSlice]) -> tuple[say.Nothing, Buffer]:
+        async def _on_slice(self, call: Call[msg.AskSlice]) -> tuple[msg.Nothing, Buffer]:
             nothing, piece = await super()._on_slice(call)
             if (call.body.half, call.body.index) != ("delta", group.coding.count - 1):
                 return nothing, piece
@@ -234,12 +234,12 @@ async def test_a_frozen_partner_costs_one_deadline(tmp_path: Path, monkeypatch: 
     asked = []
 
     class Frozen(Liar):
-        async def _on_propose(self, call: Call[say.Propose]) -> say.Answer:
+        async def _on_propose(self, call: Call[msg.Propose]) -> msg.Answer:
             asked.append(call.body.meeting)
             peer.engine._context.timeouts._timeout_floor_s = 0.0
             return await super()._on_propose(call)
 
-        async def _on_commit(self, call: Call[say.Commit]) -> say.Committed:
+        async def _on_commit(self, call: Call[msg.Commit]) -> msg.Committed:
             await trio.sleep_forever()
             raise AssertionError
 

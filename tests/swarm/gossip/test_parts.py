@@ -81,7 +81,7 @@ def test_samples_are_drawn_once_and_rarely_shared() -> None:
     assert draw("run", "a", 7, count) == draw("run", "a", 7, count) != draw("another run", "a", 7, count)
 
 
-def test_failures_cost_seconds_and_three_strikes_an_hour() -> None:
+def test_failures_cost_seconds_and_three_penalties_an_hour() -> None:
     now = 0.0
     scores = PeerScores(lambda: now)
     scores.failed("a")
@@ -97,7 +97,7 @@ def test_failures_cost_seconds_and_three_strikes_an_hour() -> None:
     now += PAUSE_S
     assert not scores.avoids("a")
     for _ in range(3):
-        scores.strike("b")
+        scores.penalize("b")
     now += MEMORY_S - 1
     assert scores.avoids("b")
     now += 2

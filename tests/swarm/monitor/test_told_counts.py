@@ -35,14 +35,14 @@ def test_prometheus_reads_it_and_what_nobody_told_is_left_out() -> None:
         text = metrics_text(state, [], counts).decode()
         return {family.name: family for family in text_string_to_metric_families(text)}
 
-    unknown = {"barnraise_strikes", "barnraise_moves", "barnraise_phase_duration_seconds"}
+    unknown = {"barnraise_penalties", "barnraise_moves", "barnraise_phase_duration_seconds"}
     assert not {*unknown, "barnraise_round_duration_seconds"} & families().keys()
     counts.take("a", told("peer_penalized", at=NOW + 1, peer="b", reason="x"))
     counts.take("a", told("move_finished", at=NOW - 1, target=1))
     counts.take("a", told("phase_entered", at=NOW, round=1, phase="compute"))
     counts.take("a", told("phase_entered", at=NOW + 20, round=1, phase="submit"))
     found = families()
-    assert found["barnraise_strikes"].samples[0].value == 1 and "barnraise_moves" not in found
+    assert found["barnraise_penalties"].samples[0].value == 1 and "barnraise_moves" not in found
     phases = {
         (s.name.removeprefix("barnraise_phase_duration_"), s.labels.get("le")): s.value
         for s in found["barnraise_phase_duration_seconds"].samples

@@ -124,7 +124,7 @@ async def test_dry_round_keeps_the_state(tmp_path: Path) -> None:
         return ((2 * number, 2 * number + 2),) if order.round_info.round == 1 else ()
 
     def dry(number: int, member: DrivenReplica) -> None:
-        member.trainer.dry = True
+        member.trainer.exhausted = True
 
     async with running(tmp_path, LATER, 2, script, dry) as members:
         pass
@@ -144,8 +144,8 @@ async def test_one_dry_member_is_no_majority(tmp_path: Path) -> None:
     at_work: list[DrivenReplica] = []
 
     async def script(number: int, order: TrainRequest) -> tuple[Range, ...]:
-        if not any(trainer_of(member).dry for member in at_work):
-            trainer_of(next(member for member in at_work if member.seen("attempt_begun"))).dry = True
+        if not any(trainer_of(member).exhausted for member in at_work):
+            trainer_of(next(member for member in at_work if member.seen("attempt_begun"))).exhausted = True
         return ((2 * number, 2 * number + 2),) if seen(at_work, "attempt_failed", "") else ()
 
     def prepare(number: int, member: DrivenReplica) -> None:
@@ -154,7 +154,7 @@ async def test_one_dry_member_is_no_majority(tmp_path: Path) -> None:
     async with running(tmp_path, LATER, 1, script, prepare, AdaptiveTimeouts) as members:
         pass
     assert members[0].head.tokens > 0 and all(counted(member) for member in members)
-    (dry,) = (member for member in members if trainer_of(member).dry)
+    (dry,) = (member for member in members if trainer_of(member).exhausted)
     assert len(dry.seen("attempt_begun")) <= 2, "once a turn"
 
 

@@ -127,7 +127,7 @@ async def all_read(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def heard_of_the_end(scene: Scene, rounds: int) -> None:
-    await until(lambda: all(member.trainer.has_run_dry(rounds) for member in scene.stages[1]))
+    await until(lambda: all(member.trainer.is_exhausted(rounds) for member in scene.stages[1]))
 
 
 async def test_only_the_last_rounds_can_run_dry(tmp_path: Path) -> None:
@@ -138,8 +138,8 @@ async def test_only_the_last_rounds_can_run_dry(tmp_path: Path) -> None:
             (first,), (last,) = scene.stages
             first.entry["round"] = rounds
             await heard_of_the_end(scene, rounds)
-            assert [last.trainer.has_run_dry(number) for number in range(1, 5)] == [False, False, True, True]
-            assert not first.trainer.has_run_dry(rounds)
+            assert [last.trainer.is_exhausted(number) for number in range(1, 5)] == [False, False, True, True]
+            assert not first.trainer.is_exhausted(rounds)
 
 
 async def test_late_plan_submits_what_there_is(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def body_of(
         sqnorms=(1.0,) * work,
         counted=counted,
         first_stage=first_stage,
-        dry=not counted,
+        exhausted=not counted,
     )
 
 

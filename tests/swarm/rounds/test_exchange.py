@@ -36,7 +36,7 @@ async def test_a_peer_that_restarted_after_it_had_submitted_tells_that_its_updat
     exchange = SliceExchange(context, order, part, 10.0, told.append)
     with trio.move_on_after(20.0):
         await exchange.run()
-    assert told == [events.Lacking(b"key", ("A",), ())]
+    assert told == [events.Missing(b"key", ("A",), ())]
 
 
 async def test_a_slice_for_an_earlier_incarnation_is_held_against_no_sender() -> None:

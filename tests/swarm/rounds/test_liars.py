@@ -13,11 +13,11 @@ import torch
 
 from peer.identity import Signed, open_body
 from swarm.protocol import messages as slices
-from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement import messages as msg
 from swarm.protocol.agreement.rules import evidence
 from swarm.protocol.head import Member
 from swarm.protocol.plan import PLAN_KIND, WorkPlan
-from swarm.rounds.messages import AGREE, Letter
+from swarm.rounds.messages import AGREE, MessageBatch
 from tests.swarm.support.hostile import Liar, Scene, hostile_scene
 
 pytestmark = pytest.mark.slow
@@ -106,15 +106,15 @@ def in_anothers_name(liar: Liar) -> None:
 def _changes_contribution(liar: Liar, forge: Any) -> None:
     """Change the contribution it submits, and the one it reports to a later leader."""
 
-    def submit(peer: str, message: say.SubmitMessage) -> say.SubmitMessage:
+    def submit(peer: str, message: msg.SubmitMessage) -> msg.SubmitMessage:
         return replace(message, contribution=forge(message.contribution))
 
-    def promise(peer: str, message: say.PromiseMessage) -> say.PromiseMessage:
+    def promise(peer: str, message: msg.PromiseMessage) -> msg.PromiseMessage:
         mine = message.contribution
         return replace(message, contribution=forge(mine)) if mine is not None else message
 
-    liar.says(say.SubmitMessage, submit)
-    liar.says(say.PromiseMessage, promise)
+    liar.says(msg.SubmitMessage, submit)
+    liar.says(msg.PromiseMessage, promise)
 
 
 def corrupt_results(liar: Liar) -> None:
@@ -144,44 +144,44 @@ def foreign_results(liar: Liar) -> None:
 def promises_without_evidence(liar: Liar) -> None:
     """Reports that it has accepted an invented head, which every later leader would have to finish."""
 
-    def lie(peer: str, message: say.PromiseMessage) -> say.PromiseMessage:
-        body = open_body(message.promise, evidence.PROMISE, say.PromiseBody)
+    def lie(peer: str, message: msg.PromiseMessage) -> msg.PromiseMessage:
+        body = open_body(message.promise, evidence.PROMISE, msg.PromiseBody)
         head = replace(liar.member.head, round=liar.member.head.round + 1, state_hash=b"\x01" * 32)
-        forged = replace(body, accepted=say.AcceptedValue(0, head, Signed(b"", liar.member.peer, b"")))
+        forged = replace(body, accepted=msg.AcceptedValue(0, head, Signed(b"", liar.member.peer, b"")))
         return replace(message, promise=liar.sign(evidence.PROMISE, forged))
 
-    liar.says(say.PromiseMessage, lie)
+    liar.says(msg.PromiseMessage, lie)
 
 
 def votes_twice(liar: Liar) -> None:
     """Votes for another value as well."""
 
-    def both(peer: str, letter: Letter, payload: bytes) -> tuple[Letter, bytes]:
+    def both(peer: str, letter: MessageBatch, payload: bytes) -> tuple[MessageBatch, bytes]:
         said = list(letter.messages)
         for message in letter.messages:
-            if isinstance(message, say.VoteMessage):
-                body = replace(open_body(message.vote, evidence.VOTE, say.VoteBody), value=b"\x07" * 32)
-                said.append(say.VoteMessage(liar.sign(evidence.VOTE, body)))
+            if isinstance(message, msg.VoteMessage):
+                body = replace(open_body(message.vote, evidence.VOTE, msg.VoteBody), value=b"\x07" * 32)
+                said.append(msg.VoteMessage(liar.sign(evidence.VOTE, body)))
         return replace(letter, messages=tuple(said)), payload
 
     liar.sends(AGREE, both)
 
 
 def orders_the_same_samples_for_all(liar: Liar) -> None:
-    def forge(peer: str, message: say.PlanMessage) -> say.PlanMessage:
+    def forge(peer: str, message: msg.PlanMessage) -> msg.PlanMessage:
         plan = open_body(message.plan, PLAN_KIND, WorkPlan)
         same = tuple(replace(each, ranges=plan.assignments[0].ranges) for each in plan.assignments)
         return replace(message, plan=liar.sign(PLAN_KIND, replace(plan, assignments=same)))
 
-    liar.says(say.PlanMessage, forge)
+    liar.says(msg.PlanMessage, forge)
 
 
 def orders_an_absurd_deadline(liar: Liar) -> None:
-    def forge(peer: str, message: say.PlanMessage) -> say.PlanMessage:
+    def forge(peer: str, message: msg.PlanMessage) -> msg.PlanMessage:
         plan = open_body(message.plan, PLAN_KIND, WorkPlan)
         return replace(message, plan=liar.sign(PLAN_KIND, replace(plan, deadline_s=1e9)))
 
-    liar.says(say.PlanMessage, forge)
+    liar.says(msg.PlanMessage, forge)
 
 
 def soak(attack: Any) -> Any:
@@ -230,7 +230,7 @@ def accuses_others(scene: Scene) -> None:
     """Sends one owner nothing, and claims that the others sent it nothing."""
     silent_to_one(scene)
     others = tuple(replica.peer for replica in scene.honest[:2])
-    scene.liar.says(say.PromiseMessage, lambda peer, message: replace(message, lacks=(others, others)))
+    scene.liar.says(msg.PromiseMessage, lambda peer, message: replace(message, missing=(others, others)))
 
 
 def two_faced_owner(scene: Scene) -> None:
@@ -245,46 +245,46 @@ def two_faced_owner(scene: Scene) -> None:
 
 def silent_leader(scene: Scene) -> None:
     """Sends nothing after the promises."""
-    scene.liar.says(say.PlanMessage, lambda peer, message: None)
+    scene.liar.says(msg.PlanMessage, lambda peer, message: None)
 
 
 def silent_voter(scene: Scene) -> None:
-    scene.liar.says(say.VoteMessage, lambda peer, message: None)
+    scene.liar.says(msg.VoteMessage, lambda peer, message: None)
 
 
 def says_it_is_far_ahead(scene: Scene) -> None:
     """A billion rounds ahead, with nothing to show for it."""
 
-    def lie(peer: str, message: say.StatusMessage) -> say.StatusMessage:
+    def lie(peer: str, message: msg.StatusMessage) -> msg.StatusMessage:
         return replace(message, position=(5, 0, 10**9), head=b"\x03" * 32)
 
-    scene.liar.says(say.StatusMessage, lie)
+    scene.liar.says(msg.StatusMessage, lie)
 
 
 def shows_a_chain_of_its_own(scene: Scene) -> None:
     """A head a billion rounds ahead with itself as the only member, and its own vote."""
     liar = scene.liar
 
-    def lie(peer: str, message: say.ChainMessage) -> say.ChainMessage:
+    def lie(peer: str, message: msg.ChainMessage) -> msg.ChainMessage:
         before = liar.member.head
         head = replace(before, round=10**9, members=(liar.member.driver.me,), previous=before.hash)
-        body = say.VoteBody(before.hash, 0, head.hash, liar.member.driver.me)
-        return say.ChainMessage((say.ChainLink(head, votes=(liar.sign(evidence.VOTE, body),) * 3),))
+        body = msg.VoteBody(before.hash, 0, head.hash, liar.member.driver.me)
+        return msg.ChainMessage((msg.ChainLink(head, votes=(liar.sign(evidence.VOTE, body),) * 3),))
 
     says_it_is_far_ahead(scene)
-    liar.says(say.ChainMessage, lie)
+    liar.says(msg.ChainMessage, lie)
 
 
 def false_speeds(scene: Scene) -> None:
     """Reports speeds that must not break a leader's arithmetic."""
     values = iter([1e308, 1e-308, 0.0] * 1000)
-    scene.liar.says(say.PromiseMessage, lambda peer, message: replace(message, speed=next(values)))
+    scene.liar.says(msg.PromiseMessage, lambda peer, message: replace(message, speed=next(values)))
 
 
 def signs_junk(scene: Scene) -> None:
     """Puts signed bodies into its promises that do not decode."""
     junk = scene.liar.sign(PLAN_KIND, slices.Done())
-    scene.liar.says(say.PromiseMessage, lambda peer, message: replace(message, plan=junk, contribution=junk))
+    scene.liar.says(msg.PromiseMessage, lambda peer, message: replace(message, plan=junk, contribution=junk))
 
 
 GONE_ON = [

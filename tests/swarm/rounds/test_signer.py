@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from peer import identity as identity_module
 from peer.errors import ProtocolViolation
 from peer.identity import Identity, Signed, sign_body
-from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement import messages as msg
 from swarm.protocol.agreement.rules.evidence import PROMISE, VOTE, signed_in
 from swarm.protocol.head import Member, genesis
 from swarm.protocol.signer import KeySigner, check_all
@@ -24,13 +24,13 @@ MEMBERS = tuple(sorted(Member(peer.peer_id, "s") for peer in PEERS[:3]))
 FIRST = replace(genesis("run", bytes(32)), members=MEMBERS, term=1)
 
 
-def page(links: int) -> tuple[say.ChainLink, ...]:
+def page(links: int) -> tuple[msg.ChainLink, ...]:
     """Return a page of links, each with the votes of all members and of a stranger."""
-    head, found = FIRST, list[say.ChainLink]()
+    head, found = FIRST, list[msg.ChainLink]()
     for round in range(links):
         value = replace(head, round=round + 1, previous=head.hash)
-        votes = [sign_body(p, VOTE, say.VoteBody(head.hash, 0, value.hash, Member(p.peer_id, "s"))) for p in PEERS]
-        found.append(say.ChainLink(value, votes=tuple(votes)))
+        votes = [sign_body(p, VOTE, msg.VoteBody(head.hash, 0, value.hash, Member(p.peer_id, "s"))) for p in PEERS]
+        found.append(msg.ChainLink(value, votes=tuple(votes)))
         head = value
     return tuple(found)
 
@@ -50,17 +50,17 @@ def verified(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_what_was_checked_is_not_checked_again(verified: list[str]) -> None:
-    message = say.ChainMessage(page(3))
+    message = msg.ChainMessage(page(3))
     signed = list(signed_in(message, FIRST))
     assert len(signed) == 3 * 3 and PEERS[3].peer_id not in {entry.signer for _, entry in signed}
     repeated = replace(message.links[0], votes=message.links[0].votes * 9)
-    assert len(list(signed_in(say.ChainMessage((repeated,)), FIRST))) == 2 * 3, "as many as the node looks at"
+    assert len(list(signed_in(msg.ChainMessage((repeated,)), FIRST))) == 2 * 3, "as many as the node looks at"
     checked = check_all(signed)
     assert checked == signed and len(verified) == len(signed)
     signer = KeySigner(PEERS[0])
     with signer.knowing(checked):
         for kind, entry in signed:
-            assert signer.open(entry, kind, say.VoteBody).voter.peer == entry.signer
+            assert signer.open(entry, kind, msg.VoteBody).voter.peer == entry.signer
     assert len(verified) == len(signed)
 
 
@@ -74,17 +74,17 @@ def test_a_wrong_signature_is_refused_whatever_was_checked(verified: list[str]) 
     signer = KeySigner(PEERS[0])
     with signer.knowing(checked):
         with pytest.raises(ProtocolViolation):
-            signer.open(false, VOTE, say.VoteBody)
+            signer.open(false, VOTE, msg.VoteBody)
         with pytest.raises(ProtocolViolation):
-            signer.open(first, PROMISE, say.VoteBody)
+            signer.open(first, PROMISE, msg.VoteBody)
         with pytest.raises(ProtocolViolation):
-            signer.open(first, VOTE, say.ChainLink)
-        signer.open(third, VOTE, say.VoteBody)
+            signer.open(first, VOTE, msg.ChainLink)
+        signer.open(third, VOTE, msg.VoteBody)
     verified.clear()
     fresh = KeySigner(PEERS[0])
     with fresh.knowing(checked):
         pass
-    fresh.open(first, VOTE, say.VoteBody)
+    fresh.open(first, VOTE, msg.VoteBody)
     assert verified == [first.signer], "what was checked counts for those messages only"
 
 

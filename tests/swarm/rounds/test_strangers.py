@@ -16,7 +16,7 @@ from peer.events import EventLog
 from peer.identity import Identity
 from peer.net.host import HostConfig, open_host
 from peer.net.method import Method
-from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement import messages as msg
 from swarm.protocol.agreement.chain import position_of
 from swarm.protocol.agreement.rules import evidence
 from swarm.protocol.agreement.rules.electorate import leader_of
@@ -24,7 +24,7 @@ from swarm.protocol.head import Head, Member
 from swarm.protocol.messages import CONTRIBUTION, FETCH_RESULT, RESULT, SliceOf
 from swarm.protocol.plan import PLAN_KIND
 from swarm.rounds.handlers import serve_agreement
-from swarm.rounds.messages import AGREE, Letter
+from swarm.rounds.messages import AGREE, MessageBatch
 from swarm.rounds.replica_actor import EXCHANGES_MAX
 from tests.swarm.rounds.test_driver import deltas
 from tests.swarm.support.driven_group import DrivenReplica, GroupSetting, open_driven_group
@@ -46,9 +46,9 @@ async def test_messages_of_another_group_are_refused_without_a_penalty(tmp_path:
         replica = await group.enter(deltas)
         async with open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as asker:
             await asker.connect_address(replica.host.addresses[0], timeout_s=30)
-            status = say.StatusMessage((0, 0, 0), bytes(32), Member(asker.peer_id, "s"))
+            status = msg.StatusMessage((0, 0, 0), bytes(32), Member(asker.peer_id, "s"))
             with pytest.raises(RemoteError, match="in another group") as refused:
-                await asker.rpc.call(replica.peer, AGREE, Letter("another", (status,)), timeout_s=30)
+                await asker.rpc.call(replica.peer, AGREE, MessageBatch("another", (status,)), timeout_s=30)
             assert refused.value.code == "InOtherGroup"
             with pytest.raises(RemoteError) as refused:
                 await asker.rpc.call(replica.peer, FETCH_RESULT, SliceOf(bytes(32), 0), timeout_s=30)
@@ -65,7 +65,7 @@ async def test_a_peer_that_says_it_is_elsewhere_counts_as_down_until_it_is_back(
         driver = (await group.enter(deltas)).driver.group
         async with open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as mover:
             await mover.connect_address(group.members[0].host.addresses[0], timeout_s=30)
-            status = say.StatusMessage((0, 0, 0), bytes(32), Member(mover.peer_id, "s"))
+            status = msg.StatusMessage((0, 0, 0), bytes(32), Member(mover.peer_id, "s"))
 
             async def until_down(expected: bool) -> None:
                 while (mover.peer_id in driver._node._context.down) is not expected:
@@ -107,19 +107,19 @@ async def test_orders_of_a_peer_that_does_not_lead_are_refused(tmp_path: Path) -
         plan = victim.actor.training.plan
         assert plan is not None
         forged = liar.sign(PLAN_KIND, msgspec.structs.replace(plan, attempt=wrong))
-        roster = say.RosterBody(head.hash, wrong, plan.hash, ())
+        roster = msg.RosterBody(head.hash, wrong, plan.hash, ())
         other = Member(scene.honest[1].peer, "s")
         start = msgspec.structs.replace(head, term=head.term + 1, previous=head.hash, attempt=-1)
-        started = say.ChainLink(start, start=liar.sign(evidence.START, say.StartBody(start)))
+        started = msg.ChainLink(start, start=liar.sign(evidence.START, msg.StartBody(start)))
         orders = {
-            "prepare": say.PrepareMessage(head.hash, wrong, position_of(head)),
-            "plan": say.PlanMessage(head.hash, wrong, forged),
-            "roster": say.RosterMessage(head.hash, wrong, forged, liar.sign(evidence.ROSTER, roster)),
-            "vote": say.VoteMessage(liar.sign(evidence.VOTE, say.VoteBody(head.hash, 0, b"x" * 32, other))),
-            "join": say.JoinMessage(liar.sign(evidence.JOIN, say.JoinBody(head.hash, other))),
-            "start": say.ChainMessage((started,)),
-            "endorsement": say.EndorsementMessage(liar.sign(evidence.ENDORSEMENT, say.EndorsementBody(head.hash))),
-            "witness": say.WitnessMessage(liar.sign(evidence.WITNESS, say.WitnessBody(head.run_id, other))),
+            "prepare": msg.PrepareMessage(head.hash, wrong, position_of(head)),
+            "plan": msg.PlanMessage(head.hash, wrong, forged),
+            "roster": msg.RosterMessage(head.hash, wrong, forged, liar.sign(evidence.ROSTER, roster)),
+            "vote": msg.VoteMessage(liar.sign(evidence.VOTE, msg.VoteBody(head.hash, 0, b"x" * 32, other))),
+            "join": msg.JoinMessage(liar.sign(evidence.JOIN, msg.JoinBody(head.hash, other))),
+            "start": msg.ChainMessage((started,)),
+            "endorsement": msg.EndorsementMessage(liar.sign(evidence.ENDORSEMENT, msg.EndorsementBody(head.hash))),
+            "witness": msg.WitnessMessage(liar.sign(evidence.WITNESS, msg.WitnessBody(head.run_id, other))),
         }
         passed = [name for name, order in orders.items() if not await refused(liar, victim, order)]
         assert victim.driver.group.head == head
@@ -140,15 +140,15 @@ async def test_floods_are_bounded_and_stop_no_round(tmp_path: Path) -> None:
         async with trio.open_nursery() as nursery:
             for i in range(200):
                 head = victim.head
-                vote = say.VoteBody(head.hash, i, i.to_bytes(32, "big"), liar.member.driver.me)
-                join = say.JoinBody(head.hash, Member(f"12D3KooWSomebody{i}", "s"))
+                vote = msg.VoteBody(head.hash, i, i.to_bytes(32, "big"), liar.member.driver.me)
+                join = msg.JoinBody(head.hash, Member(f"12D3KooWSomebody{i}", "s"))
                 said = (
-                    say.VoteMessage(liar.sign(evidence.VOTE, vote)),
-                    say.JoinMessage(liar.sign(evidence.JOIN, join)),
-                    say.AskChainMessage((i.to_bytes(32, "big"),)),
-                    say.StatusMessage((9, 0, i), i.to_bytes(32, "big"), liar.member.driver.me),
+                    msg.VoteMessage(liar.sign(evidence.VOTE, vote)),
+                    msg.JoinMessage(liar.sign(evidence.JOIN, join)),
+                    msg.AskChainMessage((i.to_bytes(32, "big"),)),
+                    msg.StatusMessage((9, 0, i), i.to_bytes(32, "big"), liar.member.driver.me),
                 )
-                nursery.start_soon(quietly, AGREE, Letter("run", said))
+                nursery.start_soon(quietly, AGREE, MessageBatch("run", said))
         nested: Any = []
         for _ in range(900):
             nested = [nested]

@@ -14,7 +14,7 @@ from optim.codecs import get_codec
 from optim.config import DilocoConfig
 from optim.rules.interface import MergeRule
 from optim.rules.registry import MEAN
-from optim.strategies.dense import DenseWire
+from optim.strategies.dense import DenseFormat
 from optim.strategies.diloco import DilocoStrategy
 from optim.strategies.interface import OuterStrategy
 from peer.config import InnerConfig
@@ -39,7 +39,7 @@ class Patient(AdaptiveTimeouts):
 
 
 def diloco(numel: int, codec: str, outer: DilocoOuter = NESTEROV, rule: MergeRule = MEAN) -> OuterStrategy:
-    return DilocoStrategy(DenseWire([[slice(0, numel)]], get_codec(codec), get_codec(codec), rule), outer)
+    return DilocoStrategy(DenseFormat([[slice(0, numel)]], get_codec(codec), get_codec(codec), rule), outer)
 
 
 def schedule_of(steps: int, batch_size: int = BATCH, seq_len: int = SEQ, compute_s_max: float = 60.0) -> RoundSchedule:
@@ -60,7 +60,7 @@ class InventedTrainer:
     gate: trio.Event | None = None
     gated_from: int = 0
     waiting: bool = False  # at the gate
-    dry: bool = False  # no work can come
+    exhausted: bool = False  # no work can come
     paused: bool = False  # as a `WorkerTrainer` that has been paused
     work_s: float = 0.0  # how long the work takes
     theta: torch.Tensor | None = None
@@ -87,8 +87,8 @@ class InventedTrainer:
     def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None, head: Head) -> None:
         self.theta = theta.clone()
 
-    def has_run_dry(self, round: int) -> bool:
-        return self.dry
+    def is_exhausted(self, round: int) -> bool:
+        return self.exhausted
 
     async def gather(self, members: Sequence[str]) -> None:
         await trio.sleep_forever()

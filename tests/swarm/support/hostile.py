@@ -17,7 +17,7 @@ from peer.net.method import Method
 from swarm.protocol.agreement.chain import position_of
 from swarm.protocol.plan import CONTRIBUTION_KIND, Assignment, Contribution
 from swarm.protocol.timeouts import AdaptiveTimeouts
-from swarm.rounds.messages import AGREE, Letter
+from swarm.rounds.messages import AGREE, MessageBatch
 from swarm.state.upload_limits import SnapshotLimits
 from tests.swarm.support.driven_group import DrivenGroup, DrivenReplica, GroupSetting, open_driven_group
 
@@ -71,7 +71,7 @@ class Liar:
     def says(self, kind: type[Any], change: Say) -> None:
         """Replace its messages of a kind by `change(peer, message)`; None drops the message."""
 
-        def rewrite(peer: str, letter: Letter, payload: bytes) -> tuple[Letter, bytes] | None:
+        def rewrite(peer: str, letter: MessageBatch, payload: bytes) -> tuple[MessageBatch, bytes] | None:
             said = [change(peer, message) if isinstance(message, kind) else message for message in letter.messages]
             kept = tuple(message for message in said if message is not None)
             return (msgspec.structs.replace(letter, messages=kept), payload) if kept else None
@@ -88,7 +88,7 @@ class Liar:
 
     async def tell(self, peer: str, *messages: Any) -> None:
         """Send messages in a call of their own. Raises what the call raises."""
-        await self.call(peer, AGREE, Letter("run", messages))
+        await self.call(peer, AGREE, MessageBatch("run", messages))
 
     async def call(self, peer: str, method: Method[Any, Any], body: Any, payload: bytes = b"") -> Any:
         # a refusal may be held back for some seconds, and the machine may stand still as long

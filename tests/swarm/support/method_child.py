@@ -93,7 +93,7 @@ class Invented:
     def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None, head: Head) -> None:
         """Do nothing: the work does not depend on the weights."""
 
-    def has_run_dry(self, round: int) -> bool:
+    def is_exhausted(self, round: int) -> bool:
         return False
 
     async def gather(self, members: Sequence[str]) -> None:

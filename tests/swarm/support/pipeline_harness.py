@@ -198,13 +198,13 @@ async def open_replica(folder: Path, stages: int, stage: int, **spec: Any) -> As
         worker_group.outer.copy_(split_flat(MODEL, init_flat(MODEL, seed=0), cuts)[stage])
         await worker_group.import_weights(epoch=0)
         replica = Replica(stage, host, worker_group, log)
-        strike = host.rpc.server.strike
+        penalize = host.rpc.server.penalize
 
         def counted(peer: str, reason: str) -> None:
             replica.events.append(Event(0.0, "strike", {"peer": peer}))
-            strike(peer, reason)
+            penalize(peer, reason)
 
-        host.rpc.server.strike = counted  # type: ignore[method-assign]
+        host.rpc.server.penalize = counted  # type: ignore[method-assign]
         with log.subscribed(replica.events.append):
             yield replica
 

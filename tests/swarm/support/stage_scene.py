@@ -69,7 +69,7 @@ class Scene:
             used = union(r for part in parts.values() for r in part)
             empty = {int(str(event.fields["round"])) for m in members for event in m.replica.seen("round_empty")}
             assert merged.keys() | empty == set(range(1, rounds + 1)) and not merged.keys() & empty
-            assert all(member.trainer.has_run_dry(number) for number in empty for member in members)
+            assert all(member.trainer.is_exhausted(number) for number in empty for member in members)
             assert count(used) + count(ledger.returned) + ledger.lost == ledger.cursor
             missing = without([(0, ledger.cursor)], [*used, *ledger.returned])
             assert count(missing) == ledger.lost, "a sample was lost silently"

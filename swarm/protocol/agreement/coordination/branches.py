@@ -1,6 +1,6 @@
 """Branches: certified heads that are not on the coordinator's own chain.
 
-Members that are cut off while a person starts a new term go on in the old one. What they have committed there is
+Members that are cut off while the operator starts a new term go on in the old one. What they have committed there is
 proved to the coordinator, page by page, while it asks where all stand.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
-from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement import messages as msg
 from swarm.protocol.agreement.chain import Chain
 from swarm.protocol.agreement.context import AgreementContext
 from swarm.protocol.agreement.records import LINKS_KEPT
@@ -22,14 +22,14 @@ class Branches:
 
     def __init__(self, context: AgreementContext, chain: Chain) -> None:
         self._context, self._chain = context, chain
-        self._links: dict[bytes, say.ChainLink] = {}  # by hash of their head, in the order of proof
+        self._links: dict[bytes, msg.ChainLink] = {}  # by hash of their head, in the order of proof
 
     @property
     def known(self) -> tuple[bytes, ...]:
         """Hashes of heads from which others may continue these branches, for `AskChainMessage`."""
-        return tuple(self._links)[-say.LINKS_MAX :]
+        return tuple(self._links)[-msg.LINKS_MAX :]
 
-    def learn(self, links: Iterable[say.ChainLink]) -> bool:
+    def learn(self, links: Iterable[msg.ChainLink]) -> bool:
         """Take proved heads into account; return whether any is new. Raises `ProtocolViolation` for a forged one."""
         new = False
         for link in links:
@@ -51,9 +51,9 @@ class Branches:
                 del self._links[next(iter(self._links))]
         return new
 
-    def _is_second(self, link: say.ChainLink) -> bool:
+    def _is_second(self, link: msg.ChainLink) -> bool:
         """Return whether another head followed the one before it, in the same term: a branch leaves the chain where a
-        person began a new term, and nowhere else."""
+        operator began a new term, and nowhere else."""
         if link.start is not None:
             return False
         before = link.head.previous

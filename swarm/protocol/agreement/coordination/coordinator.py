@@ -3,7 +3,7 @@ new terms.
 
 A start is its signature, and on its disk before any other peer hears of it: it then stands there and votes nowhere
 else. The mode says who may ask for one. Where its vote is required it knows all that was ever committed, so it acts by
-itself, and a wrong suspicion costs a pause. As a witness it may have missed rounds, so that only a person asks.
+itself, and a wrong suspicion costs a pause. As a witness it may have missed rounds, so that only the operator asks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from blake3 import blake3
 
 from peer.errors import ProtocolViolation
 from swarm.protocol.agreement import events
-from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement import messages as msg
 from swarm.protocol.agreement.applicants import Applicants
 from swarm.protocol.agreement.chain import Chain, position_of
 from swarm.protocol.agreement.context import AgreementContext
@@ -42,9 +42,9 @@ class Coordinator:
         self._boot = 0
         self.inquiry: Inquiry | None = None
         self._inquiries = 0
-        self._person = events.Asked()
-        """What a person has asked for last. No start of this process takes in again whom it has left out."""
-        self._offered = 0  # the round at which a person was told that the run could go on, with what is undone
+        self._operator = events.RegroupRequested()
+        """What the operator has asked for last. No start of this process takes in again whom it has left out."""
+        self._offered = 0  # the round at which the operator was told that the run could go on, with what is undone
 
     # -- start ---------------------------------------------------------------------------------------------------------
 
@@ -56,22 +56,22 @@ class Coordinator:
         if event.restored:
             self._set_mute(True)
         if self._context.mute:
-            self._context.out.tell("coordinator_restored")
+            self._context.out.emit("coordinator_restored")
 
     def _set_mute(self, mute: bool) -> None:
-        """Wait for a person, or go on because of one. A restart in between changes nothing."""
+        """Wait for the operator, or go on because of one. A restart in between changes nothing."""
         if mute != self._context.mute:
             self._context.mute = mute
             self._context.out.persist(RESTORED_KEY, b"1" if mute else b"")
 
     # -- what it hears -------------------------------------------------------------------------------------------------
 
-    def status(self, message: say.StatusMessage) -> None:
+    def status(self, message: msg.StatusMessage) -> None:
         """Note that a peer answers."""
         self.watch.heard(message.voter, message.position)
         self._chain.shown.heard(message.voter)
 
-    def told(self, peer: str, message: say.ToldMessage) -> None:
+    def told(self, peer: str, message: msg.ReportMessage) -> None:
         """Take an answer to the present question, by a peer that stands no higher than what this node knows."""
         if message.voter.peer != peer:
             raise ProtocolViolation("an answer to the coordinator names another peer than its sender")
@@ -82,14 +82,14 @@ class Coordinator:
                 del inquiry.told[member]  # a peer is one voter, in its latest incarnation
             inquiry.told[message.voter] = message
             if self._branches.head(message.head) is None:
-                self._context.out.send(peer, say.AskChainMessage(self._branches.known))
+                self._context.out.send(peer, msg.AskChainMessage(self._branches.known))
             self._end_early()
 
     def _end_early(self) -> None:
-        """End a person's question once all that are up have answered, and proved where they stand: a group that goes
-        on meanwhile would overtake a start from what it has answered. The coordinator's own question waits for more."""
+        """End the operator's question once all that are up have answered and proved their heads: a group that goes on
+        meanwhile would overtake a start from what it has answered. The coordinator's own question waits for more."""
         inquiry = self.inquiry
-        if inquiry is None or not inquiry.by_person:
+        if inquiry is None or not inquiry.by_operator:
             return
         answered = {member.peer for member in inquiry.told} | self._context.down
         proved = all(self._branches.head(told.head) is not None for told in inquiry.told.values())
@@ -97,7 +97,7 @@ class Coordinator:
             inquiry.until = self._context.now
             self.time()
 
-    def shown(self, peer: str, links: tuple[say.ChainLink, ...]) -> None:
+    def shown(self, peer: str, links: tuple[msg.ChainLink, ...]) -> None:
         """Look at heads that another peer shows, before the chain learns them. While a question is open, also those of
         other branches count, page by page; and those that go on from where a term has begun that ended no round yet."""
         if self._context.config.mode == "witness":
@@ -107,15 +107,15 @@ class Coordinator:
         if self.inquiry is None and not fresh:
             return
         if self._branches.learn(links) and len(links) > 1:
-            self._context.out.send(peer, say.AskChainMessage(self._branches.known))
+            self._context.out.send(peer, msg.AskChainMessage(self._branches.known))
         if self.inquiry is not None:
             self._end_early()
-        elif peer not in self._person.without and self._branches.overtake(self._chain.head):
-            self._inquire(by_person=True, overtaken=True)
+        elif peer not in self._operator.without and self._branches.overtake(self._chain.head):
+            self._inquire(by_operator=True, overtaken=True)
 
-    def _stop_at_unknown(self, links: tuple[say.ChainLink, ...]) -> None:
-        """Stop, and call a person, at a start of this node's own, or a vote that was required, that its disk does not
-        know: it is not the newest disk. One that leads on from this node's head is simply learned; but not a start once
+    def _stop_at_unknown(self, links: tuple[msg.ChainLink, ...]) -> None:
+        """Stop, and call the operator, at a start or required vote of this node that its disk does not know: that is
+        not the newest disk. One that leads on from this node's head is simply learned; but not a start once
         this process has seen commits: then another process has this node's key."""
         oldest, here = position_of(self._chain.ancestors()[-1]), position_of(self._chain.head)
         for link in links:
@@ -127,22 +127,22 @@ class Coordinator:
             if signed and unknown and oldest < at and (at <= here or another) and not self._context.mute:
                 self._context.evidence.require_signed_by(self._context.config.peer, link)
                 self._set_mute(True)
-                self._context.out.tell("coordinator_restored", round=link.head.round, term=link.head.term)
+                self._context.out.emit("coordinator_restored", round=link.head.round, term=link.head.term)
 
     def committed(self) -> None:
         """Note that this node stands at a new head. Of every few, vouch for it to those that were not there."""
         self.watch.committed()
         head = self._chain.head
         if head.round % ENDORSED_EVERY == 0 and not self._context.mute:
-            body = say.EndorsementBody(self._chain.hash)
+            body = msg.EndorsementBody(self._chain.hash)
             signed = self._context.signer.sign(evidence.ENDORSEMENT, body)
             self._chain.endorse(self._chain.hash, signed)
             for member in head.members:
-                self._context.out.send(member.peer, say.EndorsementMessage(signed))
+                self._context.out.send(member.peer, msg.EndorsementMessage(signed))
 
     @property
     def is_over(self) -> bool:
-        """Whether the run is complete: its members leave, so that only a person starts another term."""
+        """Whether the run is complete: its members leave, so that only the operator starts another term."""
         said, rounds = self._context.work.is_over(), self._context.config.rounds
         return 0 < rounds <= self._chain.head.round and said is not False
 
@@ -161,20 +161,20 @@ class Coordinator:
         if lost:
             self.watch.tell_lost(lost)
         if acts and (lost or not self.watch.is_ready):
-            self._inquire(by_person=False)
+            self._inquire(by_operator=False)
 
-    def ask(self, person: events.Asked) -> None:
-        """Start a new term because a person says so, if that is needed."""
+    def ask(self, operator: events.RegroupRequested) -> None:
+        """Start a new term because the operator says so, if that is needed."""
         if not (self._chain.head.members or self._context.mute):
             self._not_begun()
             return
-        self._person = person
-        self._inquire(by_person=True)
+        self._operator = operator
+        self._inquire(by_operator=True)
 
     @property
     def _barred(self) -> frozenset[str]:
-        """Peers that a proof convicts or a person left out: no start takes them in."""
-        return frozenset(self._person.without).union(self._applicants.proofs)
+        """Peers that a proof convicts or the operator left out: no start takes them in."""
+        return frozenset(self._operator.without).union(self._applicants.proofs)
 
     def peers(self) -> list[str]:
         """Return all that may know something: members and learners, those before, and those heard or seen."""
@@ -187,15 +187,15 @@ class Coordinator:
         found.pop(self._context.config.peer, None)
         return list(found)
 
-    def _inquire(self, by_person: bool, overtaken: bool = False) -> None:
+    def _inquire(self, by_operator: bool, overtaken: bool = False) -> None:
         """Ask all peers where they stand; `_decide` follows."""
         config = self._context.config
         self._inquiries += 1
         nonce = f"{self._boot:x}.{self._inquiries}"
-        undo = by_person and self._person.undo
-        self.inquiry = Inquiry(nonce, self._context.now + config.ask_s, by_person, undo, overtaken)
+        undo = by_operator and self._operator.undo
+        self.inquiry = Inquiry(nonce, self._context.now + config.ask_s, by_operator, undo, overtaken)
         self._context.out.timer(TIMER, self.inquiry.until)
-        ask = say.AskMessage(nonce, self._chain.hash)
+        ask = msg.AskMessage(nonce, self._chain.hash)
         for peer in self.peers():
             self._context.out.send(peer, ask)
         if config.mode == "witness":  # it is a voter as well, and may have accepted a value
@@ -206,7 +206,7 @@ class Coordinator:
         inquiry = self.inquiry
         if inquiry is not None and self._context.now >= inquiry.until:
             self.inquiry = None
-            inquiry.told = {m: told for m, told in inquiry.told.items() if m.peer not in self._person.without}
+            inquiry.told = {m: told for m, told in inquiry.told.items() if m.peer not in self._operator.without}
             answers = InquiryResult(self._context, self._chain, self._branches, inquiry, self.watch.positions)
             if self._chain.head.members:
                 self._decide(inquiry, answers)
@@ -216,21 +216,21 @@ class Coordinator:
             self._not_begun()
 
     def _not_begun(self) -> None:
-        """Tell a person that there is nothing to go on from: the group begins once enough peers wait."""
+        """Tell the operator that there is nothing to go on from: the group begins once enough peers wait."""
         self._fail(0, "the group has not begun")
 
     def _fail(self, round: int, reason: str) -> None:
-        self._context.out.tell("regroup_failed", round=round, reason=reason)
+        self._context.out.emit("regroup_failed", round=round, reason=reason)
 
     # -- deciding ------------------------------------------------------------------------------------------------------
 
     def _decide(self, inquiry: Inquiry, answers: InquiryResult) -> None:
         """Start from the furthest head that counts and that a peer holds, with those members that answer."""
         head = self._chain.head
-        if not inquiry.by_person and (self.is_over or not self.watch.is_ready or not self.watch.lost(self._barred)):
+        if not inquiry.by_operator and (self.is_over or not self.watch.is_ready or not self.watch.lost(self._barred)):
             return
-        if inquiry.by_person and not inquiry.overtaken and self._goes_on(answers):
-            self._context.out.tell("regroup_withdrawn", round=head.round, answered=len(inquiry.told))
+        if inquiry.by_operator and not inquiry.overtaken and self._goes_on(answers):
+            self._context.out.emit("regroup_withdrawn", round=head.round, answered=len(inquiry.told))
             return
         held = answers.last_held()
         if held is None:
@@ -241,18 +241,20 @@ class Coordinator:
             return  # who has shown more does not answer
         if undoes and not self._may_undo(inquiry, base):
             return
-        if inquiry.by_person and not undoes and self._context.config.mode == "witness":
+        if inquiry.by_operator and not undoes and self._context.config.mode == "witness":
             base = answers.chosen(base) or base
         self.watch.held()
         members, sponsors = answers.members(base, self._barred)
         if not members:
-            self._fail(base.round, "each peer that answers with the state is left out, by a proof or by a person")
+            self._fail(base.round, "each peer that answers with the state is left out, by a proof or by the operator")
         elif (
-            not inquiry.by_person
+            not inquiry.by_operator
             and len(members) == 1
             and not self.watch.may_be_left_alone(self._branches.way_to(base))
         ):
-            self.watch.tell_lost("of three members or more one is left, which may lie: only a person can go on with it")
+            self.watch.tell_lost(
+                "of three members or more one is left, which may lie: only the operator can go on with it"
+            )
         else:
             self._start(base, members, sponsors.among({member.peer for member in members}), undoes)
 
@@ -262,7 +264,7 @@ class Coordinator:
         if self._context.mute:
             return False
         if self._context.config.mode == "required":
-            return not self._person.without and self.watch.goes_on
+            return not self._operator.without and self.watch.goes_on
         return answers.goes_on() and not self.watch.stands
 
     def _may_be_left_alone(self, base: Head) -> bool:
@@ -270,13 +272,13 @@ class Coordinator:
 
     def _may_undo(self, inquiry: Inquiry, base: Head) -> bool:
         """Return whether certified heads may be taken back whose state no peer has brought: after a long time, or by
-        a person, who has agreed to no more than was told. Only a person gives up all that was learned."""
-        if not inquiry.by_person:
+        the operator, who has agreed to no more than was told. Only the operator gives up all that was learned."""
+        if not inquiry.by_operator:
             return self.watch.may_undo(base)
         if inquiry.undo and base.round >= self._offered:
             return True
         self._offered = base.round
-        self._context.out.tell("regroup_undoes", round=self._chain.head.round, goes_on_at=base.round)
+        self._context.out.emit("regroup_undoes", round=self._chain.head.round, goes_on_at=base.round)
         return False
 
     # -- starts --------------------------------------------------------------------------------------------------------
@@ -314,10 +316,10 @@ class Coordinator:
             sponsored=sponsored,
             attempt=-1,
         )
-        signed = self._context.signer.sign(evidence.START, say.StartBody(head, tuple(undoes)[: say.LINKS_MAX]))
+        signed = self._context.signer.sign(evidence.START, msg.StartBody(head, tuple(undoes)[: msg.LINKS_MAX]))
         told = {"term": head.term, "round": head.round, "members": len(head.members), "undone": len(undoes)}
-        self._context.out.tell("regrouped", **told)
+        self._context.out.emit("regrouped", **told)
         self._set_mute(False)
         self._offered = 0
         self.watch.started()
-        self._chain.learn([say.ChainLink(head, start=signed)])  # the node commits it to disk, then shows it to all
+        self._chain.learn([msg.ChainLink(head, start=signed)])  # the node commits it to disk, then shows it to all

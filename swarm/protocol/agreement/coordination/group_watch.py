@@ -11,13 +11,13 @@ from collections import deque
 from collections.abc import Collection, Iterable
 from typing import Final
 
-from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement import messages as msg
 from swarm.protocol.agreement.chain import Chain, position_of
 from swarm.protocol.agreement.context import AgreementContext
 from swarm.protocol.agreement.coordination.inquiry import REMEMBERED
 from swarm.protocol.head import Head, Member
 
-TOLD_AGAIN_S: Final = 600.0  # a lost quorum is told again: what a person saw in the morning may be forgotten
+TOLD_AGAIN_S: Final = 600.0  # a lost quorum is told again: what the operator saw in the morning may be forgotten
 HEARD_MAX: Final = 4096
 DOUBLINGS_MAX: Final = 10
 ROUNDS_KEPT: Final = 7
@@ -30,7 +30,7 @@ class GroupWatch:
 
     def __init__(self, context: AgreementContext, chain: Chain) -> None:
         self._context, self._chain = context, chain
-        self.positions: dict[Member, say.Position] = {}
+        self.positions: dict[Member, msg.Position] = {}
         """Where voters say that they stand."""
         self._heard: dict[Member, float] = {}
         self._fresh: set[Member] = set()  # those that have answered since this process began
@@ -55,7 +55,7 @@ class GroupWatch:
         """All that were heard."""
         return [member.peer for member in self._heard]
 
-    def heard(self, voter: Member, position: say.Position) -> None:
+    def heard(self, voter: Member, position: msg.Position) -> None:
         """Note that a voter says where it stands."""
         if voter in self._heard or len(self._heard) < HEARD_MAX:
             self._heard[voter] = self._context.now
@@ -163,17 +163,17 @@ class GroupWatch:
         return any(self.positions.get(voter, (0, 0, 0)) >= position_of(self._chain.head) for voter in voters)
 
     def tell_lost(self, reason: str) -> None:
-        """Tell a person that the group cannot go on: once for each head, and again after `TOLD_AGAIN_S`. `alone`: no
-        member answers, so it may be this machine's own connection that is lost."""
+        """Tell the operator that the group cannot go on: once for each head, again after `TOLD_AGAIN_S`. `alone`: no
+        member answers: it may be this machine's own connection that is lost."""
         head, now = self._chain.head, self._context.now
         if self._told_lost == self._chain.hash and now - self._told_lost_at < TOLD_AGAIN_S:
             return
         self._told_lost, self._told_lost_at = self._chain.hash, now
         away = [m.peer for m in head.members if m not in self._heard_within(self.patient_s)]
         alone = len(away) == len(head.members)
-        self._context.out.tell("quorum_lost", round=head.round, reason=reason, away=tuple(away), alone=alone)
+        self._context.out.emit("quorum_lost", round=head.round, reason=reason, away=tuple(away), alone=alone)
 
-    # -- what a start may do without a person --------------------------------------------------------------------------
+    # -- what a start may do without the operator ----------------------------------------------------------------------
 
     def held(self) -> None:
         """Note that a peer has brought the state of the last head."""
@@ -189,8 +189,8 @@ class GroupWatch:
         return self._context.now - self._unheld_since >= self._context.config.undo_s * self._doubled
 
     def may_be_left_alone(self, heads: Iterable[Head]) -> bool:
-        """Return whether one member may go on alone without a person's word, after those heads, the last one first. A
-        cut that leaves the coordinator with one liar would give it the run, or two cuts: a group that was larger lately
-        is not small."""
+        """Return whether one member may go on alone without the operator's word, after those heads, the last one first.
+        A cut that leaves the coordinator with one liar would give it the run, or two cuts: a group that was larger
+        lately is not small."""
         lately = itertools.islice(heads, REMEMBERED)
         return self._context.config.lone_survivor or all(len(head.members) < MANY for head in lately)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from peer.errors import ProtocolViolation, RoundDiscarded
-from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement import messages as msg
 from swarm.protocol.agreement.chain import Chain, position_of
 from swarm.protocol.agreement.context import AgreementContext
 from swarm.protocol.agreement.coordination.branches import Branches
@@ -17,7 +17,7 @@ from swarm.protocol.agreement.rules.sponsors import Sponsors
 from swarm.protocol.agreement.rules.succession import Succession
 from swarm.protocol.head import Head, Member
 
-ALONE_BACK_MAX: Final = 256  # heads that a coordinator takes back without a person, where their weights are gone
+ALONE_BACK_MAX: Final = 256  # heads that a coordinator takes back without the operator, where their weights are gone
 REMEMBERED: Final = 8  # heads whose members a new term takes back in
 
 
@@ -27,12 +27,12 @@ class Inquiry:
 
     nonce: str
     until: float
-    by_person: bool
+    by_operator: bool
     undo: bool = False
-    """Whether the person accepts that certified rounds are taken back."""
+    """Whether the operator accepts that certified rounds are taken back."""
     overtaken: bool = False
     """Whether it is asked because a peer has shown a later head than the one from which the present term began."""
-    told: dict[Member, say.ToldMessage] = field(default_factory=dict)
+    told: dict[Member, msg.ReportMessage] = field(default_factory=dict)
 
 
 class InquiryResult:
@@ -44,11 +44,11 @@ class InquiryResult:
         chain: Chain,
         branches: Branches,
         inquiry: Inquiry,
-        positions: Mapping[Member, say.Position],
+        positions: Mapping[Member, msg.Position],
     ) -> None:
         """`positions`: where voters have said since that they stand."""
         self._context, self._chain, self._branches = context, chain, branches
-        self._by_person, self._told, self._positions = inquiry.by_person, inquiry.told, positions
+        self._by_operator, self._told, self._positions = inquiry.by_operator, inquiry.told, positions
 
     def goes_on(self) -> bool:
         """Return whether those that answered are a quorum of the present head and one of them holds its state."""
@@ -66,12 +66,12 @@ class InquiryResult:
 
     def last_held(self) -> tuple[Head, list[bytes]] | None:
         """Return the furthest certified head whose state a peer that answered holds, and the hashes of the heads that a
-        start from there takes back. For a person it may be of another branch, where a peer that answered stands and
+        start from there takes back. For the operator it may be of another branch, where a peer that answered stands and
         proves it, or the first of all. By itself a coordinator goes back only so far."""
-        own, by_person = list(self._branches.way_to(self._chain.head)), self._by_person
-        near = own if by_person else own[:ALONE_BACK_MAX]
+        own, by_operator = list(self._branches.way_to(self._chain.head)), self._by_operator
+        near = own if by_operator else own[:ALONE_BACK_MAX]
         found = [head for head in near if self.holders(head.state_hash)][:1]
-        for told in self._told.values() if by_person else ():
+        for told in self._told.values() if by_operator else ():
             head = self._branches.head(told.head)
             if head is not None and self.holders(head.state_hash):
                 found.append(head)
@@ -83,7 +83,7 @@ class InquiryResult:
     def chosen(self, head: Head) -> Head | None:
         """Return the value that may have been chosen after that head, if a peer that answered holds its state."""
         name = head.hash
-        found: list[say.AcceptedValue] = []
+        found: list[msg.AcceptedValue] = []
         for member in sorted(self._told):
             told = self._told[member]
             if told.head != name or told.accepted is None or told.support is None:

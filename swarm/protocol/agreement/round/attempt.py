@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Final
 
 from peer.identity import Signed
-from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement import messages as msg
 from swarm.protocol.agreement.round.instance import Exchange
 from swarm.protocol.head import Member
 from swarm.protocol.plan import Contribution, WorkPlan
@@ -34,8 +34,8 @@ class Attempt:
     asked: tuple[str, ...] = ()
     present: dict[Member, float] = field(default_factory=dict)
     """Peers that take part, with their speeds: those that have promised, or in the first attempt voted for its head."""
-    promises: dict[Member, say.PromiseMessage] = field(default_factory=dict)
-    accepted: dict[Member, say.AcceptedValue | None] = field(default_factory=dict)
+    promises: dict[Member, msg.PromiseMessage] = field(default_factory=dict)
+    accepted: dict[Member, msg.AcceptedValue | None] = field(default_factory=dict)
     joins: dict[Member, Signed] = field(default_factory=dict)
     plan: WorkPlan | None = None
     signed_plan: Signed | None = None
@@ -49,4 +49,4 @@ class Attempt:
     """Until when newcomers that have not promised are waited for; 0 while others are."""
     signed_roster: Signed | None = None
     exchange: Exchange | None = None
-    proposal: say.ProposalMessage | None = None
+    proposal: msg.ProposalMessage | None = None

@@ -7,7 +7,7 @@ from typing import Final
 
 from peer.errors import ProtocolViolation, RoundDiscarded
 from peer.identity import Signed
-from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement import messages as msg
 from swarm.protocol.agreement.applicants import Applicants
 from swarm.protocol.agreement.context import AgreementContext
 from swarm.protocol.agreement.round.attempt import TIMER, Attempt
@@ -107,8 +107,8 @@ class Collector:
 
     def _exclude(self, attempt: Attempt) -> None:
         """Choose the peers to leave out because others waited for them in vain."""
-        told = {member.peer: message.lacks for member, message in attempt.promises.items()}
-        waits = {peer: lacks or ((), ()) for peer, lacks in sorted(told.items())}
+        reported = {member.peer: message.missing for member, message in attempt.promises.items()}
+        waits = {peer: missing or ((), ()) for peer, missing in sorted(reported.items())}
         tie_breaker = self._context.pick(b"exclude", self._instance.hash, attempt.number.to_bytes(8, "big"))
         self._excluded = choose_excluded(waits, tie_breaker) - {self._context.config.peer}
 
@@ -117,14 +117,14 @@ class Collector:
         assert attempt.signed_plan is not None and attempt.plan is not None
         planned = {assignment.member for assignment in attempt.plan.assignments}
         peers = sorted(member.peer for member in {*self._instance.head.members, *attempt.present, *planned} - set(done))
-        order = say.PlanMessage(self._instance.hash, attempt.number, attempt.signed_plan, attempt.finishing_early)
+        order = msg.PlanMessage(self._instance.hash, attempt.number, attempt.signed_plan, attempt.finishing_early)
         for peer in peers:
             if peer != self._context.config.coordinator:
                 self._context.out.send(peer, order)
 
     # -- contributions -------------------------------------------------------------------------------------------------
 
-    def take(self, attempt: Attempt, message: say.SubmitMessage) -> bool:
+    def take(self, attempt: Attempt, message: msg.SubmitMessage) -> bool:
         """Take a contribution to the attempt's plan. Return whether it is new, and may be the last one that is waited
         for: a newcomer's never is while members are waited for as usual."""
         if attempt.plan is None:
@@ -248,7 +248,7 @@ class Collector:
         newcomers = [m for m in members if m in attempt.joins and not head.has(m)]
         if witness is not None and context.evidence.witness(witness) == head.witness:
             witness = None
-        roster = say.RosterBody(
+        roster = msg.RosterBody(
             head=self._instance.hash,
             attempt=attempt.number,
             plan=attempt.plan.hash,

@@ -8,13 +8,13 @@ from typing import Final
 from peer.errors import ProtocolViolation
 from peer.identity import Signed
 from swarm.protocol.agreement import events
-from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement import messages as msg
 from swarm.protocol.agreement.actions import Build, MergeSlices
 from swarm.protocol.agreement.applicants import Applicants
 from swarm.protocol.agreement.chain import Chain
 from swarm.protocol.agreement.context import AgreementContext
+from swarm.protocol.agreement.round.election_timeouts import ElectionTimeouts
 from swarm.protocol.agreement.round.instance import Exchange, Instance, name_build
-from swarm.protocol.agreement.round.turns import Turns
 from swarm.protocol.agreement.rules import evidence
 from swarm.protocol.agreement.rules.electorate import leader_of
 from swarm.protocol.agreement.rules.succession import OpenedRoster, Succession
@@ -31,15 +31,15 @@ class Exchanges:
         context: AgreementContext,
         chain: Chain,
         instance: Instance,
-        turns: Turns,
+        timeouts: ElectionTimeouts,
         applicants: Applicants,
     ) -> None:
         self._context, self._chain, self._instance = context, chain, instance
-        self._turns, self._applicants = turns, applicants
+        self._timeouts, self._applicants = timeouts, applicants
         self._succession = Succession(context)
         self._early: dict[str, Signed] = {}  # results, by signer
 
-    def begin(self, peer: str, order: say.RosterMessage) -> None:
+    def begin(self, peer: str, order: msg.RosterMessage) -> None:
         """Take part in the exchange of an attempt's roster."""
         instance = self._instance
         if order.attempt < instance.ballot.promised:
@@ -61,20 +61,20 @@ class Exchanges:
         if opened.key in instance.exchanges:
             return instance.exchanges[opened.key]
         leader = leader_of(instance.head, instance.hash, opened.attempt)
-        self._turns.extend(
-            leader, opened.attempt, "roster", context.work.exchange_s(instance.head) + self._turns.turn_s
+        self._timeouts.extend(
+            leader, opened.attempt, "roster", context.work.exchange_s(instance.head) + self._timeouts.turn_s
         )
         exchange = Exchange(opened)
         instance.remember(exchange)
         instance.set_roster(opened.attempt, opened.signed)
-        instance.lacks = None
+        instance.missing = None
         if not context.config.is_coordinator:
             owners = tuple(member.peer for member in opened.owners)
             mine = opened.parts.get(context.me, ())
             context.out.add(MergeSlices(opened.key, opened.signed_plan, opened.signed, owners, opened.weights, mine))
         for signed in list(self._early.values()):
             try:
-                self.results(say.ResultsMessage(instance.hash, signed), late=True)
+                self.results(msg.ResultsMessage(instance.hash, signed), late=True)
             except ProtocolViolation as error:  # the fault of its signer, not of the peer that sent the roster
                 context.blame(signed.signer, error)
         self._early.clear()
@@ -90,7 +90,7 @@ class Exchanges:
             exchange.merged[event.index] = event.hash
         if len(exchange.merged) == len(mine) > 0:
             hashes = tuple(exchange.merged[index] for index in mine)
-            body = say.ResultsBody(self._instance.hash, exchange.opened.attempt, event.key, hashes)
+            body = msg.ResultsBody(self._instance.hash, exchange.opened.attempt, event.key, hashes)
             exchange.my_results = self._context.signer.sign(evidence.RESULTS, body)
             self.repeat()
 
@@ -100,15 +100,15 @@ class Exchanges:
         for exchange in list(self._instance.exchanges.values()):
             if exchange.my_results is None or exchange.opened.attempt < attempt or attempt in self._instance.proposed:
                 continue
-            message = say.ResultsMessage(self._instance.hash, exchange.my_results)
+            message = msg.ResultsMessage(self._instance.hash, exchange.my_results)
             present = {body.member for body in exchange.opened.contributions}
             for member in sorted({*self._instance.head.members, *present}):
                 self._context.out.send(member.peer, message)
 
-    def results(self, message: say.ResultsMessage, late: bool = False) -> None:
+    def results(self, message: msg.ResultsMessage, late: bool = False) -> None:
         """Take an owner's signed results, in any order with the roster."""
         instance, signed = self._instance, message.results
-        body = self._context.signer.open(signed, evidence.RESULTS, say.ResultsBody)
+        body = self._context.signer.open(signed, evidence.RESULTS, msg.ResultsBody)
         exchange = instance.exchanges.get(body.key)
         if exchange is None:
             inside = {member.peer for member in instance.head.members}
@@ -119,7 +119,7 @@ class Exchanges:
         self.note_results(exchange, {owner: (signed, body)})
         self.build(exchange)
 
-    def note_results(self, exchange: Exchange, results: dict[Member, tuple[Signed, say.ResultsBody]]) -> None:
+    def note_results(self, exchange: Exchange, results: dict[Member, tuple[Signed, msg.ResultsBody]]) -> None:
         """Take checked results. An owner with two faces is a liar that all can convict."""
         for owner, (signed, body) in sorted(results.items()):
             known = exchange.results.setdefault(owner, (signed, body))
@@ -175,7 +175,7 @@ class Exchanges:
         hashes = exchange.hashes
         return None if hashes is None else exchange.building.get(name_build(exchange.opened.key, hashes))
 
-    def lacking(self, event: events.Lacking) -> None:
+    def missing(self, event: events.Missing) -> None:
         """Note what the present exchange waits for; the next leader is told."""
         if event.key in self._instance.exchanges:
-            self._instance.lacks = (event.contributors, event.owners)
+            self._instance.missing = (event.contributors, event.owners)

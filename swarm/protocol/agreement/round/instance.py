@@ -10,7 +10,7 @@ from blake3 import blake3
 
 from peer.decoding import MALFORMED
 from peer.identity import Signed
-from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement import messages as msg
 from swarm.protocol.agreement.records import BallotRecord
 from swarm.protocol.agreement.rules.acceptor import Ballot
 from swarm.protocol.agreement.rules.succession import OpenedRoster
@@ -29,7 +29,7 @@ class Exchange:
     """One exchange: its roster, the owners' results, and what was built of them."""
 
     opened: OpenedRoster
-    results: dict[Member, tuple[Signed, say.ResultsBody]] = field(default_factory=dict)
+    results: dict[Member, tuple[Signed, msg.ResultsBody]] = field(default_factory=dict)
     merged: dict[int, bytes] = field(default_factory=dict)
     """Hashes of the slices that this node has merged as an owner."""
     my_results: Signed | None = None
@@ -41,10 +41,10 @@ class Exchange:
     """When the last build began."""
 
     @property
-    def support(self) -> say.Support:
+    def support(self) -> msg.Support:
         """What the next head is made from. All results must be here."""
         results = tuple(self.results[owner][0] for owner in self.opened.parts)
-        return say.Support(self.opened.signed_plan, self.opened.signed, results)
+        return msg.Support(self.opened.signed_plan, self.opened.signed, results)
 
     @property
     def hashes(self) -> tuple[bytes, ...] | None:
@@ -59,7 +59,7 @@ class Proposed:
     signed: Signed
     value: Head
     hash: bytes
-    support: say.Support
+    support: msg.Support
     exchange: Exchange
     """With the results that the proposal names."""
 
@@ -71,14 +71,14 @@ class Instance:
     head: Head
     hash: bytes
     ballot: Ballot = field(default_factory=Ballot)
-    accepted: say.AcceptedValue | None = None
-    support: say.Support | None = None
+    accepted: msg.AcceptedValue | None = None
+    support: msg.Support | None = None
     """Of the accepted value."""
     plan: WorkPlan | None = None
     signed_plan: Signed | None = None
     planned_at: float = 0.0
     contribution: Signed | None = None
-    lacks: tuple[tuple[str, ...], tuple[str, ...]] | None = None
+    missing: tuple[tuple[str, ...], tuple[str, ...]] | None = None
     exchanges: dict[bytes, Exchange] = field(default_factory=dict)
     rosters: dict[int, Signed] = field(default_factory=dict)
     """The one roster of each attempt."""

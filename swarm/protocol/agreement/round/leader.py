@@ -12,15 +12,15 @@ import msgspec
 
 from peer.errors import ProtocolViolation, RoundDiscarded
 from swarm.protocol.agreement import events
-from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement import messages as msg
 from swarm.protocol.agreement.applicants import Applicants
 from swarm.protocol.agreement.chain import Chain, position_of
 from swarm.protocol.agreement.context import AgreementContext
 from swarm.protocol.agreement.round.attempt import TIMER, Attempt, Phase
 from swarm.protocol.agreement.round.collector import Collector
+from swarm.protocol.agreement.round.election_timeouts import ElectionTimeouts
 from swarm.protocol.agreement.round.exchanges import Exchanges
 from swarm.protocol.agreement.round.instance import Exchange, Instance
-from swarm.protocol.agreement.round.turns import Turns
 from swarm.protocol.agreement.rules import evidence
 from swarm.protocol.agreement.rules.acceptor import forced_value, needs_promises
 from swarm.protocol.agreement.rules.succession import Succession
@@ -37,12 +37,12 @@ class AttemptLeader:
         context: AgreementContext,
         chain: Chain,
         instance: Instance,
-        turns: Turns,
+        timeouts: ElectionTimeouts,
         applicants: Applicants,
         exchanges: Exchanges,
     ) -> None:
         self._context, self._chain, self._instance = context, chain, instance
-        self._turns, self._applicants, self._exchanges = turns, applicants, exchanges
+        self._timeouts, self._applicants, self._exchanges = timeouts, applicants, exchanges
         self._succession = Succession(context)
         self._attempt: Attempt | None = None
         self._tries = 0
@@ -72,12 +72,12 @@ class AttemptLeader:
 
     def _begin(self) -> None:
         head, context = self._instance.head, self._context
-        attempt = self._attempt = Attempt(self._turns.next_attempt())
+        attempt = self._attempt = Attempt(self._timeouts.next_attempt())
         attempt.joins = self._applicants.joins(head)
         learners = [learner.member for learner in head.learners]
         asked = (*context.electorate.voters(head), *learners, *attempt.joins)
         attempt.asked = tuple(dict.fromkeys(member.peer for member in asked))
-        context.out.tell("attempt_begun", round=head.round + 1, attempt=attempt.number)
+        context.out.emit("attempt_begun", round=head.round + 1, attempt=attempt.number)
         if self._goes_without_promises(attempt):
             here = {**(self._instance.here or {}), context.me: self._applicants.speed}
             attempt.phase, attempt.present = Phase.ASSEMBLE, {m: here[m] for m in head.members if m in here}
@@ -120,7 +120,7 @@ class AttemptLeader:
             return
         heard = {member.peer for member in attempt.present}
         if attempt.phase is Phase.PREPARE or (attempt.phase is Phase.COLLECT and attempt.promises):
-            prepare = say.PrepareMessage(self._instance.hash, attempt.number, position_of(self._instance.head))
+            prepare = msg.PrepareMessage(self._instance.hash, attempt.number, position_of(self._instance.head))
             for peer in attempt.asked:
                 if peer not in heard:
                     context.out.send(peer, prepare)
@@ -136,7 +136,7 @@ class AttemptLeader:
 
     # -- phase 1 -------------------------------------------------------------------------------------------------------
 
-    def promise(self, peer: str, message: say.PromiseMessage) -> None:
+    def promise(self, peer: str, message: msg.PromiseMessage) -> None:
         """Take a promise; with those of a quorum, and a moment for the others, go on."""
         attempt, instance = self._attempt, self._instance
         body = self._context.evidence.promise(message.promise)
@@ -169,7 +169,7 @@ class AttemptLeader:
             attempt.end_at = self._context.now + self._context.config.grace_s
             self._context.out.timer(TIMER, attempt.end_at)
 
-    def _require_support(self, value: Head, support: say.Support | None) -> None:
+    def _require_support(self, value: Head, support: msg.Support | None) -> None:
         """Raise unless a promise brings what the value that it reports was made from: a leader that proposed it
         without would be the one that lies."""
         if support is None:
@@ -178,7 +178,7 @@ class AttemptLeader:
         if not opened.leads_to(value):
             raise ProtocolViolation("a promise reports an accepted value that does not follow from its roster")
 
-    def _may_join(self, member: Member, message: say.PromiseMessage, attempt: Attempt) -> bool:
+    def _may_join(self, member: Member, message: msg.PromiseMessage, attempt: Attempt) -> bool:
         """Return whether a peer that has no vote may be planned for."""
         if member in {learner.member for learner in self._instance.head.learners}:
             return True
@@ -188,13 +188,13 @@ class AttemptLeader:
         attempt.joins[member] = message.join
         return True
 
-    def _late_promise(self, attempt: Attempt, peer: str, voter: Member, message: say.PromiseMessage) -> None:
+    def _late_promise(self, attempt: Attempt, peer: str, voter: Member, message: msg.PromiseMessage) -> None:
         """Take in the ready contribution of a peer whose promise has come late; a member may vote in any case."""
         if self._chain.is_voter(voter) or self._may_join(voter, message, attempt):
             attempt.promises.setdefault(voter, message)
             attempt.present.setdefault(voter, message.speed)
         if message.contribution is not None and attempt.phase is Phase.COLLECT:
-            self.submit(peer, say.SubmitMessage(self._instance.hash, message.contribution, message.join))
+            self.submit(peer, msg.SubmitMessage(self._instance.hash, message.contribution, message.join))
 
     def _decide_value(self, attempt: Attempt) -> None:
         """Propose what may have been chosen in an earlier attempt; else plan."""
@@ -233,14 +233,14 @@ class AttemptLeader:
         for member, message in sorted(attempt.promises.items()):
             if message.plan == attempt.signed_plan and message.contribution is not None:
                 try:
-                    self.submit(member.peer, say.SubmitMessage(self._instance.hash, message.contribution, message.join))
+                    self.submit(member.peer, msg.SubmitMessage(self._instance.hash, message.contribution, message.join))
                 except ProtocolViolation as error:  # not the fault of the peer whose promise came last
                     self._context.blame(member.peer, error)
         if attempt is self._attempt and attempt.phase is Phase.COLLECT:
             # Also to this node and others that have submitted already: with a plan they give the leader its time.
             self._collector.send_plan(attempt, done=())
 
-    def submit(self, peer: str, message: say.SubmitMessage) -> None:
+    def submit(self, peer: str, message: msg.SubmitMessage) -> None:
         """Take a contribution to the present plan."""
         attempt = self._attempt
         if attempt is not None and attempt.phase is Phase.COLLECT and self._collector.take(attempt, message):
@@ -275,7 +275,7 @@ class AttemptLeader:
 
     def _send_roster(self, attempt: Attempt) -> None:
         assert attempt.signed_plan is not None and attempt.signed_roster is not None
-        order = say.RosterMessage(self._instance.hash, attempt.number, attempt.signed_plan, attempt.signed_roster)
+        order = msg.RosterMessage(self._instance.hash, attempt.number, attempt.signed_plan, attempt.signed_roster)
         peers = {member.peer for member in (*attempt.present, *attempt.contributions)}
         for peer in sorted(peers | {member.peer for member in self._instance.head.members}):
             if peer not in (self._context.config.peer, self._context.config.coordinator):
@@ -291,15 +291,15 @@ class AttemptLeader:
             value = msgspec.structs.replace(exchange.opened.next, state_hash=state)
             self._propose(attempt, value, exchange.support)
 
-    def _propose(self, attempt: Attempt, value: Head, support: say.Support) -> None:
+    def _propose(self, attempt: Attempt, value: Head, support: msg.Support) -> None:
         """Sign the one value of this attempt."""
         attempt.phase = Phase.PROPOSE
         context = self._context
-        body = say.ProposalBody(self._instance.hash, attempt.number, value.hash)
+        body = msg.ProposalBody(self._instance.hash, attempt.number, value.hash)
         signed = context.signer.sign(evidence.PROPOSAL, body)
         voters = sorted(attempt.accepted) if needs_promises(attempt.number) else ()
         promises = tuple(attempt.promises[voter].promise for voter in voters)
-        attempt.proposal = say.ProposalMessage(signed, value, promises, support)
+        attempt.proposal = msg.ProposalMessage(signed, value, promises, support)
         context.out.timer(TIMER, context.now + context.work.exchange_s(self._instance.head))
         self.repeat()
 
@@ -330,7 +330,7 @@ class AttemptLeader:
         """Give the attempt up. Try again at once where another attempt can do better and the turn is not over."""
         attempt = self._attempt
         assert attempt is not None
-        self._context.out.tell(
+        self._context.out.emit(
             "attempt_failed", round=self._instance.head.round + 1, attempt=attempt.number, reason=reason
         )
         self._attempt = None
@@ -338,4 +338,4 @@ class AttemptLeader:
         if again and self._tries < TRIES_MAX and attempt.number >= self._instance.ballot.promised:
             self._begin()
         else:
-            self._turns.resign()
+            self._timeouts.resign()

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from peer.errors import ProtocolViolation
 from swarm.protocol.agreement import events
-from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement import messages as msg
 from swarm.protocol.agreement.actions import StopTraining, Train
 from swarm.protocol.agreement.applicants import Applicants
 from swarm.protocol.agreement.chain import Chain
 from swarm.protocol.agreement.context import AgreementContext
 from swarm.protocol.agreement.output import encode
 from swarm.protocol.agreement.records import BALLOT_KEY
+from swarm.protocol.agreement.round.election_timeouts import ATTEMPTS_AHEAD_MAX, ElectionTimeouts
 from swarm.protocol.agreement.round.instance import Instance
-from swarm.protocol.agreement.round.turns import ATTEMPTS_AHEAD_MAX, Turns
 from swarm.protocol.agreement.rules import evidence
 from swarm.protocol.agreement.rules.acceptor import Ballot
 from swarm.protocol.agreement.rules.electorate import leader_of
@@ -29,13 +29,13 @@ class Participant:
         context: AgreementContext,
         chain: Chain,
         instance: Instance,
-        turns: Turns,
+        timeouts: ElectionTimeouts,
         applicants: Applicants,
     ) -> None:
         self._context, self._chain, self._instance = context, chain, instance
-        self._turns, self._applicants = turns, applicants
+        self._timeouts, self._applicants = timeouts, applicants
         self._succession = Succession(context)
-        self._pending: dict[str, say.PrepareMessage] = {}  # by leader: their turn has not come
+        self._pending: dict[str, msg.PrepareMessage] = {}  # by leader: their turn has not come
 
     @property
     def votes(self) -> bool:
@@ -54,7 +54,7 @@ class Participant:
 
     # -- promises ------------------------------------------------------------------------------------------------------
 
-    def prepare(self, peer: str, ask: say.PrepareMessage) -> None:
+    def prepare(self, peer: str, ask: msg.PrepareMessage) -> None:
         """Promise to the leader of an attempt, at the latest when the present leader's turn is over."""
         instance = self._instance
         if not is_leader(instance.head, instance.hash, ask.attempt, peer):
@@ -62,7 +62,7 @@ class Participant:
         if ask.attempt > instance.ballot.attempt + ATTEMPTS_AHEAD_MAX:
             raise ProtocolViolation("a leader skipped an absurd number of attempts")
         leader = leader_of(instance.head, instance.hash, ask.attempt)
-        if not self._turns.is_due(leader) and not self._turns.heard(leader, ask.attempt):
+        if not self._timeouts.is_due(leader) and not self._timeouts.heard(leader, ask.attempt):
             self._pending[peer] = ask
             return
         self._pending.pop(peer, None)
@@ -70,7 +70,7 @@ class Participant:
         if ballot is None:
             return
         self.set_ballot(ballot)
-        self._turns.granted(leader, ask.attempt)
+        self._timeouts.granted(leader, ask.attempt)
         self._context.out.send(peer, self._promise(ask.attempt))
 
     def promise_pending(self) -> None:
@@ -78,22 +78,22 @@ class Participant:
         for peer, ask in sorted(self._pending.items(), key=lambda item: -item[1].attempt):
             self.prepare(peer, ask)
 
-    def _promise(self, attempt: int) -> say.PromiseMessage:
+    def _promise(self, attempt: int) -> msg.PromiseMessage:
         instance, context = self._instance, self._context
-        body = say.PromiseBody(instance.hash, attempt, context.me, instance.accepted)
-        return say.PromiseMessage(
+        body = msg.PromiseBody(instance.hash, attempt, context.me, instance.accepted)
+        return msg.PromiseMessage(
             promise=context.signer.sign(evidence.PROMISE, body),
             support=instance.support if instance.accepted is not None else None,
             speed=self._applicants.speed,
             plan=instance.signed_plan,
             contribution=instance.contribution,
             join=self._applicants.request(),
-            lacks=instance.lacks,
+            missing=instance.missing,
         )
 
     # -- work ----------------------------------------------------------------------------------------------------------
 
-    def work(self, peer: str, order: say.PlanMessage) -> None:
+    def work(self, peer: str, order: msg.PlanMessage) -> None:
         """Train under the plan of the attempt promised last, or of a later one."""
         instance, context = self._instance, self._context
         if not is_leader(instance.head, instance.hash, order.attempt, peer):
@@ -101,10 +101,10 @@ class Participant:
         if order.attempt < instance.ballot.promised:
             return
         plan = self._succession.plan(order.plan, instance.head, instance.hash, order.attempt)
-        work_s = context.work.timeout_s(instance.head, plan, self._turns.rotations)
+        work_s = context.work.timeout_s(instance.head, plan, self._timeouts.rotations)
         seconds = work_s + context.config.finish_s  # until the roster
-        seconds += context.work.exchange_s(instance.head) + self._turns.turn_s
-        self._turns.extend(leader_of(instance.head, instance.hash, order.attempt), order.attempt, "plan", seconds)
+        seconds += context.work.exchange_s(instance.head) + self._timeouts.turn_s
+        self._timeouts.extend(leader_of(instance.head, instance.hash, order.attempt), order.attempt, "plan", seconds)
         mine = instance.signed_plan
         if mine is not None and instance.plan is not None and instance.plan.hash != plan.hash:
             if plan.attempt == instance.plan.attempt:
@@ -121,7 +121,7 @@ class Participant:
                 context.out.add(Train(order.plan, finish_early=True))
             return
         instance.plan, instance.signed_plan, instance.planned_at = plan, order.plan, context.now
-        context.out.tell("round_planned", round=plan.round, members=len(plan.assignments))
+        context.out.emit("round_planned", round=plan.round, members=len(plan.assignments))
         if plan.of(context.me) is not None:
             context.out.add(Train(order.plan, order.finish_early))
 
@@ -141,7 +141,7 @@ class Participant:
         instance = self._instance
         if instance.contribution is not None and instance.head.members:
             leader = leader_of(instance.head, instance.hash, instance.ballot.attempt)
-            message = say.SubmitMessage(instance.hash, instance.contribution, self._applicants.request())
+            message = msg.SubmitMessage(instance.hash, instance.contribution, self._applicants.request())
             self._context.out.send(leader.peer, message)
 
     def repeat(self) -> None:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from peer.errors import ProtocolViolation
 from peer.identity import Signed
-from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement import messages as msg
 from swarm.protocol.agreement.applicants import Applicants
 from swarm.protocol.agreement.chain import Chain
 from swarm.protocol.agreement.context import AgreementContext
+from swarm.protocol.agreement.round.election_timeouts import ElectionTimeouts
 from swarm.protocol.agreement.round.exchanges import Exchanges
 from swarm.protocol.agreement.round.instance import Instance, Proposed, record_once
 from swarm.protocol.agreement.round.participant import Participant
-from swarm.protocol.agreement.round.turns import Turns
 from swarm.protocol.agreement.rules import evidence
 from swarm.protocol.agreement.rules.electorate import leader_of
 from swarm.protocol.agreement.rules.succession import Succession
@@ -30,19 +30,19 @@ class Voter:
         context: AgreementContext,
         chain: Chain,
         instance: Instance,
-        turns: Turns,
+        timeouts: ElectionTimeouts,
         applicants: Applicants,
         participant: Participant,
         exchanges: Exchanges,
     ) -> None:
         self._context, self._chain, self._instance = context, chain, instance
-        self._turns, self._applicants = turns, applicants
+        self._timeouts, self._applicants = timeouts, applicants
         self._participant, self._exchanges = participant, exchanges
         self._succession = Succession(context)
 
     # -- proposals -----------------------------------------------------------------------------------------------------
 
-    def propose(self, message: say.ProposalMessage) -> None:
+    def propose(self, message: msg.ProposalMessage) -> None:
         """Check the proposal of an attempt, from any peer, and vote for it if this node can."""
         instance, context = self._instance, self._context
         body = context.evidence.proposal(message.proposal, instance.head, instance.hash)
@@ -58,10 +58,10 @@ class Voter:
             return
         self._check(body.attempt, message)
         leader = leader_of(instance.head, instance.hash, body.attempt)
-        self._turns.extend(leader, body.attempt, "proposal", context.work.exchange_s(instance.head))
+        self._timeouts.extend(leader, body.attempt, "proposal", context.work.exchange_s(instance.head))
         self.consider(body.attempt)
 
-    def _check(self, attempt: int, message: say.ProposalMessage) -> None:
+    def _check(self, attempt: int, message: msg.ProposalMessage) -> None:
         """Raise unless the value is forced by the promises, or free and made from this attempt's roster. Remember
         it."""
         instance, context = self._instance, self._context
@@ -93,7 +93,7 @@ class Voter:
         if proposed.value.state_hash not in self._chain.holds:
             built = self._exchanges.state_of(proposed.exchange)
             if built is not None and built != proposed.value.state_hash:
-                self._context.out.tell("state_differs", round=proposed.value.round, attempt=attempt)
+                self._context.out.emit("state_differs", round=proposed.value.round, attempt=attempt)
             else:
                 votes = self._instance.votes_for(attempt, proposed.hash)
                 proposed.exchange.voters.update(voter.peer for voter in votes)
@@ -116,7 +116,7 @@ class Voter:
         if ballot is None:
             return
         if ballot != instance.ballot:
-            instance.accepted = say.AcceptedValue(attempt, proposed.value, proposed.signed)
+            instance.accepted = msg.AcceptedValue(attempt, proposed.value, proposed.signed)
             instance.support = proposed.support
             self._chain.kept = proposed.value.state_hash
             if self._is_required:
@@ -126,13 +126,13 @@ class Voter:
         self._send_vote(attempt, proposed.value, proposed.hash)
 
     def _send_vote(self, attempt: int, value: Head, value_hash: bytes) -> None:
-        message = say.VoteMessage(self._sign_vote(attempt, value_hash), self._applicants.speed)
+        message = msg.VoteMessage(self._sign_vote(attempt, value_hash), self._applicants.speed)
         voters = self._context.electorate.voters(self._instance.head)
         for peer in sorted({member.peer for member in (*voters, *value.members)}):
             self._context.out.send(peer, message)
 
     def _sign_vote(self, attempt: int, value_hash: bytes) -> Signed:
-        body = say.VoteBody(self._instance.hash, attempt, value_hash, self._context.me)
+        body = msg.VoteBody(self._instance.hash, attempt, value_hash, self._context.me)
         return self._context.signer.sign(evidence.VOTE, body)
 
     @property
@@ -144,9 +144,9 @@ class Voter:
         the vote, so it votes once after each head, and knows all that was ever committed."""
         votes = self._instance.votes_for(attempt, proposed.hash)
         votes[self._context.me] = self._sign_vote(attempt, proposed.hash)
-        self._chain.learn([say.ChainLink(proposed.value, votes=tuple(votes[voter] for voter in sorted(votes)))])
+        self._chain.learn([msg.ChainLink(proposed.value, votes=tuple(votes[voter] for voter in sorted(votes)))])
 
-    def vote(self, message: say.VoteMessage) -> None:
+    def vote(self, message: msg.VoteMessage) -> None:
         """Count a vote; with those of a quorum the value is certified."""
         body = self._context.evidence.vote(message.vote)
         if not self._note(body, message.vote):
@@ -156,7 +156,7 @@ class Voter:
             self.consider(body.attempt)
         self._count(body.attempt, body.value)
 
-    def _note(self, body: say.VoteBody, signed: Signed) -> bool:
+    def _note(self, body: msg.VoteBody, signed: Signed) -> bool:
         """Record the vote of a voter. Return whether it counts."""
         if not self._chain.is_voter(body.voter):
             return False
@@ -174,7 +174,7 @@ class Voter:
         if head is None and instance.accepted is not None and instance.accepted.value.hash == value:
             head = instance.accepted.value
         if head is not None:  # else the chain of a peer that has committed it comes soon
-            self._chain.learn([say.ChainLink(head, votes=tuple(votes.values()))])
+            self._chain.learn([msg.ChainLink(head, votes=tuple(votes.values()))])
 
     def repeat(self) -> None:
         """Send again what may have been lost: this node's latest vote, while the attempt is not given up."""

@@ -14,7 +14,7 @@ from peer.bounds import Hash
 from peer.decoding import MALFORMED
 from peer.errors import ProtocolViolation
 from peer.identity import Signed
-from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement import messages as msg
 from swarm.protocol.agreement.config import AgreementConfig
 from swarm.protocol.agreement.rules.acceptor import forced_value, needs_promises
 from swarm.protocol.agreement.rules.electorate import Electorate, leader_of
@@ -33,10 +33,10 @@ JOIN: Final = "agreement.join"
 WITNESS: Final = "agreement.witness"
 
 ONE_AN_ATTEMPT: Final[dict[str, type[msgspec.Struct]]] = {
-    PROPOSAL: say.ProposalBody,
-    ROSTER: say.RosterBody,
-    RESULTS: say.ResultsBody,
-    VOTE: say.VoteBody,
+    PROPOSAL: msg.ProposalBody,
+    ROSTER: msg.RosterBody,
+    RESULTS: msg.ResultsBody,
+    VOTE: msg.VoteBody,
     PLAN_KIND: WorkPlan,
 }
 """Bodies of which one signer may make one for a (head, attempt)."""
@@ -48,27 +48,27 @@ class Evidence:
     def __init__(self, signer: Signer, electorate: Electorate, config: AgreementConfig) -> None:
         self._signer, self._electorate, self._config = signer, electorate, config
 
-    def promise(self, signed: Signed) -> say.PromiseBody:
+    def promise(self, signed: Signed) -> msg.PromiseBody:
         """Open a promise that its voter has signed."""
-        body = self._signer.open(signed, PROMISE, say.PromiseBody)
+        body = self._signer.open(signed, PROMISE, msg.PromiseBody)
         self._require_voter(signed, body.voter, "promise")
         return body
 
-    def vote(self, signed: Signed) -> say.VoteBody:
+    def vote(self, signed: Signed) -> msg.VoteBody:
         """Open a vote that its voter has signed."""
-        body = self._signer.open(signed, VOTE, say.VoteBody)
+        body = self._signer.open(signed, VOTE, msg.VoteBody)
         self._require_voter(signed, body.voter, "vote")
         return body
 
-    def join(self, signed: Signed) -> say.JoinBody:
+    def join(self, signed: Signed) -> msg.JoinBody:
         """Open a join request that the peer itself has signed."""
-        body = self._signer.open(signed, JOIN, say.JoinBody)
+        body = self._signer.open(signed, JOIN, msg.JoinBody)
         self._require_voter(signed, body.member, "join request")
         return body
 
-    def start(self, signed: Signed) -> say.StartBody:
+    def start(self, signed: Signed) -> msg.StartBody:
         """Open a start of term of this group that the coordinator has signed."""
-        body = self._signer.open(signed, START, say.StartBody)
+        body = self._signer.open(signed, START, msg.StartBody)
         self._require_coordinator(signed, "start")
         if body.head.run_id != self._config.genesis.run_id or not body.head.members:
             raise ProtocolViolation("a start of term belongs to another group or has no members")
@@ -76,7 +76,7 @@ class Evidence:
 
     def witness(self, signed: Signed) -> Member:
         """Return the identity that the coordinator declares as its present one."""
-        body = self._signer.open(signed, WITNESS, say.WitnessBody)
+        body = self._signer.open(signed, WITNESS, msg.WitnessBody)
         self._require_coordinator(signed, "witness")
         if body.run_id != self._config.genesis.run_id or body.witness.peer != self._config.coordinator:
             raise ProtocolViolation("a witness is not the coordinator of this group")
@@ -84,18 +84,18 @@ class Evidence:
 
     def endorsed(self, signed: Signed) -> bytes:
         """Return the hash of the head that the coordinator endorses."""
-        body = self._signer.open(signed, ENDORSEMENT, say.EndorsementBody)
+        body = self._signer.open(signed, ENDORSEMENT, msg.EndorsementBody)
         self._require_coordinator(signed, "endorsement")
         return body.head
 
-    def proposal(self, signed: Signed, head: Head, head_hash: bytes) -> say.ProposalBody:
+    def proposal(self, signed: Signed, head: Head, head_hash: bytes) -> msg.ProposalBody:
         """Open the proposal of an attempt after `head`, signed by its leader."""
-        body = self._signer.open(signed, PROPOSAL, say.ProposalBody)
+        body = self._signer.open(signed, PROPOSAL, msg.ProposalBody)
         if body.head != head_hash or not is_leader(head, head_hash, body.attempt, signed.signer):
             raise ProtocolViolation("a proposal is signed by another peer than the attempt's leader")
         return body
 
-    def counts(self, accepted: say.AcceptedValue, head: Head, head_hash: bytes, below: float = math.inf) -> bool:
+    def counts(self, accepted: msg.AcceptedValue, head: Head, head_hash: bytes, below: float = math.inf) -> bool:
         """Return whether what a peer reports as accepted is proved: its attempt, below `below`, had that value.
 
         Without this one voter could make up an attempt that all later leaders had to respect (F10)."""
@@ -115,7 +115,7 @@ class Evidence:
         The voters do this themselves instead of trusting the leader."""
         if not needs_promises(attempt):
             return ForcedBy(None)
-        accepted: dict[Member, say.AcceptedValue | None] = {}
+        accepted: dict[Member, msg.AcceptedValue | None] = {}
         for signed in self._by_voters(promises, head):
             body = self.promise(signed)
             if (body.head, body.attempt) != (head_hash, attempt):
@@ -130,7 +130,7 @@ class Evidence:
         voters = {voter for voter, said in accepted.items() if said is not None and said.value.hash == value}
         return ForcedBy(forced, tuple(sorted(voters)))
 
-    def certificate(self, link: say.ChainLink, before: Head, before_hash: bytes) -> None:
+    def certificate(self, link: msg.ChainLink, before: Head, before_hash: bytes) -> None:
         """Raise unless the link's votes are those of a quorum of the head before it, in one attempt."""
         head, value = link.head, link.head.hash
         if head.previous != before_hash or (head.term, head.boot) != (before.term, before.boot):
@@ -147,7 +147,7 @@ class Evidence:
         if not self._electorate.enough(before, {vote.voter for vote in cast}):
             raise ProtocolViolation("a certificate has too few votes")
 
-    def link_counts(self, link: say.ChainLink, before: Head | None) -> bool:
+    def link_counts(self, link: msg.ChainLink, before: Head | None) -> bool:
         """Return whether the link's head counts, after `before` (None: the one before it is not known). Raises if it
         does not, whatever was before it."""
         if self.is_signed_for(link):
@@ -157,7 +157,7 @@ class Evidence:
         self.certificate(link, before, link.head.previous)
         return True
 
-    def is_signed_for(self, link: say.ChainLink) -> bool:
+    def is_signed_for(self, link: msg.ChainLink) -> bool:
         """Return whether the coordinator says that the head counts, by a start or an endorsement."""
         if link.start is not None:
             if self.start(link.start).head != link.head:
@@ -165,7 +165,7 @@ class Evidence:
             return True
         return link.endorsement is not None and self.endorsed(link.endorsement) == link.head.hash
 
-    def require_signed_by(self, peer: str, link: say.ChainLink) -> None:
+    def require_signed_by(self, peer: str, link: msg.ChainLink) -> None:
         """Raise unless that peer has really signed the link's start, or the votes that bear its name."""
         if link.start is not None:
             self.is_signed_for(link)
@@ -173,7 +173,7 @@ class Evidence:
             if (vote.head, vote.value) != (link.head.previous, link.head.hash):
                 raise ProtocolViolation("a certificate has votes for another head")
 
-    def is_vouched_for(self, link: say.ChainLink) -> bool:
+    def is_vouched_for(self, link: msg.ChainLink) -> bool:
         """Return whether the coordinator itself has completed this certificate: it has checked all that was before."""
         signed = self._own_vote(link)
         if signed is None:
@@ -181,31 +181,31 @@ class Evidence:
         vote = self.vote(signed)
         return (vote.head, vote.value) == (link.head.previous, link.head.hash)
 
-    def _own_vote(self, link: say.ChainLink) -> Signed | None:
+    def _own_vote(self, link: msg.ChainLink) -> Signed | None:
         if self._electorate.mode != "required":
             return None
         return next((signed for signed in link.votes if signed.signer == self._config.coordinator), None)
 
-    def anchor(self, link: say.ChainLink) -> say.ChainLink | None:
+    def anchor(self, link: msg.ChainLink) -> msg.ChainLink | None:
         """Return the link with no more than what the coordinator has signed for it, so that it counts whatever was
         before; None if that is nothing."""
         if self.is_signed_for(link):
-            return say.ChainLink(link.head, start=link.start, endorsement=None if link.start else link.endorsement)
+            return msg.ChainLink(link.head, start=link.start, endorsement=None if link.start else link.endorsement)
         signed = self._own_vote(link)
         if signed is None or not self.is_vouched_for(link):
             return None
-        return say.ChainLink(link.head, votes=(signed,))
+        return msg.ChainLink(link.head, votes=(signed,))
 
-    def bare_certificate(self, link: say.ChainLink, before: Head) -> say.ChainLink:
+    def bare_certificate(self, link: msg.ChainLink, before: Head) -> msg.ChainLink:
         """Return a link that follows `before` with the votes of a bare quorum: what was shown may hold any others."""
         voters, chosen = self._electorate.voters(before), dict[Member, Signed]()
         for signed in self._by_voters(link.votes, before):
             voter = self.vote(signed).voter
             if voter in voters and not self._electorate.enough(before, chosen):
                 chosen[voter] = signed
-        return say.ChainLink(link.head, votes=tuple(chosen.values()))
+        return msg.ChainLink(link.head, votes=tuple(chosen.values()))
 
-    def culprit(self, proof: say.Contradiction) -> str:
+    def culprit(self, proof: msg.Contradiction) -> str:
         """Return the peer that a contradiction proves guilty, or raise `ProtocolViolation` if it proves nothing."""
         type_ = ONE_AN_ATTEMPT.get(proof.kind)
         if type_ is None or proof.first.signer != proof.second.signer or proof.first.body == proof.second.body:
@@ -234,7 +234,7 @@ class Evidence:
 class ForcedBy(msgspec.Struct, frozen=True):
     """What checked promises leave to a proposal: `accepted`, or any value if None."""
 
-    accepted: say.AcceptedValue | None
+    accepted: msg.AcceptedValue | None
     voters: tuple[Member, ...] = ()
     """Those that report it: they have on disk what it is built from."""
 
@@ -257,29 +257,29 @@ def _slot(body: msgspec.Struct) -> tuple[object, ...]:
     )
 
 
-def head_named(message: say.Message) -> bytes:
+def head_named(message: msg.Message) -> bytes:
     """Return the hash of the head whose round a message says it is about, before any signature is checked: of messages
     about other rounds none ever is. Raises `ProtocolViolation` if a body is malformed."""
     match message:
-        case say.PrepareMessage() | say.PlanMessage() | say.SubmitMessage() | say.RosterMessage():
+        case msg.PrepareMessage() | msg.PlanMessage() | msg.SubmitMessage() | msg.RosterMessage():
             return message.head
-        case say.ResultsMessage():
+        case msg.ResultsMessage():
             return message.head
-        case say.PromiseMessage():
+        case msg.PromiseMessage():
             return _read(message.promise, _Named).head
-        case say.ProposalMessage():
+        case msg.ProposalMessage():
             return _read(message.proposal, _Named).head
-        case say.VoteMessage():
+        case msg.VoteMessage():
             return _read(message.vote, _Named).head
         case _:
             return b""
 
 
-def signed_in(message: say.Message, head: Head) -> Iterator[tuple[str, Signed]]:
+def signed_in(message: msg.Message, head: Head) -> Iterator[tuple[str, Signed]]:
     """Yield what the links of a message are signed with, and for what kind each: a page of links has so many that a
     driver may want to check them before its node, which stands at `head`, does. Of votes only those that the node will
     look at, if the links are what they seem to be."""
-    links = message.links if isinstance(message, say.ChainMessage | say.ToldMessage) else ()
+    links = message.links if isinstance(message, msg.ChainMessage | msg.ReportMessage) else ()
     for link in links:
         yield from ((VOTE, signed) for signed in _by_peers_of(head, link.votes))
         yield from ((START, signed) for signed in (link.start,) if signed is not None)
@@ -292,9 +292,9 @@ def _by_peers_of(head: Head, bodies: Iterable[Signed]) -> Iterator[Signed]:
     return itertools.islice((signed for signed in bodies if signed.signer in peers), 2 * len(peers))
 
 
-def claimed_vote(message: say.VoteMessage) -> say.VoteBody:
+def claimed_vote(message: msg.VoteMessage) -> msg.VoteBody:
     """Return what a vote says, unchecked. Raises `ProtocolViolation` if it is malformed."""
-    return _read(message.vote, say.VoteBody)
+    return _read(message.vote, msg.VoteBody)
 
 
 class _Named(msgspec.Struct, frozen=True):

@@ -124,7 +124,7 @@ async def test_a_peer_that_serves_nothing_refuses_flows() -> None:
     ],
     ids=["oversize", "garbage", "unknown tag", "too large", "too long"],
 )
-async def test_what_no_peer_may_send_is_a_strike_and_ends_the_flow(data: bytes, reason: str) -> None:
+async def test_what_no_peer_may_send_is_a_penalty_and_ends_the_flow(data: bytes, reason: str) -> None:
     async with pair() as both:
         both.flow._wire.send_now(memoryview(data))
         with trio.fail_after(60):

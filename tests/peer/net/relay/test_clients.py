@@ -1,4 +1,4 @@
-"""Our peers at a relay, ours and go-libp2p's (hole 11). Real NATs are in `tests/processes/test_nat.py`."""
+"""Our peers at a relay, ours and go-libp2p's. Real NATs are in `tests/processes/test_nat.py`."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from peer.config import InnerConfig
 from peer.errors import ProtocolViolation
 from peer.identity import Signed
 from swarm.protocol.agreement import actions, events
-from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement import messages as msg
 from swarm.protocol.agreement.config import AgreementConfig
 from swarm.protocol.agreement.node import AgreementNode
 from swarm.protocol.agreement.output import encode
@@ -34,7 +34,7 @@ SCHEDULE = RoundSchedule(
 )
 
 
-def sponsors_of(join: say.JoinBody, signer: str) -> tuple[Sponsor, ...] | None:
+def sponsors_of(join: msg.JoinBody, signer: str) -> tuple[Sponsor, ...] | None:
     """Take what a credential says: "forged", or the name of an invite that brings in one peer."""
     name = join.credential.decode()
     return None if name == "forged" else (Sponsor(name, 1),) if name else ()
@@ -114,7 +114,7 @@ class Machine:
     records: dict[str, bytes] = field(default_factory=dict)
     stored_states: set[bytes] = field(default_factory=set)
     committed: list[Head] = field(default_factory=list)
-    told: list[actions.Tell] = field(default_factory=list)
+    told: list[actions.Emit] = field(default_factory=list)
     accused: list[actions.Accuse] = field(default_factory=list)
     timers: dict[str, float] = field(default_factory=dict)
     has: set[bytes] = field(default_factory=set)
@@ -131,15 +131,17 @@ class GroupOfNodes:
         self.table = SignatureTable()
         self.train_s, self.work = train_s, work
         self.machines: dict[str, Machine] = {}
-        self.lost: Callable[[str, str, say.Message], bool] = lambda source, target, message: False
-        self.change: Callable[[str, say.Message], say.Message] = lambda source, message: message
+        self.lost: Callable[[str, str, msg.Message], bool] = lambda source, target, message: False
+        self.change: Callable[[str, msg.Message], msg.Message] = lambda source, message: message
         self.merge: Callable[[str, bytes, int], bytes] = lambda peer, key, index: blake3(key + bytes([index])).digest()
-        self.build: Callable[[str, bytes], tuple[float, bytes]] = lambda peer, state: (0.05, state)
+        self.build: Callable[[str, bytes], tuple[float, bytes | None]] = lambda peer, state: (0.05, state)
         self.counted: Callable[[str, WorkPlan], tuple[Range, ...]] | None = None
         """What a peer has counted under a plan, in a pipeline."""
         self.write_s, self.delay_s, self.merge_s, self.fetch_s = 0.001, 0.01, 0.05, 0.3
         self.serves = True  # whether any state can be fetched
-        self.sent: list[tuple[str, str, say.Message]] = []
+        self.sent: list[tuple[str, str, msg.Message]] = []
+        self.fetches: list[str] = []
+        """The peers that have asked for a state."""
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
         defaults: dict[str, Any] = {
@@ -232,10 +234,11 @@ class GroupOfNodes:
                     self.later(self.merge_s, peer, events.SliceResult(key, index, self.merge(peer, key, index)))
             case actions.Build(key=key, results=results):
                 state = next_state(machine.node.head.state_hash, results)
-                seconds, state = self.build(peer, state)
-                machine.has.add(state)
-                self.later(seconds, peer, events.Built(key, state))
+                seconds, built = self.build(peer, state)
+                machine.has |= {built} if built is not None else set()
+                self.later(seconds, peer, events.Built(key, built))
             case actions.Fetch(state_hash=state_hash, holders=holders):
+                self.fetches.append(peer)
                 here = self.serves and any(self._serves(holder, peer, state_hash) for holder in holders)
                 if here:
                     machine.has.add(state_hash)
@@ -244,7 +247,7 @@ class GroupOfNodes:
                 if peer != COORDINATOR:
                     assert head.state_hash in machine.has, f"{peer} stands at a head without its state"
                 machine.committed.append(head)
-            case actions.Tell():
+            case actions.Emit():
                 machine.told.append(action)
             case actions.Accuse():
                 machine.accused.append(action)
@@ -266,7 +269,7 @@ class GroupOfNodes:
 
     def _serves(self, holder: str, peer: str, state_hash: bytes) -> bool:
         machine = self.machines.get(holder)
-        reached = not self.lost(holder, peer, say.AskChainMessage(()))
+        reached = not self.lost(holder, peer, msg.AskChainMessage(()))
         return machine is not None and machine.up and reached and state_hash in machine.has
 
     def contribution(self, machine: Machine, signed: Signed) -> Signed:
@@ -290,7 +293,7 @@ class GroupOfNodes:
         self.run(seconds, lambda: any(isinstance(message, kind) for _, _, message in self.sent[first:]))
         return next(entry for entry in self.sent[first:] if isinstance(entry[2], kind))
 
-    def give(self, target: str, message: say.Message, source: str) -> list[actions.Action]:
+    def give(self, target: str, message: msg.Message, source: str) -> list[actions.Action]:
         """Give a node a message now; return its actions without carrying them out."""
         return self.machines[target].node.step(self.now, events.Received(source, message))
 
@@ -301,25 +304,25 @@ class GroupOfNodes:
     def heal(self) -> None:
         self.lost = lambda source, target, message: False
 
-    def lose_leader_after_votes(self) -> tuple[str, str, str, say.ProposalMessage]:
+    def lose_leader_after_votes(self) -> tuple[str, str, str, msg.ProposalMessage]:
         """Of A, B and C, run until a leader and one member have voted while no vote is heard, and crash the leader.
         Return it, the voter, the third member and the proposal, whose value is chosen although no peer knows it."""
         first: list[tuple[str, str]] = []  # the one leader and member between whom a proposal passes
 
-        def lost(source: str, target: str, message: say.Message) -> bool:
-            if isinstance(message, say.ProposalMessage):
+        def lost(source: str, target: str, message: msg.Message) -> bool:
+            if isinstance(message, msg.ProposalMessage):
                 first.extend([(source, target)] if not first else [])
                 return (source, target) != first[0]
-            return isinstance(message, say.VoteMessage | say.ChainMessage)
+            return isinstance(message, msg.VoteMessage | msg.ChainMessage)
 
         self.lost = lost
-        leader, voter, message = self.run_until_sent(say.ProposalMessage)
+        leader, voter, message = self.run_until_sent(msg.ProposalMessage)
         (third,) = set("ABC") - {leader, voter}
         node = self.machines[voter].node
         before = node.head
-        self.run(5.0, lambda: node._height.instance.accepted is not None)
+        self.run(5.0, lambda: node._round.instance.accepted is not None)
         self.run(0.01)
-        assert node._height.instance.accepted is not None and node.head == before
+        assert node._round.instance.accepted is not None and node.head == before
         self.crash(leader)
         return leader, voter, third, message
 
@@ -345,7 +348,7 @@ class GroupOfNodes:
 
     def vote(self, peer: str, head: Head, attempt: int, value: Head) -> Signed:
         """Return a vote of that peer, which may be a liar's."""
-        return self.sign(peer, evidence.VOTE, say.VoteBody(head.hash, attempt, value.hash, self.member(peer)))
+        return self.sign(peer, evidence.VOTE, msg.VoteBody(head.hash, attempt, value.hash, self.member(peer)))
 
     def check(self) -> None:
         """Raise unless all that was committed is one history for each start, and no honest peer was accused."""

@@ -9,7 +9,7 @@ from blake3 import blake3
 from peer.errors import ProtocolViolation
 from peer.identity import Signed
 from swarm.protocol.agreement import actions, events
-from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement import messages as msg
 from swarm.protocol.agreement.output import Output
 from swarm.protocol.agreement.round.instance import ATTEMPTS_KEPT, record_once
 from swarm.protocol.agreement.rules import evidence
@@ -18,15 +18,15 @@ from swarm.protocol.agreement.rules.electorate import attempt_of, leader_of
 from tests.swarm.protocol.agreement.group import GroupOfNodes
 
 
-def proposal_of(group: GroupOfNodes) -> tuple[str, say.ProposalMessage]:
+def proposal_of(group: GroupOfNodes) -> tuple[str, msg.ProposalMessage]:
     """Run until a leader proposes; return it and its proposal. No member has voted yet."""
-    source, _, message = group.run_until_sent(say.ProposalMessage)
+    source, _, message = group.run_until_sent(msg.ProposalMessage)
     return source, message
 
 
-def other_value(group: GroupOfNodes, leader: str, message: say.ProposalMessage) -> say.ProposalMessage:
+def other_value(group: GroupOfNodes, leader: str, message: msg.ProposalMessage) -> msg.ProposalMessage:
     """Return another proposal that the same leader has signed for the same attempt."""
-    body = msgspec.msgpack.decode(message.proposal.body, type=say.ProposalBody)
+    body = msgspec.msgpack.decode(message.proposal.body, type=msg.ProposalBody)
     value = msgspec.structs.replace(message.value, state_hash=blake3(b"forged").digest())
     signed = group.sign(leader, evidence.PROPOSAL, msgspec.structs.replace(body, value=value.hash))
     return msgspec.structs.replace(message, proposal=signed, value=value)
@@ -35,7 +35,7 @@ def other_value(group: GroupOfNodes, leader: str, message: say.ProposalMessage) 
 def votes_in(group: GroupOfNodes, voter: str) -> set[tuple[bytes, int, bytes]]:
     """Return all that this voter has ever signed as votes."""
     bodies = [
-        msgspec.msgpack.decode(body, type=say.VoteBody)
+        msgspec.msgpack.decode(body, type=msg.VoteBody)
         for signer, kind, body in sorted(group.table.signed)
         if (signer, kind) == (voter, evidence.VOTE)
     ]
@@ -63,10 +63,10 @@ def test_a_convicted_liar_is_out_of_the_next_head() -> None:
     group = GroupOfNodes("ABCD")
     group.run_to(1)
     head = group.head("A")
-    bodies = [say.VoteBody(head.hash, 7, bytes([i]) * 32, group.member("D")) for i in range(2)]
+    bodies = [msg.VoteBody(head.hash, 7, bytes([i]) * 32, group.member("D")) for i in range(2)]
     first, second = (group.sign("D", evidence.VOTE, body) for body in bodies)
     for vote in (first, second):
-        group.event("A", events.Received("D", say.VoteMessage(vote)))
+        group.event("A", events.Received("D", msg.VoteMessage(vote)))
     group.run_to(4, "ABC")
     assert not any(member.peer == "D" for member in group.head("A").members)
 
@@ -75,13 +75,13 @@ def test_an_owner_with_two_faces_is_convicted() -> None:
     """F2, R13: what an owner merges is signed, so that many faces show who lied."""
     group = GroupOfNodes("ABC")
     group.run_to(1)
-    owner, _, message = group.run_until_sent(say.ResultsMessage)
+    owner, _, message = group.run_until_sent(msg.ResultsMessage)
     group.run(0.02)
     victim = next(peer for peer in "ABC" if peer != owner)
-    body = msgspec.msgpack.decode(message.results.body, type=say.ResultsBody)
+    body = msgspec.msgpack.decode(message.results.body, type=msg.ResultsBody)
     hashes = tuple(blake3(b"forged" + name).digest() for name in body.hashes)
     forged = group.sign(owner, evidence.RESULTS, msgspec.structs.replace(body, hashes=hashes))
-    group.event(victim, events.Received(owner, say.ResultsMessage(body.head, forged)))
+    group.event(victim, events.Received(owner, msg.ResultsMessage(body.head, forged)))
     group.run(0.05)
     assert [a.peer for a in group.machines[victim].accused] == [owner]
     group.run_to(2)
@@ -91,11 +91,11 @@ def test_a_value_that_does_not_follow_from_its_roster_gets_no_vote() -> None:
     """F7: the leader's proposal names other members than the roster leads to."""
     group = GroupOfNodes("ABC")
     group.run_to(1)
-    group.lost = lambda source, target, message: isinstance(message, say.ProposalMessage)
+    group.lost = lambda source, target, message: isinstance(message, msg.ProposalMessage)
     leader, message = proposal_of(group)
     group.run(0.3)
     victim = next(peer for peer in "ABC" if peer != leader)
-    body = msgspec.msgpack.decode(message.proposal.body, type=say.ProposalBody)
+    body = msgspec.msgpack.decode(message.proposal.body, type=msg.ProposalBody)
     value = msgspec.structs.replace(message.value, members=(group.member(leader),))
     signed = group.sign(leader, evidence.PROPOSAL, msgspec.structs.replace(body, value=value.hash))
     packed = msgspec.structs.replace(message, proposal=signed, value=value)
@@ -110,7 +110,7 @@ def test_a_proposal_needs_the_promises_of_a_quorum_and_its_forced_value() -> Non
     group.run_to(1)
     first = leader_of(group.head("A"), group.head("A").hash, 0).peer
     group.crash(first)
-    group.lost = lambda source, target, message: isinstance(message, say.ProposalMessage)
+    group.lost = lambda source, target, message: isinstance(message, msg.ProposalMessage)
     leader, message = proposal_of(group)
     group.run(0.3)
     (victim,) = set("ABC") - {first, leader}
@@ -144,13 +144,13 @@ def test_a_proposal_may_not_rest_on_made_up_accepted_values() -> None:
     _, voter, third, message = group.lose_leader_after_votes()
     head = group.head(voter)
     later = attempt_of(head, head.hash, group.member(third), 10)
-    made_up = say.AcceptedValue(later - 1, message.value, Signed(b"", third, b""))
+    made_up = msg.AcceptedValue(later - 1, message.value, Signed(b"", third, b""))
     promises = tuple(
-        group.sign(peer, evidence.PROMISE, say.PromiseBody(head.hash, later, group.member(peer), reported))
+        group.sign(peer, evidence.PROMISE, msg.PromiseBody(head.hash, later, group.member(peer), reported))
         for peer, reported in ((voter, None), (third, made_up))
     )
-    signed = group.sign(third, evidence.PROPOSAL, say.ProposalBody(head.hash, later, message.value.hash))
-    found = group.give(voter, say.ProposalMessage(signed, message.value, promises, message.support), third)
+    signed = group.sign(third, evidence.PROPOSAL, msg.ProposalBody(head.hash, later, message.value.hash))
+    found = group.give(voter, msg.ProposalMessage(signed, message.value, promises, message.support), third)
     assert any(isinstance(a, actions.Accuse) and "without evidence" in a.reason for a in found)
 
 
@@ -162,13 +162,13 @@ def test_an_accepted_value_that_a_voter_made_up_does_not_count(mode: str) -> Non
     node, head = group.machines["A"].node, group.head("A")
     made_up = msgspec.structs.replace(head, round=head.round + 1, previous=head.hash, members=(group.member("C"),))
     attempt = next(a for a in range(3) if leader_of(head, head.hash, a).peer != "C")
-    body = say.ProposalBody(head.hash, attempt, made_up.hash)
+    body = msg.ProposalBody(head.hash, attempt, made_up.hash)
     for proposal in (Signed(b"", "C", b""), group.sign("C", evidence.PROPOSAL, body)):
-        accepted = say.AcceptedValue(attempt, made_up, proposal)
+        accepted = msg.AcceptedValue(attempt, made_up, proposal)
         assert not node._context.evidence.counts(accepted, head, head.hash, attempt + 1)
     mine = attempt_of(head, head.hash, group.member("C"), 0)
-    signed = group.sign("C", evidence.PROPOSAL, say.ProposalBody(head.hash, mine, made_up.hash))
-    own = say.AcceptedValue(mine, made_up, signed)
+    signed = group.sign("C", evidence.PROPOSAL, msg.ProposalBody(head.hash, mine, made_up.hash))
+    own = msg.AcceptedValue(mine, made_up, signed)
     # The liar did lead that attempt; then the value must still follow from a roster (see the next test).
     assert node._context.evidence.counts(own, head, head.hash, mine + 1)
     assert not node._context.evidence.counts(own, head, head.hash, mine)
@@ -180,7 +180,7 @@ def test_a_forced_value_must_follow_from_a_roster_too() -> None:
     as well."""
     group = GroupOfNodes("ABC")
     group.run_to(1)
-    group.lost = lambda source, target, message: isinstance(message, say.ProposalMessage)
+    group.lost = lambda source, target, message: isinstance(message, msg.ProposalMessage)
     leader, message = proposal_of(group)
     group.run(0.3)
     head = group.head(leader)
@@ -188,14 +188,14 @@ def test_a_forced_value_must_follow_from_a_roster_too() -> None:
     mine = attempt_of(head, head.hash, group.member(liar), 1)
     later = attempt_of(head, head.hash, group.member(leader), mine + 1)
     evil = msgspec.structs.replace(message.value, members=(group.member(liar),))
-    proof = group.sign(liar, evidence.PROPOSAL, say.ProposalBody(head.hash, mine, evil.hash))
-    accepted = say.AcceptedValue(mine, evil, proof)
+    proof = group.sign(liar, evidence.PROPOSAL, msg.ProposalBody(head.hash, mine, evil.hash))
+    accepted = msg.AcceptedValue(mine, evil, proof)
     promises = tuple(
-        group.sign(peer, evidence.PROMISE, say.PromiseBody(head.hash, later, group.member(peer), reported))
+        group.sign(peer, evidence.PROMISE, msg.PromiseBody(head.hash, later, group.member(peer), reported))
         for peer, reported in ((leader, None), (liar, accepted))
     )
-    signed = group.sign(leader, evidence.PROPOSAL, say.ProposalBody(head.hash, later, evil.hash))
-    forced = say.ProposalMessage(signed, evil, promises, message.support)
+    signed = group.sign(leader, evidence.PROPOSAL, msg.ProposalBody(head.hash, later, evil.hash))
+    forced = msg.ProposalMessage(signed, evil, promises, message.support)
     found = group.give(victim, forced, leader)
     assert any(isinstance(a, actions.Accuse) and "do not follow" in a.reason for a in found)
 
@@ -219,15 +219,15 @@ def test_a_proposal_of_another_value_than_the_promises_force_gets_no_vote() -> N
     _, voter, third, message = group.lose_leader_after_votes()
     head = group.head(voter)
     later = attempt_of(head, head.hash, group.member(third), 10)
-    accepted = group.machines[voter].node._height.instance.accepted
+    accepted = group.machines[voter].node._round.instance.accepted
     promises = tuple(
-        group.sign(peer, evidence.PROMISE, say.PromiseBody(head.hash, later, group.member(peer), reported))
+        group.sign(peer, evidence.PROMISE, msg.PromiseBody(head.hash, later, group.member(peer), reported))
         for peer, reported in ((voter, accepted), (third, None))
     )
     other = msgspec.structs.replace(message.value, state_hash=blake3(b"other").digest())
     for value, refused in ((other, True), (message.value, False)):
-        signed = group.sign(third, evidence.PROPOSAL, say.ProposalBody(head.hash, later, value.hash))
-        found = group.give(voter, say.ProposalMessage(signed, value, promises, message.support), third)
+        signed = group.sign(third, evidence.PROPOSAL, msg.ProposalBody(head.hash, later, value.hash))
+        found = group.give(voter, msg.ProposalMessage(signed, value, promises, message.support), third)
         accused = [a.reason for a in found if isinstance(a, actions.Accuse)]
         assert any("promises force" in reason for reason in accused) == refused
 
@@ -236,7 +236,7 @@ def test_no_attempt_is_led_twice() -> None:
     """F18: neither after a failure nor after a restart."""
     group = GroupOfNodes("ABC")
     group.run_to(1)
-    leader, _, _ = group.run_until_sent(say.PlanMessage)
+    leader, _, _ = group.run_until_sent(msg.PlanMessage)
     group.isolate(leader)
     group.run(0.5)
     group.crash(leader)
@@ -258,16 +258,16 @@ def test_a_promise_is_on_disk_before_it_is_sent() -> None:
     leader = leader_of(head, head.hash, 0)
     victim = next(peer for peer in "ABC" if peer != leader.peer)
     attempt = attempt_of(head, head.hash, leader, 50)
-    prepare = say.PrepareMessage(head.hash, attempt, (head.term, head.boot, head.round))
+    prepare = msg.PrepareMessage(head.hash, attempt, (head.term, head.boot, head.round))
     node = group.machines[victim].node
     found = node.step(group.now, events.Received(leader.peer, prepare))
     kept = [action for action in found if isinstance(action, actions.Persist)]
-    assert kept and not any(isinstance(a, actions.Send) and isinstance(a.message, say.PromiseMessage) for a in found)
+    assert kept and not any(isinstance(a, actions.Send) and isinstance(a.message, msg.PromiseMessage) for a in found)
     found = node.step(group.now, events.Persisted(kept[-1].id))
-    assert any(isinstance(a, actions.Send) and isinstance(a.message, say.PromiseMessage) for a in found)
+    assert any(isinstance(a, actions.Send) and isinstance(a.message, msg.PromiseMessage) for a in found)
     group.machines[victim].records |= {action.key: action.record for action in kept}
     again = group.start(victim)
-    assert again.node._height.instance.ballot.promised == attempt
+    assert again.node._round.instance.ballot.promised == attempt
 
 
 def test_a_damaged_or_missing_disk_makes_another_voter() -> None:
@@ -305,23 +305,23 @@ def test_a_voter_whose_disk_was_lost_forgets_no_vote() -> None:
 
 def test_actions_wait_in_order_for_the_records_before_them() -> None:
     out = Output("A")
-    out.send("B", say.AskChainMessage(()))
+    out.send("B", msg.AskChainMessage(()))
     out.persist("ballot", b"1")
-    out.send("B", say.AskChainMessage((b"1",)))
+    out.send("B", msg.AskChainMessage((b"1",)))
     out.timer("poll", 1.0)
     out.persist("ballot", b"2")
-    out.send("B", say.AskChainMessage((b"2",)))
+    out.send("B", msg.AskChainMessage((b"2",)))
     assert [type(action).__name__ for action in out.take()] == ["Send", "Persist", "SetTimer", "Persist"]
     out.persisted(1)
-    assert out.take() == [actions.Send("B", say.AskChainMessage((b"1",)))]
+    assert out.take() == [actions.Send("B", msg.AskChainMessage((b"1",)))]
     out.persisted(99)
-    assert out.take() == [actions.Send("B", say.AskChainMessage((b"2",)))]
+    assert out.take() == [actions.Send("B", msg.AskChainMessage((b"2",)))]
 
 
 def test_votes_below_the_kept_window_are_refused() -> None:
     """F21: dropping an old vote must not let a second one of that attempt in."""
     group = GroupOfNodes("A")
-    signed = group.sign("A", "x", say.AskChainMessage(()))
+    signed = group.sign("A", "x", msg.AskChainMessage(()))
     cast: dict[int, tuple[bytes, Signed]] = {}
     for attempt in range(ATTEMPTS_KEPT + 2):
         assert record_once(cast, attempt, b"a", signed) is None
@@ -345,9 +345,9 @@ def test_a_contradiction_that_is_none_proves_nothing() -> None:
     one = group.vote("B", head, 1, head)
     for other in (one, group.vote("B", head, 2, head), group.vote("C", head, 1, group.head("A"))):
         with pytest.raises(ProtocolViolation):
-            judge.culprit(say.Contradiction(evidence.VOTE, one, other))
-    two = group.sign("B", evidence.VOTE, say.VoteBody(head.hash, 1, bytes(32), group.member("B")))
-    assert judge.culprit(say.Contradiction(evidence.VOTE, one, two)) == "B"
-    reborn = say.VoteBody(head.hash, 1, bytes(32), msgspec.structs.replace(group.member("B"), session="new"))
+            judge.culprit(msg.Contradiction(evidence.VOTE, one, other))
+    two = group.sign("B", evidence.VOTE, msg.VoteBody(head.hash, 1, bytes(32), group.member("B")))
+    assert judge.culprit(msg.Contradiction(evidence.VOTE, one, two)) == "B"
+    reborn = msg.VoteBody(head.hash, 1, bytes(32), msgspec.structs.replace(group.member("B"), session="new"))
     with pytest.raises(ProtocolViolation):
-        judge.culprit(say.Contradiction(evidence.VOTE, one, group.sign("B", evidence.VOTE, reborn)))
+        judge.culprit(msg.Contradiction(evidence.VOTE, one, group.sign("B", evidence.VOTE, reborn)))

@@ -1,4 +1,4 @@
-"""A person's new term goes on beside members that were cut off, and then its weights are lost."""
+"""The operator's new term goes on beside members that were cut off, and then its weights are lost."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tests.swarm.protocol.agreement.group import COORDINATOR, GENESIS, GroupOfNo
 
 
 def forked(cut_s: float = 30.0, train_s: float = 1.0, peers: str = "ABC") -> GroupOfNodes:
-    """B and the coordinator are cut from the others, a person regroups, both sides commit, and B's disk dies."""
+    """B and the coordinator are cut from the others, the operator regroups, both sides commit, and B's disk dies."""
     group = GroupOfNodes(peers, train_s=train_s)
     group.run_to(3)
     group.isolate("B", COORDINATOR)
     group.run(20.0)
-    group.event(COORDINATOR, events.Asked())
+    group.event(COORDINATOR, events.RegroupRequested())
     group.run(cut_s)
     assert group.head("B").term == 2 and group.head("B").round > group.round("A") >= 3
     group.crash("B")
@@ -76,12 +76,12 @@ def test_a_start_begins_at_the_furthest_head_of_any_branch(genesis: bool, cut_s:
     lost = group.round(COORDINATOR) - 3
     group.heal()
     group.run(5.0)
-    group.event(COORDINATOR, events.Asked())
+    group.event(COORDINATOR, events.RegroupRequested())
     group.run(5.0)
     told = group.told(COORDINATOR, "regroup_undoes")
-    assert told and told[-1]["goes_on_at"] >= group.round("A") - 6, "a person is asked first"
+    assert told and told[-1]["goes_on_at"] >= group.round("A") - 6, "the operator is asked first"
     reached = group.round("A")
-    group.event(COORDINATOR, events.Asked(undo=True))
+    group.event(COORDINATOR, events.RegroupRequested(undo=True))
     group.run_to(reached + 4, "AC")
     assert group.head("A").term == group.head("C").term > 2
     regrouped = group.told(COORDINATOR, "regrouped")[-1]
@@ -89,13 +89,13 @@ def test_a_start_begins_at_the_furthest_head_of_any_branch(genesis: bool, cut_s:
     group.run_to(reached + 12)  # B is taken in again
 
 
-def test_what_another_branch_has_committed_is_taken_back_only_by_a_person() -> None:
+def test_what_another_branch_has_committed_is_taken_back_only_by_the_operator() -> None:
     """Where the term of the coordinator is the furthest, the rounds of the others are lost, and told."""
     group = GroupOfNodes("ABC")
     group.run_to(3)
     group.isolate("B", COORDINATOR)
     group.run(20.0)
-    group.event(COORDINATOR, events.Asked())
+    group.event(COORDINATOR, events.RegroupRequested())
     group.run(30.0)
     assert group.round("B") > group.round("A") > 3
     held = group.round("A") - 3
@@ -103,7 +103,7 @@ def test_what_another_branch_has_committed_is_taken_back_only_by_a_person() -> N
     group.heal()
     group.lost = lambda source, target, message: "B" in (source, target) and COORDINATOR not in (source, target)
     group.run(3.0)
-    group.event(COORDINATOR, events.Asked(without=("B",)))
+    group.event(COORDINATOR, events.RegroupRequested(without=("B",)))
     group.run(5.0)
     assert group.told(COORDINATOR, "regroup_undoes")
     assert held > 0 and group.head("A").term == 1
@@ -160,21 +160,21 @@ def test_one_of_three_voters_is_not_believed_beyond_the_links_kept() -> None:
 
 @pytest.mark.usefixtures("few_links")
 def test_a_branch_that_has_gone_on_for_longer_than_links_are_kept_is_not_taken_back() -> None:
-    """A person was told of one round, and took back sixty: no link led from the coordinator to the others."""
+    """The operator was told of one round, and took back sixty: no link led from the coordinator to the others."""
     group = forked(cut_s=4.0, train_s=0.2)
     group.run_to(30, "AC", seconds=600.0)
     group.heal()
     group.run(5.0)
-    group.event(COORDINATOR, events.Asked())
+    group.event(COORDINATOR, events.RegroupRequested())
     group.run(5.0)
     reached = group.round("A")
-    group.event(COORDINATOR, events.Asked(undo=True))
+    group.event(COORDINATOR, events.RegroupRequested(undo=True))
     group.run_to(reached + 4, "AC")
     assert group.told(COORDINATOR, "regrouped")[-1]["round"] >= reached > 30
 
 
 @pytest.mark.usefixtures("few_links")
-def test_a_required_coordinator_goes_back_beyond_the_links_kept_by_a_person() -> None:
+def test_a_required_coordinator_goes_back_beyond_the_links_kept_by_the_operator() -> None:
     """It stopped with an error of its own, and so would have for ever."""
     group = GroupOfNodes("AB", mode="required", train_s=0.2)
     group.run_to(20, seconds=600.0)
@@ -183,7 +183,7 @@ def test_a_required_coordinator_goes_back_beyond_the_links_kept_by_a_person() ->
         group.machines[peer].has = {GENESIS.state_hash}
     group.start("A", wiped=True)
     group.run(20.0)
-    group.event(COORDINATOR, events.Asked(undo=True, without=("B",)))
+    group.event(COORDINATOR, events.RegroupRequested(undo=True, without=("B",)))
     group.run(10.0)
     assert group.head(COORDINATOR).term == 2 and group.told(COORDINATOR, "regrouped")[-1]["round"] == 0
 
@@ -212,7 +212,7 @@ def test_two_branches_find_each_other_without_the_coordinator() -> None:
     group.run_to(3)
     group.isolate("B", "C", COORDINATOR)
     group.run(20.0)
-    group.event(COORDINATOR, events.Asked())
+    group.event(COORDINATOR, events.RegroupRequested())
     group.run(40.0)
     assert group.head("B").term == 2 and group.head("A").term == 1
     assert {member.peer for member in group.head("A").members} == {"A", "D", "E"}

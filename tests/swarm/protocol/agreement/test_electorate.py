@@ -10,7 +10,7 @@ import pytest
 
 from peer.errors import ProtocolViolation
 from peer.identity import Signed
-from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement import messages as msg
 from swarm.protocol.agreement.config import Mode
 from swarm.protocol.agreement.rules import evidence
 from swarm.protocol.agreement.rules.electorate import (
@@ -59,7 +59,7 @@ class Scene:
             self.group.sign(member.peer, "contribution", contribution_body(member, signed_plan))
             for member in members(present)
         ]
-        body = say.RosterBody(
+        body = msg.RosterBody(
             head=self.name,
             attempt=attempt,
             plan=plan.hash,
@@ -70,7 +70,7 @@ class Scene:
         return self.succession.roster(signed_plan, signed, self.head, self.name)
 
     def join(self, member: Member, head: bytes | None = None, credential: bytes = b"") -> Signed:
-        body = say.JoinBody(self.name if head is None else head, member, credential)
+        body = msg.JoinBody(self.name if head is None else head, member, credential)
         return self.group.sign(member.peer, evidence.JOIN, body)
 
     def after(self, present: str, **more: Any) -> Head:
@@ -84,7 +84,7 @@ def test_a_newcomer_needs_its_own_signed_request() -> None:
         scene.roster("ABCX")
     with pytest.raises(ProtocolViolation):
         scene.roster("ABCX", joins="Y")
-    forged = scene.group.sign("A", evidence.JOIN, say.JoinBody(scene.name, Member("X", "X0")))
+    forged = scene.group.sign("A", evidence.JOIN, msg.JoinBody(scene.name, Member("X", "X0")))
     with pytest.raises(ProtocolViolation, match="another peer than it names"):
         scene.succession.join(forged, scene.head, scene.name)
     stale = scene.join(Member("X", "X0"), head=bytes(32))
@@ -201,19 +201,19 @@ def test_owners_follow_from_the_head_and_shares_are_equal() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dry", "working", "merges"),
+    ("exhausted", "working", "merges"),
     [("ABC", "", True), ("AB", "", True), ("A", "", False), ("", "", False), ("AB", "C", True)],
 )
-def test_a_round_with_nothing_merged_needs_the_word_of_most(dry: str, working: str, merges: bool) -> None:
-    """It was each voter's own view: what a dry leader had voted for itself was proposed again by all that followed, and
-    refused by those that were not dry, for ever."""
+def test_a_round_with_nothing_merged_needs_the_word_of_most(exhausted: str, working: str, merges: bool) -> None:
+    """It was each voter's own view: what an exhausted leader had voted for itself was proposed again by all
+    that followed, and refused by those that were not exhausted, for ever."""
     scene = Scene(head_of("ABC"))
     plan = WORK.plan(scene.head, 0, dict.fromkeys(members("ABC"), 0.0), ())
     signed = scene.group.sign("A", PLAN_KIND, plan)
     bodies = [
         msgspec.structs.replace(
             contribution_body(member, signed),
-            dry=member.peer in dry,
+            exhausted=member.peer in exhausted,
             **({} if member.peer in working else {"steps": 0, "samples": 0, "hashes": (), "sqnorms": ()}),
         )
         for member in members("ABC")
@@ -278,7 +278,7 @@ def test_newcomers_that_do_not_come_cost_no_time() -> None:
     for name in "XYZ":
         busy.start(name)
     busy.lost = lambda source, target, message: (
-        source in "XYZ" and not isinstance(message, say.JoinMessage | say.StatusMessage | say.AskChainMessage)
+        source in "XYZ" and not isinstance(message, msg.JoinMessage | msg.StatusMessage | msg.AskChainMessage)
     )
     busy.run(30.0 - busy.now)
     busy.check()

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from swarm.protocol.agreement import actions, events
-from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement import messages as msg
 from swarm.protocol.agreement.chain import position_of
 from swarm.protocol.agreement.rules import evidence
 from swarm.protocol.agreement.rules.electorate import attempt_of, leader_of
@@ -26,7 +26,7 @@ def planned(group: GroupOfNodes, attempt: int) -> tuple[str, WorkPlan]:
     first = len(group.sent)
 
     def found() -> list[tuple[str, WorkPlan]]:
-        plans = [(s, m) for s, _, m in group.sent[first:] if isinstance(m, say.PlanMessage) and m.attempt == attempt]
+        plans = [(s, m) for s, _, m in group.sent[first:] if isinstance(m, msg.PlanMessage) and m.attempt == attempt]
         return [(source, msgspec.msgpack.decode(message.plan.body, type=WorkPlan)) for source, message in plans]
 
     group.run(60.0, lambda: bool(found()))
@@ -40,9 +40,9 @@ def test_a_round_without_faults_takes_no_promise(peers: str, mode: str) -> None:
     group.run_to(1)
     first = len(group.sent)
     group.run_to(5)
-    asked = (say.PrepareMessage, say.PromiseMessage)
+    asked = (msg.PrepareMessage, msg.PromiseMessage)
     assert not any(isinstance(message, asked) for _, _, message in group.sent[first:])
-    proposals = [m for _, _, m in group.sent[first:] if isinstance(m, say.ProposalMessage)]
+    proposals = [m for _, _, m in group.sent[first:] if isinstance(m, msg.ProposalMessage)]
     assert proposals and not any(message.promises for message in proposals) and not group.accusations()
 
 
@@ -53,12 +53,12 @@ def test_a_voter_that_has_promised_a_later_attempt_refuses_the_first() -> None:
     victim, other = sorted(set("ABC") - {first})
     later = attempt_of(head, head.hash, group.member(other), 1)
     node = group.machines[victim].node
-    node._height._turns.expire()  # its leader's time is over
-    while node._height._turns.leader.peer != other:
-        node._height._turns.expire()
-    group.event(victim, events.Received(other, say.PrepareMessage(head.hash, later, position_of(head))))
-    assert node._height.instance.ballot.promised == later
-    _, _, message = group.run_until_sent(say.ProposalMessage)
+    node._round._timeouts.expire()  # its leader's time is over
+    while node._round._timeouts.leader.peer != other:
+        node._round._timeouts.expire()
+    group.event(victim, events.Received(other, msg.PrepareMessage(head.hash, later, position_of(head))))
+    assert node._round.instance.ballot.promised == later
+    _, _, message = group.run_until_sent(msg.ProposalMessage)
     group.give(victim, message, first)
     votes = {body.attempt for body in bodies_of(group, victim) if body.head == head.hash}
     assert 0 not in votes
@@ -68,7 +68,7 @@ def test_a_value_accepted_in_the_first_attempt_is_forced_in_later_ones() -> None
     group = GroupOfNodes("ABC")
     at_round(group, 2)
     leader, voter, third, message = group.lose_leader_after_votes()
-    assert msgspec.msgpack.decode(message.proposal.body, type=say.ProposalBody).attempt == 0 and not message.promises
+    assert msgspec.msgpack.decode(message.proposal.body, type=msg.ProposalBody).attempt == 0 and not message.promises
     group.heal()
     group.run_to(4, voter + third)
     chosen = {head.hash for head in group.machines[third].committed if head.round == 3}
@@ -88,7 +88,7 @@ def test_a_leader_that_has_restarted_leads_no_first_attempt() -> None:
     again = [
         m.attempt
         for source, _, m in group.sent[first:]
-        if source == leader and isinstance(m, say.PrepareMessage | say.PlanMessage) and m.head == plan.head
+        if source == leader and isinstance(m, msg.PrepareMessage | msg.PlanMessage) and m.head == plan.head
     ]
     assert 0 not in again and not group.accusations()
 
@@ -114,13 +114,13 @@ def test_a_leader_waits_a_moment_for_members_that_have_not_voted(delay_s: float,
 def test_a_late_vote_is_not_answered_and_a_repeated_one_is() -> None:
     """A voter that repeats its vote for where this node stands lacks the votes of the others."""
     group = GroupOfNodes("ABC")
-    group.lost = lambda source, target, message: isinstance(message, say.VoteMessage) and source == "C"
+    group.lost = lambda source, target, message: isinstance(message, msg.VoteMessage) and source == "C"
     group.run_to(2)
     head = group.head("A")
-    heard = [m for _, target, m in group.sent if target == "A" and isinstance(m, say.VoteMessage)]
+    heard = [m for _, target, m in group.sent if target == "A" and isinstance(m, msg.VoteMessage)]
     (vote,) = {message for message in heard if voter_for(message, head.hash) == "C"}
     told = [[a.message for a in group.give("A", vote, "C") if isinstance(a, actions.Send)] for _ in range(2)]
-    assert not told[0] and [m.head for m in told[1] if isinstance(m, say.StatusMessage)] == [head.hash]
+    assert not told[0] and [m.head for m in told[1] if isinstance(m, msg.StatusMessage)] == [head.hash]
 
 
 def test_newcomers_are_asked_whether_they_come() -> None:
@@ -129,7 +129,7 @@ def test_newcomers_are_asked_whether_they_come() -> None:
     group.start("D")
     first = len(group.sent)
     group.run(60.0, lambda: any(learner.member.peer == "D" for learner in group.head("A").learners))
-    asked = [t for _, t, m in group.sent[first:] if isinstance(m, say.PrepareMessage) and m.attempt == 0]
+    asked = [t for _, t, m in group.sent[first:] if isinstance(m, msg.PrepareMessage) and m.attempt == 0]
     assert "D" in asked
     group.run(60.0, lambda: any(m.peer == "D" for m in group.head("A").members))
     group.run_to(group.round("A") + 2, "ABCD")
@@ -143,17 +143,17 @@ def test_the_coordinator_is_in_no_plan_although_it_votes() -> None:
     group.run(60.0, lambda: group.round("A") >= 3)
     group.heal()
     group.run_to(6)
-    plans = [m.plan.body for _, _, m in group.sent if isinstance(m, say.PlanMessage)]
+    plans = [m.plan.body for _, _, m in group.sent if isinstance(m, msg.PlanMessage)]
     planned_for = {a.member.peer for body in plans for a in msgspec.msgpack.decode(body, type=WorkPlan).assignments}
     assert planned_for == {"A", "B"} and bodies_of(group, COORDINATOR)
 
 
-def voter_for(message: say.VoteMessage, value: bytes) -> str:
+def voter_for(message: msg.VoteMessage, value: bytes) -> str:
     """Return the peer that votes for that value with this message; empty if it is a vote for another."""
-    body = msgspec.msgpack.decode(message.vote.body, type=say.VoteBody)
+    body = msgspec.msgpack.decode(message.vote.body, type=msg.VoteBody)
     return body.voter.peer if body.value == value else ""
 
 
-def bodies_of(group: GroupOfNodes, voter: str) -> list[say.VoteBody]:
+def bodies_of(group: GroupOfNodes, voter: str) -> list[msg.VoteBody]:
     found = [body for signer, kind, body in sorted(group.table.signed) if (signer, kind) == (voter, evidence.VOTE)]
-    return [msgspec.msgpack.decode(body, type=say.VoteBody) for body in found]
+    return [msgspec.msgpack.decode(body, type=msg.VoteBody) for body in found]

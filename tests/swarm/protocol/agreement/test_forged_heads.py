@@ -11,7 +11,7 @@ import pytest
 
 from peer.identity import Signed
 from swarm.protocol.agreement import events
-from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement import messages as msg
 from swarm.protocol.agreement.chain import position_of
 from swarm.protocol.agreement.config import Mode
 from swarm.protocol.agreement.rules import evidence
@@ -74,17 +74,17 @@ class Scene:
             attempt=-1 if first else 0,
         )
 
-    def voted(self, before: Head, head: Head, voters: Sequence[Member]) -> say.ChainLink:
+    def voted(self, before: Head, head: Head, voters: Sequence[Member]) -> msg.ChainLink:
         def vote(voter: Member) -> Signed:
-            body = say.VoteBody(before.hash, 0, head.hash, voter)
+            body = msg.VoteBody(before.hash, 0, head.hash, voter)
             return self.group.sign(voter.peer, evidence.VOTE, body)
 
-        return say.ChainLink(head, votes=tuple(map(vote, voters)))
+        return msg.ChainLink(head, votes=tuple(map(vote, voters)))
 
-    def start_of(self, head: Head, signer: str) -> say.ChainLink:
-        return say.ChainLink(head, start=self.group.sign(signer, evidence.START, say.StartBody(head)))
+    def start_of(self, head: Head, signer: str) -> msg.ChainLink:
+        return msg.ChainLink(head, start=self.group.sign(signer, evidence.START, msg.StartBody(head)))
 
-    def forged_from(self, link: say.ChainLink, rounds: int) -> list[say.ChainLink]:
+    def forged_from(self, link: msg.ChainLink, rounds: int) -> list[msg.ChainLink]:
         """Return rounds after that head that the guest's keys alone have voted for."""
         links = [link]
         for _ in range(rounds):
@@ -93,28 +93,28 @@ class Scene:
 
     # -- what is done with them ----------------------------------------------------------------------------------------
 
-    def show(self, target: str, source: str, links: Sequence[say.ChainLink]) -> None:
-        for first in range(0, len(links), say.LINKS_MAX):
-            page = tuple(links[first : first + say.LINKS_MAX])
-            self.group.event(target, events.Received(source, say.ChainMessage(page)))
+    def show(self, target: str, source: str, links: Sequence[msg.ChainLink]) -> None:
+        for first in range(0, len(links), msg.LINKS_MAX):
+            page = tuple(links[first : first + msg.LINKS_MAX])
+            self.group.event(target, events.Received(source, msg.ChainMessage(page)))
 
-    def claim(self, links: Sequence[say.ChainLink]) -> None:
+    def claim(self, links: Sequence[msg.ChainLink]) -> None:
         """Say to all that this is where the guest stands, and show it, again and again."""
         head = links[-1].head
         for target in (MEMBER, COORDINATOR, NEWCOMER):
             if target in self.group.machines:
-                status = say.StatusMessage(position_of(head), head.hash, self.guests[0], False, 0)
+                status = msg.StatusMessage(position_of(head), head.hash, self.guests[0], False, 0)
                 self.group.event(target, events.Received(LIAR, status))
                 self.show(target, LIAR, links)
 
-    def ask_person(self, links: Sequence[say.ChainLink], undo: bool = True) -> None:
-        """A person asks for a new term, and the guest answers that it stands there and holds its state."""
-        self.group.event(COORDINATOR, events.Asked(undo=undo))
+    def ask_person(self, links: Sequence[msg.ChainLink], undo: bool = True) -> None:
+        """The operator asks for a new term, and the guest answers that it stands there and holds its state."""
+        self.group.event(COORDINATOR, events.RegroupRequested(undo=undo))
         self.group.run(0.1)
-        asks = [message for _, _, message in self.group.sent if isinstance(message, say.AskMessage)]
+        asks = [message for _, _, message in self.group.sent if isinstance(message, msg.AskMessage)]
         head = links[-1].head
         self.show(COORDINATOR, LIAR, links)
-        told = say.ToldMessage(
+        told = msg.ReportMessage(
             nonce=asks[-1].nonce,
             voter=self.guests[0],
             position=position_of(head),
@@ -122,12 +122,12 @@ class Scene:
             holds=(head.state_hash,),
             accepted=None,
             support=None,
-            links=tuple(links[-say.LINKS_MAX :]),
+            links=tuple(links[-msg.LINKS_MAX :]),
         )
         self.group.event(COORDINATOR, events.Received(LIAR, told))
         self.group.run(10.0)
 
-    def check(self, forged: Sequence[say.ChainLink], regrouped: bool = False) -> None:
+    def check(self, forged: Sequence[msg.ChainLink], regrouped: bool = False) -> None:
         """Nobody stands at one of these heads, and the coordinator has signed for none."""
         names = {link.head.hash for link in forged}
         for machine in self.group.machines.values():
@@ -137,48 +137,48 @@ class Scene:
             assert self.group.head(MEMBER) == self.group.head(NEWCOMER) == self.last
         for signer, kind, body in self.group.table.signed:
             if signer == COORDINATOR and kind == evidence.ENDORSEMENT:
-                assert msgspec.msgpack.decode(body, type=say.EndorsementBody).head not in names
+                assert msgspec.msgpack.decode(body, type=msg.EndorsementBody).head not in names
             if signer == COORDINATOR and kind == evidence.START:
-                start = msgspec.msgpack.decode(body, type=say.StartBody)
+                start = msgspec.msgpack.decode(body, type=msg.StartBody)
                 assert start.head.previous not in names and start.head.hash not in names
                 assert start.head.round <= self.last.round
 
 
-Forgery = Callable[[Scene], list[say.ChainLink]]
+Forgery = Callable[[Scene], list[msg.ChainLink]]
 
 
-def own_votes(scene: Scene) -> list[say.ChainLink]:
+def own_votes(scene: Scene) -> list[msg.ChainLink]:
     return scene.forged_from(scene.links[-1], 3)
 
 
-def higher_term(scene: Scene) -> list[say.ChainLink]:
+def higher_term(scene: Scene) -> list[msg.ChainLink]:
     head = replace(scene.after(scene.last, scene.guests), term=9, round=1000)
     return [scene.voted(scene.last, head, scene.guests)]
 
 
-def own_start(scene: Scene) -> list[say.ChainLink]:
+def own_start(scene: Scene) -> list[msg.ChainLink]:
     head = replace(scene.after(scene.last, scene.guests), term=9, boot=7, attempt=-1)
     return [scene.start_of(head, LIAR), *scene.forged_from(scene.start_of(head, LIAR), 2)]
 
 
-def anothers_start(scene: Scene) -> list[say.ChainLink]:
+def anothers_start(scene: Scene) -> list[msg.ChainLink]:
     """The coordinator's start of the first head, at a head that it is not for."""
     head = replace(scene.after(scene.last, scene.guests), term=9, attempt=-1)
     return [replace(scene.start_of(head, LIAR), start=scene.links[0].start)]
 
 
-def own_endorsement(scene: Scene) -> list[say.ChainLink]:
+def own_endorsement(scene: Scene) -> list[msg.ChainLink]:
     head = scene.after(scene.last, scene.guests)
-    signed = scene.group.sign(LIAR, evidence.ENDORSEMENT, say.EndorsementBody(head.hash))
+    signed = scene.group.sign(LIAR, evidence.ENDORSEMENT, msg.EndorsementBody(head.hash))
     return [replace(scene.voted(scene.last, head, scene.guests), endorsement=signed)]
 
 
-def votes_of_others(scene: Scene) -> list[say.ChainLink]:
+def votes_of_others(scene: Scene) -> list[msg.ChainLink]:
     """Votes in the names of honest members and the coordinator, signed with the guest's key."""
     head = scene.after(scene.last, scene.guests)
     link = scene.voted(scene.last, head, scene.guests)
     false = [
-        scene.group.sign(LIAR, evidence.VOTE, say.VoteBody(scene.last.hash, 0, head.hash, voter))
+        scene.group.sign(LIAR, evidence.VOTE, msg.VoteBody(scene.last.hash, 0, head.hash, voter))
         for voter in (*scene.honest, scene.witness)
     ]
     relabelled = [Signed(signed.body, voter.peer, b"") for signed, voter in zip(false, scene.honest, strict=False)]
@@ -251,7 +251,7 @@ def test_who_was_a_majority_once_makes_up_no_second_history(guests: int) -> None
 @pytest.mark.parametrize("guests", [1, 6, 40])
 def test_no_regroup_goes_to_a_history_of_who_was_a_majority_once(guests: int) -> None:
     """The same after a new term, at the coordinator: a start begins at the furthest branch of any term, so one that
-    they had made took the run there once a person agreed to lose the other."""
+    they had made took the run there once the operator agreed to lose the other."""
     scene = Scene("witness", guests, guests + 1, founders=0 if guests == 1 else 1)
     scene.begin_term()
     forged = scene.forged_from(scene.links[0], 150)

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from swarm.protocol.agreement import actions, events
-from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement import messages as msg
 from swarm.protocol.agreement.output import encode
 from swarm.protocol.agreement.records import BallotRecord
 from swarm.protocol.agreement.rules import evidence
@@ -26,7 +26,7 @@ def test_a_regroup_before_the_group_has_begun_begins_nothing(mode: str) -> None:
     group = GroupOfNodes("ABC", mode=mode)
     group.isolate(COORDINATOR)
     group.run(1.0)
-    group.event(COORDINATOR, events.Asked())
+    group.event(COORDINATOR, events.RegroupRequested())
     group.run(5.0)
     assert group.head(COORDINATOR) == GENESIS and group.told(COORDINATOR, "regroup_failed")
     group.heal()
@@ -41,7 +41,7 @@ def test_only_the_latest_incarnation_that_answers_is_in_a_new_term() -> None:
     old = group.member("C")
     group.crash("A")
     group.crash("B")
-    group.event(COORDINATOR, events.Asked())
+    group.event(COORDINATOR, events.RegroupRequested())
     group.run(0.5)  # the old C has answered
     group.crash("C")
     coordinator = group.machines[COORDINATOR].node._coordinator
@@ -50,7 +50,7 @@ def test_only_the_latest_incarnation_that_answers_is_in_a_new_term() -> None:
     group.event(COORDINATOR, events.Received("C", reborn))
     group.run(5.0)
     starts = [
-        msgspec.msgpack.decode(body, type=say.StartBody).head
+        msgspec.msgpack.decode(body, type=msg.StartBody).head
         for signer, kind, body in sorted(group.table.signed)
         if kind == evidence.START
     ]
@@ -66,15 +66,15 @@ def test_a_bad_contribution_in_a_promise_is_held_against_its_sender() -> None:
     first, second = (leader_of(head, head.hash, attempt) for attempt in (0, 1))
     liar, last = sorted(set(head.members) - {first, second})
 
-    def bad(source: str, message: say.Message) -> say.Message:
-        if source != liar.peer or not isinstance(message, say.PromiseMessage) or message.plan is None:
+    def bad(source: str, message: msg.Message) -> msg.Message:
+        if source != liar.peer or not isinstance(message, msg.PromiseMessage) or message.plan is None:
             return message
         body = contribution_body(liar, message.plan)
         greedy = msgspec.structs.replace(body, steps=body.steps * 1000, samples=body.samples * 1000)
         return msgspec.structs.replace(message, contribution=group.sign(liar.peer, CONTRIBUTION_KIND, greedy))
 
     group.change = bad
-    group.run_until_sent(say.PlanMessage)
+    group.run_until_sent(msg.PlanMessage)
     group.run(0.1)  # all have the plan of the first leader, which now dies
     group.crash(first.peer)
     for peer in (second.peer, liar.peer, last.peer):
@@ -90,8 +90,8 @@ def test_a_leader_without_any_peer_that_may_work_gives_its_attempt_up() -> None:
     node = group.machines["A"].node
     head = group.head("A")
     for peer in "AB":
-        bodies = [say.VoteBody(head.hash, 7, bytes([i]) * 32, group.member(peer)) for i in range(2)]
-        proof = say.Contradiction(evidence.VOTE, *(group.sign(peer, evidence.VOTE, body) for body in bodies))
+        bodies = [msg.VoteBody(head.hash, 7, bytes([i]) * 32, group.member(peer)) for i in range(2)]
+        proof = msg.Contradiction(evidence.VOTE, *(group.sign(peer, evidence.VOTE, body) for body in bodies))
         for machine in group.machines.values():
             if machine.peer != COORDINATOR:
                 machine.node._applicants.take_proof(proof)
@@ -139,8 +139,8 @@ def test_a_peer_that_waits_for_ever_later_attempts_stops_no_group() -> None:
         group.run_to(1)
     counter = itertools.count(1000)
 
-    def restless(source: str, message: say.Message) -> say.Message:
-        if source == "D" and isinstance(message, say.StatusMessage):
+    def restless(source: str, message: msg.Message) -> msg.Message:
+        if source == "D" and isinstance(message, msg.StatusMessage):
             return msgspec.structs.replace(message, attempt=next(counter) * 4)
         return message
 
@@ -159,15 +159,15 @@ def test_a_value_is_built_from_what_its_voters_have_on_disk() -> None:
     group.start(third)  # a new process has no slices
     head = group.head(voter)
     later = attempt_of(head, head.hash, group.member(third), 10)
-    reported = group.machines[voter].node._height.instance.accepted
+    reported = group.machines[voter].node._round.instance.accepted
     promises = tuple(
-        group.sign(peer, evidence.PROMISE, say.PromiseBody(head.hash, later, group.member(peer), accepted))
+        group.sign(peer, evidence.PROMISE, msg.PromiseBody(head.hash, later, group.member(peer), accepted))
         for peer, accepted in ((voter, reported), (third, None))
     )
     outsider = Member("Z", "Z0")
-    proof = group.sign("Z", evidence.PROMISE, say.PromiseBody(head.hash, later, outsider, reported))
-    signed = group.sign(third, evidence.PROPOSAL, say.ProposalBody(head.hash, later, message.value.hash))
-    proposal = say.ProposalMessage(signed, message.value, (*promises, proof), message.support)
+    proof = group.sign("Z", evidence.PROMISE, msg.PromiseBody(head.hash, later, outsider, reported))
+    signed = group.sign(third, evidence.PROPOSAL, msg.ProposalBody(head.hash, later, message.value.hash))
+    proposal = msg.ProposalMessage(signed, message.value, (*promises, proof), message.support)
     found = group.give(third, proposal, third)
     (build,) = [action for action in found if isinstance(action, actions.Build)]
     assert voter in build.holders and leader in build.holders and "Z" not in build.holders
@@ -187,13 +187,13 @@ def test_one_invite_is_one_member_from_the_first_head_on() -> None:
 
 
 def test_a_question_costs_a_slow_group_no_turn() -> None:
-    """A person's regroup of a group that was only slow ended the attempt under way, and cost eleven seconds."""
+    """The operator's regroup of a group that was only slow ended the attempt under way, and cost eleven seconds."""
     group = GroupOfNodes("ABC", train_s=2.0)
     group.run_to(2)
-    group.run_until_sent(say.PlanMessage)
+    group.run_until_sent(msg.PlanMessage)
     group.run(0.5)
     before, began = group.round("A"), group.now
-    group.event(COORDINATOR, events.Asked())
+    group.event(COORDINATOR, events.RegroupRequested())
     group.run(30.0, lambda: all(group.round(peer) > before for peer in "ABC"))
     assert group.now - began < 5.0
     group.run(5.0)
@@ -216,7 +216,7 @@ def test_a_state_that_is_gone_is_not_waited_for_once_there_is_a_newer_one() -> N
     link = group.machines["A"].node._chain.link(group.head("A").hash)
     assert link is not None and link.head.state_hash != failed
     assert node._chain._fetching in (b"", link.head.state_hash)
-    found = group.give("C", say.ChainMessage((link,)), "A")
+    found = group.give("C", msg.ChainMessage((link,)), "A")
     assert node._chain._fetching == link.head.state_hash or any(isinstance(a, actions.Fetch) for a in found)
 
 
@@ -225,17 +225,17 @@ def test_leader_and_voters_choose_alike_between_two_values_of_one_attempt() -> N
     one of the first voter, and the leader was accused."""
     group = GroupOfNodes("ABC", mode="required")
     group.run_to(1)
-    group.lost = lambda source, target, message: isinstance(message, say.ProposalMessage)
-    liar, _, message = group.run_until_sent(say.ProposalMessage)
+    group.lost = lambda source, target, message: isinstance(message, msg.ProposalMessage)
+    liar, _, message = group.run_until_sent(msg.ProposalMessage)
     group.run(0.3)
     leader, other = sorted(set("ABC") - {liar})
     head, node = group.head(leader), group.machines[leader].node
-    height = node._height
-    height.leader.begin()
-    attempt = height.leader._attempt
+    open_round = node._round
+    open_round.leader.begin()
+    attempt = open_round.leader._attempt
     assert attempt is not None
     values = [message.value, msgspec.structs.replace(message.value, state_hash=bytes(32))]
-    body = msgspec.msgpack.decode(message.proposal.body, type=say.ProposalBody)
+    body = msgspec.msgpack.decode(message.proposal.body, type=msg.ProposalBody)
     heard = [(other, values[0]), (liar, values[1]), (COORDINATOR, None), (leader, None)]
     for peer, value in sorted(
         heard, key=lambda entry: entry[0] != max(other, liar)
@@ -243,23 +243,23 @@ def test_leader_and_voters_choose_alike_between_two_values_of_one_attempt() -> N
         accepted = None
         if value is not None:
             proposal = msgspec.structs.replace(body, value=value.hash)
-            accepted = say.AcceptedValue(body.attempt, value, group.sign(liar, evidence.PROPOSAL, proposal))
-        promise = say.PromiseBody(head.hash, attempt.number, group.member(peer), accepted)
+            accepted = msg.AcceptedValue(body.attempt, value, group.sign(liar, evidence.PROPOSAL, proposal))
+        promise = msg.PromiseBody(head.hash, attempt.number, group.member(peer), accepted)
         signed = group.sign(peer, evidence.PROMISE, promise)
-        height.leader.promise(peer, say.PromiseMessage(signed, support=message.support if accepted else None))
+        open_round.leader.promise(peer, msg.PromiseMessage(signed, support=message.support if accepted else None))
     assert attempt.proposal is not None
     forced = node._context.evidence.justified(attempt.proposal.promises, head, head.hash, attempt.number).accepted
     assert forced is not None and forced.value == attempt.proposal.value
 
 
 def test_a_required_coordinator_does_not_regroup_a_group_that_goes_on() -> None:
-    """A person who regroups again and again kept newcomers out for ever: a new term begins without learners."""
+    """The operator who regroups again and again kept newcomers out for ever: a new term begins without learners."""
     group = GroupOfNodes("ABC", mode="required")
     group.run_to(2)
-    group.event(COORDINATOR, events.Asked())
+    group.event(COORDINATOR, events.RegroupRequested())
     group.run(5.0)
     assert group.told(COORDINATOR, "regroup_withdrawn") and group.head("A").term == 1
-    group.event(COORDINATOR, events.Asked(without=("C",)))
+    group.event(COORDINATOR, events.RegroupRequested(without=("C",)))
     group.run_to(group.round("A") + 2, "AB")
     assert group.head("A").term == 2 and {member.peer for member in group.head("A").members} == set("AB")
 
@@ -269,20 +269,20 @@ def test_a_promise_whose_value_does_not_follow_from_what_it_brings_is_refused() 
     proposed it, and was accused by the voters."""
     group = GroupOfNodes("ABC")
     group.run_to(1)
-    group.lost = lambda source, target, message: isinstance(message, say.ProposalMessage)
-    liar, _, message = group.run_until_sent(say.ProposalMessage)
+    group.lost = lambda source, target, message: isinstance(message, msg.ProposalMessage)
+    liar, _, message = group.run_until_sent(msg.ProposalMessage)
     group.run(0.3)
     leader = sorted(set("ABC") - {liar})[0]
-    head, height = group.head(leader), group.machines[leader].node._height
-    height.leader.begin()
-    attempt = height.leader._attempt
+    head, open_round = group.head(leader), group.machines[leader].node._round
+    open_round.leader.begin()
+    attempt = open_round.leader._attempt
     assert attempt is not None
-    body = msgspec.msgpack.decode(message.proposal.body, type=say.ProposalBody)
+    body = msgspec.msgpack.decode(message.proposal.body, type=msg.ProposalBody)
     for value, counts in ((msgspec.structs.replace(message.value, members=()), False), (message.value, True)):
         proof = group.sign(liar, evidence.PROPOSAL, msgspec.structs.replace(body, value=value.hash))
-        accepted = say.AcceptedValue(body.attempt, value, proof)
-        promise = say.PromiseBody(head.hash, attempt.number, group.member(liar), accepted)
-        packed = say.PromiseMessage(group.sign(liar, evidence.PROMISE, promise), support=message.support)
+        accepted = msg.AcceptedValue(body.attempt, value, proof)
+        promise = msg.PromiseBody(head.hash, attempt.number, group.member(liar), accepted)
+        packed = msg.PromiseMessage(group.sign(liar, evidence.PROMISE, promise), support=message.support)
         found = group.give(leader, packed, liar)
         assert any(isinstance(action, actions.Accuse) for action in found) != counts
         assert (group.member(liar) in attempt.promises) == counts
@@ -296,8 +296,8 @@ def test_a_member_that_submits_rubbish_is_not_waited_for() -> None:
     leader = leader_of(head, head.hash, 0).peer
     liar = next(peer for peer in "ABC" if peer != leader)
 
-    def greedy(source: str, message: say.Message) -> say.Message:
-        if source != liar or not isinstance(message, say.SubmitMessage):
+    def greedy(source: str, message: msg.Message) -> msg.Message:
+        if source != liar or not isinstance(message, msg.SubmitMessage):
             return message
         body = msgspec.msgpack.decode(message.contribution.body, type=Contribution)
         more = msgspec.structs.replace(body, steps=body.steps * 1000, samples=body.samples * 1000)
@@ -315,14 +315,14 @@ def test_a_newcomer_in_an_adopted_plan_must_have_asked_the_leader_that_names_it(
     group = GroupOfNodes("ABC")
     group.run_to(1)
     group.start("D")
-    group.run(20.0, lambda: any(t == "D" and isinstance(m, say.PlanMessage) for _, t, m in group.sent))
-    leader, order = next((s, m) for s, t, m in group.sent if t == "D" and isinstance(m, say.PlanMessage))
-    attempt = group.machines[leader].node._height.leader._attempt
+    group.run(20.0, lambda: any(t == "D" and isinstance(m, msg.PlanMessage) for _, t, m in group.sent))
+    leader, order = next((s, m) for s, t, m in group.sent if t == "D" and isinstance(m, msg.PlanMessage))
+    attempt = group.machines[leader].node._round.leader._attempt
     assert attempt is not None and order.plan == attempt.signed_plan
     newcomer, join = group.member("D"), attempt.joins.pop(group.member("D"))
     signed = group.sign("D", CONTRIBUTION_KIND, contribution_body(newcomer, order.plan))
     for request in (None, join):
-        group.give(leader, say.SubmitMessage(order.head, signed, request), "D")
+        group.give(leader, msg.SubmitMessage(order.head, signed, request), "D")
         assert (newcomer in attempt.contributions) == (newcomer in attempt.joins) == (request is not None)
 
 
@@ -341,14 +341,14 @@ def test_a_state_is_fetched_from_newcomers_too() -> None:
     assert link is not None
     group.event("C", events.PeerUp("D"))
     path = group.machines["D"].node._chain.after((group.head("C").hash,))
-    found = group.give("C", say.ChainMessage(path), "D")
+    found = group.give("C", msg.ChainMessage(path), "D")
     (fetch,) = [action for action in found if isinstance(action, actions.Fetch)]
     assert "D" in fetch.holders and COORDINATOR not in fetch.holders
 
 
 @pytest.mark.parametrize("mode", ["witness", "required"])
-def test_a_restored_coordinator_that_restarts_waits_for_a_person_still(mode: str) -> None:
-    """A restart without the word of the person, before the regroup, made it vote with the old disk."""
+def test_a_restored_coordinator_that_restarts_waits_for_the_operator_still(mode: str) -> None:
+    """A restart without the word of the operator, before the regroup, made it vote with the old disk."""
     group = GroupOfNodes("ABC", mode=mode)
     group.run_to(2)
     group.crash(COORDINATOR)
@@ -357,7 +357,7 @@ def test_a_restored_coordinator_that_restarts_waits_for_a_person_still(mode: str
     group.crash(COORDINATOR)
     assert group.start(COORDINATOR).node._context.mute
     group.run(1.0)
-    group.event(COORDINATOR, events.Asked())
+    group.event(COORDINATOR, events.RegroupRequested())
     group.run(30.0, lambda: group.head("A").term > 1)
     assert group.head("A").term > 1000 and not group.machines[COORDINATOR].node._context.mute
     group.run(0.1)

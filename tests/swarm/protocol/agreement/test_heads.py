@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from swarm.protocol.agreement import actions, chain
-from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement import messages as msg
 from swarm.protocol.agreement.chain import position_of
 from swarm.protocol.agreement.output import encode
 from swarm.protocol.agreement.rules import evidence
@@ -27,7 +27,7 @@ def test_a_head_that_others_only_speak_of_is_not_followed(liars: str) -> None:
         head, round=head.round + 1, previous=head.hash, members=(group.member("B"),), state_hash=bytes(32)
     )
     votes = [group.vote(liar, head, 0, false) for liar in [*liars[:1], "D"][: len(liars)]]
-    found = group.give("A", say.ChainMessage((say.ChainLink(false, votes=tuple(votes)),)), "B")
+    found = group.give("A", msg.ChainMessage((msg.ChainLink(false, votes=tuple(votes)),)), "B")
     assert group.head("A") == head
     assert any(isinstance(action, actions.Accuse) and action.peer == "B" for action in found)
     assert not any(isinstance(action, actions.Fetch | actions.CommitHead) for action in found)
@@ -39,9 +39,9 @@ def test_a_chain_with_a_gap_or_a_forged_endorsement_does_not_count() -> None:
     head = group.head("A")
     later = msgspec.structs.replace(head, round=head.round + 5, previous=bytes(32))
     votes = tuple(group.vote(peer, head, 0, later) for peer in "BC")
-    group.give("A", say.ChainMessage((say.ChainLink(later, votes=votes),)), "B")
-    forged = group.sign("B", evidence.ENDORSEMENT, say.EndorsementBody(later.hash))
-    group.give("A", say.ChainMessage((say.ChainLink(later, endorsement=forged),)), "B")
+    group.give("A", msg.ChainMessage((msg.ChainLink(later, votes=votes),)), "B")
+    forged = group.sign("B", evidence.ENDORSEMENT, msg.EndorsementBody(later.hash))
+    group.give("A", msg.ChainMessage((msg.ChainLink(later, endorsement=forged),)), "B")
     assert group.head("A") == head
 
 
@@ -51,7 +51,7 @@ def test_votes_of_two_attempts_are_no_certificate() -> None:
     head = group.head("A")
     value = msgspec.structs.replace(head, round=head.round + 1, previous=head.hash)
     votes = (group.vote("B", head, 0, value), group.vote("C", head, 1, value))
-    found = group.give("A", say.ChainMessage((say.ChainLink(value, votes=votes),)), "B")
+    found = group.give("A", msg.ChainMessage((msg.ChainLink(value, votes=votes),)), "B")
     assert group.head("A") == head and any(isinstance(action, actions.Accuse) for action in found)
 
 
@@ -72,6 +72,17 @@ def test_a_member_that_missed_rounds_fetches_first_and_then_leaves() -> None:
     group.check()
 
 
+@pytest.mark.parametrize(("build_s", "works"), [(0.5, True), (0.5, False), (1000.0, True)])
+def test_a_certified_state_that_is_being_built_is_fetched_only_if_that_fails(build_s: float, works: bool) -> None:
+    """Each member that built more slowly than a majority voted fetched the whole result that it had nearly built."""
+    group = GroupOfNodes("ABC")
+    group.build = lambda peer, state: (build_s if peer == "C" else 0.05, state if works or peer != "C" else None)
+    group.run_to(4)
+    fetched = not works or build_s > 4.0
+    assert set(group.fetches) == ({"C"} if fetched else set())
+    assert group.now < 60.0 and not group.accusations()
+
+
 def test_a_long_chain_comes_in_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a large group a link has many votes: 64 of them would be more than a call holds, and their signatures would
     stop the reader's loop."""
@@ -86,7 +97,7 @@ def test_a_long_chain_comes_in_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     sent = len(group.sent)
     goal = group.round("A")
     group.run(20.0, lambda: group.round("C") >= goal)
-    pages = [m.links for _, target, m in group.sent[sent:] if target == "C" and isinstance(m, say.ChainMessage)]
+    pages = [m.links for _, target, m in group.sent[sent:] if target == "C" and isinstance(m, msg.ChainMessage)]
     assert max(map(len, pages)) == 2 and group.round("C") >= goal
     monkeypatch.setattr(chain, "PAGE_BYTES", 1)
     assert len(group.machines["A"].node._chain.after(())) == 1, "a single link goes, whatever its size"
@@ -98,9 +109,9 @@ def test_an_empty_position_moves_no_node() -> None:
     group.run_to(1)
     head = group.head("A")
     term, boot, round = position_of(head)
-    status = say.StatusMessage((term, boot, round + 1000), bytes(32), group.member("B"))
+    status = msg.StatusMessage((term, boot, round + 1000), bytes(32), group.member("B"))
     found = group.give("A", status, "B")
-    assert [send.peer for send in sends(found, say.AskChainMessage)] == ["B"]
+    assert [send.peer for send in sends(found, msg.AskChainMessage)] == ["B"]
     assert group.head("A") == head
 
 
@@ -115,7 +126,7 @@ def test_a_status_is_small_and_a_poll_tells_few_peers() -> None:
         found.sent.clear()
         found.run(1.0)
         told = [message for source, _, message in found.sent if source == found.head("W").members[0].peer]
-        idle = [message for message in told if isinstance(message, say.StatusMessage) and not message.answer]
+        idle = [message for message in told if isinstance(message, msg.StatusMessage) and not message.answer]
         assert len(idle) <= 9 * 2 and all(len(encode(message)) < 200 for message in idle)
 
 
@@ -126,7 +137,7 @@ def test_a_newcomer_is_shown_the_chain_from_the_start_of_term_or_an_endorsement(
     group.start("D")
     group.run(30.0)
     assert group.head("D").has(group.member("D"))
-    pages = [message for _, target, message in group.sent if target == "D" and isinstance(message, say.ChainMessage)]
+    pages = [message for _, target, message in group.sent if target == "D" and isinstance(message, msg.ChainMessage)]
     assert pages[0].links[0].endorsement is not None and len(pages[0].links) < 40
     group.check()
 
@@ -139,5 +150,5 @@ def test_where_the_coordinator_is_required_its_vote_vouches_for_all_before() -> 
     alone = GroupOfNodes("ABC", mode="required")
     alone.table.signed = group.table.signed
     alone.run(0.5)  # before its own first commit
-    alone.give("A", say.ChainMessage((link,)), "B")
+    alone.give("A", msg.ChainMessage((link,)), "B")
     assert alone.machines["A"].node._chain.known[0] == link.head.hash

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from swarm.protocol.agreement import events
-from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement import messages as msg
 from tests.swarm.protocol.agreement.group import GroupOfNodes
 
 GRACE_S = 0.5  # as in `AgreementConfig`
@@ -60,7 +60,7 @@ def test_a_newcomer_that_never_promises_costs_a_moment_of_few_rounds(peers: str)
     """After two rounds that it has missed it is planned for every five seconds, then less and less often."""
     group = quick_group(peers, 0.02, 0.01)
     usual_s = round_s(group)
-    silent = (say.PromiseMessage, say.SubmitMessage)
+    silent = (msg.PromiseMessage, msg.SubmitMessage)
     group.lost = lambda source, target, message: source == "D" and isinstance(message, silent)
     group.start("D")
     for _ in range(100):
@@ -74,16 +74,16 @@ def test_a_newcomer_that_promises_after_another_one_has_submitted_stops_no_round
     group = quick_group("ABC", 0.02, 0.01)
     promised: list[str] = []
 
-    def lost(source: str, target: str, message: say.Message) -> bool:
-        if source == "D" and isinstance(message, say.SubmitMessage) and held and not promised:
+    def lost(source: str, target: str, message: msg.Message) -> bool:
+        if source == "D" and isinstance(message, msg.SubmitMessage) and held and not promised:
             promised.append(target)
             group.later(0.05, target, events.Received("E", held[-1]))
-        if source == "E" and isinstance(message, say.PromiseMessage):
+        if source == "E" and isinstance(message, msg.PromiseMessage):
             held.append(message)
             return True
-        return source == "E" and isinstance(message, say.SubmitMessage)
+        return source == "E" and isinstance(message, msg.SubmitMessage)
 
-    held: list[say.Message] = []
+    held: list[msg.Message] = []
     group.lost = lost
     group.start("D")
     group.start("E")

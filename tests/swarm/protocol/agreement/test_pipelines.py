@@ -12,7 +12,7 @@ from peer.config import InnerConfig
 from peer.errors import ProtocolViolation
 from peer.identity import Signed
 from swarm.protocol.agreement import events
-from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement import messages as msg
 from swarm.protocol.agreement.messages import ChainLink
 from swarm.protocol.agreement.round.claims import Claims
 from swarm.protocol.agreement.rules.electorate import leader_of
@@ -86,7 +86,7 @@ def test_a_leader_ends_its_round_once_the_batch_is_counted() -> None:
     group = pipeline(AllReduceConfig(batch=BATCH), 0)
     group.train_s = 25.0
     group.counted = lambda peer, plan: third(peer, 0)
-    group.run(15.0, lambda: all(group.machines[peer].node._height.instance.plan is not None for peer in "ABC"))
+    group.run(15.0, lambda: all(group.machines[peer].node._round.instance.plan is not None for peer in "ABC"))
     head = group.head("A")
     leader = leader_of(head, head.hash, 0).peer
     group.event(leader, events.Gathered(head.hash, {peer: third(peer, 0) for peer in "ABC"}))
@@ -115,7 +115,7 @@ def test_a_replica_that_does_not_submit_what_it_claimed_forgets_it(lie: str) -> 
     def gathered() -> None:
         """The driver's part: what all say that they have counted is the whole batch."""
         node = group.machines[leader].node
-        plan = node._height.instance.plan
+        plan = node._round.instance.plan
         if plan is not None and plan.round == 2 and not plan.of(group.member(liar)).reset:  # type: ignore[union-attr]
             claims = {peer: third(peer, BATCH) for peer in "ABC"}
             group.event(leader, events.Gathered(node.head.hash, claims))
@@ -152,13 +152,13 @@ def test_a_leader_that_does_not_end_its_round_is_given_up_before_the_plans_deadl
         plans.add(plan.hash)
         return third(peer, 0)
 
-    def lost(source: str, target: str, message: say.Message) -> bool:
+    def lost(source: str, target: str, message: msg.Message) -> bool:
         head = group.machines[target].node.head
         leads = bool(head.members) and leader_of(head, head.hash, 0).peer == target
-        return isinstance(message, say.SubmitMessage) and (leads or no_leader_ends)
+        return isinstance(message, msg.SubmitMessage) and (leads or no_leader_ends)
 
-    def change(source: str, message: say.Message) -> say.Message:
-        promises = isinstance(message, say.PromiseMessage)
+    def change(source: str, message: msg.Message) -> msg.Message:
+        promises = isinstance(message, msg.PromiseMessage)
         return msgspec.structs.replace(message, contribution=None) if promises and no_leader_ends else message
 
     no_leader_ends = False
@@ -303,7 +303,7 @@ def test_a_new_term_begins_at_the_position_of_the_other_stages(mode: str) -> Non
     group.crash("C")
     group.run(30.0)
     if mode == "witness":
-        group.event(COORDINATOR, events.Asked())
+        group.event(COORDINATOR, events.RegroupRequested())
     group.run(60.0, lambda: group.machines["A"].committed[-1].term > 1)
     start = next(head for head in group.machines["A"].committed if head.term == 2)
     base = next(head for head in group.machines["A"].committed if head.hash == start.previous)

@@ -10,17 +10,17 @@ import pytest
 
 from peer.errors import ProtocolViolation
 from peer.identity import Signed
-from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement import messages as msg
 from swarm.protocol.agreement.config import AgreementConfig
 from swarm.protocol.agreement.proof import ProofChecker
 from swarm.protocol.agreement.rules import evidence
 from swarm.protocol.head import Head, genesis
 from tests.swarm.protocol.agreement.group import COORDINATOR, GENESIS, GroupOfNodes
 
-Links = tuple[say.ChainLink, ...]
+Links = tuple[msg.ChainLink, ...]
 
 
-def is_proved(group: GroupOfNodes, head: Head, proof: Sequence[say.ChainLink], **config: Any) -> bool:
+def is_proved(group: GroupOfNodes, head: Head, proof: Sequence[msg.ChainLink], **config: Any) -> bool:
     """Whether a client believes the head."""
     facts: dict[str, Any] = {"genesis": GENESIS, "peer": "client", "coordinator": COORDINATOR} | config
     checker = ProofChecker(AgreementConfig(**facts), group.table.of("client"))
@@ -36,7 +36,7 @@ def proof_at(group: GroupOfNodes, peer: str) -> tuple[Head, Links]:
     return node.head, node.proof_of(node.head.hash)
 
 
-def with_votes(link: say.ChainLink, votes: Sequence[Signed]) -> say.ChainLink:
+def with_votes(link: msg.ChainLink, votes: Sequence[Signed]) -> msg.ChainLink:
     return msgspec.structs.replace(link, votes=tuple(votes))
 
 
@@ -79,12 +79,12 @@ def test_a_minority_and_strangers_prove_nothing(liars: str) -> None:
     head, proof = proof_at(group, "A")
     false = msgspec.structs.replace(head, round=head.round + 1, previous=head.hash, state_hash=bytes(32))
     votes = [group.vote(liar, head, 0, false) for liar in liars]
-    assert not is_proved(group, false, (*proof, say.ChainLink(false, votes=tuple(votes))))
-    assert not is_proved(group, false, (*proof, say.ChainLink(false, votes=tuple(votes * 3))))
+    assert not is_proved(group, false, (*proof, msg.ChainLink(false, votes=tuple(votes))))
+    assert not is_proved(group, false, (*proof, msg.ChainLink(false, votes=tuple(votes * 3))))
     honest = [group.vote(peer, head, 0, false) for peer in "AB"]
-    assert is_proved(group, false, (*proof, say.ChainLink(false, votes=tuple(honest)))), "the control"
+    assert is_proved(group, false, (*proof, msg.ChainLink(false, votes=tuple(honest)))), "the control"
     mixed = [group.vote("A", head, 0, false), group.vote("B", head, 1, false)]
-    assert not is_proved(group, false, (*proof, say.ChainLink(false, votes=tuple(mixed))))
+    assert not is_proved(group, false, (*proof, msg.ChainLink(false, votes=tuple(mixed))))
 
 
 def test_a_start_that_the_coordinator_has_not_signed_proves_nothing() -> None:
@@ -93,7 +93,7 @@ def test_a_start_that_the_coordinator_has_not_signed_proves_nothing() -> None:
     _, proof = proof_at(group, "A")
     start = proof[0]
     assert is_proved(group, start.head, (start,))
-    forged = group.sign("A", evidence.START, say.StartBody(start.head))
+    forged = group.sign("A", evidence.START, msg.StartBody(start.head))
     assert not is_proved(group, start.head, (msgspec.structs.replace(start, start=forged),))
 
 
@@ -103,13 +103,13 @@ def test_an_endorsement_shortens_the_proof() -> None:
     head, proof = proof_at(group, "A")
     assert proof[0].endorsement is not None and proof[0].head.round == 16
     assert is_proved(group, head, proof)
-    of_another = group.sign(COORDINATOR, evidence.ENDORSEMENT, say.EndorsementBody(bytes(32)))
+    of_another = group.sign(COORDINATOR, evidence.ENDORSEMENT, msg.EndorsementBody(bytes(32)))
     assert not is_proved(group, head, (msgspec.structs.replace(proof[0], endorsement=of_another), *proof[1:]))
-    own = group.sign("A", evidence.ENDORSEMENT, say.EndorsementBody(proof[0].head.hash))
+    own = group.sign("A", evidence.ENDORSEMENT, msg.EndorsementBody(proof[0].head.hash))
     assert not is_proved(group, head, (msgspec.structs.replace(proof[0], endorsement=own), *proof[1:]))
     elsewhere = msgspec.structs.replace(proof[0].head, run_id="another")
-    endorsed = group.sign(COORDINATOR, evidence.ENDORSEMENT, say.EndorsementBody(elsewhere.hash))
-    assert not is_proved(group, elsewhere, (say.ChainLink(elsewhere, endorsement=endorsed),)), "of another stage"
+    endorsed = group.sign(COORDINATOR, evidence.ENDORSEMENT, msg.EndorsementBody(elsewhere.hash))
+    assert not is_proved(group, elsewhere, (msg.ChainLink(elsewhere, endorsement=endorsed),)), "of another stage"
 
 
 def test_where_the_coordinator_is_required_its_vote_is_enough() -> None:

@@ -7,7 +7,7 @@ import pytest
 from blake3 import blake3
 
 from swarm.protocol.agreement import actions, events
-from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement import messages as msg
 from swarm.protocol.agreement.records import LINK_KEY, LinkRecord
 from swarm.protocol.agreement.rules import evidence
 from swarm.protocol.agreement.rules.electorate import leader_of
@@ -73,15 +73,15 @@ def test_a_regroup_believes_accepted_values_with_evidence_only() -> None:
     group.crash(third)
     group.heal()
 
-    def change(source: str, sent: say.Message) -> say.Message:
-        if source == voter and isinstance(sent, say.ToldMessage) and sent.accepted is not None:
-            body = say.ProposalBody(head.hash, sent.accepted.attempt, sent.accepted.value.hash)
+    def change(source: str, sent: msg.Message) -> msg.Message:
+        if source == voter and isinstance(sent, msg.ReportMessage) and sent.accepted is not None:
+            body = msg.ProposalBody(head.hash, sent.accepted.attempt, sent.accepted.value.hash)
             own = group.sign(voter, evidence.PROPOSAL, body)  # the leader's is what it takes
             return msgspec.structs.replace(sent, accepted=msgspec.structs.replace(sent.accepted, proposal=own))
         return sent
 
     group.change = change
-    group.event(COORDINATOR, events.Asked())
+    group.event(COORDINATOR, events.RegroupRequested())
     group.run(20.0, lambda: group.head(voter).term == 2)
     start = group.machines[voter].node._chain.link(group.head(voter).hash)
     assert start is not None and start.start is not None
@@ -94,7 +94,7 @@ def test_a_proved_liar_leaves_the_group() -> None:
     head = group.head("D")
     for state in (1, 2):
         other = msgspec.structs.replace(head, state_hash=bytes([state]) * 32)
-        group.event("A", events.Received("D", say.VoteMessage(group.vote("D", head, 0, other))))
+        group.event("A", events.Received("D", msg.VoteMessage(group.vote("D", head, 0, other))))
     group.run_to(head.round + 2, "ABC")
     assert {member.peer for member in group.head("A").members} == set("ABC"), "it works, and is out all the same"
 
@@ -103,17 +103,17 @@ def test_a_free_value_is_of_its_own_attempts_roster() -> None:
     """A liar that nothing forces proposes what an earlier leader's roster leads to: that may lack those of its own."""
     group = GroupOfNodes("ABC")
     group.run_to(1)
-    group.lost = lambda source, target, sent: isinstance(sent, say.ProposalMessage)
-    first, _, earlier = group.run_until_sent(say.ProposalMessage)
+    group.lost = lambda source, target, sent: isinstance(sent, msg.ProposalMessage)
+    first, _, earlier = group.run_until_sent(msg.ProposalMessage)
     group.crash(first)  # it alone has accepted its value
     group.run(60.0, lambda: any(source != first for source, _ in proposals(group, earlier.value.previous)))
     liar, own = next(entry for entry in proposals(group, earlier.value.previous) if entry[0] != first)
     group.run(0.3)
     (victim,) = set("ABC") - {first, liar}
-    body = msgspec.msgpack.decode(own.proposal.body, type=say.ProposalBody)
+    body = msgspec.msgpack.decode(own.proposal.body, type=msg.ProposalBody)
     assert body.attempt > 0 and own.promises and earlier.value.attempt == 0
     signed = group.sign(liar, evidence.PROPOSAL, msgspec.structs.replace(body, value=earlier.value.hash))
-    packed = say.ProposalMessage(signed, earlier.value, own.promises, earlier.support)
+    packed = msg.ProposalMessage(signed, earlier.value, own.promises, earlier.support)
     (accusation,) = [found for found in group.give(victim, packed, liar) if isinstance(found, actions.Accuse)]
     assert accusation.peer == liar and "roster of another attempt" in accusation.reason
 
@@ -121,7 +121,7 @@ def test_a_free_value_is_of_its_own_attempts_roster() -> None:
 @pytest.mark.parametrize(("peers", "mode"), [("ABC", "witness"), ("ABCD", "witness"), ("ABC", "required")])
 def test_a_peer_whose_build_differs_in_a_bit_holds_up_no_group(peers: str, mode: str) -> None:
     """Once it led, it alone accepted its state, and each later leader had to propose that, which no other could build:
-    no round was committed any more, and no person was told."""
+    no round was committed any more, and no operator was told."""
     group = GroupOfNodes(peers, mode=mode)
     odd = blake3(b"another build").digest()
     group.build = lambda peer, state: (0.05, blake3(odd + state).digest() if peer == "A" else state)
@@ -130,7 +130,7 @@ def test_a_peer_whose_build_differs_in_a_bit_holds_up_no_group(peers: str, mode:
     assert "A" in led and group.head("A") in group.machines["B"].committed and not group.accusations()
 
 
-def proposals(group: GroupOfNodes, head: bytes) -> list[tuple[str, say.ProposalMessage]]:
+def proposals(group: GroupOfNodes, head: bytes) -> list[tuple[str, msg.ProposalMessage]]:
     """Return (source, message) of each proposal after that head, in order."""
-    sent = ((source, message) for source, _, message in group.sent if isinstance(message, say.ProposalMessage))
+    sent = ((source, message) for source, _, message in group.sent if isinstance(message, msg.ProposalMessage))
     return [(source, message) for source, message in sent if message.value.previous == head]

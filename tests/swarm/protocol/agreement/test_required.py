@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from swarm.protocol.agreement import actions, events
-from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement import messages as msg
 from tests.swarm.protocol.agreement.group import COORDINATOR, WORK, GroupOfNodes
 
 
@@ -25,7 +25,7 @@ def test_a_required_coordinator_regroups_by_itself() -> None:
 
 @pytest.mark.parametrize("allowed", [False, True])
 def test_one_of_three_goes_on_alone_where_the_run_allows_it(allowed: bool) -> None:
-    """A cut that leaves the coordinator with one liar gave it the run. A person may go on with one; of two, one may."""
+    """A cut that leaves the coordinator with one liar gave it the run. An operator may go on with one."""
     group = GroupOfNodes("ABC", mode="required", lone_survivor=allowed)
     group.run_to(2)
     group.crash("B")
@@ -34,7 +34,7 @@ def test_one_of_three_goes_on_alone_where_the_run_allows_it(allowed: bool) -> No
     assert (group.head("A").term >= 2) == allowed
     if not allowed:
         assert group.told(COORDINATOR, "quorum_lost")
-        group.event(COORDINATOR, events.Asked(without=("B", "C")))
+        group.event(COORDINATOR, events.RegroupRequested(without=("B", "C")))
     group.run_to(group.round("A") + 2, "A")
     assert group.head("A").members == (group.member("A"),)
 
@@ -66,7 +66,7 @@ def test_a_small_start_that_ended_no_round_makes_no_way_to_a_lone_member() -> No
 
 @pytest.mark.parametrize("mode", ["witness", "required"])
 def test_a_complete_run_needs_no_quorum_any_more(mode: str) -> None:
-    """Its members leave after the last round: no new term begins, and no person is called."""
+    """Its members leave after the last round: no new term begins, and no operator is called."""
     group = GroupOfNodes("ABC", mode=mode, rounds=3)
     group.run_to(3)
     for peer in "ABC":
@@ -113,19 +113,19 @@ def test_a_required_coordinator_has_written_before_any_other_peer_hears_of_its_v
     group = GroupOfNodes("ABC", mode="required")
     group.run_to(1)
     node = group.machines[COORDINATOR].node
-    group.lost = lambda source, target, message: target == COORDINATOR and isinstance(message, say.VoteMessage)
-    group.run(4.0, lambda: bool(node._height.instance.proposed))
+    group.lost = lambda source, target, message: target == COORDINATOR and isinstance(message, msg.VoteMessage)
+    group.run(4.0, lambda: bool(node._round.instance.proposed))
     head = group.head(COORDINATOR)
-    ((attempt, proposed),) = node._height.instance.proposed.items()
+    ((attempt, proposed),) = node._round.instance.proposed.items()
     found: list[actions.Action] = []
     for peer in "AB":
-        vote = say.VoteMessage(group.vote(peer, head, attempt, proposed.value))
+        vote = msg.VoteMessage(group.vote(peer, head, attempt, proposed.value))
         found = group.give(COORDINATOR, vote, peer)
     assert node.head == proposed.value
     assert [type(action) for action in found if not isinstance(action, actions.SetTimer)] == [actions.Persist]
     (record,) = [action for action in found if isinstance(action, actions.Persist)]
     out = node.step(group.now, events.Persisted(record.id))
-    assert any(isinstance(action, actions.Send) and isinstance(action.message, say.ChainMessage) for action in out)
+    assert any(isinstance(action, actions.Send) and isinstance(action.message, msg.ChainMessage) for action in out)
 
 
 def test_a_restarted_required_coordinator_asks_before_it_starts_a_term() -> None:
@@ -149,7 +149,7 @@ def test_a_restarted_required_coordinator_asks_before_it_starts_a_term() -> None
     group.check()
 
 
-def test_a_restarted_required_coordinator_whose_members_lost_their_disks_calls_a_person() -> None:
+def test_a_restarted_required_coordinator_whose_members_lost_their_disks_calls_the_operator() -> None:
     """B7: no member of its head is left to tell whether its disk is the newest."""
     group = GroupOfNodes("AB", mode="required")
     group.run_to(2)
@@ -160,7 +160,7 @@ def test_a_restarted_required_coordinator_whose_members_lost_their_disks_calls_a
     group.start(COORDINATOR)
     group.run(60.0)
     assert group.told(COORDINATOR, "quorum_lost") and group.head(COORDINATOR).term == 1
-    group.event(COORDINATOR, events.Asked(undo=True))
+    group.event(COORDINATOR, events.RegroupRequested(undo=True))
     group.run(30.0)
     assert group.head("A").term == 2 and group.round("A") > 0, "both hold the first state, and begin again from there"
 
@@ -188,22 +188,22 @@ def test_a_required_coordinator_goes_back_only_after_a_long_time() -> None:
 
 
 def test_a_required_coordinator_stops_at_its_own_signature_that_it_does_not_know() -> None:
-    """B9: its disk is an old copy. It neither votes nor starts anything until a person regroups."""
+    """B9: its disk is an old copy. It neither votes nor starts anything until the operator regroups."""
     group = GroupOfNodes("ABC", mode="required")
     group.run_to(3)
     group.run(0.1)
     before, head = group.machines[COORDINATOR].committed[-2:]
     other = msgspec.structs.replace(head, state_hash=bytes(32))
     forged = tuple(group.vote(peer, before, 0, other) for peer in "AB")
-    group.event(COORDINATOR, events.Received("A", say.ChainMessage((say.ChainLink(other, votes=forged),))))
+    group.event(COORDINATOR, events.Received("A", msg.ChainMessage((msg.ChainLink(other, votes=forged),))))
     assert not group.told(COORDINATOR, "coordinator_restored")
     votes = (*forged, group.vote(COORDINATOR, before, 0, other))
-    group.event(COORDINATOR, events.Received("A", say.ChainMessage((say.ChainLink(other, votes=votes),))))
+    group.event(COORDINATOR, events.Received("A", msg.ChainMessage((msg.ChainLink(other, votes=votes),))))
     group.run(0.1)
     assert group.told(COORDINATOR, "coordinator_restored")
     stopped = group.round("A")
     group.run(20.0)
     assert group.round("A") <= stopped + 1
-    group.event(COORDINATOR, events.Asked())
+    group.event(COORDINATOR, events.RegroupRequested())
     group.run_to(stopped + 3)
     assert group.head("A").term > 1000

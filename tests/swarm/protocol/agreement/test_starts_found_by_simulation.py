@@ -6,25 +6,25 @@ import msgspec
 import pytest
 
 from swarm.protocol.agreement import events
-from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement import messages as msg
 from swarm.protocol.agreement.rules import evidence
 from swarm.protocol.head import Head, Sponsor, Sponsorship
 from tests.swarm.protocol.agreement.group import COORDINATOR, GENESIS, GroupOfNodes
 
 
-def start_from(group: GroupOfNodes, base: Head, members: str, undoes: tuple[bytes, ...] = ()) -> say.ChainMessage:
+def start_from(group: GroupOfNodes, base: Head, members: str, undoes: tuple[bytes, ...] = ()) -> msg.ChainMessage:
     """Return the start of term 9 over a head."""
     head = msgspec.structs.replace(
         base, term=9, boot=1, previous=base.hash, members=tuple(group.member(peer) for peer in members), attempt=-1
     )
-    signed = group.sign(COORDINATOR, evidence.START, say.StartBody(head, undoes))
-    return say.ChainMessage((say.ChainLink(head, start=signed),))
+    signed = group.sign(COORDINATOR, evidence.START, msg.StartBody(head, undoes))
+    return msg.ChainMessage((msg.ChainLink(head, start=signed),))
 
 
 def signed_starts(group: GroupOfNodes) -> list[Head]:
     """Return the starts that the coordinator has signed, in order of their terms."""
     bodies = [body for signer, kind, body in group.table.signed if kind == evidence.START]
-    return sorted((msgspec.msgpack.decode(b, type=say.StartBody).head for b in bodies), key=lambda head: head.term)
+    return sorted((msgspec.msgpack.decode(b, type=msg.StartBody).head for b in bodies), key=lambda head: head.term)
 
 
 @pytest.mark.parametrize("said", [False, True])
@@ -40,7 +40,7 @@ def test_a_start_that_takes_back_what_came_since_is_not_followed(said: bool) -> 
     group.run(1.1)
     assert (group.head("A").term == 9) == said
     shown = [m for source, to, m in group.sent if (source, to) == ("A", COORDINATOR) and m != message]
-    links = [m.links[-1].head for m in shown if isinstance(m, say.ChainMessage)]
+    links = [m.links[-1].head for m in shown if isinstance(m, msg.ChainMessage)]
     assert (stood in links) != said, "it tells the coordinator"
 
 
@@ -51,7 +51,7 @@ def test_a_start_that_came_too_late_is_followed_by_one_from_there() -> None:
     group.run(0.1)
     base = group.head(COORDINATOR)
     group.lost = lambda source, target, message: COORDINATOR in (source, target) and "C" not in (source, target)
-    group.event(COORDINATOR, events.Asked())
+    group.event(COORDINATOR, events.RegroupRequested())
     group.run(1.9)
     group.isolate("C", COORDINATOR)
     group.run(0.2)
@@ -72,12 +72,12 @@ def test_a_start_that_came_too_late_is_followed_by_one_from_there() -> None:
 
 
 def test_a_start_that_came_too_late_counts_once_its_term_has_ended_a_round() -> None:
-    """Those that a person has gone on with keep what they have done since, and the others come to them."""
+    """Those that the operator has gone on with keep what they have done since, and the others come to them."""
     group = GroupOfNodes("ABCDE")
     group.run_to(2)
     group.isolate("D", "E", COORDINATOR)
     group.run(20.0)
-    group.event(COORDINATOR, events.Asked())
+    group.event(COORDINATOR, events.RegroupRequested())
     group.run(20.0)
     reached = group.head("D")
     assert reached.term == 2 and group.head("A").term == 1 and group.round("A") > reached.round - 20
@@ -91,19 +91,19 @@ def test_an_answer_brings_the_chain_that_proves_it() -> None:
     group = GroupOfNodes("ABC")
     group.run_to(2)
     group.lost = lambda source, target, message: (
-        COORDINATOR in (source, target) and not isinstance(message, say.AskMessage | say.ToldMessage)
+        COORDINATOR in (source, target) and not isinstance(message, msg.AskMessage | msg.ReportMessage)
     )
     before = group.round(COORDINATOR)
     group.run_to(before + 3, "ABC")
     assert group.round(COORDINATOR) <= before + 1
-    group.event(COORDINATOR, events.Asked())
+    group.event(COORDINATOR, events.RegroupRequested())
     group.run(0.05)
     assert group.round(COORDINATOR) >= before + 3
 
 
 def hides_starts(source: str, target: str, message: object) -> bool:
     """Lose what shows a start."""
-    return isinstance(message, say.ChainMessage) and any(link.start is not None for link in message.links)
+    return isinstance(message, msg.ChainMessage) and any(link.start is not None for link in message.links)
 
 
 def test_a_regroup_while_the_first_start_is_under_way_begins_no_second_group() -> None:
@@ -112,7 +112,7 @@ def test_a_regroup_while_the_first_start_is_under_way_begins_no_second_group() -
     group.lost = hides_starts
     group.run(3.0)
     assert len(signed_starts(group)) == 1 and group.head("A") == GENESIS
-    group.event(COORDINATOR, events.Asked())
+    group.event(COORDINATOR, events.RegroupRequested())
     group.run(3.0)
     assert len(signed_starts(group)) == 1 and group.told(COORDINATOR, "regroup_withdrawn")
     group.heal()
@@ -120,7 +120,7 @@ def test_a_regroup_while_the_first_start_is_under_way_begins_no_second_group() -
     assert group.head("A").term == 1
 
 
-def test_a_group_whose_first_members_lost_their_disks_begins_anew_once_a_person_says_so() -> None:
+def test_a_group_whose_first_members_lost_their_disks_begins_anew_once_the_operator_says_so() -> None:
     group = GroupOfNodes("ABC")
     group.lost = hides_starts
     group.run(3.0)
@@ -130,7 +130,7 @@ def test_a_group_whose_first_members_lost_their_disks_begins_anew_once_a_person_
     group.heal()
     group.run(12.0)
     assert group.round("A") == 0 and group.told(COORDINATOR, "quorum_lost")
-    group.event(COORDINATOR, events.Asked())
+    group.event(COORDINATOR, events.RegroupRequested())
     group.run_to(2, seconds=30.0)
 
 
@@ -175,13 +175,13 @@ def test_those_that_were_members_lately_return_in_the_next_start() -> None:
     group.run_to(group.round("A") + 2)
 
 
-def test_a_peer_that_a_person_left_out_is_in_no_start_that_follows() -> None:
+def test_a_peer_that_the_operator_left_out_is_in_no_start_that_follows() -> None:
     """A restart of the group by itself took it in again. It may only ask to join, as any newcomer."""
     group = GroupOfNodes("ABC", mode="required", stalled_s=20.0)
     group.run_to(2)
-    group.event(COORDINATOR, events.Asked(without=("C",)))
+    group.event(COORDINATOR, events.RegroupRequested(without=("C",)))
     group.train_s = 1e6
-    group.lost = lambda source, target, message: isinstance(message, say.JoinMessage)
+    group.lost = lambda source, target, message: isinstance(message, msg.JoinMessage)
     group.run(10.0)
     term = group.head("A").term
     assert {member.peer for member in group.head("A").members} == set("AB")
@@ -195,7 +195,7 @@ def test_a_required_start_takes_in_no_convicted_member() -> None:
     group.train_s, head = 1e6, group.head("C")
     for state in (1, 2):
         other = msgspec.structs.replace(head, state_hash=bytes([state]) * 32)
-        group.event(COORDINATOR, events.Received("C", say.VoteMessage(group.vote("C", head, 0, other))))
+        group.event(COORDINATOR, events.Received("C", msg.VoteMessage(group.vote("C", head, 0, other))))
     assert group.accusations() == [(COORDINATOR, "C", "signed two different bodies of kind agreement.vote")]
     group.run(200.0, lambda: group.head("A").term > head.term)
     assert {member.peer for member in group.head("A").members} == set("AB")
@@ -208,13 +208,13 @@ def test_a_proved_liar_that_alone_holds_the_state_is_in_no_start() -> None:
     head = group.head("C")
     for state in (1, 2):
         other = msgspec.structs.replace(head, state_hash=bytes([state]) * 32)
-        group.event(COORDINATOR, events.Received("C", say.VoteMessage(group.vote("C", head, 0, other))))
+        group.event(COORDINATOR, events.Received("C", msg.VoteMessage(group.vote("C", head, 0, other))))
     group.isolate("A", "B")
     group.run(100.0)
     assert group.head(COORDINATOR).term == 1 and group.told(COORDINATOR, "regroup_failed")
-    group.event(COORDINATOR, events.Asked())
+    group.event(COORDINATOR, events.RegroupRequested())
     group.run(30.0)
-    assert group.head(COORDINATOR).term == 1, "nor where a person asks"
+    assert group.head(COORDINATOR).term == 1, "nor where the operator asks"
     group.heal()
     group.run_to(head.round + 3, "AB")
     assert {member.peer for member in group.head("A").members} == set("AB")

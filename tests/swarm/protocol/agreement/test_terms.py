@@ -8,7 +8,7 @@ import pytest
 
 from peer.identity import Signed
 from swarm.protocol.agreement import actions, events
-from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement import messages as msg
 from swarm.protocol.agreement.chain import position_of
 from swarm.protocol.agreement.rules import evidence
 from tests.swarm.protocol.agreement.group import COORDINATOR, GENESIS, GroupOfNodes
@@ -39,7 +39,7 @@ def test_a_group_goes_on_without_its_coordinator(peers: str) -> None:
     group.check()
 
 
-def test_a_lost_quorum_is_told_and_waits_for_a_person() -> None:
+def test_a_lost_quorum_is_told_and_waits_for_the_operator() -> None:
     group = GroupOfNodes("ABC")
     group.run_to(2)
     group.crash("B")
@@ -49,7 +49,7 @@ def test_a_lost_quorum_is_told_and_waits_for_a_person() -> None:
     assert stopped.term == 1
     (told,) = group.told(COORDINATOR, "quorum_lost")
     assert told["away"] == ("B", "C")
-    group.event(COORDINATOR, events.Asked())
+    group.event(COORDINATOR, events.RegroupRequested())
     group.run_to(stopped.round + 2, "A")
     assert group.head("A").term == 2 and group.head("A").members == (group.member("A"),)
     for peer in "BC":
@@ -61,7 +61,7 @@ def test_a_lost_quorum_is_told_and_waits_for_a_person() -> None:
 
 def test_rounds_that_a_restarted_witness_catches_up_with_say_nothing_about_their_length() -> None:
     """It learned of two rounds within half a second, and took a group of slow rounds for one that stood still: a
-    person's regroup then cost the training of the round under way."""
+    operator's regroup then cost the training of the round under way."""
     group = GroupOfNodes("ABC", train_s=30.0, lost_s=10.0)
     group.run_to(2)
     group.crash(COORDINATOR)
@@ -69,7 +69,7 @@ def test_rounds_that_a_restarted_witness_catches_up_with_say_nothing_about_their
     group.start(COORDINATOR)
     group.run(20.0)
     assert group.round(COORDINATOR) == group.round("A") == 3
-    group.event(COORDINATOR, events.Asked())
+    group.event(COORDINATOR, events.RegroupRequested())
     group.run(2.5)
     assert group.told(COORDINATOR, "regroup_withdrawn") and group.head("A").term == 1
     group.check()
@@ -79,7 +79,7 @@ def test_a_regroup_is_withdrawn_where_a_quorum_answers() -> None:
     """F4: asking a live group costs it nothing; it goes on even if the coordinator then dies."""
     group = GroupOfNodes("ABC")
     group.run_to(2)
-    group.event(COORDINATOR, events.Asked())
+    group.event(COORDINATOR, events.RegroupRequested())
     group.run(2.5)
     assert group.told(COORDINATOR, "regroup_withdrawn")
     group.crash(COORDINATOR)
@@ -87,14 +87,14 @@ def test_a_regroup_is_withdrawn_where_a_quorum_answers() -> None:
     assert group.head("A").term == 1
 
 
-def started(group: GroupOfNodes, members: str, **changed: object) -> say.ChainMessage:
+def started(group: GroupOfNodes, members: str, **changed: object) -> msg.ChainMessage:
     """Return the coordinator's start of term 9 over the head of A."""
     head = group.head("A")
     start = msgspec.structs.replace(
         head, term=9, boot=1, previous=head.hash, members=tuple(map(group.member, members)), attempt=-1, **changed
     )
-    signed = group.sign(COORDINATOR, evidence.START, say.StartBody(start))
-    return say.ChainMessage((say.ChainLink(start, start=signed),))
+    signed = group.sign(COORDINATOR, evidence.START, msg.StartBody(start))
+    return msg.ChainMessage((msg.ChainLink(start, start=signed),))
 
 
 @pytest.mark.parametrize("restarted", [False, True])
@@ -114,9 +114,9 @@ def test_who_follows_a_start_takes_part_in_no_lower_term(restarted: bool) -> Non
     first = len(group.sent)
     group.run_to(head.round + 3, "BC")
     assert group.head("A").term == 9
-    cast = (say.PromiseMessage, say.VoteMessage)
+    cast = (msg.PromiseMessage, msg.VoteMessage)
     said = [message for source, _, message in group.sent[first:] if source == "A" and isinstance(message, cast)]
-    bodies = [m.vote.body if isinstance(m, say.VoteMessage) else m.promise.body for m in said]
+    bodies = [m.vote.body if isinstance(m, msg.VoteMessage) else m.promise.body for m in said]
     assert head.hash not in {msgspec.msgpack.decode(body, type=Named).head for body in bodies}
 
 
@@ -144,7 +144,7 @@ def test_a_regroup_starts_from_what_may_have_been_chosen() -> None:
     head = group.head(voter)
     group.crash(third)
     group.heal()
-    group.event(COORDINATOR, events.Asked())
+    group.event(COORDINATOR, events.RegroupRequested())
     group.run(20.0, lambda: group.head(voter).term == 2)
     start = group.machines[voter].node._chain.link(group.head(voter).hash)
     assert start is not None and start.start is not None
@@ -161,14 +161,14 @@ def test_the_coordinator_believes_no_single_member() -> None:
     for peer in "AB":
         group.crash(peer)
     evil = msgspec.structs.replace(head, round=head.round + 1, previous=head.hash, members=(group.member("C"),))
-    group.event(COORDINATOR, events.Asked())
+    group.event(COORDINATOR, events.RegroupRequested())
     group.crash("C")
     coordinator = group.machines[COORDINATOR].node._coordinator
     assert coordinator is not None
     inquiry = coordinator.inquiry
     assert inquiry is not None
-    for accepted in (None, say.AcceptedValue(0, evil, Signed(b"", "C", b""))):
-        told = say.ToldMessage(
+    for accepted in (None, msg.AcceptedValue(0, evil, Signed(b"", "C", b""))):
+        told = msg.ReportMessage(
             nonce=inquiry.nonce,
             voter=group.member("C"),
             position=position_of(evil if accepted is None else head),
@@ -179,12 +179,12 @@ def test_the_coordinator_believes_no_single_member() -> None:
         group.event(COORDINATOR, events.Received("C", told))
         answered = {member.peer for member in inquiry.told}
         assert ("C" in answered) == (accepted is not None), "a higher position counts with its proof"
-    link = say.ChainLink(evil, votes=(group.vote("C", head, 0, evil),))
-    group.event(COORDINATOR, events.Received("C", say.ChainMessage((link,))))
+    link = msg.ChainLink(evil, votes=(group.vote("C", head, 0, evil),))
+    group.event(COORDINATOR, events.Received("C", msg.ChainMessage((link,))))
     assert group.head(COORDINATOR) == head
     group.run(5.0)
     started = [
-        msgspec.msgpack.decode(body, type=say.StartBody).head
+        msgspec.msgpack.decode(body, type=msg.StartBody).head
         for signer, kind, body in sorted(group.table.signed)
         if kind == evidence.START
     ]
@@ -192,7 +192,7 @@ def test_the_coordinator_believes_no_single_member() -> None:
     assert latest.term == 2 and latest.previous == head.hash and latest.round == head.round
 
 
-def test_rounds_whose_state_no_peer_brings_are_undone_only_by_a_person_who_says_so() -> None:
+def test_rounds_whose_state_no_peer_brings_are_undone_only_by_the_operator_who_says_so() -> None:
     group = GroupOfNodes("AB")
     group.run_to(2)
     group.isolate("B")
@@ -202,15 +202,15 @@ def test_rounds_whose_state_no_peer_brings_are_undone_only_by_a_person_who_says_
     group.heal()
     group.run(20.0)
     assert group.told(COORDINATOR, "quorum_lost"), "B and the witness are a quorum, without the last state"
-    group.event(COORDINATOR, events.Asked())
+    group.event(COORDINATOR, events.RegroupRequested())
     group.run(10.0)
     assert group.told(COORDINATOR, "regroup_undoes") and group.head("B").term == 1
-    group.event(COORDINATOR, events.Asked(undo=True))
+    group.event(COORDINATOR, events.RegroupRequested(undo=True))
     group.run_to(behind.round + 1, "B")
     assert group.head("B").term == 2, "a question uses up no term"
     start = max(
         (
-            msgspec.msgpack.decode(body, type=say.StartBody)
+            msgspec.msgpack.decode(body, type=msg.StartBody)
             for _, kind, body in sorted(group.table.signed)
             if kind == evidence.START
         ),
@@ -219,19 +219,19 @@ def test_rounds_whose_state_no_peer_brings_are_undone_only_by_a_person_who_says_
     assert set(start.undoes) == {head.hash for head in group.machines["A"].committed if head.round > behind.round}
 
 
-def test_the_peer_that_answers_but_does_not_work_is_put_out_by_a_person() -> None:
+def test_the_peer_that_answers_but_does_not_work_is_put_out_by_the_operator() -> None:
     group = GroupOfNodes("ABC")
     group.run_to(2)
     group.crash("C")
     group.lost = lambda source, target, message: (
-        "B" in (source, target) and not isinstance(message, say.StatusMessage | say.AskMessage | say.ToldMessage)
+        "B" in (source, target) and not isinstance(message, msg.StatusMessage | msg.AskMessage | msg.ReportMessage)
     )
     group.run(20.0)
     stuck = group.round("A")
-    group.event(COORDINATOR, events.Asked())
+    group.event(COORDINATOR, events.RegroupRequested())
     group.run(10.0)
     assert group.told(COORDINATOR, "regroup_withdrawn")
-    group.event(COORDINATOR, events.Asked(without=("B",)))
+    group.event(COORDINATOR, events.RegroupRequested(without=("B",)))
     group.run_to(stuck + 2, "A")
     assert group.head("A").members == (group.member("A"),)
 
@@ -240,7 +240,7 @@ def test_the_peer_that_answers_but_does_not_work_is_put_out_by_a_person() -> Non
 
 
 @pytest.mark.parametrize("mode", ["witness", "required"])
-def test_a_coordinator_restored_from_a_backup_waits_for_a_person(mode: str) -> None:
+def test_a_coordinator_restored_from_a_backup_waits_for_the_operator(mode: str) -> None:
     """F16: it votes and starts nothing before, and its term is past all that the lost disk may have started."""
     group = GroupOfNodes("ABC", mode=mode)
     group.run_to(1)
@@ -255,7 +255,7 @@ def test_a_coordinator_restored_from_a_backup_waits_for_a_person(mode: str) -> N
     group.run(100.0)
     kinds = {kind for signer, kind, _ in group.table.signed if signer == COORDINATOR}
     assert before and kinds and group.head("A").term == 1
-    group.event(COORDINATOR, events.Asked(undo=True))
+    group.event(COORDINATOR, events.RegroupRequested(undo=True))
     group.run(30.0)
     assert group.head("A").term >= 1001 and group.round("A") > 3
     group.check()
@@ -271,8 +271,8 @@ def test_terms_of_two_processes_differ() -> None:
     group.isolate(COORDINATOR)
     node = group.start(COORDINATOR).node
     for member in first.members:
-        join = group.sign(member.peer, evidence.JOIN, say.JoinBody(GENESIS.hash, member))
-        group.event(COORDINATOR, events.Received(member.peer, say.JoinMessage(join)))
+        join = group.sign(member.peer, evidence.JOIN, msg.JoinBody(GENESIS.hash, member))
+        group.event(COORDINATOR, events.Received(member.peer, msg.JoinMessage(join)))
     group.run(3.0)
     again = node.head
     assert again.term == first.term and again.boot != first.boot and again.hash != first.hash
@@ -304,9 +304,9 @@ def test_a_coordinator_stops_where_another_process_has_its_key(mode: str) -> Non
     group.train_s = 1.0
     group.run(30.0)
     votes = [
-        msgspec.msgpack.decode(message.vote.body, type=say.VoteBody)
+        msgspec.msgpack.decode(message.vote.body, type=msg.VoteBody)
         for source, _, message in group.sent
-        if source == COORDINATOR and isinstance(message, say.VoteMessage)
+        if source == COORDINATOR and isinstance(message, msg.VoteMessage)
     ]
     assert group.head("A").hash not in {vote.head for vote in votes} and head.term == 1
     assert mode == "witness" or group.head("A").round == head.round

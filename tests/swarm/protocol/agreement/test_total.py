@@ -13,7 +13,7 @@ from optim.config import AllReduceConfig, DilocoConfig, OuterConfig, PerStepConf
 from peer.config import InnerConfig
 from peer.identity import Signed
 from swarm.protocol.agreement import events
-from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement import messages as msg
 from swarm.protocol.agreement.config import AgreementConfig
 from swarm.protocol.agreement.node import AgreementNode
 from swarm.protocol.agreement.output import encode
@@ -26,9 +26,9 @@ from tests.swarm.protocol.agreement.group import WORK, GroupOfNodes, TableSigner
 
 BODIES: dict[str, type[msgspec.Struct]] = {
     **evidence.ONE_AN_ATTEMPT,
-    evidence.PROMISE: say.PromiseBody,
-    evidence.START: say.StartBody,
-    evidence.JOIN: say.JoinBody,
+    evidence.PROMISE: msg.PromiseBody,
+    evidence.START: msg.StartBody,
+    evidence.JOIN: msg.JoinBody,
 }
 
 
@@ -80,7 +80,7 @@ def test_no_mutated_message_raises_or_moves_a_node(peers: str, config: dict[str,
     group.run_to(2)
     group.start("X")
     group.run(6.0)
-    group.event("W", events.Asked())
+    group.event("W", events.RegroupRequested())
     group.run(3.0)
     liar = peers[-1]
     mutator = Mutator(group, liar, seed=7)
@@ -89,7 +89,7 @@ def test_no_mutated_message_raises_or_moves_a_node(peers: str, config: dict[str,
         mutated = mutator.mutate(message)
         encoded = encode(mutated)
         try:
-            wire = msgspec.msgpack.decode(encoded, type=say.Message)
+            wire = msgspec.msgpack.decode(encoded, type=msg.Message)
         except msgspec.ValidationError:
             continue  # refused by its type, before the node sees it
         group.event(target, events.Received(liar, wire))
@@ -145,10 +145,10 @@ def test_events_before_the_start_and_events_of_the_past_do_nothing() -> None:
         events.Built(b"?", bytes(32)),
         events.SliceResult(b"?", 10**9, b""),
         events.StateFetched(bytes(32), True),
-        events.Lacking(b"?", ("Q",), ("R",)),
+        events.Missing(b"?", ("Q",), ("R",)),
         events.Gathered(b"?", {}),
         events.Judged(("Q", "nobody")),
-        events.Asked(),
+        events.RegroupRequested(),
         events.PeerDown("Q"),
         events.PeerUp("Q"),
     ):
@@ -163,12 +163,12 @@ def test_memory_and_disk_have_bounds() -> None:
     node, head = group.machines["A"].node, group.head("A")
     for i in range(3000):
         name = f"flood{i}"
-        join = group.sign(name, evidence.JOIN, say.JoinBody(head.hash, Member(name, "0")))
-        group.give("A", say.JoinMessage(join), name)
-        group.give("A", say.PrepareMessage(i.to_bytes(32, "big"), i, (1, 0, i)), name)
-        vote = say.VoteBody(head.hash, i, bytes(32), group.member("B"))
-        group.give("A", say.VoteMessage(group.sign("B", evidence.VOTE, vote)), "B")
+        join = group.sign(name, evidence.JOIN, msg.JoinBody(head.hash, Member(name, "0")))
+        group.give("A", msg.JoinMessage(join), name)
+        group.give("A", msg.PrepareMessage(i.to_bytes(32, "big"), i, (1, 0, i)), name)
+        vote = msg.VoteBody(head.hash, i, bytes(32), group.member("B"))
+        group.give("A", msg.VoteMessage(group.sign("B", evidence.VOTE, vote)), "B")
     assert len(node._applicants.waiting()) <= 1024 and len(node._early._kept) <= 128
-    assert sum(len(cast) for cast in node._height.instance.votes.values()) <= 16 * 3
+    assert sum(len(cast) for cast in node._round.instance.votes.values()) <= 16 * 3
     assert len(node._context.known) <= 4096
     assert len([key for key in group.machines["A"].records if not key.startswith(LINK_KEY)]) <= 4

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from swarm.protocol.agreement import actions, events
-from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement import messages as msg
 from swarm.protocol.agreement.config import AgreementConfig
 from swarm.protocol.agreement.node import POLL_TIMER, AgreementNode
 from swarm.protocol.agreement.output import encode
@@ -34,7 +34,7 @@ def idle_group(members: int) -> dict[str, AgreementNode]:
         previous=GENESIS.hash,
         members=tuple(Member(peer, f"{peer}0") for peer in peers),
     )
-    link = say.ChainLink(head, start=table.of(COORDINATOR).sign(evidence.START, say.StartBody(head, ())))
+    link = msg.ChainLink(head, start=table.of(COORDINATOR).sign(evidence.START, msg.StartBody(head, ())))
     records = {f"{LINK_KEY}0": encode(LinkRecord(0, link, True))}
     nodes: dict[str, AgreementNode] = {}
     for peer in [COORDINATOR, *peers]:
@@ -56,9 +56,9 @@ def step(node: AgreementNode, now: float, event: events.Event) -> list[actions.A
     return found
 
 
-def statuses(found: list[actions.Action]) -> list[tuple[str, say.StatusMessage]]:
+def statuses(found: list[actions.Action]) -> list[tuple[str, msg.StatusMessage]]:
     sent = [action for action in found if isinstance(action, actions.Send)]
-    return [(s.peer, s.message) for s in sent if isinstance(s.message, say.StatusMessage)]
+    return [(s.peer, s.message) for s in sent if isinstance(s.message, msg.StatusMessage)]
 
 
 @pytest.mark.parametrize("members", [10, 100, 1000])

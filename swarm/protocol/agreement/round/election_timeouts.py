@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement import messages as msg
 from swarm.protocol.agreement.chain import position_of
 from swarm.protocol.agreement.context import AgreementContext
 from swarm.protocol.agreement.round.instance import Instance
@@ -27,7 +27,7 @@ GROWN_MAX: Final = 32
 ATTEMPTS_AHEAD_MAX: Final = 1 << 20  # that a leader may skip, so that numbers do not run out
 
 
-class Turns:
+class ElectionTimeouts:
     """The leader that this node waits for."""
 
     def __init__(self, context: AgreementContext, instance: Instance, round_s: float) -> None:
@@ -145,7 +145,7 @@ class Turns:
     def _announce(self) -> None:
         """Tell the voters for which attempt this node waits."""
         head, me = self._instance.head, self._context.me
-        status = say.StatusMessage(position_of(head), self._instance.hash, me, answer=True, attempt=self.latest)
+        status = msg.StatusMessage(position_of(head), self._instance.hash, me, answer=True, attempt=self.latest)
         for member in head.members:
             if member != me:
                 self._context.out.send(member.peer, status)

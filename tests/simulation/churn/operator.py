@@ -1,4 +1,4 @@
-"""The person who looks after a run: acts some time after being told that it cannot go on, until it does or is lost."""
+"""Who looks after a run: acts some time after being told that it cannot go on, until it does or is lost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOOKS_S: Final = 60.0
 UNTOLD_S: Final = 900.0  # without a commit, while the coordinator runs and has told nothing
 
 
-class Person:
+class Operator:
     """Waits `after_s` from the first call, then does `peer regroup` every half minute until a round is committed, with
     `--undo` where the coordinator has just asked for that. Gives the run up for lost after ten minutes of that."""
 
@@ -63,8 +63,8 @@ class Person:
         if coordinator.up:
             undo, self._may_undo = self._may_undo, False
             self.tries += 1
-            world.note("person", f"peer regroup{' --undo' if undo else ''}")
-            coordinator.step(events.Asked(undo=undo))
+            world.note("operator", f"peer regroup{' --undo' if undo else ''}")
+            coordinator.step(events.RegroupRequested(undo=undo))
 
     def _look(self) -> None:
         """Notice a group that stands still although nobody was told."""
@@ -73,5 +73,5 @@ class Person:
         since = max(self._went_on_at, world.up_since(COORDINATOR))
         if not self._called and world.now - since > UNTOLD_S:
             self.untold += 1
-            world.note("person", "notices that nothing moves")
+            world.note("operator", "notices that nothing moves")
             self._call()

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from swarm.protocol.agreement import events
-from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement import messages as msg
 from swarm.protocol.agreement.applicants import Applicants
 from swarm.protocol.agreement.chain import Chain
 from swarm.protocol.agreement.context import AgreementContext
+from swarm.protocol.agreement.round.election_timeouts import ElectionTimeouts
 from swarm.protocol.agreement.round.exchanges import Exchanges
 from swarm.protocol.agreement.round.instance import Instance
 from swarm.protocol.agreement.round.leader import AttemptLeader
 from swarm.protocol.agreement.round.participant import Participant
-from swarm.protocol.agreement.round.turns import Turns
 from swarm.protocol.agreement.round.voting import Voter
 from swarm.protocol.head import Head
 
 
-class Height:
+class OpenRound:
     """The round after one head at one node."""
 
     def __init__(
@@ -24,11 +24,11 @@ class Height:
     ) -> None:
         self._context, self._chain = context, chain
         self.instance = instance
-        self._turns = Turns(context, instance, round_s)
-        self.participant = Participant(context, chain, instance, self._turns, applicants)
-        self._exchanges = Exchanges(context, chain, instance, self._turns, applicants)
-        self._voter = Voter(context, chain, instance, self._turns, applicants, self.participant, self._exchanges)
-        self.leader = AttemptLeader(context, chain, instance, self._turns, applicants, self._exchanges)
+        self._timeouts = ElectionTimeouts(context, instance, round_s)
+        self.participant = Participant(context, chain, instance, self._timeouts, applicants)
+        self._exchanges = Exchanges(context, chain, instance, self._timeouts, applicants)
+        self._voter = Voter(context, chain, instance, self._timeouts, applicants, self.participant, self._exchanges)
+        self.leader = AttemptLeader(context, chain, instance, self._timeouts, applicants, self._exchanges)
         if instance.accepted is not None:
             chain.kept = instance.accepted.value.state_hash
 
@@ -41,50 +41,50 @@ class Height:
 
     def begin(self) -> None:
         """Wait for the first leader, or lead."""
-        if self.instance.head.members and self._turns.begin() and self._leads:
+        if self.instance.head.members and self._timeouts.begin() and self._leads:
             self.leader.begin()
 
     def turn(self) -> None:
         """Let the next leader try, if the present one's time is over."""
-        if not self.instance.head.members or not self._turns.is_over():
+        if not self.instance.head.members or not self._timeouts.is_over():
             return
-        self._turns.expire()
+        self._timeouts.expire()
         self._go_on()
 
     @property
     def attempt(self) -> int:
         """The attempt for which this node waits."""
-        return self._turns.latest
+        return self._timeouts.latest
 
-    def heard(self, message: say.StatusMessage) -> None:
+    def heard(self, message: msg.StatusMessage) -> None:
         """Follow a voter to the later attempt for which it waits, if the present leader makes no progress."""
-        if self.instance.head.members and self._turns.heard(message.voter, message.attempt):
+        if self.instance.head.members and self._timeouts.heard(message.voter, message.attempt):
             self._go_on()
 
     def _go_on(self) -> None:
         """Answer leaders that had to wait, or lead, now that this node waits for another attempt."""
         self.participant.promise_pending()
-        if self._turns.leader == self._context.me and self._leads:
+        if self._timeouts.leader == self._context.me and self._leads:
             self.leader.begin()
 
-    def receive(self, peer: str, message: say.Message) -> None:
+    def receive(self, peer: str, message: msg.Message) -> None:
         """Take a message about the round after this head."""
         match message:
-            case say.PrepareMessage():
+            case msg.PrepareMessage():
                 self.participant.prepare(peer, message)
-            case say.PromiseMessage():
+            case msg.PromiseMessage():
                 self.leader.promise(peer, message)
-            case say.PlanMessage():
+            case msg.PlanMessage():
                 self.participant.work(peer, message)
-            case say.SubmitMessage():
+            case msg.SubmitMessage():
                 self.leader.submit(peer, message)
-            case say.RosterMessage():
+            case msg.RosterMessage():
                 self._exchanges.begin(peer, message)
-            case say.ResultsMessage():
+            case msg.ResultsMessage():
                 self._exchanges.results(message)
-            case say.ProposalMessage():
+            case msg.ProposalMessage():
                 self._voter.propose(message)
-            case say.VoteMessage():
+            case msg.VoteMessage():
                 self._voter.vote(message)
             case _:
                 pass
@@ -95,8 +95,8 @@ class Height:
     def merged(self, event: events.SliceResult) -> None:
         self._exchanges.merged(event)
 
-    def lacking(self, event: events.Lacking) -> None:
-        self._exchanges.lacking(event)
+    def missing(self, event: events.Missing) -> None:
+        self._exchanges.missing(event)
 
     def built(self, event: events.Built) -> None:
         """Propose or vote for what was built."""
@@ -110,7 +110,7 @@ class Height:
         """As `Exchanges.is_building`."""
         return self._exchanges.is_building(head)
 
-    def here(self, message: say.VoteMessage, body: say.VoteBody) -> bool:
+    def here(self, message: msg.VoteMessage, body: msg.VoteBody) -> bool:
         """Take a late vote for this head: its sender is here. Return whether it is news; one that repeats its vote
         lacks those of the others."""
         news = body.voter not in (self.instance.here or {})

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from peer.errors import ProtocolViolation
-from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement import messages as msg
 from swarm.protocol.agreement.chain import Chain, position_of
 from swarm.protocol.agreement.context import AgreementContext
 from swarm.protocol.agreement.round.instance import Instance
@@ -19,7 +19,7 @@ OUTSIDE_EVERY: Final = 4  # polls; one in turn
 ASKED_MAX: Final = 4096
 
 
-class Idle:
+class HeadGossip:
     """Status messages and the transfer of chains."""
 
     def __init__(self, context: AgreementContext, chain: Chain) -> None:
@@ -29,8 +29,8 @@ class Idle:
 
     def poll(self, me: Member, attempt: int) -> None:
         """Tell the coordinator and the next few peers in turn where this node stands, and for which attempt it
-        waits. Now and then also one that is outside the group: those that a person's start has left out may have gone
-        on by themselves, and where the coordinator is gone nothing else passes between the two."""
+        waits. Now and then also one that is outside the group: those that the operator's start has left out may have
+        gone on by themselves, and where the coordinator is gone nothing else passes between the two."""
         config, head = self._context.config, self._chain.head
         members = [m.peer for m in (*head.members, *(learner.member for learner in head.learners))]
         if me not in head.members or len(members) < 2:
@@ -47,15 +47,15 @@ class Idle:
             told.append(outside[turn % len(outside)])
         self._polls += 1
         for peer in told:
-            self._context.out.send(peer, say.StatusMessage(position_of(head), self._chain.hash, me, False, attempt))
+            self._context.out.send(peer, msg.StatusMessage(position_of(head), self._chain.hash, me, False, attempt))
 
     def tell(self, peer: str, me: Member) -> None:
         """Tell a peer that is behind where this node stands."""
         if peer != self._context.config.peer:
             mine = position_of(self._chain.head)
-            self._context.out.send(peer, say.StatusMessage(mine, self._chain.hash, me, answer=True))
+            self._context.out.send(peer, msg.StatusMessage(mine, self._chain.hash, me, answer=True))
 
-    def status(self, peer: str, message: say.StatusMessage, me: Member) -> None:
+    def status(self, peer: str, message: msg.StatusMessage, me: Member) -> None:
         """Ask a peer that is higher for its chain; tell one that is lower."""
         mine = position_of(self._chain.head)
         if message.position > mine:
@@ -71,14 +71,14 @@ class Idle:
         if len(self._asked) >= ASKED_MAX:
             self._asked.clear()
         self._asked[peer] = now
-        self._context.out.send(peer, say.AskChainMessage(self._chain.known))
+        self._context.out.send(peer, msg.AskChainMessage(self._chain.known))
 
-    def answer(self, peer: str, ask: say.AskMessage, me: Member, instance: Instance) -> None:
+    def answer(self, peer: str, ask: msg.AskMessage, me: Member, instance: Instance) -> None:
         """Tell the coordinator where this node stands, and what it has accepted there."""
         if peer != self._context.config.coordinator:
             raise ProtocolViolation("a peer that is not the coordinator asked where this one stands")
         chain = self._chain
-        told = say.ToldMessage(
+        told = msg.ReportMessage(
             nonce=ask.nonce,
             voter=me,
             position=position_of(chain.head),
@@ -90,15 +90,15 @@ class Idle:
         )
         self._context.out.send(peer, told)
 
-    def ask_chain(self, peer: str, message: say.AskChainMessage) -> None:
+    def ask_chain(self, peer: str, message: msg.AskChainMessage) -> None:
         """Send the links after the last head that the peer knows."""
         links = self._chain.after(message.known)
         if links:
-            self._context.out.send(peer, say.ChainMessage(links))
+            self._context.out.send(peer, msg.ChainMessage(links))
 
-    def chain(self, peer: str, message: say.ChainMessage) -> None:
+    def chain(self, peer: str, message: msg.ChainMessage) -> None:
         """Learn from a chain; ask for the next page, if this may be one of several."""
         known = self._chain.known
         self._chain.learn(message.links, peer)
         if len(message.links) > 1 and self._chain.known != known:
-            self._context.out.send(peer, say.AskChainMessage(self._chain.known))
+            self._context.out.send(peer, msg.AskChainMessage(self._chain.known))

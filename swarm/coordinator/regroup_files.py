@@ -1,4 +1,4 @@
-"""What a person asks of a running coordinator (`peer regroup`), and its answer: two files in its home.
+"""What the operator asks of a running coordinator (`peer regroup`), and its answer: two files in its home.
 
 They need no port and no secret: who may write there may also read the run's key. This half needs no torch.
 """
@@ -29,7 +29,7 @@ Read = TypeVar("Read")
 
 
 class RegroupRequest(msgspec.Struct, frozen=True):
-    """A person's wish for new terms of all groups."""
+    """The operator's wish for new terms of all groups."""
 
     nonce: str
     without: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ class GroupOutcome(msgspec.Struct, frozen=True):
     outcome: Outcome
     """`withdrawn`: the group goes on by itself. `would_undo`: nothing
     was done, since rounds would be undone. `silent`: no peer has answered that holds a state. `unnamed`: nothing was
-    done, since members do not answer that the person has not named."""
+    done, since members do not answer that the operator has not named."""
     stage: int | None
     round: int
     """The last committed one; of a new term, the one from which it goes on."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from swarm.protocol.agreement import events
-from swarm.protocol.agreement import messages as say
+from swarm.protocol.agreement import messages as msg
 from swarm.protocol.agreement.chain import position_of
 from swarm.protocol.agreement.rules.electorate import attempt_of, leader_of
 from swarm.protocol.agreement.scheduled_work import ScheduledWork
@@ -36,11 +36,11 @@ def test_a_leader_that_was_down_is_waited_for_again() -> None:
     group.crash(first.peer)
     for peer in others:
         group.event(peer, events.PeerDown(first.peer))
-        assert group.machines[peer].node._height._turns.leader != first
+        assert group.machines[peer].node._round._timeouts.leader != first
     group.start(first.peer)
     for peer in others:
         group.event(peer, events.PeerUp(first.peer))
-        assert first not in group.machines[peer].node._height._turns._given_up
+        assert first not in group.machines[peer].node._round._timeouts._given_up
 
 
 def test_a_voters_word_moves_another_one_once_a_turn() -> None:
@@ -53,7 +53,7 @@ def test_a_voters_word_moves_another_one_once_a_turn() -> None:
     dead = leader_of(head, head.hash, 0)
     group.crash(dead.peer)
     me, voter = [member for member in head.members if member != dead][:2]
-    waits = group.machines[me.peer].node._height._turns
+    waits = group.machines[me.peer].node._round._timeouts
     moved = []
     for _turn in range(3):
         for _ in range(2):
@@ -72,8 +72,8 @@ def test_a_member_that_promises_to_a_later_leader_leads_no_attempt_of_its_own() 
     dead, mine, later = (leader_of(head, head.hash, attempt) for attempt in range(3))
     group.lost = lambda source, target, message: True
     group.crash(dead.peer)
-    prepare = say.PrepareMessage(head.hash, 2, position_of(head))
-    waits = group.machines[mine.peer].node._height._turns
+    prepare = msg.PrepareMessage(head.hash, 2, position_of(head))
+    waits = group.machines[mine.peer].node._round._timeouts
     waits._given_up.update((mine, later))  # until all were tried
     group.event(mine.peer, events.Received(later.peer, prepare))
     assert waits.awaited == 0
@@ -81,8 +81,8 @@ def test_a_member_that_promises_to_a_later_leader_leads_no_attempt_of_its_own() 
     group.event(mine.peer, events.PeerDown(dead.peer))
     group.run(0.5)
     said = [message for source, _, message in group.sent[first:] if source == mine.peer]
-    assert any(isinstance(message, say.PromiseMessage) for message in said)
-    assert not any(isinstance(message, say.PrepareMessage) for message in said) and waits.awaited == 2
+    assert any(isinstance(message, msg.PromiseMessage) for message in said)
+    assert not any(isinstance(message, msg.PrepareMessage) for message in said) and waits.awaited == 2
 
 
 def test_what_there_is_when_a_plans_time_is_over_is_merged() -> None:
@@ -103,13 +103,13 @@ def test_a_leader_that_was_frozen_follows_those_that_have_gone_on(mode: str) -> 
     head = group.head("A")
     leader = leader_of(head, head.hash, 0).peer
     (other,) = set("AB") - {leader}
-    group.run(5.0, lambda: group.machines[other].node._height.instance.plan is not None)
+    group.run(5.0, lambda: group.machines[other].node._round.instance.plan is not None)
     assert group.head("A") == head
     group.isolate(leader)
     group.event(other, events.PeerDown(leader))
     group.event(COORDINATOR, events.PeerDown(leader))
     group.run(1.0)
-    assert group.machines[other].node._height._turns.latest > 0
+    assert group.machines[other].node._round._timeouts.latest > 0
     group.heal()
     group.event(other, events.PeerUp(leader))
     group.event(COORDINATOR, events.PeerUp(leader))
@@ -125,8 +125,8 @@ def test_a_leader_that_waits_for_votes_does_not_wait_for_a_silent_witness() -> N
     head = group.head("A")
     near = {leader_of(head, head.hash, attempt).peer for attempt in (0, 1)}
     far = set("ABCD") - near
-    group.lost = lambda source, target, message: isinstance(message, say.ProposalMessage) and target not in near
-    group.run_until_sent(say.VoteMessage)
+    group.lost = lambda source, target, message: isinstance(message, msg.ProposalMessage) and target not in near
+    group.run_until_sent(msg.VoteMessage)
     group.crash(COORDINATOR)
     group.isolate(*near)
     for peer in "ABCD":
