@@ -7,21 +7,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Protocol
 
 import trio
-from blake3 import blake3
 
 from optim.strategies.interface import Coding
 from peer.errors import BarnraiseError, RoundDiscarded
-from peer.identity import open_body
 from swarm.protocol.agreement import actions, events
+from swarm.protocol.agreement.rules.opened_roster import OpenedRoster
 from swarm.protocol.head import Head
-from swarm.protocol.plan import PLAN_KIND, Contribution, WorkPlan
+from swarm.protocol.plan import Contribution
 from swarm.rounds.building import StateBuilder
 from swarm.rounds.catch_up import CatchUp
 from swarm.rounds.context import RoundContext
 from swarm.rounds.exchange.audits import Audits
 from swarm.rounds.exchange.loss_checks import LossChecks
 from swarm.rounds.exchange.merge_order import MergeOrder
-from swarm.rounds.exchange.slice_exchange import ExchangePart, Received, SliceExchange
+from swarm.rounds.exchange.slice_exchange import RoundSlices, SliceExchange
 from swarm.rounds.fetched_states import FetchedStates
 from swarm.rounds.group_driver import GroupDriver
 from swarm.rounds.notifier import Notifier
@@ -76,8 +75,7 @@ class ReplicaActor:
         self.exchanges: OrderedDict[bytes, SliceExchange] = OrderedDict()
         self._listener, self._log, self._feed = listener, log, feed
         self._fetched, self._group = fetched, group
-        self._received: Received = {}
-        self._delivered: set[tuple[int, str]] = set()
+        self._slices = RoundSlices()
         self._round: trio.CancelScope = trio.CancelScope()
         self._tasks: trio.Nursery | None = None
 
@@ -96,13 +94,12 @@ class ReplicaActor:
         """Carry out an action, or begin to."""
         match action:
             case actions.Train():
-                plan = open_body(action.plan, PLAN_KIND, WorkPlan)
-                self.training.begin(plan, self.head, self.coding, action.finish_early, self.tasks)
+                self.training.begin(action.plan, self.head, self.coding, action.finish_early, self.tasks)
             case actions.StopTraining():
                 self.training.stop(action.reason)
-                self._received, self._delivered = {}, set()
+                self._slices = RoundSlices()
             case actions.MergeSlices():
-                self._merge(action)
+                self._merge(action.roster)
             case actions.Build():
                 self.tasks.start_soon(self._build, action, self.head)
             case actions.Fetch():
@@ -129,27 +126,21 @@ class ReplicaActor:
 
     # -- exchange ------------------------------------------------------------------------------------------------------
 
-    def _order(self, action: actions.MergeSlices | actions.Build) -> MergeOrder:
-        round_info = self.context.schedule.round_info(self.head)
-        return MergeOrder.of(action.roster, action.weights, self.head, round_info, self.coding)
-
-    def _merge(self, action: actions.MergeSlices) -> None:
+    def _merge(self, roster: OpenedRoster) -> None:
         for exchange in self.exchanges.values():
             exchange.scope.cancel()
-        order = self._order(action)
-        exchange = self._exchange(order, action.owners, action.indexes)
-        self.context.events.emit("phase_entered", round=order.round_info.round, phase="exchange")
+        exchange = self._exchange(roster)
+        self.context.events.emit("phase_entered", round=self.head.round + 1, phase="exchange")
         self.tasks.start_soon(exchange.run)
         self.tasks.start_soon(self.builder.build_ahead, exchange)
 
-    def _exchange(self, order: MergeOrder, owners: Sequence[str], indexes: Sequence[int]) -> SliceExchange:
+    def _exchange(self, roster: OpenedRoster, takes_part: bool = True) -> SliceExchange:
+        order = MergeOrder(roster, self.head, self.context.schedule.round_info(self.head), self.coding)
         update = self.training.update
         named = update is not None and any(body.hashes == update.hashes for body in order.merged)
         mine = update.slices if update is not None and named else ()  # its contribution may be of a process before this
-        voters = [member.peer for member in self.head.members]
-        part = ExchangePart(owners, indexes, mine, self._received, self._delivered, voters)
         timeout_s = self.context.timeouts.exchange_s(self.payload_bytes())
-        exchange = SliceExchange(self.context, order, part, timeout_s, self._feed)
+        exchange = SliceExchange(self.context, order, mine, self._slices, timeout_s, self._feed, takes_part)
         self.exchanges[order.key] = exchange
         while len(self.exchanges) > EXCHANGES_MAX:
             self.exchanges.popitem(last=False)[1].scope.cancel()
@@ -157,8 +148,7 @@ class ReplicaActor:
         return exchange
 
     async def _build(self, action: actions.Build, head: Head) -> None:
-        key = blake3(action.roster.body).digest()
-        exchange = self.exchanges.get(key) or self._exchange(self._order(action), (), ())
+        exchange = self.exchanges.get(action.roster.key) or self._exchange(action.roster, takes_part=False)
         state_hash = await self.builder.build(exchange, action.results, action.holders)
         if head is not self.head:
             return
@@ -193,7 +183,7 @@ class ReplicaActor:
         self.training.settle(self._is_merged(before, head, bodies))
         for exchange in self.exchanges.values():
             exchange.scope.deadline = min(exchange.scope.deadline, trio.current_time() + LINGER_S)
-        self._received, self._delivered = {}, set()
+        self._slices = RoundSlices()
         merged_in = self.exchanges.get(result.key) if result is not None and result.parts else None
         drawn = await self._loss_checks.draw(merged_in, head) if merged_in is not None else None
         await self._stand_at(head, bodies, list(result.parts) if result is not None else [])
@@ -225,9 +215,8 @@ class ReplicaActor:
         """Return the contributions that a commit has merged; None where its state was fetched, so that they are not
         known here."""
         order = self.builder.order_of(action.head.state_hash)
-        if order is None and action.support is not None:
-            key = blake3(action.support.roster.body).digest()
-            order = self.exchanges[key].order if key in self.exchanges else None
+        if order is None and action.exchange in self.exchanges:
+            order = self.exchanges[action.exchange].order
         return order.merged if order is not None and action.head.round == self.head.round + 1 else None
 
     def _is_merged(self, before: Head, head: Head, bodies: Sequence[Contribution] | None) -> bool:

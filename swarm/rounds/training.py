@@ -8,10 +8,9 @@ from typing import Final
 import trio
 
 from optim.strategies.interface import Coding
-from peer.identity import Signed, open_body
 from swarm.protocol.agreement import events
 from swarm.protocol.head import Head
-from swarm.protocol.plan import CONTRIBUTION_KIND, Contribution, WorkPlan
+from swarm.protocol.plan import WorkPlan
 from swarm.rounds.context import RoundContext
 from swarm.rounds.trainers.contribution import Contributor, EncodedUpdate
 
@@ -101,8 +100,3 @@ class Training:
     def _note(self, plan: WorkPlan) -> None:
         if self._context.schedule.synchronous:
             self._context.timeouts.note_batch(trio.current_time() - self.began_at)
-
-
-def contributions_of(signed: tuple[Signed, ...]) -> tuple[Contribution, ...]:
-    """Open the contributions of a checked roster. Raises `ProtocolViolation`."""
-    return tuple(open_body(one, CONTRIBUTION_KIND, Contribution) for one in signed)

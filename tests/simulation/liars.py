@@ -125,12 +125,13 @@ class TwoFacedLeader(Liar):
     def _other(self, message: msg.ProposalMessage) -> msg.ProposalMessage | None:
         build = self.machine.last_build
         mine = [i for i, signed in enumerate(message.support.results) if signed.signer == self.peer]
-        if build is None or build.action.roster != message.support.roster or not mine:
+        if build is None or build.action.roster.signed != message.support.roster or not mine:
             return None
-        action, base, owners = build
+        action, base = build
+        owners = [member.peer for member in action.roster.owners]
         names = {i: self.forge(bytes([i]) + action.key) for i, owner in enumerate(owners) if owner == self.peer}
         results = tuple(names.get(i, name) for i, name in enumerate(action.results))
-        state = self.world.tensors.build(base, action.plan, action.roster, action.weights, results)
+        state = self.world.tensors.build(base, action.roster, results)
         self.machine.extra_states.add(state)
         body = self.world.signatures.open(message.support.results[mine[0]], evidence.RESULTS, msg.ResultsBody)
         signed = self.sign(evidence.RESULTS, replace(body, hashes=tuple(names.values())))

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import msgspec
 from blake3 import blake3
 
-from peer.identity import Signed
 from swarm.protocol.agreement import actions, events
 from swarm.protocol.agreement.config import AgreementConfig
 from swarm.protocol.agreement.node import AgreementNode
+from swarm.protocol.agreement.output import encode
 from swarm.protocol.agreement.records import links_in
 from swarm.protocol.ledger import Range, count
 from swarm.protocol.plan import CONTRIBUTION_KIND, Contribution, WorkPlan
 from tests.simulation.disk import Disk
 from tests.simulation.setups import COORDINATOR
 from tests.simulation.synchronous import CountedBatch
-from tests.simulation.tensors import GENESIS, MICRO_BATCH, SCHEDULE, SLICES, contributors
+from tests.simulation.tensors import GENESIS, MICRO_BATCH, SCHEDULE, SLICES
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -34,11 +34,10 @@ def session_of(peer: str, life: int) -> str:
 
 
 class LastBuild(NamedTuple):
-    """What this machine has last built from: the action, the state before it, and the owner of each slice."""
+    """What this machine has last built from: the action, and the state before it."""
 
     action: actions.Build
     base: bytes
-    owners: tuple[str, ...]
 
 
 class Machine:
@@ -89,7 +88,7 @@ class Machine:
         self.candidate = b""
         self.updates: set[bytes] = set()  # hashes of plans under which an update was made
         self.slices: set[bytes] = set()
-        self.plan: tuple[Signed, float, bool] | None = None  # (signed plan, since, whether it was submitted)
+        self.plan: tuple[WorkPlan, float, bool] | None = None  # (plan, since, whether it was submitted)
         self.exchange = b""
         self.owners: tuple[str, ...] = ()
         self.fetching = b""
@@ -208,23 +207,21 @@ class Machine:
             return
         self.plan = (action.plan, self.world.now, False)
         if self.world.setup.batch:
-            self.batch.begin(action.plan, self.signer.open(action.plan, "plan", WorkPlan))
+            self.batch.begin(action.plan)
             if action.finish_early:
                 self.later(0.1, self._submit, action.plan)
             return
         whole_s = self.train_s * (1 + self.train_spread * (2 * self.world.random.random() - 1))
-        deadline_s = self.signer.open(action.plan, "plan", WorkPlan).deadline_s
-        self.later(min(whole_s, deadline_s), self._submit, action.plan)
+        self.later(min(whole_s, action.plan.deadline_s), self._submit, action.plan)
 
     def _stop_training(self, action: actions.StopTraining) -> None:
         self.plan = None
 
-    def _submit(self, signed: Signed) -> None:
-        if self.plan is None or self.plan[0] != signed or self.plan[2] or self.node is None:
+    def _submit(self, plan: WorkPlan) -> None:
+        if self.plan is None or self.plan[0] != plan or self.plan[2] or self.node is None:
             return
         began = self.plan[1]
-        self.plan = (signed, began, True)
-        plan = self.signer.open(signed, "plan", WorkPlan)
+        self.plan = (plan, began, True)
         mine = plan.of(self.node.me)
         if mine is None:
             return
@@ -246,7 +243,7 @@ class Machine:
             steps=steps,
             samples=samples,
             loss=1.0,
-            hashes=tuple(blake3(self.peer.encode() + signed.body + bytes([i])).digest() for i in range(slices)),
+            hashes=tuple(blake3(self.peer.encode() + encode(plan) + bytes([i])).digest() for i in range(slices)),
             sqnorms=(1.0,) * slices,
             counted=counted,
         )
@@ -254,37 +251,41 @@ class Machine:
         self.step(events.Submitted(contribution, speed=SCHEDULE.steps(GENESIS) / self.train_s))
 
     def _merge_slices(self, action: actions.MergeSlices) -> None:
-        self.exchange, self.owners = action.key, action.owners
+        self.exchange, self.owners = action.roster.key, tuple(member.peer for member in action.roster.owners)
         self.later(0.02 + 0.05 * self.world.random.random(), self._merge, action, 0)
         self.later(2.0, self._lacking, action)
 
     def _merge(self, action: actions.MergeSlices, tries: int) -> None:
-        if self.exchange != action.key or not action.indexes:
+        key, indexes = action.roster.key, self._indexes(action)
+        if self.exchange != key or not indexes:
             return
         if self._missing(action):
             self.later(RETRY_S, self._merge, action, tries + 1)
             return
-        for index in action.indexes:
-            name = self.world.result(self, action.key, index)
+        for index in indexes:
+            name = self.world.result(self, key, index)
             self.slices.add(name)
             life = self.life
-            self.step(events.SliceResult(action.key, index, name))
+            self.step(events.SliceResult(key, index, name))
             if self.life != life:
                 return
 
+    def _indexes(self, action: actions.MergeSlices) -> tuple[int, ...]:
+        return action.roster.parts.get(self.node.me, ()) if self.node is not None else ()
+
     def _missing(self, action: actions.MergeSlices) -> list[str]:
-        wanted = contributors(action.roster, action.weights) if action.indexes else []
+        wanted = [(body.member.peer, body.plan) for body in action.roster.merged] if self._indexes(action) else []
         return [
             peer for peer, plan in wanted if not self.reaches(peer) or plan not in self.world.machines[peer].updates
         ]
 
     def _lacking(self, action: actions.MergeSlices) -> None:
-        if self.exchange != action.key:
+        if self.exchange != action.roster.key:
             return
-        owners = tuple(sorted({owner for owner in action.owners if not self.reaches(owner)}))
+        owners = tuple(sorted({owner for owner in self.owners if not self.reaches(owner)}))
         missing = tuple(sorted(self._missing(action)))
         if owners or missing:
-            self.step(events.Missing(action.key, missing, owners))
+            self.step(events.Missing(action.roster.key, missing, owners))
 
     def reaches(self, peer: str) -> bool:
         """Whether bytes come from that peer now."""
@@ -292,7 +293,7 @@ class Machine:
 
     def _build(self, action: actions.Build) -> None:
         self.candidate = b""
-        self.last_build = LastBuild(action, self.committed, self.owners)
+        self.last_build = LastBuild(action, self.committed)
         self.later(0.02 + 0.06 * self.world.random.random(), self._try_to_build, action, self.committed, 0)
 
     def _try_to_build(self, action: actions.Build, base: bytes, tries: int) -> None:
@@ -308,7 +309,7 @@ class Machine:
             return
         self.slices.update(action.results)
         bit = b"a bit" if self.peer in self.world.setup.odd_builds else b""
-        self.candidate = self.world.tensors.build(base, action.plan, action.roster, action.weights, action.results, bit)
+        self.candidate = self.world.tensors.build(base, action.roster, action.results, bit)
         self.step(events.Built(action.key, self.candidate))
 
     # -- states --------------------------------------------------------------------------------------------------------

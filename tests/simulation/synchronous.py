@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from peer.identity import Signed
 from swarm.protocol.agreement import events
 from swarm.protocol.head import Head
 from swarm.protocol.ledger import Range, contains, count, union
@@ -31,7 +30,7 @@ class CountedBatch:
         self.head: Head | None = None
         self.counted: set[int] = set()
         """The first samples of micro-batches."""
-        self._plan: Signed | None = None
+        self._plan: WorkPlan | None = None
         self._told = b""  # the hash of the last plan whose batch was complete
 
     @property
@@ -52,7 +51,7 @@ class CountedBatch:
 
     # -- counting ------------------------------------------------------------------------------------------------------
 
-    def begin(self, signed: Signed, plan: WorkPlan) -> None:
+    def begin(self, plan: WorkPlan) -> None:
         """Dispatch this machine's part of a plan, and forget what is to be forgotten."""
         me, machine = self._machine.node.me if self._machine.node is not None else None, self._machine
         if self.head is None or self.head.hash != plan.head or me is None:
@@ -60,7 +59,7 @@ class CountedBatch:
         mine = plan.of(me)
         if mine is not None and mine.reset:
             self.counted.clear()
-        self._plan = signed
+        self._plan = plan
         first, last = self.batch
         number = [assignment.member for assignment in plan.assignments].index(me)
         for at in range(first, last, MICRO_BATCH):
@@ -68,7 +67,7 @@ class CountedBatch:
             dealt = at // MICRO_BATCH % len(plan.assignments) == number  # another stage's micro-batches
             if own or (self._world.setup.stage and dealt):
                 machine.later(machine.train_s * self._world.random.random(), self._dispatch, plan.head, at)
-        machine.later(POLL_S, self._gather, signed, plan, len(self.counted), self._world.now)
+        machine.later(POLL_S, self._gather, plan, len(self.counted), self._world.now)
 
     def _dispatch(self, head: bytes, at: int) -> None:
         """Let some replica count a micro-batch that none of those in reach has counted."""
@@ -89,10 +88,10 @@ class CountedBatch:
 
     # -- the leader's question -----------------------------------------------------------------------------------------
 
-    def _gather(self, signed: Signed, plan: WorkPlan, known: int, grown_at: float) -> None:
+    def _gather(self, plan: WorkPlan, known: int, grown_at: float) -> None:
         """Ask all replicas while this machine leads; dispatch again what stays missing."""
         machine, world = self._machine, self._world
-        if self._plan != signed or machine.node is None or self.head is None:
+        if self._plan != plan or machine.node is None or self.head is None:
             return
         if machine.node.phase == "leading" and plan.hash != self._told:
             first, last = self.batch
@@ -110,7 +109,7 @@ class CountedBatch:
                 elif world.now - grown_at > STALL_S:
                     grown_at = world.now
                     self._again(plan.head, claims)
-        machine.later(POLL_S, self._gather, signed, plan, known, grown_at)
+        machine.later(POLL_S, self._gather, plan, known, grown_at)
 
     def _again(self, head: bytes, claims: dict[str, tuple[Range, ...]]) -> None:
         """Dispatch what none of those that were asked has."""

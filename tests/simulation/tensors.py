@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-import msgspec
 from blake3 import blake3
 
 from optim.config import AllReduceConfig, DilocoConfig
 from peer.config import InnerConfig
 from peer.identity import Signed
-from swarm.protocol.agreement.messages import RosterBody
+from swarm.protocol.agreement.rules.opened_roster import OpenedRoster
 from swarm.protocol.agreement.scheduled_work import ScheduledWork
 from swarm.protocol.head import genesis
 from swarm.protocol.ledger import Range, count, head_of, union
-from swarm.protocol.plan import Contribution, WorkPlan
 from swarm.protocol.round_schedule import RoundSchedule
 from tests.simulation.setups import Setup
 
@@ -51,35 +49,25 @@ class Tensors:
         """Names of the results that lead to each state."""
         self.rosters: dict[bytes, Signed] = {}
         """The roster that each state was merged by."""
-        self._merged: dict[tuple[bytes, bytes, tuple[float, ...]], tuple[tuple[Range, ...], bool]] = {}
+        self._merged: dict[bytes, tuple[tuple[Range, ...], bool]] = {}  # by roster
 
     def merge(self, key: bytes, index: int) -> bytes:
         """Return the name of an honest owner's result."""
         return blake3(key + bytes([index])).digest()
 
-    def build(
-        self,
-        base: bytes,
-        plan: Signed,
-        roster: Signed,
-        weights: tuple[float, ...],
-        results: tuple[bytes, ...],
-        bit: bytes = b"",
-    ) -> bytes:
+    def build(self, base: bytes, roster: OpenedRoster, results: tuple[bytes, ...], bit: bytes = b"") -> bytes:
         """Return the name of the state that follows from these results, and note what is in it. `bit`: by what another
         build's state differs."""
         name = blake3(base + b"".join(results) + bit).digest()
         if name not in self.states:
-            self.results[name], self.rosters[name] = results, roster
-            self.note(name, base, plan, roster, weights, forged=not self.forged.isdisjoint(results))
+            self.results[name], self.rosters[name] = results, roster.signed
+            self.note(name, base, roster, forged=not self.forged.isdisjoint(results))
         return name
 
-    def note(
-        self, name: bytes, base: bytes, plan: Signed, roster: Signed, weights: tuple[float, ...], forged: bool = False
-    ) -> None:
+    def note(self, name: bytes, base: bytes, roster: OpenedRoster, forged: bool = False) -> None:
         """Note what is in a state that was built on another one."""
         before = self.states[base]
-        samples, doubled = self._samples(plan, roster, weights)
+        samples, doubled = self._samples(roster)
         whole = union((*before.samples, *samples))
         twice = doubled or count(whole) != count(before.samples) + count(samples)
         self.states[name] = State(whole, before.doubled or twice, before.forged or forged)
@@ -92,21 +80,17 @@ class Tensors:
         self.rosters = {name: roster for name, roster in self.rosters.items() if name in names}
         self._merged.clear()
 
-    def _samples(self, plan: Signed, roster: Signed, weights: tuple[float, ...]) -> tuple[tuple[Range, ...], bool]:
+    def _samples(self, roster: OpenedRoster) -> tuple[tuple[Range, ...], bool]:
         """Return the samples of all merged contributions, and whether two have the same one."""
-        named = (plan.body, roster.body, weights)
-        if named not in self._merged:
-            opened = msgspec.msgpack.decode(plan.body, type=WorkPlan)
+        if roster.key not in self._merged:
             found: list[Range] = []
-            signed = msgspec.msgpack.decode(roster.body, type=RosterBody).contributions
-            for contribution, weight in zip(signed, weights, strict=True):
-                body = msgspec.msgpack.decode(contribution.body, type=Contribution)
-                mine = opened.of(body.member)
-                if weight > 0 and mine is not None:
+            for body in roster.merged:
+                mine = roster.plan.of(body.member)
+                if mine is not None:
                     found.extend(body.counted or head_of(mine.ranges, body.samples))
             whole = union(found)
-            self._merged[named] = (whole, count(whole) != count(found))
-        return self._merged[named]
+            self._merged[roster.key] = (whole, count(whole) != count(found))
+        return self._merged[roster.key]
 
 
 def work_of(setup: Setup) -> ScheduledWork:
@@ -122,10 +106,3 @@ def work_of(setup: Setup) -> ScheduledWork:
             micro_batch=MICRO_BATCH,
         )
     return replace(WORK, schedule=schedule, sponsors_of=setup.sponsors_of)
-
-
-def contributors(roster: Signed, weights: tuple[float, ...]) -> list[tuple[str, bytes]]:
-    """Return (peer, plan) of each contribution that is merged."""
-    signed = msgspec.msgpack.decode(roster.body, type=RosterBody).contributions
-    bodies = [msgspec.msgpack.decode(contribution.body, type=Contribution) for contribution in signed]
-    return [(body.member.peer, body.plan) for body, weight in zip(bodies, weights, strict=True) if weight > 0]

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import msgspec
 
-from peer.identity import Signed
-from swarm.protocol.agreement.messages import ChainLink, Contradiction, Message, Support
+from swarm.protocol.agreement.messages import ChainLink, Contradiction, Message
+from swarm.protocol.agreement.rules.opened_roster import OpenedRoster
 from swarm.protocol.head import Head
+from swarm.protocol.plan import WorkPlan
 
 
 class Send(msgspec.Struct, frozen=True):
@@ -46,9 +47,9 @@ class Persist(msgspec.Struct, frozen=True):
 
 
 class Train(msgspec.Struct, frozen=True):
-    """Work under this plan (a signed `WorkPlan`), then tell `Submitted`. A newer plan replaces an older one."""
+    """Work under this plan, which was checked, then tell `Submitted`. A newer plan replaces an older one."""
 
-    plan: Signed
+    plan: WorkPlan
     finish_early: bool = False
     """Stop after the present step and submit what there is."""
 
@@ -60,19 +61,10 @@ class StopTraining(msgspec.Struct, frozen=True):
 
 
 class MergeSlices(msgspec.Struct, frozen=True):
-    """Take part in an exchange: send this peer's slices to their owners, merge those of `indexes` when they are
+    """Take part in an exchange: send this peer's slices to their owners, merge those that it owns when they are
     complete, and tell `SliceResult` for each. It replaces an earlier exchange."""
 
-    key: bytes
-    """The hash of the signed roster: the name of the exchange."""
-    plan: Signed
-    roster: Signed
-    owners: tuple[str, ...]
-    """The owner (peer id) of each slice."""
-    weights: tuple[float, ...]
-    """The weight of each contribution of the roster, in its order; 0 for one that is not merged."""
-    indexes: tuple[int, ...]
-    """Slices to merge here; empty for a peer that owns none."""
+    roster: OpenedRoster
 
 
 class Build(msgspec.Struct, frozen=True):
@@ -80,9 +72,7 @@ class Build(msgspec.Struct, frozen=True):
     then tell `Built`. The committed state stays as it is."""
 
     key: bytes
-    plan: Signed
-    roster: Signed
-    weights: tuple[float, ...]
+    roster: OpenedRoster
     results: tuple[bytes, ...]
     """The hash of each slice's encoded result."""
     holders: tuple[str, ...]
@@ -104,8 +94,9 @@ class CommitHead(msgspec.Struct, frozen=True):
 
     head: Head
     certificate: ChainLink
-    support: Support | None
-    """What was merged, where this node has built the state; None where it was fetched."""
+    exchange: bytes
+    """The exchange that has led there (`OpenedRoster.key`), where this node knows it; empty where the state was
+    fetched."""
 
 
 class Emit(msgspec.Struct, frozen=True):

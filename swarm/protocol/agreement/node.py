@@ -313,12 +313,8 @@ class AgreementNode:
         """Leave this head for a certified one whose state is here."""
         context, before = self._context, self._round
         link = path[-1]
-        proposed = next((p for p in before.instance.proposed.values() if p.value == link.head), None)
-        support = proposed.support if proposed is not None else None
-        if before.instance.accepted is not None and before.instance.accepted.value == link.head:
-            support = before.instance.support
         self._chain.adopt(path)
-        context.out.add(CommitHead(link.head, link, support))
+        context.out.add(CommitHead(link.head, link, before.instance.exchange_of(link.head)))
         self._applicants.settle(link.head, before.leader.planned)
         context.out.cancel_timer(STEP_TIMER)
         here = before.instance.voters_of(self._chain.hash)

@@ -1,53 +1,30 @@
-"""What one exchange merges, in the terms of the method: derived from the plan and roster that the node has checked."""
+"""What one exchange merges, in the terms of the method."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-
-from blake3 import blake3
 
 from optim.strategies.interface import Coding, RoundInfo, Sent
-from peer.identity import Signed, open_body
-from swarm.protocol.agreement.messages import RosterBody
-from swarm.protocol.agreement.rules.evidence import ROSTER
+from swarm.protocol.agreement.rules.opened_roster import OpenedRoster
 from swarm.protocol.head import Head
-from swarm.protocol.plan import CONTRIBUTION_KIND, Contribution
 from swarm.rounds.trainers.contribution import as_bytes
 
 
-@dataclass(frozen=True)
 class MergeOrder:
-    """The contributions of one roster, and how they are merged."""
+    """The contributions of a checked roster, and how they are merged."""
 
-    key: bytes
-    """The exchange: the hash of the roster."""
-    before: Head
-    round_info: RoundInfo
-    coding: Coding
-    bodies: Sequence[Contribution]
-    """In the roster's order."""
-    weights: Sequence[float]
-    """The weight of each; 0 for one that is not merged."""
-
-    @classmethod
-    def of(
-        cls, roster: Signed, weights: Sequence[float], before: Head, round_info: RoundInfo, coding: Coding
-    ) -> MergeOrder:
-        """Derive it from a roster. Raises `ProtocolViolation`."""
-        opened = open_body(roster, ROSTER, RosterBody)
-        bodies = [open_body(signed, CONTRIBUTION_KIND, Contribution) for signed in opened.contributions]
-        return cls(blake3(roster.body).digest(), before, round_info, coding, bodies, weights)
-
-    @property
-    def merged(self) -> list[Contribution]:
+    def __init__(self, roster: OpenedRoster, before: Head, round_info: RoundInfo, coding: Coding) -> None:
+        """`before`: the head that the roster follows."""
+        self.key, self.before, self.round_info, self.coding = roster.key, before, round_info, coding
+        self.merged = roster.merged
         """The contributions that are merged, in order."""
-        return [body for body, weight in zip(self.bodies, self.weights, strict=True) if weight > 0]
-
-    @property
-    def peers(self) -> list[str]:
+        self.owners = [member.peer for member in roster.owners]
+        """The owner (peer id) of each slice."""
+        self.parts = roster.parts
+        """The slices of each owner."""
+        self.peers = [body.member.peer for body in roster.contributions]
         """The contributors (peer ids), in order."""
-        return [body.member.peer for body in self.bodies]
+        self._weights = [weight for weight in roster.weights if weight > 0]
 
     @property
     def indices(self) -> range:
@@ -57,12 +34,11 @@ class MergeOrder:
     def merge(self, index: int, encoded: Sequence[memoryview]) -> memoryview:
         """Merge the slices of `merged`, in order, and return the encoded result. Raises `ProtocolViolation` if one does
         not decode or the result does not fit the codec."""
-        return as_bytes(self.coding.merge(index, encoded, [weight for weight in self.weights if weight > 0]))
+        return as_bytes(self.coding.merge(index, encoded, self._weights))
 
     def sent(self, index: int) -> list[Sent]:
         """Return what goes into one slice's result, in order."""
         return [
             Sent(body.hashes[index], body.sqnorms[index], weight)
-            for body, weight in zip(self.bodies, self.weights, strict=True)
-            if weight > 0
+            for body, weight in zip(self.merged, self._weights, strict=True)
         ]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isclose
 from typing import Final
 
@@ -37,26 +37,15 @@ HASHED_INLINE_BYTES: Final = 1 << 18  # takes as long as the way to a thread and
 RETRY_PAUSE_S: Final = 0.25
 REFUSALS_MAX: Final = 8
 
-Received = dict[tuple[int, str], tuple[bytes, memoryview]]
-"""Other contributors' slices by (index, peer), each with its blake3 hash."""
 
+@dataclass
+class RoundSlices:
+    """The slices of one round at one peer; they outlive an exchange of it that fails."""
 
-@dataclass(frozen=True)
-class ExchangePart:
-    """One peer's part in an exchange."""
-
-    owners: Sequence[str]
-    """The owner of each slice; empty where the results alone are wanted."""
-    indexes: Sequence[int]
-    """The slices that this peer merges."""
-    mine: Sequence[memoryview]
-    """Its encoded slices, as it has committed to them; none if they went with an earlier process."""
-    received: Received
-    """Slices of others; outlives the exchange, as `delivered`."""
-    delivered: set[tuple[int, str]]
+    received: dict[tuple[int, str], tuple[bytes, memoryview]] = field(default_factory=dict)
+    """Other contributors' slices by (index, peer), each with its blake3 hash."""
+    delivered: set[tuple[int, str]] = field(default_factory=set)
     """(index, owner) of own slices that have arrived."""
-    voters: Sequence[str]
-    """The peers besides the contributors that need the results."""
 
 
 class SliceExchange:
@@ -66,26 +55,32 @@ class SliceExchange:
         self,
         context: RoundContext,
         order: MergeOrder,
-        part: ExchangePart,
+        mine: Sequence[memoryview],
+        slices: RoundSlices,
         timeout_s: float,
         feed: Callable[[events.Event], None],
+        takes_part: bool = True,
     ) -> None:
-        self.order, self.owners = order, part.owners
+        """`mine`: this peer's encoded slices, as it has committed to them; none if they went with an earlier process.
+        Without `takes_part` the results alone are wanted."""
+        self.order = order
+        self.owners: Sequence[str] = order.owners if takes_part else ()
         self.results: dict[int, tuple[bytes, memoryview]] = {}
         """The result of each slice that is here, with its hash."""
         self.scope = trio.CancelScope()
         self.began_at = trio.current_time()
         self._context, self._rpc, self._me = context, context.host.rpc, context.me.peer
-        self._mine, self._received, self._delivered = part.mine, part.received, part.delivered
+        self._mine, self._received, self._delivered = mine, slices.received, slices.delivered
         self.timeout_s, self._feed = timeout_s, feed
         self._merged = order.merged
-        self._owned = [index for index in part.indexes if index in order.indices]
-        others = dict.fromkeys([*order.peers, *part.voters])
+        own = order.parts.get(context.me, ()) if takes_part else ()
+        self._owned = [index for index in own if index in order.indices]
+        others = dict.fromkeys([*order.peers, *(member.peer for member in order.before.members)])
         others.pop(self._me, None)
         self._others = _clockwise(list(others), self._me)
         self._arrived = {index: trio.Event() for index in self._owned}
         self._came = {index: trio.Event() for index in order.indices}
-        self._links = {peer: trio.CapacityLimiter(SENDS_PER_PEER) for peer in {*self._others, *part.owners}}
+        self._links = {peer: trio.CapacityLimiter(SENDS_PER_PEER) for peer in {*self._others, *self.owners}}
         self._mergers = trio.CapacityLimiter(THREADS)
 
     # -- what this peer does -------------------------------------------------------------------------------------------

@@ -177,7 +177,7 @@ class DrivenMachine:
             if isinstance(event, events.Built) and event.state_hash is not None and event.key in self._build:
                 base, action = self._build[event.key]
                 if event.state_hash not in self.world.tensors.states:
-                    self.world.tensors.note(event.state_hash, base, action.plan, action.roster, action.weights)
+                    self.world.tensors.note(event.state_hash, base, action.roster)
             feed(event)
 
         def thaw() -> None:

@@ -14,7 +14,7 @@ from peer.errors import ProtocolViolation, RoundDiscarded
 from peer.events import EventLog
 from swarm.protocol.agreement import events
 from swarm.protocol.head import Member
-from swarm.rounds.exchange.slice_exchange import ExchangePart, SliceExchange
+from swarm.rounds.exchange.slice_exchange import RoundSlices, SliceExchange
 
 ME = Member("A", "A0")
 
@@ -26,14 +26,20 @@ async def test_a_peer_that_restarted_after_it_had_submitted_tells_that_its_updat
     new process, too."""
     body = SimpleNamespace(member=ME, hashes=(b"hash",), sqnorms=(1.0,))
     order: Any = SimpleNamespace(
-        merged=[body], peers=["A"], indices=range(1), key=b"key", round_info=SimpleNamespace(round=1), weights=(1.0,)
+        merged=[body],
+        peers=["A"],
+        owners=["A"],
+        parts={ME: (0,)},
+        indices=range(1),
+        key=b"key",
+        before=SimpleNamespace(members=(ME,)),
+        round_info=SimpleNamespace(round=1),
     )
     host = SimpleNamespace(rpc=None, suspects=frozenset())
     snapshots = SimpleNamespace(stepping_back=nullcontext)
     context: Any = SimpleNamespace(me=ME, host=host, snapshots=snapshots, events=EventLog())
     told: list[events.Event] = []
-    part = ExchangePart(owners=["A"], indexes=[0], mine=(), received={}, delivered=set(), voters=["A"])
-    exchange = SliceExchange(context, order, part, 10.0, told.append)
+    exchange = SliceExchange(context, order, (), RoundSlices(), 10.0, told.append)
     with trio.move_on_after(20.0):
         await exchange.run()
     assert told == [events.Missing(b"key", ("A",), ())]
@@ -41,13 +47,21 @@ async def test_a_peer_that_restarted_after_it_had_submitted_tells_that_its_updat
 
 async def test_a_slice_for_an_earlier_incarnation_is_held_against_no_sender() -> None:
     """The peer has lost its disk, so it owns nothing any more. Its honest sender, which knows owners by their peer id,
-    was struck."""
+    was penalized."""
     sender = SimpleNamespace(member=Member("B", "B0"), hashes=(b"hash",), sqnorms=(1.0,))
     coding = SimpleNamespace(message_bytes=lambda index: 1)
-    order: Any = SimpleNamespace(merged=[sender], peers=["B"], indices=range(2), key=b"key", coding=coding)
+    order: Any = SimpleNamespace(
+        merged=[sender],
+        peers=["B"],
+        owners=["A", "C"],
+        parts={},
+        indices=range(2),
+        key=b"key",
+        before=SimpleNamespace(members=(ME, sender.member)),
+        coding=coding,
+    )
     context: Any = SimpleNamespace(me=Member("A", "A1"), host=SimpleNamespace(rpc=None), events=EventLog())
-    part = ExchangePart(owners=["A", "C"], indexes=[], mine=(), received={}, delivered=set(), voters=["A", "B"])
-    exchange = SliceExchange(context, order, part, 10.0, lambda event: None)
+    exchange = SliceExchange(context, order, (), RoundSlices(), 10.0, lambda event: None)
     with pytest.raises(RoundDiscarded, match="earlier incarnation"):
         exchange.expect_contribution(0, "B", 1)
     for index, peer in ((1, "B"), (2, "B"), (0, "D")):

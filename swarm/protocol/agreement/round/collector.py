@@ -15,7 +15,8 @@ from swarm.protocol.agreement.round.claims import Claims
 from swarm.protocol.agreement.round.exchanges import Exchanges
 from swarm.protocol.agreement.round.instance import Instance
 from swarm.protocol.agreement.rules import evidence
-from swarm.protocol.agreement.rules.succession import OpenedRoster, Succession
+from swarm.protocol.agreement.rules.opened_roster import OpenedRoster
+from swarm.protocol.agreement.rules.succession import Succession
 from swarm.protocol.exclusion import choose_excluded
 from swarm.protocol.head import Member
 from swarm.protocol.ledger import Range

@@ -17,7 +17,8 @@ from swarm.protocol.agreement.round.election_timeouts import ElectionTimeouts
 from swarm.protocol.agreement.round.instance import Exchange, Instance, name_build
 from swarm.protocol.agreement.rules import evidence
 from swarm.protocol.agreement.rules.electorate import leader_of
-from swarm.protocol.agreement.rules.succession import OpenedRoster, Succession
+from swarm.protocol.agreement.rules.opened_roster import OpenedRoster
+from swarm.protocol.agreement.rules.succession import Succession
 from swarm.protocol.head import Head, Member
 
 EARLY_RESULTS_MAX: Final = 64  # results that came before their roster
@@ -69,9 +70,7 @@ class Exchanges:
         instance.set_roster(opened.attempt, opened.signed)
         instance.missing = None
         if not context.config.is_coordinator:
-            owners = tuple(member.peer for member in opened.owners)
-            mine = opened.parts.get(context.me, ())
-            context.out.add(MergeSlices(opened.key, opened.signed_plan, opened.signed, owners, opened.weights, mine))
+            context.out.add(MergeSlices(opened))
         for signed in list(self._early.values()):
             try:
                 self.results(msg.ResultsMessage(instance.hash, signed), late=True)
@@ -140,7 +139,7 @@ class Exchanges:
         others = [body.member.peer for body in opened.contributions]
         named = dict.fromkeys([*owners, *sorted(exchange.voters), *others])
         holders = tuple(peer for peer in named if peer != self._context.config.peer)
-        self._context.out.add(Build(name, opened.signed_plan, opened.signed, opened.weights, hashes, holders))
+        self._context.out.add(Build(name, opened, hashes, holders))
 
     def rebuild(self, exchange: Exchange) -> None:
         """Build a state again whose place another one has taken meanwhile."""

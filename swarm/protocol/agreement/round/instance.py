@@ -13,7 +13,7 @@ from peer.identity import Signed
 from swarm.protocol.agreement import messages as msg
 from swarm.protocol.agreement.records import BallotRecord
 from swarm.protocol.agreement.rules.acceptor import Ballot
-from swarm.protocol.agreement.rules.succession import OpenedRoster
+from swarm.protocol.agreement.rules.opened_roster import OpenedRoster
 from swarm.protocol.head import Head, Member
 from swarm.protocol.plan import WorkPlan
 
@@ -107,6 +107,12 @@ class Instance:
     @property
     def record(self) -> BallotRecord:
         return BallotRecord(self.hash, self.ballot, self.accepted, self.support)
+
+    def exchange_of(self, value: Head) -> bytes:
+        """Return the name of the exchange that leads to a value; empty if it is not known here."""
+        if self.accepted is not None and self.accepted.value == value and self.support is not None:
+            return blake3(self.support.roster.body).digest()
+        return next((known.exchange.opened.key for known in self.proposed.values() if known.value == value), b"")
 
     def remember(self, exchange: Exchange) -> None:
         """Keep an exchange; of several, the latest."""

@@ -118,12 +118,12 @@ class Participant:
             if instance.contribution is not None:
                 self.submit()
             elif order.finish_early and plan.of(context.me) is not None:
-                context.out.add(Train(order.plan, finish_early=True))
+                context.out.add(Train(plan, finish_early=True))
             return
         instance.plan, instance.signed_plan, instance.planned_at = plan, order.plan, context.now
         context.out.emit("round_planned", round=plan.round, members=len(plan.assignments))
         if plan.of(context.me) is not None:
-            context.out.add(Train(order.plan, order.finish_early))
+            context.out.add(Train(plan, order.finish_early))
 
     def submitted(self, event: events.Submitted) -> None:
         """Take this node's own contribution."""

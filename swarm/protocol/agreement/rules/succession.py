@@ -7,7 +7,6 @@ without one under two different leaders, or on a proof that all can check.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
@@ -19,6 +18,7 @@ from swarm.protocol.agreement.context import AgreementContext
 from swarm.protocol.agreement.messages import JoinBody, ResultsBody, RosterBody, Support
 from swarm.protocol.agreement.rules.electorate import leader_of, owners_of, room_for_newcomers
 from swarm.protocol.agreement.rules.evidence import RESULTS, ROSTER, is_leader
+from swarm.protocol.agreement.rules.opened_roster import OpenedRoster
 from swarm.protocol.agreement.rules.sponsors import Sponsors
 from swarm.protocol.head import Absence, Head, Learner, Member, Sponsorship
 from swarm.protocol.plan import CONTRIBUTION_KIND, PLAN_KIND, Contribution, WorkPlan
@@ -27,39 +27,6 @@ MERGED_MIN: Final = 2  # contributions of a learner before it becomes a member
 ABSENCES_MAX: Final = 2  # rounds without a contribution, under as many leaders, before a member is dropped
 NEWCOMERS_MIN: Final = 16  # newcomers that a roster may have at least, taken in or not
 MISSED_MAX: Final = 8  # rounds in a row without a contribution before a learner is dropped
-
-
-@dataclass(frozen=True)
-class OpenedRoster:
-    """A checked roster and all that follows from it."""
-
-    key: bytes
-    """The hash of the signed roster: the name of its exchange."""
-    attempt: int
-    signed_plan: Signed
-    signed: Signed
-    plan: WorkPlan
-    contributions: tuple[Contribution, ...]
-    weights: tuple[float, ...]
-    owners: tuple[Member, ...]
-    """The owner of each slice."""
-    next: Head
-    """The next head, without its state hash."""
-    parts: dict[Member, tuple[int, ...]] = field(default_factory=dict)
-    """The slices of each owner, in order of the first slice."""
-
-    def hashes(self, results: Mapping[Member, ResultsBody]) -> tuple[bytes, ...] | None:
-        """Return the hash of each slice's result; None if an owner's are missing."""
-        found: dict[int, bytes] = {}
-        for owner, indexes in self.parts.items():
-            if owner not in results:
-                return None
-            found.update(zip(indexes, results[owner].hashes, strict=True))
-        return tuple(found[index] for index in range(len(self.owners)))
-
-    def leads_to(self, value: Head) -> bool:
-        """Return whether a proposed head follows from this roster. What its state hash is, every voter builds."""
-        return value == msgspec.structs.replace(self.next, state_hash=value.state_hash) and len(value.state_hash) == 32
 
 
 class Succession:

@@ -83,10 +83,9 @@ def next_state(state: bytes, results: tuple[bytes, ...]) -> bytes:
     return blake3(b"next" + state + b"".join(results)).digest()
 
 
-def contribution_body(member: Member, signed: Signed, counted: tuple[Range, ...] | None = None) -> Contribution:
-    """Return what a member contributes to a signed plan that names it: all that it was assigned, or in a pipeline the
+def contribution_body(member: Member, plan: WorkPlan, counted: tuple[Range, ...] | None = None) -> Contribution:
+    """Return what a member contributes to a plan that names it: all that it was assigned, or in a pipeline the
     samples `counted`, as micro-batches of 4."""
-    plan = msgspec.msgpack.decode(signed.body, type=WorkPlan)
     mine = plan.of(member)
     assert mine is not None
     samples = mine.steps * SCHEDULE.unit if counted is None else count(counted)
@@ -99,10 +98,15 @@ def contribution_body(member: Member, signed: Signed, counted: tuple[Range, ...]
         steps=steps,
         samples=samples,
         loss=1.0,
-        hashes=tuple(blake3(f"{member}{i}".encode() + signed.body).digest() for i in range(slices)),
+        hashes=tuple(blake3(f"{member}{i}".encode() + encode(plan)).digest() for i in range(slices)),
         sqnorms=(1.0,) * slices,
         counted=counted or (),
     )
+
+
+def plan_in(signed: Signed) -> WorkPlan:
+    """Return the plan that a leader has signed."""
+    return msgspec.msgpack.decode(signed.body, type=WorkPlan)
 
 
 @dataclass
@@ -229,9 +233,10 @@ class GroupOfNodes:
                 self.later(
                     0.05 if finish_early else self.train_s, peer, events.Submitted(self.contribution(machine, plan))
                 )
-            case actions.MergeSlices(key=key, indexes=indexes):
-                for index in indexes:
-                    self.later(self.merge_s, peer, events.SliceResult(key, index, self.merge(peer, key, index)))
+            case actions.MergeSlices(roster):
+                for index in roster.parts.get(machine.node.me, ()):
+                    name = self.merge(peer, roster.key, index)
+                    self.later(self.merge_s, peer, events.SliceResult(roster.key, index, name))
             case actions.Build(key=key, results=results):
                 state = next_state(machine.node.head.state_hash, results)
                 seconds, built = self.build(peer, state)
@@ -272,11 +277,9 @@ class GroupOfNodes:
         reached = not self.lost(holder, peer, msg.AskChainMessage(()))
         return machine is not None and machine.up and reached and state_hash in machine.has
 
-    def contribution(self, machine: Machine, signed: Signed) -> Signed:
-        counted = None
-        if self.counted is not None:
-            counted = self.counted(machine.peer, msgspec.msgpack.decode(signed.body, type=WorkPlan))
-        body = contribution_body(machine.node.me, signed, counted)
+    def contribution(self, machine: Machine, plan: WorkPlan) -> Signed:
+        counted = self.counted(machine.peer, plan) if self.counted is not None else None
+        body = contribution_body(machine.node.me, plan, counted)
         return self.table.of(machine.peer).sign(CONTRIBUTION_KIND, body)
 
     def run_to(self, round: int, peers: str = "", seconds: float = 120.0) -> None:

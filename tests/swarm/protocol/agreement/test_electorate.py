@@ -20,8 +20,9 @@ from swarm.protocol.agreement.rules.electorate import (
     owners_of,
     room_for_newcomers,
 )
+from swarm.protocol.agreement.rules.opened_roster import OpenedRoster
 from swarm.protocol.agreement.rules.sponsors import Sponsors
-from swarm.protocol.agreement.rules.succession import MISSED_MAX, OpenedRoster, Succession
+from swarm.protocol.agreement.rules.succession import MISSED_MAX, Succession
 from swarm.protocol.head import Absence, Head, Learner, Member, Sponsor, Sponsorship
 from swarm.protocol.ledger import count
 from swarm.protocol.plan import PLAN_KIND
@@ -56,8 +57,7 @@ class Scene:
         plan = WORK.plan(self.head, attempt, dict.fromkeys(members(present), 0.0), ())
         signed_plan = self.group.sign(signer, PLAN_KIND, plan)
         contributions = [
-            self.group.sign(member.peer, "contribution", contribution_body(member, signed_plan))
-            for member in members(present)
+            self.group.sign(member.peer, "contribution", contribution_body(member, plan)) for member in members(present)
         ]
         body = msg.RosterBody(
             head=self.name,
@@ -209,10 +209,9 @@ def test_a_round_with_nothing_merged_needs_the_word_of_most(exhausted: str, work
     that followed, and refused by those that were not exhausted, for ever."""
     scene = Scene(head_of("ABC"))
     plan = WORK.plan(scene.head, 0, dict.fromkeys(members("ABC"), 0.0), ())
-    signed = scene.group.sign("A", PLAN_KIND, plan)
     bodies = [
         msgspec.structs.replace(
-            contribution_body(member, signed),
+            contribution_body(member, plan),
             exhausted=member.peer in exhausted,
             **({} if member.peer in working else {"steps": 0, "samples": 0, "hashes": (), "sqnorms": ()}),
         )
@@ -231,8 +230,7 @@ def test_issued_samples_are_merged_or_free() -> None:
     ledger = scene.after("ABC").ledger
     assert ledger.cursor == 24 and ledger.returned == ()
     plan = WORK.plan(scene.head, 0, dict.fromkeys(members("ABC"), 0.0), ())
-    signed = scene.group.sign("A", PLAN_KIND, plan)
-    bodies = [contribution_body(member, signed) for member in members("AB")]
+    bodies = [contribution_body(member, plan) for member in members("AB")]
     settled = WORK.settle(scene.head, plan, bodies)
     assert settled is not None
     merged = sum(body.samples for body in bodies)

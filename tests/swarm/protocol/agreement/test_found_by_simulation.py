@@ -17,7 +17,7 @@ from swarm.protocol.agreement.rules.acceptor import Ballot
 from swarm.protocol.agreement.rules.electorate import attempt_of, leader_of
 from swarm.protocol.head import Member, Sponsor, Sponsorship
 from swarm.protocol.plan import CONTRIBUTION_KIND, Contribution
-from tests.swarm.protocol.agreement.group import COORDINATOR, GENESIS, GroupOfNodes, contribution_body
+from tests.swarm.protocol.agreement.group import COORDINATOR, GENESIS, GroupOfNodes, contribution_body, plan_in
 
 
 @pytest.mark.parametrize("mode", ["witness", "required"])
@@ -69,7 +69,7 @@ def test_a_bad_contribution_in_a_promise_is_held_against_its_sender() -> None:
     def bad(source: str, message: msg.Message) -> msg.Message:
         if source != liar.peer or not isinstance(message, msg.PromiseMessage) or message.plan is None:
             return message
-        body = contribution_body(liar, message.plan)
+        body = contribution_body(liar, plan_in(message.plan))
         greedy = msgspec.structs.replace(body, steps=body.steps * 1000, samples=body.samples * 1000)
         return msgspec.structs.replace(message, contribution=group.sign(liar.peer, CONTRIBUTION_KIND, greedy))
 
@@ -320,7 +320,7 @@ def test_a_newcomer_in_an_adopted_plan_must_have_asked_the_leader_that_names_it(
     attempt = group.machines[leader].node._round.leader._attempt
     assert attempt is not None and order.plan == attempt.signed_plan
     newcomer, join = group.member("D"), attempt.joins.pop(group.member("D"))
-    signed = group.sign("D", CONTRIBUTION_KIND, contribution_body(newcomer, order.plan))
+    signed = group.sign("D", CONTRIBUTION_KIND, contribution_body(newcomer, plan_in(order.plan)))
     for request in (None, join):
         group.give(leader, msg.SubmitMessage(order.head, signed, request), "D")
         assert (newcomer in attempt.contributions) == (newcomer in attempt.joins) == (request is not None)

@@ -209,8 +209,8 @@ def test_at_the_end_a_later_stage_declares_lost_what_it_has_not_merged() -> None
     )
     make, knows = group.contribution, False
 
-    def contribution(machine: Machine, signed: Signed) -> Signed:
-        body = msgspec.msgpack.decode(make(machine, signed).body, type=Contribution)
+    def contribution(machine: Machine, plan: WorkPlan) -> Signed:
+        body = msgspec.msgpack.decode(make(machine, plan).body, type=Contribution)
         if knows and machine.peer == "B" and body.head == group.head("B").hash:
             body = msgspec.structs.replace(body, first_stage=(ChainLink(first),))
         return group.sign(machine.peer, CONTRIBUTION_KIND, body)

@@ -65,11 +65,10 @@ def stage_one(outer: OuterConfig, claims: Mapping[str, tuple[Range, ...]], recei
     def counted(peer: str, plan: WorkPlan) -> tuple[Range, ...]:
         return moved(claims[peer], plan.round)
 
-    def contribution(machine: Machine, signed: Signed) -> Signed:
-        number = msgspec.msgpack.decode(signed.body, type=WorkPlan).round
-        body = msgspec.msgpack.decode(make(machine, signed).body, type=Contribution)
+    def contribution(machine: Machine, plan: WorkPlan) -> Signed:
+        body = msgspec.msgpack.decode(make(machine, plan).body, type=Contribution)
         given = [
-            group.sign(signer, RECEIPT_KIND, ReceiptBody(body.head, machine.peer, moved(ranges, number)))
+            group.sign(signer, RECEIPT_KIND, ReceiptBody(body.head, machine.peer, moved(ranges, plan.round)))
             for signer, ranges in receipts.get(machine.peer, {}).items()
         ]
         proof = () if "P" in machine.node.head.senders else (ChainLink(BEFORE),)
