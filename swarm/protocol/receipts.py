@@ -14,6 +14,7 @@ from typing import Annotated, Final, Protocol
 import msgspec
 
 from peer.bounds import MEMBERS_MAX, Hash, Name
+from peer.errors import ProtocolViolation
 from peer.identity import Signed
 from swarm.protocol.agreement.messages import ChainLink
 from swarm.protocol.head import Head, Member
@@ -45,6 +46,19 @@ class OtherStages(Protocol):
 
     def receipt(self, signed: Signed) -> ReceiptBody:
         """Check the signature and return the body."""
+
+
+class NoStages:
+    """The `OtherStages` of a run that is not a pipeline."""
+
+    def head(self, stage: int, links: StageProof) -> Head:
+        raise ProtocolViolation("a proof of another stage's head in a run without stages")
+
+    def receipt(self, signed: Signed) -> ReceiptBody:
+        raise ProtocolViolation("a receipt in a run without stages")
+
+
+NO_STAGES: Final = NoStages()
 
 
 def names_of(members: Collection[Member]) -> tuple[str, ...]:

@@ -11,9 +11,10 @@ from optim.strategies.interface import OuterStrategy
 from peer.identity import Identity
 from swarm.protocol.agreement.config import AgreementConfig
 from swarm.protocol.agreement.proof import StageProofs
-from swarm.protocol.agreement.scheduled_work import NO_STAGES, ScheduledWork, WorkTimeout, until_deadline
+from swarm.protocol.agreement.work import Work, WorkTimeout, until_deadline
 from swarm.protocol.head import Head
 from swarm.protocol.plan import ROUND_TIME_SLACK, WorkPlan
+from swarm.protocol.receipts import NO_STAGES
 from swarm.protocol.round_schedule import RoundSchedule
 from swarm.protocol.signer import KeySigner
 from swarm.protocol.timeouts import AdaptiveTimeouts
@@ -33,7 +34,7 @@ def work_of(
     exchange_s: Callable[[Head], float],
     timeout: WorkTimeout = until_deadline,
     stages: Mapping[int, AgreementConfig] | None = None,
-) -> ScheduledWork:
+) -> Work:
     """Return the rules of a method's rounds. `exchange_s`: the seconds that an exchange after a head may take.
     `stages`: at a later stage of a pipeline, the groups of the first stage and of the one before."""
 
@@ -44,7 +45,7 @@ def work_of(
         return strategy.weights(tokens, norms)
 
     signer = KeySigner(Identity.generate())  # it signs nothing
-    return ScheduledWork(
+    return Work(
         schedule=schedule,
         slices_of=lambda head: strategy.slices(schedule.round_info(head)),
         exchange_s_of=exchange_s,

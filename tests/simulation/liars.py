@@ -128,8 +128,7 @@ class TwoFacedLeader(Liar):
         if build is None or build.action.roster.signed != message.support.roster or not mine:
             return None
         action, base = build
-        owners = [member.peer for member in action.roster.owners]
-        names = {i: self.forge(bytes([i]) + action.key) for i, owner in enumerate(owners) if owner == self.peer}
+        names = {i: self.forge(bytes([i]) + action.key) for i in action.roster.parts.get(self.me, ())}
         results = tuple(names.get(i, name) for i, name in enumerate(action.results))
         state = self.world.tensors.build(base, action.roster, results)
         self.machine.extra_states.add(state)

@@ -11,7 +11,7 @@ from optim.config import AllReduceConfig, DilocoConfig
 from peer.config import InnerConfig
 from peer.identity import Signed
 from swarm.protocol.agreement.rules.opened_roster import OpenedRoster
-from swarm.protocol.agreement.scheduled_work import ScheduledWork
+from swarm.protocol.agreement.work import Work
 from swarm.protocol.head import genesis
 from swarm.protocol.ledger import Range, count, head_of, union
 from swarm.protocol.round_schedule import RoundSchedule
@@ -22,7 +22,7 @@ GENESIS = genesis("run", blake3(b"genesis").digest())
 SCHEDULE = RoundSchedule(
     DilocoConfig(steps=4), InnerConfig(lr=1e-2, batch_size=2, total_steps=1000), seq_len=8, compute_s_max=10.0
 )
-WORK = ScheduledWork(SCHEDULE, slices_of=lambda head: SLICES, exchange_s_of=lambda head: 4.0)
+WORK = Work(SCHEDULE, slices_of=lambda head: SLICES, exchange_s_of=lambda head: 4.0)
 MICRO_BATCH = 4
 COMPUTE_MAX_S = 6.0  # of a synchronous pipeline's rounds, which last until the batch is counted
 
@@ -93,7 +93,7 @@ class Tensors:
         return self._merged[roster.key]
 
 
-def work_of(setup: Setup) -> ScheduledWork:
+def work_of(setup: Setup) -> Work:
     """Return the rules of a group's method: local steps, or batches of a synchronous pipeline."""
     schedule = SCHEDULE
     if setup.batch:

@@ -9,7 +9,7 @@ from typing import Final
 
 from swarm.protocol.agreement import actions
 from swarm.protocol.agreement.config import AgreementConfig, Mode
-from swarm.protocol.agreement.scheduled_work import ScheduledWork
+from swarm.protocol.agreement.work import Work
 from tests.simulation.churn.operator import Operator
 from tests.simulation.electorate import position
 from tests.simulation.machine import Machine
@@ -25,7 +25,7 @@ NO_FAULTS: Final = range(1000)  # of those that a short schedule draws
 HEADS_KEPT: Final = 600  # twice as many as a node keeps, and more than are committed while any machine is away
 NOTES_KEPT: Final = 2000
 
-WORK: Final = ScheduledWork(
+WORK: Final = Work(
     replace(SCHEDULE, compute_s_max=COMPUTE_MAX_S), slices_of=lambda head: SLICES, exchange_s_of=lambda head: 4.0
 )
 

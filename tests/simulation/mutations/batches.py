@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from swarm.protocol import plan
-from swarm.protocol.agreement import scheduled_work
-from swarm.protocol.agreement.round import claims
+from swarm.protocol import claims, plan
+from swarm.protocol.agreement import work
 from swarm.protocol.agreement.round.collector import Collector
-from swarm.protocol.agreement.scheduled_work import ScheduledWork
+from swarm.protocol.agreement.work import Work
 from tests.simulation.mutations.changed_source import NEVER_TRUE, changed
 from tests.simulation.mutations.rules_off import Rule, _nothing, _set
 
@@ -16,16 +15,16 @@ LYING: Final = ("witness4-synchronous-liar", "required4-synchronous-liar")
 STAGES: Final = ("witness3-synchronous", "required3-synchronous", "witness2-synchronous-joins")
 
 BATCHES: Final = (
-    Rule("a batch is merged whole", STAGES, _set(scheduled_work, "covers_batch", lambda bodies, batch: True)),
+    Rule("a batch is merged whole", STAGES, _set(work, "covers_batch", lambda bodies, batch: True)),
     Rule(
         "contributions that share samples are not merged together",
         STAGES,
-        _set(scheduled_work, "select_disjoint", lambda bodies, held: (True,) * len(bodies)),
+        _set(work, "select_disjoint", lambda bodies, held: (True,) * len(bodies)),
     ),
     Rule(
         "who has counted what others have forgets it",
         (*STAGES, *LYING),
-        _set(ScheduledWork, "reset", lambda self, head, plan, contributions: []),
+        _set(Work, "disputed", lambda self, head, contributions: []),
     ),
     Rule(
         "a plan whose batch was not whole is not adopted again",

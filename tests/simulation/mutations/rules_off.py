@@ -10,7 +10,7 @@ from unittest.mock import patch
 import msgspec
 from msgspec.structs import replace
 
-from swarm.protocol.agreement import chain, output, scheduled_work
+from swarm.protocol.agreement import chain, output, work
 from swarm.protocol.agreement.chain import Chain
 from swarm.protocol.agreement.coordination import coordinator, inquiry
 from swarm.protocol.agreement.coordination.branches import Branches
@@ -321,12 +321,12 @@ RULES: Final = (
         _set(succession, "room_for_newcomers", lambda n: (n - 1) // 2),
     ),
     Rule("one invite has one vote", JOINS[3:], _set(sponsors.Sponsors, "have_room", _always_room)),
-    Rule("what was not merged is free again", _THREE, _set(scheduled_work, "next_ledger", _keep_what_failed)),
-    Rule("a claim needs a receipt", _THREE, _set(scheduled_work, "receipted", lambda *args: ())),
-    Rule("receipts are of the stage before", _THREE, _set(scheduled_work, "receipted", _of_anybody)),
+    Rule("what was not merged is free again", _THREE, _set(work, "next_ledger", _keep_what_failed)),
+    Rule("a claim needs a receipt", _THREE, _set(work, "receipted", lambda *args: ())),
+    Rule("receipts are of the stage before", _THREE, _set(work, "receipted", _of_anybody)),
     Rule("what is given up is declared lost", _THREE, _set(Ledger, "freeing", _give_up_silently)),
     Rule("a later stage ends where the first has ended", _THREE, _set(Ledger, "closed", lambda self, first: self)),
-    Rule("contributions claim what was assigned", LIARS, _set(scheduled_work, "check_contribution", _nothing)),
+    Rule("contributions claim what was assigned", LIARS, _set(work, "check_contribution", _nothing)),
     Rule("no attempt is led twice", MEMBERS, _never_led),
     Rule("turns grow", MEMBERS, _set(election_timeouts, "GROWTH", 1.0)),
     Rule("a term has a boot id", RESTORED, _after(coordinator.Coordinator, "load", _boot_zero)),

@@ -15,7 +15,7 @@ from peer.config import InnerConfig
 from peer.errors import ProtocolViolation
 from peer.identity import Signed
 from swarm.protocol.agreement.messages import ChainLink
-from swarm.protocol.agreement.scheduled_work import ScheduledWork
+from swarm.protocol.agreement.work import Work
 from swarm.protocol.head import Head, Member, genesis
 from swarm.protocol.ledger import Range, common, count, overlaps, union, without
 from swarm.protocol.plan import Contribution, WorkPlan
@@ -39,9 +39,9 @@ class Believed:
         return msgspec.msgpack.decode(signed.body, type=ReceiptBody)
 
 
-def work_of(stage: int) -> ScheduledWork:
+def work_of(stage: int) -> Work:
     schedule = dataclasses.replace(FIRST, stage=stage)
-    return ScheduledWork(schedule, lambda head: 1, lambda head: 4.0, stages=Believed())
+    return Work(schedule, lambda head: 1, lambda head: 4.0, stages=Believed())
 
 
 def body_of(

@@ -11,12 +11,12 @@ from swarm.protocol.agreement import messages as msg
 from swarm.protocol.agreement.applicants import Applicants
 from swarm.protocol.agreement.context import AgreementContext
 from swarm.protocol.agreement.round.attempt import TIMER, Attempt
-from swarm.protocol.agreement.round.claims import Claims
 from swarm.protocol.agreement.round.exchanges import Exchanges
 from swarm.protocol.agreement.round.instance import Instance
 from swarm.protocol.agreement.rules import evidence
 from swarm.protocol.agreement.rules.opened_roster import OpenedRoster
 from swarm.protocol.agreement.rules.succession import Succession
+from swarm.protocol.claims import Claims
 from swarm.protocol.exclusion import choose_excluded
 from swarm.protocol.head import Member
 from swarm.protocol.ledger import Range
@@ -271,7 +271,5 @@ class Collector:
         self._given_up.add(plan.hash)
         bodies = {member: body for member, (_, body) in attempt.contributions.items()}
         liable = {*self._instance.head.members, *(a.member for a in plan.assignments)}
-        self._reset = self._claims.settle(plan, liable, bodies, attempt.unusable)
-        disputed = set(self._context.work.reset(self._instance.head, plan, [bodies[m] for m in members]))
-        self._claims.doubt(disputed)
-        self._reset |= disputed
+        disputed = self._context.work.disputed(self._instance.head, [bodies[m] for m in members])
+        self._reset = self._claims.settle(plan, liable, bodies, attempt.unusable, disputed)

@@ -20,7 +20,6 @@ from swarm.protocol.agreement.config import AgreementConfig
 from swarm.protocol.agreement.node import AgreementNode
 from swarm.protocol.agreement.output import encode
 from swarm.protocol.agreement.rules import evidence
-from swarm.protocol.agreement.scheduled_work import ScheduledWork
 from swarm.protocol.agreement.work import Work
 from swarm.protocol.head import Head, Member, Sponsor, genesis
 from swarm.protocol.ledger import Range, count
@@ -40,7 +39,7 @@ def sponsors_of(join: msg.JoinBody, signer: str) -> tuple[Sponsor, ...] | None:
     return None if name == "forged" else (Sponsor(name, 1),) if name else ()
 
 
-WORK = ScheduledWork(SCHEDULE, lambda head: 4, lambda head: 4.0, sponsors_of=sponsors_of)
+WORK = Work(SCHEDULE, lambda head: 4, lambda head: 4.0, sponsors_of=sponsors_of)
 COORDINATOR = "W"
 
 

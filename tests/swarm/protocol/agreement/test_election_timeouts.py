@@ -8,7 +8,7 @@ from swarm.protocol.agreement import events
 from swarm.protocol.agreement import messages as msg
 from swarm.protocol.agreement.chain import position_of
 from swarm.protocol.agreement.rules.electorate import attempt_of, leader_of
-from swarm.protocol.agreement.scheduled_work import ScheduledWork
+from swarm.protocol.agreement.work import Work
 from tests.swarm.protocol.agreement.group import COORDINATOR, SCHEDULE, GroupOfNodes
 
 
@@ -119,7 +119,7 @@ def test_a_leader_that_was_frozen_follows_those_that_have_gone_on(mode: str) -> 
 def test_a_leader_that_waits_for_votes_does_not_wait_for_a_silent_witness() -> None:
     """Two of four had voted when they were cut off from the others and the coordinator's process ended. After the cut
     they waited for its vote for as long as an exchange may take, while the other two had gone on."""
-    slow = ScheduledWork(SCHEDULE, lambda head: 4, lambda head: 60.0)
+    slow = Work(SCHEDULE, lambda head: 4, lambda head: 60.0)
     group = GroupOfNodes("ABCD", work=slow, stalled_s=1e6)
     group.run_to(2)
     head = group.head("A")

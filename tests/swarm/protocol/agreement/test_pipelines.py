@@ -14,9 +14,9 @@ from peer.identity import Signed
 from swarm.protocol.agreement import events
 from swarm.protocol.agreement import messages as msg
 from swarm.protocol.agreement.messages import ChainLink
-from swarm.protocol.agreement.round.claims import Claims
 from swarm.protocol.agreement.rules.electorate import leader_of
-from swarm.protocol.agreement.scheduled_work import ScheduledWork, WorkTimeout, until_deadline
+from swarm.protocol.agreement.work import Work, WorkTimeout, until_deadline
+from swarm.protocol.claims import Claims
 from swarm.protocol.head import Head, Member, genesis
 from swarm.protocol.ledger import Ledger, Range, count, without
 from swarm.protocol.plan import CONTRIBUTION_KIND, Assignment, Contribution, WorkPlan
@@ -198,7 +198,7 @@ def test_at_the_end_a_later_stage_declares_lost_what_it_has_not_merged() -> None
     """In the last round all that the first stage has merged is merged, or lost. Nothing is committed before a member
     proves what that is."""
     group = pipeline(DilocoConfig(steps=6), 1)
-    assert isinstance(group.work, ScheduledWork)
+    assert isinstance(group.work, Work)
     group.work = work = dataclasses.replace(
         group.work, schedule=dataclasses.replace(group.work.schedule, rounds=2), stages=FirstStage()
     )
@@ -243,16 +243,16 @@ def test_claims_that_prove_false_twice_in_a_round_are_ignored() -> None:
     whole = {"A": [(0, 8)], "B": [(8, 16)], "C": [(16, 24)], "Z": [(8, 16)]}
     claims.note(whole)
     bodies = {a: body(a, (0, 8)), b: body(b, (8, 12))}
-    assert claims.settle(plan(), members, bodies, ()) == {b}, "C has submitted nothing, so it can forget nothing"
-    assert claims.settle(plan(), members, bodies, ()) == set(), "a claim counts for one plan"
+    assert claims.settle(plan(), members, bodies, (), ()) == {b}, "C has submitted nothing, so it can forget nothing"
+    assert claims.settle(plan(), members, bodies, (), ()) == set(), "a claim counts for one plan"
     claims.note(whole)
-    assert claims.settle(plan("B"), members, bodies, ()) == set(), "B was told to forget what it had just claimed"
+    assert claims.settle(plan("B"), members, bodies, (), ()) == set(), "B was told to forget what it had just claimed"
     assert claims.doubted == {"C", "Z"}
     claims.note(whole)
-    assert claims.settle(plan(), members, bodies | {c: body(c)}, {a}) == {b}, "the claims of C are ignored"
-    assert claims.settle(plan(), members, {b: body(b)}, {a}) == {a}, "what A submitted is unusable"
+    assert claims.settle(plan(), members, bodies | {c: body(c)}, {a}, ()) == {b}, "the claims of C are ignored"
+    assert claims.settle(plan(), members, {b: body(b)}, {a}, ()) == {a}, "what A submitted is unusable"
     assert claims.doubted == {"B", "C", "Z"}
-    claims.doubt({a})
+    assert claims.settle(plan(), members, {b: body(b)}, (), {a}) == {a}
     assert claims.doubted == {"A", "B", "C", "Z"}, "A has claimed what others have counted, the second false claim"
 
 

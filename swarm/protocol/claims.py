@@ -33,23 +33,21 @@ class Claims:
         """Note the claims, by peer id, with which a plan's batch seems complete."""
         self._claims = {peer: tuple(ranges) for peer, ranges in claims.items() if peer not in self.doubted}
 
-    def doubt(self, members: Collection[Member]) -> None:
-        """Count a false claim of each of these: what they have claimed and submitted, others have counted."""
-        self._false.update(member.peer for member in members)
-
     def settle(
         self,
         plan: WorkPlan,
         liable: Collection[Member],
         contributions: Mapping[Member, Contribution],
         unusable: Collection[Member],
+        disputed: Collection[Member],
     ) -> set[Member]:
         """Compare the claims with the contributions to a plan that has failed, and forget them.
 
-        Return those of the members `liable` that must forget what they have counted: they have submitted something
-        unusable, or less than they had claimed. One that was told to forget may have claimed its samples just before.
-        A peer that asks to join is in the next plan, where it must submit what it claims."""
-        reset = set()
+        Return those that must forget what they have counted: the `disputed`, who have submitted what others have
+        counted, and those of the members `liable` that have submitted something unusable, or less than they had
+        claimed. One that was told to forget may have claimed its samples just before. A peer that asks to join is in
+        the next plan, where it must submit what it claims."""
+        reset = set(disputed)
         for member in sorted(liable):
             usable, assignment = contributions.get(member), plan.of(member)
             submitted = usable is not None or member in unusable
@@ -60,5 +58,6 @@ class Claims:
                 reset |= {member} if submitted else set()
         inside = {member.peer for member in liable}
         self._false.update(peer for peer, claimed in self._claims.items() if claimed and peer not in inside)
+        self._false.update(member.peer for member in disputed)
         self._claims = {}
         return reset
