@@ -20,8 +20,8 @@ from trio.testing import MockClock
 from optim.strategies import dense
 from peer.identity import Signed
 from swarm.protocol import signer
-from swarm.rounds import group_driver, replica_actor, training
-from swarm.rounds.exchange import audits, merge_order
+from swarm.rounds import group_driver
+from swarm.rounds.exchange import audits
 from swarm.rounds.trainers import contribution
 from swarm.state import leases, upload_limits
 from tests.simulation.signatures import Signatures
@@ -57,8 +57,7 @@ def repeatable(seed: str, signatures: Signatures, disk_s: Callable[[Any], float]
         stack.enter_context(patch.object(group_driver, "secrets", chance))
         for module in (signer, contribution, audits):
             stack.enter_context(patch.object(module, "sign_body", sign))
-        for module in (signer, merge_order, training, replica_actor):
-            stack.enter_context(patch.object(module, "open_body", signatures.open))
+        stack.enter_context(patch.object(signer, "open_body", signatures.open))
         _run._r.seed(seed)
         yield
 
