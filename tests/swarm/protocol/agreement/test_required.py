@@ -23,6 +23,21 @@ def test_a_required_coordinator_regroups_by_itself() -> None:
     group.check()
 
 
+def test_a_start_takes_in_only_those_that_hold_its_state() -> None:
+    """A quorum of them that had lost their disks would have to wait for one member that may be gone."""
+    group = GroupOfNodes("ABCD", mode="required")
+    group.run_to(2)
+    group.serves = False
+    group.crash("B")
+    group.start("C", wiped=True)
+    group.run(60.0, lambda: any(head.term == 2 for head in group.machines["A"].committed))
+    start = next(head for head in group.machines["A"].committed if head.term == 2)
+    assert start.members == (group.member("A"), group.member("D")) and start.attempt == -1
+    group.serves = True
+    group.run_to(group.round("A") + 4, "ACD")
+    group.check()
+
+
 @pytest.mark.parametrize("allowed", [False, True])
 def test_one_of_three_goes_on_alone_where_the_run_allows_it(allowed: bool) -> None:
     """A cut that leaves the coordinator with one liar gave it the run. An operator may go on with one."""

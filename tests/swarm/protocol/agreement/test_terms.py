@@ -310,3 +310,21 @@ def test_a_coordinator_stops_where_another_process_has_its_key(mode: str) -> Non
     ]
     assert group.head("A").hash not in {vote.head for vote in votes} and head.term == 1
     assert mode == "witness" or group.head("A").round == head.round
+
+
+def test_a_restarted_witness_votes_only_after_a_commit_without_it() -> None:
+    """Its promises were in memory only, so its new process is another voter until the members have named it."""
+    group = GroupOfNodes("AB")
+    group.run_to(2)
+    before = group.machines[COORDINATOR].node.me
+    group.crash(COORDINATOR)
+    group.crash("B")
+    group.run(1.0)
+    group.start(COORDINATOR)
+    at = group.round("A")
+    group.run(20.0)
+    assert group.head("A").witness == before != group.machines[COORDINATOR].node.me
+    assert group.round("A") == at, "one of two members and a voter that the head does not name"
+    group.start("B")
+    group.run_to(at + 2, "AB")
+    assert group.head("A").witness == group.machines[COORDINATOR].node.me
