@@ -26,7 +26,9 @@ class KeySigner:
         self._genuine: frozenset[tuple[str, Signed]] = frozenset()
 
     def sign(self, kind: str, body: msgspec.Struct) -> Signed:
-        return sign_body(self._identity, kind, body)
+        signed = sign_body(self._identity, kind, body)
+        self._remember((kind, signed.body, signed.signer, signed.signature), body)
+        return signed
 
     def open(self, signed: Signed, kind: str, type_: type[Body]) -> Body:
         """Check the signature and decode the body. Raises `ProtocolViolation`."""
@@ -36,13 +38,16 @@ class KeySigner:
             self._checked.move_to_end(name)
             return known
         body = (read_body if (kind, signed) in self._genuine else open_body)(signed, kind, type_)
-        if known is None:
-            self._bytes += len(signed.body)
+        self._remember(name, body)
+        return body
+
+    def _remember(self, name: tuple[str, bytes, str, bytes], body: Any) -> None:
+        if name not in self._checked:
+            self._bytes += len(name[1])
         self._checked[name] = body
         while self._checked and (len(self._checked) > CHECKED_MAX or self._bytes > CHECKED_BYTES_MAX):
             (_, oldest, _, _), _ = self._checked.popitem(last=False)
             self._bytes -= len(oldest)
-        return body
 
     @contextmanager
     def knowing(self, genuine: Iterable[tuple[str, Signed]]) -> Iterator[None]:

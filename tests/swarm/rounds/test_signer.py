@@ -64,6 +64,15 @@ def test_what_was_checked_is_not_checked_again(verified: list[str]) -> None:
     assert len(verified) == len(signed)
 
 
+def test_a_peer_checks_no_signature_of_its_own(verified: list[str]) -> None:
+    signer, body = KeySigner(PEERS[0]), msg.VoteBody(FIRST.hash, 0, bytes(32), Member(PEERS[0].peer_id, "s"))
+    signed = signer.sign(VOTE, body)
+    assert signer.open(signed, VOTE, msg.VoteBody) == body and not verified
+    assert KeySigner(PEERS[0]).open(signed, VOTE, msg.VoteBody) == body and len(verified) == 1
+    with pytest.raises(ProtocolViolation):
+        signer.open(signed, PROMISE, msg.VoteBody)
+
+
 def test_a_wrong_signature_is_refused_whatever_was_checked(verified: list[str]) -> None:
     """It ends the checking; what comes after it is checked when the node asks, and for no other purpose."""
     (link,) = page(1)
