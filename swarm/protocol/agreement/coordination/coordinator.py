@@ -72,8 +72,7 @@ class Coordinator:
         self._chain.shown.heard(message.voter)
 
     def told(self, peer: str, message: msg.ReportMessage) -> None:
-        """Take an answer to the present inquiry, of a peer whose head is no higher than the highest that is proved
-        here."""
+        """Take an answer to the present inquiry from a peer whose head is no higher than those proved to this node."""
         if message.voter.peer != peer:
             raise ProtocolViolation("an answer to the coordinator names another peer than its sender")
         self.watch.answered(message.voter, message.nonce.startswith(f"{self._boot:x}."))
