@@ -1,7 +1,7 @@
-"""What the replicas of a synchronous pipeline say they have counted, against what they then submit.
+"""What the replicas of a synchronous pipeline claim to have counted, compared with what they then submit.
 
-A batch seems complete by claims. If a contribution holds less than its peer has claimed, every plan would fail alike:
-so that peer must forget its samples, and one that claims falsely again and again is not asked any more.
+By their claims a batch is complete. If a contribution has less than its peer has claimed, every plan would fail alike:
+so that peer must forget its samples, and after repeated false claims it is no longer asked.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Claims:
         self._claims = {peer: tuple(ranges) for peer, ranges in claims.items() if peer not in self.doubted}
 
     def doubt(self, members: Collection[Member]) -> None:
-        """Count a false claim of each of these: what they have claimed and submitted, others have counted."""
+        """Count a false claim of each of these, whose samples others have counted as well."""
         self._false.update(member.peer for member in members)
 
     def settle(
@@ -47,8 +47,8 @@ class Claims:
         """Compare the claims with the contributions to a plan that has failed, and forget them.
 
         Return those of the members `liable` that must forget what they have counted: they have submitted something
-        unusable, or less than they had claimed. One that was told to forget may have claimed its samples just before.
-        A peer that asks to join is in the next plan, where it must submit what it claims."""
+        unusable, or less than they had claimed. One that the plan told to forget may have claimed its samples just
+        before. A peer that asks to join is in the next plan, where it must submit what it claims."""
         reset = set()
         for member in sorted(liable):
             usable, assignment = contributions.get(member), plan.of(member)
