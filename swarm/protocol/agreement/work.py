@@ -1,7 +1,7 @@
 """What the training method decides about a round: pure functions of the head that all voters compute alike.
 
-The agreement asks these questions and knows nothing else of samples, steps and norms. `scheduled_work.ScheduledWork`
-answers them for the real methods.
+All that the agreement needs of samples, steps and norms. `scheduled_work.ScheduledWork` answers them for the real
+methods.
 """
 
 from __future__ import annotations
