@@ -280,7 +280,7 @@ class AgreementNode:
                 if self._coordinator is not None:
                     self._coordinator.shown(peer, message.links)
                     self._chain.learn(message.links)
-                    if message.position > self._chain.highest:  # it counts once its sender has shown that
+                    if message.position > self._chain.highest:  # it counts once its sender's chain proves it
                         self._gossip.ask(peer)
                     else:
                         self._coordinator.told(peer, message)

@@ -140,9 +140,9 @@ class ScheduledWork:
         )
 
     def _is_exhausted(self, plan: WorkPlan, contributions: Sequence[Contribution]) -> bool:
-        """Return whether all that were planned for have submitted, none has any work, and most say that none can come:
-        one missing may have counted samples. What all read in the roster is no matter of each voter's own view, by
-        which a value that one has accepted could be refused by the others for ever."""
+        """Return whether all planned peers have submitted, none has any work, and most report that none can come; a
+        missing peer may have counted samples. It follows from the roster alone: if it depended on each voter's own
+        view, others could refuse for ever what one has accepted."""
         complete = len(contributions) == len(plan.assignments) and not any(body.steps for body in contributions)
         return complete and 2 * sum(body.exhausted for body in contributions) > len(contributions)
 

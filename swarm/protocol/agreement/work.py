@@ -40,7 +40,7 @@ class Work(Protocol):
         forget what they have counted."""
 
     def divides_batch(self) -> bool:
-        """Return whether members divide a fixed batch, so that one that does not come leaves a hole in it."""
+        """Return whether members divide a fixed batch, which is incomplete without the part of each."""
 
     def may_begin(self, waiting: int) -> bool | None:
         """Return whether the group may begin with the peers that wait for it, as a stage of a pipeline whose groups
