@@ -104,7 +104,7 @@ def round_pool(scene: Scene) -> Pool:
         member.events[:] = [e for e in member.events if e.name in CHECKED and e.fields.get("peer") != scene.liar.peer]
     scene.group.coordinator_events[:] = [e for e in scene.group.coordinator_events if e.name in CHECKED]
     node: Any = victim.driver.group._node
-    instance, head = node._height.instance, victim.driver.group.head
+    instance, head = node._round.instance, victim.driver.group.head
     me, identity = liar.driver.me, liar.host.identity
     attempts = [n for n in range(64) if head.members and leader_of(head, head.hash, n) == me][:4]
     voted = [signed for cast in instance.votes.values() for _, signed in cast.values()]

@@ -1,4 +1,4 @@
-"""What a node keeps from head to head: its own request to join, the requests of others, its speed, and proved liars."""
+"""What a node keeps from head to head: its join request, those of others, its speed, and proofs against liars."""
 
 from __future__ import annotations
 
@@ -77,14 +77,14 @@ class Applicants:
             self._joins[body.member] = (signed, self._context.now + JOIN_LASTS_S, body.head)
 
     def asking(self) -> list[str]:
-        """Return some of the peers that have asked to join lately, at whatever head: they are shown each commit at
+        """Return some of the peers that have asked to join lately, at whatever head: each commit is sent to them at
         once."""
         self._asking = {peer: until for peer, until in self._asking.items() if until > self._context.now}
         return list(self._asking)[:SHOWN_MAX]
 
     def joins(self, head: Head) -> dict[Member, Signed]:
-        """Return the requests of newcomers that the next round may take in: as many as it has room for, and some more
-        in case they do not answer."""
+        """Return the requests that the next round may take in: twice as many as it has room for, as some may not
+        answer."""
         self._expire()
         room = self._context.config.max_peers - len(head.members) - len(head.learners)
         most = min(2 * room_for_newcomers(len(head.members)), max(room, 0))
@@ -102,7 +102,7 @@ class Applicants:
         return {member: signed for member, (signed, _, _) in self._joins.items()}
 
     def first(self) -> tuple[tuple[Member, ...], Sponsors]:
-        """Return those with whom the group may begin, no more of a sponsor than it may bring in."""
+        """Return the peers with which the group may begin, no more of a sponsor than it may bring in."""
         found, sponsors = dict[str, Member](), Sponsors()
         for member, signed in sorted(self.waiting().items()):
             mine = self._context.work.sponsors(self._context.evidence.join(signed), member.peer) or ()
@@ -131,7 +131,7 @@ class Applicants:
     # -- liars ---------------------------------------------------------------------------------------------------------
 
     def convict(self, kind: str, first: Signed, second: Signed) -> None:
-        """Accuse the signer of two bodies where only one may be, once, and show the proof to all members."""
+        """Accuse the signer of two bodies where one is allowed, once, and send the proof to all members."""
         proof = msg.Contradiction(kind, first, second)
         if self.take_proof(proof):
             self._context.out.accuse(first.signer, f"signed two different bodies of kind {kind}", proof)
@@ -147,8 +147,8 @@ class Applicants:
         return True
 
     def _make_room(self) -> bool:
-        """Forget the oldest proof against a peer that is in no group: any peer can contradict itself with new keys, and
-        must not keep out the proofs that count."""
+        """Forget the oldest proof against a peer outside the group: proofs against keys that were made for that must
+        not crowd out the proofs that matter."""
         head = self._chain.head
         inside = {m.peer for m in head.members} | {learner.member.peer for learner in head.learners}
         stranger = next((peer for peer in self.proofs if peer not in inside), None)

@@ -1,10 +1,10 @@
-"""The heads that this node knows, and the way from one to the next: fetch first, then leave.
+"""The certified heads at a node, and how it moves along them: fetch the state first, then leave the old head.
 
 A head counts only along an unbroken chain of certificates from the head where this node stands, or from one that the
-coordinator signed (a start of term, an endorsement). Numbers, reports and the words of other peers never count.
+coordinator signed (a start of term, an endorsement). Positions and reports of other peers never count.
 
 The keys of members that have left can still sign a second history after an old head. So a node without a head begins
-where the coordinator stands, if that answers, and no head has two successors here by votes.
+where the coordinator is, if that answers, and at one node no head has two successors by votes.
 """
 
 from __future__ import annotations
@@ -26,34 +26,34 @@ from swarm.protocol.agreement.rules.shown_heads import ShownHeads
 from swarm.protocol.head import Head, Member
 
 HOLDERS_MAX: Final = 64
-ALONE_POLLS: Final = 4.0  # without a word of the coordinator a newcomer begins with what other peers prove
+ALONE_POLLS: Final = 4.0  # without a message of the coordinator, until a newcomer goes by other peers
 SPLITS_MAX: Final = 8
-FAILED_MAX: Final = 64  # states that no peer brought, of which this is remembered
+FAILED_MAX: Final = 64  # states that no peer brought, to remember
 PAGE_BYTES: Final = 64 << 10  # of links in one message, so that checking their votes takes its reader some milliseconds
 
 
 def position_of(head: Head) -> msg.Position:
-    """Return by what heads of one run compare."""
+    """Return the position of a head, by which heads of one run compare."""
     return (head.term, head.boot, head.round)
 
 
 class Chain:
-    """Where this node stands, what led there, and what it has been shown beyond."""
+    """This node's head, the links that led to it, and certified heads beyond it."""
 
     def __init__(self, context: AgreementContext) -> None:
         self._context = context
         self.head: Head = context.config.genesis
         self.hash: bytes = self.head.hash
         self.holds: set[bytes] = set()
-        """Hashes of the states that are here."""
+        """Hashes of the states that this node holds."""
         self.kept = b""
         """The hash of the state that this node has voted for."""
-        self._links: dict[bytes, msg.ChainLink] = {}  # those that led here, by hash of their head, oldest first
+        self._links: dict[bytes, msg.ChainLink] = {}  # up to this node's head, by hash of their head, oldest first
         self._number = 0
         self._ahead: dict[bytes, msg.ChainLink] = {}  # certified heads beyond this one, each after the one before
         self._next: dict[bytes, bytes] = {}  # of these, by votes: hash of the head before each
         self.shown = ShownHeads()
-        self._coordinator_at = 0.0  # when it was last heard, or this process began
+        self._coordinator_at = 0.0  # of its last message, or when this process began
         self._goal = b""  # the last of these
         self._fetching = b""
         self._failed: dict[bytes, tuple[int, float]] = {}  # states that no peer brought: how often, when to ask again
@@ -75,17 +75,16 @@ class Chain:
 
     @property
     def has_state(self) -> bool:
-        """Whether the state of this node's head is here. A coordinator needs none."""
+        """Whether this node holds the state of its head. A coordinator needs none."""
         return self._context.config.is_coordinator or self.head.state_hash in self.holds
 
     def hold(self, state_hash: bytes) -> None:
-        """Note that a state is here. Besides the committed one and that of this node's vote there is room for one
-        more."""
+        """Note that this node holds a state. It has room for the committed one, the one of its vote, and one more."""
         self.drop_candidates()
         self.holds.add(state_hash)
 
     def drop_candidates(self) -> None:
-        """Note that the room for another state is used again."""
+        """Note that the room for one more state is used again."""
         self.holds &= {self.head.state_hash, self.kept}
 
     def fetched(self, state_hash: bytes, ok: bool) -> None:
@@ -103,7 +102,7 @@ class Chain:
                 again_at = self._context.now + self._context.config.poll_s * min(failures, 8)
                 self._failed[state_hash] = (failures, again_at)
 
-    # -- what others show ----------------------------------------------------------------------------------------------
+    # -- what others send ----------------------------------------------------------------------------------------------
 
     @property
     def known(self) -> tuple[bytes, ...]:
@@ -112,25 +111,25 @@ class Chain:
 
     @property
     def highest(self) -> msg.Position:
-        """The position of the last head that this node knows to be certified."""
+        """The position of the last head that is certified to this node."""
         goal = self._ahead.get(self._goal)
         return position_of(goal.head if goal is not None else self.head)
 
     def is_past(self, head_hash: bytes) -> bool:
-        """Return whether this node once stood there."""
+        """Return whether this node was at that head before."""
         return head_hash != self.hash and (head_hash in self._links or head_hash == self._context.config.genesis.hash)
 
     def link(self, head_hash: bytes) -> msg.ChainLink | None:
-        """Return the link of a head that led here, or leads on from here."""
+        """Return the link of that head, on the chain to this node's head or beyond."""
         return self._links.get(head_hash) or self._ahead.get(head_hash)
 
     def following(self, head_hash: bytes) -> bytes:
-        """Return the hash of the head that followed that one by votes, on the way here or beyond; empty if none did."""
+        """Return the hash of the head that followed that one by votes, on the chain or beyond; empty if none did."""
         ways = itertools.chain(self._links.items(), self._ahead.items())
         return next((name for name, link in ways if link.start is None and link.head.previous == head_hash), b"")
 
     def ancestors(self) -> list[Head]:
-        """Return the heads that led here, this one first, as far as they are kept."""
+        """Return this node's head and those before it, the last one first, as far as they are kept."""
         found, name = [self.head], self.head.previous
         while name in self._links:
             found.append(self._links[name].head)
@@ -140,12 +139,12 @@ class Chain:
         return found
 
     def splits(self) -> list[Head]:
-        """Return this node's head, and those from which a start led here: there another branch may have gone on."""
+        """Return this node's head, and the bases of starts on its chain, from which another branch may have gone on."""
         names = [link.head.previous for link in self._links.values() if link.start is not None]
         return [self.head, *(self._links[name].head for name in names[-SPLITS_MAX:] if name in self._links)]
 
     def led_to(self, head_hash: bytes, after: bytes) -> Iterator[Head]:
-        """Return the heads that led to one at which this node has stood, that one first, as far as they are kept and
+        """Return a head at which this node has been and those before it, that one first, as far as they are kept and
         until the head `after`."""
         name = head_hash
         while name != after and (link := self._links.get(name)) is not None:
@@ -153,7 +152,7 @@ class Chain:
             name = link.head.previous
 
     def takes_back(self, start: msg.StartBody) -> bool:
-        """Return whether a start takes back, without saying so, a round that led here: the group has gone on since
+        """Return whether a start undoes a round of this node's chain without listing it: the group has gone on since
         the coordinator asked."""
         base = start.head.previous
         if self.hash in start.undoes or not self.is_past(base):  # if its base is not known, this node may be behind
@@ -177,16 +176,16 @@ class Chain:
         return tuple(page)
 
     def proof_of(self, head_hash: bytes) -> tuple[msg.ChainLink, ...]:
-        """Return what proves to any peer that a head that led here counts (`proof.prove`)."""
+        """Return the proof that a head of this node's chain counts (`proof.prove`)."""
         return prove(self._links, head_hash, self._context.evidence)
 
     def heard_coordinator(self) -> None:
-        """Note that the coordinator is there: it will show a newcomer where to begin."""
+        """Note that the coordinator is up: it shows a newcomer where to begin."""
         self._coordinator_at = self._context.now
 
     def learn(self, links: Iterable[msg.ChainLink], source: str = "") -> None:
-        """Take certified heads into account, which the peer `source` (empty: this node itself) shows. Raises
-        `ProtocolViolation` at the first one that is none; those before count."""
+        """Take certified heads into account that the peer `source` (empty: this node itself) sends. Raises
+        `ProtocolViolation` at the first one that is not certified; those before it count."""
         for link in links:
             name = link.head.hash
             if name in self._links or name in self._ahead or name == self.hash:
@@ -211,8 +210,8 @@ class Chain:
                 self._goal = name
 
     def _may_begin_at(self, link: msg.ChainLink, source: str) -> bool:
-        """Return whether a node that has no head may go by what that peer shows: the coordinator shows it where to
-        begin, and what follows that any peer may prove. Where the coordinator is silent, any peer may do both."""
+        """Return whether a node without a head may follow that link of that peer: the coordinator shows where to begin,
+        and any peer may prove what follows. While the coordinator is silent, any peer may do both."""
         config = self._context.config
         if self.head.members or config.is_coordinator or config.mode == "required":
             return True
@@ -221,15 +220,15 @@ class Chain:
         return self._context.now - self._coordinator_at >= ALONE_POLLS * config.poll_s
 
     def _is_overtaken(self, link: msg.ChainLink) -> bool:
-        """Return whether this node does not go where a start leads: that came too late. A round that follows the start
-        by votes leads there all the same. The coordinator stands where it has signed."""
+        """Return whether this node does not follow a start, which came too late. It does follow a round that was
+        committed after that start. The coordinator follows whatever it has signed."""
         if link.start is None or self._context.config.is_coordinator:
             return False
         return self.takes_back(self._context.evidence.start(link.start))
 
     def overtaken(self) -> tuple[msg.ChainLink, ...]:
-        """Return what the coordinator did not know when it signed the last start: the links from where that begins to
-        this node's head. Empty if this node follows it, or knows none."""
+        """Return what the coordinator did not have when it signed the last start: the links from its base to this
+        node's head. Empty if this node follows that start, or has none."""
         starts = [link for link in self._ahead.values() if link.start is not None]
         last = max(starts, key=lambda link: position_of(link.head), default=None)
         if last is None or self.highest >= position_of(last.head) or not self._is_overtaken(last):
@@ -243,17 +242,17 @@ class Chain:
             self._goal = max(leads, key=lambda name: position_of(leads[name].head), default=b"")
 
     def _counts(self, link: msg.ChainLink) -> bool:
-        """Return whether this node can tell that the head counts; raise `ProtocolViolation` if it does not."""
+        """Return whether the head is proved to count; raise `ProtocolViolation` if it does not."""
         before = self.head if link.head.previous == self.hash else None
         if before is None and (known := self._ahead.get(link.head.previous)) is not None:
             before = known.head
         if before is None and self._context.config.is_coordinator:
-            # It asks for what was before, even if its own vote is here: it may have to go back to that.
+            # It asks for the links before, even if the link has its own vote: it may have to go back to them.
             return self._context.evidence.is_signed_for(link) or self.shown.by_most(link.head.hash, (self.head,))
         return self._context.evidence.link_counts(link, before)
 
     def endorse(self, head_hash: bytes, signed: Signed) -> None:
-        """Note the coordinator's endorsement of a head that led here, so that newcomers may begin there."""
+        """Note the coordinator's endorsement of a head of the chain, so that newcomers may begin at it."""
         link = self._links.get(head_hash)
         if link is not None:
             self._endorse(head_hash, msgspec.structs.replace(link, endorsement=signed))
@@ -267,10 +266,10 @@ class Chain:
     # -- moving on -----------------------------------------------------------------------------------------------------
 
     def next_stop(self, is_building: Callable[[Head], bool]) -> list[msg.ChainLink] | None:
-        """Return the path to the highest certified head whose state is here; None if there is none.
+        """Return the path to the highest certified head whose state this node holds; None if it holds none.
 
-        While the highest one's state is missing, ask for it unless it is being built here, and go on in a term that
-        this node may follow meanwhile: perhaps no peer has that state."""
+        While the highest one's state is missing, fetch it unless this node is building it, and go on meanwhile in a
+        term that it may follow: perhaps no peer has that state."""
         goal = self._ahead.get(self._goal)
         if goal is None:
             return None
@@ -306,13 +305,13 @@ class Chain:
         return path[::-1]
 
     def fetch_mine(self) -> None:
-        """Ask for the state of this node's own head, if it is gone."""
+        """Fetch the state of this node's own head, if it is gone."""
         if not self.has_state:
             self._fetch(self.head)
 
     def _fetch(self, head: Head) -> bool:
-        """Ask for the state of a head, and return whether that or another one is being asked for. What no peer brought
-        is asked for again a while later: a newer state is not waited for."""
+        """Fetch the state of a head, and return whether that or another one is being fetched. One that no peer brought
+        is tried again a while later, without waiting for a newer one."""
         _, again_at = self._failed.get(head.state_hash, (0, 0.0))
         if self._fetching or self._context.now < again_at:
             return bool(self._fetching)
@@ -326,7 +325,7 @@ class Chain:
         return True
 
     def adopt(self, path: Sequence[msg.ChainLink]) -> None:
-        """Stand at the last head of the path. The whole path goes to disk first; weights change only then."""
+        """Move to the last head of the path. The whole path goes to disk first; weights change only then."""
         for link in path:
             name = link.head.hash
             last = link is path[-1]

@@ -1,4 +1,4 @@
-"""What a node of the agreement is told once: its group, its part in it, and how long to wait."""
+"""The configuration of a node: its group, its part in it, and how long to wait."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class AgreementConfig:
     ask_s: float = 2.0
     """The coordinator waits this long for answers before it starts a term."""
     lost_s: float = 30.0
-    """No quorum has answered the coordinator for this long: it is lost. At most three rounds, if rounds are shorter."""
+    """A quorum that has not answered the coordinator for this long, or three rounds if that is less, is lost."""
     stalled_s: float = 600.0
     """Nothing was committed for this long, though members answer: the operator is told; a required coordinator starts a
     term. At least ten rounds; doubled while that does not help."""

@@ -1,4 +1,4 @@
-"""What the parts of one node share: who it is, the rules, the clock of the present step and the way out."""
+"""What the parts of one node share: its identity, the rules, the time of the present step and its output."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class AgreementContext:
         """Peers of the run that were seen, in order, besides those in the head."""
 
     def know(self, peer: str) -> None:
-        """Remember that this peer is one of the run."""
+        """Remember this peer of the run."""
         if peer != self.config.peer and (peer in self.known or len(self.known) < KNOWN_MAX):
             self.known[peer] = None
 
@@ -51,5 +51,5 @@ class AgreementContext:
         return int.from_bytes(blake3(b"".join((self.seed, *purpose))).digest()[:6], "big")
 
     def blame(self, peer: str, error: ProtocolViolation) -> None:
-        """Accuse a peer that alone can have sent what is wrong."""
+        """Accuse the only peer that can have caused this error."""
         self.out.accuse(peer, str(error))

@@ -1,5 +1,5 @@
-"""Messages about a head at which this node does not stand yet, kept until it does: some overtake the votes that lead
-there."""
+"""Messages about a head that this node has not reached yet, kept until it does: some overtake the votes for that
+head."""
 
 from __future__ import annotations
 

@@ -57,8 +57,8 @@ class Submitted(msgspec.Struct, frozen=True):
 
 
 class Paused(msgspec.Struct, frozen=True):
-    """This machine's owner has paused the peer's work, or has it go on (`paused` false). A paused node votes, but asks
-    for no place, and as a leader plans no work for itself that another member can do."""
+    """This machine's owner has paused the peer's work, or has it go on (`paused` false). A paused node votes, but does
+    not ask to join, and as a leader plans no work for itself that another member can do."""
 
     paused: bool
 
@@ -68,8 +68,8 @@ class Gathered(msgspec.Struct, frozen=True):
 
     head: bytes
     claims: dict[str, Ranges]
-    """The samples that each peer, by id, says it has counted. One that does not submit them must forget what it has;
-    those to ask are `AgreementNode.workers`."""
+    """The samples that each peer, by id, claims to have counted. One that does not submit them must forget its samples;
+    the peers to ask are `AgreementNode.workers`."""
 
 
 class SliceResult(msgspec.Struct, frozen=True):
@@ -81,22 +81,22 @@ class SliceResult(msgspec.Struct, frozen=True):
 
 
 class Built(msgspec.Struct, frozen=True):
-    """The answer to `Build`: the next state is here and has this hash; None if the slices could not be had."""
+    """The answer to `Build`: the next state was built and has this hash; None if slices could not be fetched."""
 
     key: bytes
     state_hash: bytes | None
 
 
 class StateFetched(msgspec.Struct, frozen=True):
-    """The answer to `Fetch`: whether the state with this hash is here, verified. Also without a question, where a state
-    of `Started` turns out to be damaged."""
+    """The answer to `Fetch`: whether the state with this hash was fetched and verified. Also unasked, if a state of
+    `Started` turns out to be damaged."""
 
     state_hash: bytes
     ok: bool
 
 
 class Missing(msgspec.Struct, frozen=True):
-    """What the exchange `key` still waits for at this peer. The driver tells it once the exchange takes too long."""
+    """What the exchange `key` still waits for at this peer. The driver reports it once the exchange takes too long."""
 
     key: bytes
     contributors: tuple[str, ...]
@@ -106,7 +106,7 @@ class Missing(msgspec.Struct, frozen=True):
 
 
 class Judged(msgspec.Struct, frozen=True):
-    """Whose contributions this peer leaves out where it leads, by what it has found out itself."""
+    """The peers whose contributions this one leaves out as a leader, by its own checks."""
 
     peers: tuple[str, ...]
 
@@ -117,7 +117,7 @@ class RegroupRequested(msgspec.Struct, frozen=True):
     without: tuple[str, ...] = ()
     """Peers that must not be members of the new term (`--without PEER`)."""
     undo: bool = False
-    """Whether the operator accepts that certified rounds are taken back whose state no peer can bring."""
+    """Whether the operator agrees to undo certified rounds whose state no peer can bring."""
 
 
 class PeerDown(msgspec.Struct, frozen=True):
@@ -127,7 +127,7 @@ class PeerDown(msgspec.Struct, frozen=True):
 
 
 class PeerUp(msgspec.Struct, frozen=True):
-    """A peer answers (again); also how a node gets to know peers of its run that are in no head."""
+    """A peer answers (again); so a node also learns of peers of its run that are in no head."""
 
     peer: str
 

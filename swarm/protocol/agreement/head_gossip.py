@@ -1,4 +1,4 @@
-"""Idle traffic: each node tells a few others its position, and asks for the chain of those that are higher.
+"""Idle traffic: each node sends a few others its position, and asks those that are higher for their chain.
 
 A status is some hundred bytes, so the traffic of one member does not grow with the group.
 """
@@ -28,9 +28,9 @@ class HeadGossip:
         self._asked: dict[str, float] = {}
 
     def poll(self, me: Member, attempt: int) -> None:
-        """Tell the coordinator and the next few peers in turn where this node stands, and for which attempt it
-        waits. Now and then also one that is outside the group: those that the operator's start has left out may have
-        gone on by themselves, and where the coordinator is gone nothing else passes between the two."""
+        """Send this node's head and awaited attempt to the coordinator and the next few peers in turn; now and then
+        also to one outside the group: members that an operator's start has left out may have gone on by themselves, and
+        without the coordinator no other message passes between the two branches."""
         config, head = self._context.config, self._chain.head
         members = [m.peer for m in (*head.members, *(learner.member for learner in head.learners))]
         if me not in head.members or len(members) < 2:
@@ -50,13 +50,13 @@ class HeadGossip:
             self._context.out.send(peer, msg.StatusMessage(position_of(head), self._chain.hash, me, False, attempt))
 
     def tell(self, peer: str, me: Member) -> None:
-        """Tell a peer that is behind where this node stands."""
+        """Send this node's head to a peer that is behind."""
         if peer != self._context.config.peer:
             mine = position_of(self._chain.head)
             self._context.out.send(peer, msg.StatusMessage(mine, self._chain.hash, me, answer=True))
 
     def status(self, peer: str, message: msg.StatusMessage, me: Member) -> None:
-        """Ask a peer that is higher for its chain; tell one that is lower."""
+        """Ask a peer with a higher head for its chain; send this node's head to one with a lower head."""
         mine = position_of(self._chain.head)
         if message.position > mine:
             self.ask(peer)
@@ -64,7 +64,7 @@ class HeadGossip:
             self.tell(peer, me)
 
     def ask(self, peer: str) -> None:
-        """Ask a peer for what it can prove beyond this node's head, at most once in half a poll."""
+        """Ask a peer for its chain beyond this node's head, at most once in half a poll."""
         now = self._context.now
         if peer == self._context.config.peer or now - self._asked.get(peer, -1e9) < self._context.config.poll_s / 2:
             return
@@ -74,7 +74,7 @@ class HeadGossip:
         self._context.out.send(peer, msg.AskChainMessage(self._chain.known))
 
     def answer(self, peer: str, ask: msg.AskMessage, me: Member, instance: Instance) -> None:
-        """Tell the coordinator where this node stands, and what it has accepted there."""
+        """Report this node's head, and the value that it has accepted after it, to the coordinator."""
         if peer != self._context.config.coordinator:
             raise ProtocolViolation("a peer that is not the coordinator asked where this one stands")
         chain = self._chain
@@ -91,13 +91,13 @@ class HeadGossip:
         self._context.out.send(peer, told)
 
     def ask_chain(self, peer: str, message: msg.AskChainMessage) -> None:
-        """Send the links after the last head that the peer knows."""
+        """Send the links after the last head that the peer has named."""
         links = self._chain.after(message.known)
         if links:
             self._context.out.send(peer, msg.ChainMessage(links))
 
     def chain(self, peer: str, message: msg.ChainMessage) -> None:
-        """Learn from a chain; ask for the next page, if this may be one of several."""
+        """Take a page of a chain; ask for the next one if there may be one."""
         known = self._chain.known
         self._chain.learn(message.links, peer)
         if len(message.links) > 1 and self._chain.known != known:

@@ -82,7 +82,7 @@ class Support(msgspec.Struct, frozen=True):
 
 
 class AcceptedValue(msgspec.Struct, frozen=True):
-    """The latest value that a voter has voted for, with the evidence that its attempt had that value."""
+    """The last value that a voter has voted for, with the proof that its attempt had that value."""
 
     attempt: Count
     value: Head
@@ -113,7 +113,7 @@ class StartBody(msgspec.Struct, frozen=True):
 
     head: Head
     undoes: Annotated[tuple[Hash, ...], msgspec.Meta(max_length=LINKS_MAX)] = ()
-    """Certified heads that this start takes back, because no peer could bring their state."""
+    """Certified heads that this start undoes, because no peer could bring their state."""
 
 
 class EndorsementBody(msgspec.Struct, frozen=True):
@@ -226,7 +226,7 @@ class ProposalMessage(msgspec.Struct, frozen=True, tag="proposal"):
 
 
 class VoteMessage(msgspec.Struct, frozen=True, tag="vote"):
-    """Phase 2b: a signed `VoteBody`. It also tells the next leader that its sender will stand at the value."""
+    """Phase 2b: a signed `VoteBody`. It also tells the next leader that its sender holds the state of the value."""
 
     vote: Signed
     speed: Rate = 0.0
@@ -234,7 +234,7 @@ class VoteMessage(msgspec.Struct, frozen=True, tag="vote"):
 
 
 class StatusMessage(msgspec.Struct, frozen=True, tag="status"):
-    """Where the sender stands: all of the idle traffic. The rest is asked for only where it is higher."""
+    """The sender's head: all of the idle traffic. A peer asks for the chain only if the head is higher than its own."""
 
     position: Position
     head: Hash
@@ -242,11 +242,11 @@ class StatusMessage(msgspec.Struct, frozen=True, tag="status"):
     answer: bool = False
     """An answer is not answered."""
     attempt: Count = 0
-    """The attempt whose leader the sender waits for: those that wait for a lower one in vain follow."""
+    """The attempt whose leader the sender waits for; a peer that waits for a lower one in vain follows."""
 
 
 class AskChainMessage(msgspec.Struct, frozen=True, tag="ask_chain"):
-    """Send me the chain of heads after the last of these that you know."""
+    """Asks for the chain of heads after the last of these that the receiver has."""
 
     known: Annotated[tuple[Hash, ...], msgspec.Meta(max_length=LINKS_MAX)]
 
@@ -276,7 +276,7 @@ class EndorsementMessage(msgspec.Struct, frozen=True, tag="endorsement"):
 
 
 class AskMessage(msgspec.Struct, frozen=True, tag="ask"):
-    """The coordinator asks where a peer stands before it starts a term."""
+    """The coordinator asks a peer for its head and states before it starts a term."""
 
     nonce: Name
     head: Hash
@@ -295,11 +295,11 @@ class ReportMessage(msgspec.Struct, frozen=True, tag="told"):
     accepted: AcceptedValue | None = None
     support: Support | None = None
     links: Annotated[tuple[ChainLink, ...], msgspec.Meta(max_length=LINKS_MAX)] = ()
-    """The chain from the coordinator's head to the sender's: without it a higher position would be hearsay."""
+    """The chain from the coordinator's head to the sender's, which proves a higher position."""
 
 
 class ProofMessage(msgspec.Struct, frozen=True, tag="proof"):
-    """A peer has contradicted itself: its signer is put out of the group."""
+    """A peer has signed two bodies where one is allowed: it is excluded from the group."""
 
     proof: Contradiction
 

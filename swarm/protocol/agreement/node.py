@@ -54,7 +54,7 @@ class AgreementNode:
         self._started = False
         self._round = self._enter(Instance(self._chain.head, self._chain.hash))
 
-    # -- what the driver and tests may look at -------------------------------------------------------------------------
+    # -- what the driver and tests may read ----------------------------------------------------------------------------
 
     @property
     def me(self) -> Member:
@@ -63,16 +63,16 @@ class AgreementNode:
 
     @property
     def head(self) -> Head:
-        """Where this node stands. Its `CommitHead` may still wait for the disk."""
+        """This node's head. Its `CommitHead` may still wait for the disk."""
         return self._chain.head
 
     def proof_of(self, head_hash: bytes) -> tuple[msg.ChainLink, ...]:
-        """Return what proves to any peer that a head counts at which this node has stood (`proof.ProofChecker`); empty
-        where it keeps no proof. Only what is on disk may be shown: a head's link is, once its `CommitHead` came."""
+        """Return the proof that a head counts at which this node has been (`proof.ProofChecker`); empty if it has none.
+        Only what is on disk may be sent: a head's link is, once its `CommitHead` came."""
         return self._chain.proof_of(head_hash)
 
     def led_to(self, head_hash: bytes, after: bytes) -> Iterator[Head]:
-        """Return the heads that led to one at which this node has stood, that one first, as far as they are kept and
+        """Return a head at which this node has been and those before it, that one first, as far as they are kept and
         until the head `after`. They need no proof: each is named by the hash in the one behind it."""
         return self._chain.led_to(head_hash, after)
 
@@ -108,7 +108,7 @@ class AgreementNode:
         return self._context.out.take()
 
     def _guarded(self, event: events.Event) -> None:
-        """Take an event; what is wrong with it is its sender's fault."""
+        """Take an event. If it breaks the protocol, accuse its sender."""
         try:
             self._take(event)
         except (ProtocolViolation, RoundDiscarded) as error:
@@ -222,7 +222,7 @@ class AgreementNode:
             self._coordinator.time()
 
     def _poll(self) -> None:
-        """Do what is done again and again: tell where this node stands, repeat what may be lost, ask to join, watch."""
+        """Do what is periodic: send a status, repeat what may be lost, ask to join, watch the group."""
         self._chain.fetch_mine()
         self._round.repeat()
         self._gossip.poll(self._context.me, self._round.attempt)
@@ -280,7 +280,7 @@ class AgreementNode:
                 if self._coordinator is not None:
                     self._coordinator.shown(peer, message.links)
                     self._chain.learn(message.links)
-                    if message.position > self._chain.highest:  # it counts once its sender has shown that
+                    if message.position > self._chain.highest:  # it counts once its sender's chain proves it
                         self._gossip.ask(peer)
                     else:
                         self._coordinator.told(peer, message)
@@ -288,7 +288,7 @@ class AgreementNode:
                 self._route(peer, message)
 
     def _route(self, peer: str, message: msg.Message) -> None:
-        """Hand a message to the round that it names. One of another round shows who of both is behind."""
+        """Hand a message to the round that it names. If it is another one, one of the two is behind."""
         name = evidence.head_named(message)
         if name == self._chain.hash:
             self._round.receive(peer, message)
@@ -300,8 +300,8 @@ class AgreementNode:
             self._gossip.ask(peer)
 
     def _is_late_vote(self, peer: str, message: msg.Message) -> bool:
-        """Return whether a message about the last round is the first late vote of its sender for this head. It counts
-        for nothing any more, so its signature is not checked; the connection says whose it is."""
+        """Return whether a message about the last round is the first late vote of its sender for this head. It has no
+        effect any more, so its signature is not checked; the connection proves its sender."""
         if not isinstance(message, msg.VoteMessage):
             return False
         body = evidence.claimed_vote(message)
@@ -310,7 +310,7 @@ class AgreementNode:
     # -- heads ---------------------------------------------------------------------------------------------------------
 
     def _move(self, path: list[msg.ChainLink]) -> None:
-        """Leave this head for a certified one whose state is here."""
+        """Leave this head for a certified one whose state this node holds."""
         context, before = self._context, self._round
         link = path[-1]
         self._chain.adopt(path)
@@ -331,8 +331,8 @@ class AgreementNode:
             context.out.requeue(peer, message)
 
     def _spread(self, link: msg.ChainLink, before: OpenRound) -> None:
-        """Show a new head to those that may not see its votes: the leader of its attempt does it, and the coordinator
-        for what it has completed or started itself."""
+        """Send a new head to peers that may not receive its votes: the leader of its attempt does so, and the
+        coordinator for heads that it has completed or started itself."""
         head, old, me = link.head, before.instance, self._config.peer
         told = {*head.members, *(learner.member for learner in head.learners)}
         if self._coordinator is not None:

@@ -1,5 +1,5 @@
-"""The actions of one step, in order, behind the write barrier: nothing leaves the node before what it rests on is on
-disk."""
+"""The actions of one step, in order, behind the write barrier: no action leaves the node before the records it depends
+on are on disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which heads a peer believes that only looks at a group, and has no vote in it.
+"""Which heads count for a reader, a peer without a part in the group.
 
 A head is proved by consecutive links from one that the coordinator has signed for: a start of term, an
 endorsement, or, in `required` mode, a link with the coordinator's vote. How many peers report a head says nothing.
@@ -32,7 +32,7 @@ head."""
 
 def prove(links: Mapping[bytes, ChainLink], head_hash: bytes, evidence: Evidence) -> tuple[ChainLink, ...]:
     """Return the proof of a head, from links by hash of their head: those from the last one that the coordinator has
-    signed for, without what they do not need. Empty for the first head of all, and where that last one is not here."""
+    signed for, without votes that are not needed. Empty for the first head, or if links are missing."""
     later, name = list[ChainLink](), head_hash
     try:
         while (link := links.get(name)) is not None and len(later) < PROOF_LINKS_MAX:
@@ -48,7 +48,7 @@ def prove(links: Mapping[bytes, ChainLink], head_hash: bytes, evidence: Evidence
 
 
 class StageProofs:
-    """Checks what one stage of a pipeline is told of others: heads by their proofs, each once, and receipts. Implements
+    """Checks heads of other stages of a pipeline by their proofs, each once, and receipts. Implements
     `swarm.protocol.receipts.OtherStages`. `groups`: by stage."""
 
     def __init__(self, groups: Mapping[int, AgreementConfig], signer: Signer) -> None:

@@ -25,7 +25,7 @@ class LinkRecord(msgspec.Struct, frozen=True):
     number: Count
     link: msg.ChainLink
     stands: bool
-    """Whether this node stood at this head; else it only led there."""
+    """Whether this node was at this head; else it was only on the path to it."""
 
 
 class BallotRecord(msgspec.Struct, frozen=True):
@@ -38,7 +38,7 @@ class BallotRecord(msgspec.Struct, frozen=True):
 
 
 def links_in(records: dict[str, bytes]) -> list[LinkRecord]:
-    """Return the links that led a node where it stands, in order."""
+    """Return the links up to a node's head, in order."""
     found: list[LinkRecord] = []
     for key in sorted(records):
         if key.startswith(LINK_KEY):
@@ -47,7 +47,7 @@ def links_in(records: dict[str, bytes]) -> list[LinkRecord]:
             except MALFORMED:  # a torn record never counted; without it the chain begins later
                 continue
     found.sort(key=lambda record: record.number)
-    while found and not found[-1].stands:  # a crash while it went there: it never stood there
+    while found and not found[-1].stands:  # a crash on its way to a head that it never reached
         found.pop()
     return found
 

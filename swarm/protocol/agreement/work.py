@@ -94,7 +94,7 @@ class Work:
         return make_plan(head, attempt, speeds, self.schedule, reset)
 
     def divides_batch(self) -> bool:
-        """Return whether members divide a fixed batch, so that one that does not come leaves a hole in it."""
+        """Return whether members divide a fixed batch, which is incomplete without the part of each."""
         return self.schedule.shared
 
     def may_begin(self, waiting: int) -> bool | None:

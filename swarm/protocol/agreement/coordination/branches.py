@@ -1,7 +1,7 @@
 """Branches: certified heads that are not on the coordinator's own chain.
 
-Members that are cut off while the operator starts a new term go on in the old one. What they have committed there is
-proved to the coordinator, page by page, while it asks where all stand.
+Members that are cut off while the operator starts a new term continue the old one. They prove to the coordinator what
+they have committed in it, page by page, while it asks all peers for their heads.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Branches:
                 self._context.evidence.link_counts(link, self.head(link.head.previous))
                 or self._chain.shown.by_most(name, self._chain.splits())
             ):
-                continue  # what is before it is not proved here
+                continue  # the head before it is not proved to this node
             if self._is_second(link):
                 break  # signed with keys of members that may have left since
             self._links[name] = link
@@ -52,8 +52,8 @@ class Branches:
         return new
 
     def _is_second(self, link: msg.ChainLink) -> bool:
-        """Return whether another head followed the one before it, in the same term: a branch leaves the chain where a
-        operator began a new term, and nowhere else."""
+        """Return whether another head has followed the same head by votes: a branch leaves the chain only where a new
+        term was begun."""
         if link.start is not None:
             return False
         before = link.head.previous
@@ -61,7 +61,7 @@ class Branches:
         return (self._chain.following(before) or next(here, link.head.hash)) != link.head.hash
 
     def head(self, name: bytes) -> Head | None:
-        """Return the head of that hash, if it is proved here or stands on the chain."""
+        """Return the head of that hash, if it is proved to this node or on its chain."""
         link = self._links.get(name)
         return self._on_chain(name) if link is None else link.head
 
@@ -74,7 +74,7 @@ class Branches:
         return [head.hash for head in itertools.chain(own, others) if head.attempt >= 0]
 
     def overtake(self, start: Head) -> bool:
-        """Return whether a branch goes on, by votes, from the head where that start began: it came too late there."""
+        """Return whether a branch continues by votes from the base of that start: the start came too late for it."""
         names = (link.head.previous for link in self._links.values() if link.start is None)
         return start.attempt < 0 and start.previous in names
 

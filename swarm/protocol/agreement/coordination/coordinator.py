@@ -1,9 +1,9 @@
 """The coordinator: it begins the group, follows its heads, vouches for them to newcomers, watches its voters and starts
 new terms.
 
-A start is its signature, and on its disk before any other peer hears of it: it then stands there and votes nowhere
-else. The mode says who may ask for one. Where its vote is required it knows all that was ever committed, so it acts by
-itself, and a wrong suspicion costs a pause. As a witness it may have missed rounds, so that only the operator asks.
+It signs the first head of each term, the start, and writes it to disk before it sends it; from then on it votes after
+that head only. The mode says who may ask for a start. A required coordinator has completed every certificate, so it
+acts by itself, and a wrong suspicion costs a pause. A witness may have missed rounds, so only the operator asks.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Coordinator:
         self.inquiry: Inquiry | None = None
         self._inquiries = 0
         self._operator = events.RegroupRequested()
-        """What the operator has asked for last. No start of this process takes in again whom it has left out."""
-        self._offered = 0  # the round at which the operator was told that the run could go on, with what is undone
+        """The operator's last request. No start takes in a peer that it has excluded."""
+        self._offered = 0  # the round to which the operator was told that the run can go back
 
     # -- start ---------------------------------------------------------------------------------------------------------
 
@@ -59,12 +59,12 @@ class Coordinator:
             self._context.out.emit("coordinator_restored")
 
     def _set_mute(self, mute: bool) -> None:
-        """Wait for the operator, or go on because of one. A restart in between changes nothing."""
+        """Wait for the operator, or no longer. A restart in between changes nothing."""
         if mute != self._context.mute:
             self._context.mute = mute
             self._context.out.persist(RESTORED_KEY, b"1" if mute else b"")
 
-    # -- what it hears -------------------------------------------------------------------------------------------------
+    # -- what it receives ----------------------------------------------------------------------------------------------
 
     def status(self, message: msg.StatusMessage) -> None:
         """Note that a peer answers."""
@@ -72,7 +72,7 @@ class Coordinator:
         self._chain.shown.heard(message.voter)
 
     def told(self, peer: str, message: msg.ReportMessage) -> None:
-        """Take an answer to the present question, by a peer that stands no higher than what this node knows."""
+        """Take an answer to the present inquiry from a peer whose head is no higher than those proved to this node."""
         if message.voter.peer != peer:
             raise ProtocolViolation("an answer to the coordinator names another peer than its sender")
         self.watch.answered(message.voter, message.nonce.startswith(f"{self._boot:x}."))
@@ -86,8 +86,8 @@ class Coordinator:
             self._end_early()
 
     def _end_early(self) -> None:
-        """End the operator's question once all that are up have answered and proved their heads: a group that goes on
-        meanwhile would overtake a start from what it has answered. The coordinator's own question waits for more."""
+        """End the operator's inquiry once all peers that are up have answered and proved their heads: a group that
+        commits meanwhile would overtake the start. The coordinator's own inquiry lasts its full time."""
         inquiry = self.inquiry
         if inquiry is None or not inquiry.by_operator:
             return
@@ -98,8 +98,8 @@ class Coordinator:
             self.time()
 
     def shown(self, peer: str, links: tuple[msg.ChainLink, ...]) -> None:
-        """Look at heads that another peer shows, before the chain learns them. While a question is open, also those of
-        other branches count, page by page; and those that go on from where a term has begun that ended no round yet."""
+        """Check heads that another peer sends, before the chain takes them. During an inquiry those of other branches
+        count too, page by page; so do those that follow the base of a term which has ended no round yet."""
         if self._context.config.mode == "witness":
             self._chain.shown.note(peer, links)
         self._stop_at_unknown(links)
@@ -114,9 +114,9 @@ class Coordinator:
             self._inquire(by_operator=True, overtaken=True)
 
     def _stop_at_unknown(self, links: tuple[msg.ChainLink, ...]) -> None:
-        """Stop, and call the operator, at a start or required vote of this node that its disk does not know: that is
-        not the newest disk. One that leads on from this node's head is simply learned; but not a start once
-        this process has seen commits: then another process has this node's key."""
+        """Stop, and alert the operator, at a start or required vote of this node that is not on its disk: the disk is
+        not the newest. Later ones are accepted, except a start after this process has seen commits: then another
+        process has this node's key."""
         oldest, here = position_of(self._chain.ancestors()[-1]), position_of(self._chain.head)
         for link in links:
             name, at = link.head.hash, position_of(link.head)
@@ -130,7 +130,7 @@ class Coordinator:
                 self._context.out.emit("coordinator_restored", round=link.head.round, term=link.head.term)
 
     def committed(self) -> None:
-        """Note that this node stands at a new head. Of every few, vouch for it to those that were not there."""
+        """Note that this node is at a new head. Endorse every sixteenth, so that newcomers may begin at it."""
         self.watch.committed()
         head = self._chain.head
         if head.round % ENDORSED_EVERY == 0 and not self._context.mute:
@@ -149,7 +149,7 @@ class Coordinator:
     # -- asking --------------------------------------------------------------------------------------------------------
 
     def poll(self) -> None:
-        """Begin the group; watch whether it can go on, and where this node may, ask for a new term."""
+        """Begin the group; check whether it can go on, and if not, start an inquiry where the mode allows that."""
         first = self._first_members()
         if first:
             genesis = self._context.config.genesis
@@ -164,7 +164,7 @@ class Coordinator:
             self._inquire(by_operator=False)
 
     def ask(self, operator: events.RegroupRequested) -> None:
-        """Start a new term because the operator says so, if that is needed."""
+        """Start a new term at the operator's request, if that is needed."""
         if not (self._chain.head.members or self._context.mute):
             self._not_begun()
             return
@@ -177,7 +177,7 @@ class Coordinator:
         return frozenset(self._operator.without).union(self._applicants.proofs)
 
     def peers(self) -> list[str]:
-        """Return all that may know something: members and learners, those before, and those heard or seen."""
+        """Return all peers to ask: those of the last heads, and others that have sent something or were seen."""
         found: dict[str, None] = {}
         for head in self._chain.ancestors()[:REMEMBERED]:
             for member in (*head.members, *(learner.member for learner in head.learners)):
@@ -188,7 +188,7 @@ class Coordinator:
         return list(found)
 
     def _inquire(self, by_operator: bool, overtaken: bool = False) -> None:
-        """Ask all peers where they stand; `_decide` follows."""
+        """Ask all peers for their heads; `_decide` follows."""
         config = self._context.config
         self._inquiries += 1
         nonce = f"{self._boot:x}.{self._inquiries}"
@@ -202,7 +202,7 @@ class Coordinator:
             self._context.out.send(config.peer, ask)
 
     def time(self) -> None:
-        """End the present question when its time is over."""
+        """End the present inquiry when its time is over."""
         inquiry = self.inquiry
         if inquiry is not None and self._context.now >= inquiry.until:
             self.inquiry = None
@@ -212,11 +212,11 @@ class Coordinator:
                 self._decide(inquiry, answers)
                 return
             if self._may_begin(len(answers.holders(self._chain.head.state_hash))):
-                self._set_mute(False)  # so many stand at the beginning, too
+                self._set_mute(False)  # as many as may begin the group are at its first head
             self._not_begun()
 
     def _not_begun(self) -> None:
-        """Tell the operator that there is nothing to go on from: the group begins once enough peers wait."""
+        """Report that the group has not begun, so it cannot be continued: it begins once enough peers wait."""
         self._fail(0, "the group has not begun")
 
     def _fail(self, round: int, reason: str) -> None:
@@ -225,7 +225,7 @@ class Coordinator:
     # -- deciding ------------------------------------------------------------------------------------------------------
 
     def _decide(self, inquiry: Inquiry, answers: InquiryResult) -> None:
-        """Start from the furthest head that counts and that a peer holds, with those members that answer."""
+        """Start from the furthest certified head whose state a peer holds, with the members that answer."""
         head = self._chain.head
         if not inquiry.by_operator and (self.is_over or not self.watch.is_ready or not self.watch.lost(self._barred)):
             return
@@ -238,7 +238,7 @@ class Coordinator:
             return
         base, undoes = held
         if inquiry.overtaken and base.hash == self._chain.hash:
-            return  # who has shown more does not answer
+            return  # the peer that has sent later heads does not answer
         if undoes and not self._may_undo(inquiry, base):
             return
         if inquiry.by_operator and not undoes and self._context.config.mode == "witness":
@@ -259,20 +259,17 @@ class Coordinator:
             self._start(base, members, sponsors.among({member.peer for member in members}), undoes)
 
     def _goes_on(self, answers: InquiryResult) -> bool:
-        """Return whether a new term would only cost the group its learners. As a required voter this node has seen a
-        commit lately; else a quorum answers, which needs no other to go on, and has not stood still for long."""
+        """Return whether the group goes on without a new term, which would only cost it its learners: in `required`
+        mode after a recent commit, in `witness` mode if a quorum answers and has committed not too long ago."""
         if self._context.mute:
             return False
         if self._context.config.mode == "required":
             return not self._operator.without and self.watch.goes_on
         return answers.goes_on() and not self.watch.stands
 
-    def _may_be_left_alone(self, base: Head) -> bool:
-        return self.watch.may_be_left_alone(self._branches.way_to(base))
-
     def _may_undo(self, inquiry: Inquiry, base: Head) -> bool:
-        """Return whether certified heads may be taken back whose state no peer has brought: after a long time, or by
-        the operator, who has agreed to no more than was told. Only the operator gives up all that was learned."""
+        """Return whether certified heads may be undone whose state no peer has brought: after a long time, or if the
+        operator agrees, and no further than was announced. Only the operator can go back to the first head."""
         if not inquiry.by_operator:
             return self.watch.may_undo(base)
         if inquiry.undo and base.round >= self._offered:
@@ -302,7 +299,7 @@ class Coordinator:
         sponsored: tuple[Sponsorship, ...],
         undoes: Collection[bytes] = (),
     ) -> None:
-        """Sign the first head of a new term over the state of `base`, and stand there."""
+        """Sign the first head of a new term with the state of `base`, and move to it."""
         jump = RESTORED_JUMP if self._context.mute else 1
         head = msgspec.structs.replace(
             self._context.work.fast_forward(base),
@@ -322,4 +319,4 @@ class Coordinator:
         self._set_mute(False)
         self._offered = 0
         self.watch.started()
-        self._chain.learn([msg.ChainLink(head, start=signed)])  # the node commits it to disk, then shows it to all
+        self._chain.learn([msg.ChainLink(head, start=signed)])  # the node commits it to disk, then sends it to all

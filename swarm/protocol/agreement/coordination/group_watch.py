@@ -1,6 +1,6 @@
-"""Whom the coordinator hears, and whether its group can go on.
+"""Which peers have answered the coordinator lately, and whether its group can go on.
 
-It keeps nothing on disk: what it has heard before a restart says nothing about who is there now.
+Nothing of it is on disk: an answer before a restart does not show that its sender is up now.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from swarm.protocol.agreement.context import AgreementContext
 from swarm.protocol.agreement.coordination.inquiry import REMEMBERED
 from swarm.protocol.head import Head, Member
 
-TOLD_AGAIN_S: Final = 600.0  # a lost quorum is told again: what the operator saw in the morning may be forgotten
+TOLD_AGAIN_S: Final = 600.0  # after which the operator is reminded of a lost quorum
 HEARD_MAX: Final = 4096
 DOUBLINGS_MAX: Final = 10
 ROUNDS_KEPT: Final = 7
-ROUNDS_TELL: Final = 3  # rounds: those that a restarted coordinator catches up with seem short
-MANY: Final = 3  # members: of so many one alone is not the group any more
+ROUNDS_TELL: Final = 3  # rounds to measure: those that a restarted coordinator catches up with seem short
+MANY: Final = 3  # members: one that is left of so many may be a liar
 
 
 class GroupWatch:
-    """What one coordinator has heard since its process began."""
+    """What one coordinator has received since its process began."""
 
     def __init__(self, context: AgreementContext, chain: Chain) -> None:
         self._context, self._chain = context, chain
         self.positions: dict[Member, msg.Position] = {}
-        """Where voters say that they stand."""
+        """The positions that voters report."""
         self._heard: dict[Member, float] = {}
         self._fresh: set[Member] = set()  # those that have answered since this process began
         self._began_at = 0.0
@@ -48,36 +48,36 @@ class GroupWatch:
         """Begin to wait."""
         self._began_at = self._committed_at = self._context.now
 
-    # -- what it hears -------------------------------------------------------------------------------------------------
+    # -- what it receives ----------------------------------------------------------------------------------------------
 
     @property
     def peers(self) -> list[str]:
-        """All that were heard."""
+        """All peers that have sent a status or an answer."""
         return [member.peer for member in self._heard]
 
     def heard(self, voter: Member, position: msg.Position) -> None:
-        """Note that a voter says where it stands."""
+        """Note the status of a voter."""
         if voter in self._heard or len(self._heard) < HEARD_MAX:
             self._heard[voter] = self._context.now
             self.positions[voter] = position
 
     def answered(self, voter: Member, fresh: bool) -> None:
-        """Note an answer to a question; `fresh`: one of this process."""
+        """Note an answer to an inquiry; `fresh`: one of this process."""
         self._heard[voter] = self._context.now
         if fresh:
             self._fresh.add(voter)
 
     def committed(self) -> None:
-        """Note that this node stands at a new head."""
+        """Note that this node is at a new head."""
         now, head = self._context.now, self._chain.head
-        if head.attempt >= 0:  # how long a group stood before a start says nothing about its rounds
+        if head.attempt >= 0:  # the time until a start is no round's
             self._rounds_s.append(now - self._committed_at)
         self._committed_at, self._unheld_since = now, None
         if head.round > self._last_round:
             self._last_round, self._starts_in_vain = head.round, 0
 
     def started(self) -> None:
-        """Note that this node starts a term: it helps once that ends a round."""
+        """Note that this node starts a term, which counts as in vain until it ends a round."""
         self._ready = True
         self._starts_in_vain += 1
 
@@ -85,7 +85,7 @@ class GroupWatch:
 
     @property
     def _round_s(self) -> float:
-        """The usual length of a round; 0 while none was seen. One that a liar or a cut has held up says little."""
+        """The usual length of a round; 0 while none was seen. A median, as a liar or a cut may have held up some."""
         return statistics.median_low(self._rounds_s) if self._rounds_s else 0.0
 
     @property
@@ -112,8 +112,8 @@ class GroupWatch:
 
     @property
     def is_ready(self) -> bool:
-        """Whether, since this process began, so many members of the newest head have answered that they meet every
-        certificate: a disk that was put back from a backup is noticed before it starts a term."""
+        """Whether so many members of the newest head have answered this process that each quorum has one of them: so a
+        disk that was put back from a backup is noticed before it starts a term."""
         head = self._chain.head
         needed = len(head.members) - self._context.electorate.members_needed(len(head.members)) + 1
         self._ready = self._ready or sum(member in self._fresh for member in head.members) >= needed
@@ -138,16 +138,16 @@ class GroupWatch:
 
     @property
     def stands(self) -> bool:
-        """Whether this process has seen no commit for ten rounds, and for as long as voters may be silent; where it
-        has seen too few to know their length, for as long as a group may stand still."""
+        """Whether this process has seen no commit for ten rounds and `lost_s`; for `stalled_s`, if it has seen too few
+        rounds to measure their length."""
         config = self._context.config
         known = len(self._rounds_s) >= ROUNDS_TELL
         usual_s = max(config.lost_s, 10.0 * self._round_s) if known else config.stalled_s
         return self._context.now - max(self._began_at, self._committed_at) > usual_s
 
     def _leaves_out(self, heard: set[Member], barred: Collection[str]) -> bool:
-        """Return whether members answer that this term began without, though they stand at its first head: before
-        its first round another start takes them in. Those that it began with may be too few, or liars, to end one."""
+        """Return whether former members without a place in this term have reached its first head before its first
+        round: another start takes them in. The present members may be too few, or liars, to end a round."""
         head = self._chain.head
         if head.attempt >= 0:
             return False
@@ -159,7 +159,7 @@ class GroupWatch:
         return {member for member, at in self._heard.items() if self._context.now - at <= seconds}
 
     def _is_held(self, voters: Collection[Member]) -> bool:
-        """Return whether one of these says that it stands at this node's head, or beyond."""
+        """Return whether one of these reports this node's head or a later one."""
         return any(self.positions.get(voter, (0, 0, 0)) >= position_of(self._chain.head) for voter in voters)
 
     def tell_lost(self, reason: str) -> None:
@@ -189,8 +189,8 @@ class GroupWatch:
         return self._context.now - self._unheld_since >= self._context.config.undo_s * self._doubled
 
     def may_be_left_alone(self, heads: Iterable[Head]) -> bool:
-        """Return whether one member may go on alone without the operator's word, after those heads, the last one first.
-        A cut that leaves the coordinator with one liar would give it the run, or two cuts: a group that was larger
-        lately is not small."""
+        """Return whether one member may go on alone without the operator, after those heads, the last one first. Not if
+        the group was larger lately: one or two cuts that leave the coordinator with a liar would give that one the
+        run."""
         lately = itertools.islice(heads, REMEMBERED)
         return self._context.config.lone_survivor or all(len(head.members) < MANY for head in lately)

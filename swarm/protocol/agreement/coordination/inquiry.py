@@ -1,4 +1,4 @@
-"""The answers to the coordinator's question where all stand, and what a new term may begin from."""
+"""The answers to the coordinator's inquiry about the heads of all peers, and what a new term may begin from."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ REMEMBERED: Final = 8  # heads whose members a new term takes back in
 
 @dataclass
 class Inquiry:
-    """One question to all peers where they stand."""
+    """One question to all peers about their heads."""
 
     nonce: str
     until: float
@@ -31,12 +31,12 @@ class Inquiry:
     undo: bool = False
     """Whether the operator accepts that certified rounds are taken back."""
     overtaken: bool = False
-    """Whether it is asked because a peer has shown a later head than the one from which the present term began."""
+    """Whether its cause is a head that a peer has sent, which follows the base of the present term."""
     told: dict[Member, msg.ReportMessage] = field(default_factory=dict)
 
 
 class InquiryResult:
-    """Reads the answers to one question."""
+    """What follows from the answers to one inquiry."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class InquiryResult:
         inquiry: Inquiry,
         positions: Mapping[Member, msg.Position],
     ) -> None:
-        """`positions`: where voters have said since that they stand."""
+        """`positions`: what voters have reported since."""
         self._context, self._chain, self._branches = context, chain, branches
         self._by_operator, self._told, self._positions = inquiry.by_operator, inquiry.told, positions
 
@@ -66,8 +66,8 @@ class InquiryResult:
 
     def last_held(self) -> tuple[Head, list[bytes]] | None:
         """Return the furthest certified head whose state a peer that answered holds, and the hashes of the heads that a
-        start from there takes back. For the operator it may be of another branch, where a peer that answered stands and
-        proves it, or the first of all. By itself a coordinator goes back only so far."""
+        start from it undoes. For the operator it may be of another branch, if a peer that is at it proves it, or the
+        first head. By itself a coordinator goes back `ALONE_BACK_MAX` heads at most."""
         own, by_operator = list(self._branches.way_to(self._chain.head)), self._by_operator
         near = own if by_operator else own[:ALONE_BACK_MAX]
         found = [head for head in near if self.holders(head.state_hash)][:1]
@@ -100,9 +100,8 @@ class InquiryResult:
         return highest.value
 
     def members(self, base: Head, barred: frozenset[str]) -> tuple[set[Member], Sponsors]:
-        """Return the members of a term that begins from `base`, and who brought them in: those that have earned it,
-        answer and, but for a run that goes on without its coordinator, hold the state; where none of them holds it,
-        any that do."""
+        """Return the members of a term that begins from `base`, and their sponsors: those that have earned it, answer
+        and, in `required` mode, hold the state; if none of them holds it, also all others that do."""
         holders = self.holders(base.state_hash)
         earned, sponsors = self.earned(base)
         present = holders if self._context.config.mode == "required" else set(self._told)
@@ -114,7 +113,7 @@ class InquiryResult:
 
     def earned(self, base: Head) -> tuple[set[Member], Sponsors]:
         """Return the members of that head and of the few before it: one a peer, and no more of a sponsor than it may
-        bring in. A term that too few began, or liars, is not all that a group comes back to."""
+        bring in. So a term that began with too few, or with liars, does not shut out the rest of the group."""
         found, sponsors = dict[str, Member](), Sponsors()
         for head in itertools.islice(self._branches.way_to(base), REMEMBERED):
             theirs = Sponsors(head.sponsored)
@@ -127,7 +126,7 @@ class InquiryResult:
 
 
 def returned(holders: set[Member], members: set[Member]) -> set[Member]:
-    """Return those holders of the state that are new incarnations of members: they came back without their disk's
-    votes, so they could not vote here, but they can in a new term."""
+    """Return those holders of the state that are new incarnations of members: they have lost their votes, so they
+    cannot vote after this head, but they can in a new term."""
     peers = {member.peer for member in members} - {member.peer for member in holders & members}
     return {member for member in holders if member.peer in peers}

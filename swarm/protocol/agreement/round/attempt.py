@@ -41,7 +41,7 @@ class Attempt:
     signed_plan: Signed | None = None
     contributions: dict[Member, tuple[Signed, Contribution]] = field(default_factory=dict)
     unusable: set[Member] = field(default_factory=set)
-    """Members that have submitted what no roster can hold."""
+    """Members whose contribution is invalid."""
     took_s: dict[Member, float] = field(default_factory=dict)
     end_at: float = 0.0
     finishing_early: bool = False

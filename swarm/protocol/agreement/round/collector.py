@@ -70,9 +70,9 @@ class Collector:
         return True
 
     def _speeds(self, attempt: Attempt) -> dict[Member, float]:
-        """Return the speed of each peer to plan for: those present, and newcomers that may be a moment late
-        with the last commit. A newcomer that does not come costs a moment (`_newcomers_had_time`). This node is left
-        out while its owner has paused it, if another member is there: a roster needs one."""
+        """Return the speed of each peer to plan for: those present, and newcomers, which may be a moment late with the
+        last commit. A newcomer that does not take part costs a moment (`_newcomers_had_time`). This node is left out
+        while its owner has paused it, if the plan has another member: a roster needs one."""
         learners = [learner.member for learner in self._instance.head.learners]
         late = [] if self._context.work.divides_batch() else [*learners, *attempt.joins]
         chosen = {member.peer: member for member in (*late, *sorted(attempt.present))}  # one incarnation of each peer
@@ -84,8 +84,8 @@ class Collector:
         return {m: attempt.present.get(m, 0.0) for m in sorted(chosen.values())}
 
     def _adoptable(self, attempt: Attempt) -> tuple[Signed, WorkPlan] | None:
-        """Return the latest plan that a majority of the head's members can still complete, so that a dead leader
-        costs no training. Who works under a later plan does not go back to an earlier one."""
+        """Return the latest plan that a majority of the head's members can still complete, so that a dead leader costs
+        no training. A member that works under a later plan does not go back to an earlier one."""
         head = self._instance.head
         plans: dict[Member, tuple[Signed, WorkPlan]] = {}
         for member in sorted(attempt.promises):
@@ -107,14 +107,14 @@ class Collector:
         return best
 
     def _exclude(self, attempt: Attempt) -> None:
-        """Choose the peers to leave out because others waited for them in vain."""
+        """Choose the peers to leave out because others have waited for their slices in vain."""
         reported = {member.peer: message.missing for member, message in attempt.promises.items()}
         waits = {peer: missing or ((), ()) for peer, missing in sorted(reported.items())}
         tie_breaker = self._context.pick(b"exclude", self._instance.hash, attempt.number.to_bytes(8, "big"))
         self._excluded = choose_excluded(waits, tie_breaker) - {self._context.config.peer}
 
     def send_plan(self, attempt: Attempt, done: Collection[Member]) -> None:
-        """Send the plan to all but those. Members that were not present learn from it that the leader goes on."""
+        """Send the plan to all but `done`. Members that have not promised see that the leader makes progress."""
         assert attempt.signed_plan is not None and attempt.plan is not None
         planned = {assignment.member for assignment in attempt.plan.assignments}
         peers = sorted(member.peer for member in {*self._instance.head.members, *attempt.present, *planned} - set(done))
@@ -126,8 +126,8 @@ class Collector:
     # -- contributions -------------------------------------------------------------------------------------------------
 
     def take(self, attempt: Attempt, message: msg.SubmitMessage) -> bool:
-        """Take a contribution to the attempt's plan. Return whether it is new, and may be the last one that is waited
-        for: a newcomer's never is while members are waited for as usual."""
+        """Take a contribution to the attempt's plan. Return whether it is new and may be the last one that the leader
+        waits for: a newcomer's only once that waits for newcomers, or finishes early."""
         if attempt.plan is None:
             return False
         body = self._context.signer.open(message.contribution, "contribution", Contribution)
@@ -146,8 +146,8 @@ class Collector:
         return self._instance.head.has(body.member) or attempt.finishing_early or attempt.late_until > 0
 
     def _may_contribute(self, attempt: Attempt, member: Member, join: Signed | None) -> bool:
-        """Return whether a roster may name that peer. A newcomer must have asked this leader, which may have adopted
-        the plan of another one."""
+        """Return whether a roster may name that peer. A newcomer must have sent its join request to this leader, which
+        may have adopted another one's plan."""
         head = self._instance.head
         if head.has(member) or any(learner.member == member for learner in head.learners) or member in attempt.joins:
             return True
@@ -163,13 +163,13 @@ class Collector:
             self._claims.note(claims)
 
     def finish_gathered(self, attempt: Attempt) -> None:
-        """Ask for what there is, if the work of this attempt's plan is done."""
+        """Ask for what is ready, if the work of this attempt's plan is done."""
         if attempt.plan is not None and attempt.plan.hash == self._gathered:
             self._finish_early(attempt)
 
     def is_complete(self, attempt: Attempt) -> bool:
-        """Return whether every live member has submitted, or must not be waited for any longer, and newcomers had their
-        moment; ask slow ones for what they have."""
+        """Return whether the leader need not wait any longer for members, nor for newcomers; ask slow ones for what
+        they have."""
         context, head = self._context, self._instance.head
         if attempt.plan is None:
             return False
@@ -200,7 +200,7 @@ class Collector:
 
     def _newcomers_had_time(self, attempt: Attempt) -> bool:
         """Return whether newcomers of the plan that have not promised had a moment after all others have submitted:
-        where a round is as short as the way of its commit to a newcomer, that is always one round behind."""
+        without it, if a commit takes a whole round to reach a newcomer, that would stay one round behind."""
         context, head = self._context, self._instance.head
         assert attempt.plan is not None
         here = {*attempt.present, *attempt.contributions, *attempt.unusable}
@@ -234,7 +234,7 @@ class Collector:
 
     def members(self, attempt: Attempt) -> list[Member]:
         """Return those whose contributions the roster can hold, in order; none that others waited for in vain, nor one
-        that this node has judged, as long as most are left: who finds most of the others wrong may be so itself."""
+        that this node has judged, as long as most are left: a node that finds most others wrong may be wrong itself."""
         ready = fit_roster({member: signed for member, (signed, _) in attempt.contributions.items()})
         ready = [member for member in ready if member.peer not in self._excluded] or ready
         kept = [member for member in ready if member.peer not in self._context.judged]
@@ -242,8 +242,8 @@ class Collector:
         return kept if most else ready
 
     def roster(self, attempt: Attempt, members: Sequence[Member]) -> OpenedRoster:
-        """Return the roster of these contributions. Raise `RoundDiscarded` or `ProtocolViolation` if there is nothing
-        to merge: then the plan is given up, and the next one says who must forget what it has counted."""
+        """Return the roster of these contributions. Raise `RoundDiscarded` or `ProtocolViolation` if they cannot be
+        merged: then the plan is given up, and the next one names those that must forget what they have counted."""
         assert attempt.plan is not None and attempt.signed_plan is not None
         head, context, witness = self._instance.head, self._context, self._applicants.witness
         newcomers = [m for m in members if m in attempt.joins and not head.has(m)]
@@ -266,8 +266,8 @@ class Collector:
             raise
 
     def _give_up(self, attempt: Attempt, plan: WorkPlan, members: Sequence[Member]) -> None:
-        """Give a plan up, and note which members must forget what they have counted: those that have counted what
-        others have, and those that did not submit what they had claimed."""
+        """Give a plan up, and note which members must forget what they have counted: those that have counted the same
+        as others, and those that did not submit what they had claimed."""
         self._given_up.add(plan.hash)
         bodies = {member: body for member, (_, body) in attempt.contributions.items()}
         liable = {*self._instance.head.members, *(a.member for a in plan.assignments)}

@@ -1,12 +1,12 @@
 """Whose turn it is to lead, and until when: the election timeout of the round after one head.
 
-Attempts go round the members. A leader's turn lasts while it makes progress; each step of its attempt extends the
-turn once, a bounded number of times. A leader given up waits until all others were tried, so no leader can hold the
-group for ever. Turns grow, so that a turn shorter than a round does not make leaders duel for ever.
+Attempts go round the members. A leader's turn lasts while it makes progress; each step of its attempt extends the turn
+once, a bounded number of times. A leader that was given up gets no turn until all others had one, so no leader can
+block the group for ever. Turns grow, so that leaders do not duel for ever if a turn is shorter than a round.
 
-Peers that were cut off or restarted wait for different attempts. So each tells the others for which one it waits, and
-all go to the highest one whose voters they hear of, unless their leader makes progress. A liar can use that once in as
-many turns as there are members. Only progress depends on any of this.
+Peers that were cut off or restarted wait for different attempts. So each announces the one it waits for, and all go to
+the highest that is announced, unless their leader makes progress. A voter is followed once a turn, which bounds what a
+liar can do with it. Only progress depends on any of this.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class ElectionTimeouts:
         self.awaited = self._promised
         """The attempt whose leader this node waits for."""
         self.led = -1 if instance.here is not None else 0
-        """The last attempt that this node has led. It belongs to the head, so no attempt is led twice; the first one
-        leaves nothing on disk, so after a restart it counts as led."""
+        """The last attempt that this node has led after this head: no attempt is led twice. The first one leaves
+        nothing on disk, so after a restart it counts as led."""
         self.rotations = 0
         """How often all live members have led after this head and were given up."""
         self._expired = 0
@@ -95,8 +95,8 @@ class ElectionTimeouts:
         return max(0, self._instance.ballot.promised)
 
     def heard(self, voter: Member, attempt: int) -> bool:
-        """Note for which attempt a voter waits. Return whether this node now waits for it as well: its own leader
-        makes no progress, or is the one that has gone on, or has no quorum left."""
+        """Note for which attempt a voter waits. Return whether this node now waits for it as well: if its own leader
+        makes no progress, has itself gone to that attempt, or has no quorum left."""
         head = self._instance.head
         if self._context.config.is_coordinator or not (head.has(voter) or voter == head.witness):
             return False
@@ -109,17 +109,17 @@ class ElectionTimeouts:
         return True
 
     def _progresses(self) -> bool:
-        """Return whether the present attempt has got anywhere here; at its leader, beyond its own promise."""
+        """Return whether a step of the present attempt was taken here; at its leader, one after its own promise."""
         if self.awaited < self._promised:
             return False
         steps = {step for attempt, step in self._extended.get(self.leader, ()) if attempt == self.awaited}
         return bool(steps - {"promise"} if self.leader == self._context.me else steps)
 
     def _is_hopeless(self) -> bool:
-        """Return whether so many voters have gone on to later attempts that no quorum is left for the present one: it
-        was led by a peer that was frozen, say, which would wait for them as long as a plan may take.
+        """Return whether so many voters wait for later attempts that no quorum is left for the present one: its leader
+        was frozen, say, and would wait for them as long as a plan may take.
 
-        A witness is not counted on once votes are due: with those of all that are left it would have voted at once."""
+        A witness does not count once votes are due: if its vote completed those of the others, it would have voted."""
         head, electorate = self._instance.head, self._context.electorate
         left = {voter for voter in electorate.voters(head) if self._heard.get(voter, 0) <= self.awaited}
         votes_are_due = (self.awaited, "proposal") in self._extended.get(self.leader, ())
@@ -128,7 +128,7 @@ class ElectionTimeouts:
         return not electorate.enough(head, left)
 
     def _follow(self, voter: Member) -> bool:
-        """Wait for the attempt that a voter waits for, if it is a later one and no leader given up leads it."""
+        """Wait for the attempt that a voter waits for, if it is later and its leader was not given up."""
         attempt, head = self._heard[voter], self._instance.head
         followed = self._followed.get(voter, 0)
         if not self.latest < attempt <= self.latest + ATTEMPTS_AHEAD_MAX:
@@ -151,7 +151,7 @@ class ElectionTimeouts:
                 self._context.out.send(member.peer, status)
 
     def is_due(self, leader: Member) -> bool:
-        """Return whether this node may promise to that leader now: its turn it is, or no other leader is making
+        """Return whether this node may promise to that leader now: it is its turn, or no other leader makes
         progress."""
         if leader in (self.leader, self._context.me) or self._context.config.is_coordinator:
             return True
@@ -172,7 +172,7 @@ class ElectionTimeouts:
             self._wait(max(seconds, self._until - self._context.now))
 
     def resign(self) -> None:
-        """Let the next leader try soon: this node has failed in its turn, which a plan may have made long."""
+        """Let the next leader try soon: this node has failed, and a plan may have made its turn long."""
         if self.leader == self._context.me:
             self._wait(min(self.turn_s, self._until - self._context.now))
 

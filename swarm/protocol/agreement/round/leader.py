@@ -1,7 +1,7 @@
 """The leader of attempts: assemble or prepare -> (finish what may be chosen | plan -> collect -> exchange) -> propose.
 
-A leader decides nothing that the voters cannot check. It repeats what it sends, so losses cost time only; its death
-costs a turn.
+A leader decides nothing that the voters cannot check. It repeats what it sends, so losses cost only time, and its death
+a turn.
 """
 
 from __future__ import annotations
@@ -88,21 +88,21 @@ class AttemptLeader:
     # -- the first attempt ---------------------------------------------------------------------------------------------
 
     def _goes_without_promises(self, attempt: Attempt) -> bool:
-        """Return whether this attempt needs no promises, and most members have shown that they are here. Newcomers
-        are asked whether they come."""
+        """Return whether this attempt needs no promises and most members have voted for this head. With newcomers it
+        asks for promises all the same, to see whether they take part."""
         head, here = self._instance.head, self._instance.here or {}
         most = 2 * sum(member in here or member == self._context.me for member in head.members) > len(head.members)
         return most and not needs_promises(attempt.number) and not attempt.joins and not head.learners
 
     def here(self, member: Member, speed: float) -> None:
-        """Note that a member has voted for this head, so that it is here."""
+        """Note that a member has voted for this head, so that it takes part."""
         attempt = self._attempt
         if attempt is not None and attempt.phase is not Phase.PREPARE and self._instance.head.has(member):
             attempt.present.setdefault(member, speed)
             self.assemble()
 
     def assemble(self) -> None:
-        """Plan once all live members are here, or after a moment."""
+        """Plan once all live members take part, or after a moment."""
         attempt, context = self._attempt, self._context
         if attempt is None or attempt.phase is not Phase.ASSEMBLE:
             return
@@ -160,7 +160,7 @@ class AttemptLeader:
         if not self._context.electorate.enough(instance.head, attempt.accepted):
             return
         waited_for = {voter.peer for voter in self._context.electorate.voters(instance.head)}
-        if self._context.work.divides_batch():  # a newcomer must be known to come before it gets a part
+        if self._context.work.divides_batch():  # a newcomer must have promised before it gets a part
             waited_for = set(attempt.asked)
         waiting = waited_for - {m.peer for m in attempt.present} - self._context.down
         if not waiting:
@@ -170,8 +170,8 @@ class AttemptLeader:
             self._context.out.timer(TIMER, attempt.end_at)
 
     def _require_support(self, value: Head, support: msg.Support | None) -> None:
-        """Raise unless a promise brings what the value that it reports was made from: a leader that proposed it
-        without would be the one that lies."""
+        """Raise unless a promise brings what the value that it reports was made from: a leader that proposed it without
+        would count as the liar."""
         if support is None:
             raise ProtocolViolation("a promise reports an accepted value without what it was made from")
         opened, _ = self._succession.support(support, self._instance.head, self._instance.hash)
@@ -210,9 +210,9 @@ class AttemptLeader:
                 return
 
     def _leave_out_refuted(self, attempt: Attempt) -> None:
-        """Do without the promises that report a value of which this node has built another state, if the rest is a
-        quorum: then no quorum has chosen it. Else one voter with another build, or a liar, would hold up the group for
-        ever with a value that it alone has accepted."""
+        """Leave out the promises that report a value of which this node has built another state, if the rest is a
+        quorum: then that value was not chosen. Otherwise one voter with another build, or a liar, would block the group
+        for ever with a value that it alone has accepted."""
         rest = {m: found for m, found in attempt.accepted.items() if found is None or not self._is_refuted(found.value)}
         if self._context.electorate.enough(self._instance.head, rest):
             attempt.accepted = rest
@@ -225,7 +225,7 @@ class AttemptLeader:
     # -- work ----------------------------------------------------------------------------------------------------------
 
     def _plan(self, attempt: Attempt) -> None:
-        """Send a plan to all that are present, and take what they have done under it already."""
+        """Send a plan to all that are present, and take their contributions to it that came with promises."""
         attempt.phase = Phase.COLLECT
         if not self._collector.plan(attempt):
             self._fail("no peer that may work is present", again=False)
@@ -237,7 +237,7 @@ class AttemptLeader:
                 except ProtocolViolation as error:  # not the fault of the peer whose promise came last
                     self._context.blame(member.peer, error)
         if attempt is self._attempt and attempt.phase is Phase.COLLECT:
-            # Also to this node and others that have submitted already: with a plan they give the leader its time.
+            # Also to this node and others that have submitted: receiving it extends the leader's turn.
             self._collector.send_plan(attempt, done=())
 
     def submit(self, peer: str, message: msg.SubmitMessage) -> None:
@@ -247,13 +247,13 @@ class AttemptLeader:
             self.collect()
 
     def gathered(self, event: events.Gathered) -> None:
-        """The method says that all of the work is done: ask for what there is."""
+        """The method says that all of the work is done: ask for what is ready."""
         self._collector.note_claims(event.claims)
         if self._attempt is not None and self._attempt.phase is Phase.COLLECT:
             self._collector.finish_gathered(self._attempt)
 
     def collect(self) -> None:
-        """Go on to the exchange once every live member has submitted, and newcomers had their moment."""
+        """Go on to the exchange once the collector waits for no peer any more."""
         attempt = self._attempt
         if attempt is None or attempt.phase is not Phase.COLLECT or not self._collector.is_complete(attempt):
             return
@@ -321,8 +321,8 @@ class AttemptLeader:
             self._fail(f"waited too long for {attempt.phase.value}", again=self._may_mend(attempt))
 
     def _may_mend(self, attempt: Attempt) -> bool:
-        """Return whether another attempt of this node can do better: an owner may be left out. Where nothing is
-        merged, the others wait for work, and the next leader's plan must tell them what is missing."""
+        """Return whether another attempt of this node can succeed: it may leave an owner out. If nothing is merged, the
+        others wait for work, and the next leader's plan must name what is missing."""
         exchange = attempt.exchange
         return attempt.phase is Phase.EXCHANGE and exchange is not None and any(w > 0 for w in exchange.opened.weights)
 

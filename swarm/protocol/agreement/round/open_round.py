@@ -1,4 +1,4 @@
-"""One node at one head: the parts that live until it leaves the head, and which message goes to which."""
+"""The parts of a node that exist until it leaves its head, and which message goes to which."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class OpenRound:
             self._go_on()
 
     def _go_on(self) -> None:
-        """Answer leaders that had to wait, or lead, now that this node waits for another attempt."""
+        """Answer leaders that had to wait, or lead: this node waits for another attempt now."""
         self.participant.promise_pending()
         if self._timeouts.leader == self._context.me and self._leads:
             self.leader.begin()
@@ -111,8 +111,8 @@ class OpenRound:
         return self._exchanges.is_building(head)
 
     def here(self, message: msg.VoteMessage, body: msg.VoteBody) -> bool:
-        """Take a late vote for this head: its sender is here. Return whether it is news; one that repeats its vote
-        lacks those of the others."""
+        """Take a late vote for this head: its sender is up and has the state. Return whether it is its first; a sender
+        that repeats its vote lacks those of others."""
         news = body.voter not in (self.instance.here or {})
         if self.instance.here is not None and self.instance.head.has(body.voter):
             self.instance.here[body.voter] = message.speed

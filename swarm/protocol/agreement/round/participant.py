@@ -35,7 +35,7 @@ class Participant:
         self._context, self._chain, self._instance = context, chain, instance
         self._timeouts, self._applicants = timeouts, applicants
         self._succession = Succession(context)
-        self._pending: dict[str, msg.PrepareMessage] = {}  # by leader: their turn has not come
+        self._pending: dict[str, msg.PrepareMessage] = {}  # by leader, whose turn it is not yet
 
     @property
     def votes(self) -> bool:
@@ -55,7 +55,7 @@ class Participant:
     # -- promises ------------------------------------------------------------------------------------------------------
 
     def prepare(self, peer: str, ask: msg.PrepareMessage) -> None:
-        """Promise to the leader of an attempt, at the latest when the present leader's turn is over."""
+        """Promise to the leader of an attempt: at once if it is due, else when the present leader's turn is over."""
         instance = self._instance
         if not is_leader(instance.head, instance.hash, ask.attempt, peer):
             raise ProtocolViolation(f"it asked for promises in attempt {ask.attempt}, which another peer leads")
@@ -74,7 +74,7 @@ class Participant:
         self._context.out.send(peer, self._promise(ask.attempt))
 
     def promise_pending(self) -> None:
-        """Answer the leaders that had to wait, the highest attempt first, now that the turn has passed on."""
+        """Answer the leaders that had to wait, the highest attempt first: the present leader's turn is over."""
         for peer, ask in sorted(self._pending.items(), key=lambda item: -item[1].attempt):
             self.prepare(peer, ask)
 
@@ -137,7 +137,7 @@ class Participant:
             self.submit()
 
     def submit(self) -> None:
-        """Send the contribution to the leader of the attempt under way. A later leader gets it with the promise."""
+        """Send the contribution to the leader of the present attempt. A later leader gets it with the promise."""
         instance = self._instance
         if instance.contribution is not None and instance.head.members:
             leader = leader_of(instance.head, instance.hash, instance.ballot.attempt)

@@ -1,6 +1,6 @@
 """A voter's second half of an attempt: check the proposal, vote, and count the votes of all.
 
-A voter derives the value from the roster itself and votes only once its own state hashes to it. A witness has no
+A voter derives the value from the roster itself and votes only once its own state hashes to it. The coordinator has no
 weights: it checks all but the state, and votes last, when its vote completes the certificate.
 """
 
@@ -62,8 +62,8 @@ class Voter:
         self.consider(body.attempt)
 
     def _check(self, attempt: int, message: msg.ProposalMessage) -> None:
-        """Raise unless the value is forced by the promises, or free and made from this attempt's roster. Remember
-        it."""
+        """Raise unless the promises force this value, or leave it free and it follows from this attempt's roster.
+        Remember it."""
         instance, context = self._instance, self._context
         justified = context.evidence.justified(message.promises, instance.head, instance.hash, attempt)
         forced = justified.accepted
@@ -110,7 +110,7 @@ class Voter:
     # -- votes ---------------------------------------------------------------------------------------------------------
 
     def _vote(self, attempt: int, proposed: Proposed) -> None:
-        """Vote, once what was voted for is on disk with the state that it names."""
+        """Vote. The vote is sent once it is on disk with the value and its state."""
         instance = self._instance
         ballot = instance.ballot.vote(attempt, proposed.hash)
         if ballot is None:
@@ -140,8 +140,8 @@ class Voter:
         return self._context.config.is_coordinator and self._context.electorate.mode == "required"
 
     def _decide(self, attempt: int, proposed: Proposed) -> None:
-        """Complete the certificate as the required voter. The node commits it to disk before any other peer hears of
-        the vote, so it votes once after each head, and knows all that was ever committed."""
+        """Complete the certificate as the required voter. The node commits it to disk before it sends its vote to any
+        peer, so it votes once after each head, and has every certificate."""
         votes = self._instance.votes_for(attempt, proposed.hash)
         votes[self._context.me] = self._sign_vote(attempt, proposed.hash)
         self._chain.learn([msg.ChainLink(proposed.value, votes=tuple(votes[voter] for voter in sorted(votes)))])
@@ -173,7 +173,7 @@ class Voter:
         head = next((p.value for p in instance.proposed.values() if p.hash == value), None)
         if head is None and instance.accepted is not None and instance.accepted.value.hash == value:
             head = instance.accepted.value
-        if head is not None:  # else the chain of a peer that has committed it comes soon
+        if head is not None:  # else a peer that has committed it sends its link soon
             self._chain.learn([msg.ChainLink(head, votes=tuple(votes.values()))])
 
     def repeat(self) -> None:

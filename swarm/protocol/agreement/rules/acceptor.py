@@ -1,12 +1,12 @@
-"""Single-decree Paxos for the round after one head: at most one value is chosen, in every schedule.
+"""Single-decree Paxos for the round after one head: no schedule chooses two values.
 
 An *attempt* is a ballot with one leader and one value. A voter promises, then votes for the attempt's value; the
 leader of a later attempt collects the promises of a quorum and must propose the value of the highest attempt that
 they report (Lamport, "Paxos Made Simple", 2001). Nothing can have been accepted below the first attempt, so its leader
 needs no promises; a voter that has promised a later one refuses it all the same.
 
-The functions are pure and know no message: `tests/simulation/test_exhaustive.py` drives these through all schedules
-of small groups. The node persists an `Acceptor` before it sends what came of it.
+The functions are pure and independent of messages: `tests/simulation/test_exhaustive.py` drives these through all
+schedules of small groups. The node persists a `Ballot` before it sends a promise or vote.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Ballot(msgspec.Struct, frozen=True):
 
     @property
     def attempt(self) -> int:
-        """The lowest attempt that may be under way here: the one promised, or the first, which needs no promise."""
+        """The lowest attempt that may be under way: the one promised, or the first, which needs no promise."""
         return max(self.promised, 0)
 
     def promise(self, attempt: int) -> Ballot | None:

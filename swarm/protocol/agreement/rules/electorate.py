@@ -18,8 +18,8 @@ class Electorate:
     mode: Mode
 
     def witness(self, head: Head) -> Member | None:
-        """Return the coordinator if it is a voter of this head: always where it is required; else as the odd voter of
-        an even number of members, so that one lost member of two or four is no lost majority."""
+        """Return the coordinator if it is a voter of this head: always where it is required; else if the number of
+        members is even, so that one lost member of two or four is no lost majority."""
         if head.members and (self.mode == "required" or len(head.members) % 2 == 0):
             return head.witness
         return None
@@ -31,8 +31,7 @@ class Electorate:
 
     @staticmethod
     def members_needed(members: int) -> int:
-        """Return how many votes of members a certificate needs at least (without a witness's that may stand in for
-        one)."""
+        """Return how many votes of so many members a certificate needs; in `witness` mode the witness's may be one."""
         return members // 2 + 1
 
     def enough(self, head: Head, voters: Collection[Member]) -> bool:
@@ -53,7 +52,7 @@ class Electorate:
     def completes(self, head: Head, voters: Collection[Member]) -> bool:
         """Return whether the witness's vote would make these a certificate, and they are none without it.
 
-        It votes last: a vote without weights must not stand in for one with, while that may still come."""
+        It votes last: its vote, without weights, must not replace a member's that may still come."""
         witness = self.witness(head)
         if witness is None:
             return False

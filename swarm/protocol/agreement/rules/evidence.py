@@ -75,7 +75,7 @@ class Evidence:
         return body
 
     def witness(self, signed: Signed) -> Member:
-        """Return the identity that the coordinator declares as its present one."""
+        """Return the coordinator's present identity as a witness, as it declares."""
         body = self._signer.open(signed, WITNESS, msg.WitnessBody)
         self._require_coordinator(signed, "witness")
         if body.run_id != self._config.genesis.run_id or body.witness.peer != self._config.coordinator:
@@ -96,9 +96,8 @@ class Evidence:
         return body
 
     def counts(self, accepted: msg.AcceptedValue, head: Head, head_hash: bytes, below: float = math.inf) -> bool:
-        """Return whether what a peer reports as accepted is proved: its attempt, below `below`, had that value.
-
-        Without this one voter could make up an attempt that all later leaders had to respect (F10)."""
+        """Return whether what a peer reports as accepted is proved: its attempt, below `below`, had that value. Without
+        this one voter could make up an attempt that all later leaders had to respect."""
         value = accepted.value.hash
         if not 0 <= accepted.attempt < below or accepted.value.previous != head_hash:
             return False
@@ -148,8 +147,7 @@ class Evidence:
             raise ProtocolViolation("a certificate has too few votes")
 
     def link_counts(self, link: msg.ChainLink, before: Head | None) -> bool:
-        """Return whether the link's head counts, after `before` (None: the one before it is not known). Raises if it
-        does not, whatever was before it."""
+        """Return whether the link's head counts after `before` (None: not known). Raises if nothing makes it count."""
         if self.is_signed_for(link):
             return True
         if before is None:
@@ -174,7 +172,7 @@ class Evidence:
                 raise ProtocolViolation("a certificate has votes for another head")
 
     def is_vouched_for(self, link: msg.ChainLink) -> bool:
-        """Return whether the coordinator itself has completed this certificate: it has checked all that was before."""
+        """Return whether the coordinator itself has completed this certificate: it has checked the chain up to it."""
         signed = self._own_vote(link)
         if signed is None:
             return False
@@ -187,8 +185,8 @@ class Evidence:
         return next((signed for signed in link.votes if signed.signer == self._config.coordinator), None)
 
     def anchor(self, link: msg.ChainLink) -> msg.ChainLink | None:
-        """Return the link with no more than what the coordinator has signed for it, so that it counts whatever was
-        before; None if that is nothing."""
+        """Return the link with only the coordinator's signature for it, so that it counts without the links before;
+        None if it has none."""
         if self.is_signed_for(link):
             return msg.ChainLink(link.head, start=link.start, endorsement=None if link.start else link.endorsement)
         signed = self._own_vote(link)
@@ -197,7 +195,7 @@ class Evidence:
         return msg.ChainLink(link.head, votes=(signed,))
 
     def bare_certificate(self, link: msg.ChainLink, before: Head) -> msg.ChainLink:
-        """Return a link that follows `before` with the votes of a bare quorum: what was shown may hold any others."""
+        """Return a link that follows `before` with the votes of a bare quorum: the one received may have any others."""
         voters, chosen = self._electorate.voters(before), dict[Member, Signed]()
         for signed in self._by_voters(link.votes, before):
             voter = self.vote(signed).voter
@@ -217,8 +215,8 @@ class Evidence:
         return proof.first.signer
 
     def _by_voters(self, bodies: Iterable[Signed], head: Head) -> list[Signed]:
-        """Return those of the bodies that may be by voters of a head. A list of others' bodies may be as long as a
-        message, and made with as many keys; each signature costs more than all else about it."""
+        """Return the bodies that voters of a head have signed, at most twice as many as voters. A message may be full
+        of bodies of other keys, and checking a signature costs more than all else about it."""
         voters = {voter.peer for voter in self._electorate.voters(head)}
         return list(itertools.islice((signed for signed in bodies if signed.signer in voters), 2 * len(voters)))
 
@@ -236,7 +234,7 @@ class ForcedBy(msgspec.Struct, frozen=True):
 
     accepted: msg.AcceptedValue | None
     voters: tuple[Member, ...] = ()
-    """Those that report it: they have on disk what it is built from."""
+    """The voters that report it: they have on disk what it is built from."""
 
 
 def is_leader(head: Head, head_hash: bytes, attempt: int, peer: str) -> bool:
@@ -245,8 +243,7 @@ def is_leader(head: Head, head_hash: bytes, attempt: int, peer: str) -> bool:
 
 
 def _slot(body: msgspec.Struct) -> tuple[object, ...]:
-    """Return what only one body of a signer may have: the ballot, for a voter its incarnation, for an owner the
-    exchange."""
+    """Return the key of which a signer may make one body: the ballot, a voter's incarnation, an owner's exchange."""
     kind = type(body).__name__
     return (
         kind,
@@ -258,8 +255,8 @@ def _slot(body: msgspec.Struct) -> tuple[object, ...]:
 
 
 def head_named(message: msg.Message) -> bytes:
-    """Return the hash of the head whose round a message says it is about, before any signature is checked: of messages
-    about other rounds none ever is. Raises `ProtocolViolation` if a body is malformed."""
+    """Return the hash of the head whose round a message names, before any signature is checked: for other rounds none
+    ever is. Raises `ProtocolViolation` if a body is malformed."""
     match message:
         case msg.PrepareMessage() | msg.PlanMessage() | msg.SubmitMessage() | msg.RosterMessage():
             return message.head
@@ -276,9 +273,9 @@ def head_named(message: msg.Message) -> bytes:
 
 
 def signed_in(message: msg.Message, head: Head) -> Iterator[tuple[str, Signed]]:
-    """Yield what the links of a message are signed with, and for what kind each: a page of links has so many that a
-    driver may want to check them before its node, which stands at `head`, does. Of votes only those that the node will
-    look at, if the links are what they seem to be."""
+    """Yield the signed bodies in the links of a message, with their kinds: a page of links has so many that a driver
+    may check them before its node, which is at `head`, does. Of votes only those that the node will check if the links
+    are valid."""
     links = message.links if isinstance(message, msg.ChainMessage | msg.ReportMessage) else ()
     for link in links:
         yield from ((VOTE, signed) for signed in _by_peers_of(head, link.votes))
@@ -293,7 +290,7 @@ def _by_peers_of(head: Head, bodies: Iterable[Signed]) -> Iterator[Signed]:
 
 
 def claimed_vote(message: msg.VoteMessage) -> msg.VoteBody:
-    """Return what a vote says, unchecked. Raises `ProtocolViolation` if it is malformed."""
+    """Return the body of a vote, unchecked. Raises `ProtocolViolation` if it is malformed."""
     return _read(message.vote, msg.VoteBody)
 
 

@@ -1,7 +1,7 @@
-"""Heads that most voters of one of the coordinator's heads show, while the links that lead there are kept no more.
+"""Heads that most voters of one of the coordinator's heads have sent, when the links to them are no longer kept.
 
-A witness that was away for longer than links are kept finds its group again by these. They prove no less than links
-would: in `witness` mode the same keys could have signed all that lies between.
+A witness that was away for longer than links are kept finds its group again by these. They prove as much as the links
+would: in `witness` mode the same keys could have signed all of those.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ VOTERS_MAX: Final = 4096
 
 
 class ShownHeads:
-    """Which voters have shown which heads to a witness."""
+    """Which voters have sent which heads to a witness."""
 
     def __init__(self) -> None:
-        self._voters: dict[str, Member] = {}  # by peer: as whom it has spoken last
+        self._voters: dict[str, Member] = {}  # the latest incarnation of each peer
         self._by: dict[bytes, set[Member]] = {}  # by hash of the head
 
     def heard(self, voter: Member) -> None:
-        """Note as whom a peer speaks."""
+        """Note the present incarnation of a peer."""
         if voter.peer in self._voters or len(self._voters) < VOTERS_MAX:
             self._voters[voter.peer] = voter
 
     def note(self, peer: str, links: Iterable[ChainLink]) -> None:
-        """Note what a peer shows as its chain."""
+        """Note the links that a peer sends as its chain."""
         voter = self._voters.get(peer)
         if voter is None:
             return
@@ -40,6 +40,6 @@ class ShownHeads:
             self._by.setdefault(name, set()).add(voter)
 
     def by_most(self, name: bytes, heads: Iterable[Head]) -> bool:
-        """Return whether a majority of the members of one of these heads has shown that one."""
+        """Return whether a majority of the members of one of these heads has sent that one."""
         shown_by = self._by.get(name, set())
         return any(len(shown_by.intersection(head.members)) >= head.quorum for head in heads if head.members)

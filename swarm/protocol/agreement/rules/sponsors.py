@@ -1,4 +1,4 @@
-"""Which keys vouch for the peers of a head. Each brings in so many and no more, whatever keys come with it."""
+"""Which keys vouch for the peers of a head, and how many peers each may bring in, directly or through others."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ class Sponsors:
         return tuple(Sponsor(key, guests) for key, guests in self._of.get(peer, {}).items())
 
     def have_room(self, peer: str, sponsors: Iterable[Sponsor], inside: Collection[str]) -> bool:
-        """Return whether each of these may bring in that peer besides those of the peers `inside` that it has brought
-        in."""
+        """Return whether each of these may bring in that peer, in addition to those `inside` that it has brought in."""
         others = [self._of.get(other, {}) for other in inside if other != peer]
         return all(sum(sponsor.key in brought for brought in others) < sponsor.guests for sponsor in sponsors)
 

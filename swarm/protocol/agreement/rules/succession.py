@@ -215,10 +215,10 @@ class _Electors:
 
     def _learn(self, present: set[Member], merged: set[Member]) -> None:
         for peer, entry in sorted(self.learners.items()):
-            here = entry.member in present
+            missed = 0 if entry.member in present else entry.missed + 1
             counted = entry.merged + (entry.member in merged)
-            self.learners[peer] = Learner(entry.member, counted, 0 if here else entry.missed + 1)
-            if peer in self._culprits or entry.missed + 1 > MISSED_MAX:
+            self.learners[peer] = Learner(entry.member, counted, missed)
+            if peer in self._culprits or missed > MISSED_MAX:
                 del self.learners[peer]
 
     def _promote(self) -> None:

@@ -122,6 +122,9 @@ def test_a_learner_keeps_its_count_for_some_missed_rounds() -> None:
     assert kept.learners == (Learner(Member("X", "X0"), 1, 3),)
     tired = msgspec.structs.replace(learner, missed=MISSED_MAX)
     assert Scene(head_of("ABC", learners=(tired,))).after("ABC").learners == ()
+    tired = msgspec.structs.replace(tired, merged=0)
+    back = Scene(head_of("ABC", learners=(tired,))).after("ABCX").learners
+    assert back == (Learner(Member("X", "X0"), 1, 0),), "one that is there again stays"
 
 
 @pytest.mark.parametrize(("old", "room"), [("A", 1), ("AB", 1), ("ABC", 1), ("ABCDE", 2), ("ABCDEFG", 3)])
