@@ -1,7 +1,7 @@
 """What a node of the agreement wants done: the outputs of `AgreementNode.step`, to be carried out in order.
 
-A node writes before it speaks: while a `Persist` is under way, all later actions but timers and further `Persist`s wait
-inside the node for its `Persisted`. So a crash between any two actions loses nothing that another peer was told.
+A node writes before it sends: while a `Persist` is under way, all later actions but timers and further `Persist`s wait
+inside the node for its `Persisted`. So a crash between any two actions loses nothing that was sent.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""The bookkeeping of exchanges: rosters, the owners' signed results, and the states built from them. Bytes stay
-outside."""
+"""The bookkeeping of exchanges: rosters, the owners' signed results, and the hashes of the states built from them."""
 
 from __future__ import annotations
 
@@ -119,7 +118,7 @@ class Exchanges:
         self.build(exchange)
 
     def note_results(self, exchange: Exchange, results: dict[Member, tuple[Signed, msg.ResultsBody]]) -> None:
-        """Take checked results. An owner with two faces is a liar that all can convict."""
+        """Take checked results. An owner that has signed two for one exchange is convicted."""
         for owner, (signed, body) in sorted(results.items()):
             known = exchange.results.setdefault(owner, (signed, body))
             if known[1] != body:
@@ -142,7 +141,7 @@ class Exchanges:
         self._context.out.add(Build(name, opened, hashes, holders))
 
     def rebuild(self, exchange: Exchange) -> None:
-        """Build a state again whose place another one has taken meanwhile."""
+        """Build a state again that another one has replaced."""
         hashes = exchange.hashes
         if hashes is not None and exchange.building.get(name_build(exchange.opened.key, hashes)) is not None:
             del exchange.building[name_build(exchange.opened.key, hashes)]
@@ -175,6 +174,6 @@ class Exchanges:
         return None if hashes is None else exchange.building.get(name_build(exchange.opened.key, hashes))
 
     def missing(self, event: events.Missing) -> None:
-        """Note what the present exchange waits for; the next leader is told."""
+        """Note what the present exchange waits for: promises report it to the next leader."""
         if event.key in self._instance.exchanges:
             self._instance.missing = (event.contributors, event.owners)

@@ -153,7 +153,7 @@ def _prune(by_attempt: dict[int, Kept]) -> None:
 def record_once(cast: dict[int, tuple[bytes, Signed]], attempt: int, value: bytes, signed: Signed) -> Signed | None:
     """Record one voter's vote of an attempt. Return the other vote if it voted otherwise in that attempt.
 
-    Attempts below the kept window are refused, so that dropping old ones lets no second vote in (F21)."""
+    Attempts below the kept window are refused, so that dropping old ones lets no second vote in."""
     if attempt in cast:
         return cast[attempt][1] if cast[attempt][0] != value else None
     if len(cast) >= ATTEMPTS_KEPT:

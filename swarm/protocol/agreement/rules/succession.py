@@ -1,7 +1,7 @@
 """The next head as a function of the roster: members, learners, absences, owners and ledger. Every voter derives it.
 
-So a leader chooses no electorate. It can leave out a contribution; an old member is dropped only after two rounds
-without one under two different leaders, or on a proof that all can check.
+So a leader can leave out a contribution, and cannot choose the electorate: a member is dropped only after two rounds
+without a contribution under two different leaders, or on a proof that any peer can check.
 """
 
 from __future__ import annotations
