@@ -35,6 +35,7 @@ SENDS_PER_PEER: Final = 2  # keeps a link busy while a call waits for its answer
 THREADS: Final = max(1, usable_cores() // 2)  # two threads on one core compete for its cache
 HASHED_INLINE_BYTES: Final = 1 << 18  # takes as long as the way to a thread and back
 RETRY_PAUSE_S: Final = 0.25
+RETRY_PAUSE_MAX_S: Final = 1.0  # a dead peer is tried until the exchange ends
 REFUSALS_MAX: Final = 8
 
 
@@ -316,7 +317,7 @@ class SliceExchange:
     async def _send(self, peer: str, method: Method[SliceOf, Done], message: SliceOf, data: memoryview) -> bool:
         """Send one slice until the peer takes it (True) or refuses it (False)."""
         async with self._links[peer]:
-            refusals = 0
+            refusals, pause_s = 0, RETRY_PAUSE_S
             while refusals < REFUSALS_MAX:
                 try:
                     await self._rpc.call(peer, method, message, data, timeout_s=self.timeout_s, bulk=True)
@@ -329,7 +330,8 @@ class SliceExchange:
                     return False
                 except NetworkError:
                     pass
-                await trio.sleep(RETRY_PAUSE_S)
+                await trio.sleep(pause_s)
+                pause_s = min(2 * pause_s, RETRY_PAUSE_MAX_S)
             return False
 
 
