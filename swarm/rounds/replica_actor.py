@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, Protocol
 
 import trio
 
 from optim.strategies.interface import Coding
-from peer.errors import BarnraiseError, RoundDiscarded
+from peer.errors import RoundDiscarded
 from swarm.protocol.agreement import actions, events
 from swarm.protocol.agreement.rules.opened_roster import OpenedRoster
 from swarm.protocol.head import Head
@@ -24,10 +24,8 @@ from swarm.rounds.exchange.slice_exchange import RoundSlices, SliceExchange
 from swarm.rounds.fetched_states import FetchedStates
 from swarm.rounds.group_driver import GroupDriver
 from swarm.rounds.notifier import Notifier
-from swarm.rounds.result_log import LoggedResult, ResultLog, path_between, reachable
+from swarm.rounds.result_log import ResultLog
 from swarm.rounds.training import Training
-from swarm.state.fetch import Fetched
-from swarm.state.outer_state import OuterState
 
 EXCHANGES_MAX: Final = 4  # the latest, whose results other peers may fetch
 LINGER_S: Final = 20.0  # after a commit, to serve slower peers the slices that they lack
@@ -73,7 +71,7 @@ class ReplicaActor:
         self.fetching = 0
         """States on their way here."""
         self.exchanges: OrderedDict[bytes, SliceExchange] = OrderedDict()
-        self._listener, self._log, self._feed = listener, log, feed
+        self._listener, self._feed = listener, feed
         self._fetched, self._group = fetched, group
         self._slices = RoundSlices()
         self._round: trio.CancelScope = trio.CancelScope()
@@ -179,7 +177,8 @@ class ReplicaActor:
     async def _commit(self, action: actions.CommitHead) -> None:
         head, before = action.head, self.head
         bodies = self._bodies(action)
-        result = self.builder.result_of(head.state_hash) if bodies is not None else None
+        candidate = self.builder.candidate(head.state_hash) if bodies is not None else None
+        result = candidate.result if candidate is not None else None
         self.training.settle(self._is_merged(before, head, bodies))
         for exchange in self.exchanges.values():
             exchange.scope.deadline = min(exchange.scope.deadline, trio.current_time() + LINGER_S)
@@ -201,12 +200,12 @@ class ReplicaActor:
         await self.builder.commit(head, goal)
         self.head = head
         with trio.CancelScope(shield=True):
-            await trio.to_thread.run_sync(self._fetched.committed, head.state_hash, goal)
-            await self._recode()
+            await self._fetched.committed(head.state_hash, goal)
+            await self.recode()
             await self._listener.committed(head, bodies, parts)
         self.committed.notify()
 
-    async def _recode(self) -> None:
+    async def recode(self) -> None:
         """Find out how the updates of the next round are coded. This takes a while if it depends on the state."""
         state, round_info = self.context.state, self.context.schedule.round_info(self.head)
         self.coding = await trio.to_thread.run_sync(state.strategy.coding, round_info, state.tensors)
@@ -214,7 +213,8 @@ class ReplicaActor:
     def _bodies(self, action: actions.CommitHead) -> list[Contribution] | None:
         """Return the contributions that a commit has merged; None where its state was fetched, so that they are not
         known here."""
-        order = self.builder.order_of(action.head.state_hash)
+        candidate = self.builder.candidate(action.head.state_hash)
+        order = candidate.order if candidate is not None else None
         if order is None and action.exchange in self.exchanges:
             order = self.exchanges[action.exchange].order
         return order.merged if order is not None and action.head.round == self.head.round + 1 else None
@@ -232,62 +232,3 @@ class ReplicaActor:
     async def save(self, state_hash: bytes) -> None:
         """Put on disk what leads to that state. Raises ResourceError."""
         await self.builder.save(state_hash)
-
-    async def _is_whole(self, result: LoggedResult) -> bool:
-        """Build what a result on disk leads to; return whether it is what it names. Forget it if not."""
-        try:
-            if await self.builder.leads_on(result):
-                return True
-            reason = "they lead to another state than they name"
-        except BarnraiseError as error:
-            reason = str(error)
-        self.context.events.emit("results_damaged", round=result.before.round + 1, reason=reason)
-        await trio.to_thread.run_sync(self._log.forget, result.leads_to)
-        return False
-
-    async def restore(self, results: Mapping[bytes, LoggedResult], whole: Sequence[Fetched], head: Head) -> None:
-        """After a start, bring the state to that of the node's head, as far as results on disk lead there, from the
-        checkpoint or one of the states that were fetched `whole`. Offer those of states that come next."""
-        found, state = dict(results), self.context.state
-        told = reachable_from(found, state, whole)
-        for base in (None, *whole):
-            root = state.tree.root if base is None else base.tree.root
-            path = path_between(found, root, head.state_hash)
-            if root != head.state_hash and not path:
-                continue
-            if base is not None:
-                await trio.to_thread.run_sync(state.replace, base.tensors, base.tree)
-                self._fetched.base = root
-            await self._follow_log(path, found)
-            if state.tree.root == head.state_hash:
-                break
-        self.head = head
-        for result in list(found.values()):
-            if result.before.state_hash == state.tree.root == head.state_hash:
-                if await self._is_whole(result):
-                    self.builder.offer(result)
-                else:
-                    del found[result.leads_to]
-        ahead = next((one for one in whole if one.tree.root not in (self._fetched.base, state.tree.root)), None)
-        if ahead is not None:
-            self.builder.offer_fetched(ahead)
-        here = {*reachable(found, state.tree.root), *([ahead.tree.root] if ahead is not None else [])}
-        for name in told if whole or len(found) < len(results) else ():
-            if name not in here:
-                self._feed(events.StateFetched(name, False))
-        await self._recode()
-
-    async def _follow_log(self, path: Sequence[LoggedResult], found: dict[bytes, LoggedResult]) -> None:
-        """Apply results from disk one by one, up to one that is damaged; it is removed from `found`."""
-        for result in path:
-            if not await self._is_whole(result):
-                del found[result.leads_to]
-                break
-            self.context.state.commit(result.leads_to)
-
-
-def reachable_from(results: Mapping[bytes, LoggedResult], state: OuterState, whole: Sequence[Fetched]) -> list[bytes]:
-    """Return the hashes of the states that a disk holds: the checkpoint, those that were fetched whole, and those that
-    results lead to from these."""
-    bases = [state.tree.root, *(one.tree.root for one in whole)]
-    return list(dict.fromkeys(name for base in bases for name in reachable(results, base)))

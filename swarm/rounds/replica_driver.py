@@ -10,6 +10,7 @@ import trio
 
 from peer.bounds import MEMBERS_MAX
 from peer.net.host import Host
+from swarm.protocol.agreement import events
 from swarm.protocol.agreement.config import AgreementConfig
 from swarm.protocol.agreement.messages import ChainLink
 from swarm.protocol.agreement.work import Work
@@ -23,7 +24,8 @@ from swarm.rounds.gathering import gather_batches
 from swarm.rounds.group_driver import DriverOptions, GroupDriver
 from swarm.rounds.handlers import SliceHandlers, serve_agreement, serve_heads
 from swarm.rounds.records import RecordFiles
-from swarm.rounds.replica_actor import CommitListener, ReplicaActor, reachable_from
+from swarm.rounds.replica_actor import CommitListener, ReplicaActor
+from swarm.rounds.restoring import Restorer, load_states
 from swarm.rounds.result_log import ResultLog
 from swarm.rounds.trainers.trainer import Trainer
 from swarm.state.outer_state import OuterState
@@ -97,16 +99,19 @@ class ReplicaDriver:
     async def begin(self, listener: CommitListener, proof: Sequence[ChainLink] = ()) -> None:
         """Start from what the disk holds. `proof`: of the state there, where it is another peer's backup."""
         parts, group = self._parts, self.group
-        results = await trio.to_thread.run_sync(self.log.load)
-        whole = await trio.to_thread.run_sync(self.fetched.load, parts.host.events)
-        group.begin(reachable_from(results, parts.state, whole), proof)
+        events_log = parts.host.events
+        found = await load_states(parts.state, self.log, self.fetched, events_log)
+        group.begin(found.hashes, proof)
         context = RoundContext(
             group.me, parts.host, parts.state, parts.snapshots, parts.trainer, parts.schedule, parts.timeouts
         )
         round_info = parts.schedule.round_info(group.head)
         coding = await trio.to_thread.run_sync(parts.state.strategy.coding, round_info, parts.state.tensors)
         self.actor = ReplicaActor(context, group.head, coding, listener, self.log, self.fetched, group)
-        await self.actor.restore(results, whole, group.head)
+        restorer = Restorer(found, self.actor.builder, self.log, self.fetched, events_log)
+        for missing in await restorer.restore(group.head):
+            group.feed(events.StateFetched(missing, False))
+        await self.actor.recode()
         SliceHandlers(parts.host.rpc, self.actor)
         serve_agreement(parts.host.rpc, lambda: {group.group: group})
         serve_heads(parts.host.rpc, lambda: {group.group: group})
