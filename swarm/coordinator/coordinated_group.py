@@ -74,7 +74,7 @@ class CoordinatedGroup:
         )
         work = self._work(stage, timeouts)
         self.driver = GroupDriver(host, config, work, records, timeouts, known_peers, options)
-        self.head: Head = config.genesis
+        self.head: Head = self.driver.head
         """The last head whose certificate is on this disk."""
         self.keeps: Callable[[bytes], bool] = lambda state_hash: False
         """Whether the coordinator serves the state with that hash."""
@@ -133,15 +133,13 @@ class CoordinatedGroup:
 
     async def run(self) -> None:
         """Take part until cancelled."""
-        self.driver.begin([])
-        self.head = self.driver.head
         if self.head.members:
             self._tell_head()
         await self.driver.run(self)
 
     # -- Actor ---------------------------------------------------------------------------------------------------------
 
-    async def perform(self, action: actions.Action) -> None:
+    async def perform(self, action: actions.Action, tasks: trio.Nursery) -> None:
         if isinstance(action, actions.CommitHead):
             self.head = action.head
             self._tell_head()

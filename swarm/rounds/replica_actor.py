@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Final, Protocol
 
 import trio
@@ -24,7 +25,6 @@ from swarm.rounds.exchange.slice_exchange import RoundSlices, SliceExchange
 from swarm.rounds.fetched_states import FetchedStates
 from swarm.rounds.group_driver import GroupDriver
 from swarm.rounds.notifier import Notifier
-from swarm.rounds.result_log import ResultLog
 from swarm.rounds.training import Training
 
 EXCHANGES_MAX: Final = 4  # the latest, whose results other peers may fetch
@@ -43,25 +43,25 @@ class CommitListener(Protocol):
 
 
 class ReplicaActor:
-    """The actor of one replica. `run` must be running before actions come."""
+    """The actor of one replica."""
 
     def __init__(
         self,
         context: RoundContext,
         head: Head,
         coding: Coding,
-        listener: CommitListener,
-        log: ResultLog,
+        builder: StateBuilder,
         fetched: FetchedStates,
         group: GroupDriver,
     ) -> None:
         """`head`: where the replica stands; `coding`: of the round after it. `group`: its node."""
         feed = group.feed
+        self.listeners: list[CommitListener] = []
         self.head, self.coding = head, coding
         self.context = context
-        self.builder = StateBuilder(context, log)
+        self.builder = builder
         self.training = Training(context, feed)
-        self.catch_up = CatchUp(context, self.builder, fetched, listener.donors, feed)
+        self.catch_up = CatchUp(context, self.builder, fetched, self._donors, feed)
         self.audits = Audits(context, group.leave_out)
         self._loss_checks = LossChecks(context, self.audits, context.state.strategy.check_by_loss, feed)
         self.began = Notifier()
@@ -71,39 +71,27 @@ class ReplicaActor:
         self.fetching = 0
         """States on their way here."""
         self.exchanges: OrderedDict[bytes, SliceExchange] = OrderedDict()
-        self._listener, self._feed = listener, feed
-        self._fetched, self._group = fetched, group
+        self._feed, self._fetched, self._group = feed, fetched, group
         self._slices = RoundSlices()
         self._round: trio.CancelScope = trio.CancelScope()
-        self._tasks: trio.Nursery | None = None
+        context.timeouts.exchange_bytes = self.payload_bytes()
 
-    async def run(self) -> None:
-        """Have the tasks of this replica, until cancelled."""
-        async with trio.open_nursery() as nursery:
-            self._tasks = nursery
-            await trio.sleep_forever()
-
-    @property
-    def tasks(self) -> trio.Nursery:
-        assert self._tasks is not None
-        return self._tasks
-
-    async def perform(self, action: actions.Action) -> None:
+    async def perform(self, action: actions.Action, tasks: trio.Nursery) -> None:
         """Carry out an action, or begin to."""
         match action:
             case actions.Train():
-                self.training.begin(action.plan, self.head, self.coding, action.finish_early, self.tasks)
+                self.training.begin(action.plan, self.head, self.coding, action.finish_early, tasks)
             case actions.StopTraining():
                 self.training.stop(action.reason)
                 self._slices = RoundSlices()
             case actions.MergeSlices():
-                self._merge(action.roster)
+                self._merge(action.roster, tasks)
             case actions.Build():
-                self.tasks.start_soon(self._build, action, self.head)
+                tasks.start_soon(self._build, action, self.head)
             case actions.Fetch():
-                self.tasks.start_soon(self._fetch, action)
+                tasks.start_soon(self._fetch, action)
             case actions.CommitHead():
-                await self._commit(action)
+                await self._commit(action, tasks)
             case _:
                 raise TypeError(f"no replica can carry out {type(action).__name__}")
 
@@ -122,15 +110,18 @@ class ReplicaActor:
         await self.committed.until(lambda: self.head.state_hash == state_hash, timeout_s)
         return self.head
 
+    def _donors(self, head: Head) -> Iterable[str]:
+        return chain.from_iterable(listener.donors(head) for listener in self.listeners)
+
     # -- exchange ------------------------------------------------------------------------------------------------------
 
-    def _merge(self, roster: OpenedRoster) -> None:
+    def _merge(self, roster: OpenedRoster, tasks: trio.Nursery) -> None:
         for exchange in self.exchanges.values():
             exchange.scope.cancel()
         exchange = self._exchange(roster)
         self.context.events.emit("phase_entered", round=self.head.round + 1, phase="exchange")
-        self.tasks.start_soon(exchange.run)
-        self.tasks.start_soon(self.builder.build_ahead, exchange)
+        tasks.start_soon(exchange.run)
+        tasks.start_soon(self.builder.build_ahead, exchange)
 
     def _exchange(self, roster: OpenedRoster, takes_part: bool = True) -> SliceExchange:
         order = MergeOrder(roster, self.head, self.context.schedule.round_info(self.head), self.coding)
@@ -174,7 +165,7 @@ class ReplicaActor:
 
     # -- commit --------------------------------------------------------------------------------------------------------
 
-    async def _commit(self, action: actions.CommitHead) -> None:
+    async def _commit(self, action: actions.CommitHead, tasks: trio.Nursery) -> None:
         head, before = action.head, self.head
         bodies = self._bodies(action)
         candidate = self.builder.candidate(head.state_hash) if bodies is not None else None
@@ -189,9 +180,9 @@ class ReplicaActor:
         if result is not None and merged_in is not None:
             await trio.lowlevel.checkpoint_if_cancelled()  # the tasks may have ended while the weights were written
             if drawn is not None:
-                self.tasks.start_soon(self._loss_checks.check, drawn)
+                tasks.start_soon(self._loss_checks.check, drawn)
             self.audits.remember(merged_in, result.parts)
-            self.tasks.start_soon(self.audits.audit, result.key, head)
+            tasks.start_soon(self.audits.audit, result.key, head)
 
     async def _stand_at(self, head: Head, bodies: Sequence[Contribution] | None, parts: list[memoryview]) -> None:
         """Make the state of that head the committed one, and tell. A peer that ends meanwhile saves that state, so it
@@ -201,14 +192,16 @@ class ReplicaActor:
         self.head = head
         with trio.CancelScope(shield=True):
             await self._fetched.committed(head.state_hash, goal)
-            await self.recode()
-            await self._listener.committed(head, bodies, parts)
+            await self._recode()
+            for listener in self.listeners:
+                await listener.committed(head, bodies, parts)
         self.committed.notify()
 
-    async def recode(self) -> None:
+    async def _recode(self) -> None:
         """Find out how the updates of the next round are coded. This takes a while if it depends on the state."""
         state, round_info = self.context.state, self.context.schedule.round_info(self.head)
         self.coding = await trio.to_thread.run_sync(state.strategy.coding, round_info, state.tensors)
+        self.context.timeouts.exchange_bytes = self.payload_bytes()
 
     def _bodies(self, action: actions.CommitHead) -> list[Contribution] | None:
         """Return the contributions that a commit has merged; None where its state was fetched, so that they are not
