@@ -4,7 +4,8 @@ change; the last ones are brought and kept by `swarm.coordinator.last_states`.
 What it decides stands in `swarm.protocol.agreement.coordination`. Here its node is told of the other groups: a group
 begins once it has a peer and the run has `min_peers` in all groups. A stage may lose all of its replicas, and go on
 from an older commit. `RunProgress.fast_forward` then brings that to the position of the other stages: what the stage
-learned since is lost, but its weights are of the same epoch as theirs.
+learned since is lost, but its weights are of the same epoch as theirs. That stays outside the node, which knows one
+group.
 """
 
 from __future__ import annotations
