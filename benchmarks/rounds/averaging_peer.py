@@ -41,7 +41,7 @@ from swarm.protocol.head import Head, Member, genesis
 from swarm.protocol.plan import Contribution
 from swarm.protocol.round_schedule import RoundSchedule
 from swarm.protocol.timeouts import AdaptiveTimeouts
-from swarm.rounds.replica_driver import ReplicaDriver, ReplicaParts
+from swarm.rounds.replica_driver import ReplicaDriver, ReplicaParts, restore_replica
 from swarm.rounds.trainers.trainer import TrainRequest, TrainResult
 from swarm.rounds.work import work_of
 from swarm.state.outer_state import OuterState
@@ -155,14 +155,10 @@ async def main(number: int, numel: int, codec: str, rounds: int, folder: Path) -
             coordinator=authority.peer_id,
             rounds=rounds,
         )
-        work = work_of(
-            state.strategy,
-            SCHEDULE,
-            lambda head: timeouts.exchange_s(driver.actor.payload_bytes() if driver.actor else 0),
-        )
-        driver = ReplicaDriver(parts, config, work, lambda: ())
+        work = work_of(state.strategy, SCHEDULE, lambda head: timeouts.exchange_s(timeouts.exchange_bytes))
+        driver = await restore_replica(parts, config, work, lambda: ())
         observer = Observer(parts, rounds)
-        await driver.begin(observer)
+        driver.listen(observer)
         me = driver.me
         print(json.dumps({"peer": me.peer, "session": me.session, "addresses": host.addresses}), flush=True)
         await take_part(driver, parts, authority, rounds, nursery)

@@ -47,7 +47,7 @@ from swarm.protocol.agreement.config import AgreementConfig
 from swarm.protocol.head import Head, genesis
 from swarm.protocol.plan import Contribution
 from swarm.protocol.timeouts import AdaptiveTimeouts
-from swarm.rounds.replica_driver import ReplicaDriver, ReplicaParts
+from swarm.rounds.replica_driver import ReplicaParts, restore_replica
 from swarm.rounds.trainers.trainer import TrainRequest, TrainResult
 from swarm.rounds.work import work_of
 from swarm.state.fetch import fetch_state
@@ -103,9 +103,9 @@ async def member(number: int, numel: int, pause_s: float, rounds: int, folder: P
         trainer = Pausing(delta_of(number, numel), pause_s)
         parts = ReplicaParts(host, state, snapshots, trainer, SCHEDULE, AdaptiveTimeouts(), folder / host.peer_id)
         work = work_of(state.strategy, SCHEDULE, lambda head: ROUND_S)
-        driver = ReplicaDriver(parts, config_of(host.peer_id, numel, rounds, folder), work, lambda: ())
+        driver = await restore_replica(parts, config_of(host.peer_id, numel, rounds, folder), work, lambda: ())
         observer = Meter(parts, rounds)
-        await driver.begin(observer)
+        driver.listen(observer)
         me = driver.me
         print(json.dumps({"peer": me.peer, "session": me.session, "addresses": host.addresses}), flush=True)
         await take_part(driver, parts, authority, rounds, nursery)

@@ -4,7 +4,8 @@ change; the last ones are brought and kept by `swarm.coordinator.last_states`.
 What it decides stands in `swarm.protocol.agreement.coordination`. Here its node is told of the other groups: a group
 begins once it has a peer and the run has `min_peers` in all groups. A stage may lose all of its replicas, and go on
 from an older commit. `RunProgress.fast_forward` then brings that to the position of the other stages: what the stage
-learned since is lost, but its weights are of the same epoch as theirs.
+learned since is lost, but its weights are of the same epoch as theirs. That stays outside the node, which knows one
+group.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class CoordinatedGroup:
         )
         work = self._work(stage, timeouts)
         self.driver = GroupDriver(host, config, work, records, timeouts, known_peers, options)
-        self.head: Head = config.genesis
+        self.head: Head = self.driver.head
         """The last head whose certificate is on this disk."""
         self.keeps: Callable[[bytes], bool] = lambda state_hash: False
         """Whether the coordinator serves the state with that hash."""
@@ -133,15 +134,13 @@ class CoordinatedGroup:
 
     async def run(self) -> None:
         """Take part until cancelled."""
-        self.driver.begin([])
-        self.head = self.driver.head
         if self.head.members:
             self._tell_head()
         await self.driver.run(self)
 
     # -- Actor ---------------------------------------------------------------------------------------------------------
 
-    async def perform(self, action: actions.Action) -> None:
+    async def perform(self, action: actions.Action, tasks: trio.Nursery) -> None:
         if isinstance(action, actions.CommitHead):
             self.head = action.head
             self._tell_head()

@@ -15,6 +15,8 @@ class AdaptiveTimeouts:
     """Deadlines for calls, exchanges and batches. None is shorter than `timeout_floor_s`, the only setting."""
 
     def __init__(self, timeout_floor_s: float = 0.0) -> None:
+        self.exchange_bytes = 0
+        """What this peer sends in the next exchange, about; 0 while unknown."""
         self._timeout_floor_s = timeout_floor_s
         self._exchanges: deque[float] = deque(maxlen=HISTORY)
         self._batches: deque[float] = deque(maxlen=HISTORY)

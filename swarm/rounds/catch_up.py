@@ -20,8 +20,9 @@ from swarm.protocol.messages import SLICE_BYTES_MAX
 from swarm.rounds.building import StateBuilder
 from swarm.rounds.context import RoundContext
 from swarm.rounds.fetched_states import FetchedStates
+from swarm.rounds.result_log import LoggedResult
 from swarm.state.chunk_fetch import Holders
-from swarm.state.fetch import StateFiles, fetch_state
+from swarm.state.fetch import fetch_state
 from swarm.state.messages import AskResult, StateMethods
 
 ROUNDS_MAX: Final = 64  # missed rounds that are replayed; donors keep fewer where a whole state is less work
@@ -100,7 +101,7 @@ class CatchUp:
                     leads_to, count = reply.body.leads_to, reply.body.parts
                     _check_follows(reply.body.head, mine, leads_to)
                 else:
-                    if await self._builder.follow(mine, parts, leads_to):
+                    if await self._builder.follow(LoggedResult(mine, leads_to, [*parts.values()])):
                         return leads_to
             except BarnraiseError as error:
                 self._context.events.emit("replay_failed", peer=donor, reason=str(error))
@@ -112,15 +113,16 @@ class CatchUp:
         """Fetch the state. It is on disk before the node hears of it, since votes will count on it."""
         context = self._context
         known = lambda: list(dict.fromkeys([*action.holders, *self._donors(action.head)]))  # noqa: E731
-        fetched = await fetch_state(
-            context.host.rpc,
-            Holders(known, [m.peer for m in action.head.members if m.peer != context.host.peer_id]),
-            action.state_hash,
-            context.state.size_bytes,
-            StateFiles(self._fetched.part_file, self._fetched.path_of(action.state_hash)),
-            context.events,
-            len(context.state.tensors),
-        )
+        with self._fetched.arriving(action.state_hash) as files:
+            fetched = await fetch_state(
+                context.host.rpc,
+                Holders(known, [m.peer for m in action.head.members if m.peer != context.host.peer_id]),
+                action.state_hash,
+                context.state.size_bytes,
+                files,
+                context.events,
+                len(context.state.tensors),
+            )
         if fetched.seconds > 0:
             self.download_bytes_s = sum(fetched.donors.values()) / fetched.seconds
         self._builder.offer_fetched(fetched)

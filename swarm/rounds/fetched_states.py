@@ -3,13 +3,17 @@ what this peer votes for next is built on them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
+
+import trio
 
 from peer.checkpoint.hash_tree import hash_state
 from peer.errors import ResourceError
 from peer.events import EventLog
-from swarm.state.fetch import Fetched
+from swarm.state.fetch import Fetched, StateFiles
 from swarm.state.partial_file import map_floats
 
 _SUFFIX: Final = ".state"
@@ -28,10 +32,22 @@ class FetchedStates:
         self._folder, self._size_bytes, self._vectors = folder / "fetched", size_bytes, vectors
         self.base = b""
         """The hash of the state here from which results lead to the committed one; empty if that is a checkpoint."""
+        self._arriving = 0
+        self._may_hold = True  # False once it is known that none is there, as in most homes: then no commit looks
 
     def path_of(self, state_hash: bytes) -> Path:
         """Return where a state is kept."""
         return self._folder / f"{state_hash.hex()}{_SUFFIX}"
+
+    @contextmanager
+    def arriving(self, state_hash: bytes) -> Iterator[StateFiles]:
+        """Return where a state may arrive inside the block."""
+        self._arriving += 1
+        try:
+            yield StateFiles(self.part_file, self.path_of(state_hash))
+        finally:
+            self._arriving -= 1
+            self._may_hold = True
 
     def load(self, events: EventLog) -> list[Fetched]:
         """Return the states here, the latest first, mapped from their files. One that is damaged is removed, with an
@@ -49,17 +65,31 @@ class FetchedStates:
             except (OSError, RuntimeError, ResourceError) as error:
                 path.unlink(missing_ok=True)
                 events.emit("fetched_state_damaged", reason=str(error))
+        self._may_hold = bool(found)
         return found
 
-    def committed(self, state_hash: bytes, goal: bytes) -> None:
+    async def committed(self, state_hash: bytes, goal: bytes) -> None:
         """Note that this replica stands at a state, and its record says so on disk. What does not lead there is
         removed, but for `goal`, which the node goes to next."""
+        if self._may_hold or self._arriving:
+            stays, self._may_hold = True, False  # what arrives during the look sets it again
+            try:
+                stays = await trio.to_thread.run_sync(self._remove_others, state_hash, goal)
+            finally:
+                self._may_hold |= stays
+
+    def _remove_others(self, state_hash: bytes, goal: bytes) -> bool:
+        """Do as `committed` says; return whether any state stays."""
         if self.path_of(state_hash).exists():
             self.base = state_hash
         kept = {self.path_of(name) for name in (self.base, goal) if name}
+        stays = False
         for path in self._folder.glob(f"*{_SUFFIX}"):
-            if path not in kept:
+            if path in kept:
+                stays = True
+            else:
                 path.unlink(missing_ok=True)
+        return stays
 
     def release(self, base: bytes) -> None:
         """Remove what was `base` when a checkpoint began that is on disk now."""

@@ -63,6 +63,10 @@ Tell = Callable[[str, dict[str, Field]], None]
 class DriverOptions:
     """What only some groups need."""
 
+    states: Sequence[bytes] = ()
+    """At a replica: the hashes of the states that the disk holds."""
+    proof: Sequence[ChainLink] = ()
+    """Of a state which did not come by this node's own records: a backup's."""
     restored: bool = False
     """As `events.Started`."""
     per_prefix: int = MEMBERS_MAX
@@ -73,18 +77,21 @@ class DriverOptions:
     """At the coordinator: whether it serves the state with that hash."""
 
 
+NO_OPTIONS: Final = DriverOptions()
+
+
 class Actor(Protocol):
     """Carries out what needs a trainer or weights. Actions come in order, one at a time."""
 
-    async def perform(self, action: actions.Action) -> None:
-        """Carry out an action other than sends, timers, records and words, or begin to."""
+    async def perform(self, action: actions.Action, tasks: trio.Nursery) -> None:
+        """Carry out an action other than sends, timers, records and words, or begin to, in `tasks`."""
 
     async def save(self, state_hash: bytes) -> None:
         """Put on disk what leads to the state with that hash. Raises ResourceError."""
 
 
 class GroupDriver:
-    """One peer's node in one group. `begin` before anything else, then `run` until cancelled."""
+    """One peer's node in one group. It stands where its records say; with `run` it takes part."""
 
     def __init__(
         self,
@@ -94,7 +101,7 @@ class GroupDriver:
         records: RecordFiles,
         timeouts: AdaptiveTimeouts,
         known_peers: Callable[[], Iterable[str]],
-        options: DriverOptions = DriverOptions(),
+        options: DriverOptions = NO_OPTIONS,
     ) -> None:
         """`known_peers`: those that publish that they belong to the group."""
         self.config = config
@@ -118,7 +125,14 @@ class GroupDriver:
         self._work_came, self._write_came = trio.Event(), trio.Event()
         self._accused: dict[str, str] = {}
         self._left_out: set[str] = set()
-        self._shown = config.genesis
+        started = records.read(), tuple(options.states), secrets.token_hex(8), secrets.token_bytes(32)
+        self.feed(events.Started(*started, options.restored))
+        self._shown = self._node.head
+        if 0 < config.rounds <= self.head.round:  # the node tells of it at a commit
+            self.completed.set()
+        for first in range(0, len(options.proof), LINKS_MAX):
+            shown = ChainMessage(tuple(options.proof[first : first + LINKS_MAX]))
+            self.feed(events.Received(config.peer, shown))
 
     # -- what others may look at ---------------------------------------------------------------------------------------
 
@@ -168,19 +182,6 @@ class GroupDriver:
         return tuple(page)
 
     # -- events --------------------------------------------------------------------------------------------------------
-
-    def begin(self, states: Iterable[bytes], proof: Sequence[ChainLink] = ()) -> None:
-        """Start the node from its records; `states` are the hashes of those that the disk holds. `proof` is that of a
-        state which did not come by this node's own records: a backup's."""
-        records = self._records.read()
-        session, seed = secrets.token_hex(8), secrets.token_bytes(32)
-        self.feed(events.Started(records, tuple(states), session, seed, self._options.restored))
-        self._shown = self._node.head
-        if 0 < self.config.rounds <= self.head.round:  # the node tells of it at a commit
-            self.completed.set()
-        for first in range(0, len(proof), LINKS_MAX):
-            shown = ChainMessage(tuple(proof[first : first + LINKS_MAX]))
-            self.feed(events.Received(self.config.peer, shown))
 
     def feed(self, event: events.Event) -> None:
         """Take an event. Its actions are carried out soon."""
@@ -302,11 +303,11 @@ class GroupDriver:
                 self._host.events.emit("peer_penalized", peer=action.peer, reason=action.reason, proved=proved)
             case actions.CommitHead():
                 self._sender.send(action.head.round, tasks)  # before what may take long
-                await actor.perform(action)
+                await actor.perform(action, tasks)
                 self._shown = action.head
                 self._follow(action.head)
             case _:
-                await actor.perform(action)
+                await actor.perform(action, tasks)
 
     async def _send_late(self, action: actions.Send, tasks: trio.Nursery) -> None:
         await trio.sleep(PAUSED_GRACES * self.config.grace_s)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Final, Protocol
 
 import trio
 
 from optim.strategies.interface import Coding
-from peer.errors import BarnraiseError, RoundDiscarded
+from peer.errors import RoundDiscarded
 from swarm.protocol.agreement import actions, events
 from swarm.protocol.agreement.rules.opened_roster import OpenedRoster
 from swarm.protocol.head import Head
@@ -24,10 +25,7 @@ from swarm.rounds.exchange.slice_exchange import RoundSlices, SliceExchange
 from swarm.rounds.fetched_states import FetchedStates
 from swarm.rounds.group_driver import GroupDriver
 from swarm.rounds.notifier import Notifier
-from swarm.rounds.result_log import LoggedResult, ResultLog, path_between, reachable
 from swarm.rounds.training import Training
-from swarm.state.fetch import Fetched
-from swarm.state.outer_state import OuterState
 
 EXCHANGES_MAX: Final = 4  # the latest, whose results other peers may fetch
 LINGER_S: Final = 20.0  # after a commit, to serve slower peers the slices that they lack
@@ -45,25 +43,25 @@ class CommitListener(Protocol):
 
 
 class ReplicaActor:
-    """The actor of one replica. `run` must be running before actions come."""
+    """The actor of one replica."""
 
     def __init__(
         self,
         context: RoundContext,
         head: Head,
         coding: Coding,
-        listener: CommitListener,
-        log: ResultLog,
+        builder: StateBuilder,
         fetched: FetchedStates,
         group: GroupDriver,
     ) -> None:
         """`head`: where the replica stands; `coding`: of the round after it. `group`: its node."""
         feed = group.feed
+        self.listeners: list[CommitListener] = []
         self.head, self.coding = head, coding
         self.context = context
-        self.builder = StateBuilder(context, log)
+        self.builder = builder
         self.training = Training(context, feed)
-        self.catch_up = CatchUp(context, self.builder, fetched, listener.donors, feed)
+        self.catch_up = CatchUp(context, self.builder, fetched, self._donors, feed)
         self.audits = Audits(context, group.leave_out)
         self._loss_checks = LossChecks(context, self.audits, context.state.strategy.check_by_loss, feed)
         self.began = Notifier()
@@ -73,39 +71,27 @@ class ReplicaActor:
         self.fetching = 0
         """States on their way here."""
         self.exchanges: OrderedDict[bytes, SliceExchange] = OrderedDict()
-        self._listener, self._log, self._feed = listener, log, feed
-        self._fetched, self._group = fetched, group
+        self._feed, self._fetched, self._group = feed, fetched, group
         self._slices = RoundSlices()
         self._round: trio.CancelScope = trio.CancelScope()
-        self._tasks: trio.Nursery | None = None
+        context.timeouts.exchange_bytes = self.payload_bytes()
 
-    async def run(self) -> None:
-        """Have the tasks of this replica, until cancelled."""
-        async with trio.open_nursery() as nursery:
-            self._tasks = nursery
-            await trio.sleep_forever()
-
-    @property
-    def tasks(self) -> trio.Nursery:
-        assert self._tasks is not None
-        return self._tasks
-
-    async def perform(self, action: actions.Action) -> None:
+    async def perform(self, action: actions.Action, tasks: trio.Nursery) -> None:
         """Carry out an action, or begin to."""
         match action:
             case actions.Train():
-                self.training.begin(action.plan, self.head, self.coding, action.finish_early, self.tasks)
+                self.training.begin(action.plan, self.head, self.coding, action.finish_early, tasks)
             case actions.StopTraining():
                 self.training.stop(action.reason)
                 self._slices = RoundSlices()
             case actions.MergeSlices():
-                self._merge(action.roster)
+                self._merge(action.roster, tasks)
             case actions.Build():
-                self.tasks.start_soon(self._build, action, self.head)
+                tasks.start_soon(self._build, action, self.head)
             case actions.Fetch():
-                self.tasks.start_soon(self._fetch, action)
+                tasks.start_soon(self._fetch, action)
             case actions.CommitHead():
-                await self._commit(action)
+                await self._commit(action, tasks)
             case _:
                 raise TypeError(f"no replica can carry out {type(action).__name__}")
 
@@ -124,15 +110,18 @@ class ReplicaActor:
         await self.committed.until(lambda: self.head.state_hash == state_hash, timeout_s)
         return self.head
 
+    def _donors(self, head: Head) -> Iterable[str]:
+        return chain.from_iterable(listener.donors(head) for listener in self.listeners)
+
     # -- exchange ------------------------------------------------------------------------------------------------------
 
-    def _merge(self, roster: OpenedRoster) -> None:
+    def _merge(self, roster: OpenedRoster, tasks: trio.Nursery) -> None:
         for exchange in self.exchanges.values():
             exchange.scope.cancel()
         exchange = self._exchange(roster)
         self.context.events.emit("phase_entered", round=self.head.round + 1, phase="exchange")
-        self.tasks.start_soon(exchange.run)
-        self.tasks.start_soon(self.builder.build_ahead, exchange)
+        tasks.start_soon(exchange.run)
+        tasks.start_soon(self.builder.build_ahead, exchange)
 
     def _exchange(self, roster: OpenedRoster, takes_part: bool = True) -> SliceExchange:
         order = MergeOrder(roster, self.head, self.context.schedule.round_info(self.head), self.coding)
@@ -176,10 +165,11 @@ class ReplicaActor:
 
     # -- commit --------------------------------------------------------------------------------------------------------
 
-    async def _commit(self, action: actions.CommitHead) -> None:
+    async def _commit(self, action: actions.CommitHead, tasks: trio.Nursery) -> None:
         head, before = action.head, self.head
         bodies = self._bodies(action)
-        result = self.builder.result_of(head.state_hash) if bodies is not None else None
+        candidate = self.builder.candidate(head.state_hash) if bodies is not None else None
+        result = candidate.result if candidate is not None else None
         self.training.settle(self._is_merged(before, head, bodies))
         for exchange in self.exchanges.values():
             exchange.scope.deadline = min(exchange.scope.deadline, trio.current_time() + LINGER_S)
@@ -190,9 +180,9 @@ class ReplicaActor:
         if result is not None and merged_in is not None:
             await trio.lowlevel.checkpoint_if_cancelled()  # the tasks may have ended while the weights were written
             if drawn is not None:
-                self.tasks.start_soon(self._loss_checks.check, drawn)
+                tasks.start_soon(self._loss_checks.check, drawn)
             self.audits.remember(merged_in, result.parts)
-            self.tasks.start_soon(self.audits.audit, result.key, head)
+            tasks.start_soon(self.audits.audit, result.key, head)
 
     async def _stand_at(self, head: Head, bodies: Sequence[Contribution] | None, parts: list[memoryview]) -> None:
         """Make the state of that head the committed one, and tell. A peer that ends meanwhile saves that state, so it
@@ -201,20 +191,23 @@ class ReplicaActor:
         await self.builder.commit(head, goal)
         self.head = head
         with trio.CancelScope(shield=True):
-            await trio.to_thread.run_sync(self._fetched.committed, head.state_hash, goal)
+            await self._fetched.committed(head.state_hash, goal)
             await self._recode()
-            await self._listener.committed(head, bodies, parts)
+            for listener in self.listeners:
+                await listener.committed(head, bodies, parts)
         self.committed.notify()
 
     async def _recode(self) -> None:
         """Find out how the updates of the next round are coded. This takes a while if it depends on the state."""
         state, round_info = self.context.state, self.context.schedule.round_info(self.head)
         self.coding = await trio.to_thread.run_sync(state.strategy.coding, round_info, state.tensors)
+        self.context.timeouts.exchange_bytes = self.payload_bytes()
 
     def _bodies(self, action: actions.CommitHead) -> list[Contribution] | None:
         """Return the contributions that a commit has merged; None where its state was fetched, so that they are not
         known here."""
-        order = self.builder.order_of(action.head.state_hash)
+        candidate = self.builder.candidate(action.head.state_hash)
+        order = candidate.order if candidate is not None else None
         if order is None and action.exchange in self.exchanges:
             order = self.exchanges[action.exchange].order
         return order.merged if order is not None and action.head.round == self.head.round + 1 else None
@@ -232,62 +225,3 @@ class ReplicaActor:
     async def save(self, state_hash: bytes) -> None:
         """Put on disk what leads to that state. Raises ResourceError."""
         await self.builder.save(state_hash)
-
-    async def _is_whole(self, result: LoggedResult) -> bool:
-        """Build what a result on disk leads to; return whether it is what it names. Forget it if not."""
-        try:
-            if await self.builder.leads_on(result):
-                return True
-            reason = "they lead to another state than they name"
-        except BarnraiseError as error:
-            reason = str(error)
-        self.context.events.emit("results_damaged", round=result.before.round + 1, reason=reason)
-        await trio.to_thread.run_sync(self._log.forget, result.leads_to)
-        return False
-
-    async def restore(self, results: Mapping[bytes, LoggedResult], whole: Sequence[Fetched], head: Head) -> None:
-        """After a start, bring the state to that of the node's head, as far as results on disk lead there, from the
-        checkpoint or one of the states that were fetched `whole`. Offer those of states that come next."""
-        found, state = dict(results), self.context.state
-        told = reachable_from(found, state, whole)
-        for base in (None, *whole):
-            root = state.tree.root if base is None else base.tree.root
-            path = path_between(found, root, head.state_hash)
-            if root != head.state_hash and not path:
-                continue
-            if base is not None:
-                await trio.to_thread.run_sync(state.replace, base.tensors, base.tree)
-                self._fetched.base = root
-            await self._follow_log(path, found)
-            if state.tree.root == head.state_hash:
-                break
-        self.head = head
-        for result in list(found.values()):
-            if result.before.state_hash == state.tree.root == head.state_hash:
-                if await self._is_whole(result):
-                    self.builder.offer(result)
-                else:
-                    del found[result.leads_to]
-        ahead = next((one for one in whole if one.tree.root not in (self._fetched.base, state.tree.root)), None)
-        if ahead is not None:
-            self.builder.offer_fetched(ahead)
-        here = {*reachable(found, state.tree.root), *([ahead.tree.root] if ahead is not None else [])}
-        for name in told if whole or len(found) < len(results) else ():
-            if name not in here:
-                self._feed(events.StateFetched(name, False))
-        await self._recode()
-
-    async def _follow_log(self, path: Sequence[LoggedResult], found: dict[bytes, LoggedResult]) -> None:
-        """Apply results from disk one by one, up to one that is damaged; it is removed from `found`."""
-        for result in path:
-            if not await self._is_whole(result):
-                del found[result.leads_to]
-                break
-            self.context.state.commit(result.leads_to)
-
-
-def reachable_from(results: Mapping[bytes, LoggedResult], state: OuterState, whole: Sequence[Fetched]) -> list[bytes]:
-    """Return the hashes of the states that a disk holds: the checkpoint, those that were fetched whole, and those that
-    results lead to from these."""
-    bases = [state.tree.root, *(one.tree.root for one in whole)]
-    return list(dict.fromkeys(name for base in bases for name in reachable(results, base)))

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import trio
 
-from peer.bounds import MEMBERS_MAX
 from peer.net.host import Host
+from swarm.protocol.agreement import events
 from swarm.protocol.agreement.config import AgreementConfig
-from swarm.protocol.agreement.messages import ChainLink
 from swarm.protocol.agreement.work import Work
 from swarm.protocol.head import Head, Member
-from swarm.protocol.plan import WorkPlan
 from swarm.protocol.round_schedule import RoundSchedule
 from swarm.protocol.timeouts import AdaptiveTimeouts
+from swarm.rounds.building import StateBuilder
 from swarm.rounds.context import RoundContext
 from swarm.rounds.fetched_states import FetchedStates
 from swarm.rounds.gathering import gather_batches
-from swarm.rounds.group_driver import DriverOptions, GroupDriver
+from swarm.rounds.group_driver import NO_OPTIONS, DriverOptions, GroupDriver
 from swarm.rounds.handlers import SliceHandlers, serve_agreement, serve_heads
 from swarm.rounds.records import RecordFiles
-from swarm.rounds.replica_actor import CommitListener, ReplicaActor, reachable_from
+from swarm.rounds.replica_actor import CommitListener, ReplicaActor
+from swarm.rounds.restoring import Restorer, load_states
 from swarm.rounds.result_log import ResultLog
 from swarm.rounds.trainers.trainer import Trainer
 from swarm.state.outer_state import OuterState
@@ -44,29 +44,18 @@ class ReplicaParts:
 
 
 class ReplicaDriver:
-    """Takes part in a group's agreement with weights and a trainer."""
+    """Takes part in a group's agreement with weights and a trainer. `restore_replica` opens one."""
 
     def __init__(
-        self,
-        parts: ReplicaParts,
-        config: AgreementConfig,
-        work: Work,
-        known_peers: Callable[[], Iterable[str]],
-        per_prefix: int = MEMBERS_MAX,
+        self, parts: ReplicaParts, group: GroupDriver, actor: ReplicaActor, log: ResultLog, fetched: FetchedStates
     ) -> None:
-        """`per_prefix`: members of one address prefix in a head at most."""
+        self.group, self.actor, self.log, self.fetched = group, actor, log, fetched
         self._parts = parts
-        self.log = ResultLog(parts.folder / "results")
-        self.fetched = FetchedStates(parts.folder, parts.state.size_bytes, len(parts.state.tensors))
-        records = RecordFiles(parts.folder / "agreement")
-        options = DriverOptions(per_prefix=per_prefix)
-        self.group = GroupDriver(parts.host, config, work, records, parts.timeouts, known_peers, options)
-        self.actor: ReplicaActor | None = None
 
     @property
     def head(self) -> Head:
         """The head whose weights are here."""
-        return self.actor.head if self.actor is not None else self.group.head
+        return self.actor.head
 
     @property
     def me(self) -> Member:
@@ -75,14 +64,18 @@ class ReplicaDriver:
     @property
     def phase(self) -> str:
         """What this replica does, for people."""
-        return "catching up" if self.actor is not None and self.actor.fetching else self.group.phase
+        return "catching up" if self.actor.fetching else self.group.phase
 
     @property
     def takes_part(self) -> bool:
         """Whether this peer is a member of the group or a learner, or the present plan takes it in."""
-        head, plan = self.head, self._plan
+        head, plan = self.head, self.actor.training.plan
         learns = any(learner.member == self.me for learner in head.learners)
         return head.has(self.me) or learns or (plan is not None and plan.of(self.me) is not None)
+
+    def listen(self, listener: CommitListener) -> None:
+        """Have a listener hear of each commit from now on."""
+        self.actor.listeners.append(listener)
 
     def pause(self, paused: bool) -> None:
         """As `GroupDriver.pause`."""
@@ -90,36 +83,16 @@ class ReplicaDriver:
 
     async def until_round(self, number: int) -> None:
         """Wait until the weights of that round, or a later one, are here."""
-        assert self.actor is not None
-        while self.actor.head.round < number or self.actor.head.state_hash != self._parts.state.tree.root:
+        while self.head.round < number or self.head.state_hash != self._parts.state.tree.root:
             await self.actor.committed.wait(1.0)
-
-    async def begin(self, listener: CommitListener, proof: Sequence[ChainLink] = ()) -> None:
-        """Start from what the disk holds. `proof`: of the state there, where it is another peer's backup."""
-        parts, group = self._parts, self.group
-        results = await trio.to_thread.run_sync(self.log.load)
-        whole = await trio.to_thread.run_sync(self.fetched.load, parts.host.events)
-        group.begin(reachable_from(results, parts.state, whole), proof)
-        context = RoundContext(
-            group.me, parts.host, parts.state, parts.snapshots, parts.trainer, parts.schedule, parts.timeouts
-        )
-        round_info = parts.schedule.round_info(group.head)
-        coding = await trio.to_thread.run_sync(parts.state.strategy.coding, round_info, parts.state.tensors)
-        self.actor = ReplicaActor(context, group.head, coding, listener, self.log, self.fetched, group)
-        await self.actor.restore(results, whole, group.head)
-        SliceHandlers(parts.host.rpc, self.actor)
-        serve_agreement(parts.host.rpc, lambda: {group.group: group})
-        serve_heads(parts.host.rpc, lambda: {group.group: group})
 
     async def run(self) -> None:
         """Take part until cancelled."""
-        assert self.actor is not None
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.actor.run)
-            await trio.lowlevel.checkpoint()
             nursery.start_soon(self.group.run, self.actor)
             if self._parts.schedule.synchronous:
-                nursery.start_soon(gather_batches, self.group, self._parts.trainer, lambda: self._plan)
+                plan = lambda: self.actor.training.plan  # noqa: E731
+                nursery.start_soon(gather_batches, self.group, self._parts.trainer, plan)
 
     def checkpointed(self, head: Head, base: bytes) -> None:
         """Forget what led to a head of which a checkpoint is on disk; `base`: `fetched.base` when it was begun.
@@ -127,6 +100,29 @@ class ReplicaDriver:
         self.log.drop(head.round)
         self.fetched.release(base)
 
-    @property
-    def _plan(self) -> WorkPlan | None:
-        return self.actor.training.plan if self.actor is not None else None
+
+async def restore_replica(
+    parts: ReplicaParts,
+    config: AgreementConfig,
+    work: Work,
+    known_peers: Callable[[], Iterable[str]],
+    options: DriverOptions = NO_OPTIONS,
+) -> ReplicaDriver:
+    """Return a replica that stands where its disk leads. It answers other peers from now on. The node comes first: its
+    records say to which state the results on disk have to lead."""
+    host, state, schedule = parts.host, parts.state, parts.schedule
+    log = ResultLog(parts.folder / "results")
+    fetched = FetchedStates(parts.folder, state.size_bytes, len(state.tensors))
+    found = await load_states(state, log, fetched, host.events)
+    records, options = RecordFiles(parts.folder / "agreement"), replace(options, states=found.hashes)
+    group = GroupDriver(host, config, work, records, parts.timeouts, known_peers, options)
+    context = RoundContext(group.me, host, state, parts.snapshots, parts.trainer, schedule, parts.timeouts)
+    builder = StateBuilder(context, log)
+    for missing in await Restorer(found, builder, log, fetched, host.events).restore(group.head):
+        group.feed(events.StateFetched(missing, False))
+    coding = await trio.to_thread.run_sync(state.strategy.coding, schedule.round_info(group.head), state.tensors)
+    actor = ReplicaActor(context, group.head, coding, builder, fetched, group)
+    SliceHandlers(host.rpc, actor)
+    serve_agreement(host.rpc, lambda: {group.group: group})
+    serve_heads(host.rpc, lambda: {group.group: group})
+    return ReplicaDriver(parts, group, actor, log, fetched)

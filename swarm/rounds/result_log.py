@@ -3,6 +3,7 @@ for or committed since.
 
 A result is a fraction of a state's size, so it can be on disk before a vote is sent; whole states are written seldom.
 Its bytes are staged while the state is hashed. A footer at their end then says to which state they lead: one sync.
+The node only names the state that a record needs (`Persist.state`): it holds no bytes, so they are kept here.
 """
 
 from __future__ import annotations

@@ -25,12 +25,14 @@ from swarm.protocol.head import Head
 from swarm.protocol.messages import SLICE_BYTES_MAX
 from swarm.protocol.plan import Contribution
 from swarm.protocol.timeouts import AdaptiveTimeouts
+from swarm.rounds.group_driver import DriverOptions
 from swarm.rounds.notifier import Notifier
-from swarm.rounds.replica_driver import ReplicaDriver, ReplicaParts
+from swarm.rounds.replica_driver import ReplicaDriver, ReplicaParts, restore_replica
 from swarm.rounds.trainers.upkeep import ReplicaUpkeep
 from swarm.rounds.trainers.worker_trainer import PAUSE_S
 from swarm.rounds.work import work_of, work_timeout
 from swarm.run.agreement import agreement_config, schedule_of, sponsors_of, stages_before
+from swarm.run.manifest import Manifest
 from swarm.run.owners_pause import PAUSED, obey
 from swarm.run.peer_context import PeerContext
 from swarm.state.server import serve_snapshots
@@ -57,9 +59,39 @@ async def open_replica(context: PeerContext, stage: int, known: MemberView) -> A
         await restore(context, stage, known)  # meanwhile other peers may ask for this one's backup
         checkpoint = await LocalCheckpoint.open(context, stage)
         async with build_trainer(context, stage, checkpoint, known) as built:
-            replica = StageReplica(context, stage, checkpoint, built, known, snapshots, backup)
-            await replica.begin()
+            driver = await _restore_driver(context, stage, checkpoint, built, known, snapshots)
+            replica = StageReplica(context, stage, checkpoint, built, known, driver, backup)
+            await replica.publish()
             yield replica
+
+
+async def _restore_driver(
+    context: PeerContext,
+    stage: int,
+    checkpoint: LocalCheckpoint,
+    built: BuiltTrainer,
+    known: MemberView,
+    snapshots: SnapshotStore,
+) -> ReplicaDriver:
+    """Bring the node and the weights to where the disk leads."""
+    manifest, host, state, trainer = context.manifest, context.host, checkpoint.state, built.trainer
+    schedule, before = schedule_of(manifest, stage), stages_before(manifest, stage, host.peer_id)
+    timeouts = AdaptiveTimeouts(manifest.run.timeout_floor_s)
+    parts = ReplicaParts(host, state, snapshots, trainer, schedule, timeouts, checkpoint.home.path)
+    config = agreement_config(manifest, stage, host.peer_id, context.gate)
+    timeout = work_timeout(schedule, timeouts, lambda: trainer.speed)
+    exchange_s = lambda head: timeouts.exchange_s(timeouts.exchange_bytes)  # noqa: E731
+    work = work_of(state.strategy, schedule, exchange_s, timeout, before)
+    work = replace(work, sponsors_of=sponsors_of(manifest))
+    proof = await trio.to_thread.run_sync(saved_proof, checkpoint.home)
+    options = DriverOptions(per_prefix=manifest.run.members_per_prefix, proof=proof)
+    return await restore_replica(parts, config, work, lambda: list(group_of(manifest, stage, known)), options)
+
+
+def group_of(manifest: Manifest, stage: int, known: MemberView) -> dict[str, MemberRecord]:
+    """Return the peers that may know of a group's heads: its other members, joiners, and the authority."""
+    whole = manifest.stages == 1
+    return {p: r for p, r in known().items() if whole or r.stage == stage or r.role == "coordinator"}
 
 
 class StageReplica:
@@ -75,35 +107,24 @@ class StageReplica:
         checkpoint: LocalCheckpoint,
         built: BuiltTrainer,
         known: MemberView,
-        snapshots: SnapshotStore,
+        driver: ReplicaDriver,
         backup: StageBackup | None,
     ) -> None:
         manifest, host = context.manifest, context.host
         self.stage, self.trainer = stage, built.trainer
         self._manifest, self._host, self._checkpoint, self._built = manifest, host, checkpoint, built
-        self._known, self._backup, self._snapshots = known, backup, snapshots
+        self._known, self._backup, self.driver = known, backup, driver
+        self._snapshots = driver.actor.context.snapshots
         self._pause = context.pause
         self._state = checkpoint.state
         self._upkeep = ReplicaUpkeep(built.trainer, self._save, host.events)
         self._round_began = trio.current_time()
         self._adopted = b""
         self._committed = Notifier()
-        schedule = schedule_of(manifest, stage)
-        timeouts = AdaptiveTimeouts(manifest.run.timeout_floor_s)
-        folder = checkpoint.home.path
-        parts = ReplicaParts(host, self._state, snapshots, built.trainer, schedule, timeouts, folder)
-        config = agreement_config(manifest, stage, host.peer_id, context.gate)
-        timeout = work_timeout(schedule, timeouts, lambda: self.trainer.speed)
-        before = stages_before(manifest, stage, host.peer_id)
-        work = work_of(self._state.strategy, schedule, self._exchange_s, timeout, before)
-        work = replace(work, sponsors_of=sponsors_of(manifest))
-        self.driver = ReplicaDriver(parts, config, work, lambda: list(self._group()), manifest.run.members_per_prefix)
-        self._timeouts = timeouts
+        driver.listen(self)
 
-    async def begin(self) -> None:
-        """Start from what the disk holds."""
-        proof = await trio.to_thread.run_sync(saved_proof, self._checkpoint.home)
-        await self.driver.begin(self, proof)
+    async def publish(self) -> None:
+        """Serve what the disk holds, and train from it."""
         head, state = self.driver.head, self._state
         here = head if head.state_hash == state.tree.root else self._checkpoint.head
         await trio.to_thread.run_sync(self._snapshots.publish, state.tree, state.tensors, msgspec.msgpack.encode(here))
@@ -138,10 +159,6 @@ class StageReplica:
         if await self._checkpoint.save(head):
             await trio.to_thread.run_sync(self.driver.checkpointed, head, base)
 
-    def _exchange_s(self, head: Head) -> float:
-        actor = self.driver.actor
-        return self._timeouts.exchange_s(actor.payload_bytes() if actor is not None else 0)
-
     @property
     def head(self) -> Head:
         """The last commit whose weights are here."""
@@ -154,7 +171,7 @@ class StageReplica:
     @property
     def download_bytes_s(self) -> float:
         """Measured; 0 while unknown."""
-        return self.driver.actor.catch_up.download_bytes_s if self.driver.actor is not None else 0.0
+        return self.driver.actor.catch_up.download_bytes_s
 
     @property
     def session(self) -> str:
@@ -196,11 +213,10 @@ class StageReplica:
         """For this machine's owner: end the worker of a stage now, and stay until the group has merged what was
         submitted. Where replicas make inner steps, what is counted makes a smaller contribution if that takes no longer
         than `PAUSE_S`. In a synchronous round the others' replicas count it once more."""
-        server, actor = self._built.server, self.driver.actor
-        if server is None or actor is None:
+        server, training = self._built.server, self.driver.actor.training
+        if server is None:
             return
         server.drain()
-        training = actor.training
         if not self._manifest.synchronous:
             self.trainer.finish_early()
             changed = self.driver.group.changed
@@ -274,9 +290,7 @@ class StageReplica:
         return any(record.state_hash == head.state_hash and peer < self._host.peer_id for peer, record in others)
 
     def _group(self) -> dict[str, MemberRecord]:
-        """Return the peers that may know of the group's heads: its other members, joiners, and the authority."""
-        whole = self._manifest.stages == 1
-        return {p: r for p, r in self._known().items() if whole or r.stage == self.stage or r.role == "coordinator"}
+        return group_of(self._manifest, self.stage, self._known)
 
     def _changed(self, head: Head, by_commit: bool) -> tuple[slice, ...] | None:
         """Return where the weights changed on the way to `head`; None if the state was fetched or replayed."""

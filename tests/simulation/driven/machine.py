@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import msgspec
 import torch
@@ -21,7 +24,7 @@ from swarm.protocol.timeouts import AdaptiveTimeouts
 from swarm.rounds.group_driver import GroupDriver
 from swarm.rounds.handlers import serve_agreement, serve_heads
 from swarm.rounds.records import RecordFiles
-from swarm.rounds.replica_driver import ReplicaDriver, ReplicaParts
+from swarm.rounds.replica_driver import ReplicaDriver, ReplicaParts, restore_replica
 from swarm.rounds.trainers.trainer import TrainRequest, TrainResult
 from swarm.rounds.work import work_of, work_timeout
 from swarm.state.outer_state import OuterState
@@ -37,6 +40,22 @@ if TYPE_CHECKING:
 
 NUMEL = 512
 SNAPSHOT_BYTES = 1 << 20
+
+_feed, _do = GroupDriver.feed, GroupDriver._do
+
+
+@contextmanager
+def watched(machine_of: Callable[[str], DrivenMachine]) -> Iterator[None]:
+    """Stand between the drivers and their nodes inside the block."""
+
+    def feed(group: GroupDriver, event: events.Event) -> None:
+        machine_of(group.config.peer).fed(group, event)
+
+    async def do(group: GroupDriver, *arguments: Any) -> None:
+        await machine_of(group.config.peer).done(group, *arguments)
+
+    with patch.object(GroupDriver, "feed", feed), patch.object(GroupDriver, "_do", do):
+        yield
 
 
 def first_state() -> list[torch.Tensor]:
@@ -74,7 +93,7 @@ class DrivenMachine:
 
     @property
     def up(self) -> bool:
-        return self.group is not None
+        return self.rpc is not None
 
     @property
     def node(self) -> AgreementNode | None:
@@ -82,8 +101,8 @@ class DrivenMachine:
 
     def has(self, state: bytes) -> bool:
         """Whether this machine has that state, or can rebuild it."""
-        actor = self.replica.actor if self.replica is not None else None
-        return actor is not None and (state in actor.builder.holds or self.disk.holds(state))
+        replica = self.replica
+        return replica is not None and (state in replica.actor.builder.holds or self.disk.holds(state))
 
     def step(self, event: events.Event) -> None:
         if self.group is not None:
@@ -110,6 +129,7 @@ class DrivenMachine:
         self.frozen_until, self.lives_left, self._held = 0.0, None, []
         self.suspects.clear()
         host: Any = MemoryHost(self.world, self)
+        self.rpc = host.rpc
         with host.events.subscribed(self.world.emitted(self)), trio.CancelScope() as self._scope:
             if self.is_coordinator:
                 await self._coordinate(host)
@@ -128,8 +148,6 @@ class DrivenMachine:
         work = work_of(strategy, SCHEDULE, lambda head: 4.0)
         records = RecordFiles(self.disk.root / "agreement")
         group = GroupDriver(host, self.config, work, records, AdaptiveTimeouts(), self._known)
-        self._take(host, group)
-        group.begin([])
         serve_agreement(host.rpc, lambda: {group.group: group})
         serve_heads(host.rpc, lambda: {group.group: group})
         self.world.started(self)
@@ -145,17 +163,14 @@ class DrivenMachine:
         parts = ReplicaParts(host, self.state, snapshots, self, SCHEDULE, timeouts, self.disk.root)
         timeout = work_timeout(SCHEDULE, timeouts, lambda: self.speed)
         work = work_of(self.state.strategy, SCHEDULE, lambda head: 4.0, timeout)
-        replica = ReplicaDriver(parts, self.config, work, self._known)
-        self.replica = replica
-        self._take(host, replica.group)
-        await replica.begin(self)
-        snapshots.publish(self.state.tree, self.state.tensors)  # what the disk has led to, as `StageReplica.begin` does
-        assert replica.actor is not None
+        self.replica = replica = await restore_replica(parts, self.config, work, self._known)
+        replica.listen(self)
+        snapshots.publish(self.state.tree, self.state.tensors)  # what the disk has led to, as `StageReplica` does
         perform = replica.actor.perform
 
-        async def performed(action: actions.Action) -> None:
+        async def performed(action: actions.Action, tasks: trio.Nursery) -> None:
             await self._before(action)
-            await perform(action)
+            await perform(action, tasks)
             if isinstance(action, actions.CommitHead):
                 self._judge_weights(action)
                 self.world.committed(self, action)
@@ -164,42 +179,38 @@ class DrivenMachine:
         self.world.started(self)
         await replica.run()
 
-    def _take(self, host: Any, group: GroupDriver) -> None:
-        """Stand between a driver and its node: while the process is frozen it takes no event."""
-        feed, do = group.feed, group._do
+    def fed(self, group: GroupDriver, event: events.Event) -> None:
+        """Hand an event to a driver, but not while the process is frozen."""
+        if isinstance(event, events.Started):
+            self.group = group
+        if self.frozen_until > self.world.now:
+            if not self._held:
+                self.world.at(self.frozen_until + 1e-4, self, partial(self._thaw, group))
+            self._held.append(event)
+            return
+        if isinstance(event, events.Built) and event.state_hash is not None and event.key in self._build:
+            base, action = self._build[event.key]
+            if event.state_hash not in self.world.tensors.states:
+                self.world.tensors.note(event.state_hash, base, action.roster)
+        _feed(group, event)
 
-        def fed(event: events.Event) -> None:
-            if self.frozen_until > self.world.now:
-                if not self._held:
-                    self.world.at(self.frozen_until + 1e-4, self, thaw)
-                self._held.append(event)
-                return
-            if isinstance(event, events.Built) and event.state_hash is not None and event.key in self._build:
-                base, action = self._build[event.key]
-                if event.state_hash not in self.world.tensors.states:
-                    self.world.tensors.note(event.state_hash, base, action.roster)
-            feed(event)
+    def _thaw(self, group: GroupDriver) -> None:
+        held, self._held = self._held, []
+        for event in held:
+            self.fed(group, event)
 
-        def thaw() -> None:
-            held, self._held = self._held, []
-            for event in held:
-                fed(event)
+    async def done(self, group: GroupDriver, action: actions.Action, actor: Any, tasks: trio.Nursery) -> None:
+        """Have a driver carry out an action, unless the process dies of it."""
+        if self.lives_left is not None:
+            self.lives_left -= 1
+            if self.lives_left < 0:
+                self.world.crash(self, self.dies_as)
+                await trio.sleep_forever()
+        if isinstance(action, actions.Send):
+            self.world.sent(self, action.peer, action.message)
+        await _do(group, action, actor, tasks)
 
-        async def done(action: actions.Action, actor: Any, tasks: trio.Nursery) -> None:
-            if self.lives_left is not None:
-                self.lives_left -= 1
-                if self.lives_left < 0:
-                    self.world.crash(self, self.dies_as)
-                    await trio.sleep_forever()
-            if isinstance(action, actions.Send):
-                self.world.sent(self, action.peer, action.message)
-            await do(action, actor, tasks)
-
-        group.feed = fed  # type: ignore[method-assign]
-        group._do = done  # type: ignore[method-assign]
-        self.rpc, self.group = host.rpc, group
-
-    async def _perform_nothing(self, action: actions.Action) -> None:
+    async def _perform_nothing(self, action: actions.Action, tasks: trio.Nursery) -> None:
         if isinstance(action, actions.CommitHead):
             self.world.committed(self, action)
 

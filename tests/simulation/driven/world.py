@@ -24,7 +24,7 @@ from swarm.rounds.records import RecordFiles
 from swarm.state.outer_state import OuterState
 from tests.simulation import faults
 from tests.simulation.driven.disk import PeerDisk
-from tests.simulation.driven.machine import NUMEL, DrivenMachine, first_state
+from tests.simulation.driven.machine import NUMEL, DrivenMachine, first_state, watched
 from tests.simulation.driven.virtual import repeatable, run_virtually
 from tests.simulation.histories.checks import History
 from tests.simulation.invariants import Broken, Invariants, OutsidePromise
@@ -97,7 +97,10 @@ class DrivenWorld:
                 machine = DrivenMachine(self, peer, config, PeerDisk(Path(path) / peer, patches))
                 machine.train_s = self.random.choice((0.3, 0.5, 1.0))
                 self.machines[peer] = machine
-            with repeatable(f"{self.setup.name} {self.seed}", self.signatures, self.disk_s):
+            with (
+                repeatable(f"{self.setup.name} {self.seed}", self.signatures, self.disk_s),
+                watched(self.machines.__getitem__),
+            ):
                 run_virtually(self._run)
         return self
 

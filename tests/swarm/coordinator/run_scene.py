@@ -31,9 +31,10 @@ from swarm.coordinator.regroup import serve_requests
 from swarm.coordinator.run_progress import RunProgress
 from swarm.placement.stages import layout_of, open_store, state_bytes
 from swarm.protocol.plan import Assignment
+from swarm.rounds.group_driver import DriverOptions
 from swarm.rounds.handlers import serve_agreement, serve_heads
 from swarm.rounds.notifier import Notifier
-from swarm.rounds.replica_driver import ReplicaDriver, ReplicaParts
+from swarm.rounds.replica_driver import ReplicaParts, restore_replica
 from swarm.rounds.trainers.trainer import TrainRequest, TrainResult
 from swarm.rounds.work import work_of
 from swarm.run.agreement import agreement_config, schedule_of
@@ -170,18 +171,25 @@ class CoordinatedRun:
             parts = ReplicaParts(host, state, snapshots, trainer, schedule, timeouts, self.home.path / host.peer_id)
             config = agreement_config(manifest, stage, host.peer_id)
             work, known = work_of(strategy, schedule, lambda head: 60.0), self._known_in(stage)
-            driver = ReplicaDriver(parts, config, work, known, manifest.run.members_per_prefix)
-            replica = DrivenReplica(host, driver, state, snapshots, trainer, known, self.changed)
-            mates.append(replica)
-            try:
-                with log.subscribed(replica.note), replica.stop:
-                    await driver.begin(replica)
-                    task_status.started(replica)
-                    await driver.run()
-            finally:
-                mates.remove(replica)
-                replica.gone.set()
+            options, seen = DriverOptions(per_prefix=manifest.run.members_per_prefix), list[Event]()
+
+            def note(event: Event) -> None:
+                seen.append(event)
                 self.changed.notify()
+
+            with log.subscribed(note):
+                driver = await restore_replica(parts, config, work, known, options)
+                replica = DrivenReplica(host, driver, state, snapshots, trainer, known, self.changed, seen)
+                driver.listen(replica)
+                mates.append(replica)
+                try:
+                    with replica.stop:
+                        task_status.started(replica)
+                        await driver.run()
+                finally:
+                    mates.remove(replica)
+                    replica.gone.set()
+                    self.changed.notify()
 
     def _replicas(self) -> list[DrivenReplica]:
         return [replica for mates in self.members.values() for replica in mates]

@@ -134,7 +134,7 @@ async def test_the_results_in_the_home_lead_to_its_head(recorded: Recorded) -> N
     path = path_between(log.load(), state.tree.root, head.state_hash)
     assert path
     for result in path:
-        await builder.advance(result)
+        assert await builder.advance(result)
     assert state.tree.root == head.state_hash
 
 

@@ -15,7 +15,7 @@ from swarm.rounds.building import StateBuilder
 from swarm.rounds.context import RoundContext
 from swarm.rounds.exchange.slice_exchange import SliceExchange
 from swarm.rounds.fetched_states import FetchedStates
-from swarm.rounds.result_log import ResultLog
+from swarm.rounds.result_log import LoggedResult, ResultLog
 from swarm.state.fetch import Fetched
 
 HERE, NEXT = b"h" * 32, b"n" * 32
@@ -63,7 +63,7 @@ async def test_a_replay_does_not_wait_for_a_builder_that_waited_before_it(tmp_pa
     followed = trio.Event()
 
     async def follow() -> None:
-        assert await builder.follow(genesis("run", HERE), {0: memoryview(b"result")}, NEXT)
+        assert await builder.follow(LoggedResult(genesis("run", HERE), NEXT, [memoryview(b"result")]))
         followed.set()
 
     async with trio.open_nursery() as nursery:
@@ -102,12 +102,12 @@ async def test_a_state_that_the_node_has_gone_to_already_outlives_the_commit_bef
         fetched.path_of(name).write_bytes(bytes(8))
     builder.offer_fetched(cast(Fetched, SimpleNamespace(tensors=(), tree=SimpleNamespace(root=later))))
     await builder.commit(genesis("run", HERE), later)
-    fetched.committed(HERE, later)
+    await fetched.committed(HERE, later)
     assert {path.name for path in fetched.path_of(HERE).parent.iterdir()} == {
         fetched.path_of(HERE).name,
         fetched.path_of(later).name,
     }
     await builder.commit(genesis("run", later), later)
-    fetched.committed(later, later)
+    await fetched.committed(later, later)
     assert state.tree.root == later and builder.holds == [later]
     assert fetched.base == later and not fetched.path_of(HERE).exists()

@@ -177,13 +177,14 @@ async def test_power_fails_after_a_state_was_fetched_whole(tmp_path: Path, monke
         await away.gone.wait()
         mine = {path.relative_to(away.peer): content for path, content in kept.items() if path.parts[0] == away.peer}
         put_back(mine, tmp_path / away.peer)
+        record = RecordFiles(tmp_path / away.peer / "agreement").read()[BALLOT_KEY]
+        ballot = msgspec.msgpack.decode(record, type=BallotRecord)
+        assert ballot.accepted is not None
         again = await group.enter(deltas, identity)
         assert again.driver.me == away.driver.me
         assert again.head.round >= goal and not again.seen("state_fetched")
         assert again.state.tree.root == again.head.state_hash, "it is on its disk, too"
-        record = RecordFiles(tmp_path / away.peer / "agreement").read()[BALLOT_KEY]
-        ballot = msgspec.msgpack.decode(record, type=BallotRecord)
-        assert ballot.head == again.head.hash and ballot.accepted is not None
+        assert again.head.hash in (ballot.head, ballot.accepted.value.hash), "as the cut has left it, or a round later"
         assert ballot.accepted.value.state_hash in again.actor.builder.holds, "and what it has voted for"
         await grow(group, 2, [*others, again])
         group.check([*others, away, again])
@@ -208,6 +209,26 @@ async def test_a_damaged_fetched_state_is_fetched_again(tmp_path: Path) -> None:
     with events.subscribed(seen.append):
         assert not fetched.load(events)
     assert [event.name for event in seen] == ["fetched_state_damaged"] and not fetched.path_of(root).exists()
+
+
+async def test_a_home_without_fetched_states_is_looked_at_once(tmp_path: Path) -> None:
+    """Each commit asks what may go; the disk is only read once a state was fetched."""
+    fetched, here = FetchedStates(tmp_path, 8, 2), bytes(32)
+    assert not fetched.load(EventLog())
+    path = fetched.path_of(b"x" * 32)
+    path.parent.mkdir()
+    path.touch()  # behind its back
+    await fetched.committed(here, here)
+    assert path.exists(), "it was not looked for"
+    with fetched.arriving(b"y" * 32) as files:
+        await fetched.committed(here, here)
+        assert not path.exists() and files.kept == fetched.path_of(b"y" * 32)
+        files.kept.touch()
+    await fetched.committed(here, here)
+    assert not files.kept.exists(), "it arrived, and nothing has led to it"
+    path.touch()
+    await fetched.committed(here, here)
+    assert path.exists(), "none was left"
 
 
 async def test_a_restarted_voter_serves_the_results_that_it_has_voted_for(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +35,12 @@ from swarm.protocol.head import Head, genesis
 from swarm.protocol.plan import Contribution
 from swarm.protocol.round_schedule import RoundSchedule
 from swarm.protocol.timeouts import AdaptiveTimeouts
-from swarm.rounds.group_driver import GroupDriver
+from swarm.rounds.group_driver import DriverOptions, GroupDriver
 from swarm.rounds.handlers import serve_agreement, serve_heads
 from swarm.rounds.notifier import Notifier
 from swarm.rounds.records import RecordFiles
 from swarm.rounds.replica_actor import ReplicaActor
-from swarm.rounds.replica_driver import ReplicaDriver, ReplicaParts
+from swarm.rounds.replica_driver import ReplicaDriver, ReplicaParts, restore_replica
 from swarm.rounds.work import work_of, work_timeout
 from swarm.state.outer_state import OuterState
 from swarm.state.snapshots import SnapshotStore
@@ -83,7 +84,7 @@ class Weightless:
     def __init__(self) -> None:
         self.heads: list[Head] = []
 
-    async def perform(self, action: actions.Action) -> None:
+    async def perform(self, action: actions.Action, tasks: trio.Nursery) -> None:
         if isinstance(action, actions.CommitHead):
             self.heads.append(action.head)
 
@@ -102,10 +103,11 @@ class DrivenReplica:
     trainer: InventedTrainer
     others: Callable[[], list[str]]
     changed: Notifier
+    events: list[Event]
+    """All events of its process, also of its start."""
     heads: list[Head] = field(default_factory=list)
     merged: list[Sequence[Contribution] | None] = field(default_factory=list)
     """The contributions in each of `heads`; None where the state was fetched."""
-    events: list[Event] = field(default_factory=list)
     stop: trio.CancelScope = field(default_factory=trio.CancelScope)
     gone: trio.Event = field(default_factory=trio.Event)
     moving: trio.CancelScope = field(default_factory=trio.CancelScope)
@@ -126,10 +128,6 @@ class DrivenReplica:
     def seen(self, name: str) -> list[Event]:
         return [event for event in self.events if event.name == name]
 
-    def note(self, event: Event) -> None:
-        self.events.append(event)
-        self.changed.notify()
-
     @property
     def peer(self) -> str:
         return self.host.peer_id
@@ -141,7 +139,6 @@ class DrivenReplica:
 
     @property
     def actor(self) -> ReplicaActor:
-        assert self.driver.actor is not None
         return self.driver.actor
 
 
@@ -191,26 +188,37 @@ class DrivenGroup:
         task_status: TaskStatus[DrivenReplica] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         tensors, proof = backup or ((self.theta, torch.zeros_like(self.theta)), ())
+        stop, moving, gone, seen = trio.CancelScope(), trio.CancelScope(), trio.Event(), list[Event]()
         async with AsyncExitStack() as stack:
-            replica = await self._open(stack, deltas, identity, tensors)
-            self.members.append(replica)
-            try:
-                with replica.stop:
-                    with replica.moving, replica.host.rpc.scope():
-                        await replica.driver.begin(replica, proof)
+            parts, trainer = await self._open(stack, deltas, identity, tensors, seen)
+            host, state, known = parts.host, parts.state, partial(self._known, parts.host.peer_id)
+            stack.callback(self.changed.notify)
+            stack.callback(gone.set)
+            timeout = work_timeout(parts.schedule, parts.timeouts, lambda: trainer.speed)
+            work = work_of(state.strategy, parts.schedule, lambda head: self.setting.exchange_s, timeout)
+            with stop:
+                with moving, host.rpc.scope():
+                    options = DriverOptions(proof=proof)
+                    driver = await restore_replica(parts, self.config(host.peer_id), work, known, options)
+                    replica = DrivenReplica(host, driver, state, parts.snapshots, trainer, known, self.changed, seen)
+                    replica.stop, replica.moving, replica.gone = stop, moving, gone
+                    driver.listen(replica)
+                    self.members.append(replica)
+                    try:
                         task_status.started(replica)
-                        await replica.driver.run()
-                    self.members.remove(replica)
-                    await trio.sleep_forever()
-            finally:
-                if replica in self.members:
-                    self.members.remove(replica)
-                stack.callback(replica.gone.set)
-                self.changed.notify()
+                        await driver.run()
+                    finally:
+                        self.members.remove(replica)
+                await trio.sleep_forever()
 
     async def _open(
-        self, stack: AsyncExitStack, deltas: Deltas, identity: Identity, tensors: Sequence[torch.Tensor]
-    ) -> DrivenReplica:
+        self,
+        stack: AsyncExitStack,
+        deltas: Deltas,
+        identity: Identity,
+        tensors: Sequence[torch.Tensor],
+        seen: list[Event],
+    ) -> tuple[ReplicaParts, InventedTrainer]:
         log, setting = EventLog(), self.setting
         config = HostConfig(identity=identity, events=log, limits=setting.limits)
         host = await stack.enter_async_context(open_host(config))
@@ -224,15 +232,9 @@ class DrivenGroup:
         snapshots.publish(state.tree, state.tensors)
         snapshots.serve(host.rpc)
         folder = self.folder / host.peer_id
+        stack.enter_context(log.subscribed(partial(self._note, seen)))
         parts = ReplicaParts(host, state, snapshots, trainer, setting.schedule, setting.timeouts(), folder)
-        timeout = work_timeout(setting.schedule, parts.timeouts, lambda: trainer.speed)
-        work = work_of(state.strategy, setting.schedule, lambda head: setting.exchange_s, timeout)
-        driver = ReplicaDriver(parts, self.config(host.peer_id), work, lambda: self._known(host.peer_id))
-        replica = DrivenReplica(
-            host, driver, state, snapshots, trainer, lambda: self._known(host.peer_id), self.changed
-        )
-        stack.enter_context(log.subscribed(replica.note))
-        return replica
+        return parts, trainer
 
     def config(self, peer: str) -> AgreementConfig:
         setting, coordinator = self.setting, self.coordinator_identity.peer_id
@@ -272,7 +274,7 @@ class DrivenGroup:
         log, setting = EventLog(), self.setting
         config = HostConfig(identity=self.coordinator_identity, events=log, limits=setting.limits)
         self.stop_coordinator = trio.CancelScope()
-        with log.subscribed(self._note), self.stop_coordinator:
+        with log.subscribed(partial(self._note, self.coordinator_events)), self.stop_coordinator:
             async with open_host(config) as host:
                 self.obey_cuts(host)
                 for member in self.members:
@@ -283,14 +285,13 @@ class DrivenGroup:
                 known = lambda: self._known(host.peer_id)  # noqa: E731
                 driver = GroupDriver(host, self.config(host.peer_id), work, records, setting.timeouts(), known)
                 self.coordinator_host, self.coordinator = host, driver
-                driver.begin([])
                 serve_agreement(host.rpc, lambda: {driver.group: driver})
                 serve_heads(host.rpc, lambda: {driver.group: driver})
                 task_status.started()
                 await driver.run(self.actor)
 
-    def _note(self, event: Event) -> None:
-        self.coordinator_events.append(event)
+    def _note(self, seen: list[Event], event: Event) -> None:
+        seen.append(event)
         self.changed.notify()
 
     # -- waiting -------------------------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ from swarm.protocol.timeouts import AdaptiveTimeouts
 from swarm.rounds.group_driver import GroupDriver
 from swarm.rounds.handlers import serve_agreement
 from swarm.rounds.records import RecordFiles
-from swarm.rounds.replica_driver import ReplicaDriver, ReplicaParts
+from swarm.rounds.replica_driver import ReplicaParts, restore_replica
 from swarm.rounds.trainers.trainer import TrainRequest, TrainResult
 from swarm.rounds.work import work_of
 from swarm.state.messages import AskChunk, AskResult
@@ -190,17 +190,16 @@ async def main(number: int, rounds: int, folder: Path) -> None:
         snapshots.publish(state.tree, state.tensors)
         snapshots.serve(host.rpc)
         parts = ReplicaParts(host, state, snapshots, Invented(number), schedule, timeouts, folder / str(number))
-        driver = ReplicaDriver(parts, config_of(host.peer_id), work, lambda: others)
         nursery = await stack.enter_async_context(trio.open_nursery())
         say("ready")
         await hear()
         if number == 0:
             records, peers = RecordFiles(folder / "coordinator"), [host.peer_id, *others]
             coordinator = GroupDriver(hosts[1], config_of(authority.peer_id), work, records, timeouts, lambda: peers)
-            coordinator.begin([])
             serve_agreement(hosts[1].rpc, lambda: {coordinator.group: coordinator})
             nursery.start_soon(coordinator.run, Weightless())
-        await driver.begin(Reporter(parts, snapshots, others))
+        driver = await restore_replica(parts, config_of(host.peer_id), work, lambda: others)
+        driver.listen(Reporter(parts, snapshots, others))
         nursery.start_soon(driver.run)
         await driver.until_round(rounds)
         save_file(state.named(), folder / f"{number}.safetensors")

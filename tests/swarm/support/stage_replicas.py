@@ -43,7 +43,7 @@ from swarm.protocol.round_schedule import RoundSchedule
 from swarm.protocol.timeouts import AdaptiveTimeouts
 from swarm.rounds.context import RoundContext
 from swarm.rounds.records import RecordFiles
-from swarm.rounds.replica_driver import ReplicaDriver, ReplicaParts
+from swarm.rounds.replica_driver import ReplicaDriver, ReplicaParts, restore_replica
 from swarm.rounds.work import work_of, work_timeout
 from swarm.state.outer_state import OuterState
 from swarm.state.snapshots import SnapshotStore
@@ -97,7 +97,6 @@ class StageMember:
 
     @property
     def context(self) -> RoundContext:
-        assert self.driver.actor is not None
         return self.driver.actor.context
 
     @property
@@ -228,10 +227,10 @@ async def open_member(
     config = AgreementConfig(genesis=begun, peer=host.peer_id, coordinator=authority.peer_id, rounds=setting.rounds)
     timeout = work_timeout(schedule, parts.timeouts, lambda: trainer.speed)
     work = work_of(strategy, schedule, lambda head: 60.0, timeout, dict(enumerate(groups[: max(1, stage)])))
-    driver = ReplicaDriver(parts, config, work, tuple)
+    driver = await restore_replica(parts, config, work, tuple)
     start = ChainMessage((ChainLink(head, start=sign_body(authority, START, StartBody(head))),))
     member = StageMember(replica, trainer, snapshots, driver, head, start, lambda: list(mates), table[host.peer_id])
-    await driver.begin(member)
+    driver.listen(member)
     for peer, entry in table.items():
         host.book.add(peer, entry["addresses"])
     host.watch(table, "pipeline")
