@@ -8,6 +8,7 @@ from swarm.protocol.agreement import applicants, node
 from swarm.protocol.agreement.coordination.coordinator import Coordinator
 from swarm.protocol.agreement.coordination.group_watch import GroupWatch
 from swarm.protocol.agreement.round.instance import Instance
+from swarm.protocol.agreement.round.exchanges import Exchanges
 from swarm.protocol.agreement.round.leader import AttemptLeader
 from swarm.protocol.agreement.round.voting import Voter
 from swarm.protocol.agreement.rules.electorate import Electorate
@@ -93,5 +94,10 @@ AUDITED: Final = (
         "a free value is of its own attempt's roster",
         LIARS,
         changed(Voter, "_check", "if forced is None and opened.attempt != attempt:", NEVER_TRUE),
+    ),
+    Rule(
+        "a build that does not end is not waited for",
+        MEMBERS,
+        changed(Exchanges, "is_building", " and exchange.building_at > over", ""),
     ),
 )

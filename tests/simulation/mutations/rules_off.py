@@ -77,7 +77,7 @@ def _vote_blindly(self: Any, attempt: int) -> None:
             self._vote(attempt, proposed)
 
 
-def _follow_at_once(self: Any) -> list[ChainLink] | None:
+def _follow_at_once(self: Any, is_building: object) -> list[ChainLink] | None:
     return self._path(self._goal) or None if self._goal in self._ahead else None
 
 
