@@ -7,8 +7,8 @@ from typing import Final
 from swarm.protocol.agreement import applicants, node
 from swarm.protocol.agreement.coordination.coordinator import Coordinator
 from swarm.protocol.agreement.coordination.group_watch import GroupWatch
-from swarm.protocol.agreement.round.instance import Instance
 from swarm.protocol.agreement.round.exchanges import Exchanges
+from swarm.protocol.agreement.round.instance import Instance
 from swarm.protocol.agreement.round.leader import AttemptLeader
 from swarm.protocol.agreement.round.voting import Voter
 from swarm.protocol.agreement.rules.electorate import Electorate
