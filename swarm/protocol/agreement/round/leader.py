@@ -269,7 +269,9 @@ class AttemptLeader:
         attempt.phase, attempt.signed_roster = Phase.EXCHANGE, opened.signed
         self._context.out.timer(TIMER, self._context.now + self._context.work.exchange_s(self._instance.head))
         attempt.exchange = self._exchanges.open(opened)
-        self._send_roster(attempt)
+        self.give_up_exchange()
+        if self._attempt is attempt:
+            self._send_roster(attempt)
 
     # -- exchange ------------------------------------------------------------------------------------------------------
 
@@ -280,6 +282,16 @@ class AttemptLeader:
         for peer in sorted(peers | {member.peer for member in self._instance.head.members}):
             if peer not in (self._context.config.peer, self._context.config.coordinator):
                 self._context.out.send(peer, order)
+
+    def give_up_exchange(self) -> None:
+        """Give up an exchange that cannot end, since an owner is down whose results this node has not: another attempt
+        leaves it out."""
+        attempt = self._attempt
+        if attempt is None or attempt.phase is not Phase.EXCHANGE or attempt.exchange is None:
+            return
+        results, down = attempt.exchange.results, self._context.down
+        if any(owner.peer in down and owner not in results for owner in attempt.exchange.opened.parts):
+            self._fail("an owner of slices is down", again=self._may_mend(attempt))
 
     def built(self, exchange: Exchange) -> None:
         """Propose what this node has built from the present exchange."""

@@ -123,6 +123,7 @@ class OpenRound:
         """Do not wait for a peer that is down."""
         self.leader.assemble()
         self.leader.collect()
+        self.leader.give_up_exchange()
         self.turn()
 
     def repeat(self) -> None:

@@ -139,3 +139,23 @@ def test_a_leader_that_waits_for_votes_does_not_wait_for_a_silent_witness() -> N
         for other in far if peer in near else near:
             group.event(peer, events.PeerUp(other))
     group.run_to(3, seconds=15.0)
+
+
+@pytest.mark.parametrize("when", ["exchange", "before"])
+def test_an_exchange_whose_owner_is_down_is_not_waited_for(when: str) -> None:
+    """The leader waited for as long as an exchange may take, although the owner's connection had ended."""
+    slow = Work(SCHEDULE, lambda head: 4, lambda head: 60.0)
+    group = GroupOfNodes("ABCD", work=slow, stalled_s=1e6)
+    group.run_to(2)
+    head = group.head("A")
+    leader = leader_of(head, head.hash, 0).peer
+    victim = min(set("ABCD") - {leader})
+    kind = msg.RosterMessage if when == "exchange" else msg.SubmitMessage
+    group.run(5.0, lambda: any(isinstance(m, kind) and s in (leader, victim) for s, _, m in group.sent[-3:]))
+    assert group.head("A") == head
+    group.crash(victim)
+    for peer in {*"ABCD", COORDINATOR} - {victim}:
+        group.event(peer, events.PeerDown(victim))
+    group.run_to(3, "".join(set("ABCD") - {victim}), seconds=10.0)
+    merged = group.head(leader).absent
+    assert [absence.member.peer for absence in merged] == [victim]
