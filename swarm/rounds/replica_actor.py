@@ -178,7 +178,6 @@ class ReplicaActor:
         drawn = await self._loss_checks.draw(merged_in, head) if merged_in is not None else None
         await self._stand_at(head, bodies, list(result.parts) if result is not None else [])
         if result is not None and merged_in is not None:
-            await trio.lowlevel.checkpoint_if_cancelled()  # the tasks may have ended while the weights were written
             if drawn is not None:
                 tasks.start_soon(self._loss_checks.check, drawn)
             self.audits.remember(merged_in, result.parts)

@@ -98,6 +98,6 @@ AUDITED: Final = (
     Rule(
         "a build that does not end is not waited for",
         MEMBERS,
-        changed(Exchanges, "is_building", " and exchange.building_at > over", ""),
+        changed(Exchanges, "is_building", "and exchange.building_at > over", ""),
     ),
 )

@@ -160,11 +160,15 @@ class Exchanges:
         return None
 
     def is_building(self, head: Head) -> bool:
-        """Return whether the state of a certified head is likely being built here: no peer brings it sooner. If that
-        takes longer than an exchange may, it is to be fetched."""
-        over = self._context.now - self._context.work.exchange_s(self._instance.head)
+        """Return whether the state of a certified head is likely being built here, from results that their owners send:
+        no peer brings it sooner. If that takes longer than an exchange may, it is to be fetched."""
+        before, me = self._instance.head, self._context.me
+        over = self._context.now - self._context.work.exchange_s(before)
         return any(
-            None in exchange.building.values() and exchange.building_at > over and exchange.opened.leads_to(head)
+            None in exchange.building.values()
+            and exchange.building_at > over
+            and (before.has(me) or any(body.member == me for body in exchange.opened.contributions))
+            and exchange.opened.leads_to(head)
             for exchange in self._instance.exchanges.values()
         )
 
