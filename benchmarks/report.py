@@ -273,8 +273,8 @@ def availability(figures: Figures) -> str:
     hours = sum(cell["seconds"] for cell in cells) / 3600
     untold = sum(cell["untold"] for cell in cells)
     return (
-        f"The real core in virtual time: in {hours:,.0f} h of groups no safety invariant broke, and no operator"
-        f" was told of {untold} standstills. Members fail after 600 s; they and W (the coordinator) are repaired after"
+        f"The real core in virtual time: in {hours:,.0f} h of groups no safety invariant broke, and {untold}"
+        f" standstills were not reported to the operator. Members fail after 600 s; they and W (the coordinator) are repaired after"
         f" 120 s; all times are exponential. Percent of the time: committed rounds x {figures['round_s']:g} s, ±"
         f" the standard error over windows of {figures['window_s']:,.0f} s. Those that stay were not taken back,"
         " nor lost with a run, by the end. In `witness` mode the operator acts 2 h or 10 min after being told,"
