@@ -274,11 +274,11 @@ def availability(figures: Figures) -> str:
     untold = sum(cell["untold"] for cell in cells)
     return (
         f"The real core in virtual time: in {hours:,.0f} h of groups no safety invariant broke, and {untold}"
-        f" standstills were not reported to the operator. Members fail after 600 s; they and W (the coordinator) are repaired after"
-        f" 120 s; all times are exponential. Percent of the time: committed rounds x {figures['round_s']:g} s, ±"
-        f" the standard error over windows of {figures['window_s']:,.0f} s. Those that stay were not taken back,"
-        " nor lost with a run, by the end. In `witness` mode the operator acts 2 h or 10 min after being told,"
-        " with `--undo` where asked for, and begins another run after ten vain minutes; in `required` mode `undo_s` is"
+        " standstills were not reported to the operator. Members fail after 600 s, are repaired after 120 s, and so"
+        f" is W (the coordinator), all exponential. Percent of the time: committed rounds x {figures['round_s']:g} s, ±"
+        f" the standard error over windows of {figures['window_s']:,.0f} s. Those that stay were not taken back, nor"
+        " lost with a run, by the end. In `witness` mode the operator acts 2 h or 10 min after being told, with"
+        " `--undo` where asked for, and begins another run after ten vain minutes; in `required` mode `undo_s` is"
         " 100 s, and a quorum is lost after three rounds. The model is the design's, in whole rounds without"
         " messages: `required` starts a term 10 or 30 s after a lost quorum. Runs lost: `witness` (2 h / 10 min) /"
         " `required`.\n\n" + table(availability_cells.HEAD, availability_cells.rows(cells))
