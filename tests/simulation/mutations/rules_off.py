@@ -338,6 +338,9 @@ RULES: Final = (
     Rule(
         "a witness is another voter after a restart",
         ("witness2", "witness4"),
-        _set(machine, "session_of", _same_witness),
+        lambda: [
+            patch.object(machine, "session_of", _same_witness),
+            patch.object(group, "session_of", lambda peer, life: _same_witness(peer, life).replace(".", "")),
+        ],
     ),
 )

@@ -5,11 +5,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from swarm.protocol.agreement import actions, chain
+from swarm.protocol.agreement import actions, chain, events
 from swarm.protocol.agreement import messages as msg
 from swarm.protocol.agreement.chain import position_of
 from swarm.protocol.agreement.output import encode
 from swarm.protocol.agreement.rules import evidence
+from swarm.protocol.agreement.rules.electorate import leader_of
 from tests.swarm.protocol.agreement.group import COORDINATOR, GroupOfNodes
 
 
@@ -81,6 +82,23 @@ def test_a_certified_state_that_is_being_built_is_fetched_only_if_that_fails(bui
     fetched = not works or build_s > 4.0
     assert set(group.fetches) == ({"C"} if fetched else set())
     assert group.now < 60.0 and not group.accusations()
+
+
+def test_a_build_that_does_not_end_holds_up_no_group_that_needs_its_member() -> None:
+    group = GroupOfNodes("ABC")
+    group.run_to(1)
+    head = group.head("A")
+    leader = leader_of(head, head.hash, 0).peer
+    slow, other = sorted(set("ABC") - {leader})
+    group.build = lambda peer, state: (1000.0 if peer == slow else 0.05, state)
+    group.run(20.0, lambda: group.round(leader) == group.round(other) == 2)
+    assert group.round(slow) == 1 and group.head(leader) == group.head(other)
+    group.crash(leader)
+    for peer in (slow, other, COORDINATOR):
+        group.event(peer, events.PeerDown(leader))
+    group.build = lambda peer, state: (0.05, state)
+    group.run_to(4, slow + other, seconds=60.0)
+    assert set(group.fetches) == {slow}
 
 
 def test_a_long_chain_comes_in_pages(monkeypatch: pytest.MonkeyPatch) -> None:
