@@ -151,13 +151,16 @@ class FirstMember:
 @pytest.mark.parametrize("rounds", [5, 18])
 async def test_who_was_the_only_member_once_proves_no_second_history(tmp_path: Path, rounds: int) -> None:
     """Its proof began at the coordinator's start and had all votes that it needed, and it had more rounds."""
-    setting = GroupSetting(min_peers=1, work_s=0.05, agreement={"poll_s": 0.1})
+    # A round takes longer than a newcomer takes to fetch its state: else the first member is alone for long.
+    setting = GroupSetting(min_peers=1, work_s=0.3, agreement={"poll_s": 0.1})
     async with open_driven_group(tmp_path, setting) as group, AsyncExitStack() as stack:
         await group.enter(deltas)
         await group.until_round(1)
         for _ in range(2):
             await group.enter(deltas)
         await group.until(lambda: all(r.heads and len(r.head.members) == 3 for r in group.members))
+        for replica in group.members:
+            replica.trainer.work_s = 0.05
         await group.until_round(rounds)
         log, seen = EventLog(), list[Event]()
         stack.enter_context(log.subscribed(seen.append))
