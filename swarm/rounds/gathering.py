@@ -1,7 +1,7 @@
 """A leader's question in a synchronous pipeline: have the members together counted the whole batch?
 
 It is asked outside the node, since the samples are counted by the trainers; what follows from the answer, the node
-decides (`swarm.protocol.agreement.round.claims`).
+decides (`swarm.protocol.claims`).
 """
 
 from __future__ import annotations

@@ -73,7 +73,6 @@ class ReplicaActor:
         self.exchanges: OrderedDict[bytes, SliceExchange] = OrderedDict()
         self._feed, self._fetched, self._group = feed, fetched, group
         self._slices = RoundSlices()
-        self._round: trio.CancelScope = trio.CancelScope()
         context.timeouts.exchange_bytes = self.payload_bytes()
 
     async def perform(self, action: actions.Action, tasks: trio.Nursery) -> None:
