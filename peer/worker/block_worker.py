@@ -64,7 +64,7 @@ class BlockWorker:
         self._engine = Engine(blocks, load.pages, load.rows_max, load.chunk_tokens)
         self._incoming = Ring.attach(load.to_worker.fds, load.to_worker.size_bytes)
         self._outgoing = Ring.attach(load.from_worker.fds, load.from_worker.size_bytes)
-        self._unsent: deque[tuple[Piece, ...]] = deque()  # what the ring has no room for yet
+        self._unsent: deque[tuple[Piece, ...]] = deque()  # what the ring has no room for yet, and what is new
         self._wires: dict[int, WireType] = {}  # of sessions that have chosen one
         self._step_ms = self._rows = 0.0
         self._reported: WorkerLoad | None = None
@@ -176,8 +176,9 @@ class BlockWorker:
             self._send(pack(load))
 
     def _send(self, *record: Piece) -> None:
+        """Let `run` write the record next: after the room of what it answers is given back, so that a client that has
+        its answers may send again."""
         self._unsent.append(record)
-        self._flush()
 
     def _flush(self) -> bool:
         """Write what is unsent, as far as there is room; return whether all is written."""

@@ -128,10 +128,19 @@ def _server() -> ForkServer:
     return _servers[os.getpid()]
 
 
-def children() -> list[int]:
-    """Return the ids of this process's children, without its fork server."""
+def children() -> list[psutil.Process]:
+    """Return this process's children that run, without its fork server. One that has ended is none of ours: while a
+    server forks, the kernel gives us any orphan."""
     server = _servers.get(os.getpid())
-    return [child.pid for child in psutil.Process().children() if server is None or child.pid != server.pid]
+    started = [child for child in psutil.Process().children() if server is None or child.pid != server.pid]
+    return [child for child in started if _runs(child)]
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def serve_own_forks() -> None:
