@@ -148,7 +148,7 @@ def judge(world: World, stay: frozenset[str]) -> Hope:
     if _goes_on(world, top.head, honest, coordinator) and not lying:
         asks = coordinator is not None and world.machines[COORDINATOR].asks
         return "operator" if asks else "alone"  # the start that the operator has asked for may name those that are gone
-    if coordinator is None or 0 < setup.rounds <= max(head.round for head in world.invariants.heads.values()):
+    if coordinator is None or 0 < setup.rounds <= world.invariants.last_round:
         return "open"  # a coordinator that hears of the last round, also from a message on its way, calls no operator
     certified = {link.head.state_hash for r in everybody for link in r.links} | {GENESIS.state_hash}
     if any(r.states & certified for r in honest):

@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 import msgspec
 
+from peer.identity import Signed
 from swarm.protocol.agreement import actions
 from swarm.protocol.agreement import messages as msg
 from swarm.protocol.agreement.records import BALLOT_KEY, BallotRecord, LinkRecord
+from swarm.protocol.agreement.rules.evidence import START
 from swarm.protocol.head import Head, Member
 from tests.simulation import electorate
 from tests.simulation.electorate import Position, is_quorum, position
+from tests.simulation.setups import COORDINATOR
 from tests.simulation.tensors import GENESIS
 
 if TYPE_CHECKING:
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
 
 ANSWERED_S: Final = 10.0  # after which a start no more follows the operator's word
 SENDS_PER_S: Final = 60  # and peer of the run: at most, at one node
-TOLD_KEPT: Final = 8  # of the coordinator's questions
+TOLD_KEPT: Final = 8  # of the coordinator's questions, and of the starts that it has signed
 
 
 class Broken(AssertionError):
@@ -57,6 +60,9 @@ class Invariants:
         self._last_vote: dict[tuple[Member, bytes], tuple[int, bytes]] = {}
         self._stands: dict[str, Head] = {}
         self._told: dict[str, dict[str, msg.ReportMessage]] = {}
+        self._known: dict[bytes, tuple[bytes, ...]] = {}
+        """By start, the values that its signer knew of then: what it stood at and had been told. What it is told while
+        the start is on its way to its disk comes too late, and the members know better."""
         self._records: dict[bytes, msgspec.Struct] = {}
         self._sends: dict[str, int] = {}
 
@@ -115,7 +121,7 @@ class Invariants:
     def _chain(self, machine: Machine, message: msg.ChainMessage) -> None:
         for link in message.links:
             if link.start is not None:
-                self._signed_start(self._world.signatures.open(link.start, "agreement.start", msg.StartBody))
+                self._signed_start(link.start)
 
     _JUDGES: ClassVar[dict[type[msgspec.Struct], Callable[..., None]]] = {
         msg.VoteMessage: _vote,
@@ -171,7 +177,19 @@ class Invariants:
         if source not in self._setup.lying:
             self._told.setdefault(message.nonce, {})[source] = message
 
-    def _signed_start(self, body: msg.StartBody) -> None:
+    def signed(self, peer: str, kind: str, encoded: bytes) -> None:
+        """Note what the coordinator knows while it signs a start."""
+        if peer != COORDINATOR or kind != START:
+            return
+        nonce = next(reversed(self._told), None)
+        told = list(self._told[nonce].values()) if nonce is not None else []
+        names = [report.head for report in told]
+        names += [report.accepted.value.hash for report in told if report.accepted is not None]
+        names += [self._stands[COORDINATOR].hash] if COORDINATOR in self._stands else []
+        self._known[encoded] = tuple(names)
+
+    def _signed_start(self, start: Signed) -> None:
+        body = self._world.signatures.open(start, START, msg.StartBody)
         head, name = body.head, body.head.hash
         known = self._starts.setdefault((head.term, head.boot), name)
         if known != name:
@@ -183,10 +201,10 @@ class Invariants:
         if len(body.undoes) == msg.LINKS_MAX:  # a list has no room for more, and names the newest
             self._undone.update(name for name, one in self.heads.items() if one.round > head.round)
         peers = [member.peer for member in head.members]
-        if len(set(peers)) != len(peers) or "W" in peers:
+        if len(set(peers)) != len(peers) or COORDINATOR in peers:
             raise Broken("10 electorate", f"the start of term {head.term} has the members {peers}")
         if head.previous not in self.values:
-            self._passed_by(self._world.machines["W"], head)
+            self._passed_by(self._world.machines[COORDINATOR], head)
         if self._setup.lying.issuperset(peers) and self._setup.lies:
             self._begun_with_liars(head)
         if self._setup.mode == "witness" and self._setup.lying.issuperset(peers):
@@ -194,7 +212,7 @@ class Invariants:
         base = self.values[head.previous]
         if (base.state_hash, base.ledger, base.round) != (head.state_hash, head.ledger, head.round):
             raise Broken("2 lineage", f"the start of term {head.term} changes the state of its base")
-        coordinator = self._world.machines["W"]
+        coordinator = self._world.machines[COORDINATOR]
         if self._setup.mode == "required":
             if not self._has_forgotten(coordinator):
                 kept = self._setup.links_kept or len(self.heads)  # of more the signer knows nothing
@@ -203,23 +221,19 @@ class Invariants:
             return
         if self._has_forgotten(coordinator):
             return
-        stood = self._stands.get("W")
-        if stood is not None:
-            self._require_kept(stood, head, name)
-        nonce = next(reversed(self._told), None)
-        for told in self._told[nonce].values() if nonce is not None else ():
-            known_head = self.heads.get(told.head)
-            if known_head is not None:
-                self._require_kept(known_head, head, name)
-            if told.accepted is not None and told.accepted.value.hash in self.heads:
-                self._require_kept(told.accepted.value, head, name)
+        for known_head in (self.heads[known] for known in self._known.get(start.body, ()) if known in self.heads):
+            self._require_kept(known_head, head, name)
 
     def _has_forgotten(self, machine: Machine) -> bool:
         """Return whether a machine's disk was put back, and nobody need be there that knows what it has forgotten."""
         return machine.restored and self._setup.restores != "undeclared"
 
     def _begun_with_liars(self, head: Head) -> None:
-        """Judge a term with liars only, who choose all weights from here on: no coordinator begins one by itself."""
+        """Judge a term with liars only, who choose all weights from here on: no coordinator begins one by itself. If
+        they were the whole group before, nothing is given away."""
+        before = {member.peer for member in self.values[head.previous].members}
+        if before and self._setup.lying >= before:
+            return
         if self._world.now - self._world.asked_at > ANSWERED_S:
             raise Broken("5 weights", f"term {head.term} begins with liars only, and no operator has said so")
 
@@ -239,6 +253,12 @@ class Invariants:
                 return True
             name = self.values[name].previous
         return False
+
+    @property
+    def last_round(self) -> int:
+        """The last that was committed, or that an honest peer has voted for: its commit may be on its way."""
+        voted = (self.values[name] for name in self._votes.values() if name in self.values)
+        return max(head.round for head in (*self.heads.values(), *voted))
 
     # -- commits -------------------------------------------------------------------------------------------------------
 
@@ -277,7 +297,7 @@ class Invariants:
         if head.attempt >= 0 and head.previous not in self.heads:
             self._passed_by(machine, head)
         if link.start is not None:  # before its head is a known value, since its signer stands there before it shows it
-            self._signed_start(self._world.signatures.open(link.start, "agreement.start", msg.StartBody))
+            self._signed_start(link.start)
         self.heads[name] = self.values[name] = head
         electorate.require_certificate(self, self._setup, self._world.signatures, link)
         content = self._world.tensors.states.get(head.state_hash)
@@ -295,7 +315,7 @@ class Invariants:
         electorate.require_forged_by_owners(self._setup, self._world.tensors, before, head)
         if self._setup.rounds and head.round > self._setup.rounds:
             raise Broken("2 lineage", f"round {head.round} of a run with {self._setup.rounds}")
-        if self._setup.mode == "required" and not self._has_forgotten(self._world.machines["W"]):
+        if self._setup.mode == "required" and not self._has_forgotten(self._world.machines[COORDINATOR]):
             for start in self._starts.values():
                 self._require_kept(head, self.values[start], start)
 
@@ -350,6 +370,7 @@ class Invariants:
         self._promised = {key: attempt for key, attempt in self._promised.items() if key[1] in kept}
         self._last_vote = {key: vote for key, vote in self._last_vote.items() if key[1] in kept}
         self._told = {nonce: self._told[nonce] for nonce in list(self._told)[-TOLD_KEPT:]}
+        self._known = {start: self._known[start] for start in list(self._known)[-TOLD_KEPT:]}
         self._records.clear()
 
     def at_end(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, TypeVar
 
 import msgspec
@@ -17,9 +18,10 @@ LASTING: Final = {"agreement.witness"}
 
 
 class Signatures:
-    """The table of one world. Only `TableSigner.sign` adds to it, always under its own peer's id."""
+    """The table of one world. Only `TableSigner.sign` adds to it, always under its own peer's id. `watch` is told."""
 
-    def __init__(self) -> None:
+    def __init__(self, watch: Callable[[str, str, bytes], None] = lambda peer, kind, encoded: None) -> None:
+        self._watch = watch
         self.signed: set[tuple[str, str, bytes]] = set()
         self.opened: dict[tuple[str, str, bytes], msgspec.Struct] = {}
         self._signed_before: set[tuple[str, str, bytes]] = set()
@@ -49,6 +51,7 @@ class Signatures:
         """Note that a peer has signed this."""
         self.signed.add((peer, kind, encoded))
         self._kinds.add((peer, kind))
+        self._watch(peer, kind, encoded)
 
     def has_signed(self, peer: str, kind: str) -> bool:
         """Return whether a peer has ever signed a body of that kind."""

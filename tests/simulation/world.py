@@ -43,10 +43,11 @@ class World:
         self.covered: Counter[str] = Counter()
         self.timeline: list[str] = []
         self.tracing = tracing
-        self.signatures, self.tensors = Signatures(), Tensors()
+        self.tensors = Tensors()
         self.work = work_of(setup)
         self.network = Network(Random(f"net {setup.name} {seed}"), self.heals_at)
         self.invariants, self.liveness = Invariants(self), Liveness(self)
+        self.signatures = Signatures(self.invariants.signed)
         self._queue: list[tuple[float, int, Machine | None, int, Callable[..., None], tuple[Any, ...]]] = []
         self._count = 0
         self.machines: dict[str, Machine] = {}
