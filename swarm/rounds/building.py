@@ -48,6 +48,8 @@ class _NextState:
     """Of the exchange that it is built from; None if it is built from results whose hash is known."""
     applied: dict[int, bytes] = field(default_factory=dict)
     """The hash of the result that each slice was built from."""
+    candidate: Candidate | None = None
+    """What it was, once all slices were applied."""
 
 
 class StateBuilder:
@@ -86,41 +88,56 @@ class StateBuilder:
 
     # -- building ------------------------------------------------------------------------------------------------------
 
-    async def build_ahead(self, exchange: SliceExchange) -> None:
-        """Build what the owners' results lead to while they arrive, before it is known which of them count."""
+    async def build_ahead(self, exchange: SliceExchange) -> Candidate | None:
+        """Build what the owners' results lead to as they arrive, before it is known which of them count. Return None if
+        some do not decode, or another builder wants the room."""
 
         def failed(index: int, error: BarnraiseError) -> None:
             self._context.events.emit("peer_penalized", peer=exchange.owners[index], reason=str(error))
 
-        with self._turn():
-            async with self._lock:
-                if exchange.order.before.state_hash == self._state.tree.root:  # else the round is over
-                    await self._begin(exchange.order)
-                    await self._apply(exchange.any_result, failed)
+        return await self._build(exchange, exchange.any_result, failed)
 
-    async def build(self, exchange: SliceExchange, results: Sequence[bytes], holders: Sequence[str]) -> bytes | None:
-        """Build the state that the results with these hashes lead to; return its hash, or None if they cannot be had
-        or do not decode."""
-        order, parts, failures = exchange.order, dict[int, memoryview](), list[str]()
-        state_hash: bytes | None = None
+    async def build(
+        self, exchange: SliceExchange, results: Sequence[bytes], holders: Sequence[str]
+    ) -> Candidate | None:
+        """Build what the results with these hashes lead to. Return None if they cannot be had or do not decode, or
+        another builder wants the room."""
 
         async def named(index: int) -> tuple[bytes, memoryview]:
-            parts[index] = await exchange.result(index, results[index], holders)
-            return results[index], parts[index]
+            return results[index], await exchange.result(index, results[index], holders)
 
+        def failed(index: int, error: BarnraiseError) -> None:
+            self._context.events.emit("build_failed", round=exchange.order.round_info.round, reason=str(error))
+
+        return await self._build(exchange, named, failed)
+
+    async def _build(
+        self, exchange: SliceExchange, source: ResultSource, failed: Callable[[int, BarnraiseError], None]
+    ) -> Candidate | None:
+        """Build the next state from these results; `failed` is told which do not do."""
+        order = exchange.order
+        candidate: Candidate | None = None
         with self._turn():  # ends early if another builder wants the room
             async with self._lock:
-                if order.before.state_hash != self._state.tree.root:
+                if order.before.state_hash != self._state.tree.root:  # the round is over
                     return None
                 await self._begin(order)
-                await self._apply(named, lambda index, error: failures.append(str(error)))
-                if failures:
-                    self._context.events.emit("build_failed", round=order.round_info.round, reason=failures[0])
+                results = await self._apply(source, failed)
+                if len(results) < len(order.indices):
                     return None
-                encoded, name = [parts[index] for index in order.indices], name_build(order.key, tuple(results))
-                state_hash = await self._hash_and_stage(name, encoded)
-                self._remember(Candidate(LoggedResult(order.before, state_hash, encoded, order.key), name, order))
-        return state_hash
+                with trio.CancelScope(shield=True):  # as short as a write: another builder may want this one
+                    candidate = await self._name(order, results)
+        return candidate
+
+    async def _name(self, order: MergeOrder, results: Sequence[tuple[bytes, memoryview]]) -> Candidate:
+        """Find out which state the next one is, all slices of which were applied."""
+        parts, filled = [data for _, data in results], self._next
+        name = name_build(order.key, tuple(name for name, _ in results) or order.empty_results)
+        if filled.candidate is None or filled.candidate.name != name:
+            state_hash = await self._hash_and_stage(name, parts)
+            filled.candidate = Candidate(LoggedResult(order.before, state_hash, parts, order.key), name, order)
+        self._remember(filled.candidate)
+        return filled.candidate
 
     async def follow(self, result: LoggedResult) -> bool:
         """Build what results of another peer, or on disk, lead to from the committed state. If it has the hash that
@@ -167,9 +184,12 @@ class StateBuilder:
             raise errors[0]
         return await self._hash()
 
-    async def _apply(self, source: ResultSource, failed: Callable[[int, BarnraiseError], None]) -> None:
-        """Apply all slices of the next state, each as soon as its result is here; `failed` is told which cannot."""
-        filled = self._next
+    async def _apply(
+        self, source: ResultSource, failed: Callable[[int, BarnraiseError], None]
+    ) -> list[tuple[bytes, memoryview]]:
+        """Apply all slices of the next state, each as soon as its result is here; `failed` is told which cannot. Return
+        what was applied, in order."""
+        filled, found = self._next, dict[int, tuple[bytes, memoryview]]()
 
         async def one(index: int) -> None:
             try:
@@ -178,12 +198,14 @@ class StateBuilder:
                     filled.applied.pop(index, None)
                     await trio.to_thread.run_sync(self._apply_slice, index, data, limiter=self._builders)
                     filled.applied[index] = name
+                found[index] = name, data
             except BarnraiseError as error:
                 failed(index, error)
 
         async with trio.open_nursery() as nursery:
             for index in filled.indices:
                 nursery.start_soon(one, index)
+        return [found[index] for index in sorted(found)]
 
     def _apply_slice(self, index: int, data: memoryview) -> None:
         order = self._next.order

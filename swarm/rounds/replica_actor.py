@@ -120,7 +120,7 @@ class ReplicaActor:
         exchange = self._exchange(roster)
         self.context.events.emit("phase_entered", round=self.head.round + 1, phase="exchange")
         tasks.start_soon(exchange.run)
-        tasks.start_soon(self.builder.build_ahead, exchange)
+        tasks.start_soon(self._build_ahead, exchange, self.head)
 
     def _exchange(self, roster: OpenedRoster, takes_part: bool = True) -> SliceExchange:
         order = MergeOrder(roster, self.head, self.context.schedule.round_info(self.head), self.coding)
@@ -135,15 +135,23 @@ class ReplicaActor:
         self.began.notify()
         return exchange
 
+    async def _build_ahead(self, exchange: SliceExchange, head: Head) -> None:
+        candidate = await self.builder.build_ahead(exchange)
+        if candidate is not None and head is self.head:
+            self._built(exchange, candidate.name, candidate.result.leads_to)
+
     async def _build(self, action: actions.Build, head: Head) -> None:
         exchange = self.exchanges.get(action.roster.key) or self._exchange(action.roster, takes_part=False)
-        state_hash = await self.builder.build(exchange, action.results, action.holders)
-        if head is not self.head:
-            return
-        if state_hash is not None:
+        candidate = await self.builder.build(exchange, action.results, action.holders)
+        if head is self.head:
+            self._built(exchange, action.name, candidate.result.leads_to if candidate is not None else None)
+
+    def _built(self, exchange: SliceExchange, name: bytes, state_hash: bytes | None) -> None:
+        if state_hash is not None and not exchange.is_built:
+            exchange.is_built = True
             self.context.timeouts.note_exchange(trio.current_time() - exchange.began_at)
-            self.context.events.emit("phase_entered", round=head.round + 1, phase="vote")
-        self._feed(events.Built(action.key, state_hash))
+            self.context.events.emit("phase_entered", round=self.head.round + 1, phase="vote")
+        self._feed(events.Built(exchange.order.key, name, state_hash))
 
     def payload_bytes(self) -> int:
         """Estimate what this peer sends in one exchange: its update, and as much again as an owner."""

@@ -90,13 +90,15 @@ class Liar:
 
 
 class TwoFacedOwner(Liar):
-    """Signs another result for each member (R13)."""
+    """Signs another result than it sends, or both (R13)."""
 
     def send(self, target: str, message: msg.Message) -> None:
         if isinstance(message, msg.ResultsMessage) and message.results.signer == self.peer:
             body = self.world.signatures.open(message.results, evidence.RESULTS, msg.ResultsBody)
             if self.random.random() < 0.5:
                 forged = tuple(self.forge(target.encode() + bytes([i]) + name) for i, name in enumerate(body.hashes))
+                if self.random.random() < 0.5:
+                    super().send(target, message)
                 message = replace(message, results=self.sign(evidence.RESULTS, replace(body, hashes=forged)))
         super().send(target, message)
 
@@ -125,17 +127,15 @@ class TwoFacedLeader(Liar):
     def _other(self, message: msg.ProposalMessage) -> msg.ProposalMessage | None:
         build = self.machine.last_build
         mine = [i for i, signed in enumerate(message.support.results) if signed.signer == self.peer]
-        if build is None or build.action.roster.signed != message.support.roster or not mine:
+        if build is None or build.roster.signed != message.support.roster or not mine:
             return None
-        action, base = build
-        names = {i: self.forge(bytes([i]) + action.key) for i in action.roster.parts.get(self.me, ())}
-        results = tuple(names.get(i, name) for i, name in enumerate(action.results))
-        state = self.world.tensors.build(base, action.roster, results)
+        names = {i: self.forge(bytes([i]) + build.roster.key) for i in build.roster.parts.get(self.me, ())}
+        results = tuple(names.get(i, name) for i, name in enumerate(build.results))
+        state = self.world.tensors.build(build.base, build.roster, results)
         self.machine.extra_states.add(state)
         body = self.world.signatures.open(message.support.results[mine[0]], evidence.RESULTS, msg.ResultsBody)
-        signed = self.sign(evidence.RESULTS, replace(body, hashes=tuple(names.values())))
         all_results = list(message.support.results)
-        all_results[mine[0]] = signed
+        all_results[mine[0]] = self.sign(evidence.RESULTS, replace(body, hashes=tuple(names.values())))
         value = replace(message.value, state_hash=state)
         proposal = self.world.signatures.open(message.proposal, evidence.PROPOSAL, msg.ProposalBody)
         return replace(

@@ -211,6 +211,8 @@ class Liveness:
             return False
         staying = {m.node.me for m in honest if m.node is not None}
         known = max(self._heads(), key=position)  # the last certificate may have died with the coordinator
+        if known.attempt < 0 and any(head.round > known.round for head in self._heads()):
+            return False  # a start was overtaken, and its members part until the coordinator signs the next one
         holders = any(m.has(known.state_hash) for m in honest)
         return bool(known.members) and electorate.is_quorum(setup, known, staying) and holders
 

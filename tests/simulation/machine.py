@@ -14,6 +14,8 @@ from swarm.protocol.agreement.config import AgreementConfig
 from swarm.protocol.agreement.node import AgreementNode
 from swarm.protocol.agreement.output import encode
 from swarm.protocol.agreement.records import links_in
+from swarm.protocol.agreement.round.instance import name_build
+from swarm.protocol.agreement.rules.opened_roster import OpenedRoster
 from swarm.protocol.ledger import Range, count
 from swarm.protocol.plan import CONTRIBUTION_KIND, Contribution, WorkPlan
 from tests.simulation.disk import Disk
@@ -34,9 +36,10 @@ def session_of(peer: str, life: int) -> str:
 
 
 class LastBuild(NamedTuple):
-    """What this machine has last built from: the action, and the state before it."""
+    """What this machine has last built from: roster, results, and the state before it."""
 
-    action: actions.Build
+    roster: OpenedRoster
+    results: tuple[bytes, ...]
     base: bytes
 
 
@@ -88,8 +91,10 @@ class Machine:
         self.candidate = b""
         self.updates: set[bytes] = set()  # hashes of plans under which an update was made
         self.slices: set[bytes] = set()
+        self.merged: dict[tuple[bytes, int], bytes] = {}
+        """Names of the results that it has merged as an owner, and sends to all, by exchange and index."""
         self.plan: tuple[WorkPlan, float, bool] | None = None  # (plan, since, whether it was submitted)
-        self.exchange = b""
+        self.exchange = self.room = b""
         self.owners: tuple[str, ...] = ()
         self.fetching = b""
         self.suspects: set[str] = set()
@@ -254,6 +259,24 @@ class Machine:
         self.exchange, self.owners = action.roster.key, tuple(member.peer for member in action.roster.owners)
         self.later(0.02 + 0.05 * self.world.random.random(), self._merge, action, 0)
         self.later(2.0, self._lacking, action)
+        me, contributors = self.node.me if self.node is not None else None, action.roster.contributions
+        if self.node is not None and (self.node.head.has(self.node.me) or any(b.member == me for b in contributors)):
+            self.room = action.roster.key
+            self._build_ahead_soon(action.roster, self.committed)
+
+    def _build_ahead_soon(self, roster: OpenedRoster, base: bytes) -> None:
+        self.later(0.02 + 0.06 * self.world.random.random(), self._build_ahead, roster, base)
+
+    def _build_ahead(self, roster: OpenedRoster, base: bytes) -> None:
+        """Build from what the owners have sent, once all of it is here."""
+        if self.room != roster.key or self.committed != base:
+            return
+        sent = [self.world.machines[owner].merged if self.reaches(owner) else {} for owner in self.owners]
+        results = tuple(merged.get((roster.key, index), b"") for index, merged in enumerate(sent))
+        if all(results):
+            self._built(roster, results, base)
+        else:
+            self._build_ahead_soon(roster, base)
 
     def _merge(self, action: actions.MergeSlices, tries: int) -> None:
         key, indexes = action.roster.key, self._indexes(action)
@@ -265,6 +288,7 @@ class Machine:
         for index in indexes:
             name = self.world.result(self, key, index)
             self.slices.add(name)
+            self.merged[key, index] = name
             life = self.life
             self.step(events.SliceResult(key, index, name))
             if self.life != life:
@@ -292,8 +316,7 @@ class Machine:
         return peer == self.peer or (peer in self.world.machines and self.world.reaches(peer, self.peer))
 
     def _build(self, action: actions.Build) -> None:
-        self.candidate = b""
-        self.last_build = LastBuild(action, self.committed)
+        self.candidate, self.room = b"", action.name
         self.later(0.02 + 0.06 * self.world.random.random(), self._try_to_build, action, self.committed, 0)
 
     def _try_to_build(self, action: actions.Build, base: bytes, tries: int) -> None:
@@ -305,12 +328,16 @@ class Machine:
             if tries < 8:
                 self.later(RETRY_S, self._try_to_build, action, base, tries + 1)
             else:
-                self.step(events.Built(action.key, None))
+                self.step(events.Built(action.roster.key, action.name, None))
             return
-        self.slices.update(action.results)
+        self._built(action.roster, action.results, base)
+
+    def _built(self, roster: OpenedRoster, results: tuple[bytes, ...], base: bytes) -> None:
+        self.last_build = LastBuild(roster, results, base)
+        self.slices.update(results)
         bit = b"a bit" if self.peer in self.world.setup.odd_builds else b""
-        self.candidate = self.world.tensors.build(base, action.roster, action.results, bit)
-        self.step(events.Built(action.key, self.candidate))
+        self.candidate = self.world.tensors.build(base, roster, results, bit)
+        self.step(events.Built(roster.key, name_build(roster.key, results), self.candidate))
 
     # -- states --------------------------------------------------------------------------------------------------------
 

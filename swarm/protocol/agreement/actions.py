@@ -62,7 +62,8 @@ class StopTraining(msgspec.Struct, frozen=True):
 
 class MergeSlices(msgspec.Struct, frozen=True):
     """Take part in an exchange: send this peer's slices to their owners, merge those that it owns when they are
-    complete, and tell `SliceResult` for each. It replaces an earlier exchange."""
+    complete, and tell `SliceResult` for each. Build the next state from what the owners send, and tell `Built`. It
+    replaces an earlier exchange."""
 
     roster: OpenedRoster
 
@@ -71,7 +72,7 @@ class Build(msgspec.Struct, frozen=True):
     """Build the next state from the merged slices with these hashes, from their owners or any peer that has them;
     then tell `Built`. The committed state stays as it is."""
 
-    key: bytes
+    name: bytes
     roster: OpenedRoster
     results: tuple[bytes, ...]
     """The hash of each slice's encoded result."""

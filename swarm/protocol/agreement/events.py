@@ -81,9 +81,13 @@ class SliceResult(msgspec.Struct, frozen=True):
 
 
 class Built(msgspec.Struct, frozen=True):
-    """The answer to `Build`: the next state was built and has this hash; None if slices could not be fetched."""
+    """The next state was built, as `MergeSlices` or `Build` asked for, and has this hash; None if the slices that
+    `Build` named could not be fetched."""
 
     key: bytes
+    """Of the exchange."""
+    name: bytes
+    """Of what was built from: see `name_build`."""
     state_hash: bytes | None
 
 

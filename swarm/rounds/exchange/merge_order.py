@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
+
+from blake3 import blake3
 
 from optim.strategies.interface import Coding, RoundInfo, Sent
 from swarm.protocol.agreement.rules.opened_roster import OpenedRoster
 from swarm.protocol.head import Head
 from swarm.rounds.trainers.contribution import as_bytes
+
+_EMPTY: Final = blake3(b"").digest()
 
 
 class MergeOrder:
@@ -30,6 +35,11 @@ class MergeOrder:
     def indices(self) -> range:
         """The slices of the update; none where nothing is merged, and the state stays as it is."""
         return range(self.coding.count if self.merged else 0)
+
+    @property
+    def empty_results(self) -> tuple[bytes, ...]:
+        """The hash of each slice's result where nothing is merged."""
+        return (_EMPTY,) * len(self.owners)
 
     def merge(self, index: int, encoded: Sequence[memoryview]) -> memoryview:
         """Merge the slices of `merged`, in order, and return the encoded result. Raises `ProtocolViolation` if one does

@@ -70,6 +70,8 @@ class SliceExchange:
         """The result of each slice that is here, with its hash."""
         self.scope = trio.CancelScope()
         self.began_at = trio.current_time()
+        self.is_built = False
+        """Whether the next state was built from its results."""
         self._context, self._rpc, self._me = context, context.host.rpc, context.me.peer
         self._mine, self._received, self._delivered = mine, slices.received, slices.delivered
         self.timeout_s, self._feed = timeout_s, feed
@@ -105,9 +107,9 @@ class SliceExchange:
     async def _merge_nothing(self) -> None:
         """Tell the node of the slices that it owns although nothing is merged: their result is empty."""
         if not self.order.indices:
-            for index, owner in enumerate(self.owners):
+            for index, (owner, name) in enumerate(zip(self.owners, self.order.empty_results, strict=False)):
                 if owner == self._me:
-                    self._feed(events.SliceResult(self.order.key, index, blake3(b"").digest()))
+                    self._feed(events.SliceResult(self.order.key, index, name))
         await trio.lowlevel.checkpoint()
 
     async def _all_results(self) -> None:

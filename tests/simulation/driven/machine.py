@@ -189,9 +189,9 @@ class DrivenMachine:
             self._held.append(event)
             return
         if isinstance(event, events.Built) and event.state_hash is not None and event.key in self._build:
-            base, action = self._build[event.key]
+            base, roster = self._build[event.key]
             if event.state_hash not in self.world.tensors.states:
-                self.world.tensors.note(event.state_hash, base, action.roster)
+                self.world.tensors.note(event.state_hash, base, roster)
         _feed(group, event)
 
     def _thaw(self, group: GroupDriver) -> None:
@@ -216,8 +216,8 @@ class DrivenMachine:
 
     async def _before(self, action: actions.Action) -> None:
         await trio.lowlevel.checkpoint()
-        if isinstance(action, actions.Build) and self.replica is not None:
-            self._build[action.key] = (self.replica.head.state_hash, action)
+        if isinstance(action, actions.MergeSlices | actions.Build) and self.replica is not None:
+            self._build[action.roster.key] = (self.replica.head.state_hash, action.roster)
 
     def _judge_weights(self, action: actions.CommitHead) -> None:
         state = self.state

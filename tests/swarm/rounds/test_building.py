@@ -10,6 +10,7 @@ from typing import Any, cast
 import trio
 import trio.testing
 
+from peer.errors import NetworkError
 from swarm.protocol.head import genesis
 from swarm.rounds.building import StateBuilder
 from swarm.rounds.context import RoundContext
@@ -78,6 +79,70 @@ async def test_a_replay_does_not_wait_for_a_builder_that_waited_before_it(tmp_pa
         with trio.fail_after(LIMIT_S):
             await followed.wait()
         nursery.cancel_scope.cancel()
+
+
+class CountedState(HeldState):
+    """An outer state whose slices are what was built into them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts: dict[int, bytes] = {}
+        self.hashed = 0
+        self.go_on.set()
+
+    def build(self, index: int, part: memoryview) -> None:
+        self.parts[index] = bytes(part)
+
+    def hash_next(self) -> bytes:
+        self.hashed += 1
+        return self.parts[0].ljust(32, b" ")
+
+
+class SentResults:
+    """An exchange of one slice: `sent` by its owner, `named` as it has signed for it, which no peer may have."""
+
+    def __init__(self, sent: bytes, named: bytes | None) -> None:
+        self._sent, self._named = sent, named
+        coding = SimpleNamespace(check_result=lambda index, data, sent: None)
+        self.order = SimpleNamespace(
+            key=b"key", before=genesis("run", HERE), round_info=SimpleNamespace(round=1), coding=coding,
+            indices=(0,), owners=["A"], sent=lambda index: [],
+        )  # fmt: skip
+
+    async def any_result(self, index: int) -> tuple[bytes, memoryview]:
+        await trio.lowlevel.checkpoint()
+        return self._sent, memoryview(self._sent)
+
+    async def result(self, index: int, name: bytes, holders: object) -> memoryview:
+        await trio.lowlevel.checkpoint()
+        if self._named is None:
+            raise NetworkError("no peer has the result of slice 0")
+        return memoryview(self._named)
+
+
+def builder_of(state: object, folder: Path) -> StateBuilder:
+    events = SimpleNamespace(emit=lambda name, **fields: None)
+    context = SimpleNamespace(state=state, schedule=SimpleNamespace(round_info=lambda head: None), events=events)
+    return StateBuilder(cast(RoundContext, context), ResultLog(folder))
+
+
+async def test_what_was_built_ahead_is_hashed_once(tmp_path: Path) -> None:
+    state = CountedState()
+    builder, exchange = builder_of(state, tmp_path), cast(SliceExchange, SentResults(b"sent", b"sent"))
+    ahead = await builder.build_ahead(exchange)
+    assert ahead is not None and ahead.result.leads_to == b"sent".ljust(32)
+    assert builder.holds == [HERE, ahead.result.leads_to]
+    assert await builder.build(exchange, [b"sent"], []) == ahead and state.hashed == 1
+
+
+async def test_what_was_built_ahead_from_other_slices_counts_for_nothing(tmp_path: Path) -> None:
+    """The owner has signed for another result than it sent here: that is built, or nothing if no peer has it."""
+    for named in (b"signed", None):
+        state = CountedState()
+        builder, exchange = builder_of(state, tmp_path), cast(SliceExchange, SentResults(b"sent", named))
+        assert await builder.build_ahead(exchange) is not None
+        built = await builder.build(exchange, [b"signed"], [])
+        assert (built.result.leads_to if built is not None else None) == (named and named.ljust(32))
 
 
 async def test_a_state_that_the_node_has_gone_to_already_outlives_the_commit_before_it(tmp_path: Path) -> None:

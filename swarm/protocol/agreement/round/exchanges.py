@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from peer.errors import ProtocolViolation
 from peer.identity import Signed
 from swarm.protocol.agreement import events
@@ -20,8 +18,6 @@ from swarm.protocol.agreement.rules.opened_roster import OpenedRoster
 from swarm.protocol.agreement.rules.succession import Succession
 from swarm.protocol.head import Head, Member
 
-EARLY_RESULTS_MAX: Final = 64  # results that came before their roster
-
 
 class Exchanges:
     """The exchanges of one node for the round after one head."""
@@ -37,7 +33,6 @@ class Exchanges:
         self._context, self._chain, self._instance = context, chain, instance
         self._timeouts, self._applicants = timeouts, applicants
         self._succession = Succession(context)
-        self._early: dict[str, Signed] = {}  # results, by signer
 
     def begin(self, peer: str, order: msg.RosterMessage) -> None:
         """Take part in the exchange of an attempt's roster."""
@@ -64,18 +59,12 @@ class Exchanges:
         self._timeouts.extend(
             leader, opened.attempt, "roster", context.work.exchange_s(instance.head) + self._timeouts.turn_s
         )
-        exchange = Exchange(opened)
+        exchange = Exchange(opened, building_at=context.now)
         instance.remember(exchange)
         instance.set_roster(opened.attempt, opened.signed)
         instance.missing = None
         if not context.config.is_coordinator:
             context.out.add(MergeSlices(opened))
-        for signed in list(self._early.values()):
-            try:
-                self.results(msg.ResultsMessage(instance.hash, signed), late=True)
-            except ProtocolViolation as error:  # the fault of its signer, not of the peer that sent the roster
-                context.blame(signed.signer, error)
-        self._early.clear()
         return exchange
 
     def merged(self, event: events.SliceResult) -> None:
@@ -93,29 +82,24 @@ class Exchanges:
             self.repeat()
 
     def repeat(self) -> None:
-        """Send this node's results of the latest attempt to all that need them."""
+        """Send this node's results of the latest attempt to its leader, whose proposal shows them to all."""
         attempt = self._instance.ballot.attempt
         for exchange in list(self._instance.exchanges.values()):
             if exchange.my_results is None or exchange.opened.attempt < attempt or attempt in self._instance.proposed:
                 continue
-            message = msg.ResultsMessage(self._instance.hash, exchange.my_results)
-            present = {body.member for body in exchange.opened.contributions}
-            for member in sorted({*self._instance.head.members, *present}):
-                self._context.out.send(member.peer, message)
+            leader = leader_of(self._instance.head, self._instance.hash, exchange.opened.attempt)
+            self._context.out.send(leader.peer, msg.ResultsMessage(self._instance.hash, exchange.my_results))
 
-    def results(self, message: msg.ResultsMessage, late: bool = False) -> None:
-        """Take an owner's signed results, in any order with the roster."""
+    def results(self, message: msg.ResultsMessage) -> Exchange | None:
+        """Take an owner's signed results. Return their exchange; None if it is not known here."""
         instance, signed = self._instance, message.results
         body = self._context.signer.open(signed, evidence.RESULTS, msg.ResultsBody)
         exchange = instance.exchanges.get(body.key)
-        if exchange is None:
-            inside = {member.peer for member in instance.head.members}
-            if not late and signed.signer in inside and len(self._early) < EARLY_RESULTS_MAX:
-                self._early[signed.signer] = signed
-            return
-        owner, body = self._succession.results(signed, exchange.opened, instance.hash)
-        self.note_results(exchange, {owner: (signed, body)})
-        self.build(exchange)
+        if exchange is not None:
+            owner, body = self._succession.results(signed, exchange.opened, instance.hash)
+            self.note_results(exchange, {owner: (signed, body)})
+            self.build(exchange)
+        return exchange
 
     def note_results(self, exchange: Exchange, results: dict[Member, tuple[Signed, msg.ResultsBody]]) -> None:
         """Take checked results. An owner that has signed two for one exchange is convicted."""
@@ -125,7 +109,7 @@ class Exchanges:
                 self._applicants.convict(evidence.RESULTS, known[0], signed)
 
     def build(self, exchange: Exchange) -> None:
-        """Build the next state, once the results of all owners are known."""
+        """Build the next state once the results of all owners are known, if it is not what they have sent before."""
         hashes = exchange.hashes
         if hashes is None or self._context.config.is_coordinator:
             return
@@ -148,28 +132,29 @@ class Exchanges:
         self.build(exchange)
 
     def built(self, event: events.Built) -> Exchange | None:
-        """Take a built state. Return its exchange; None if it was not asked for or could not be built."""
-        for exchange in self._instance.exchanges.values():
-            if event.key in exchange.building and exchange.building[event.key] is None:
-                if event.state_hash is None:
-                    del exchange.building[event.key]
-                    return None
-                exchange.building[event.key] = event.state_hash
-                self._chain.hold(event.state_hash)
-                return exchange
-        return None
+        """Take a built state. Return its exchange; None if that is over or it could not be built."""
+        exchange = self._instance.exchanges.get(event.key)
+        if exchange is None or exchange.building.get(event.name) is not None:
+            return None
+        if event.state_hash is None:
+            exchange.building.pop(event.name, None)
+            return None
+        exchange.building[event.name] = event.state_hash
+        self._chain.hold(event.state_hash)
+        return exchange
 
     def is_building(self, head: Head) -> bool:
         """Return whether the state of a certified head is likely being built here, from results that their owners send:
         no peer brings it sooner. If that takes longer than an exchange may, it is to be fetched."""
         before, me = self._instance.head, self._context.me
         over = self._context.now - self._context.work.exchange_s(before)
+        known = list(self._instance.exchanges.values())
         return any(
-            None in exchange.building.values()
+            (None in exchange.building.values() or (exchange is known[-1] and not exchange.building))
             and exchange.building_at > over
             and (before.has(me) or any(body.member == me for body in exchange.opened.contributions))
             and exchange.opened.leads_to(head)
-            for exchange in self._instance.exchanges.values()
+            for exchange in known
         )
 
     def state_of(self, exchange: Exchange) -> bytes | None:

@@ -36,9 +36,9 @@ class Exchange:
     voters: set[str] = field(default_factory=set)
     """Peers that have voted for what this leads to."""
     building: dict[bytes, bytes | None] = field(default_factory=dict)
-    """State hashes by what was built (see `name_build`); None while it is being built."""
+    """State hashes by what was built from (see `name_build`); None while it is being built as `Build` asks."""
     building_at: float = 0.0
-    """When the last build began."""
+    """When the exchange or the last build began."""
 
     @property
     def support(self) -> msg.Support:

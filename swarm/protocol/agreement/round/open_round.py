@@ -81,7 +81,9 @@ class OpenRound:
             case msg.RosterMessage():
                 self._exchanges.begin(peer, message)
             case msg.ResultsMessage():
-                self._exchanges.results(message)
+                exchange = self._exchanges.results(message)
+                if exchange is not None:
+                    self.leader.built(exchange)  # as it may be, from what the owners have sent
             case msg.ProposalMessage():
                 self._voter.propose(message)
             case msg.VoteMessage():

@@ -19,7 +19,9 @@ from swarm.protocol.agreement import messages as msg
 from swarm.protocol.agreement.config import AgreementConfig
 from swarm.protocol.agreement.node import AgreementNode
 from swarm.protocol.agreement.output import encode
+from swarm.protocol.agreement.round.instance import name_build
 from swarm.protocol.agreement.rules import evidence
+from swarm.protocol.agreement.rules.opened_roster import OpenedRoster
 from swarm.protocol.agreement.work import Work
 from swarm.protocol.head import Head, Member, Sponsor, genesis
 from swarm.protocol.ledger import Range, count
@@ -137,6 +139,8 @@ class GroupOfNodes:
         self.lost: Callable[[str, str, msg.Message], bool] = lambda source, target, message: False
         self.change: Callable[[str, msg.Message], msg.Message] = lambda source, message: message
         self.merge: Callable[[str, bytes, int], bytes] = lambda peer, key, index: blake3(key + bytes([index])).digest()
+        self.received: Callable[[str, bytes], bytes] = lambda peer, name: name
+        """What a peer receives from the owner that has signed for that slice."""
         self.build: Callable[[str, bytes], tuple[float, bytes | None]] = lambda peer, state: (0.05, state)
         self.counted: Callable[[str, WorkPlan], tuple[Range, ...]] | None = None
         """What a peer has counted under a plan, in a pipeline."""
@@ -214,6 +218,26 @@ class GroupOfNodes:
 
     # -- actions -------------------------------------------------------------------------------------------------------
 
+    def _build_ahead(self, machine: Machine, roster: OpenedRoster) -> None:
+        """Build what the owners send to members and contributors, if all of them live until then."""
+        head, me, owners = machine.node.head, machine.node.me, [owner.peer for owner in roster.owners]
+        if not head.has(me) and all(body.member != me for body in roster.contributions):
+            return
+        merged = (self.merge(owner, roster.key, index) for index, owner in enumerate(owners))
+        results = tuple(self.received(machine.peer, name) for name in merged)
+
+        def act() -> None:
+            live = all(owner in self.machines and self.machines[owner].up for owner in owners)
+            if machine is self.machines[machine.peer] and machine.up and live and machine.node.head == head:
+                self._build(machine, roster, name_build(roster.key, results), results)
+
+        self.at(self.now + self.delay_s + self.merge_s, act)
+
+    def _build(self, machine: Machine, roster: OpenedRoster, name: bytes, results: tuple[bytes, ...]) -> None:
+        seconds, built = self.build(machine.peer, next_state(machine.node.head.state_hash, results))
+        machine.has |= {built} if built is not None else set()
+        self.later(seconds, machine.peer, events.Built(roster.key, name, built))
+
     def _do(self, machine: Machine, action: actions.Action) -> None:
         peer = machine.peer
         match action:
@@ -236,11 +260,9 @@ class GroupOfNodes:
                 for index in roster.parts.get(machine.node.me, ()):
                     name = self.merge(peer, roster.key, index)
                     self.later(self.merge_s, peer, events.SliceResult(roster.key, index, name))
-            case actions.Build(key=key, results=results):
-                state = next_state(machine.node.head.state_hash, results)
-                seconds, built = self.build(peer, state)
-                machine.has |= {built} if built is not None else set()
-                self.later(seconds, peer, events.Built(key, built))
+                self._build_ahead(machine, roster)
+            case actions.Build(name=name, roster=roster, results=results):
+                self._build(machine, roster, name, results)
             case actions.Fetch(state_hash=state_hash, holders=holders):
                 self.fetches.append(peer)
                 here = self.serves and any(self._serves(holder, peer, state_hash) for holder in holders)

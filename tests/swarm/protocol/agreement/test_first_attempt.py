@@ -157,3 +157,34 @@ def voter_for(message: msg.VoteMessage, value: bytes) -> str:
 def bodies_of(group: GroupOfNodes, voter: str) -> list[msg.VoteBody]:
     found = [body for signer, kind, body in sorted(group.table.signed) if (signer, kind) == (voter, evidence.VOTE)]
     return [msgspec.msgpack.decode(body, type=msg.VoteBody) for body in found]
+
+
+def test_an_owners_signed_results_go_to_the_leader_alone() -> None:
+    """They went to all: at 16 peers half of all messages of a round."""
+    group = GroupOfNodes("ABCD")
+    group.run_to(4)
+    heads = {head.hash: head for head in group.machines["A"].committed}
+    sent = [(target, message) for _, target, message in group.sent if isinstance(message, msg.ResultsMessage)]
+    assert len(sent) >= 3 * 4
+    for target, message in sent:
+        body = msgspec.msgpack.decode(message.results.body, type=msg.ResultsBody)
+        assert target == leader_of(heads[message.head], message.head, body.attempt).peer
+
+
+def test_a_member_that_hears_of_no_proposal_commits_what_it_has_built() -> None:
+    """The votes of the others certify the state that the owners' slices lead it to: no peer sends it whole."""
+    group = GroupOfNodes("ABCD")
+    group.run_to(1)
+    group.build = lambda peer, state: (0.3 if peer == "D" else 0.05, state)
+    group.lost = lambda source, target, message: target == "D" and isinstance(message, msg.ProposalMessage)
+    group.run_to(6)
+    assert not group.fetches and group.head("A").term == 1
+
+
+def test_a_member_that_has_received_other_slices_builds_again_from_those_that_are_proposed() -> None:
+    """An owner sends one what it has not signed for."""
+    group = GroupOfNodes("ABC")
+    group.run_to(1)
+    group.received = lambda peer, name: bytes(32) if peer == "B" else name
+    group.run_to(4)
+    assert not group.fetches and not group.accusations() and group.head("B").term == 1

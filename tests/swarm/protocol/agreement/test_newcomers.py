@@ -16,7 +16,7 @@ def quick_group(peers: str, train_s: float, fetch_s: float) -> GroupOfNodes:
     """Return a group that has begun; its rounds take `train_s` and 30 ms."""
     group = GroupOfNodes(peers, train_s=train_s)
     group.delay_s, group.merge_s, group.fetch_s = 0.003, 0.005, fetch_s
-    group.build = lambda peer, state: (0.005, state)
+    group.build = lambda peer, state: (0.008, state)
     group.run_to(1)
     return group
 

@@ -125,7 +125,7 @@ def test_a_peer_whose_build_differs_in_a_bit_holds_up_no_group(peers: str, mode:
     group = GroupOfNodes(peers, mode=mode)
     odd = blake3(b"another build").digest()
     group.build = lambda peer, state: (0.05, blake3(odd + state).digest() if peer == "A" else state)
-    group.run_to(8)
+    group.run_to(12)
     led = {leader_of(head, head.hash, 0).peer for head in group.machines["B"].committed[:-1]}
     assert "A" in led and group.head("A") in group.machines["B"].committed and not group.accusations()
 

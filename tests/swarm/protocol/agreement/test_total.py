@@ -142,7 +142,7 @@ def test_events_before_the_start_and_events_of_the_past_do_nothing() -> None:
     for event in (
         events.Persisted(10**9),
         events.TimerFired("no such timer"),
-        events.Built(b"?", bytes(32)),
+        events.Built(b"?", b"?", bytes(32)),
         events.SliceResult(b"?", 10**9, b""),
         events.StateFetched(bytes(32), True),
         events.Missing(b"?", ("Q",), ("R",)),
