@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from itertools import chain
 from typing import Final, Protocol
 
 import trio
@@ -56,7 +55,7 @@ class ReplicaActor:
     ) -> None:
         """`head`: where the replica stands; `coding`: of the round after it. `group`: its node."""
         feed = group.feed
-        self.listeners: list[CommitListener] = []
+        self.listener: CommitListener | None = None
         self.head, self.coding = head, coding
         self.context = context
         self.builder = builder
@@ -73,7 +72,7 @@ class ReplicaActor:
         self.exchanges: OrderedDict[bytes, SliceExchange] = OrderedDict()
         self._feed, self._fetched, self._group = feed, fetched, group
         self._slices = RoundSlices()
-        context.timeouts.exchange_bytes = self.payload_bytes()
+        context.timeouts.exchange_bytes = self._exchange_bytes()
 
     async def perform(self, action: actions.Action, tasks: trio.Nursery) -> None:
         """Carry out an action, or begin to."""
@@ -110,7 +109,7 @@ class ReplicaActor:
         return self.head
 
     def _donors(self, head: Head) -> Iterable[str]:
-        return chain.from_iterable(listener.donors(head) for listener in self.listeners)
+        return self.listener.donors(head) if self.listener is not None else ()
 
     # -- exchange ------------------------------------------------------------------------------------------------------
 
@@ -127,7 +126,7 @@ class ReplicaActor:
         update = self.training.update
         named = update is not None and any(body.hashes == update.hashes for body in order.merged)
         mine = update.slices if update is not None and named else ()  # its contribution may be of a process before this
-        timeout_s = self.context.timeouts.exchange_s(self.payload_bytes())
+        timeout_s = self.context.timeouts.exchange_s(self.context.timeouts.exchange_bytes)
         exchange = SliceExchange(self.context, order, mine, self._slices, timeout_s, self._feed, takes_part)
         self.exchanges[order.key] = exchange
         while len(self.exchanges) > EXCHANGES_MAX:
@@ -153,7 +152,7 @@ class ReplicaActor:
             self.context.events.emit("phase_entered", round=self.head.round + 1, phase="vote")
         self._feed(events.Built(exchange.order.key, name, state_hash))
 
-    def payload_bytes(self) -> int:
+    def _exchange_bytes(self) -> int:
         """Estimate what this peer sends in one exchange: its update, and as much again as an owner."""
         members = max(1, len(self.head.members))
         slices = range(self.coding.count)
@@ -199,15 +198,15 @@ class ReplicaActor:
         with trio.CancelScope(shield=True):
             await self._fetched.committed(head.state_hash, goal)
             await self._recode()
-            for listener in self.listeners:
-                await listener.committed(head, bodies, parts)
+            if self.listener is not None:
+                await self.listener.committed(head, bodies, parts)
         self.committed.notify()
 
     async def _recode(self) -> None:
         """Find out how the updates of the next round are coded. This takes a while if it depends on the state."""
         state, round_info = self.context.state, self.context.schedule.round_info(self.head)
         self.coding = await trio.to_thread.run_sync(state.strategy.coding, round_info, state.tensors)
-        self.context.timeouts.exchange_bytes = self.payload_bytes()
+        self.context.timeouts.exchange_bytes = self._exchange_bytes()
 
     def _bodies(self, action: actions.CommitHead) -> list[Contribution] | None:
         """Return the contributions that a commit has merged; None where its state was fetched, so that they are not

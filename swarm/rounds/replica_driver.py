@@ -74,8 +74,8 @@ class ReplicaDriver:
         return head.has(self.me) or learns or (plan is not None and plan.of(self.me) is not None)
 
     def listen(self, listener: CommitListener) -> None:
-        """Have a listener hear of each commit from now on."""
-        self.actor.listeners.append(listener)
+        """Have this listener hear of each commit from now on."""
+        self.actor.listener = listener
 
     def pause(self, paused: bool) -> None:
         """As `GroupDriver.pause`."""
