@@ -83,7 +83,7 @@ def ours_of(
         "wire_bytes": sum(report["wire_bytes"] for report in reports) / rounds,
         "cpu_s": sum(report["cpu_s"] for report in reports) / len(reports),
         "identical": len({r["state_hash"] for r in reports}) == 1 == len({r["hash"] for r in reports if r["hash"]}),
-        "agreed": f"{reports[0]['members']} of {len(group)} committed",
+        "agreed": f"{len(reports)} of {len(group)} committed",
         "incomplete": sum(len(who) < len(group) for who in (merged[:-1] if fault else merged)),
         "merged": sorted(numbers[peer] for peer in merged[-1]),
         "files": list(files.values()),

@@ -89,7 +89,6 @@ class Observer:
     def __init__(self, parts: ReplicaParts, rounds: int) -> None:
         self.seconds: dict[int, float] = {}  # by round; time.monotonic, the same clock in all processes
         self.merged: dict[int, list[str]] = {}  # by round, but for those whose state was fetched
-        self.members = 0
         self.cpu_s: dict[int, float] = {}  # by round: of this process since its start
         self.before_last: torch.Tensor | None = None
         self._parts, self._rounds = parts, rounds
@@ -102,7 +101,6 @@ class Observer:
         self.seconds[head.round] = time.monotonic()
         if merged is not None:
             self.merged[head.round] = [body.member.peer for body in merged]
-        self.members = len(head.members)
         self.cpu_s[head.round] = time.process_time()
         if head.round == self._rounds - 1:
             self.before_last = state.theta.clone()
@@ -166,7 +164,6 @@ async def main(number: int, numel: int, codec: str, rounds: int, folder: Path) -
             "peer": me.peer,
             "seconds": observer.seconds,
             "merged": observer.merged,
-            "members": observer.members,
             "cpu_s": (max(observer.cpu_s.values()) - min(observer.cpu_s.values())) / (rounds - min(observer.cpu_s)),
             "wire_bytes": sent_bytes([os.getpid()]),
             "payload_bytes": host.bytes_up,
