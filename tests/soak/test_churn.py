@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import random
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -25,6 +26,7 @@ PEERS_MIN, PEERS_MAX = 2, 7  # alive and not frozen; alive
 FROZEN_MAX = 2
 FROZEN_S = (1.0, 15.0)
 REST_S = 10.0  # before the same peer is frozen again: at times it alone holds the run's state
+OWNER_S = 10.0  # after which an owner starts a peer again that the run cannot go on without
 PAUSE_MAX_S = 60.0
 SAMPLE_EVERY_S = 2.0
 WARM_UP_SHARE = 0.15  # of the time: the peers the others come and go around have met everybody by then
@@ -41,7 +43,7 @@ class Churn:
     swarm: Swarm
     veterans: list[PeerProcess]
     random: random.Random
-    strikes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("kill", "start", "restart", "freeze"), 0))
+    strikes: Counter[str] = field(default_factory=Counter)
     frozen: dict[PeerProcess, float] = field(default_factory=dict)
     resting: dict[PeerProcess, float] = field(default_factory=dict)
 
@@ -58,6 +60,23 @@ class Churn:
                     peer.thaw()
                     del self.frozen[peer]
                     self.resting[peer] = trio.current_time() + REST_S
+
+    async def revive(self) -> None:
+        """Be the owners of a group of which no member is left: start again those that the coordinator names, as it asks
+        for. By itself it never goes back to a round before theirs."""
+        while True:
+            await trio.sleep(SAMPLE_EVERY_S)
+            for lost in self.swarm.coordinator.all("quorum_lost")[-1:]:
+                if lost.fields["alone"] and commit_times(self.swarm)[-1] < lost.at < time.time() - OWNER_S:
+                    self._revive(lost.fields["away"])
+
+    def _revive(self, away: list[str]) -> None:
+        names = {fact.fields["peer"]: fact.fields["name"] for fact in self.swarm.coordinator.all("member_joined")}
+        peers = [self.swarm.peers[names[peer]] for peer in away]
+        if not any(peer.alive for peer in peers):
+            for peer in peers:
+                self.swarm.restart(peer)
+                self.strikes["revive"] += 1
 
     def _strike(self) -> None:
         alive = list(self.swarm.living())
@@ -118,7 +137,8 @@ def counters(swarm: Swarm, name: str) -> object:
 def report(churn: Churn, weights: dict[str, ProcessWeight]) -> Iterator[str]:
     times = commit_times(churn.swarm)
     terms = max((term for term, _ in churn.swarm.hashes()), default=0)
-    yield f"{len(times)} commits, {terms} terms, longest pause {longest_pause(times):.1f} s, strikes {churn.strikes}"
+    pause, strikes = longest_pause(times), dict(churn.strikes)
+    yield f"{len(times)} commits, {terms} terms, longest pause {pause:.1f} s, strikes {strikes}"
     for name, weight in weights.items():
         early, late = weight.early_and_late(weight.rss, WARM_UP_SHARE)
         few, many = weight.early_and_late(weight.files, WARM_UP_SHARE)
@@ -144,6 +164,7 @@ async def test_churn(tmp_path: Path) -> None:
         async with trio.open_nursery() as strikes:
             strikes.start_soon(churn.run)
             strikes.start_soon(churn.thaw_in_time)
+            strikes.start_soon(churn.revive)
             while trio.current_time() < end:
                 await trio.sleep(SAMPLE_EVERY_S)
                 for peer in lasting:

@@ -126,6 +126,8 @@ def _become(start: Start, files: list[int]) -> None:
     if start.namespace:
         _enter_network(start.namespace)  # first: a thread or a socket would stay where it was made
     while os.getppid() != start.parent:  # the kernel gives it its parent while the server goes on
+        if not os.path.exists(f"/proc/{start.parent}"):
+            os._exit(1)  # it died meanwhile
         time.sleep(0.001)
     die_with_parent()
     highest = max([*files, *start.targets]) + 1
