@@ -49,7 +49,7 @@ class _NextState:
     applied: dict[int, bytes] = field(default_factory=dict)
     """The hash of the result that each slice was built from."""
     candidate: Candidate | None = None
-    """What it was, once all slices were applied."""
+    """Which state it is, once all slices were applied and its hash is known; None after a change."""
 
 
 class StateBuilder:
@@ -131,9 +131,10 @@ class StateBuilder:
 
     async def _name(self, order: MergeOrder, results: Sequence[tuple[bytes, memoryview]]) -> Candidate:
         """Find out which state the next one is, all slices of which were applied."""
-        parts, filled = [data for _, data in results], self._next
-        name = name_build(order.key, tuple(name for name, _ in results) or order.empty_results)
-        if filled.candidate is None or filled.candidate.name != name:
+        filled = self._next
+        if filled.candidate is None:
+            parts = [data for _, data in results]
+            name = name_build(order.key, tuple(name for name, _ in results) or order.empty_results)
             state_hash = await self._hash_and_stage(name, parts)
             filled.candidate = Candidate(LoggedResult(order.before, state_hash, parts, order.key), name, order)
         self._remember(filled.candidate)
@@ -196,6 +197,7 @@ class StateBuilder:
                 name, data = await source(index)
                 if filled.applied.get(index) != name:
                     filled.applied.pop(index, None)
+                    filled.candidate = None
                     await trio.to_thread.run_sync(self._apply_slice, index, data, limiter=self._builders)
                     filled.applied[index] = name
                 found[index] = name, data
