@@ -62,19 +62,18 @@ class Churn:
                     self.resting[peer] = trio.current_time() + REST_S
 
     async def revive(self) -> None:
-        """Be the owners of a group of which no member is left: start again those that the coordinator names, as it asks
-        for. By itself it never goes back to a round before theirs."""
+        """Be the owners: start again the dead peers that the coordinator names, as it asks for. By itself it lets no
+        survivor of many go on alone, nor goes back to a round before that of members that are all gone."""
         while True:
             await trio.sleep(SAMPLE_EVERY_S)
             for lost in self.swarm.coordinator.all("quorum_lost")[-1:]:
-                if lost.fields["alone"] and commit_times(self.swarm)[-1] < lost.at < time.time() - OWNER_S:
+                if commit_times(self.swarm)[-1] < lost.at < time.time() - OWNER_S:
                     self._revive(lost.fields["away"])
 
     def _revive(self, away: list[str]) -> None:
         names = {fact.fields["peer"]: fact.fields["name"] for fact in self.swarm.coordinator.all("member_joined")}
-        peers = [self.swarm.peers[names[peer]] for peer in away]
-        if not any(peer.alive for peer in peers):
-            for peer in peers:
+        for peer in (self.swarm.peers[names[peer]] for peer in away):
+            if not peer.alive:
                 self.swarm.restart(peer)
                 self.strikes["revive"] += 1
 
