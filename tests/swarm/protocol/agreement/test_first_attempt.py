@@ -160,7 +160,7 @@ def bodies_of(group: GroupOfNodes, voter: str) -> list[msg.VoteBody]:
 
 
 def test_an_owners_signed_results_go_to_the_leader_alone() -> None:
-    """They went to all: at 16 peers half of all messages of a round."""
+    """They went to all: at 16 peers 331 messages a round."""
     group = GroupOfNodes("ABCD")
     group.run_to(4)
     heads = {head.hash: head for head in group.machines["A"].committed}
