@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from swarm.protocol.agreement import events
+from swarm.protocol.agreement.coordination.inquiry import REMEMBERED
+from swarm.protocol.agreement.node import AgreementNode
 from swarm.protocol.head import Head
 from tests.simulation import electorate
 from tests.simulation.aftermath import Left
@@ -206,7 +208,7 @@ class Liveness:
             return False  # the group waits for as many peers as it may begin with
         coordinator = world.machines[COORDINATOR]
         if coordinator.up and coordinator.node is not None:
-            return setup.mode == "required" or len(honest) > 0
+            return len(honest) > 0 if setup.mode == "witness" else not self._is_halved(coordinator.node)
         if setup.mode == "required":
             return False
         staying = {m.node.me for m in honest if m.node is not None}
@@ -215,6 +217,14 @@ class Liveness:
             return False  # a start was overtaken, and its members part until the coordinator signs the next one
         holders = any(m.has(known.state_hash) for m in honest)
         return bool(known.members) and electorate.is_quorum(setup, known, staying) and holders
+
+    def _is_halved(self, coordinator: AgreementNode) -> bool:
+        """Return whether builds that differ divide those that the next start of a required group takes in, and neither
+        side is most of them: only the operator can say which one to leave out."""
+        near = coordinator._chain.ancestors()[:REMEMBERED]
+        peers = {member.peer for head in near for member in head.members}
+        odd = peers & self._world.setup.odd_builds
+        return bool(odd) and 2 * max(len(odd), len(peers - odd)) <= len(peers)
 
     def _has_begun(self) -> bool:
         """Return whether any live peer knows that the group has begun; else that is lost with a disk."""

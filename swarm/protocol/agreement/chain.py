@@ -87,6 +87,11 @@ class Chain:
         """Note that the room for one more state is used again."""
         self.holds &= {self.head.state_hash, self.kept}
 
+    def keep(self, state_hash: bytes) -> None:
+        """Note that this node votes for a state that it holds, in the place of the one for which it voted before."""
+        self.kept = state_hash
+        self.drop_candidates()
+
     def fetched(self, state_hash: bytes, ok: bool) -> None:
         """Note the end of a `Fetch`, or that a state from disk is damaged."""
         if ok:

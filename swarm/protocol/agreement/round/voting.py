@@ -118,7 +118,7 @@ class Voter:
         if ballot != instance.ballot:
             instance.accepted = msg.AcceptedValue(attempt, proposed.value, proposed.signed)
             instance.support = proposed.support
-            self._chain.kept = proposed.value.state_hash
+            self._chain.keep(proposed.value.state_hash)
             if self._is_required:
                 self._decide(attempt, proposed)
                 return
