@@ -14,7 +14,7 @@ from swarm.protocol.agreement.context import AgreementContext
 from swarm.protocol.agreement.round.instance import Instance
 from swarm.protocol.head import Member
 
-TOLD_MAX: Final = 8  # peers at each poll, besides the coordinator
+TOLD_MAX: Final = 3  # peers at each poll, besides the coordinator
 OUTSIDE_EVERY: Final = 4  # polls; one in turn
 ASKED_MAX: Final = 4096
 

@@ -23,7 +23,6 @@ from swarm.protocol.agreement.round.attempt import TIMER as STEP_TIMER
 from swarm.protocol.agreement.round.instance import Instance
 from swarm.protocol.agreement.round.open_round import OpenRound
 from swarm.protocol.agreement.rules import evidence
-from swarm.protocol.agreement.rules.electorate import leader_of
 from swarm.protocol.agreement.signing import Signer
 from swarm.protocol.agreement.work import Work
 from swarm.protocol.head import Head, Member
@@ -321,7 +320,7 @@ class AgreementNode:
         self._round = self._enter(Instance(self._chain.head, self._chain.hash, here=here))
         if self._coordinator is not None:
             self._coordinator.committed()
-        self._spread(link, before)
+        self._spread(link, before.instance)
         if self._config.rounds and link.head.round >= self._config.rounds and not self._completed:
             self._completed = True
             context.out.emit("run_completed", round=link.head.round)
@@ -330,23 +329,13 @@ class AgreementNode:
         for peer, message in self._early.take(self._chain.hash):
             context.out.requeue(peer, message)
 
-    def _spread(self, link: msg.ChainLink, before: OpenRound) -> None:
-        """Send a new head to peers that may not receive its votes: the leader of its attempt does so, and the
-        coordinator for heads that it has completed or started itself."""
-        head, old, me = link.head, before.instance, self._config.peer
-        told = {*head.members, *(learner.member for learner in head.learners)}
-        if self._coordinator is not None:
-            started = link.start is not None
-            if not started and self._config.mode != "required":
-                return
-            peers = {member.peer for member in (*told, *old.head.members)}
-            if started:
-                peers |= set(self._coordinator.peers())
-        elif link.votes and head.previous == old.hash and leader_of(old.head, old.hash, head.attempt).peer == me:
-            voted = old.voters_of(self._chain.hash)
-            peers = {member.peer for member in {*told, *old.head.members, *before.leader.planned} - set(voted)}
-            peers |= {self._config.coordinator, *self._applicants.asking()}
-        else:
+    def _spread(self, link: msg.ChainLink, before: Instance) -> None:
+        """Send a head that the coordinator has completed or started itself to all whom it concerns. That of any other
+        one comes from the next leader (`Voter`)."""
+        if self._coordinator is None or (link.start is None and self._config.mode != "required"):
             return
-        for peer in sorted(peers - {me}):
+        head = link.head
+        told = {*head.members, *(learner.member for learner in head.learners), *before.head.members}
+        asking = self._applicants.asking() if link.start is None else self._coordinator.peers()
+        for peer in sorted({*(member.peer for member in told), *asking} - {self._config.peer}):
             self._context.out.send(peer, msg.ChainMessage((link,)))

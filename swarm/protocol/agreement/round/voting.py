@@ -1,7 +1,8 @@
-"""A voter's second half of an attempt: check the proposal, vote, and count the votes of all.
+"""A voter's second half of an attempt: check the proposal, vote, and count votes.
 
 A voter derives the value from the roster itself and votes only once its own state hashes to it. The coordinator has no
-weights: it checks all but the state, and votes last, when its vote completes the certificate.
+weights: it checks all but the state, and votes last, when its vote completes the certificate. Votes go to few: they
+are as many as there are voters, not their square.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class Voter:
         self._timeouts, self._applicants = timeouts, applicants
         self._participant, self._exchanges = participant, exchanges
         self._succession = Succession(context)
+        self._voted_at = 0.0
 
     # -- proposals -----------------------------------------------------------------------------------------------------
 
@@ -125,10 +127,19 @@ class Voter:
             self._participant.set_ballot(ballot)
         self._send_vote(attempt, proposed.value, proposed.hash)
 
-    def _send_vote(self, attempt: int, value: Head, value_hash: bytes) -> None:
+    def _send_vote(self, attempt: int, value: Head, value_hash: bytes, again: bool = False) -> None:
+        """Send this node's vote to the leader, to the next leader, which learns so who takes part and sends the
+        certificate to all, and to the witness; `again`: to all voters and the next members, as those may be dead."""
         message = msg.VoteMessage(self._sign_vote(attempt, value_hash), self._applicants.speed)
-        voters = self._context.electorate.voters(self._instance.head)
-        for peer in sorted({member.peer for member in (*voters, *value.members)}):
+        head, electorate = self._instance.head, self._context.electorate
+        if again:
+            told = {*electorate.voters(head), *value.members}
+        else:
+            witness, me = electorate.witness(head), self._context.me
+            leaders = leader_of(head, self._instance.hash, attempt), leader_of(value, value_hash, 0)
+            told = {me, *leaders, *([witness] if witness is not None else [])}
+            self._voted_at = self._context.now
+        for peer in sorted({member.peer for member in told}):
             self._context.out.send(peer, message)
 
     def _sign_vote(self, attempt: int, value_hash: bytes) -> Signed:
@@ -168,13 +179,30 @@ class Voter:
     def _count(self, attempt: int, value: bytes) -> None:
         instance = self._instance
         votes = instance.votes_for(attempt, value)
-        if not self._context.electorate.enough(instance.head, set(votes)):
+        if not self._context.electorate.enough(instance.head, set(votes)) or self._chain.link(value) is not None:
             return
         head = next((p.value for p in instance.proposed.values() if p.hash == value), None)
         if head is None and instance.accepted is not None and instance.accepted.value.hash == value:
             head = instance.accepted.value
         if head is not None:  # else a peer that has committed it sends its link soon
-            self._chain.learn([msg.ChainLink(head, votes=tuple(votes.values()))])
+            link = msg.ChainLink(head, votes=tuple(votes.values()))
+            if self._shows(attempt, head, value):
+                self._show(link)
+            self._chain.learn([link])
+
+    def _shows(self, attempt: int, value: Head, value_hash: bytes) -> bool:
+        """Return whether this node sends a certificate to all: as the next leader, whose plan comes right after; as the
+        present one where that has no vote here, or is down."""
+        head, following = self._instance.head, leader_of(value, value_hash, 0)
+        able = head.has(following) and following.peer not in self._context.down
+        return self._context.me == (following if able else leader_of(head, self._instance.hash, attempt))
+
+    def _show(self, link: msg.ChainLink) -> None:
+        """Send a certificate to all whom it concerns. It counts by itself, whatever becomes of this node."""
+        told = {*self._instance.head.members, *link.head.members, *(learner.member for learner in link.head.learners)}
+        peers = {member.peer for member in told} | {self._context.config.coordinator, *self._applicants.asking()}
+        for peer in sorted(peers - {self._context.config.peer}):
+            self._context.out.send(peer, msg.ChainMessage((link,)))
 
     def repeat(self) -> None:
         """Send again what may have been lost: this node's latest vote, while the attempt is not given up."""
@@ -182,6 +210,6 @@ class Voter:
         attempt = instance.ballot.attempt
         self.consider(attempt)
         if instance.accepted is not None and instance.accepted.attempt == attempt == instance.ballot.voted_attempt:
-            value = instance.accepted.value
-            if not self._is_required:
-                self._send_vote(attempt, value, value.hash)
+            value, lately = instance.accepted.value, self._context.now - self._voted_at < self._context.config.poll_s / 2
+            if not self._is_required and not lately:
+                self._send_vote(attempt, value, value.hash, again=True)

@@ -48,6 +48,7 @@ def test_a_voters_word_moves_another_one_once_a_turn() -> None:
     waited for different leaders while their turns grew. A liar gains no more by it than a turn a turn, since a leader
     given up is not followed before the others were tried."""
     group = GroupOfNodes("ABCDE")
+    group.lost = lambda source, target, message: isinstance(message, msg.PlanMessage) and group.round(source) == 1
     group.run_to(1)
     head = group.head("A")
     dead = leader_of(head, head.hash, 0)
