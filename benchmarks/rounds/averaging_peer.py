@@ -83,8 +83,7 @@ def diloco_state(numel: int, codec: str, outer: DilocoOuter) -> OuterState:
 
 
 class Observer:
-    """Hears of commits and publishes each, as a member does: a peer that misses a round fetches it from the others.
-    Notes the time of each, who was merged, and theta before the last one."""
+    """Hears of commits. Notes the time of each, who was merged, and theta before the last one."""
 
     def __init__(self, parts: ReplicaParts, rounds: int) -> None:
         self.seconds: dict[int, float] = {}  # by round; time.monotonic, the same clock in all processes
@@ -93,9 +92,8 @@ class Observer:
         self.before_last: torch.Tensor | None = None
         self._parts, self._rounds = parts, rounds
 
-    async def committed(self, head: Head, merged: Sequence[Contribution] | None, results: list[memoryview]) -> None:
-        state, encoded = self._parts.state, msgspec.msgpack.encode(head)
-        await trio.to_thread.run_sync(self._parts.snapshots.publish, state.tree, state.tensors, encoded, results)
+    async def committed(self, head: Head, merged: Sequence[Contribution] | None) -> None:
+        await trio.lowlevel.checkpoint()
         if not head.round:
             return  # the start of the term
         self.seconds[head.round] = time.monotonic()
@@ -103,7 +101,7 @@ class Observer:
             self.merged[head.round] = [body.member.peer for body in merged]
         self.cpu_s[head.round] = time.process_time()
         if head.round == self._rounds - 1:
-            self.before_last = state.theta.clone()
+            self.before_last = self._parts.state.theta.clone()
 
     def donors(self, head: Head) -> Iterable[str]:
         return [member.peer for member in head.members]

@@ -76,11 +76,11 @@ class Meter(Observer):
     """Also notes the CPU seconds of the process at each commit."""
 
     def __init__(self, parts: ReplicaParts, rounds: int) -> None:
-        super().__init__(parts, rounds, publishes=True)
+        super().__init__(parts, rounds)
         self.cpu: list[float] = []
 
-    async def committed(self, head: Head, merged: Sequence[Contribution] | None, results: list[memoryview]) -> None:
-        await super().committed(head, merged, results)
+    async def committed(self, head: Head, merged: Sequence[Contribution] | None) -> None:
+        await super().committed(head, merged)
         self.cpu.append(time.process_time())
 
 

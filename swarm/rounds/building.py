@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
 import trio
 
 from peer.errors import BarnraiseError, ProtocolViolation, ResourceError
@@ -246,18 +247,26 @@ class StateBuilder:
 
     # -- commit --------------------------------------------------------------------------------------------------------
 
-    async def commit(self, head: Head, goal: bytes = b"") -> None:
-        """Make the state of `head` the committed one. `goal`: the hash of the state that is to be committed next, where
-        the node has gone there already; if it was fetched, it stays.
+    async def commit(self, head: Head, goal: bytes = b"", parts: Sequence[memoryview] = ()) -> None:
+        """Make the state of `head` the committed one, and serve it, and the encoded results that led there. `goal`: the
+        hash of the state that is to be committed next, where the node has gone there already; if it was fetched, it
+        stays.
 
         Raises RuntimeError if the state is not here, which the agreement excludes."""
         self._scope.cancel()
         async with self._lock:
             if head.state_hash != self._state.tree.root:
+                await trio.to_thread.run_sync(self._context.snapshots.take_back)
                 await self._make_current(head.state_hash)
+            self.lend(head, parts)
             self._candidates, self._next = {}, _NextState(range(0))
             if self._fetched is not None and (self._fetched.tree.root != goal or goal == head.state_hash):
                 self._fetched = None
+
+    def lend(self, head: Head, parts: Sequence[memoryview] = ()) -> None:
+        """Serve the committed state from its own buffers, and the results that led there."""
+        state = self._state
+        self._context.snapshots.lend(state.tree, state.tensors, msgspec.msgpack.encode(head), parts)
 
     async def _make_current(self, state_hash: bytes) -> None:
         """Go to a state that was just built or was fetched whole; else by its results, which after a restart, or where

@@ -33,9 +33,9 @@ LINGER_S: Final = 20.0  # after a commit, to serve slower peers the slices that 
 class CommitListener(Protocol):
     """Hears of commits, and says which peers may have a state (`swarm.training.replica`)."""
 
-    async def committed(self, head: Head, merged: Sequence[Contribution] | None, results: list[memoryview]) -> None:
-        """Take note that `head` is committed: `merged` are the contributions in it and `results` the encoded merged
-        slices that led to its state, None and empty where the state was fetched."""
+    async def committed(self, head: Head, merged: Sequence[Contribution] | None) -> None:
+        """Take note that `head` is committed: `merged` are the contributions in it; None where its state was
+        fetched."""
 
     def donors(self, head: Head) -> Iterable[str]:
         """Return peers that say they stand at that head."""
@@ -193,13 +193,13 @@ class ReplicaActor:
         """Make the state of that head the committed one, and tell. A peer that ends meanwhile saves that state, so it
         tells of it first: if all members end at once, no other peer does."""
         goal = self._group.head.state_hash  # a state may have been fetched while the record of this head was written
-        await self.builder.commit(head, goal)
+        await self.builder.commit(head, goal, parts)
         self.head = head
         with trio.CancelScope(shield=True):
             await self._fetched.committed(head.state_hash, goal)
             await self._recode()
             if self.listener is not None:
-                await self.listener.committed(head, bodies, parts)
+                await self.listener.committed(head, bodies)
         self.committed.notify()
 
     async def _recode(self) -> None:

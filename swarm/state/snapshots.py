@@ -1,8 +1,8 @@
 """The donor's side of state transfer: a store of recent states and results, served without delaying a round.
 
-A commit copies the new state into the store, and joiners read that copy. So no round waits for a joiner, and no commit
-tears what a joiner reads. A snapshot whose readers make progress stays (`swarm.state.leases`); newer ones use a second
-buffer. `swarm.state.upload_limits` decides how fast joiners are served.
+A replica lends its committed state to the store until the next commit, which copies what joiners still read. So no
+round waits for a joiner, no commit tears what a joiner reads, and one that nobody reads costs nothing. A snapshot whose
+readers make progress stays (`swarm.state.leases`). `swarm.state.upload_limits` decides how fast joiners are served.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -49,7 +49,7 @@ class _Result:
 
 @dataclass
 class SnapshotStore:
-    """Recent states and results. `publish` at every commit, `serve` once. The two may run in different threads.
+    """Recent states and results. `publish` or `lend` at every commit, `serve` once; they may run in different threads.
 
     `events` is told of readers that lose their snapshot to a newer one."""
 
@@ -61,6 +61,8 @@ class SnapshotStore:
     def __post_init__(self) -> None:
         self._lock = threading.Lock()  # held for one memory copy of a chunk at most
         self._snapshots: list[_Snapshot] = []
+        self._lent: _Snapshot | None = None
+        self._taken: list[_Snapshot] = []  # from their readers, of which no event has told yet
         self._results: OrderedDict[bytes, _Result] = OrderedDict()
         self._newest: bytes | None = None
         self._slots = UploadSlots(self.limits)
@@ -78,30 +80,72 @@ class SnapshotStore:
         theirs: they hear that it is gone, and turn to this newer state. Event: snapshot_taken_back.
         """
         with self._lock:
-            if parts and self._newest is not None:
-                self._results[self._newest] = _Result(head, tree.root, tuple(memoryview(p).cast("B") for p in parts))
-                self._trim_results()
-            self._newest = tree.root
+            self._note(tree, head, parts)
             if self._find(tree.root) is not None:
                 return
-            snapshot = self._buffer_for(buffers)
-            before, lease = snapshot.tree, snapshot.lease
-            taken = (lease.readers, lease.idle_s) if before is not None and lease.is_on else None
-            snapshot.tree = None
-        if before is not None and taken is not None:
-            readers, idle_s = taken
-            self.events.emit(
-                "snapshot_taken_back",
-                state_hash=before.root.hex(),
-                newer=tree.root.hex(),
-                readers=readers,
-                idle_s=round(idle_s, 3),
-            )
+            snapshot = self._room_for(buffers)
+        self._fill(snapshot, buffers, tree, Lease(self.limits, len(tree.hashes), self._clock))
+
+    def lend(self, tree: StateTree, buffers: Sequence[Tensor], head: bytes = b"", parts: Sequence[Buffer] = ()) -> None:
+        """As `publish`, but serve the state from `buffers` themselves: they must not change before `take_back`."""
+        with self._lock:
+            self._note(tree, head, parts)
+            if self._find(tree.root) is None:
+                lease = Lease(self.limits, len(tree.hashes), self._clock)
+                self._lent = _Snapshot(list(buffers), StateBytes(buffers), lease, tree)
+
+    def take_back(self) -> None:
+        """Serve from the lent buffers no longer: they may change as soon as this returns. The state is copied where
+        joiners read it, and where it is so small that its round may have been over before a joiner could ask.
+
+        Blocks for one memory copy of the state. Readers may lose a state as in `publish`, this one or another."""
+        with self._lock:
+            lent, self._lent = self._lent, None
+            if lent is None or lent.tree is None or not (lent.lease.is_on or self._is_small):
+                return
+            snapshot = None if self._is_weakest(lent.lease) else self._room_for(lent.buffers)
+            if snapshot is not None:
+                self._lent = lent  # is read until it is copied
+            elif lent.lease.is_on:
+                self._taken.append(lent)
+        if snapshot is None:
+            self._tell_taken()
+            return
+        self._fill(snapshot, lent.buffers, lent.tree, lent.lease)
+        with self._lock:
+            self._lent = None
+
+    def _is_weakest(self, lease: Lease) -> bool:
+        """Whether there is no room for another copy, and all of those here have a stronger claim."""
+        others = [snapshot.lease for snapshot in self._snapshots]
+        return not self._has_room and all(other.is_on and lease.claim < other.claim for other in others)
+
+    def _note(self, tree: StateTree, head: bytes, parts: Sequence[Buffer]) -> None:
+        """Note what led to the state that is published now."""
+        if parts and self._newest is not None:
+            self._results[self._newest] = _Result(head, tree.root, tuple(memoryview(p).cast("B") for p in parts))
+            self._trim_results()
+        self._newest = tree.root
+
+    def _fill(self, snapshot: _Snapshot, buffers: Sequence[Tensor], tree: StateTree, lease: Lease) -> None:
+        """Copy a state into a buffer of the store."""
+        self._tell_taken()
         for target, source in zip(snapshot.buffers, buffers, strict=True):
             target.copy_(source)
         with self._lock:
-            snapshot.tree = tree
-            snapshot.lease = Lease(self.limits, len(tree.hashes), self._clock)
+            snapshot.tree, snapshot.lease = tree, lease
+
+    def _tell_taken(self) -> None:
+        """Tell whose readers have lost it."""
+        taken, self._taken = self._taken, []
+        for one in taken:
+            assert one.tree is not None
+            self.events.emit(
+                "snapshot_taken_back",
+                state_hash=one.tree.root.hex(),
+                readers=one.lease.readers,
+                idle_s=round(one.lease.idle_s, 3),
+            )
 
     def _trim_results(self) -> None:
         limits = self.limits
@@ -133,27 +177,45 @@ class SnapshotStore:
     def state_hashes(self) -> tuple[bytes, ...]:
         """The states that a joiner can get here now."""
         with self._lock:
-            return tuple(s.tree.root for s in self._snapshots if s.tree is not None)
+            return tuple(s.tree.root for s in self._all if s.tree is not None)
 
     def _find(self, state_hash: bytes) -> _Snapshot | None:
-        for snapshot in self._snapshots:
+        for snapshot in self._all:
             if snapshot.tree is not None and snapshot.tree.root == state_hash:
                 return snapshot
         return None
 
-    def _buffer_for(self, buffers: Sequence[Tensor]) -> _Snapshot:
-        """Return a buffer that may be overwritten: a new one, else the oldest without a lease, else that of the lease
-        with the weakest claim."""
+    @property
+    def _all(self) -> list[_Snapshot]:
+        """The copies, and the state that is lent, which is the last one."""
+        return [*self._snapshots, *([self._lent] if self._lent is not None else [])]
+
+    @property
+    def _is_small(self) -> bool:
+        """Whether more copies are kept than joiners need that are served in time."""
+        return (self.limits.snapshots + 1) * self.size_bytes <= self.limits.small_bytes
+
+    @property
+    def _has_room(self) -> bool:
+        """Whether another copy may be made."""
         limits, held = self.limits, (len(self._snapshots) + 1) * self.size_bytes
         few = len(self._snapshots) < limits.snapshots
-        if few or (held <= limits.small_bytes and len(self._snapshots) < limits.snapshots_max):
+        return few or (held <= limits.small_bytes and len(self._snapshots) < limits.snapshots_max)
+
+    def _room_for(self, buffers: Sequence[Tensor]) -> _Snapshot:
+        """Return a buffer that may be overwritten: a new one, else the oldest without a lease, else that of the lease
+        with the weakest claim."""
+        if self._has_room:
             copies = [torch.empty_like(buffer) for buffer in buffers]
-            self._snapshots.append(_Snapshot(copies, StateBytes(copies), Lease(limits, 0, self._clock)))
+            self._snapshots.append(_Snapshot(copies, StateBytes(copies), Lease(self.limits, 0, self._clock)))
             return self._snapshots[-1]
         free = next((s for s in self._snapshots if not s.lease.is_on), None)
         snapshot = free or min(self._snapshots, key=lambda s: s.lease.claim)
+        if free is None:
+            self._taken.append(replace(snapshot))
         self._snapshots.remove(snapshot)
         self._snapshots.append(snapshot)  # in the order of publishing
+        snapshot.tree = None
         return snapshot
 
     async def send_hashes(self, call: Call[AskHashes]) -> StateReply | tuple[StateReply, Buffer]:
@@ -163,8 +225,8 @@ class SnapshotStore:
             snapshot = self._find(call.body.state_hash)
             if snapshot is None or snapshot.tree is None:
                 return StateReply("gone")
-            for other in self._snapshots:
-                if other is not snapshot:
+            for other in self._all:
+                if other.lease is not snapshot.lease:
                     other.lease.end(call.peer)
             snapshot.lease.begin(call.peer)
             return StateReply("here"), b"".join(snapshot.tree.hashes)
@@ -184,7 +246,8 @@ class SnapshotStore:
         if isinstance(pin, float):
             return StateReply("busy", pin)
         with self._lock:  # the wait may have been long: look again
-            if snapshot.tree is None or snapshot.tree.root != call.body.state_hash:
+            snapshot = self._find(call.body.state_hash)
+            if snapshot is None:
                 return StateReply("gone")
             lease.upload(reader, index, end - start)
             for piece in snapshot.bytes.pieces(start, end):

@@ -15,7 +15,6 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Final
 
-import msgspec
 import trio
 
 from swarm.membership.member_record import MemberRecord, MemberView
@@ -61,7 +60,7 @@ async def open_replica(context: PeerContext, stage: int, known: MemberView) -> A
         async with build_trainer(context, stage, checkpoint, known) as built:
             driver = await _restore_driver(context, stage, checkpoint, built, known, snapshots)
             replica = StageReplica(context, stage, checkpoint, built, known, driver, backup)
-            await replica.publish()
+            replica.adopt()
             yield replica
 
 
@@ -95,7 +94,7 @@ def group_of(manifest: Manifest, stage: int, known: MemberView) -> dict[str, Mem
 
 
 class StageReplica:
-    """Applies what the group commits: publishes snapshots, hands weights to the trainer, saves checkpoints.
+    """Applies what the group commits: hands weights to the trainer, tells of commits, saves checkpoints.
 
     Implements `swarm.rounds.replica_actor.CommitListener`.
     """
@@ -114,7 +113,6 @@ class StageReplica:
         self.stage, self.trainer = stage, built.trainer
         self._manifest, self._host, self._checkpoint, self._built = manifest, host, checkpoint, built
         self._known, self._backup, self.driver = known, backup, driver
-        self._snapshots = driver.actor.context.snapshots
         self._pause = context.pause
         self._state = checkpoint.state
         self._upkeep = ReplicaUpkeep(built.trainer, self._save, host.events)
@@ -123,11 +121,10 @@ class StageReplica:
         self._committed = Notifier()
         driver.listen(self)
 
-    async def publish(self) -> None:
-        """Serve what the disk holds, and train from it."""
+    def adopt(self) -> None:
+        """Train from what the disk holds."""
         head, state = self.driver.head, self._state
         here = head if head.state_hash == state.tree.root else self._checkpoint.head
-        await trio.to_thread.run_sync(self._snapshots.publish, state.tree, state.tensors, msgspec.msgpack.encode(here))
         self.trainer.adopt(state.theta, None, here)
         self._adopted = state.tree.root
 
@@ -232,10 +229,8 @@ class StageReplica:
 
     # -- CommitListener ----------------------------------------------------------------------------------------------
 
-    async def committed(self, head: Head, merged: Sequence[Contribution] | None, results: list[memoryview]) -> None:
+    async def committed(self, head: Head, merged: Sequence[Contribution] | None) -> None:
         state, host = self._state, self._host
-        encoded = msgspec.msgpack.encode(head)
-        await trio.to_thread.run_sync(self._snapshots.publish, state.tree, state.tensors, encoded, results)
         self.trainer.adopt(state.theta, self._changed(head, merged is not None), head)
         if merged is not None and not merged:
             host.events.emit("round_empty", round=head.round, members=len(head.members))

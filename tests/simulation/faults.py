@@ -156,6 +156,8 @@ def _with_all_back(found: list[Fault]) -> list[Fault]:
         if fault.kind == "crash":
             _, kind, _, back_s = fault.args
             return kind != "wiped" and back_s is not None and fault.at + 2.0 + back_s < until
+        if fault.kind == "slow_types":  # what those say that know it would be as late as if they were away
+            return not {"status", "chain"}.intersection(fault.args)
         return fault.kind not in ("cut", "freeze") or fault.at + fault.args[-1] < until
 
     return [fault for fault in found if is_over(fault)]

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-import msgspec
 import torch
 import trio
 
@@ -156,16 +155,13 @@ class DrivenMachine:
     async def _train(self, host: Any) -> None:
         self.state = OuterState(first_state(), diloco(NUMEL, "int8"))
         snapshots = SnapshotStore(self.state.size_bytes, SNAPSHOT_BYTES)
-        snapshots.publish(self.state.tree, self.state.tensors)
         snapshots.serve(host.rpc)
-        self._snapshots = snapshots
         timeouts = AdaptiveTimeouts()
         parts = ReplicaParts(host, self.state, snapshots, self, SCHEDULE, timeouts, self.disk.root)
         timeout = work_timeout(SCHEDULE, timeouts, lambda: self.speed)
         work = work_of(self.state.strategy, SCHEDULE, lambda head: 4.0, timeout)
         self.replica = replica = await restore_replica(parts, self.config, work, self._known)
         replica.listen(self)
-        snapshots.publish(self.state.tree, self.state.tensors)  # what the disk has led to, as `StageReplica` does
         perform = replica.actor.perform
 
         async def performed(action: actions.Action, tasks: trio.Nursery) -> None:
@@ -226,10 +222,8 @@ class DrivenMachine:
 
     # -- the driver's listener -----------------------------------------------------------------------------------------
 
-    async def committed(self, head: Head, merged: Sequence[Contribution] | None, results: list[memoryview]) -> None:
+    async def committed(self, head: Head, merged: Sequence[Contribution] | None) -> None:
         await trio.lowlevel.checkpoint()
-        if self.state is not None:
-            self._snapshots.publish(self.state.tree, self.state.tensors, msgspec.msgpack.encode(head), results)
         self.world.stood(self, head, merged is not None)
 
     def donors(self, head: Head) -> Iterable[str]:

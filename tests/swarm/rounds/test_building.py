@@ -154,13 +154,15 @@ async def test_a_state_that_the_node_has_gone_to_already_outlives_the_commit_bef
         def __init__(self) -> None:
             self.tree = SimpleNamespace(root=HERE)
             self.next_hash = b""
+            self.tensors = ()
 
         def replace(self, tensors: object, tree: Any) -> None:
             self.tree = tree
 
     state = Replaced()
     fetched = FetchedStates(tmp_path, 8, 2)
-    builder = StateBuilder(cast(RoundContext, SimpleNamespace(state=state)), ResultLog(tmp_path))
+    snapshots = SimpleNamespace(lend=lambda *_: None, take_back=lambda: None)
+    builder = StateBuilder(cast(RoundContext, SimpleNamespace(state=state, snapshots=snapshots)), ResultLog(tmp_path))
     later = b"l" * 32
     for name in (HERE, NEXT, later):
         fetched.path_of(name).parent.mkdir(exist_ok=True)

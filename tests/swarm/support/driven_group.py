@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 import trio
 
@@ -114,11 +113,10 @@ class DrivenReplica:
     """Cancelled, it leaves the group in the midst of whatever it does, and its process stays: as in a move to another
     stage."""
 
-    async def committed(self, head: Head, merged: Sequence[Contribution] | None, results: list[memoryview]) -> None:
+    async def committed(self, head: Head, merged: Sequence[Contribution] | None) -> None:
         assert self.state.tree.root == head.state_hash
         self.heads.append(head)
         self.merged.append(merged)
-        self.snapshots.publish(self.state.tree, self.state.tensors, msgspec.msgpack.encode(head), results)
         self.trainer.adopt(self.state.theta, None, head)
         self.changed.notify()
 
@@ -229,7 +227,6 @@ class DrivenGroup:
         state = OuterState([tensor.clone() for tensor in tensors], setting.strategy())
         trainer = InventedTrainer(host.peer_id, deltas, work_s=setting.work_s)
         snapshots = SnapshotStore(state.size_bytes, 8 << 20, setting.snapshots, log)
-        snapshots.publish(state.tree, state.tensors)
         snapshots.serve(host.rpc)
         folder = self.folder / host.peer_id
         stack.enter_context(log.subscribed(partial(self._note, seen)))

@@ -123,9 +123,8 @@ class Reporter:
         self._parts, self._snapshots, self._others = parts, snapshots, others
         self._before: Head | None = None
 
-    async def committed(self, head: Head, merged: Sequence[Contribution] | None, results: list[memoryview]) -> None:
+    async def committed(self, head: Head, merged: Sequence[Contribution] | None) -> None:
         parts, state, members = self._parts, self._parts.state, len(head.members)
-        self._snapshots.publish(state.tree, state.tensors, msgspec.msgpack.encode(head), results)
         coding = state.strategy.coding(parts.schedule.round_info(self._before or head), state.tensors)
         self._before = head
         slices = range(coding.count)
@@ -187,7 +186,6 @@ async def main(number: int, rounds: int, folder: Path) -> None:
             )
 
         snapshots = Snapshots(state.size_bytes, 9 << 20)
-        snapshots.publish(state.tree, state.tensors)
         snapshots.serve(host.rpc)
         parts = ReplicaParts(host, state, snapshots, Invented(number), schedule, timeouts, folder / str(number))
         nursery = await stack.enter_async_context(trio.open_nursery())

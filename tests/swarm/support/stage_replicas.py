@@ -114,27 +114,27 @@ class StageMember:
                 await done()
             nursery.cancel_scope.cancel()
 
-    async def committed(self, head: Head, merged: Sequence[Contribution] | None, results: list[memoryview]) -> None:
+    async def committed(self, head: Head, merged: Sequence[Contribution] | None) -> None:
         state = self.context.state
         assert state.tree.root == head.state_hash
         if head == self.first:
             return
         self.merged.append(tuple(body.counted for body in merged or ()))
-        if results and self.context.schedule.synchronous:
-            self._note_gradient(head, results)
+        led = self.snapshots._results.get(self.head.state_hash)
+        if led is not None and led.leads_to == head.state_hash and self.context.schedule.synchronous:
+            self._note_gradient(head, led.parts)
         if merged is not None and not merged:
             self.replica.host.events.emit("round_empty", round=head.round, members=len(head.members))
         self.entry["round"] = head.round
         same = self.head.state_hash == head.state_hash
         self.heads.append(head)
-        self.snapshots.publish(state.tree, state.tensors, msgspec.msgpack.encode(head), results)
         changed = () if same else state.changed if merged is not None else None
         self.trainer.adopt(state.theta, changed, head)
 
     def donors(self, head: Head) -> Iterable[str]:
         return self.others()
 
-    def _note_gradient(self, head: Head, results: list[memoryview]) -> None:
+    def _note_gradient(self, head: Head, results: Sequence[memoryview]) -> None:
         """Note the merged gradient as every member has decoded it; a dense method's coding is the same in every
         round."""
         state = self.context.state
@@ -218,7 +218,6 @@ async def open_member(
         lost = LostSamples(server, redispatcher, lambda: list(replicas_of(stage)), setting.rounds)
         trainer = LocalSteps(server, schedule, source, None, lambda: _first_round(table), lost if stage else None)
     snapshots = SnapshotStore(state.size_bytes, 9 << 20)
-    snapshots.publish(state.tree, state.tensors)
     snapshots.serve(host.rpc)
     parts = ReplicaParts(host, state, snapshots, trainer, schedule, AdaptiveTimeouts(60.0), folder / host.peer_id)
     # The group is known before its members start, so each has drawn its incarnation already.

@@ -210,6 +210,6 @@ class Voter:
         attempt = instance.ballot.attempt
         self.consider(attempt)
         if instance.accepted is not None and instance.accepted.attempt == attempt == instance.ballot.voted_attempt:
-            value, lately = instance.accepted.value, self._context.now - self._voted_at < self._context.config.poll_s / 2
-            if not self._is_required and not lately:
+            value, config = instance.accepted.value, self._context.config
+            if not self._is_required and self._context.now - self._voted_at >= config.poll_s / 2:
                 self._send_vote(attempt, value, value.hash, again=True)
