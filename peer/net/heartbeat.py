@@ -131,7 +131,10 @@ class Heartbeat:
             nursery.start_soon(self._lag.run)
             for peer, scope in self._watched.items():
                 nursery.start_soon(self._watch, peer, scope)
-            await trio.sleep_forever()
+            try:
+                await trio.sleep_forever()
+            finally:
+                self._nursery = None  # the host may be in use for a moment longer
 
     async def _watch(self, peer: str, scope: trio.CancelScope) -> None:
         with scope:
