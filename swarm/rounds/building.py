@@ -256,17 +256,17 @@ class StateBuilder:
         self._scope.cancel()
         async with self._lock:
             if head.state_hash != self._state.tree.root:
-                await trio.to_thread.run_sync(self._context.snapshots.take_back)
+                await trio.to_thread.run_sync(self._context.snapshots.detach)
                 await self._make_current(head.state_hash)
-            self.lend(head, parts)
+            self.publish(head, parts)
             self._candidates, self._next = {}, _NextState(range(0))
             if self._fetched is not None and (self._fetched.tree.root != goal or goal == head.state_hash):
                 self._fetched = None
 
-    def lend(self, head: Head, parts: Sequence[memoryview] = ()) -> None:
+    def publish(self, head: Head, parts: Sequence[memoryview] = ()) -> None:
         """Serve the committed state from its own buffers, and the results that led there."""
         state = self._state
-        self._context.snapshots.lend(state.tree, state.tensors, msgspec.msgpack.encode(head), parts)
+        self._context.snapshots.publish_in_place(state.tree, state.tensors, msgspec.msgpack.encode(head), parts)
 
     async def _make_current(self, state_hash: bytes) -> None:
         """Go to a state that was just built or was fetched whole; else by its results, which after a restart, or where

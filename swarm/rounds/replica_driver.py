@@ -121,7 +121,7 @@ async def restore_replica(
     for missing in await Restorer(found, builder, log, fetched, host.events).restore(group.head):
         group.feed(events.StateFetched(missing, False))
     coding = await trio.to_thread.run_sync(state.strategy.coding, schedule.round_info(group.head), state.tensors)
-    builder.lend(group.head)
+    builder.publish(group.head)
     actor = ReplicaActor(context, group.head, coding, builder, fetched, group)
     SliceHandlers(host.rpc, actor)
     serve_agreement(host.rpc, lambda: {group.group: group})

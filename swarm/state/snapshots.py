@@ -1,8 +1,8 @@
 """The donor's side of state transfer: a store of recent states and results, served without delaying a round.
 
-A replica lends its committed state to the store until the next commit, which copies what joiners still read. So no
-round waits for a joiner, no commit tears what a joiner reads, and one that nobody reads costs nothing. A snapshot whose
-readers make progress stays (`swarm.state.leases`). `swarm.state.upload_limits` decides how fast joiners are served.
+A committed state is served from the replica's own buffers until the next commit, which copies what joiners still read.
+So no round waits for a joiner, no commit tears what a joiner reads, and one without readers costs nothing. A snapshot
+whose readers make progress stays (`swarm.state.leases`); `swarm.state.upload_limits` decides how fast they are served.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _Result:
 
 @dataclass
 class SnapshotStore:
-    """Recent states and results. `publish` or `lend` at every commit, `serve` once; they may run in different threads.
+    """Recent states and results. `publish` or `publish_in_place` at every commit, `serve` once: in any threads.
 
     `events` is told of readers that lose their snapshot to a newer one."""
 
@@ -61,7 +61,7 @@ class SnapshotStore:
     def __post_init__(self) -> None:
         self._lock = threading.Lock()  # held for one memory copy of a chunk at most
         self._snapshots: list[_Snapshot] = []
-        self._lent: _Snapshot | None = None
+        self._live: _Snapshot | None = None
         self._taken: list[_Snapshot] = []  # from their readers, of which no event has told yet
         self._results: OrderedDict[bytes, _Result] = OrderedDict()
         self._newest: bytes | None = None
@@ -86,34 +86,36 @@ class SnapshotStore:
             snapshot = self._room_for(buffers)
         self._fill(snapshot, buffers, tree, Lease(self.limits, len(tree.hashes), self._clock))
 
-    def lend(self, tree: StateTree, buffers: Sequence[Tensor], head: bytes = b"", parts: Sequence[Buffer] = ()) -> None:
-        """As `publish`, but serve the state from `buffers` themselves: they must not change before `take_back`."""
+    def publish_in_place(
+        self, tree: StateTree, buffers: Sequence[Tensor], head: bytes = b"", parts: Sequence[Buffer] = ()
+    ) -> None:
+        """As `publish`, but serve the state from `buffers` themselves: they must not change before `detach`."""
         with self._lock:
             self._note(tree, head, parts)
             if self._find(tree.root) is None:
                 lease = Lease(self.limits, len(tree.hashes), self._clock)
-                self._lent = _Snapshot(list(buffers), StateBytes(buffers), lease, tree)
+                self._live = _Snapshot(list(buffers), StateBytes(buffers), lease, tree)
 
-    def take_back(self) -> None:
-        """Serve from the lent buffers no longer: they may change as soon as this returns. The state is copied where
+    def detach(self) -> None:
+        """Serve from those buffers no longer: they may change as soon as this returns. The state is copied where
         joiners read it, and where it is so small that its round may have been over before a joiner could ask.
 
         Blocks for one memory copy of the state. Readers may lose a state as in `publish`, this one or another."""
         with self._lock:
-            lent, self._lent = self._lent, None
-            if lent is None or lent.tree is None or not (lent.lease.is_on or self._is_small):
+            live, self._live = self._live, None
+            if live is None or live.tree is None or not (live.lease.is_on or self._is_small):
                 return
-            snapshot = None if self._is_weakest(lent.lease) else self._room_for(lent.buffers)
+            snapshot = None if self._is_weakest(live.lease) else self._room_for(live.buffers)
             if snapshot is not None:
-                self._lent = lent  # is read until it is copied
-            elif lent.lease.is_on:
-                self._taken.append(lent)
+                self._live = live  # is read until it is copied
+            elif live.lease.is_on:
+                self._taken.append(live)
         if snapshot is None:
             self._tell_taken()
             return
-        self._fill(snapshot, lent.buffers, lent.tree, lent.lease)
+        self._fill(snapshot, live.buffers, live.tree, live.lease)
         with self._lock:
-            self._lent = None
+            self._live = None
 
     def _is_weakest(self, lease: Lease) -> bool:
         """Whether there is no room for another copy, and all of those here have a stronger claim."""
@@ -187,8 +189,8 @@ class SnapshotStore:
 
     @property
     def _all(self) -> list[_Snapshot]:
-        """The copies, and the state that is lent, which is the last one."""
-        return [*self._snapshots, *([self._lent] if self._lent is not None else [])]
+        """The copies, and the state that is served in place, which is the last one."""
+        return [*self._snapshots, *([self._live] if self._live is not None else [])]
 
     @property
     def _is_small(self) -> bool:

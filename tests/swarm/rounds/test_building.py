@@ -161,7 +161,7 @@ async def test_a_state_that_the_node_has_gone_to_already_outlives_the_commit_bef
 
     state = Replaced()
     fetched = FetchedStates(tmp_path, 8, 2)
-    snapshots = SimpleNamespace(lend=lambda *_: None, take_back=lambda: None)
+    snapshots = SimpleNamespace(publish_in_place=lambda *_: None, detach=lambda: None)
     builder = StateBuilder(cast(RoundContext, SimpleNamespace(state=state, snapshots=snapshots)), ResultLog(tmp_path))
     later = b"l" * 32
     for name in (HERE, NEXT, later):

@@ -249,55 +249,55 @@ def test_small_states_are_kept_for_longer_than_their_rounds_take(clock: Time) ->
     assert snapshots.state_hashes == tuple(hashes[-4:])
 
 
-# -- states that are lent --------------------------------------------------------------------------------------------
+# -- states that are served in place -----------------------------------------------------------------------------
 
 
-def lent_store(**limits: Any) -> tuple[SnapshotStore, list[Tensor]]:
+def live_store(**limits: Any) -> tuple[SnapshotStore, list[Tensor]]:
     """A store that serves TREE from these vectors."""
     snapshots, mine = SnapshotStore(TREE.size_bytes, 1 << 16, SnapshotLimits(**limits)), [v.clone() for v in STATE]
-    snapshots.lend(TREE, mine)
+    snapshots.publish_in_place(TREE, mine)
     return snapshots, mine
 
 
-async def test_a_state_that_nobody_reads_is_never_copied(clock: Time) -> None:
+async def test_a_state_without_readers_is_never_copied(clock: Time) -> None:
     """Each commit copied the whole state, before the next round could begin."""
-    snapshots, _ = lent_store(small_bytes=0)
+    snapshots, _ = live_store(small_bytes=0)
     chunk = await read(snapshots, TREE.root, 0)
     assert bytes(chunk) == StateBytes(STATE).copy(*TREE.span(0))
     chunk.release()
     clock.now += 2 * snapshots.limits.lease_pause_s
-    snapshots.take_back()
+    snapshots.detach()
     assert not snapshots.state_hashes and not snapshots._snapshots
     newer, tree = other_state(8)
-    snapshots.lend(tree, newer)
+    snapshots.publish_in_place(tree, newer)
     assert snapshots.state_hashes == (tree.root,) and not snapshots._snapshots
 
 
 async def test_what_a_joiner_reads_is_copied_before_it_changes(clock: Time) -> None:
-    snapshots, mine = lent_store(small_bytes=0)
+    snapshots, mine = live_store(small_bytes=0)
     await snapshots.send_hashes(Call("reader", AskHashes(TREE.root), memoryview(b"")))
-    snapshots.take_back()
+    snapshots.detach()
     for vector in mine:
         vector.fill_(float("nan"))
     newer, tree = other_state(8)
-    snapshots.lend(tree, newer)
+    snapshots.publish_in_place(tree, newer)
     assert snapshots.state_hashes == (TREE.root, tree.root)
     for index in range(len(TREE.hashes)):
         assert bytes(await read(snapshots, TREE.root, index)) == StateBytes(STATE).copy(*TREE.span(index))
-        snapshots.take_back()
-        snapshots.lend(tree, newer)
+        snapshots.detach()
+        snapshots.publish_in_place(tree, newer)
 
 
 async def test_a_request_that_waits_while_its_state_goes_is_told_so(
     clock: Time, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would be sent what the vectors hold by then, under the hash of the state before."""
-    snapshots, mine = lent_store(small_bytes=0)
+    snapshots, mine = live_store(small_bytes=0)
     acquire = snapshots._slots.acquire
 
     async def late(*arguments: Any) -> Any:
         clock.now += 2 * snapshots.limits.lease_pause_s
-        snapshots.take_back()
+        snapshots.detach()
         mine[0].fill_(1.0)
         return await acquire(*arguments)
 
@@ -314,8 +314,8 @@ async def test_of_too_many_states_that_are_read_the_one_read_for_the_shortest_ti
     with events.subscribed(seen.append):
         for seed in range(20, 24):
             state, tree = other_state(seed)
-            snapshots.take_back()
-            snapshots.lend(tree, state)
+            snapshots.detach()
+            snapshots.publish_in_place(tree, state)
             await read(snapshots, tree.root, 0, f"reader {seed}")
             clock.now += 0.1
             read_ones.append(tree.root)
@@ -323,7 +323,7 @@ async def test_of_too_many_states_that_are_read_the_one_read_for_the_shortest_ti
     assert [event.fields["state_hash"] for event in seen] == [read_ones[2].hex()]
 
 
-def test_a_small_state_is_copied_although_nobody_has_asked(clock: Time) -> None:
-    snapshots, _ = lent_store(small_bytes=5 * TREE.size_bytes)
-    snapshots.take_back()
+def test_a_small_state_is_copied_although_no_joiner_has_asked(clock: Time) -> None:
+    snapshots, _ = live_store(small_bytes=5 * TREE.size_bytes)
+    snapshots.detach()
     assert snapshots.state_hashes == (TREE.root,)

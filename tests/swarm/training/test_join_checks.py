@@ -36,7 +36,7 @@ AUTHORITY = Identity.generate().peer_id
 FOLDER = DataConfig(seq_len=64, source="folder")
 
 LONG = msgspec.structs.replace(make_manifest(AUTHORITY).model, max_seq_len=1 << 24)
-CPU = Accelerator.of("cpu", InnerConfig(lr=1.0, batch_size=1, total_steps=1))  # with the bf16 units of this machine, if it has any
+CPU = Accelerator.of("cpu", make_manifest(AUTHORITY).inner)  # with this machine's bf16 units, if it has any
 SHARED = ("ddp", "fsdp")
 
 
