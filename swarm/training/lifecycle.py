@@ -96,8 +96,10 @@ class PeerLifecycle:
                         await selection.until_needed_elsewhere()
                         faults.reach("leaving")
                         moves = True
-                        if not selection.is_urgent:
+                        async with trio.open_nursery() as leaving:
+                            leaving.start_soon(selection.cancel_once_urgent, leaving.cancel_scope)
                             await replica.drain()
+                            leaving.cancel_scope.cancel()
                         replica.tell_unmerged()
                         nursery.cancel_scope.cancel()
 

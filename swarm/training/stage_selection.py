@@ -50,6 +50,7 @@ SETTLE_S: Final = 1.5  # other choosing peers need this long to read what this o
 LATE_S: Final = 5.0  # a peer that is not at work by the time it expected publishes this much more
 WATCHED_MAX: Final = 64
 RESTORE_AGAIN_S: Final = 60.0  # after so long outside the group, backup holders are asked once more
+RESTORE_FIRST_S: Final = 10.0  # the same where none has brought a state yet: no coordinator goes on from the first one
 
 
 @dataclass(frozen=True)
@@ -100,10 +101,12 @@ class StageSelection:
         """Whether this peer has a replica that has yet to reach the run's last round."""
         return self._replica is not None and self._replica.head.round < self._manifest.run.rounds
 
-    @property
-    def is_urgent(self) -> bool:
-        """Whether no peer serves the stage that this one has set out for, so that all stages wait for it."""
-        return self._place.stage in self._missing
+    async def cancel_once_urgent(self, waiting: trio.CancelScope) -> None:
+        """Cancel `waiting` once no peer serves the stage that this one has set out for: nothing is merged then."""
+        while self._place.stage not in self._missing:
+            await trio.sleep(REFRESH_S)
+            self._note_missing()
+        waiting.cancel()
 
     # -- told by the lifecycle ---------------------------------------------------------------------------------------
 
@@ -112,8 +115,7 @@ class StageSelection:
         self._was_served = self._is_served
 
     def opened(self, replica: StageReplica) -> None:
-        self._replica = replica
-        self._passed, self._rate = (0, trio.current_time()), 0.0
+        self._replica, self._passed, self._rate = replica, (0, trio.current_time()), 0.0
         if self._manifest.stages > 1:
             note_stage(self._context, replica.stage)
             self._opened_at = trio.current_time()
@@ -234,10 +236,8 @@ class StageSelection:
             self._place = before
             await self.membership.announce()
             return False
-        reason = "no peer serves it" if empty else "it is the slowest"
-        self._host.events.emit(
-            "move_started", source=move.source, target=move.target, gain=round(move.gain, 4), reason=reason
-        )
+        reason, gain = "no peer serves it" if empty else "it is the slowest", round(move.gain, 4)
+        self._host.events.emit("move_started", source=move.source, target=move.target, gain=gain, reason=reason)
         return True
 
     async def _has_other_replica(self, stage: int) -> bool:
@@ -331,8 +331,9 @@ class StageSelection:
         if self._was_served or self._replica is None:
             return self._was_served
         rounds = [record.round for record in self.membership.others().values() if record.role == "stage"]
-        behind = self._replica.head.round < max(rounds, default=0)
-        return behind and trio.current_time() - self._opened_at > RESTORE_AGAIN_S
+        mine = self._replica.head.round
+        again_s = RESTORE_AGAIN_S if mine > 0 else RESTORE_FIRST_S
+        return mine < max(rounds, default=0) and trio.current_time() - self._opened_at > again_s
 
     # -- what others read --------------------------------------------------------------------------------------------
 

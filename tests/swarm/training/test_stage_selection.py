@@ -60,8 +60,12 @@ async def test_an_arriving_peer_starts_again_if_its_stage_was_lost(
                 await left.wait()
 
 
-async def test_a_peer_outside_the_group_asks_the_backup_holders_again(tmp_path: Path) -> None:
-    """No peer serves its stage, and it found no backup holder when it came."""
+@pytest.mark.parametrize(("restored", "again_s"), [(0, module.RESTORE_FIRST_S), (2, module.RESTORE_AGAIN_S)])
+async def test_a_peer_outside_the_group_asks_the_backup_holders_again(
+    tmp_path: Path, restored: int, again_s: float
+) -> None:
+    """No peer serves its stage. One that found no backup when it came waited a minute for a coordinator that could not
+    go on with what it had, and all stages with it."""
     manifest = run_of(3)
     async with context_of(manifest, tmp_path / "mine") as (context, _):
         first = manifest.first_head(0)
@@ -69,7 +73,7 @@ async def test_a_peer_outside_the_group_asks_the_backup_holders_again(tmp_path: 
         idle = SimpleNamespace(service_s=0.0, queue=0.0)
         replica = SimpleNamespace(
             stage=STAGE,
-            head=manifest.first_head(STAGE),
+            head=msgspec.structs.replace(manifest.first_head(STAGE), round=restored),
             phase="joining",
             is_member=False,
             passed=0,
@@ -82,7 +86,9 @@ async def test_a_peer_outside_the_group_asks_the_backup_holders_again(tmp_path: 
         selection._missing, selection._opened_at = (STAGE,), trio.current_time()
         selection.membership.view = {"another": begun}
         assert not selection._is_orphaned, "the authority may still take it in"
-        selection._opened_at -= module.RESTORE_AGAIN_S + 1
+        selection._opened_at -= again_s - 5
+        assert not selection._is_orphaned
+        selection._opened_at -= 6
         assert selection._is_orphaned
         selection.membership.view = {"another": record_of(context.host, first, 0)}
         assert not selection._is_orphaned, "the run has not begun"
@@ -153,3 +159,24 @@ async def test_no_stage_is_missed_after_the_last_round(tmp_path: Path) -> None:
         assert [event.fields["stages"] for event in seen if event.name == "stages_missing"][-1] == []
         selection._replica = None
         assert missing(mine) == [0, 2], "who has yet to get its own last commit goes by what is there"
+
+
+async def test_a_peer_drains_no_longer_once_its_new_stage_has_lost_its_replicas(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is merged then, and it waited a minute for that, on its way to the stage for which all waited."""
+    monkeypatch.setattr(module, "REFRESH_S", 0.01)
+    manifest = run_of(3)
+    async with context_of(manifest, tmp_path / "mine") as (context, _):
+        replica = record_of(context.host, manifest.first_head(STAGE), STAGE)
+        selection = StageSelection(context)
+        selection.go(STAGE)
+        selection.membership.view = {"replica": replica}
+        with trio.fail_after(60):
+            async with trio.open_nursery() as leaving:
+                leaving.start_soon(selection.cancel_once_urgent, leaving.cancel_scope)
+                while selection._missing != (0, 2):
+                    await trio.sleep(0.01)
+                assert not leaving.cancel_scope.cancel_called
+                selection.membership.view = {}
+                await trio.sleep_forever()
