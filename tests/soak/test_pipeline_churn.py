@@ -19,11 +19,13 @@ import trio
 
 from swarm.placement.rebalance import RebalanceConfig
 from tests.support.peer_process import Fact
-from tests.swarm.support.pipeline_run import STAGES, Pipeline, open_pipeline
+from tests.swarm.support.pipeline_run import STAGES, Pipeline, Replica, open_pipeline
 
 pytestmark = [pytest.mark.soak, pytest.mark.process]
 
 STRIKE_EVERY_S: Final = 20.0  # on average
+OWNER_S: Final = 10.0  # after which an owner starts a peer again that the coordinator misses
+LOOK_EVERY_S: Final = 2.0
 PEERS_MIN, PEERS_MAX = 5, 8
 PAUSE_MAX_S: Final = 120.0  # a stage may lose its last replica: somebody has to take it
 REPORT_EVERY_S: Final = 60.0
@@ -35,6 +37,7 @@ class Churn:
 
     def __init__(self, pipeline: Pipeline, rng: random.Random) -> None:
         self._pipeline, self._random = pipeline, rng
+        self._dead: dict[str, Replica] = {}
         self.strikes: Counter[str] = Counter()
 
     async def run(self) -> None:
@@ -45,11 +48,31 @@ class Churn:
             if self._random.random() < share:
                 victim = self._random.choice(replicas)
                 replicas.remove(victim)
+                self._dead[victim.peer.name] = victim
                 victim.peer.kill()
                 self.strikes["killed"] += 1
             else:
                 self._pipeline.join()
                 self.strikes["joined"] += 1
+
+    async def revive(self) -> None:
+        """Be the owners: start again the dead peers of a stage that the coordinator names, as it asks for. In an open
+        run it lets no survivor of many go on alone, which may lie."""
+        coordinator = self._pipeline.swarm.coordinator
+        while True:
+            await trio.sleep(LOOK_EVERY_S)
+            heads = {fact.fields["stage"]: fact.at for fact in coordinator.all("head_seen")}
+            calls = {fact.fields["stage"]: fact for fact in coordinator.all("quorum_lost")}
+            for stage, lost in calls.items():
+                if heads.get(stage, 0.0) < lost.at < time.time() - OWNER_S:
+                    self._revive(lost.fields["away"])
+
+    def _revive(self, away: list[str]) -> None:
+        names = {f.fields["peer"]: f.fields["name"] for f in self._pipeline.swarm.coordinator.all("member_joined")}
+        for replica in [self._dead.pop(names[peer]) for peer in away if names[peer] in self._dead]:
+            self._pipeline.swarm.restart(replica.peer)
+            self._pipeline.replicas.append(replica)
+            self.strikes["revived"] += 1
 
 
 def moves(pipeline: Pipeline) -> dict[str, list[Fact]]:
@@ -89,6 +112,7 @@ async def test_moves_are_few_and_the_run_goes_on(tmp_path: Path) -> None:
         end = since + 60 * minutes
         async with trio.open_nursery() as strikes:
             strikes.start_soon(churn.run)
+            strikes.start_soon(churn.revive)
             while time.time() < end:
                 await trio.sleep(min(REPORT_EVERY_S, max(0.0, end - time.time())))
                 print(report(pipeline, churn, since), flush=True)
