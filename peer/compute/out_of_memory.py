@@ -12,15 +12,17 @@ _SAID: Final = (
     "std::bad_alloc",
     "out of memory",
     "could not create a memory",
+    "could not create a primitive\n",
 )
-"""By torch's allocator of the CPU, by C++, by MPS and by oneDNN. CUDA's error has a type of its own."""
+"""By torch's allocator of the CPU, by C++, by MPS, and twice by oneDNN, which says "primitive descriptor" of what it
+cannot do at all. CUDA's error has a type of its own."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error of a computation says that memory ran out."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(said in str(error) for said in _SAID)
+    return isinstance(error, RuntimeError) and any(said in f"{error}\n" for said in _SAID)
 
 
 def free_cached(device: torch.device) -> None:

@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -24,6 +25,8 @@ from peer.net.rpc import Buffer, Call, Rpc
 from swarm.state.leases import Lease, LeaseClock
 from swarm.state.messages import AskChunk, AskHashes, AskResult, ResultPart, StateMethods, StateReply
 from swarm.state.upload_limits import SnapshotLimits, UploadSlots
+
+ASKED_S: Final = 60.0  # after a joiner has asked, states are kept for as long without readers, too
 
 
 @dataclass(eq=False)
@@ -65,6 +68,7 @@ class SnapshotStore:
         self._taken: list[_Snapshot] = []  # from their readers, of which no event has told yet
         self._results: OrderedDict[bytes, _Result] = OrderedDict()
         self._newest: bytes | None = None
+        self._asked_at = float("-inf")  # a joiner, for any state
         self._slots = UploadSlots(self.limits)
         self._clock = LeaseClock()
 
@@ -98,12 +102,13 @@ class SnapshotStore:
 
     def detach(self) -> None:
         """Serve from those buffers no longer: they may change as soon as this returns. The state is copied where
-        joiners read it, and where it is so small that its round may have been over before a joiner could ask.
+        joiners read it, or have lately asked for any, and where it is small: its round may have been over before one
+        could ask.
 
         Blocks for one memory copy of the state. Readers may lose a state as in `publish`, this one or another."""
         with self._lock:
             live, self._live = self._live, None
-            if live is None or live.tree is None or not (live.lease.is_on or self._is_small):
+            if live is None or live.tree is None or not (live.lease.is_on or self._is_wanted):
                 return
             snapshot = None if self._is_weakest(live.lease) else self._room_for(live.buffers)
             if snapshot is not None:
@@ -193,9 +198,10 @@ class SnapshotStore:
         return [*self._snapshots, *([self._live] if self._live is not None else [])]
 
     @property
-    def _is_small(self) -> bool:
-        """Whether more copies are kept than joiners need that are served in time."""
-        return (self.limits.snapshots + 1) * self.size_bytes <= self.limits.small_bytes
+    def _is_wanted(self) -> bool:
+        """Whether a state is kept without readers: while there are joiners, and where it is small."""
+        small = (self.limits.snapshots + 1) * self.size_bytes <= self.limits.small_bytes
+        return small or self._clock.now - self._asked_at < ASKED_S
 
     @property
     def _has_room(self) -> bool:
@@ -224,6 +230,7 @@ class SnapshotStore:
         """Answer a request for the chunk hashes of a state."""
         faults.reach("during_state_transfer", 0)
         with self._lock:
+            self._asked_at = self._clock.now
             snapshot = self._find(call.body.state_hash)
             if snapshot is None or snapshot.tree is None:
                 return StateReply("gone")

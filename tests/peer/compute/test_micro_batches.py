@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from peer.compute.device import resolve_device
+from peer.compute.out_of_memory import is_out_of_memory
 from peer.compute.train_loop import InnerTrainer
 from peer.config import InnerConfig, ModelConfig
 from peer.footprint.step_size import StepSize
@@ -115,3 +116,16 @@ def test_validation_takes_no_second_copy_of_the_weights() -> None:
     assert with_other != made.evaluate([TOKENS], lambda: None)
     made.step(TOKENS, 0)
     assert float(made.gradient.norm()) > 0 and not torch.equal(made.local, before)
+
+
+@pytest.mark.parametrize(
+    ("said", "ran_out"),
+    [
+        ("could not create a primitive", True),  # by a CPU with units for bf16
+        ("could not create a primitive descriptor for a matmul primitive", False),
+        ("[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory", True),
+        ("mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)", False),
+    ],
+)
+def test_what_says_that_memory_ran_out(said: str, ran_out: bool) -> None:
+    assert is_out_of_memory(RuntimeError(said)) == ran_out

@@ -12,6 +12,7 @@ from torch import Tensor
 from peer.checkpoint.hash_tree import StateBytes, StateTree, hash_state
 from peer.events import Event, EventLog
 from peer.net.rpc import Call
+from swarm.state import snapshots as module
 from swarm.state.messages import AskChunk, AskHashes, StateReply
 from swarm.state.snapshots import SnapshotStore
 from swarm.state.upload_limits import SnapshotLimits, UploadSlots
@@ -321,6 +322,22 @@ async def test_of_too_many_states_that_are_read_the_one_read_for_the_shortest_ti
             read_ones.append(tree.root)
     assert snapshots.state_hashes == (*read_ones[:2], read_ones[3])
     assert [event.fields["state_hash"] for event in seen] == [read_ones[2].hex()]
+
+
+async def test_a_joiner_that_comes_late_for_a_state_finds_the_next_ones(clock: Time) -> None:
+    """Rounds may take less time than a joiner takes to hear of a state and to ask: it never found one."""
+    snapshots, _ = live_store(small_bytes=0)
+    (first, tree), (second, later) = other_state(8), other_state(9)
+    snapshots.detach()
+    snapshots.publish_in_place(tree, first)
+    answer = await snapshots.send_hashes(Call("late", AskHashes(TREE.root), memoryview(b"")))
+    assert isinstance(answer, StateReply) and answer.outcome == "gone"
+    snapshots.detach()
+    snapshots.publish_in_place(later, second)
+    assert snapshots.state_hashes == (tree.root, later.root)
+    clock.now += module.ASKED_S
+    snapshots.detach()
+    assert snapshots.state_hashes == (tree.root,)
 
 
 def test_a_small_state_is_copied_although_no_joiner_has_asked(clock: Time) -> None:

@@ -41,8 +41,8 @@ class GroupWatch:
         self._starts_in_vain = 0
         self._unheld_since: float | None = None
         self._last_round = -1
-        self._told_lost_at = b""  # at this head
-        self._told_lost: dict[str, float] = {}  # when, by reason
+        self._told_lost_head = b""  # its hash
+        self._told_lost: dict[str, float] = {}  # of that head: when, by reason
 
     def begin(self) -> None:
         """Begin to wait."""
@@ -166,8 +166,8 @@ class GroupWatch:
         """Tell the operator that the group cannot go on: each reason once for each head, again after `TOLD_AGAIN_S`.
         `alone`: no member answers: it may be this machine's own connection that is lost."""
         head, now = self._chain.head, self._context.now
-        if self._told_lost_at != self._chain.hash:
-            self._told_lost_at, self._told_lost = self._chain.hash, {}
+        if self._told_lost_head != self._chain.hash:
+            self._told_lost_head, self._told_lost = self._chain.hash, {}
         if now - self._told_lost.get(reason, -TOLD_AGAIN_S) < TOLD_AGAIN_S:
             return
         self._told_lost[reason] = now
