@@ -69,7 +69,7 @@ class Churn:
 
     def _revive(self, away: list[str]) -> None:
         names = {f.fields["peer"]: f.fields["name"] for f in self._pipeline.swarm.coordinator.all("member_joined")}
-        for replica in [self._dead.pop(names[peer]) for peer in away if names[peer] in self._dead]:
+        for replica in [self._dead.pop(names[peer]) for peer in away if names.get(peer) in self._dead]:
             self._pipeline.swarm.restart(replica.peer)
             self._pipeline.replicas.append(replica)
             self.strikes["revived"] += 1

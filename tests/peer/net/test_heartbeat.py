@@ -237,3 +237,10 @@ async def test_unwatched_peers_are_no_suspects() -> None:
             await host.wait_suspect(target.peer_id)
         host.watch([])
         assert host.suspects == frozenset()
+
+
+async def test_a_host_that_has_ended_starts_no_watch() -> None:
+    """A run that acts for a moment longer asked it to: that ended in a traceback."""
+    async with open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as host:
+        pass
+    host.watch([Identity.generate().peer_id], cause="late")
