@@ -51,7 +51,8 @@ class RunRules(msgspec.Struct, frozen=True, kw_only=True):
     ("required"). "auto": required in an open run, where one person may be the majority, and in a pipeline, whose small
     groups often lose theirs; else witness."""
     lone_survivor: bool = False
-    """Whether a required coordinator goes on by itself where one of three members or more is left. That one may lie."""
+    """Whether a required coordinator goes on by itself where of three members or more one is left, or only newcomers
+    answer. They may lie."""
     license: str = ""
     """Of the model, as the Hugging Face Hub abbreviates it, such as "apache-2.0": an export names it."""
 
@@ -93,8 +94,8 @@ class RunRules(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.lone_survivor:
             found.append(
-                "with lone_survivor = true the run goes on by itself with the last one of three members or more, which"
-                " may lie: leave it out where you do not know all members"
+                "with lone_survivor = true the run goes on by itself with the last one of three members or more, or"
+                " with newcomers, which may lie: leave it out where you do not know all members"
             )
         return found
 

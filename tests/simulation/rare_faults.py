@@ -1,5 +1,5 @@
-"""Faults that only some setups have: damaged records, paused peers. They are drawn from a generator of their own, so
-that other schedules stay what they are."""
+"""Faults that only some setups have: damaged records, paused peers, a coordinator among strangers. They are drawn from
+a generator of their own, so that other schedules stay what they are."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from swarm.protocol.agreement import events
 from tests.simulation.faults import Fault
-from tests.simulation.setups import Setup
+from tests.simulation.setups import COORDINATOR, Setup
 
 if TYPE_CHECKING:
     from tests.simulation.machine import Machine
@@ -39,7 +39,17 @@ def _pauses(setup: Setup, random: Random) -> list[Fault]:
     return found
 
 
-_DRAWN: Final[dict[str, Callable[[Setup, Random], list[Fault]]]] = {"damage": _damages, "pause": _pauses}
+def _waylays(setup: Setup, random: Random) -> list[Fault]:
+    """Cut the coordinator off from all members, and leave it with those that wait to be taken in."""
+    at = round(random.uniform(2.0, setup.faults_s / 2), 3)
+    return [Fault(at, "cut", ((COORDINATOR, *setup.joining), False, random.choice((8.0, 20.0))))]
+
+
+_DRAWN: Final[dict[str, Callable[[Setup, Random], list[Fault]]]] = {
+    "damage": _damages,
+    "pause": _pauses,
+    "waylay": _waylays,
+}
 
 
 # -- applied to a world ------------------------------------------------------------------------------------------------

@@ -54,7 +54,7 @@ class Setup:
     aftermath: bool = False
     """Whether only a random part heals, and the rest is dead or cut off for ever."""
     rare: tuple[str, ...] = ()
-    """Rare faults that happen here, too (`rare_faults.py`): `damage`, `pause`."""
+    """Rare faults that happen here, too (`rare_faults.py`): `damage`, `pause`, `waylay`."""
     odd: int = 0
     """The first so many members have another build, whose states differ in a bit."""
     batch: int = 0
@@ -111,6 +111,8 @@ def _all() -> list[Setup]:
     found += [Setup("required4-person", 4, mode="required", lone_survivor=False)]
     with_liar = Setup("", 0, mode="required", liars=1, lone_survivor=False, calm_s=150.0)
     found += [replace(with_liar, name=f"required{n}-liar", members=n) for n in (3, 4)]
+    waiting = replace(with_liar, liars=0, lying_joiners=2, lies=("FalseOwner",), rare=("waylay",), faults_s=24.0)
+    found += [replace(waiting, name="required3-waylaid", members=3)]
     return [*found, *_longer(), *_rare(), *_synchronous()]
 
 

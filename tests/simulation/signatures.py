@@ -13,8 +13,8 @@ from peer.identity import Signed
 from swarm.protocol.agreement.output import encode
 
 Body = TypeVar("Body", bound=msgspec.Struct)
-LASTING: Final = {"agreement.witness"}
-"""Kinds of bodies that a process signs once, and may show much later."""
+LASTING: Final = {"agreement.witness", "agreement.start"}
+"""Kinds of bodies that are signed seldom, and may be shown much later."""
 
 
 class Signatures:

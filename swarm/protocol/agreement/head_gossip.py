@@ -87,6 +87,7 @@ class HeadGossip:
             accepted=instance.accepted,
             support=instance.support if instance.accepted is not None else None,
             links=chain.after((ask.head,)) if ask.head != chain.hash else (),
+            credential=self._context.config.credential,
         )
         self._context.out.send(peer, told)
 

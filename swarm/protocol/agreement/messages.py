@@ -296,6 +296,8 @@ class ReportMessage(msgspec.Struct, frozen=True, tag="told"):
     support: Support | None = None
     links: Annotated[tuple[ChainLink, ...], msgspec.Meta(max_length=LINKS_MAX)] = ()
     """The chain from the coordinator's head to the sender's, which proves a higher position."""
+    credential: Annotated[bytes, msgspec.Meta(max_length=CREDENTIAL_BYTES_MAX)] = b""
+    """What admits the sender (`JoinBody`), should a term begin with newcomers."""
 
 
 class ProofMessage(msgspec.Struct, frozen=True, tag="proof"):

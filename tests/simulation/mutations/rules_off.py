@@ -32,6 +32,7 @@ from tests.swarm.protocol.agreement import group
 Patches = Callable[[], list[Any]]
 MEMBERS: Final = ("witness3", "witness4", "witness5", "witness7", "witness2")
 REQUIRED: Final = ("required2", "required3", "required4", "required5")
+WAYLAID: Final = ("required3-waylaid",)
 REQUIRED_LIARS: Final = ("required3-liar", "required4-liar")
 LIARS: Final = (*REQUIRED_LIARS, "witness3-liar", "witness4-liar", "witness5-liar")
 RESTORED: Final = ("witness4-restored", "required3-restored")
@@ -321,6 +322,16 @@ RULES: Final = (
         _set(succession, "room_for_newcomers", lambda n: (n - 1) // 2),
     ),
     Rule("one invite has one vote", JOINS[3:], _set(sponsors.Sponsors, "have_room", _always_room)),
+    Rule(
+        "newcomers with which a term begins show invites",
+        WAYLAID,
+        _set(inquiry.InquiryResult, "_takes_in", lambda self, newcomer, inside, sponsors: True),
+    ),
+    Rule(
+        "required: neither one that is left of many nor newcomers go on by themselves",
+        (*WAYLAID, "required4-forger"),
+        _set(GroupWatch, "trusts_few", lambda self, heads: True),
+    ),
     Rule("what was not merged is free again", _THREE, _set(work, "next_ledger", _keep_what_failed)),
     Rule("a claim needs a receipt", _THREE, _set(work, "receipted", lambda *args: ())),
     Rule("receipts are of the stage before", _THREE, _set(work, "receipted", _of_anybody)),

@@ -246,17 +246,18 @@ class Coordinator:
         self.watch.held()
         members, sponsors = answers.members(base, self._barred)
         if not members:
-            self._fail(base.round, "each peer that answers with the state is left out, by a proof or by the operator")
-        elif (
-            not inquiry.by_operator
-            and len(members) == 1
-            and not self.watch.may_be_left_alone(self._branches.way_to(base))
-        ):
-            self.watch.tell_lost(
-                "of three members or more one is left, which may lie: only the operator can go on with it"
-            )
+            self._fail(base.round, "a proof, the operator or a used invite bars each peer that answers with the state")
+        elif not inquiry.by_operator and (doubt := self._doubt(base, answers.known(base, members))):
+            self.watch.tell_lost(f"{doubt}: only the operator can go on")
         else:
             self._start(base, members, sponsors.among({member.peer for member in members}), undoes)
+
+    def _doubt(self, base: Head, known: int) -> str:
+        """Return why this node by itself starts no term from `base` in which so many are known; empty if it may."""
+        if known > 1 or self.watch.trusts_few(self._branches.way_to(base)):
+            return ""
+        left = "one is left, which" if known else "none is left, and newcomers"
+        return f"of three members or more {left} may lie"
 
     def _goes_on(self, answers: InquiryResult) -> bool:
         """Return whether the group goes on without a new term, which would only cost it its learners: in `required`

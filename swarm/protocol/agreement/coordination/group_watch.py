@@ -22,7 +22,7 @@ HEARD_MAX: Final = 4096
 DOUBLINGS_MAX: Final = 10
 ROUNDS_KEPT: Final = 7
 ROUNDS_TELL: Final = 3  # rounds to measure: those that a restarted coordinator catches up with seem short
-MANY: Final = 3  # members: one that is left of so many may be a liar
+MANY: Final = 3  # members: one that is left of so many, or who comes in their place, may be a liar
 
 
 class GroupWatch:
@@ -190,9 +190,9 @@ class GroupWatch:
             self._unheld_since = self._context.now
         return self._context.now - self._unheld_since >= self._context.config.undo_s * self._doubled
 
-    def may_be_left_alone(self, heads: Iterable[Head]) -> bool:
-        """Return whether one member may go on alone without the operator, after those heads, the last one first. Not if
-        the group was larger lately: one or two cuts that leave the coordinator with a liar would give that one the
-        run."""
+    def trusts_few(self, heads: Iterable[Head]) -> bool:
+        """Return whether a single member, or newcomers alone, may go on without the operator after those heads, the
+        last one first. Not if the group was larger lately: one or two cuts that leave the coordinator with a liar, or
+        with newcomers, would give the run to them."""
         lately = itertools.islice(heads, REMEMBERED)
         return self._context.config.lone_survivor or all(len(head.members) < MANY for head in lately)

@@ -101,15 +101,32 @@ class InquiryResult:
 
     def members(self, base: Head, barred: frozenset[str]) -> tuple[set[Member], Sponsors]:
         """Return the members of a term that begins from `base`, and their sponsors: those that have earned it, answer
-        and, in `required` mode, hold the state; if none of them holds it, also all others that do."""
+        and, in `required` mode, hold the state; if none of them holds it, also newcomers that do."""
         holders = self.holders(base.state_hash)
         earned, sponsors = self.earned(base)
         present = holders if self._context.config.mode == "required" else set(self._told)
         members = (present & earned) | returned(holders, earned)
-        if not members & holders:
-            members |= holders
+        newcomers = set() if members & holders else holders - members
         members = {member for member in members if member.peer not in barred}
+        for member in sorted(newcomers):
+            if member.peer not in barred and self._takes_in(member, {one.peer for one in members}, sponsors):
+                members.add(member)
         return members, sponsors
+
+    def _takes_in(self, newcomer: Member, inside: set[str], sponsors: Sponsors) -> bool:
+        """Return whether the run admits a newcomer beside those peers, and note its sponsors."""
+        told = self._told[newcomer]
+        mine = self._context.work.sponsors(msg.JoinBody(told.head, newcomer, told.credential), newcomer.peer)
+        room = len(inside) < self._context.config.max_peers
+        if mine is None or not room or not sponsors.have_room(newcomer.peer, mine, inside):
+            return False
+        sponsors.add(newcomer.peer, mine)
+        return True
+
+    def known(self, base: Head, members: set[Member]) -> int:
+        """Return how many of these have earned it, in this incarnation or another one. The rest are newcomers."""
+        earned = {member.peer for member in self.earned(base)[0]}
+        return sum(member.peer in earned for member in members)
 
     def earned(self, base: Head) -> tuple[set[Member], Sponsors]:
         """Return the members of that head and of the few before it: one a peer, and no more of a sponsor than it may

@@ -9,6 +9,7 @@ import pytest
 
 from swarm.protocol.agreement import actions, events
 from swarm.protocol.agreement import messages as msg
+from swarm.protocol.head import Sponsor, Sponsorship
 from tests.swarm.protocol.agreement.group import COORDINATOR, WORK, GroupOfNodes
 
 
@@ -50,10 +51,52 @@ def test_one_of_three_goes_on_alone_where_the_run_allows_it(allowed: bool) -> No
     assert (group.head("A").term >= 2) == allowed
     if not allowed:
         first, second = (told["reason"] for told in group.told(COORDINATOR, "quorum_lost"))
-        assert first == "too few members answer" and second.endswith("only the operator can go on with it")
+        assert first == "too few members answer"
+        assert second.endswith("one is left, which may lie: only the operator can go on")
         group.event(COORDINATOR, events.RegroupRequested(without=("B", "C")))
     group.run_to(group.round("A") + 2, "A")
     assert group.head("A").members == (group.member("A"),)
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_newcomers_go_on_alone_where_the_run_allows_it(allowed: bool) -> None:
+    """A cut between the coordinator and all members gave the run to whoever waited to be taken in."""
+    group = GroupOfNodes("ABC", mode="required", lone_survivor=allowed)
+    group.run_to(2)
+    group.start("D")
+    group.run(60.0, lambda: any(learner.member.peer == "D" for learner in group.head("D").learners))
+    assert group.head(COORDINATOR) == group.head("D")
+    group.isolate("A", "B", "C")
+    group.run(60.0)
+    assert (group.head(COORDINATOR).term >= 2) == allowed
+    if allowed:
+        assert group.head("D").members == (group.member("D"),)
+    else:
+        last = group.told(COORDINATOR, "quorum_lost")[-1]
+        assert last["reason"].endswith("newcomers may lie: only the operator can go on")
+        assert last["away"] == ("A", "B", "C")
+        group.heal()
+        group.run_to(group.round("A") + 2, "ABC")
+        assert group.head("A").term == 1, "nothing was taken from the members"
+    group.check()
+
+
+def test_newcomers_with_which_a_term_begins_show_invites() -> None:
+    """All that held the state were members, without an invite or with one that another of them had come with."""
+    group = GroupOfNodes("A", mode="required")
+    group.run_to(1)
+    for peer, invite in (("B", b"one"), ("C", b"one"), ("D", b"forged")):
+        group._config["credential"] = invite
+        group.start(peer)
+    group.train_s = 1e6
+    group.run(10.0)
+    head = group.head(COORDINATOR)
+    assert all(group.head(peer) == head for peer in "BCD")
+    group.isolate("A")
+    group.run(60.0, lambda: group.head(COORDINATOR).term > head.term)
+    (member,) = group.head(COORDINATOR).members
+    assert member.peer in "BC"
+    assert group.head(COORDINATOR).sponsored == (Sponsorship(Sponsor("one", 1), member.peer),)
 
 
 def test_one_of_two_goes_on_alone() -> None:
