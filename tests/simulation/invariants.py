@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 ANSWERED_S: Final = 10.0  # after which a start no more follows the operator's word
 SENDS_PER_S: Final = 60  # and peer of the run: at most, at one node
+LATELY: Final = 8  # heads that tell whether a group had many members
+MANY: Final = 3  # members
 TOLD_KEPT: Final = 8  # of the coordinator's questions, and of the starts that it has signed
 
 
@@ -230,12 +232,22 @@ class Invariants:
 
     def _begun_with_liars(self, head: Head) -> None:
         """Judge a term with liars only, who choose all weights from here on: no coordinator begins one by itself. If
-        they were the whole group before, nothing is given away."""
-        before = {member.peer for member in self.values[head.previous].members}
+        they were the whole group before, nothing is given away; of two members one may go on, whichever it is."""
+        base = self.values[head.previous]
+        before = {member.peer for member in base.members}
         if before and self._setup.lying >= before:
+            return
+        if max(len(one.members) for one in self._lately(base)) < MANY:
             return
         if self._world.now - self._world.asked_at > ANSWERED_S:
             raise Broken("5 weights", f"term {head.term} begins with liars only, and no operator has said so")
+
+    def _lately(self, head: Head) -> list[Head]:
+        """Return a head and those before it whose members a start may take in."""
+        found = [head]
+        while len(found) < LATELY and found[-1].previous in self.values:
+            found.append(self.values[found[-1].previous])
+        return found
 
     def _require_kept(self, committed: Head, start: Head, name: bytes) -> None:
         """Raise if a start takes back a commit silently."""
