@@ -18,6 +18,7 @@ from peer.confinement.seccomp import restrict_calls
 
 SWITCH: Final = "BARNRAISE_SANDBOX"
 """The variable that, set to "off", leaves out Landlock and seccomp."""
+COMPILE_THREADS: Final = "TORCHINDUCTOR_COMPILE_THREADS"
 NOT_HERE: Final = "not on this system"
 
 
@@ -38,6 +39,10 @@ def confine(grants: Grants) -> tuple[Restriction, ...]:
     if os.environ.get(SWITCH) == "off":
         return (*done, *(Restriction(name, False, f"{SWITCH}=off") for name in ("landlock", "seccomp")))
     files = _attempt("landlock", lambda: restrict_files(grants.rules(), tcp=grants.tcp), f"ABI {landlock_abi()}")
+    if files.in_force and grants.compiles and grants.accelerators:
+        # A process of the compiler's pool could not open the GPU: /proc/self is another folder there, where the driver
+        # may not name its threads. Torch reads this as it is imported.
+        os.environ.setdefault(COMPILE_THREADS, "1")
     extent = "in force, but for programs (--compile)" if grants.compiles else "in force"
     allowed = {"programs": grants.compiles, "tcp": grants.tcp, "accelerators": grants.accelerators}
     calls = _attempt("seccomp", partial(restrict_calls, **allowed), extent)

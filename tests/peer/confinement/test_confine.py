@@ -137,6 +137,7 @@ for name, attempt in tries.items():
 print(json.dumps({
     "said": {one.name: [one.in_force, one.detail] for one in said},
     "outcomes": outcomes,
+    "compile threads": os.environ.get("TORCHINDUCTOR_COMPILE_THREADS"),
     "core": resource.getrlimit(resource.RLIMIT_CORE),
     "dumpable": libc.prctl(3, 0, 0, 0, 0),
     "privileges": libc.prctl(39, 0, 0, 0, 0),
@@ -200,8 +201,13 @@ def test_one_that_compiles_starts_programs(tmp_path: Path) -> None:
     report = confined(tmp_path, compiles=True)
     outcomes = report["outcomes"]
     assert {name: outcomes[name] for name in (*OUTSIDE, *ALONE)} == {**OUTSIDE, **ALONE}
-    assert outcomes["program"] == "done" and outcomes["exec"] == "ENOENT"
+    assert outcomes["program"] == "done" and outcomes["exec"] == "ENOENT" and report["compile threads"] is None
     assert report["said"]["seccomp"] == [True, "in force, but for programs (--compile)"]
+
+
+def test_one_that_compiles_for_a_gpu_does_so_in_its_own_process(tmp_path: Path) -> None:
+    """Torch's compile workers are processes, which could not open the GPU: "Could not find an active GPU backend"."""
+    assert confined(tmp_path, compiles=True, accelerators=True)["compile threads"] == "1"
 
 
 def test_one_with_a_gpu_names_its_threads_and_sockets(tmp_path: Path) -> None:
