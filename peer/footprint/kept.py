@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 SNAPSHOTS: Final = 2
-"""Copies of earlier states that joiners still read. The last one is served from where it is."""
+"""Copies of states that joiners still read. A replica serves its last one from where it is."""
 SMALL_BYTES: Final = 16 << 20
 """Of a small state, more snapshots and results are kept while each kind together is no larger than this: its rounds may
 be over in less time than a joiner takes to ask for a state."""

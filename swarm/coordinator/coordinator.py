@@ -127,7 +127,7 @@ async def run_coordinator(
             if bans is not None:
                 gate.learn_bans(bans)
             stores.extend(_snapshots(state) for state in states)
-            states.clear()  # the stores have copies
+            states.clear()  # the stores hold them
             serve_snapshots(host.rpc, stores)
             return EnteredRun(run_files, manifest, tokenizer, gate)
 
@@ -234,5 +234,5 @@ class _Coordinator:
 
 def _snapshots(state: KeptState) -> SnapshotStore:
     snapshots = SnapshotStore(state.tree.size_bytes, 1 << 16)
-    snapshots.publish(state.tree, list(state.tensors.values()))
+    snapshots.publish_in_place(state.tree, list(state.tensors.values()))  # a kept state does not change
     return snapshots
