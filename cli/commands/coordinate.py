@@ -186,7 +186,7 @@ def _kept_port(home: Path, listen: tuple[str, ...], announce: tuple[str, ...], p
 def _make_successor(home: Path, path: Path) -> None:
     from swarm.coordinator.successor import make_successor
 
-    name = make_successor(Home(home), path, ask_passphrase(str(path), confirmed=True))
+    name = make_successor(Home(home), path, lambda: ask_passphrase(str(path), confirmed=True))
     say(
         f"Wrote {path}. Who has it and its passphrase can take over the run {name}: keep both apart, on no machine of"
         f" the run. If this one is lost: peer coordinate --successor {path} --home NEW_FOLDER",

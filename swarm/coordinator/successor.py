@@ -10,6 +10,7 @@ backup: it votes on nothing and starts no term before the operator says so.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
@@ -71,28 +72,31 @@ class Successor:
         return tuple(address for address in self.addresses if not address.endswith(f"/p2p/{self.identity.peer_id}"))
 
 
-def make_successor(home: Home, path: Path, passphrase: str) -> str:
-    """Write the file of a successor of the coordinator in `home` to `path`, which must not exist. Return the run's
-    name. Raises ConfigError, ResourceError."""
+def make_successor(home: Home, path: Path, passphrase: Callable[[], str]) -> str:
+    """Write the file of a successor of the coordinator in `home` to `path`, which must not exist. `passphrase` is asked
+    once all else is in order. Return the run's name. Raises ConfigError, ResourceError."""
     kept = load_run_files(home.path)
     if kept is None:
         raise ConfigError(f"{home.path} holds no run: name the coordinator's with --home")
     manifest, identity = open_manifest(kept[0]), Identity.load_or_create(home.identity)
     if manifest.authority != identity.peer_id:
         raise ConfigError(f"{home.path} is not the home of a coordinator: name the one that it runs from with --home")
-    _check_passphrase(passphrase)
     addresses = tuple(dict.fromkeys((*_printed(home), *home.living_addresses())))[:ADDRESSES_MAX]
     if not addresses:
         raise ConfigError(
             f"no peer of the run has been seen from {home.path} yet: start the coordinator once, then ask"
         )
+    if path.exists():
+        raise _taken(path)
+    words = passphrase()
+    _check_passphrase(words)
     salt = nacl.utils.random(argon2id.SALTBYTES)
-    locked = nacl.secret.SecretBox(_key(passphrase, salt)).encrypt(identity.key_pair.private_key.to_bytes())
+    locked = nacl.secret.SecretBox(_key(words, salt)).encrypt(identity.key_pair.private_key.to_bytes())
     content = SuccessorFile(manifest.run.name, manifest.run_id, addresses, salt, bytes(locked))
     try:
         create_private(path, msgspec.json.encode(content) + b"\n")
     except FileExistsError as error:
-        raise ConfigError(f"{path} exists already: name another file, or delete it first") from error
+        raise _taken(path) from error
     except OSError as error:
         raise ResourceError(f"cannot write {path} ({error.strerror}): name a file in another folder") from error
     return manifest.run.name
@@ -121,6 +125,10 @@ def read_successor(path: Path) -> SuccessorFile:
         raise ConfigError(
             f"{path} is no successor's file, which `peer coordinate --make-successor` writes: name that"
         ) from error
+
+
+def _taken(path: Path) -> ConfigError:
+    return ConfigError(f"{path} exists already: name another file, or delete it first")
 
 
 def _check_passphrase(passphrase: str) -> None:

@@ -41,7 +41,7 @@ async def test_a_successor_takes_over_with_what_members_hold(tmp_path: Path) -> 
     lost, file, found = Home(tmp_path / "home"), tmp_path / "kept" / "successor.json", Home(tmp_path / "new")
     async with coordinated(lost.path) as run:
         lost.invite.write_text(str(run.invite))
-        assert make_successor(lost, file, WORDS) == run.manifest.run.name
+        assert make_successor(lost, file, lambda: WORDS) == run.manifest.run.name
         assert file.stat().st_mode & 0o077 == 0
         seed = Identity.load_or_create(lost.identity).key_pair.private_key.to_bytes()
         assert seed not in file.read_bytes() and seed.hex().encode() not in file.read_bytes()
@@ -75,12 +75,12 @@ def test_only_the_passphrase_opens_the_file(tmp_path: Path) -> None:
     home = made_home(tmp_path)
     file = tmp_path / "successor.json"
     with pytest.raises(ConfigError, match="8 characters"):
-        make_successor(home, file, "short")
-    make_successor(home, file, WORDS)
+        make_successor(home, file, lambda: "short")
+    make_successor(home, file, lambda: WORDS)
     with pytest.raises(ConfigError, match="does not open"):
         open_successor(file, "correct horse batterz")
     with pytest.raises(ConfigError, match="exists already"):
-        make_successor(home, file, WORDS)
+        make_successor(home, file, unasked)
     assert open_successor(file, WORDS, ("/ip4/10.0.0.9/tcp/1",)).addresses[0] == "/ip4/10.0.0.9/tcp/1"
     content = msgspec.json.decode(file.read_bytes())
     for name, wrong in (("locked", ""), ("salt", "AA=="), ("barnraise_successor", 2), ("addresses", []), ("more", 1)):
@@ -96,7 +96,7 @@ def test_only_the_passphrase_opens_the_file(tmp_path: Path) -> None:
 
 def test_a_home_with_another_key_is_left_alone(tmp_path: Path) -> None:
     home = made_home(tmp_path)
-    make_successor(home, tmp_path / "file", WORDS)
+    make_successor(home, tmp_path / "file", lambda: WORDS)
     heir = open_successor(tmp_path / "file", WORDS)
     other = Home(tmp_path / "other")
     mine = Identity.load_or_create(other.identity).peer_id
@@ -105,9 +105,13 @@ def test_a_home_with_another_key_is_left_alone(tmp_path: Path) -> None:
     assert Identity.load_or_create(other.identity).peer_id == mine
     enter_home(home, heir)
     with pytest.raises(ConfigError, match="not the home of a coordinator"):
-        make_successor(guest_home(tmp_path, home), tmp_path / "another", WORDS)
+        make_successor(guest_home(tmp_path, home), tmp_path / "another", unasked)
     with pytest.raises(ConfigError, match="holds no run"):
-        make_successor(Home(tmp_path / "empty"), tmp_path / "another", WORDS)
+        make_successor(Home(tmp_path / "empty"), tmp_path / "another", unasked)
+
+
+def unasked() -> str:
+    pytest.fail("a person has typed a passphrase before the refusal")
 
 
 def made_home(tmp_path: Path) -> Home:
