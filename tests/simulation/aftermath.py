@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
 import msgspec
 
+from swarm.protocol.agreement import messages as msg
 from swarm.protocol.agreement import records
+from swarm.protocol.agreement.node import AgreementNode
 from swarm.protocol.head import Head, Member
 from tests.simulation.electorate import is_quorum, position
 from tests.simulation.setups import COORDINATOR
@@ -61,6 +63,7 @@ class Remains:
         self.accepted = ballot.accepted.value if ballot is not None and ballot.accepted is not None else None
         node = machine.node if machine.up else None
         self.term_ahead = node._chain.highest[0] if node is not None else 0  # where it goes once the state is here
+        self.votes_ahead = _votes_ahead(node) if node is not None else set()
 
     def _voter(self, world: World, machine: Machine, kept: dict[str, bytes]) -> Member | None:
         """Return as whom this machine votes; None if it comes back as another one than anybody knows."""
@@ -76,6 +79,12 @@ class Remains:
         coordinator has signed."""
         names = {link.head.hash for link in top.links} | {top.links[0].head.previous if top.links else b""}
         return self.head.hash in names or any(link.start or link.endorsement for link in top.links)
+
+
+def _votes_ahead(node: AgreementNode) -> set[tuple[str, bytes]]:
+    """Return whose votes after which heads wait in a process until it reaches these heads."""
+    kept = node._early._kept.items()
+    return {(peer, name) for peer, early in kept for name, message in early if isinstance(message, msg.VoteMessage)}
 
 
 def _decoded(kept: dict[str, bytes], key: str, type_: type[Record]) -> Record | None:
@@ -166,6 +175,8 @@ def _goes_on(world: World, head: Head, honest: list[Remains], coordinator: Remai
     if any(r.term_ahead > head.term for r in here):
         return False  # it knows of a start, and leaves this head for it
     peers = {r.peer for r in honest}
+    if any(name == head.hash and peer not in peers for r in here for peer, name in r.votes_ahead):
+        return False  # with this vote the witness may certify a state that is gone
     if any(learner.member.peer not in peers for learner in head.learners):
         return False  # it may become a member by what it has submitted, and is away
     values = [r.accepted for r in honest if r.accepted is not None and r.accepted.previous == head.hash]
