@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from random import Random
 from typing import Any
 from unittest.mock import patch
@@ -101,9 +102,8 @@ class World:
     def run(self) -> World:
         """Run the schedule to its end, or as far as the promise goes. Raises `Broken`."""
         self.at(self.heals_at, None, self._heal)
-        kept = self.setup.links_kept or LINKS_KEPT
         try:
-            with patch.object(chain, "LINKS_KEPT", kept), patch.object(branches, "LINKS_KEPT", kept):
+            with self.ring():
                 self.advance(self.heals_at + self.setup.calm_s)
         except OutsidePromise as error:
             self.covered["outside the promise"] += 1
@@ -112,6 +112,13 @@ class World:
         self.invariants.at_end()
         self.liveness.check()
         return self
+
+    @contextmanager
+    def ring(self) -> Iterator[None]:
+        """Inside the block nodes keep as many links as the setup says."""
+        kept = self.setup.links_kept or LINKS_KEPT
+        with patch.object(chain, "LINKS_KEPT", kept), patch.object(branches, "LINKS_KEPT", kept):
+            yield
 
     def advance(self, until: float) -> None:
         """Do all that is due until that time, or until nothing more is of interest."""

@@ -50,7 +50,8 @@ class LongSchedule:
         began, commits, sums = 0.0, [0.0], Counter[str]()
         while True:
             world = self.world
-            world.advance(seconds - began)
+            with world.ring():
+                world.advance(seconds - began)
             world.invariants.at_end()
             commits += [began + at for at in world.committed_at]
             sums.update(starts=world.starts, undoing=world.undoing)

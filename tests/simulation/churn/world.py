@@ -22,7 +22,8 @@ TRAIN_SPREAD: Final = 0.005
 COMPUTE_MAX_S: Final = 60.0  # after which any round's training ends
 FIRST_S: Final = 30.0  # without failures, for the group to begin
 NO_FAULTS: Final = range(1000)  # of those that a short schedule draws
-HEADS_KEPT: Final = 600  # twice as many as a node keeps, and more than are committed while any machine is away
+LINKS_KEPT: Final = 300  # by a node: fewer than in real use, as what the world has forgotten counts as forged
+HEADS_KEPT: Final = 2 * LINKS_KEPT  # and more than are committed while any machine is away
 NOTES_KEPT: Final = 2000
 
 WORK: Final = Work(
@@ -63,7 +64,9 @@ class ChurnWorld(World):
     def __init__(self, churn: Churn, seed: int) -> None:
         self.churn = churn
         name = f"{churn.mode}{churn.members}-churn"
-        super().__init__(Setup(name, churn.members, churn.mode, faults_s=0.0), seed, without=NO_FAULTS)
+        super().__init__(
+            Setup(name, churn.members, churn.mode, faults_s=0.0, links_kept=LINKS_KEPT), seed, without=NO_FAULTS
+        )
         self.work = WORK
         self.operator = Operator(self, churn.operator_s)
         self.committed_at: list[float] = []
