@@ -73,6 +73,7 @@ async def test_rounds_are_taken_back_only_if_the_operator_says_so(tmp_path: Path
         again = await run.enter(identity=Identity.generate())  # holds the first weights only
         await run.until(lambda: again.peer in run.host.connected)
         last = run.groups[0].head
+        await run.until(lambda: len(run.groups[0].away) == len(last.members))  # it has been heard a moment ago
         outcome = await ask(run)
         assert outcome.outcome == "unnamed" and outcome.alone and len(outcome.away) == len(last.members)
         outcome = await ask(run, *outcome.away)
