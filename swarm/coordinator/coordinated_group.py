@@ -89,7 +89,8 @@ class CoordinatedGroup:
         schedule, exchange_s = schedule_of(manifest, stage), _no_exchange(timeouts)
         rules = work_of(strategy_of(manifest, stage), schedule, exchange_s, stages=before)
         rules = replace(rules, sponsors_of=sponsors_of(manifest))
-        return replace(rules, fast_forward_of=self._fast_forward, may_begin_of=begins, is_over_of=ends)
+        rules = replace(rules, fast_forward_of=self._fast_forward, is_known_of=self._is_known)
+        return replace(rules, may_begin_of=begins, is_over_of=ends)
 
     @property
     def group(self) -> str:
@@ -181,6 +182,9 @@ class CoordinatedGroup:
 
     def _is_over(self) -> bool:
         return self._progress.completed
+
+    def _is_known(self, peer: str) -> bool:
+        return self._progress.is_member_beside(self.group, peer)
 
     def _fast_forward(self, head: Head) -> Head:
         if self.stage is None or not head.members:

@@ -51,6 +51,11 @@ class RunProgress:
         """Whether all groups have made their last commit."""
         return all(group.completed.is_set() for group in self._groups)
 
+    def is_member_beside(self, group: str, peer: str) -> bool:
+        """Return whether a peer is a member of another group than that one."""
+        heads = [other.head for other in self._groups if other.group != group]
+        return any(member.peer == peer for head in heads for member in head.members)
+
     def fast_forward(self, head: Head) -> Head:
         """Return `head`, of one group, at the position of the other groups if it is too old for them."""
         others = [other.head for other in self._groups if other.group != head.run_id]

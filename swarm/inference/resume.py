@@ -28,7 +28,7 @@ class Resumption:
 
 def resume(haves: Sequence[int], known: int, fresh: Sequence[bool], gaps: int) -> Resumption:
     """`haves`: the positions that each server has. `known`: those of the client. `fresh`: which servers are new to the
-    session, or have lost their flow with the client. `gaps`: how many gaps came in a row."""
+    session, have lost their flow with the client, or have drawn no token for long. `gaps`: how many came in a row."""
     have, rewinds = list(haves), dict[int, int]()
     if all(fresh) or gaps >= GAPS_MAX:
         # Their prefixes may differ, and what one has computed before it was asked it has not kept to send.

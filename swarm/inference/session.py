@@ -45,8 +45,8 @@ AHEAD_TOKENS: Final = 32
 """So many tokens are drawn before the client has taken the first of them."""
 START_S: Final = 8.0
 """For the answer of a server to a revision."""
-STALL_S: Final = 30.0
-"""Without a token for so long, the route is given up."""
+STALL_S: Final = 20.0
+"""Without a token for so long, the servers send again what the next one lacks; after as long again, it is an error."""
 _RETRY_S: Final = 0.25
 _WAIT_RETRY_S: Final = 2.0
 _COMMIT_AGE_S: Final = 1.0
@@ -85,8 +85,8 @@ class RemoteSession:
         self._allowed = 0
         self._given = 0
         """The position behind the last prompt."""
-        self._ahead = False
-        """Whether the servers may have drawn more than was taken."""
+        self._ahead = self._stalled = False
+        """Whether the servers may have drawn more than was taken; whether no token has come for `STALL_S`."""
         self._gaps, self._refusal = 0, ""
         server_flows.add(self)
 
@@ -122,7 +122,7 @@ class RemoteSession:
             self._begin_again()
         first = max(0, len(self.tokens) - 1)  # the last drawn token was not sent on
         self.tokens += prompt
-        self._given, self._allowed, self._ahead = len(self.tokens), 0, True
+        self._given, self._allowed, self._ahead, self._stalled = len(self.tokens), 0, True, False
         if self._wired:
             self._feed(first)
         while len(self.tokens) < end:
@@ -153,7 +153,7 @@ class RemoteSession:
                 flow, message = self._inbox.popleft()
                 drawn = self._handle(flow, message)
                 if drawn is not None:
-                    self._gaps = 0
+                    self._gaps, self._stalled = 0, False
                     return drawn
             if not self._wired or self._lost_hops():  # a refusal is no message to wait for another one after
                 self._wired = False
@@ -162,8 +162,9 @@ class RemoteSession:
             with trio.move_on_at(stalled_at) as timeout:
                 await self._came.wait()
             if timeout.cancelled_caught:
-                slowest = self.route[-1].peer if self.route else ""
-                raise NetworkError(f"no token came for {STALL_S:.0f} s (the last server is {slowest}): try again")
+                if self._stalled:
+                    raise NetworkError(f"no token came for {2 * STALL_S:.0f} s from {self.route[-1].peer}: try again")
+                self._stalled, self._wired = True, False
 
     def _handle(self, flow: Flow, message: ServingMessage) -> DrawnToken | None:
         """Act on one message while the session is wired."""
@@ -275,9 +276,8 @@ class RemoteSession:
                 self._fail(hop)
         if haves is None:
             return False
-        self._wired = True
-        self._allowed = 0
-        self._go_on(haves, {hop.peer for hop in fresh})
+        self._wired, self._allowed = True, 0
+        self._go_on(haves, {hop.peer for hop in fresh} | ({route[-1].peer} if self._stalled else set()))
         return True
 
     def _release(self, old: Route) -> None:

@@ -50,14 +50,22 @@ def view_of(now_s: float, records: Mapping[str, MemberRecord], costs: Sequence[S
 
 
 def stage_to_take(
-    me: PeerLoad, records: Mapping[str, MemberRecord], costs: Sequence[StageCost], now_s: float, kept: Sequence[int]
+    me: PeerLoad,
+    records: Mapping[str, MemberRecord],
+    costs: Sequence[StageCost],
+    now_s: float,
+    kept: Sequence[int],
+    last: int | None = None,
 ) -> int | None:
-    """Return the stage of a joiner: the first empty one of those it has `kept` a state of, else where it is worth most
-    among all that are choosing now. None if it can serve none."""
+    """Return the stage of a joiner: the first empty one of those it has `kept` a state of; where none is empty, its
+    `last` one, whose group may lack its vote; else where it is worth most among all that are choosing now. None if it
+    can serve none."""
     view = view_of(now_s, records, costs)
     taken = {load.stage for load in view.peers if load.peer != me.peer}
-    for stage in kept:
-        if stage not in taken and fits(me, costs[stage]):
+    full = taken.issuperset(range(len(costs)))
+    back = [last] if last is not None and last in taken and full else []
+    for stage in [*(stage for stage in kept if stage not in taken), *back]:
+        if fits(me, costs[stage]):
             return stage
     view = LoadView.of(now_s, costs, (load for load in view.peers if load.peer != me.peer))
     others = {

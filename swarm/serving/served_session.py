@@ -52,7 +52,8 @@ class ServedSession:
         """Positions to draw the token of, as asked for and not yet computed."""
         self.log = OutputLog(0)
         self.parked = True
-        """Whether outputs wait in the log for the client's `Replay`: it says where the next server stands."""
+        """Whether outputs wait: in the log for the client's `Replay`, which says where the next server stands; a drawn
+        token for its `Allow`, as the first server may not have the session before."""
         self.target: Flow | None = None
         """The flow with the peer that tokens go to; None while there is none, and for this peer itself."""
         self.ended_at: float | None = None
@@ -60,7 +61,9 @@ class ServedSession:
         self.connecting = trio.CancelScope()
         """In which its target is connected to."""
         self._send_queue: deque[SentTokens] = deque()
-        self._sending, self._uplink = False, uplink
+        self._draining: trio.CancelScope | None = None
+        """In which the queue is sent, large tokens in it."""
+        self._uplink = uplink
         self._held_flows = ExitStack()
 
     def wire(self, flow: Flow, start: StartSession) -> None:
@@ -68,7 +71,6 @@ class ServedSession:
         self.flow, self.start, self.ended_at = flow, start, None
         self.allow(start.allowed, start.known)
         self.held, self.parked = None, True
-        self._send_queue.clear()
         self.set_target(None)
 
     def allow(self, position: int, known: int) -> None:
@@ -78,7 +80,12 @@ class ServedSession:
             self.held = None
 
     def set_target(self, flow: Flow | None) -> None:
-        """Send tokens there from now on, and watch whether that peer is alive."""
+        """Send tokens there from now on, and watch whether that peer is alive. What waits to be sent is dropped, also
+        what one that has frozen is in the midst of taking."""
+        self._send_queue.clear()
+        if self._draining is not None:
+            self._draining.cancel()
+            self._draining = None
         self._held_flows.close()
         self.target = flow
         if flow is not None:
@@ -87,7 +94,6 @@ class ServedSession:
     def close(self) -> None:
         """Let go of the flows."""
         self.connecting.cancel()
-        self._send_queue.clear()
         self.set_target(None)
 
     # -- to the client -------------------------------------------------------------------------------------------------
@@ -124,11 +130,11 @@ class ServedSession:
         """Pass tokens on, in order. A large one goes in the background, and what follows waits for it."""
         if self.target is None:
             return  # the log has it, and the next revision asks for it
-        if self._sending or len(sent.payload) > SMALL_BYTES:
+        if self._draining is not None or len(sent.payload) > SMALL_BYTES:
             self._send_queue.append(sent)
-            if not self._sending:
-                self._sending = True
-                nursery.start_soon(self._drain)
+            if self._draining is None:
+                self._draining = trio.CancelScope()
+                nursery.start_soon(self._drain, self.target, self._draining)
             return
         try:
             self.target.send(self._message(sent), sent.payload)
@@ -140,19 +146,21 @@ class ServedSession:
         self.parked = False
         self._send_queue.clear()
 
-    async def _drain(self) -> None:
+    async def _drain(self, target: Flow, scope: trio.CancelScope) -> None:
+        """Send what waits, until another target is named."""
         began, size = trio.current_time(), 0
-        try:
-            while self._send_queue and self.target is not None:
-                sent = self._send_queue.popleft()
-                await self.target.send_large(self._message(sent), sent.payload)
-                size += len(sent.payload)
-        except ConnectionLost:
-            self._send_queue.clear()
-            self.tell_lost()
-        finally:
-            self._sending = False
-            self._uplink.sent(size, trio.current_time() - began)
+        with scope:
+            try:
+                while self._send_queue:
+                    sent = self._send_queue.popleft()
+                    await target.send_large(self._message(sent), sent.payload)
+                    size += len(sent.payload)
+            except ConnectionLost:
+                self.set_target(None)
+                self.tell_lost()
+            else:
+                self._draining = None
+                self._uplink.sent(size, trio.current_time() - began)
 
     def _message(self, sent: SentTokens) -> PassTokens:
         return PassTokens(self.id, sent.position, sent.ids, sent.draws)

@@ -195,13 +195,13 @@ class BlockServer:
                 return
             session.set_target(flow)
         session.tell_started()
-        await self._pass_held(session)  # drawn since the new target was named
 
     async def _command(self, session: ServedSession, message: Any) -> None:
         if isinstance(message, EndSession):
             await self._end(session)
         elif isinstance(message, Allow):
             session.allow(message.position, message.known)
+            session.parked = False  # the client says so once all servers have the session
             await self._pass_held(session)
         elif isinstance(message, Rewind):
             session.received = min(session.received, message.position)
@@ -340,10 +340,10 @@ class BlockServer:
 
     async def _pass_held(self, session: ServedSession) -> None:
         """Send the last drawn token to the first server, if the client allows the next one."""
-        if session.held is None or not session.may_pass(*session.held):
+        if session.held is None or session.parked or not session.may_pass(*session.held):
             return
         if session.start.target != self._me and session.target is None:
-            return  # not connected yet: nothing else has a copy of it
+            return  # it was lost: nothing else has a copy of it
         (position, token), session.held = session.held, None
         if session.start.target == self._me:
             await self._compute(session, PassTokens(session.id, position, (token,), True), b"")

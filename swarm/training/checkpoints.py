@@ -133,7 +133,7 @@ def saved_stages(context: PeerContext) -> list[int]:
     for stage in range(manifest.stages):
         if entries := open_store(context.home, manifest, stage, host.identity, host.events).list():
             latest[stage] = entries[-1].path.stat().st_mtime
-    last = _last_stage(context)
+    last = last_stage(context)
     return sorted(latest, key=lambda stage: (stage != last, -latest[stage]))
 
 
@@ -142,7 +142,8 @@ def note_stage(context: PeerContext, stage: int) -> None:
     write_atomically(context.home.replica, str(stage).encode())
 
 
-def _last_stage(context: PeerContext) -> int | None:
+def last_stage(context: PeerContext) -> int | None:
+    """Return the stage of this peer's last replica; None before the first."""
     try:
         return int(context.home.replica.read_text())
     except (OSError, ValueError):

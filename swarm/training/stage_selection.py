@@ -41,7 +41,7 @@ from swarm.protocol.head import Head
 from swarm.run.agreement import agreement_config
 from swarm.run.owners_pause import PAUSED
 from swarm.run.peer_context import PeerContext
-from swarm.training.checkpoints import note_stage, saved_stages
+from swarm.training.checkpoints import last_stage, note_stage, saved_stages
 from swarm.training.corpus import has_text
 from swarm.training.join_checks import room_for_stages
 from swarm.training.replica import StageReplica
@@ -159,12 +159,12 @@ class StageSelection:
             self.go(pinned or 0)
             return
         self.phase = CHOOSING
-        saved = saved_stages(self._context)
+        saved, last = saved_stages(self._context), last_stage(self._context)
         await self.membership.announce()
         await trio.sleep(SETTLE_S)
         with suppress(NetworkError):  # the view of the last regular reading is nearly as new
             await self.membership.read()
-        stage = stage_to_take(self._load(), self.membership.others(), self._costs, time.time(), saved)
+        stage = stage_to_take(self._load(), self.membership.others(), self._costs, time.time(), saved, last)
         if stage is None:
             raise ConfigError(why_none_fits(self._load(), self._costs))
         self.go(stage)

@@ -44,7 +44,7 @@ from swarm.run.inviting import make_invite
 from swarm.run.manifest import sign_manifest
 from swarm.run.manifest_transfer import load_run_files
 from swarm.state.partial_file import PartFile
-from swarm.training.checkpoints import _last_stage, proof_of
+from swarm.training.checkpoints import last_stage, proof_of
 from tests.fuzz.support.guard import MUTATIONS, Trial, chance_for, no_growth
 from tests.fuzz.support.mutations import of_bytes, of_json, of_msgpack
 from tests.fuzz.support.resign import resigned_bytes
@@ -227,7 +227,7 @@ def formats() -> dict[str, Format]:
         Format("events.jsonl", events(), of_lines, read_events),
         Format("bans.msgpack", bans, body_of("bans"), lambda path: extend_bans(path, OWNER, RUN, frozenset())),
         Format("guests.msgpack", encode(guests), of_msgpack, GuestBook),
-        Format("replica", b"3", of_bytes, lambda path: _last_stage(SimpleNamespace(home=Home(path.parent)))),  # type: ignore[arg-type]
+        Format("replica", b"3", of_bytes, lambda path: last_stage(SimpleNamespace(home=Home(path.parent)))),  # type: ignore[arg-type]
         *(Format(f"{key.replace('/', '-')}.record", whole, of_msgpack, read_record) for key, whole in RECORDS.items()),
         Format(LOG_NAME, log_file(), of_bytes, read_log),
         Format("0.result", result_file(), of_bytes, read_results),

@@ -106,9 +106,8 @@ class Applicants:
         found, sponsors = dict[str, Member](), Sponsors()
         for member, signed in sorted(self.waiting().items()):
             mine = self._context.work.sponsors(self._context.evidence.join(signed), member.peer) or ()
-            if sponsors.have_room(member.peer, mine, found):
+            if sponsors.bring_in(member.peer, mine, found):
                 found[member.peer] = member
-                sponsors.add(member.peer, mine)
         return tuple(found.values()), sponsors
 
     def settle(self, head: Head, planned: tuple[Member, ...]) -> None:

@@ -81,6 +81,7 @@ class Work:
     fast_forward_of: Callable[[Head], Head] = stay
     may_begin_of: Callable[[int], bool] | None = None
     is_over_of: Callable[[], bool] | None = None
+    is_known_of: Callable[[str], bool] | None = None
     timeout_of: WorkTimeout = until_deadline
     stages: OtherStages = NO_STAGES
 
@@ -107,6 +108,11 @@ class Work:
         """Return whether all groups of the run have made their last commit, so that none needs a quorum any more; None
         if the run has no other group. Only the coordinator asks, which follows all stages."""
         return self.is_over_of() if self.is_over_of is not None else None
+
+    def is_known(self, peer: str) -> bool:
+        """Return whether a peer is a member of another group of the run. Only the coordinator asks, which follows all
+        stages."""
+        return self.is_known_of is not None and self.is_known_of(peer)
 
     def check_plan(self, plan: WorkPlan, head: Head) -> None:
         """Raise `ProtocolViolation` if the plan does not follow from the head."""

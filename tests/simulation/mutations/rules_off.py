@@ -99,7 +99,8 @@ def _one_leader_is_enough(original: Any, self: Any, present: Any, leader_: Any) 
     original(self, present, leader_)
 
 
-def _always_room(*args: Any, **more: Any) -> bool:
+def _beyond_its_guests(self: Any, peer: str, brought_by: Any, inside: Any) -> bool:
+    self._of[peer] = {sponsor.key: sponsor.guests for sponsor in brought_by}
     return True
 
 
@@ -321,7 +322,7 @@ RULES: Final = (
         JOINS[:2],
         _set(succession, "room_for_newcomers", lambda n: (n - 1) // 2),
     ),
-    Rule("one invite has one vote", JOINS[3:], _set(sponsors.Sponsors, "have_room", _always_room)),
+    Rule("one invite has one vote", JOINS[3:], _set(sponsors.Sponsors, "bring_in", _beyond_its_guests)),
     Rule(
         "newcomers with which a term begins show invites",
         WAYLAID,

@@ -10,7 +10,7 @@ import trio
 
 from peer.bounds import NUMBERS_END
 from swarm.coordinator.run_progress import RunProgress, fast_forward
-from swarm.protocol.head import Head, genesis
+from swarm.protocol.head import Head, Member, genesis
 from swarm.protocol.ledger import Ledger
 
 BATCH = 64
@@ -88,3 +88,12 @@ def test_groups_of_one_run() -> None:
     assert (on.round, on.ledger) == (8, head_at(3).ledger.after([head_at(8).ledger]))
     alone.completed.set()
     assert not progress.completed
+
+
+def test_a_peer_is_known_by_its_membership_of_another_group() -> None:
+    progress = RunProgress()
+    for stage, peers in enumerate(("ab", "bc")):
+        head = msgspec.structs.replace(head_at(1, stage), members=tuple(Member(peer, "1") for peer in peers))
+        progress.add(SimpleNamespace(group=f"group {stage}", head=head, peers=2, completed=trio.Event()))
+    beside_first = [peer for peer in "abcd" if progress.is_member_beside("group 0", peer)]
+    assert beside_first == ["b", "c"]

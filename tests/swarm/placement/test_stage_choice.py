@@ -79,6 +79,16 @@ def test_restarted_peer_prefers_its_old_empty_stage() -> None:
     assert stage_to_take(joiner(), {}, COSTS, NOW, kept=(2, 0)) == 2, "the one it held last"
 
 
+def test_a_restarted_peer_goes_back_to_its_last_stage_unless_one_is_empty() -> None:
+    """Its group counts on its vote: with those of a stage that all went elsewhere, that stage waited for ever."""
+    held = {"a": record(0), "b": record(1), "c": record(2, service_s=10.0)}
+    assert stage_to_take(joiner(), held, COSTS, NOW, kept=()) == 2
+    assert stage_to_take(joiner(), held, COSTS, NOW, kept=(0, 2), last=0) == 0
+    held.pop("c")
+    assert stage_to_take(joiner(), held, COSTS, NOW, kept=(0,), last=0) == 2
+    assert stage_to_take(joiner(), held, COSTS, NOW, kept=(0, 2), last=0) == 2
+
+
 def test_too_large_stage_is_not_taken() -> None:
     costs = (StageCost(100.0, 0.0, 10.0), StageCost(100.0, 0.0, 99.0))
     assert stage_to_take(joiner(memory_bytes=50.0), {"a": record(0)}, costs, NOW, kept=(1,)) == 0

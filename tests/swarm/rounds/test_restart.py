@@ -40,13 +40,15 @@ async def grow(group: DrivenGroup, rounds: int, replicas: list[DrivenReplica]) -
 
 
 async def test_a_member_with_its_disk_goes_on_without_fetching(tmp_path: Path) -> None:
-    identity = Identity.generate()
+    identity, gate = Identity.generate(), trio.Event()
     async with open_driven_group(tmp_path, PACED) as group:
         others = [await group.enter(deltas) for _ in range(2)]
         first = await group.enter(deltas, identity)
-        await group.until_round(3)
-        others[0].trainer.gate = others[1].trainer.gate = gate = trio.Event()
-        await group.until(lambda: all(other.trainer.waiting for other in others))  # no round ends meanwhile
+        for replica in (*others, first):  # no round after the third ends while one of them is away
+            trainer: Any = replica.trainer
+            trainer.gate, trainer.gated_from = gate, 4
+            trainer.finish_early = lambda: None
+        await group.until(lambda: all(replica.trainer.waiting for replica in (*others, first)))
         await group.leave(first)
         again = await group.enter(deltas, identity)
         assert again.driver.me == first.driver.me, "the same voter"

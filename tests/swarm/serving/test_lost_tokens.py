@@ -3,27 +3,36 @@ since real processes are in such a moment only now and then."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
+import pytest
 import trio
 import trio.testing
 
+from peer.errors import NetworkError
 from peer.ipc.block_messages import OpenSession, SessionOpened, SpanOutput
 from peer.ipc.sampling_options import Sampling
 from peer.ipc.span import Span
 from swarm.inference.messages import (
+    Allow,
     NeighbourLost,
     PassTokens,
+    Rewind,
     ServingMessage,
     SessionStarted,
     StartSession,
     TokenDrawn,
 )
 from swarm.inference.route import Hop
-from swarm.inference.session import RemoteSession
+from swarm.inference.session import STALL_S, RemoteSession
+from swarm.serving.output_log import SentTokens
+from swarm.serving.served_session import SMALL_BYTES, ServedSession
 from swarm.serving.server import BlockServer, ServedSpan
+from swarm.serving.uplink import UplinkRate
 
 SESSION = b"s" * 16
 
@@ -34,12 +43,16 @@ class ScriptedFlow:
     def __init__(self, peer: str) -> None:
         self.peer = peer
         self.sent: list[Any] = []
-        self.is_open, self.rtt_s = True, 0.0
+        self.is_open, self.rtt_s, self.frozen = True, 0.0, False
         self.hears: Any = lambda message: None
 
     def send(self, message: ServingMessage, payload: bytes = b"") -> None:
         self.sent.append(message)
         self.hears(message)
+
+    async def send_large(self, message: ServingMessage, payload: bytes) -> None:
+        await (trio.sleep_forever() if self.frozen else trio.lowlevel.checkpoint())
+        self.send(message, payload)
 
     def hold(self) -> Any:
         return nullcontext()
@@ -63,6 +76,31 @@ class ScriptedWorker:
 
     async def receive(self) -> list[Any]:
         return [(await self._receive.receive(), b"")]
+
+
+def scripted_session(
+    flows: dict[str, ScriptedFlow], chains: Sequence[tuple[str, str]], failed: set[str]
+) -> RemoteSession:
+    """Return a session that is routed over these chains of two, one after the other, then the last one again."""
+    routes = iter(chains)
+
+    async def open_flow(peer: str) -> ScriptedFlow:
+        return flows[peer]
+
+    def plan(kept: Any, avoids: bool = True, commit: Any = None, wire: Any = None) -> Any:
+        first, last = next(routes, chains[-1])
+        return (Hop(first, 0, 3), Hop(last, 3, 6))
+
+    servers: Any = SimpleNamespace(
+        plan=plan,
+        commits=tuple,
+        plan_newest=lambda avoids, wire: (plan(()), None),
+        failed=lambda peer, full=False: failed.add(peer),
+        measured=lambda peer, rtt_s: None,
+        missing=lambda refusal, wire: "none",
+    )
+    server_flows: Any = SimpleNamespace(open=open_flow, add=lambda s: None, remove=lambda s: None)
+    return RemoteSession(server_flows, servers, Sampling(), stops=(), context=100)
 
 
 async def settled() -> None:
@@ -93,6 +131,8 @@ async def test_a_token_drawn_before_the_next_server_is_connected_is_sent_once_it
         connected.set()
         await settled()
         assert client.of(SessionStarted)
+        assert not to_first.of(PassTokens), "the first server may not have heard of the session yet"
+        await server.on_message(flow, Allow(SESSION, 50, 5), memoryview(b""))
         assert to_first.of(PassTokens) == [PassTokens(SESSION, 5, (77,), True)]
         nursery.cancel_scope.cancel()
 
@@ -100,26 +140,8 @@ async def test_a_token_drawn_before_the_next_server_is_connected_is_sent_once_it
 async def test_a_token_that_comes_while_a_route_fails_is_kept() -> None:
     """The last server stays, and draws it only once."""
     flows = {peer: ScriptedFlow(peer) for peer in ("a", "b", "c", "last")}
-    routes = iter([("a", "last"), ("b", "last"), ("c", "last")])
-    known_peers = set[str]()
-
-    async def open_flow(peer: str) -> ScriptedFlow:
-        return flows[peer]
-
-    def plan(kept: Any, avoids: bool = True, commit: Any = None, wire: Any = None) -> Any:
-        first, last = next(routes)
-        return (Hop(first, 0, 3), Hop(last, 3, 6))
-
-    servers: Any = SimpleNamespace(
-        plan=plan,
-        commits=tuple,
-        plan_newest=lambda avoids, wire: (plan(()), None),
-        failed=lambda peer, full=False: known_peers.add(peer),
-        measured=lambda peer, rtt_s: None,
-        missing=lambda refusal, wire: "none",
-    )
-    server_flows: Any = SimpleNamespace(open=open_flow, add=lambda s: None, remove=lambda s: None)
-    session = RemoteSession(server_flows, servers, Sampling(), stops=(), context=100)
+    failed = set[str]()
+    session = scripted_session(flows, [("a", "last"), ("b", "last"), ("c", "last")], failed)
 
     def answer(peer: str) -> Any:
         def hears(message: Any) -> None:
@@ -144,5 +166,62 @@ async def test_a_token_that_comes_while_a_route_fails_is_kept() -> None:
         flows["a"].is_open = False
         drawn = await anext(answers)
     assert (drawn.position, drawn.token) == (3, 41)
-    assert known_peers == {"a", "b"} and [hop.peer for hop in session.route] == ["c", "last"]
+    assert failed == {"a", "b"} and [hop.peer for hop in session.route] == ["c", "last"]
     await answers.aclose()
+
+
+async def test_what_was_lost_on_its_way_is_sent_again(autojump_clock: trio.testing.MockClock) -> None:
+    """All servers answer and none has failed, but no token comes: the first one never got the last one's token, then
+    the last one draws none."""
+    flows = {peer: ScriptedFlow(peer) for peer in ("a", "last")}
+    session, haves = scripted_session(flows, [("a", "last")], set()), {"a": 0, "last": 0}
+
+    def answer(peer: str) -> Any:
+        flow: Any = flows[peer]
+
+        def hears(message: Any) -> None:
+            if isinstance(message, StartSession):
+                session.take(flow, SessionStarted(session.id, message.revision, haves[peer]))
+            elif isinstance(message, PassTokens):  # what the client sends comes out at the last server
+                end = message.position + len(message.ids)
+                haves.update(a=end, last=end)
+                session.take(flow, TokenDrawn(session.id, session._revision, end, 40 + end))
+            elif isinstance(message, Rewind):
+                session.take(flow, TokenDrawn(session.id, session._revision, message.position + 1, 50))
+
+        return hears
+
+    for peer, flow in flows.items():
+        flow.hears = answer(peer)
+    answers = session.generate([7, 8], 10)
+    assert (await anext(answers)).token == 42
+    began = trio.current_time()
+    assert (await anext(answers)).token == 43  # the client sends the last server's token itself
+    haves.update(a=4, last=4)
+    assert (await anext(answers)).token == 50
+    assert flows["last"].of(Rewind) == [Rewind(session.id, 3)] and trio.current_time() - began == 2 * STALL_S
+    haves.update(a=5, last=4)
+    with pytest.raises(NetworkError, match="no token came"):
+        await anext(answers)
+    assert trio.current_time() - began == 4 * STALL_S
+
+
+async def test_what_waits_for_a_frozen_server_does_not_hold_up_its_successor() -> None:
+    frozen, spare, client = ScriptedFlow("frozen"), ScriptedFlow("spare"), ScriptedFlow("client")
+    frozen.frozen = True
+    start = StartSession(SESSION, 1, 0, 3, "client", "frozen", Sampling(), known=5, allowed=50)
+    flow: Any = client
+    session = ServedSession(1, flow, start, UplinkRate())
+    large = SentTokens(0, (1, 2), True, bytes(SMALL_BYTES + 2))
+    async with trio.open_nursery() as nursery:
+        for revision, target in ((1, frozen), (2, spare)):
+            session.wire(flow, msgspec.structs.replace(start, revision=revision, target=target.peer))
+            there: Any = target
+            session.set_target(there)
+            session.begin_replay()
+            session.send(large, nursery)
+            session.send(SentTokens(2, (3,), True, b"12"), nursery)
+            await settled()
+        assert [message.position for message in spare.of(PassTokens)] == [0, 2] and not frozen.sent
+        assert not client.sent
+        nursery.cancel_scope.cancel()

@@ -101,32 +101,33 @@ class InquiryResult:
 
     def members(self, base: Head, barred: frozenset[str]) -> tuple[set[Member], Sponsors]:
         """Return the members of a term that begins from `base`, and their sponsors: those that have earned it, answer
-        and, in `required` mode, hold the state; if none of them holds it, also newcomers that do."""
+        and, in `required` mode, hold the state. Where one of them is left, also members of other groups that hold it;
+        where none of them holds it, only these, or else newcomers that do."""
         holders = self.holders(base.state_hash)
         earned, sponsors = self.earned(base)
         present = holders if self._context.config.mode == "required" else set(self._told)
         members = (present & earned) | returned(holders, earned)
-        newcomers = set() if members & holders else holders - members
-        members = {member for member in members if member.peer not in barred}
-        for member in sorted(newcomers):
-            if member.peer not in barred and self._takes_in(member, {one.peer for one in members}, sponsors):
-                members.add(member)
-        return members, sponsors
+        found = {member for member in members if member.peer not in barred}
+        others = {member for member in holders - members if self._context.work.is_known(member.peer)}
+        if members & holders:
+            others = others if len(found) <= 1 else set()
+        for member in sorted(others or (set() if members & holders else holders - members)):
+            if member.peer not in barred and self._takes_in(member, {one.peer for one in found}, sponsors):
+                found.add(member)
+        return found, sponsors
 
     def _takes_in(self, newcomer: Member, inside: set[str], sponsors: Sponsors) -> bool:
         """Return whether the run admits a newcomer beside those peers, and note its sponsors."""
         told = self._told[newcomer]
         mine = self._context.work.sponsors(msg.JoinBody(told.head, newcomer, told.credential), newcomer.peer)
         room = len(inside) < self._context.config.max_peers
-        if mine is None or not room or not sponsors.have_room(newcomer.peer, mine, inside):
-            return False
-        sponsors.add(newcomer.peer, mine)
-        return True
+        return mine is not None and room and sponsors.bring_in(newcomer.peer, mine, inside)
 
     def known(self, base: Head, members: set[Member]) -> int:
-        """Return how many of these have earned it, in this incarnation or another one. The rest are newcomers."""
+        """Return how many of these have earned it, in this incarnation or another one, here or in another group. The
+        rest are newcomers."""
         earned = {member.peer for member in self.earned(base)[0]}
-        return sum(member.peer in earned for member in members)
+        return sum(member.peer in earned or self._context.work.is_known(member.peer) for member in members)
 
     def earned(self, base: Head) -> tuple[set[Member], Sponsors]:
         """Return the members of that head and of the few before it: one a peer, and no more of a sponsor than it may
@@ -136,9 +137,8 @@ class InquiryResult:
             theirs = Sponsors(head.sponsored)
             for member in head.members:
                 mine, room = theirs.of(member.peer), len(found) < self._context.config.max_peers
-                if room and member.peer not in found and sponsors.have_room(member.peer, mine, found):
+                if room and member.peer not in found and sponsors.bring_in(member.peer, mine, found):
                     found[member.peer] = member
-                    sponsors.add(member.peer, mine)
         return set(found.values()), sponsors
 
 

@@ -19,13 +19,14 @@ class Sponsors:
         """Return those that vouch for a peer."""
         return tuple(Sponsor(key, guests) for key, guests in self._of.get(peer, {}).items())
 
-    def have_room(self, peer: str, sponsors: Iterable[Sponsor], inside: Collection[str]) -> bool:
-        """Return whether each of these may bring in that peer, in addition to those `inside` that it has brought in."""
+    def bring_in(self, peer: str, sponsors: Collection[Sponsor], inside: Collection[str]) -> bool:
+        """Note that these vouch for a peer, if each may bring it in, in addition to those `inside` that it has brought
+        in. Return whether they may."""
         others = [self._of.get(other, {}) for other in inside if other != peer]
-        return all(sum(sponsor.key in brought for brought in others) < sponsor.guests for sponsor in sponsors)
-
-    def add(self, peer: str, sponsors: Iterable[Sponsor]) -> None:
+        if any(sum(sponsor.key in brought for brought in others) >= sponsor.guests for sponsor in sponsors):
+            return False
         self._of[peer] = {sponsor.key: sponsor.guests for sponsor in sponsors}
+        return True
 
     def among(self, inside: Collection[str]) -> tuple[Sponsorship, ...]:
         """Return the sponsorships of those peers, in order."""

@@ -242,8 +242,6 @@ class _Electors:
             if known is not None and known.member == member:
                 continue
             sponsors = self._work.sponsors(join, member.peer) or ()
-            if room <= 0 or not fits or not self._sponsors.have_room(member.peer, sponsors, self._inside):
-                continue
-            room -= 1
-            self._sponsors.add(member.peer, sponsors)
-            self.learners[member.peer] = Learner(member, int(member in merged))
+            if room > 0 and fits and self._sponsors.bring_in(member.peer, sponsors, self._inside):
+                room -= 1
+                self.learners[member.peer] = Learner(member, int(member in merged))

@@ -178,10 +178,10 @@ def test_sponsors_bring_in_so_many_and_no_more() -> None:
     """A member that invites counts below the invite that it came with."""
     top, nested = Sponsor("invite", 3), Sponsor("B", 1)
     sponsors = Sponsors([Sponsorship(top, "A"), Sponsorship(top, "B"), Sponsorship(nested, "C"), Sponsorship(top, "C")])
-    assert sponsors.have_room("C", [nested, top], "ABC"), "it is here already"
-    assert not sponsors.have_room("D", [top], "ABC")
-    assert sponsors.have_room("D", [top], "AC"), "B has left"
-    assert not sponsors.have_room("D", [top, nested], "AC")
+    assert sponsors.bring_in("C", [nested, top], "ABC"), "it is here already"
+    assert not sponsors.bring_in("D", [top], "ABC")
+    assert sponsors.bring_in("D", [top], "AC"), "B has left"
+    assert not sponsors.bring_in("D", [top, nested], "AC")
     assert sponsors.among("AC") == (Sponsorship(nested, "C"), Sponsorship(top, "A"), Sponsorship(top, "C"))
 
 

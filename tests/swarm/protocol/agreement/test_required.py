@@ -81,6 +81,32 @@ def test_newcomers_go_on_alone_where_the_run_allows_it(allowed: bool) -> None:
     group.check()
 
 
+@pytest.mark.parametrize(
+    ("known", "left", "members"), [("DE", "", "DE"), ("D", "", ""), ("DE", "A", "ADE"), ("", "A", "")]
+)
+def test_two_members_of_other_groups_go_on_for_members_that_are_lost(known: str, left: str, members: str) -> None:
+    """They have worked for this run before. A stage of a pipeline that had lost all its replicas, or all but one,
+    waited for the operator beside peers that had its state."""
+    work = dataclasses.replace(WORK, is_known_of=lambda peer: peer in known)
+    group = GroupOfNodes("ABC", mode="required", work=work)
+    group.run_to(2)
+    group.train_s = 1e6
+    for newcomer in "DEF":
+        group.start(newcomer)
+    group.run(10.0)
+    head = group.head(COORDINATOR)
+    assert all(group.head(peer) == head and not head.has(group.member(peer)) for peer in "DEF")
+    group.isolate(*(peer for peer in "ABC" if peer not in left))
+    group.run(60.0)
+    started = group.head(COORDINATOR)
+    assert started.term == (2 if members else 1)
+    if members:
+        assert started.members == tuple(group.member(peer) for peer in members)
+    else:
+        assert str(group.told(COORDINATOR, "quorum_lost")[-1]["reason"]).endswith("only the operator can go on")
+    group.check()
+
+
 def test_newcomers_with_which_a_term_begins_show_invites() -> None:
     """All that held the state were members, without an invite or with one that another of them had come with."""
     group = GroupOfNodes("A", mode="required")
