@@ -9,7 +9,6 @@ from typing import Any, cast
 import msgspec
 import pytest
 import torch
-import trio
 
 from peer.events import EventLog
 from peer.identity import Identity
@@ -31,12 +30,12 @@ pytestmark = pytest.mark.slow
 
 async def miss(group: DrivenGroup, away: DrivenReplica, others: list[DrivenReplica], rounds: int) -> int:
     """Cut a member off until the others are exactly that many rounds further; return their round then."""
-    away.trainer.gate, away.trainer.gated_from = trio.Event(), 0
+    away.trainer.hold(0)
     await group.until(lambda: away.trainer.waiting)
     stood = away.head.round
     group.part([away.peer], [*(other.peer for other in others), group.coordinator_host.peer_id])
     for other in others:
-        other.trainer.gate, other.trainer.gated_from = trio.Event(), stood + rounds + 1
+        other.trainer.hold(stood + rounds + 1)
     await group.until(lambda: all(other.trainer.waiting for other in others))
     assert all(other.head.round == stood + rounds for other in others) and away.head.round == stood
     group.heal()
@@ -169,13 +168,13 @@ async def test_a_member_that_restarts_replays_what_it_has_missed(tmp_path: Path)
         first = await group.enter(deltas, identity)
         await group.until_round(2)
         for replica in (first, *others):
-            replica.trainer.gate, replica.trainer.gated_from = trio.Event(), first.head.round + 2
+            replica.trainer.hold(first.head.round + 2)
         await group.until(lambda: all(other.trainer.waiting for other in (first, *others)))
         stood = first.head.round
         await group.leave(first)
         for other in others:
             gate = other.trainer.gate
-            other.trainer.gate, other.trainer.gated_from = trio.Event(), stood + 3
+            other.trainer.hold(stood + 3)
             assert gate is not None
             gate.set()
         await group.until(lambda: all(o.head.round == stood + 2 and o.trainer.waiting for o in others))

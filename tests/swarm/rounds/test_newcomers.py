@@ -150,15 +150,13 @@ async def test_a_newcomer_survives_a_dead_and_a_lying_donor(tmp_path: Path) -> N
         served: Any = replica.host.rpc.server._methods["state.chunk"]
         served.handler = lambda call, honest=served.handler: answer(call, honest)
 
-    waits: dict[str, Any] = {"grace_s": 20.0}  # else a newcomer that a busy machine holds up is kept waiting ever longer
+    waits: dict[str, Any] = {"grace_s": 20.0}  # else one that a busy machine holds up is kept waiting ever longer
     snapshots = SnapshotLimits(small_bytes=0)
     setting = GroupSetting(numel=numel, min_peers=4, limits=QUICK, snapshots=snapshots, agreement=waits)
     async with open_driven_group(tmp_path, setting, timeout_s=180.0) as group:
         stood = SnapshotLimits.results + 2  # so many missed rounds take a whole state
         for _ in range(4):  # all hold the same state when the newcomer asks
-            trainer: Any = (await group.enter(big)).trainer
-            trainer.gate, trainer.gated_from = trio.Event(), stood + 1
-            trainer.finish_early = lambda: None  # on a slow machine a leader would open the gate so
+            (await group.enter(big)).trainer.hold(stood + 1)
         *replicas, doomed = group.members
         await group.until(lambda: all(replica.trainer.waiting for replica in (*replicas, doomed)))
         instead(doomed, never)

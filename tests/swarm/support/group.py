@@ -52,13 +52,14 @@ def schedule_of(steps: int, batch_size: int = BATCH, seq_len: int = SEQ, compute
 @dataclass
 class InventedTrainer:
     """Returns `deltas(peer, first_step, assignment)` as the pseudo-gradient. From round `gated_from` on it waits for
-    `gate`, if that is set."""
+    `gate`, if there is one; a leader that asks to finish early opens it, unless that is `firm`."""
 
     peer: str
     deltas: Deltas
     speed: float = 10.0
     gate: trio.Event | None = None
     gated_from: int = 0
+    firm: bool = False
     waiting: bool = False  # at the gate
     exhausted: bool = False  # no work can come
     paused: bool = False  # as a `WorkerTrainer` that has been paused
@@ -80,8 +81,12 @@ class InventedTrainer:
         delta = self.deltas(self.peer, request.round_info.step, assignment)
         return TrainResult(assignment.steps, assignment.steps * BATCH, 1.0, delta)
 
+    def hold(self, round: int, gate: trio.Event | None = None) -> None:
+        """From that round on wait for a gate, also on a machine so slow that a leader asks to finish early."""
+        self.gate, self.gated_from, self.firm = trio.Event() if gate is None else gate, round, True
+
     def finish_early(self) -> None:
-        if self.gate is not None and self.waiting:
+        if self.gate is not None and self.waiting and not self.firm:
             self.gate.set()
 
     def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None, head: Head) -> None:

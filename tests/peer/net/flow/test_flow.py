@@ -7,9 +7,13 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import trio
+import trio.testing
 
 from peer.errors import ConnectionLost, RemoteError
 from peer.events import EventLog
@@ -17,7 +21,7 @@ from peer.identity import Identity
 from peer.net.bulk.tls import TlsSocket
 from peer.net.flow import frames
 from peer.net.flow.dialing import StreamWire
-from peer.net.flow.flow import UNSENT_MAX, Flow
+from peer.net.flow.flow import _LATE_S, SILENCE_MAX_S, UNSENT_MAX, Flow
 from peer.net.host import Host, HostConfig, open_host
 from tests.peer.net.test_rpc import Facts
 from tests.peer.support.flow_talk import PAYLOAD_MAX, Block, Note, Talk
@@ -199,6 +203,40 @@ async def test_a_peer_that_is_killed_or_frozen_ends_the_flow(how: signal.Signals
             with trio.fail_after(60):
                 await flow.ended.wait()
         assert mine.ended
+
+
+class SilentWire:
+    """Takes what is sent over it; nothing ever comes."""
+
+    def send_now(self, view: memoryview) -> int:
+        return len(view)
+
+    async def send_some(self, view: memoryview) -> int:
+        await trio.lowlevel.checkpoint()
+        return len(view)
+
+    async def receive_into(self, view: memoryview) -> int:
+        await trio.sleep_forever()
+        raise AssertionError
+
+    def close(self) -> None:
+        pass
+
+
+async def test_a_frozen_peer_ends_the_flow_also_where_each_ping_is_late(autojump_clock: trio.testing.MockClock) -> None:
+    """On a busy machine the end of a ping comes late every time: its lateness was forgiven for ever."""
+
+    async def ping(peer: str, timeout_s: float) -> bool:
+        await trio.sleep(timeout_s + 2 * _LATE_S)
+        return False
+
+    parts: Any = SimpleNamespace(meter=MagicMock(), admissions=MagicMock(), ping=ping)
+    flow = Flow("frozen", SilentWire(), Talk(), parts)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(flow.run)
+        with flow.hold(), trio.fail_after(4 * SILENCE_MAX_S):
+            await flow.ended.wait()
+    assert flow.reason == "it does not answer"
 
 
 @pytest.mark.process
