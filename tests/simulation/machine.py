@@ -324,8 +324,9 @@ class Machine:
             return
         machines = self.world.machines
         holders = [machines[p].slices for p in (self.peer, *action.holders) if p in machines and self.reaches(p)]
-        if any(not any(name in held for held in holders) for name in action.results):
-            if tries < 8:
+        displaced = self.room != action.name  # the last builder to come has the room
+        if displaced or any(not any(name in held for held in holders) for name in action.results):
+            if tries < 8 and not displaced:
                 self.later(RETRY_S, self._try_to_build, action, base, tries + 1)
             else:
                 self.step(events.Built(action.roster.key, action.name, None))
