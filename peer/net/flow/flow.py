@@ -387,7 +387,7 @@ class Flow:
         alive = await self._parts.ping(self.peer, wait_s)
         if self._heard_at > heard_at:
             return
-        late = self._forgive(trio.current_time() - due) and silent_s <= SILENCE_MAX_S  # on a busy machine each one is
+        late = self._forgive(trio.current_time() - due) and silent_s <= SILENCE_MAX_S  # each may be, on a busy machine
         if not alive and not late:
             self.close("it does not answer")
         elif silent_s > SILENCE_MAX_S:

@@ -28,7 +28,7 @@ from swarm.inference.messages import (
     TokenDrawn,
 )
 from swarm.inference.route import Hop
-from swarm.inference.session import STALL_S, RemoteSession
+from swarm.inference.session import RemoteSession
 from swarm.serving.output_log import SentTokens
 from swarm.serving.served_session import SMALL_BYTES, ServedSession
 from swarm.serving.server import BlockServer, ServedSpan
@@ -195,15 +195,14 @@ async def test_what_was_lost_on_its_way_is_sent_again(autojump_clock: trio.testi
         flow.hears = answer(peer)
     answers = session.generate([7, 8], 10)
     assert (await anext(answers)).token == 42
-    began = trio.current_time()
     assert (await anext(answers)).token == 43  # the client sends the last server's token itself
     haves.update(a=4, last=4)
     assert (await anext(answers)).token == 50
-    assert flows["last"].of(Rewind) == [Rewind(session.id, 3)] and trio.current_time() - began == 2 * STALL_S
+    assert flows["last"].of(Rewind) == [Rewind(session.id, 3)]
     haves.update(a=5, last=4)
     with pytest.raises(NetworkError, match="no token came"):
         await anext(answers)
-    assert trio.current_time() - began == 4 * STALL_S
+    assert [start.revision for start in flows["last"].of(StartSession)] == [1, 2, 3, 4], "wired again once before it"
 
 
 async def test_what_waits_for_a_frozen_server_does_not_hold_up_its_successor() -> None:

@@ -109,9 +109,11 @@ class InquiryResult:
         members = (present & earned) | returned(holders, earned)
         found = {member for member in members if member.peer not in barred}
         others = {member for member in holders - members if self._context.work.is_known(member.peer)}
-        if members & holders:
-            others = others if len(found) <= 1 else set()
-        for member in sorted(others or (set() if members & holders else holders - members)):
+        if not members & holders:
+            others = others or holders - members
+        elif len(found) > 1:
+            others = set()
+        for member in sorted(others):
             if member.peer not in barred and self._takes_in(member, {one.peer for one in found}, sponsors):
                 found.add(member)
         return found, sponsors

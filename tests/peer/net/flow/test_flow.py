@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import MagicMock
 
 import pytest
 import trio
@@ -18,11 +17,13 @@ import trio.testing
 from peer.errors import ConnectionLost, RemoteError
 from peer.events import EventLog
 from peer.identity import Identity
+from peer.net.admissions import Admissions
 from peer.net.bulk.tls import TlsSocket
 from peer.net.flow import frames
 from peer.net.flow.dialing import StreamWire
 from peer.net.flow.flow import _LATE_S, SILENCE_MAX_S, UNSENT_MAX, Flow
 from peer.net.host import Host, HostConfig, open_host
+from peer.net.rate_limit import Meter, TokenBucket
 from tests.peer.net.test_rpc import Facts
 from tests.peer.support.flow_talk import PAYLOAD_MAX, Block, Note, Talk
 from tests.support.forking.children import open_child
@@ -230,7 +231,8 @@ async def test_a_frozen_peer_ends_the_flow_also_where_each_ping_is_late(autojump
         await trio.sleep(timeout_s + 2 * _LATE_S)
         return False
 
-    parts: Any = SimpleNamespace(meter=MagicMock(), admissions=MagicMock(), ping=ping)
+    meter = Meter(TokenBucket(None), TokenBucket(None))
+    parts: Any = SimpleNamespace(meter=meter, admissions=Admissions(), ping=ping)
     flow = Flow("frozen", SilentWire(), Talk(), parts)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(flow.run)
