@@ -154,6 +154,8 @@ def judge(world: World, stay: frozenset[str]) -> Hope:
         return "open"  # too many heads have passed since
     if coordinator is None and setup.links_kept and any(not r.head.members for r in everybody):
         return "open"  # without a head it begins at what the coordinator has signed, which soon is kept no more
+    if coordinator is None and _may_be_overtaken(world, top.head, honest):
+        return "open"
     if _goes_on(world, top.head, honest, coordinator) and not lying:
         asks = coordinator is not None and world.machines[COORDINATOR].asks
         return "operator" if asks else "alone"  # the start that the operator has asked for may name those that are gone
@@ -182,3 +184,11 @@ def _goes_on(world: World, head: Head, honest: list[Remains], coordinator: Remai
     values = [r.accepted for r in honest if r.accepted is not None and r.accepted.previous == head.hash]
     held = any(head.state_hash in r.states for r in honest)
     return held and all(is_quorum(setup, one, voters) for one in (head, *values))
+
+
+def _may_be_overtaken(world: World, head: Head, honest: list[Remains]) -> bool:
+    """Return whether that head is a start, and members that are not at it may commit a round after its base first: they
+    stay there then, and those at the start wait for the next one, which only the coordinator can sign."""
+    behind = {r.voter for r in honest if r.voter is not None and r.head.hash != head.hash}
+    bases = [link.head for r in honest for link in r.links if link.head.hash == head.previous]
+    return head.attempt < 0 and any(is_quorum(world.setup, base, behind) for base in bases)

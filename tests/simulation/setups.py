@@ -25,6 +25,8 @@ class Setup:
     lies: tuple[str, ...] = ()
     """The strategies that they choose from; empty: all that this mode tolerates."""
     lying_joiners: int = 0
+    moved: int = 0
+    """The first so many joiners are members of another stage of the run, too."""
     must_join: bool = False
     """Whether honest joiners must be members in the end."""
     coordinator_dies: bool = False
@@ -84,6 +86,10 @@ class Setup:
         """Which peers build other states than the rest."""
         return frozenset(self.peers[: self.odd])
 
+    def is_known(self, peer: str) -> bool:
+        """Return whether that peer is a member of another stage."""
+        return peer in self.joining[: self.moved]
+
     def invite_of(self, peer: str) -> str:
         """Return the serial of a joiner's invite. Lying joiners share one."""
         if peer not in self.joining:
@@ -113,6 +119,7 @@ def _all() -> list[Setup]:
     found += [replace(with_liar, name=f"required{n}-liar", members=n) for n in (3, 4)]
     waiting = replace(with_liar, liars=0, lying_joiners=2, lies=("FalseOwner",), rare=("waylay",), faults_s=24.0)
     found += [replace(waiting, name="required3-waylaid", members=3)]
+    found += [replace(waiting, name="required3-moved", members=3, joiners=3, moved=2)]
     return [*found, *_longer(), *_rare(), *_synchronous()]
 
 

@@ -105,4 +105,4 @@ def work_of(setup: Setup) -> Work:
             stages=2,
             micro_batch=MICRO_BATCH,
         )
-    return replace(WORK, schedule=schedule, sponsors_of=setup.sponsors_of)
+    return replace(WORK, schedule=schedule, sponsors_of=setup.sponsors_of, is_known_of=setup.is_known)

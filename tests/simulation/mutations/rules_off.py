@@ -333,6 +333,11 @@ RULES: Final = (
         (*WAYLAID, "required4-forger"),
         _set(GroupWatch, "trusts_few", lambda self, heads: True),
     ),
+    Rule(
+        "required: members of other groups may go on, newcomers beside them may not",
+        ("required3-moved",),
+        _set(work.Work, "is_known", lambda self, peer: True),
+    ),
     Rule("what was not merged is free again", _THREE, _set(work, "next_ledger", _keep_what_failed)),
     Rule("a claim needs a receipt", _THREE, _set(work, "receipted", lambda *args: ())),
     Rule("receipts are of the stage before", _THREE, _set(work, "receipted", _of_anybody)),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -139,6 +140,8 @@ def write_table(folder: Path, schedules: int, workers: int, seconds: float = SEA
     assert all(setup in SETUPS for rule in ALL for setup in rule.setups)
     folder.mkdir(parents=True, exist_ok=True)
     rows = _known(folder / "mutations.json")
+    if rows:
+        sys.stdout.write(f"{len(rows)} rows of {folder} stay as they are: remove it to search for all again\n")
     jobs = [(rule.name, schedules, seconds) for rule in ALL if rule.name not in rows]
     with ProcessPoolExecutor(workers) as pool:
         for done in as_completed([pool.submit(_search, job) for job in jobs]):

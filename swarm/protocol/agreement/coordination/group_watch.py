@@ -42,7 +42,7 @@ class GroupWatch:
         self._unheld_since: float | None = None
         self._last_round = -1
         self._told_lost_head = b""  # its hash
-        self._told_lost: dict[str, float] = {}  # of that head: when, by reason
+        self._told_lost: dict[str, tuple[float, frozenset[str]]] = {}  # of that head: when and who, by reason
 
     def begin(self) -> None:
         """Begin to wait."""
@@ -163,15 +163,19 @@ class GroupWatch:
         return any(self.positions.get(voter, (0, 0, 0)) >= position_of(self._chain.head) for voter in voters)
 
     def tell_lost(self, reason: str) -> None:
-        """Tell the operator that the group cannot go on: each reason once for each head, again after `TOLD_AGAIN_S`.
-        `alone`: no member answers: it may be this machine's own connection that is lost."""
+        """Tell the operator that the group cannot go on: each reason once for each head, again once further members
+        are away or after `TOLD_AGAIN_S`. `alone`: no member answers: it may be this machine's own connection that is
+        lost."""
         head, now = self._chain.head, self._context.now
         if self._told_lost_head != self._chain.hash:
             self._told_lost_head, self._told_lost = self._chain.hash, {}
-        if now - self._told_lost.get(reason, -TOLD_AGAIN_S) < TOLD_AGAIN_S:
-            return
-        self._told_lost[reason] = now
         away = [m.peer for m in head.members if m not in self._heard_within(self.patient_s)]
+        told_at, named = self._told_lost.get(reason, (now - TOLD_AGAIN_S, frozenset()))
+        if now - told_at >= TOLD_AGAIN_S:
+            named = frozenset()
+        elif named.issuperset(away):
+            return
+        self._told_lost[reason] = (now, named.union(away))
         alone = len(away) == len(head.members)
         self._context.out.emit("quorum_lost", round=head.round, reason=reason, away=tuple(away), alone=alone)
 

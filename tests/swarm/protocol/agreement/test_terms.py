@@ -59,6 +59,23 @@ def test_a_lost_quorum_is_told_and_waits_for_the_operator() -> None:
     group.check()
 
 
+def test_who_dies_after_a_quorum_was_lost_is_named_too() -> None:
+    """Their owners were told nothing, and the operator waited for the first of them only."""
+    group = GroupOfNodes("ABCDE")
+    group.run_to(2)
+    for gone in ("CDE", "B", "A"):
+        for peer in gone:
+            group.crash(peer)
+        group.run(60.0)
+    group.start("B")
+    group.run(60.0)
+    group.crash("B")
+    group.run(60.0)
+    told = group.told(COORDINATOR, "quorum_lost")
+    assert [one["away"] for one in told] == [tuple("CDE"), tuple("BCDE"), tuple("ABCDE")]
+    assert [one["alone"] for one in told] == [False, False, True]
+
+
 def test_rounds_that_a_restarted_witness_catches_up_with_say_nothing_about_their_length() -> None:
     """It learned of two rounds within half a second, and took a group of slow rounds for one that stood still: a
     operator's regroup then cost the training of the round under way."""
