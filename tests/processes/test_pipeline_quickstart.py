@@ -21,7 +21,7 @@ from tests.support.forking.forked import forked_children
 
 pytestmark = pytest.mark.process
 
-ROUNDS = 16
+ROUNDS = 12
 RUN = f"""
 [run]
 name = "two stages"
@@ -41,11 +41,11 @@ seq_len = 64
 [inner]
 lr = 1e-2
 batch_size = 4
-total_steps = 1280
+total_steps = 720
 warmup_steps = 10
 [outer]
 method = "diloco"
-steps = 80
+steps = 60
 [pipeline]
 stages = 2
 """

@@ -96,7 +96,7 @@ async def test_a_restored_coordinator_begins_after_the_operator_regroup(tmp_path
         await run.restart(restored=True)
         group = run.groups[0]
         await run.enter()
-        await run.until(lambda: group.driver._node._applicants.first())
+        await run.until(lambda: group.driver._node._applicants.first()[0])
         assert not group.head.members and not run.seen("regrouped")
         assert (await ask(run)).outcome == "failed", "there is nothing to go on from"
         await run.until(lambda: group.head.members)
