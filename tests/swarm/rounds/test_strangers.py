@@ -101,7 +101,8 @@ async def test_orders_of_a_peer_that_does_not_lead_are_refused(tmp_path: Path) -
         liar, victim = scene.liar, scene.honest[0]
         gate = trio.Event()
         for replica in (*scene.honest, liar.member):
-            replica.trainer.gate, replica.trainer.gated_from, replica.trainer.speed = gate, 0, 0.05
+            replica.trainer.hold(0, gate)
+            replica.trainer.speed = 0.05
         await scene.group.until(lambda: all(replica.trainer.waiting for replica in scene.honest))
         head, wrong = victim.driver.group.head, led_by_another(liar, victim.driver.group.head)
         plan = victim.actor.training.plan

@@ -52,14 +52,13 @@ def schedule_of(steps: int, batch_size: int = BATCH, seq_len: int = SEQ, compute
 @dataclass
 class InventedTrainer:
     """Returns `deltas(peer, first_step, assignment)` as the pseudo-gradient. From round `gated_from` on it waits for
-    `gate`, if there is one; a leader that asks to finish early opens it, unless that is `firm`."""
+    `gate`, if there is one, also where a leader asks to finish early."""
 
     peer: str
     deltas: Deltas
     speed: float = 10.0
     gate: trio.Event | None = None
     gated_from: int = 0
-    firm: bool = False
     waiting: bool = False  # at the gate
     exhausted: bool = False  # no work can come
     paused: bool = False  # as a `WorkerTrainer` that has been paused
@@ -82,12 +81,11 @@ class InventedTrainer:
         return TrainResult(assignment.steps, assignment.steps * BATCH, 1.0, delta)
 
     def hold(self, round: int, gate: trio.Event | None = None) -> None:
-        """From that round on wait for a gate, also on a machine so slow that a leader asks to finish early."""
-        self.gate, self.gated_from, self.firm = trio.Event() if gate is None else gate, round, True
+        """From that round on wait for a gate."""
+        self.gate, self.gated_from = trio.Event() if gate is None else gate, round
 
     def finish_early(self) -> None:
-        if self.gate is not None and self.waiting and not self.firm:
-            self.gate.set()
+        """Do nothing: what has begun ends as it would have."""
 
     def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None, head: Head) -> None:
         self.theta = theta.clone()
