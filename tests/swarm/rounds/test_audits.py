@@ -21,17 +21,20 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def false_merges(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The peers whose results are reversed: all members get the same bytes, and their norm is in order. Only where they
-    have contributed, so that no member can merge again what they do not show."""
-    liars: list[str] = []
+def false_merges(monkeypatch: pytest.MonkeyPatch) -> list[Liar]:
+    """The peers whose results are reversed: all members get the same bytes, and their norm is in order. Only where no
+    member can merge again what they do not show: they have contributed, and no owner of an exchange that failed earlier
+    in the round has what they sent."""
+    liars: list[Liar] = []
     monkeypatch.setattr(audits, "SHARE", 1.0)
     monkeypatch.setattr(audits, "UNSHOWN_MAX", 2)
     honest = SliceExchange._merge
 
     def merge(exchange: SliceExchange, index: int) -> tuple[memoryview, bytes]:
         result, name = honest(exchange, index)
-        if exchange._me in liars and any(body.member.peer == exchange._me for body in exchange.order.merged):
+        has_contributed = any(body.member.peer == exchange._me for body in exchange.order.merged)
+        liar = next((liar for liar in liars if liar.peer == exchange._me), None)
+        if liar is not None and has_contributed and exchanges(liar, exchange.order.round_info.round) == 1:
             values = torch.frombuffer(bytearray(result), dtype=torch.float32)
             result = as_bytes((-values).view(torch.uint8))
             name = blake3(result).digest()
@@ -39,6 +42,12 @@ def false_merges(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(SliceExchange, "_merge", merge)
     return liars
+
+
+def exchanges(liar: Liar, round: int) -> int:
+    """Return how many exchanges of a round a peer has begun."""
+    entered = [event.fields for event in liar.member.seen("phase_entered")]
+    return len([fields for fields in entered if fields["phase"] == "exchange" and fields["round"] == round])
 
 
 async def until_put_out(scene: Scene) -> None:
@@ -54,12 +63,12 @@ async def until_put_out(scene: Scene) -> None:
     ids=["shows what it merged", "shows nothing"],
 )
 async def test_an_owner_that_merges_falsely_is_put_out(
-    tmp_path: Path, false_merges: list[str], shows: bool, reason: str
+    tmp_path: Path, false_merges: list[Liar], shows: bool, reason: str
 ) -> None:
     """Every certificate is in order: all members have built the same state from the owner's results."""
 
     def lie(liar: Liar) -> None:
-        false_merges.append(liar.peer)
+        false_merges.append(liar)
         if not shows:
             served: Any = liar.member.host.rpc.server._methods[SHOW.name]
             served.handler = refuse
