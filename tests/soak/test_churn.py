@@ -62,12 +62,14 @@ class Churn:
                     self.resting[peer] = trio.current_time() + REST_S
 
     async def revive(self) -> None:
-        """Be the owners: start again the dead peers that the coordinator names, as it asks for. By itself it lets no
-        survivor of many go on alone, nor goes back to a round before that of members that are all gone."""
+        """Be the owners: start again the dead peers that the coordinator names, as it asks for, each a while after it
+        was first named. By itself it lets no survivor of many go on alone, nor goes back to a round before that of
+        members that are all gone."""
         while True:
             await trio.sleep(SAMPLE_EVERY_S)
-            for lost in self.swarm.coordinator.all("quorum_lost")[-1:]:
-                if commit_times(self.swarm)[-1] < lost.at < time.time() - OWNER_S:
+            last_commit = commit_times(self.swarm)[-1]
+            for lost in self.swarm.coordinator.all("quorum_lost"):
+                if last_commit < lost.at < time.time() - OWNER_S:
                     self._revive(lost.fields["away"])
 
     def _revive(self, away: list[str]) -> None:

@@ -56,15 +56,14 @@ class Churn:
                 self.strikes["joined"] += 1
 
     async def revive(self) -> None:
-        """Be the owners: start again the dead peers of a stage that the coordinator names, as it asks for. In an open
-        run it lets no survivor of many go on alone, which may lie."""
+        """Be the owners: start again the dead peers of a stage that the coordinator names, as it asks for, each a while
+        after it was first named. In an open run it lets no survivor of many go on alone, which may lie."""
         coordinator = self._pipeline.swarm.coordinator
         while True:
             await trio.sleep(LOOK_EVERY_S)
             heads = {fact.fields["stage"]: fact.at for fact in coordinator.all("head_seen")}
-            calls = {fact.fields["stage"]: fact for fact in coordinator.all("quorum_lost")}
-            for stage, lost in calls.items():
-                if heads.get(stage, 0.0) < lost.at < time.time() - OWNER_S:
+            for lost in coordinator.all("quorum_lost"):
+                if heads.get(lost.fields["stage"], 0.0) < lost.at < time.time() - OWNER_S:
                     self._revive(lost.fields["away"])
 
     def _revive(self, away: list[str]) -> None:
