@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 @click.option("--min-p", type=click.FloatRange(0, 1), default=0.0, help="Only those with this share of the likeliest.")
 @click.option("--repetition-penalty", type=click.FloatRange(0.001, 1000), default=1.0)
 @click.option("--stop", "stops", multiple=True, help="A text at which the answer ends. May be given several times.")
+@click.option("--special", is_flag=True, help="Show special tokens, such as the one that ends a message, too.")
 @click.option("--seed", type=click.IntRange(0, (1 << 64) - 1), help="The same seed draws the same tokens.")
 @wire_option
 @wait_option
@@ -66,6 +67,7 @@ def generate(
     min_p: float,
     repetition_penalty: float,
     stops: tuple[str, ...],
+    special: bool,
     seed: int | None,
     wire: WireType | None,
     wait: float,
@@ -94,7 +96,9 @@ def generate(
         logprobs=logprobs,
     )
     with invite_to(invite, model, dtype, device, threads) as opened:
-        answers = _Answers(opened, text, sampling, wire, wait, max_tokens, stops, count, as_json, chat, template)
+        answers = _Answers(
+            opened, text, sampling, wire, wait, max_tokens, stops, count, as_json, chat, template, special
+        )
         run_until_stopped(answers.run)
 
 
@@ -113,6 +117,7 @@ class _Answers:
     as_json: bool
     chat: bool
     template: str | None
+    special: bool
 
     async def run(self) -> None:
         from swarm.inference.client import open_model
@@ -149,7 +154,7 @@ class _Answers:
 
         sampling = msgspec.structs.replace(self.sampling, seed=(self.sampling.seed + index) % (1 << 64))
         session = model.session(sampling)
-        stream = TextStream(model.text, self.stops, prompt)
+        stream = TextStream(model.text, self.stops, prompt, () if self.special else model.special)
         tokens, first_s, finish, route = list[int](), 0.0, "length", list[dict[str, Any]]()
         try:
             async for drawn in session.generate(prompt, self.max_tokens):

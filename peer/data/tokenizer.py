@@ -33,11 +33,13 @@ class Tokenizer(Protocol):
     """Converts text to ids in [0, vocab_size) and back. `decode` never raises on ids in range: invalid UTF-8 becomes
     U+FFFD.
 
-    `fingerprint` is equal if the ids are; it is None if encoding is too cheap to be worth caching.
+    `fingerprint` is equal if the ids are; it is None if encoding is too cheap to be worth caching. `special` are the
+    ids of special tokens, such as one that ends a message.
     """
 
     vocab_size: int
     fingerprint: bytes | None
+    special: frozenset[int]
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """Return the ids of a text. `special`: with what a tokenizer.json puts around it, such as a token before it."""
@@ -59,6 +61,7 @@ class ByteTokenizer:
 
     vocab_size = 256
     fingerprint: bytes | None = None
+    special: frozenset[int] = frozenset()
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         return list(text.encode())
@@ -85,6 +88,8 @@ class FileTokenizer:
         # ids may have gaps, so the size follows from the highest id, not the number of entries
         self.vocab_size = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())
         self.fingerprint: bytes | None = hashlib.blake2b(tokenizer.to_str().encode(), digest_size=16).digest()
+        added = tokenizer.get_added_tokens_decoder()
+        self.special = frozenset(id for id, token in added.items() if token.special)
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         with _panics_as_errors():

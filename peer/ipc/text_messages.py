@@ -50,6 +50,10 @@ class DecodeTokens(Command, frozen=True, tag="decode"):
     sequences: list[list[int]]
 
 
+class ListSpecial(Command, frozen=True, tag="special"):
+    """Requests the ids of the tokenizer's special tokens, as TokenIds."""
+
+
 class RenderChat(Command, frozen=True, tag="render"):
     """Asks for a conversation as text that ends where the assistant's next words begin, as a RenderedChat."""
 
@@ -63,5 +67,5 @@ class RenderedChat(msgspec.Struct, frozen=True):
     fault: Annotated[str, msgspec.Meta(max_length=1024)] = ""
 
 
-TextCommand = EncodeText | DecodeTokens | RenderChat
+TextCommand = EncodeText | DecodeTokens | ListSpecial | RenderChat
 Texts = Annotated[list[DecodedText], msgspec.Meta(max_length=SEQUENCES_MAX)]

@@ -22,6 +22,7 @@ from peer.ipc.text_messages import (
     TEXT_CHARS_MAX,
     DecodeTokens,
     EncodeText,
+    ListSpecial,
     LoadText,
     TextCommand,
     Texts,
@@ -124,8 +125,16 @@ class ModelText:
     """The tokenizer of a model. Bytes need no process."""
 
     def __init__(self, process: TextProcess | None = None) -> None:
+        self.special: frozenset[int] = frozenset()
+        """The ids of special tokens, once it has started."""
         self._process = process
         self._bytes = ByteTokenizer()
+
+    async def start(self) -> None:
+        """Start the process. Raises ConfigError if it does not take its tokenizer, WorkerError."""
+        if self._process is not None:
+            await self._process.start()
+            self.special = frozenset(await self._ask(self._process, ListSpecial(self._process.next_id()), TokenIds))
 
     @property
     def pid(self) -> int | None:
@@ -184,8 +193,9 @@ async def open_model_text(tokenizer: bytes, vocab_size: int) -> AsyncIterator[Mo
         )
         process = TextProcess(load)
         try:
-            await process.start()
-            yield ModelText(process)
+            text = ModelText(process)
+            await text.start()
+            yield text
         finally:
             await process.close()
 

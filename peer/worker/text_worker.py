@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from peer.errors import ConfigError
 from peer.ipc.messages import ModelLoaded
-from peer.ipc.text_messages import EncodeText, LoadText, RenderChat, RenderedChat, TextCommand
+from peer.ipc.text_messages import EncodeText, ListSpecial, LoadText, RenderChat, RenderedChat, TextCommand
 from peer.worker.control_link import ControlLink
 
 if TYPE_CHECKING:
@@ -68,6 +68,8 @@ class TextWorker:
         assert self._tokenizer is not None
         if isinstance(command, EncodeText):
             return self._tokenizer.encode(command.text, special=command.special)
+        if isinstance(command, ListSpecial):
+            return sorted(self._tokenizer.special)
         return [self._tokenizer.decode(ids) if ids else "" for ids in command.sequences]
 
     def _render(self, command: RenderChat) -> RenderedChat:

@@ -8,7 +8,6 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Literal
 
-from peer.worker.text_client import ModelText
 from swarm.inference.client import ModelClient
 from swarm.inference.decoding import TextStream
 from swarm.inference.drawn_token import DrawnToken
@@ -35,15 +34,16 @@ class TextAnswer:
     """An answer in a session, which the caller closes."""
 
     def __init__(
-        self, session: RemoteSession, model_text: ModelText, stop_tokens: Sequence[int] = (), stops: Sequence[str] = ()
+        self, session: RemoteSession, model: ModelClient, stops: Sequence[str] = (), special: bool = False
     ) -> None:
-        """`stops`: texts at which the answer ends, without them."""
+        """`stops`: texts at which the answer ends, without them. `special`: show special tokens, too."""
         self.text = ""
         self.tokens = 0
         """How many were drawn."""
         self._first_at = self._last_at = 0.0
-        self._session, self._model_text = session, model_text
-        self._stop_tokens, self._stops = frozenset(stop_tokens), tuple(stops)
+        self._session, self._model_text = session, model.text
+        self._stop_tokens, self._stops = frozenset(model.manifest.text.stops), tuple(stops)
+        self._hidden = frozenset[int]() if special else model.special
 
     @property
     def route(self) -> Route:
@@ -68,7 +68,7 @@ class TextAnswer:
 
         Use it with `aclosing`.
         """
-        stream = TextStream(self._model_text, self._stops, [*self._session.tokens, *prompt])
+        stream = TextStream(self._model_text, self._stops, [*self._session.tokens, *prompt], self._hidden)
         waiting = list[DrawnToken]()
         finish: Finish = "length"
         async with aclosing(self._session.generate(prompt, count)) as tokens:

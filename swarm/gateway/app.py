@@ -81,7 +81,8 @@ class GenerationEndpoint:
         model = self._gateway.model
         _check_model(model, ask.model)
         answers = await prepare(model, self._gateway.template, ask)
-        form = AnswerFormat(self._kind, model.manifest.name, model.text.is_bytes, ask.logprobs)
+        hidden = frozenset[int]() if ask.special else model.special
+        form = AnswerFormat(self._kind, model.manifest.name, model.text.is_bytes, ask.logprobs, hidden)
         responder = Responder(answers, form, connection, model.client.host.events)
         await responder.run(self._slots, stream=ask.stream, include_usage=ask.include_usage)
 

@@ -1,6 +1,6 @@
 """What clients ask for: the bodies of OpenAI's two requests, checked. What is not supported is refused by name.
 
-A parameter that is null, or has the value that changes nothing, counts as absent.
+A parameter that is null counts as absent. One with the value that changes nothing is ignored, and the response says so.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ import msgspec
 
 from peer.decoding import MALFORMED, told
 from peer.ipc.sampling_options import LIKELIEST_MAX, SEED_MAX, Sampling, new_seed
+from peer.plain_text import plain
 from swarm.gateway.errors import ApiError
+from swarm.gateway.ignored import NAME_CHARS_MAX, Unsupported, without_ignored
 from swarm.gateway.template import ChatMessage
 
 CHAT_TOKENS: Final = 1024
@@ -31,33 +33,14 @@ _Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
 _Share = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 _Token = Annotated[int, msgspec.Meta(ge=0, lt=1 << 24)]
 
-_CHANGES_NOTHING: Final[dict[str, tuple[Any, ...]]] = {
-    "best_of": (1,),
-    "echo": (False,),
-    "frequency_penalty": (0,),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "logit_bias": ({},),
-    "metadata": ({},),
-    "modalities": (["text"],),
-    "parallel_tool_calls": (True, False),
-    "presence_penalty": (0,),
-    "response_format": ({"type": "text"},),
-    "service_tier": ("auto", "default"),
-    "store": (False,),
-    "suffix": ("",),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
-}
 _ROLES: Final = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-_EMPTY_IN_MESSAGES: Final[tuple[Any, ...]] = (None, [], "")
+_EMPTY_IN_MESSAGES: Final[tuple[Any, ...]] = (None, False, [], {}, "")
 
 
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a stream has beside the answer."""
 
     include_usage: bool = False
-    include_obfuscation: bool = False
 
 
 class _Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -74,8 +57,8 @@ class _Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     stop: _Stop | Annotated[list[_Stop], msgspec.Meta(max_length=STOPS_MAX)] | None = None
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
-    user: str = ""
-    """Who asks, for the operator's own books: it changes no answer."""
+    skip_special_tokens: bool = True
+    """As vLLM has it: whether special tokens are left out of the text of an answer."""
 
 
 class _ChatBody(_Body, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -109,6 +92,10 @@ class GenerationAsk:
     include_usage: bool
     logprobs: int | None
     """How many of the likeliest tokens are told for each; None: no log-probabilities at all."""
+    special: bool = False
+    """Whether special tokens are shown in the text of an answer."""
+    ignored: tuple[str, ...] = ()
+    """Names of parameters that change nothing."""
     messages: tuple[ChatMessage, ...] = ()
     """Of a chat."""
     prompts: tuple[Prompt, ...] = ()
@@ -117,37 +104,38 @@ class GenerationAsk:
 
 def read_chat(body: bytes) -> GenerationAsk:
     """Read the body of a chat completion. Raises ApiError."""
-    read = _convert(body, _ChatBody)
+    read, ignored = _convert(body, _ChatBody)
     if read.max_tokens and read.max_completion_tokens and read.max_tokens != read.max_completion_tokens:
         raise _wrong("max_tokens", "max_tokens and max_completion_tokens differ: send one of them")
     if read.top_logprobs and not read.logprobs:
         raise _wrong("top_logprobs", "top_logprobs needs logprobs: send logprobs=true, too")
     messages = tuple(_message(index, message) for index, message in enumerate(read.messages))
     ask = _ask(read, read.max_completion_tokens or read.max_tokens, read.top_logprobs if read.logprobs else None)
-    return replace(ask, messages=messages)
+    return replace(ask, messages=messages, ignored=ignored)
 
 
 def read_completion(body: bytes) -> GenerationAsk:
     """Read the body of a text completion. Raises ApiError."""
-    read = _convert(body, _TextBody)
+    read, ignored = _convert(body, _TextBody)
     prompts = _prompts(read.prompt)
     if len(prompts) * read.n > ANSWERS_MAX:
         raise _wrong("n", f"{len(prompts)} prompts with n={read.n} are more than {ANSWERS_MAX} answers: send fewer")
-    return replace(_ask(read, read.max_tokens or TEXT_TOKENS, read.logprobs), prompts=prompts)
+    ask = _ask(read, read.max_tokens or TEXT_TOKENS, read.logprobs)
+    return replace(ask, prompts=prompts, ignored=ignored)
 
 
-def _convert(body: bytes, kind: type[_BodyT]) -> _BodyT:
+def _convert(body: bytes, kind: type[_BodyT]) -> tuple[_BodyT, tuple[str, ...]]:
+    """Return a body, and the names of the parameters in it that change nothing. Raises ApiError."""
     try:
         content = msgspec.json.decode(body)
     except MALFORMED as error:
         raise ApiError(400, f"the body is no JSON ({told(error)}): send a JSON object") from error
     if not isinstance(content, dict):
         raise ApiError(400, "the body is no JSON object: send one")
-    known = kind.__struct_fields__
-    given = {name: value for name, value in content.items() if value is not None}
-    for name in list(given):
-        if name not in known and given.pop(name) not in _CHANGES_NOTHING.get(name, ()):
-            raise _wrong(name, f"{name} is not supported by this server: leave it out", "unsupported_parameter")
+    given, ignored = _split(content, kind)
+    if isinstance(options := given.get("stream_options"), dict):
+        given["stream_options"], more = _split(options, StreamOptions, "stream_options")
+        ignored += more
     try:
         read = msgspec.convert(given, kind)
     except MALFORMED as error:
@@ -156,7 +144,19 @@ def _convert(body: bytes, kind: type[_BodyT]) -> _BodyT:
         raise _wrong(param, f"{param or 'the body'} is not what it should be ({told(error)}): correct it") from error
     if read.seed is not None and not _SEED_MIN <= read.seed <= SEED_MAX:
         raise _wrong("seed", f"seed is {read.seed}: send a number of 64 bits")
-    return read
+    return read, tuple(ignored)
+
+
+def _split(content: dict[str, Any], kind: type[msgspec.Struct], inside: str = "") -> tuple[dict[str, Any], list[str]]:
+    """Return the parameters of `kind`, and the names of the others, which change nothing. `inside`: the parameter that
+    has these."""
+    try:
+        given, ignored = without_ignored(content, kind.__struct_fields__)
+    except Unsupported as error:
+        name = f"{inside}.{error}" if inside else str(error)
+        message = f"{plain(name, NAME_CHARS_MAX)} is not supported by this server: leave it out"
+        raise _wrong(inside or name, message, "unsupported_parameter") from error
+    return given, [f"{inside}.{name}" if inside else name for name in ignored]
 
 
 def _ask(body: _Body, count: int | None, logprobs: int | None) -> GenerationAsk:
@@ -178,6 +178,7 @@ def _ask(body: _Body, count: int | None, logprobs: int | None) -> GenerationAsk:
         stream=body.stream,
         include_usage=body.stream_options.include_usage,
         logprobs=logprobs,
+        special=not body.skip_special_tokens,
     )
 
 

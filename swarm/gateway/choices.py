@@ -50,6 +50,11 @@ class Answers:
         return len(self._prompts) * self._ask.n
 
     @property
+    def ignored(self) -> tuple[str, ...]:
+        """The names of parameters that change nothing."""
+        return self._ask.ignored
+
+    @property
     def prompt_tokens(self) -> int:
         return sum(len(prompt.ids) for prompt in self._prompts)
 
@@ -79,7 +84,7 @@ class Answers:
         sampling = msgspec.structs.replace(asked, seed=(asked.seed + nth) % (SEED_MAX + 1))
         async with out, slots:
             session = self._model.session(sampling)
-            answer = TextAnswer(session, self._model.text, self._model.manifest.text.stops, self._stops)
+            answer = TextAnswer(session, self._model, self._stops, self._ask.special)
             self._started[index] = answer
             try:
                 async with aclosing(answer.parts(prompt.ids, prompt.count)) as parts:

@@ -68,8 +68,7 @@ class Conversation:
                 f"the conversation has {len(ids)} tokens, and the model's context {len(ids) + room}: begin a new one"
             )
         session, fresh = self._continued(ids)
-        stop_tokens, stops = self._model.manifest.text.stops, self._template.stops
-        answer, failovers = TextAnswer(session, self._model.text, stop_tokens, stops), session.failovers
+        answer, failovers = TextAnswer(session, self._model, self._template.stops), session.failovers
         self.last = answer
         try:
             async with aclosing(answer.parts(fresh, min(self._tokens_max, room))) as parts:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, Literal
 
 from swarm.gateway.answer import AnswerPart, Finish
@@ -20,11 +20,13 @@ DONE: Final = b"data: [DONE]\n\n"
 
 class AnswerFormat:
     """The format of the answers to one request. `is_bytes`: a token is a byte. `logprobs`: how many of the likeliest
-    tokens are told; None: none."""
+    tokens are told; None: none. `hidden`: tokens that are not in the text."""
 
-    def __init__(self, kind: Kind, model: str, is_bytes: bool, logprobs: int | None) -> None:
+    def __init__(
+        self, kind: Kind, model: str, is_bytes: bool, logprobs: int | None, hidden: Collection[int] = ()
+    ) -> None:
         self._kind: Kind = kind
-        self._is_bytes, self._logprobs = is_bytes, logprobs
+        self._is_bytes, self._logprobs, self._hidden = is_bytes, logprobs, hidden
         self._lengths: dict[int, int] = {}  # of each choice's text so far
         self._frame = {
             "id": f"{'chatcmpl' if kind == 'chat' else 'cmpl'}-{secrets.token_hex(_ID_BYTES)}",
@@ -84,7 +86,7 @@ class AnswerFormat:
         offsets, at = list[int](), begin
         for one in drawn:
             offsets.append(at)
-            at += len(words[one.token])
+            at += 0 if one.token in self._hidden else len(words[one.token])
         return {
             "tokens": [_name(one.token, words) for one in drawn],
             "token_logprobs": [one.logprob for one in drawn],

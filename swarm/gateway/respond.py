@@ -17,6 +17,7 @@ from peer.events import EventLog
 from swarm.gateway.answer import AnswerPart, route_text
 from swarm.gateway.choices import Answers, Told
 from swarm.gateway.errors import ApiError
+from swarm.gateway.ignored import ignored_header
 from swarm.gateway.openai import DONE, AnswerFormat, usage_of
 
 BODY_BYTES_MAX: Final = 1 << 20
@@ -166,7 +167,7 @@ class Responder:
         return usage_of(self._answers.prompt_tokens, self._answers.tokens)
 
     def _headers(self) -> dict[str, str]:
-        return {ROUTE_HEADER: route_text(self._answers.route)}
+        return {ROUTE_HEADER: route_text(self._answers.route), **ignored_header(self._answers.ignored)}
 
     def _extras(self) -> dict[str, Any]:
         return {"barnraise": {"route": route_text(self._answers.route), "failovers": self._answers.failovers}}

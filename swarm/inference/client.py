@@ -38,6 +38,13 @@ class ModelClient:
     wire: WireType | None = None
     """The type of hidden states between servers, where a session names none; None: the model's."""
 
+    @property
+    def special(self) -> frozenset[int]:
+        """The tokens that structure a text and are no part of it: the tokenizer's special ones, and those that the
+        checkpoint names."""
+        named = {self.manifest.text.bos_id, self.manifest.text.pad_id}
+        return self.text.special | {token for token in named if token is not None}
+
     def session(
         self, sampling: Sampling, stops: Sequence[int] | None = None, wire: WireType | None = None
     ) -> RemoteSession:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from peer.worker.text_client import ModelText
@@ -15,49 +15,76 @@ _TAIL_MAX: Final = 16  # tokens that may wait for the end of a letter, which has
 class TextStream:
     """The text of one answer."""
 
-    def __init__(self, model_text: ModelText, stops: Sequence[str] = (), before: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        model_text: ModelText,
+        stops: Sequence[str] = (),
+        before: Sequence[int] = (),
+        hidden: Collection[int] = (),
+    ) -> None:
         """`stops`: texts at which the answer ends, without them. `before`: the last tokens of the prompt, since some
-        tokenizers write a token differently at the beginning of a text."""
+        tokenizers write a token differently at the beginning of a text. `hidden`: tokens that are not shown; a stop may
+        name them all the same."""
         self.text = ""
         """What was given out."""
         self.stopped = False
         """Whether a stop string has come."""
-        self._model_text, self._stops = model_text, tuple(filter(None, stops))
+        self._model_text, self._stops, self._hidden = model_text, tuple(filter(None, stops)), hidden
         self._before = list(before)[-_TAIL_MAX:]
         self._context: list[int] | None = None  # of the text that stands before the tail, from a whole letter on
         self._tail: list[int] = []
-        self._held = ""
+        self._held: list[tuple[str, bool]] = []  # each with whether it is shown
 
     async def push(self, token: int) -> str:
         """Add a token; return the text that is now certain."""
         if self.stopped:
             return ""
+        if token in self._hidden:
+            return await self._pass_over(token)
         self._tail.append(token)
         new = await self._new()
         if len(self._tail) < _TAIL_MAX and (not new or new.endswith(_UNFINISHED)):
             return ""
-        self._context = self._tail if new else self._context
-        self._tail = []
-        return self._give(self._held + new)
+        self._end_tail(new)
+        return self._give()
 
     async def finish(self) -> str:
         """Return what was held back."""
         if self.stopped:
             return ""
-        rest = self._held + await self._new()
-        self._tail, self._held = [], ""
-        return self._give(rest, whole=True)
+        self._end_tail(await self._new())
+        return self._give(whole=True)
 
-    def _give(self, text: str, whole: bool = False) -> str:
+    async def _pass_over(self, token: int) -> str:
+        """Add a token that is not shown. As where `transformers` skips it, the letters around it are one text."""
+        if not self._stops:
+            return ""
+        (word,) = await self._model_text.decode([token])
+        self._held.append((word, False))
+        return self._give()
+
+    def _end_tail(self, new: str) -> None:
+        """Hold the text of the tail, which later tokens do not change."""
+        self._context = self._tail if new else self._context
+        self._tail = []
+        self._held.append((new, True))
+
+    def _give(self, whole: bool = False) -> str:
+        """Return what is held, up to where a stop string begins, or may begin unless this is the `whole` text."""
+        text = "".join(piece for piece, _ in self._held)
         at = min((found for stop in self._stops if (found := text.find(stop)) >= 0), default=-1)
-        if at >= 0:
-            self.stopped, text = True, text[:at]
-            self._held = ""
-        elif not whole:
-            kept = max((_overlap(text, stop) for stop in self._stops), default=0)
-            text, self._held = text[: len(text) - kept], text[len(text) - kept :]
-        self.text += text
-        return text
+        self.stopped = at >= 0
+        if not self.stopped:
+            at = len(text) - (0 if whole else max((_overlap(text, stop) for stop in self._stops), default=0))
+        given, rest = "", list[tuple[str, bool]]()
+        for piece, is_shown in self._held:
+            cut = max(0, min(at, len(piece)))
+            at -= len(piece)
+            given += piece[:cut] if is_shown else ""
+            rest += [(piece[cut:], is_shown)] if piece[cut:] else []
+        self._held = [] if self.stopped else rest
+        self.text += given
+        return given
 
     async def _new(self) -> str:
         """Return the text of the tail, behind what stands before it."""

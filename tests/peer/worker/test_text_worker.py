@@ -51,6 +51,7 @@ async def test_ids_and_texts_are_those_of_the_library() -> None:
         ids = await text.encode("the rain\u20ac <|im_end|>", special=True)
         assert ids == tokenizer().encode("the rain\u20ac <|im_end|>").ids
         assert await text.decode(ids, [], ids[:2]) == ["the rain\u20ac <|im_end|>", "", "the "]
+        assert text.special == {261, 262}
         assert await text.words([256, 257, 256]) == {256: "th", 257: "the"}
         assert await text.encode("\udce9", special=False) == [ord("?")], "of a command line that is not UTF-8"
     assert not children()

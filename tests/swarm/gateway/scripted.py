@@ -54,12 +54,13 @@ class ScriptedSession:
 class ScriptedModel:
     """What the gateway uses of `swarm.inference.client.ModelClient`."""
 
-    def __init__(self, *script: Any, text: TextRules | None = None, blocks: int = 0) -> None:
+    def __init__(self, *script: Any, text: TextRules | None = None, blocks: int = 0, special: bytes = b"") -> None:
         sizes = SimpleNamespace(vocab_size=256, max_seq_len=CONTEXT, layers=blocks)
         self.manifest = SimpleNamespace(
             name="scripted", run_id="r" * 32, created_at=1, authority="founder", model=sizes, text=text or TextRules()
         )
         self.text = ModelText()
+        self.special = frozenset(special)
         self.events = EventLog()
         self.client = SimpleNamespace(host=SimpleNamespace(events=self.events))
         self.server_flows = SimpleNamespace(remove=lambda session: None)

@@ -48,7 +48,9 @@ def encoded(text: str) -> list[int]:
 
 
 def decoded(ids: list[int]) -> str:
-    return FileTokenizer(tokenizer()).decode(ids)
+    """Return the text of ids, without special tokens."""
+    text: str = tokenizer().decode(ids, skip_special_tokens=True)
+    return text
 
 
 def write_checkpoint(folder: Path) -> None:

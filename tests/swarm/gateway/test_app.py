@@ -25,6 +25,15 @@ HELLO = {"model": "scripted", "messages": [{"role": "user", "content": "Hello"}]
 ONCE = {"model": "scripted", "prompt": "Once"}
 
 
+def text_of(body: Any) -> str:
+    """Return the text of the first choice of a response, whole or a stream, of either kind."""
+    if isinstance(body, bytes):
+        choices = [event["choices"][0] for event in events_of(body)[:-1]]
+        return "".join(one["text"] if "text" in one else one["delta"].get("content", "") for one in choices)
+    choice = body["choices"][0]
+    return str(choice["text"] if "text" in choice else choice["message"]["content"])
+
+
 async def test_a_chat_is_answered_whole() -> None:
     model = ScriptedModel(b"Good day")
     async with open_site(model) as site:
@@ -85,6 +94,35 @@ async def test_a_stop_token_ends_an_answer_and_is_not_shown() -> None:
         "top_logprobs": [{"a": -0.5}, {"b": -0.5}],
         "text_offset": [0, 1],
     }
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_special_tokens_are_shown_on_request_only(stream: bool) -> None:
+    asked = {**ONCE, "stream": stream, "max_tokens": 9, "logprobs": 0}
+    async with open_site(ScriptedModel(b"<a>b<", special=b"<>")) as site:
+        _, _, hidden = await site.post(TEXT, asked)
+        _, _, shown = await site.post(TEXT, {**asked, "skip_special_tokens": False})
+        _, _, chat = await site.post(CHAT, {**HELLO, "stream": stream})
+    assert (text_of(hidden), text_of(shown), text_of(chat)) == ("ab", "<a>b<", "ab")
+    if not stream:
+        assert hidden["choices"][0]["logprobs"]["text_offset"] == [0, 0, 1, 1, 2]
+        assert hidden["choices"][0]["logprobs"]["tokens"] == ["<", "a", ">", "b", "<"]
+
+
+async def test_a_stop_text_may_be_a_special_token() -> None:
+    async with open_site(ScriptedModel(b"ab<cd", special=b"<")) as site:
+        _, _, body = await site.post(TEXT, {**ONCE, "stop": "<"})
+    assert (body["choices"][0]["text"], body["choices"][0]["finish_reason"]) == ("ab", "stop")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_response_lists_what_was_ignored(stream: bool) -> None:
+    async with open_site(ScriptedModel(b"ab")) as site:
+        neutral = {"ignore_eos": False, "metadata": {"a": "b"}, "b\u00e9,\n": []}
+        _, headers, _ = await site.post(CHAT, {**HELLO, "stream": stream, **neutral})
+        _, quiet, _ = await site.post(CHAT, {**HELLO, "stream": stream})
+    assert headers["x-barnraise-ignored"] == "ignore_eos, metadata, b%c3%a9%2c%0a"
+    assert "x-barnraise-ignored" not in quiet
 
 
 async def test_without_a_template_an_answer_ends_before_the_next_line_of_the_user() -> None:

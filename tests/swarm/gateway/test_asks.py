@@ -9,6 +9,7 @@ import pytest
 
 from swarm.gateway.asks import GenerationAsk, read_chat, read_completion
 from swarm.gateway.errors import ApiError
+from swarm.gateway.ignored import ignored_header
 from swarm.gateway.template import ChatMessage
 
 
@@ -65,9 +66,8 @@ def test_the_four_kinds_of_prompts(prompt: Any, prompts: Any) -> None:
         {"logit_bias": {"5": 1}},
         {"presence_penalty": 0.5},
         {"frequency_penalty": -1},
-        {"audio": {}},
+        {"audio": {"voice": "a"}},
         {"modalities": ["audio"]},
-        {"store": True},
         {"reasoning_effort": "high"},
         {"no_such_thing": 1},
     ],
@@ -83,10 +83,84 @@ def test_nor_in_a_completion(given: dict[str, Any]) -> None:
     assert refusal(text, **given).param == next(iter(given))
 
 
-def test_values_that_change_nothing_are_taken() -> None:
-    chat(tools=[], tool_choice="auto", response_format={"type": "text"}, logit_bias={}, presence_penalty=0, store=False)
-    chat(frequency_penalty=0.0, stop=None, seed=None, audio=None)
-    text(echo=False, best_of=1, suffix=None)
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"tools": []},
+        {"tool_choice": "auto"},
+        {"response_format": {"type": "text"}},
+        {"logit_bias": {}},
+        {"presence_penalty": 0},
+        {"frequency_penalty": 0.0},
+        {"ignore_eos": False},
+        {"stop_token_ids": []},
+        {"chat_template_kwargs": {}},
+        {"metadata": {"run": "7"}},
+        {"store": True},
+        {"store": False},
+        {"safety_identifier": "u1"},
+        {"prompt_cache_key": "k"},
+        {"service_tier": "flex"},
+        {"user": "me"},
+        {"min_tokens": 0},
+        {"length_penalty": 1.0},
+        {"use_beam_search": False},
+        {"add_generation_prompt": True},
+        {"spaces_between_special_tokens": True},
+        {"include_stop_str_in_output": False},
+        {"guided_json": ""},
+        {"no_such_thing": {}},
+        {"no_such_number": 0.0},
+        {"no_such_switch": False},
+    ],
+)
+def test_a_parameter_that_changes_nothing_is_ignored_and_listed(given: dict[str, Any]) -> None:
+    assert chat(**given).ignored == text(**given).ignored == tuple(given)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"ignore_eos": True},
+        {"stop_token_ids": [2]},
+        {"chat_template_kwargs": {"enable_thinking": False}},
+        {"min_tokens": 5},
+        {"length_penalty": 2},
+        {"add_generation_prompt": False},
+        {"detokenize": False},
+        {"presence_penalty": True},
+        {"no_such_number": -1},
+        {"best_of": True},
+    ],
+)
+def test_a_parameter_that_would_change_the_answer_is_refused(given: dict[str, Any]) -> None:
+    for read in (chat, text):
+        assert refusal(read, **given).code == "unsupported_parameter"
+
+
+def test_what_is_null_is_absent() -> None:
+    ask = chat(stop=None, seed=None, audio=None, stream_options={"include_usage": None, "other": None})
+    assert ask.ignored == text(suffix=None).ignored == () and not ask.include_usage
+
+
+def test_parameters_inside_of_another_one_are_ignored_too() -> None:
+    ask = chat(stream=True, stream_options={"include_usage": True, "continuous_usage_stats": False})
+    assert ask.include_usage and ask.ignored == ("stream_options.continuous_usage_stats",)
+    chat(messages=[{"role": "user", "content": "x", "prefix": False, "annotations": [], "extra": {}}])
+
+
+def test_special_tokens_are_shown_on_request() -> None:
+    assert (chat().special, chat(skip_special_tokens=False).special) == (False, True)
+
+
+def test_the_header_lists_names_escaped_and_at_most_32() -> None:
+    assert ignored_header(()) == {}
+    hostile = ("a\r\nSet-Cookie: x", "é", "\ud800", "a, b", "n" * 500)
+    (header,) = ignored_header(hostile).values()
+    assert header.isascii() and header.isprintable() and header.count(",") == len(hostile) - 1
+    assert len(header) < 64 * 3 * len(hostile)
+    (header,) = ignored_header([f"p{index}" for index in range(500)]).values()
+    assert header.split(", ") == [f"p{index}" for index in range(32)]
 
 
 @pytest.mark.parametrize(

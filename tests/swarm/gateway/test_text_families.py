@@ -108,6 +108,25 @@ async def test_ids_and_texts_of_four_thousand_lines_are_those_of_the_library(mak
     await check_family(make(), 4000)
 
 
+@pytest.mark.parametrize("make", FAMILIES, ids=lambda make: make.__name__)
+async def test_answers_without_special_tokens_are_those_of_the_library(make: Any) -> None:
+    family: TextFamily = make()
+    streams = Streams(family)
+    special = sorted(streams.tokenizer.special)
+    assert {family.tokenizer.token_to_id(word) for word in family.special} <= set(special)
+    for line in lines(30, ("and",)):
+        before, answer = streams.tokenizer.encode("Once", special=True), streams.spelled(line)
+        for token in special:
+            answer.insert(streams.draw.randrange(len(answer) + 1), token)
+        shown = [family.tokenizer.decode(ids, skip_special_tokens=True) for ids in (before, before + answer)]
+        for stops in ((), ("no such text",)):
+            stream = TextStream(InProcess(streams.tokenizer), stops, before, streams.tokenizer.special)
+            for token in answer:
+                await stream.push(token)
+            await stream.finish()
+            assert stream.text == shown[1][len(shown[0]) :]
+
+
 @pytest.mark.process
 @pytest.mark.parametrize("make", FAMILIES, ids=lambda make: make.__name__)
 async def test_prompts_and_conversations_are_the_ids_of_transformers(make: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
@@ -45,6 +46,26 @@ async def test_letters_come_when_they_are_whole() -> None:
     assert [await stream.push(token) for token in "aß€".encode()] == ["a", "", "ß", "", "", "€"]
     half = TextStream(BYTES)
     assert await half.push("€".encode()[0]) == "" and await half.finish() == "\ufffd"
+
+
+@pytest.mark.parametrize(
+    ("stops", "shown"),
+    [
+        ((), "OK.user: Hi"),
+        (("<user",), "OK."),
+        (("<",), "OK."),
+        (("<user:",), "OK.user: Hi"),
+        ((".<user",), "OK"),
+        (("user",), "OK."),
+        (("K.<",), "O"),
+    ],
+)
+async def test_hidden_tokens_are_not_shown_and_stops_may_name_them(stops: tuple[str, ...], shown: str) -> None:
+    stream = TextStream(BYTES, stops, (), b"<|")
+    for token in b"OK.<user|: Hi|":
+        await stream.push(token)
+    await stream.finish()
+    assert stream.text == shown and stream.stopped == (shown != "OK.user: Hi")
 
 
 def test_pages_are_named_after_all_that_stands_before() -> None:
