@@ -18,6 +18,7 @@ from peer.errors import CheckpointError, ConfigError
 from peer.files import read_bounded
 
 TEMPLATE_CHARS_MAX: Final = 32 << 10
+STOPS_MAX: Final = 32
 _FILE_BYTES_MAX: Final = 1 << 20
 _TOKENIZER_CONFIG_BYTES_MAX: Final = 8 << 20  # old ones list thousands of added tokens
 _CONFIG: Final = "config.json"
@@ -51,7 +52,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
 class TextRules(msgspec.Struct, frozen=True, kw_only=True):
     """What a checkpoint says of texts: where an answer ends, and how a conversation is written."""
 
-    stops: Annotated[tuple[_TokenId, ...], msgspec.Meta(max_length=32)] = ()
+    stops: Annotated[tuple[_TokenId, ...], msgspec.Meta(max_length=STOPS_MAX)] = ()
     """Tokens that end an answer."""
     bos_id: _TokenId | None = None
     pad_id: _TokenId | None = None

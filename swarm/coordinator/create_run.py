@@ -33,7 +33,7 @@ from swarm.run.hub_models import hub_id, located
 from swarm.run.manifest import PROTOCOL_VERSION, Manifest, features_of, model_features, sign_manifest
 from swarm.run.manifest_transfer import save_run_files
 from swarm.run.sections import AUTO_TOKENIZER, BYTES_TOKENIZER, check_fit, check_pipeline
-from swarm.run.tokenizer import end_of_text, read_tokenizer
+from swarm.run.tokenizer import end_of_text, ended_by, read_tokenizer
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,7 @@ def create_run(path: Path, run: RunConfig, identity: Identity, events: EventLog)
         )
     text = _text_rules(run, tokenizer_name)
     data = changed(run.data, end_of_text=end_of_text(run, tokenizer, text.eos))
+    text = ended_by(text, tokenizer, data.end_of_text)
     try:
         check_fit(model, data, tokenizer_name)
         check_pipeline(run.pipeline, model, run.inner, run.outer)

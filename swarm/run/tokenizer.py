@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+import msgspec
 from blake3 import blake3
 
 from peer.data.tokenizer import ByteTokenizer
@@ -11,6 +12,7 @@ from peer.data.tokenizer import read_tokenizer as parse_tokenizer
 from peer.data.tokenizer_rules import TOKENIZER_BYTES_MAX
 from peer.errors import ConfigError
 from peer.files import read_bounded
+from peer.model.text_rules import STOPS_MAX, TextRules
 from swarm.run.config import RunConfig
 from swarm.run.hub_models import located
 from swarm.run.sections import AUTO_TOKENIZER, BYTES_TOKENIZER
@@ -59,3 +61,14 @@ def end_of_text(run: RunConfig, content: bytes, of_checkpoint: str) -> str | Non
     if not content:
         raise ConfigError("the byte tokenizer has no token that ends a text: leave [data] end_of_text out")
     raise ConfigError(f"[data] end_of_text {named!r} is no single token of the run's tokenizer: name one that is")
+
+
+def ended_by(text: TextRules, content: bytes, token: str | None) -> TextRules:
+    """Return the rules of a run whose texts end with `token`, which the tokenizer of `content` has: so does an answer
+    of its model."""
+    if not token:
+        return text
+    (stop,) = parse_tokenizer(content).encode(token)
+    if stop in text.stops or len(text.stops) == STOPS_MAX:
+        return text
+    return msgspec.structs.replace(text, stops=(*text.stops, stop), eos=text.eos or token)

@@ -144,6 +144,17 @@ def test_a_token_that_the_tokenizer_lacks_is_refused() -> None:
         end_of_text(ending_with("</s>"), b"", "")
 
 
+async def test_answers_of_a_run_end_with_the_token_that_ends_its_texts(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(with_token("</s>"))
+    text = with_settings(template(), "tokenizer", {"source": str(tmp_path / "tokenizer.json")})
+    text = with_settings(with_settings(text, "model", {"vocab_size": 257}), "data", {"end_of_text": "</s>"})
+    await created(tmp_path / "home", parse_run_config(text))
+    run_files = load_run_files(tmp_path / "home")
+    assert run_files is not None
+    rules = open_manifest(run_files[0]).text
+    assert (rules.stops, rules.eos) == ((256,), "</s>")
+
+
 def ending_with(token: str | None) -> RunConfig:
     named = {} if token is None else {"end_of_text": token}
     return parse_run_config(with_settings(template(), "data", named))
