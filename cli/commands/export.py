@@ -148,14 +148,14 @@ def _from_swarm(text: str, into: Target) -> str:
     import torch  # noqa: F401  a slow import: before the network, not in the middle of it
 
     from swarm.client.download import download_head
-    from swarm.membership.vote_shares import caution
+    from swarm.membership.vote_shares import alarms, caution
 
     invite, out = read_invite(text), into.out
     into.check(invite.run_id)
     with _room_in(out) as folder:
         found = run_until_stopped(lambda: download_head(invite, folder / "state.part"))
     into.write(found.manifest, found.tokenizer, found.theta, facts_of(found))
-    for share in found.shares:
+    for share in alarms(found.shares):
         say(f"Warning: {plain(caution(share))}.", err=True)
     places = [(head.round, head.state_hash) for head in found.heads]
     return f"{_named(found.manifest, places)}, fetched from {several(found.donors, 'peer')} and written to {out}."

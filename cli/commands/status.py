@@ -118,7 +118,7 @@ def _tell(seen: ServedRunStatus | ServedModelStatus, guests: bool, as_json: bool
 
 
 def _show(seen: SwarmStatus) -> None:
-    from swarm.membership.vote_shares import caution
+    from swarm.membership.vote_shares import alarms, caution
 
     console = table_screen(80 if seen.stages else 100)
     admission = "open" if seen.open else "by invitation"
@@ -147,7 +147,7 @@ def _show(seen: SwarmStatus) -> None:
         console.print(Text(f"no answer from {silent}", style="yellow"))
     for text in _judged_texts(seen):
         console.print(Text(text, style="yellow"))
-    for share in seen.shares:
+    for share in alarms(seen.shares):
         console.print(Text(f"{plain(caution(share))}.", style="yellow"))
 
 
@@ -166,7 +166,9 @@ def _judged_texts(seen: SwarmStatus) -> list[str]:
 
 
 def _show_guests(seen: SwarmStatus) -> None:
-    """Show who came by which invite, directly or through a member that came by it."""
+    """Show who came by which invite, directly or through a member that came by it, and what that means for votes."""
+    from swarm.membership.vote_shares import caution
+
     console, names = table_screen(), {peer.peer: peer.name for peer in seen.peers}
     if not seen.guests:
         why = "this run is open" if seen.open else "no peer came by one yet"
@@ -175,6 +177,9 @@ def _show_guests(seen: SwarmStatus) -> None:
         peers = ", ".join(f"{plain(names.get(peer, 'away'))} {peer[-6:]}" for peer in invite.peers)
         came = f"{len(invite.peers)} of {several(invite.guests, 'guest')}, {several(invite.members, 'member')}"
         console.print(Text(f"invite {plain(invite.invite[:8])}  {came}: {peers}"))
+    for share in seen.shares:
+        if share.is_only:
+            console.print(f"{plain(caution(share))}.")
 
 
 def _summary(seen: SwarmStatus) -> Text | str:

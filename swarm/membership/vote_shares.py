@@ -32,6 +32,8 @@ class VoteShare(msgspec.Struct, frozen=True, kw_only=True):
     """All members of the head."""
     stage: int | None = None
     """Of a pipeline."""
+    is_only: bool = False
+    """Whether no other invite, or known prefix, has a member: as in any group of friends that came by one invite."""
 
 
 class InviteStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,21 +52,38 @@ def vote_shares(
     manifest: Manifest, head: Head, prefixes: Mapping[str, str], stage: int | None = None
 ) -> list[VoteShare]:
     """Return what holds half or more of the votes of a head of this run, where that can make a second history: not
-    where the coordinator's vote is required. `prefixes`: by peer, as far as they are known."""
+    where the coordinator's vote is required. `prefixes`: by peer, as far as they are known. In an open run no share is
+    the only one, as anybody may join."""
     members = {member.peer for member in head.members}
     if manifest.agreement_mode == "required":
         return []
 
-    def large(names: Iterable[str]) -> list[tuple[str, int]]:
-        counted = Counter(names).most_common()
-        return [(name, votes) for name, votes in counted if votes > 1 and 2 * votes >= len(members)]
+    def large(names: Iterable[str]) -> list[tuple[str, int, bool]]:
+        counted = Counter(names)
+        is_only = len(counted) == 1 and not manifest.open
+        return [
+            (name, votes, is_only) for name, votes in counted.most_common() if votes > 1 and 2 * votes >= len(members)
+        ]
 
     invites = large(entry.sponsor.key for entry in head.sponsored if entry.peer in members)
     places = large(prefix for peer, prefix in prefixes.items() if peer in members and _is_a_place(prefix))
-    return [
-        *(VoteShare(invite=name, votes=votes, members=len(members), stage=stage) for name, votes in invites),
-        *(VoteShare(prefix=name, votes=votes, members=len(members), stage=stage) for name, votes in places),
+    shares = [
+        *(
+            VoteShare(invite=name, votes=votes, members=len(members), is_only=is_only)
+            for name, votes, is_only in invites
+        ),
+        *(
+            VoteShare(prefix=name, votes=votes, members=len(members), is_only=is_only)
+            for name, votes, is_only in places
+        ),
     ]
+    return [msgspec.structs.replace(share, stage=stage) for share in shares]
+
+
+def alarms(shares: Iterable[VoteShare]) -> list[VoteShare]:
+    """Return the shares to warn of: those beside which another invite or prefix has members. A group that came by one
+    invite is told of it once by its coordinator, and by `peer status --guests`."""
+    return [share for share in shares if not share.is_only]
 
 
 def prefixes_told(records: Mapping[str, MemberRecord]) -> dict[str, str]:

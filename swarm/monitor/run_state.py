@@ -16,7 +16,7 @@ from peer.plain_text import plain
 from swarm.client.status import MemberStatus, RunReading
 from swarm.membership.member_record import MemberRecord
 from swarm.membership.told_events import ToldEvent
-from swarm.membership.vote_shares import VoteShare, caution
+from swarm.membership.vote_shares import VoteShare, alarms, caution
 from swarm.monitor.event_words import log_lines
 from swarm.monitor.head_chain import HeadChain, absent_from, joined, left, took_part
 from swarm.monitor.member_events import Outcome
@@ -101,7 +101,7 @@ def run_state(view: RunView) -> MonitorState:
         loss=_losses(view),
         log=log_lines(view.told, view.names),
         names={peer: plain(name, 64) for peer, name in view.names.items()},
-        cautions=tuple(plain(_caution(share)) for share in status.shares),
+        cautions=tuple(plain(_caution(share)) for share in alarms(status.shares)),
         monitor=_with_left_out(watch, left_out, view.chains),
     )
 

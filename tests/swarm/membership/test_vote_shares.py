@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from swarm.membership.member_record import MemberRecord
-from swarm.membership.vote_shares import caution, invites_of, prefixes_told, vote_shares
+from swarm.membership.vote_shares import alarms, caution, invites_of, prefixes_told, vote_shares
 from swarm.protocol.head import Head, Member, Sponsor, Sponsorship
 from swarm.run.agreement import sponsor_name
 from swarm.run.credentials import Link
@@ -18,8 +18,9 @@ from tests.swarm.support.stage_commits import begun
 ONE, OTHER = Sponsor("11" * 16, 8), Sponsor("22" * 16, 3)
 
 
-def with_mode(manifest: Manifest, coordinator: str) -> Manifest:
-    return msgspec.structs.replace(manifest, run=msgspec.structs.replace(manifest.run, coordinator=coordinator))
+def with_mode(manifest: Manifest, coordinator: str, is_open: bool = False) -> Manifest:
+    run = msgspec.structs.replace(manifest.run, coordinator=coordinator, open=is_open)
+    return msgspec.structs.replace(manifest, run=run)
 
 
 def head_of(manifest: Manifest, **came_by: Sponsor | None) -> Head:
@@ -42,6 +43,32 @@ def test_half_of_the_members_by_one_invite_is_told() -> None:
     assert caution(share).startswith("2 of 4 members came by the invite 11111111: if these are one person's")
     assert vote_shares(manifest, head_of(manifest, a=ONE, b=OTHER), {}) == [], "one peer is one person anyway"
     assert vote_shares(with_mode(manifest, "required"), half, {}) == [], "there a majority makes no second history"
+
+
+@pytest.mark.parametrize(
+    ("came_by", "prefixes", "alarming"),
+    [
+        ({"a": ONE, "b": ONE}, {}, []),
+        ({"a": ONE, "b": ONE, "c": None}, {}, []),
+        ({"a": ONE, "b": ONE, "c": OTHER}, {}, [ONE.key]),
+        ({"a": ONE, "b": ONE, "c": OTHER, "d": OTHER}, {}, [ONE.key, OTHER.key]),
+        ({"a": ONE, "b": ONE}, {"a": "192.168.1.0/24", "b": "192.168.1.0/24"}, []),
+        ({"a": ONE, "b": ONE}, {"a": "192.168.1.0/24", "b": "127.0.0.0/24"}, []),
+        ({"a": None, "b": None, "c": None}, {"a": "9.9.9.0/24", "b": "9.9.9.0/24", "c": "8.8.8.0/24"}, ["9.9.9.0/24"]),
+    ],
+)
+def test_one_invite_or_prefix_alone_is_no_alarm(
+    came_by: dict[str, Sponsor | None], prefixes: dict[str, str], alarming: list[str]
+) -> None:
+    manifest = with_mode(manifest_of(1), "witness")
+    shares = vote_shares(manifest, head_of(manifest, **came_by), prefixes)
+    assert [share.invite or share.prefix for share in alarms(shares)] == alarming and shares
+
+
+def test_an_open_run_warns_of_one_prefix() -> None:
+    manifest = with_mode(manifest_of(1), "witness", is_open=True)
+    found = vote_shares(manifest, head_of(manifest, a=None, b=None), {"a": "9.9.9.0/24", "b": "9.9.9.0/24"})
+    assert [share.prefix for share in alarms(found)] == ["9.9.9.0/24"]
 
 
 def test_learners_and_peers_that_are_no_members_have_no_votes() -> None:
