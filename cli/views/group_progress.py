@@ -113,7 +113,9 @@ def _votes_in_one_hand(view: ViewState, row: Row, at: float, fields: Fields) -> 
     share = VoteShare(
         invite=invite, prefix=prefix, votes=votes, members=members, stage=None if stage is None else int(stage)
     )
-    view.note(f'{caution(share)}; where you post an invite publicly, create the run with [run] coordinator = "required"')
+    view.note(
+        f'{caution(share)}; where you post an invite publicly, create the run with [run] coordinator = "required"'
+    )
 
 
 def _invite_withdrawn(view: ViewState, row: Row, at: float, fields: Fields) -> None:

@@ -93,8 +93,8 @@ def test_the_operator_is_told_who_holds_half_of_the_votes() -> None:
     tell(progress, "votes_in_one_hand", round=4, votes=3, members=5, invite="ab12cd34ef", prefix="")
     tell(progress, "votes_in_one_hand", round=4, votes=4, members=5, invite="", prefix="203.0.113.0/24")
     remedy = (
-        ": if these are one person's, that person decides what this run's history is; where that matters, create the"
-        ' run with [run] coordinator = "required"'
+        ": if these are one person's, that person decides what this run's history is; where you post an invite"
+        ' publicly, create the run with [run] coordinator = "required"'
     )
     assert told(progress)[1:] == [
         f"3 of 5 members came by the invite ab12cd34{remedy}",
