@@ -1,5 +1,7 @@
-// The chat page: a conversation in this tab's memory, and one streamed request for each answer.
+// The chat page: a conversation that lives as long as its tab, and one streamed request for each answer.
 "use strict";
+
+import { showMarkdown } from "/markdown.js";
 
 const part = (id) => document.getElementById(id);
 const log = part("log");
@@ -7,9 +9,13 @@ const status = part("status");
 const message = part("message");
 const key = part("key");
 
-let turns = []; // {role, content}
+const STOPPED = "stopped early";
+const KEPT = ["system", "temperature", "limit"]; // settings that a reload keeps, beside the key
+
+let turns = []; // {role, content, facts}
 let model = "";
 let running = null; // the AbortController of the answer that comes in
+let incoming = null; // that answer, as `show` returned it
 
 key.value = sessionStorage.getItem("key") ?? "";
 
@@ -46,18 +52,82 @@ async function connect() {
   }
 }
 
-function show(role, text) {
+function show(role, text, facts = "") {
   const card = document.createElement("article");
   card.className = role;
   card.setAttribute("aria-label", role === "user" ? "You" : "The model");
-  const words = document.createElement("p");
-  const facts = document.createElement("small");
-  words.textContent = text; // never as markup: a model wrote it
-  facts.hidden = true;
-  card.append(words, facts);
+  const words = document.createElement(role === "user" ? "p" : "div");
+  const small = document.createElement("small");
+  const copy = document.createElement("button");
+  copy.type = "button";
+  copy.className = "copy";
+  copy.textContent = "Copy";
+  const shown = { card, words, facts: small, copy, text: "", frame: 0 };
+  card.append(words, small, copy);
   log.append(card);
+  write(shown, text);
+  tell(shown, facts);
+  copy.addEventListener("click", () => copyText(copy, shown.text));
   log.scrollTop = log.scrollHeight;
-  return { card, words, facts };
+  return shown;
+}
+
+function write(shown, text) {
+  shown.text = text;
+  if (shown.words.localName === "p") {
+    shown.words.textContent = text;
+    return;
+  }
+  shown.frame ||= requestAnimationFrame(() => {
+    const stays = log.scrollHeight - log.scrollTop - log.clientHeight < 60;
+    shown.frame = 0;
+    showMarkdown(shown.words, shown.text);
+    if (stays) log.scrollTop = log.scrollHeight;
+  });
+}
+
+function tell(shown, facts) {
+  shown.facts.textContent = facts;
+  shown.facts.hidden = !facts;
+}
+
+async function copyText(button, text) {
+  let done = true;
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch { // a page that came without TLS from another machine has no clipboard
+    const field = document.createElement("textarea");
+    field.value = text;
+    document.body.append(field);
+    field.select();
+    done = document.execCommand("copy");
+    field.remove();
+    button.focus();
+  }
+  button.textContent = done ? "Copied" : "Not copied";
+  setTimeout(() => { button.textContent = "Copy"; }, 1500);
+}
+
+function keep() {
+  const half = incoming?.text ? [{ role: "assistant", content: incoming.text, facts: STOPPED }] : [];
+  const settings = Object.fromEntries(KEPT.map((id) => [id, part(id).value]));
+  try {
+    sessionStorage.setItem("conversation", JSON.stringify({ turns: [...turns, ...half], settings }));
+  } catch {
+    status.textContent = "This conversation is too long for the browser to keep over a reload.";
+  }
+}
+
+function restore() {
+  try {
+    const kept = JSON.parse(sessionStorage.getItem("conversation") ?? "{}");
+    for (const id of KEPT) part(id).value = kept.settings?.[id] ?? part(id).value;
+    turns = (kept.turns ?? []).map(({ role, content, facts = "" }) => ({ role, content, facts }));
+  } catch {
+    turns = [];
+  }
+  if (turns.at(-1)?.role === "user") message.value = turns.pop().content; // it has no answer
+  for (const { role, content, facts } of turns) show(role, content, facts);
 }
 
 function busy(controller) {
@@ -95,7 +165,7 @@ function ask() {
   const system = part("system").value.trim();
   return {
     model,
-    messages: [...(system ? [{ role: "system", content: system }] : []), ...turns],
+    messages: [...(system ? [{ role: "system", content: system }] : []), ...turns.map(({ role, content }) => ({ role, content }))],
     temperature: Number(part("temperature").value),
     max_completion_tokens: Number(part("limit").value) || 512,
     stream: true,
@@ -116,18 +186,15 @@ async function answer(shown, controller) {
   let failovers = 0;
   for await (const event of events(response.body)) {
     if (event.error) throw new Error(event.error.message);
-    const stays = log.scrollHeight - log.scrollTop - log.clientHeight < 60;
-    for (const choice of event.choices) shown.words.textContent += choice.delta.content ?? "";
+    for (const choice of event.choices) write(shown, shown.text + (choice.delta.content ?? ""));
     if (event.barnraise) ({ route, failovers } = event.barnraise);
     if (event.usage) {
       const seconds = (performance.now() - began) / 1000;
       const tokens = event.usage.completion_tokens;
       const rate = tokens > 1 && seconds > 0 ? `, ${((tokens - 1) / seconds).toFixed(1)} a second` : "";
       const replaced = failovers ? `; ${failovers} replaced` : "";
-      shown.facts.textContent = `${tokens} tokens${rate}, ${routeText(route)}${replaced}`;
-      shown.facts.hidden = false;
+      tell(shown, `${tokens} tokens${rate}, ${routeText(route)}${replaced}`);
     }
-    if (stays) log.scrollTop = log.scrollHeight;
   }
 }
 
@@ -138,13 +205,14 @@ async function send() {
   if (!model) return;
   status.textContent = "";
   message.value = "";
-  turns.push({ role: "user", content: text });
+  turns.push({ role: "user", content: text, facts: "" });
   const asked = show("user", text);
   const shown = show("assistant", "");
   shown.card.classList.add("busy");
   const controller = new AbortController();
   busy(controller);
   const now = turns;
+  incoming = shown;
   try {
     await answer(shown, controller);
   } catch (error) {
@@ -153,14 +221,17 @@ async function send() {
   shown.card.classList.remove("busy");
   if (running === controller) busy(null);
   if (turns !== now) return; // reset meanwhile
-  if (shown.words.textContent) {
-    turns.push({ role: "assistant", content: shown.words.textContent });
+  incoming = null;
+  if (shown.text) {
+    if (!shown.facts.textContent) tell(shown, STOPPED);
+    turns.push({ role: "assistant", content: shown.text, facts: shown.facts.textContent });
   } else {
     turns.pop(); // as if it had not been sent
     asked.card.remove();
     shown.card.remove();
     message.value = text;
   }
+  keep();
   message.focus();
 }
 
@@ -168,6 +239,8 @@ function reset() {
   running?.abort();
   busy(null);
   turns = [];
+  incoming = null;
+  keep();
   log.replaceChildren();
   status.textContent = "";
   message.focus();
@@ -192,5 +265,11 @@ key.addEventListener("change", () => {
   sessionStorage.setItem("key", key.value);
   connect();
 });
+log.addEventListener("click", (event) => {
+  const button = event.target.closest("figure .copy");
+  if (button) copyText(button, button.closest("figure").querySelector("pre").textContent);
+});
+addEventListener("pagehide", keep);
 
+restore();
 connect();

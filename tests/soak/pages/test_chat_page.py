@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -73,3 +74,100 @@ async def test_the_page_on_a_phone(served: ServedModel, tmp_path: Path) -> None:
         await page.until("document.getElementById('status').textContent.includes('exceeds this model')")
         assert await page.run("document.getElementById('message').value") == "Too much"
         assert [fault for fault in page.faults if "400" not in json.dumps(fault)] == []
+
+
+MARKDOWN = """# Title #
+
+Some **bold _text_** and *more*, `a < b`, ~~gone~~, [a link](https://example.org/x?y=1) and [none](javascript:alert(1)).
+Second line <img src=x onerror=alert(1)>
+
+```python
+def f(x):
+    return "<b>" + x
+```
+
+- one
+- two
+  - inside
+    still inside
+
+3. three
+4. four
+
+> quoted
+> > deeper
+
+---
+![picture](https://example.org/track.png)
+~~~
+never closed <script>
+"""
+
+
+async def test_markdown_becomes_elements_and_nothing_else(served: ServedModel, tmp_path: Path) -> None:
+    async with open_page(served.url, tmp_path / "profile") as page:
+        await page.until("document.getElementById('status')?.textContent.includes('API key')")
+        page.faults.clear()
+        await page.run(
+            f"import('/markdown.js').then(m => {{ window.md = m; window.source = {json.dumps(MARKDOWN)}; }})"
+        )
+        await page.until("!!window.md")
+        await page.run(
+            "window.box = document.createElement('div'); document.body.append(box); md.showMarkdown(box, source)"
+        )
+
+        async def shown(selector: str) -> Any:
+            return await page.run(f"[...box.querySelectorAll({json.dumps(selector)})].map(one => one.textContent)")
+
+        assert await shown("h3") == ["Title"] and await shown("strong") == ["bold _text_"]
+        assert await shown("em") == ["more"] and await shown("s") == ["gone"] and await shown("p code") == ["a < b"]
+        assert await shown("pre") == ['def f(x):\n    return "<b>" + x', "never closed <script>\n"]
+        assert await shown("figcaption") == ["pythonCopy", "codeCopy"]
+        assert (await shown("ul > li"))[0] == "one" and await shown("ul ul > li") == ["inside\nstill inside"]
+        assert await shown("ol > li") == ["three", "four"] and await page.run("box.querySelector('ol').start") == 3
+        assert await shown("blockquote blockquote") == ["deeper"] and await shown("hr") == [""]
+        links = await page.run("[...box.querySelectorAll('a')].map(a => [a.textContent, a.href, a.rel])")
+        assert links == [
+            ["a link", "https://example.org/x?y=1", "noopener noreferrer nofollow"],
+            ["picture", "https://example.org/track.png", "noopener noreferrer nofollow"],
+        ]
+        assert await shown("img, script, iframe, style, form") == []
+        assert "[none](javascript:alert(1))" in await page.run("box.textContent")
+        for row in ("`" * 30000, "[" * 30000, "#" * 30000 + "a", "*" * 30000, "```" + " " * 30000 + "`", "> " * 9000):
+            await page.run(f"md.showMarkdown(box, {json.dumps(row)})")
+        await page.run("md.showMarkdown(box, ('- a\\n' + '  '.repeat(40) + '- b\\n').repeat(500))")
+        assert page.faults == []
+
+
+async def test_a_conversation_is_kept_over_a_reload_and_copied(served: ServedModel, tmp_path: Path) -> None:
+    async with open_page(served.url, tmp_path / "profile") as page:
+        await page.until("document.getElementById('status')?.textContent.includes('API key')")
+        await page.set("key", KEY)
+        await page.until("document.getElementById('model').textContent.includes('tokens of context')")
+        await page.set("limit", "12")
+        await page.set("temperature", "0")
+        await say(page, "Hello\nyou")
+        await page.until(f"{TOLD} == 1")
+        texts = "[...document.querySelectorAll('article')].map(one => one.firstChild.textContent)"
+        before, facts = await page.run(texts), await page.run("document.querySelector('article small').textContent")
+        await page.run(
+            "Object.defineProperty(navigator, 'clipboard', {value: {writeText: async t => {window.copied = t}}})"
+        )
+        await page.run("document.querySelector('article.user > .copy').click()")
+        await page.until("window.copied === 'Hello\\nyou'")
+        await page.call("Page.reload")
+        await page.until("window.copied === undefined && document.querySelectorAll('article').length == 2")
+        await page.until(f"({texts})[1] === {json.dumps(before[1])}")
+        assert await page.run(texts) == before
+        assert await page.run("document.querySelector('article small').textContent") == facts
+        assert await page.run("document.getElementById('limit').value") == "12"
+        await page.set("limit", "2000")
+        await say(page, "Go on")
+        await page.until("document.querySelectorAll('article.assistant')[1]?.textContent.length > 60")
+        await page.call("Page.reload")
+        await page.until("document.querySelectorAll('article.assistant small:not([hidden])').length == 2")
+        assert await page.run("document.querySelectorAll('article small')[3].textContent") == "stopped early"
+        await page.run("document.getElementById('reset').click()")
+        await page.call("Page.reload")
+        await page.until("document.getElementById('model').textContent.includes('tokens of context')")
+        assert await page.run("document.querySelectorAll('article').length") == 0
