@@ -53,7 +53,7 @@ def vote_shares(
 ) -> list[VoteShare]:
     """Return what holds half or more of the votes of a head of this run, where that can make a second history: not
     where the coordinator's vote is required. `prefixes`: by peer, as far as they are known. In an open run no share is
-    the only one, as anybody may join."""
+    the only one, as any peer may join."""
     members = {member.peer for member in head.members}
     if manifest.agreement_mode == "required":
         return []
