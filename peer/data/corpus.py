@@ -24,9 +24,11 @@ from torch import Tensor
 
 from peer.config import DataConfig
 from peer.corpus_facts import CorpusFacts
+from peer.data.folder_files import TOOL_FOLDERS, TextSource, find_files
 from peer.data.held_out import split
+from peer.data.json_documents import JSON_SUFFIXES
 from peer.data.packed_files import PARQUET, RATIO, TEXT, is_packed
-from peer.data.text_files import EMPTY_LINE, Texts, TextSource, find_files, read_texts
+from peer.data.text_files import EMPTY_LINE, Texts, read_texts
 from peer.data.tokenizer import Ids, Tokenizer
 from peer.errors import ConfigError
 from peer.plain_text import plain
@@ -40,8 +42,8 @@ _MEMORY_SHARE = 16  # while it is tokenized, a text takes about eight times its 
 _NOT_PROSE = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "lib2to3", "__pycache__"})
 _FIELDS_SHOWN = 8
 _FIELD_CHARS_MAX = 24  # so that a sentence is not cut
-_TEXT_SUFFIXES = frozenset(
-    {".txt", ".md", ".rst", ".py", ".json", ".jsonl", ".csv", ".html", ".xml", ".tex", ".c", ".h", ".rs", PARQUET}
+_TEXT_SUFFIXES = JSON_SUFFIXES | frozenset(
+    {".txt", ".md", ".rst", ".py", ".csv", ".html", ".xml", ".tex", ".c", ".h", ".rs", PARQUET}
 )
 
 
@@ -116,7 +118,7 @@ def load_corpus(
     """Read, split and tokenize the text. Raises ConfigError if there is too little text for one window, or no file has
     the field.
 
-    `folder` is the folder of text that this machine's user has named, "" for none; so is `text_field`, of .jsonl and
+    `folder` is the folder of text that this machine's user has named, "" for none; so is `text_field`, of JSON and
     .parquet files. `cache` is a folder that keeps the ids of a slow tokenizer, so that a restarted worker is ready at
     once.
     """
@@ -194,32 +196,43 @@ def has_packed_text(folder: str) -> bool:
 def _source(folder: str, text_field: str = "") -> TextSource:
     if folder:
         field = text_field or TEXT
-        return TextSource(Path(folder), _TEXT_SUFFIXES, frozenset({"__pycache__"}), is_users=True, field=field)
+        return TextSource(Path(folder), _TEXT_SUFFIXES, TOOL_FOLDERS, is_users=True, field=field)
     return TextSource(Path(sysconfig.get_paths()["stdlib"]), frozenset({".py"}), _NOT_PROSE, is_users=False)
 
 
 def _check_field(source: TextSource, texts: Texts, *, is_named: bool) -> None:
     """Raise ConfigError if no file has the field that holds the text, where the user has named it or nothing else was
     read. What others call their fields is cut, and shown without control characters."""
-    if texts.has_field or texts.truncated or not (is_named or (texts.other_fields and not texts.files)):
+    if texts.has_field or texts.truncated or not (is_named or (texts.lacks_field and not texts.files)):
         return
     names = [repr(plain(name, _FIELD_CHARS_MAX)) for name in sorted(texts.other_fields)[:_FIELDS_SHOWN]]
     more = ", ..." if len(texts.other_fields) > _FIELDS_SHOWN else ""
-    remedy = f"give --text-field one of {', '.join(names)}{more}" if names else "leave --text-field out"
-    where = f"no .jsonl or {PARQUET} file in {str(source.root)!r} has text in a field {source.field!r}"
+    if names:
+        remedy = f"give --text-field one of {', '.join(names)}{more}"
+    elif texts.files:
+        remedy = "leave --text-field out"
+    else:
+        remedy = f'write each text as {{"{source.field}": "..."}} on its own line, or name plain text .txt'
+    where = f"no JSON or {PARQUET} file in {str(source.root)!r} has text in a field {source.field!r}"
     raise ConfigError(f"{where} (skipped {texts.skipped_text()}): {remedy}")
 
 
 def _account(source: TextSource, texts: Texts, counts: tuple[int, int], sizes: tuple[int, int], max_bytes: int) -> str:
-    """Return what was read and what was not, sizes in bytes, as one sentence."""
+    """Return what was read and what was not, sizes in bytes, as one sentence. It names the suffixes that are read where
+    a file has another."""
     (files, documents), (train, held_out) = counts, sizes
     inside = f" ({documents} texts)" if documents > files else ""
     limit = f"; no more than the first {_size(max_bytes)} are read" if texts.truncated else ""
+    invalid = f"; {_several(texts.replaced)} with invalid characters, read as U+FFFD" if texts.replaced else ""
+    suffixes = f"; suffixes read {' '.join(sorted(source.suffixes))}, and these with .gz or .zst"
     return (
-        f"{files} file{'' if files == 1 else 's'}{inside} read, {_size(train)} to train on and {_size(held_out)} held"
-        f" out; skipped {texts.skipped_text()}{limit}; suffixes read {' '.join(sorted(source.suffixes))}"
-        f"{', and these with .gz or .zst' if source.is_users else ''}"
+        f"{_several(files)}{inside} read, {_size(train)} to train on and {_size(held_out)} held out;"
+        f" skipped {texts.skipped_text()}{limit}{invalid}{suffixes if texts.has_other_suffixes else ''}"
     )
+
+
+def _several(files: int) -> str:
+    return f"{files} file{'' if files == 1 else 's'}"
 
 
 def _size(size_bytes: int) -> str:

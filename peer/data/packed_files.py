@@ -27,6 +27,7 @@ RATIO: Final = 8
 _WINDOW_BYTES_MAX: Final = 1 << 27  # of a Zstandard frame; what `zstd -d` takes without --long
 _BUFFER_BYTES: Final = 1 << 20
 _ROWS: Final = 64
+_DICTIONARY_ROWS: Final = 1 << 12  # every batch repeats the dictionary
 _FOOTER_STRING_BYTES_MAX: Final = 16 << 20
 _FOOTER_ITEMS_MAX: Final = 1 << 20
 
@@ -82,7 +83,8 @@ def unpacking(file: BinaryIO, packing: str) -> Iterator[BinaryIO]:
 
 def rows_of(file: BinaryIO, field: str) -> Iterator[bytes | None]:
     """Yield the column `field` of a Parquet file, a row at a time, None for one without. Raises NoText for a damaged
-    file, NoField for one without such a column, ConfigError where pyarrow is missing."""
+    file, NoField for one without such a column, ConfigError where pyarrow is missing. A column of bytes is text where
+    they are UTF-8: writers other than Arrow often do not mark their strings."""
     arrow, parquet = _library("pyarrow", PARQUET), _library("pyarrow.parquet", PARQUET)
     try:
         table = parquet.ParquetFile(
@@ -91,15 +93,49 @@ def rows_of(file: BinaryIO, field: str) -> Iterator[bytes | None]:
             thrift_string_size_limit=_FOOTER_STRING_BYTES_MAX,
             thrift_container_size_limit=_FOOTER_ITEMS_MAX,
         )
-        texts = [each.name for each in table.schema_arrow if each.type in (arrow.string(), arrow.large_string())]
-        if texts.count(field) != 1:
-            raise NoField(field, texts)
-        for batch in table.iter_batches(batch_size=_ROWS, columns=[field], use_threads=False):
+        texts = (arrow.string(), arrow.large_string(), arrow.string_view())
+        unmarked = (arrow.binary(), arrow.large_binary(), arrow.binary_view())
+        columns = [(each.name, each.type, _stored_type(arrow, each.type)) for each in table.schema_arrow]
+        found = [(kind, stored) for name, kind, stored in columns if name == field and stored in texts + unmarked]
+        if len(found) != 1:
+            raise NoField(field, [name for name, _, stored in columns if stored in texts])
+        ((kind, stored),) = found
+        rows = _DICTIONARY_ROWS if arrow.types.is_dictionary(getattr(kind, "storage_type", kind)) else _ROWS
+        for batch in table.iter_batches(batch_size=rows, columns=[field], use_threads=False):
             for value in batch.column(batch.schema.get_field_index(field)):  # `a.b` also picks b of a structure a
-                content = value.as_buffer()
-                yield None if content is None else content.to_pybytes()
+                content = _content(value)
+                yield _if_text(content) if content is not None and stored in unmarked else content
     except (arrow.ArrowException, OSError) as error:
         raise NoText(f"damaged {PARQUET}") from error
+
+
+def _stored_type(arrow: Any, kind: Any) -> Any:
+    """Return the type of the values behind dictionaries and extensions."""
+    while True:
+        if isinstance(kind, arrow.BaseExtensionType):
+            kind = kind.storage_type
+        elif arrow.types.is_dictionary(kind):
+            kind = kind.value_type
+        else:
+            return kind
+
+
+def _content(value: Any) -> bytes | None:
+    """Return the bytes of a value behind dictionaries and extensions, None for one that is null."""
+    while value is not None and hasattr(value, "value"):
+        value = value.value
+    content = None if value is None else value.as_buffer()
+    found: bytes | None = None if content is None else content.to_pybytes()
+    return found
+
+
+def _if_text(content: bytes) -> bytes | None:
+    """Return bytes that are UTF-8 without a zero byte, None for others."""
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        return None
+    return None if b"\0" in content else content
 
 
 def _library(name: str, suffix: str) -> Any:
