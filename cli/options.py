@@ -128,7 +128,7 @@ def text_field_option(function: Command) -> Command:
             )
         return name
 
-    text = "The field of .jsonl files, and column of .parquet files, that holds the text.  [default: text]"
+    text = "The field of JSON objects, and column of .parquet files, that holds the text.  [default: text]"
     return click.option("--text-field", metavar="NAME", callback=checked, help=text)(function)
 
 

@@ -15,7 +15,7 @@ class CorpusFacts(msgspec.Struct, frozen=True, kw_only=True):
     files: Number
     """Files whose text is in it."""
     documents: Number = 0
-    """Of these files: a .jsonl or .parquet file holds many."""
+    """Of these files: a JSON or .parquet file holds many."""
     train_bytes: Number
     """Text to train on, as UTF-8."""
     held_out_bytes: Number
@@ -25,4 +25,4 @@ class CorpusFacts(msgspec.Struct, frozen=True, kw_only=True):
     truncated: bool
     """Whether the limit of bytes left out any text."""
     account: Annotated[str, msgspec.Meta(max_length=2048)]
-    """For people: files, sizes, what was skipped by kind and count, and which suffixes are read."""
+    """For people: files, sizes, what was skipped by kind and count, and the suffixes read if a file has another."""

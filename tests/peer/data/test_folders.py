@@ -297,7 +297,8 @@ def test_a_folder_that_cannot_be_listed_is_counted(tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.parquet"])
 def test_a_first_document_beyond_the_limit_is_past_it(tmp_path: Path, name: str) -> None:
     whole = [{"text": "x" * 500}]
-    content = {"a.jsonl": LINES * 9, "a.json": json.dumps(whole), "a.parquet": parquet(text=["x" * 500])}[name]
+    contents: dict[str, str | bytes] = {"a.jsonl": LINES * 9, "a.json": json.dumps(whole)}
+    content = contents.get(name) or parquet(text=["x" * 500])
     build(tmp_path, {name: content, **OTHER})
     texts = read_texts(_source(str(tmp_path)), 20)
     assert not texts.files and texts.truncated and texts.skipped_text() == "2 past the limit"
@@ -363,3 +364,9 @@ def test_what_python_reads_of_json_is_read(
         texts, _ = read(root)
     wanted = "|".join(row["text"] for row in rows if isinstance(row.get("text"), str) and row["text"])
     assert texts == ([wanted] if wanted else [])
+
+
+@pytest.mark.parametrize("opened", ["[", '[{"a":', '{"text":"x","a":\n['])
+def test_json_that_nests_without_end_is_left_out(tmp_path: Path, opened: str) -> None:
+    texts, found = read(build(tmp_path, {"a.json": opened * 100_000, **OTHER}))
+    assert texts == ["plain text\n"] and found.skipped_text() == "1 JSON nested too deeply"
