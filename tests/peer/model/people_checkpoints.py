@@ -85,7 +85,9 @@ class Checkpoint:
             self.save(half, file)
         self.remove(WEIGHTS)
         if index:
-            self.write(INDEX, {"weight_map": {name: file for file, half in halves.items() for name in half}})
+            self.write(
+                INDEX, {"metadata": {}, "weight_map": {name: file for file, half in halves.items() for name in half}}
+            )
 
 
 def sound(folder: Path, family: str = "Llama", **extra: Any) -> Checkpoint:
