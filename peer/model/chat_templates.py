@@ -161,13 +161,13 @@ def _resolved(source: str, known: Templates, word: str) -> tuple[str, str]:
     """Return the template that a word names, and its name if it is one of the checkpoint's."""
     if word == PLAIN:
         return "", ""
-    if word == known.name:
+    if known.name and word == known.name:
         return source, word
     for other in known.others:
         if other.name == word:
             return other.source, word
     path = Path(word)
-    if "\0" in word or not path.exists():
+    if not _is_there(path):
         names = f"it has {_listed(known)}" if known.names else "it has none"
         left = ", which is too long to travel with the model" if word in known.left_out else ""
         raise ConfigError(
@@ -175,6 +175,14 @@ def _resolved(source: str, known: Templates, word: str) -> tuple[str, str]:
             f" {'one of these names, ' if known.names else ''}the path of a file, or {PLAIN}"
         )
     return read_template_file(path), ""
+
+
+def _is_there(path: Path) -> bool:
+    """Return whether something is at a path that may be a file; a word can also be too long for a path."""
+    try:
+        return path.exists() and not path.is_dir()
+    except (OSError, ValueError):
+        return False
 
 
 def _said(source: str, said: Templates | None, others: str) -> str:

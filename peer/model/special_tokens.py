@@ -99,7 +99,7 @@ def _ids(folder: Path, token: str, listed: object) -> list[int]:
     try:
         found = token_id(read_bounded(folder / "tokenizer.json", TOKENIZER_BYTES_MAX), token)
     except (OSError, *MALFORMED):
-        found = None  # whoever needs the tokenizer says what it lacks
+        found = None  # the reader of the tokenizer says what is wrong with it
     if found is not None:
         return [found]
     entries = listed.items() if isinstance(listed, Mapping) else ()

@@ -36,7 +36,7 @@ from swarm.serving.run_server import RunServer
 
 __all__ = ["ServeConfig", "run_server"]
 
-OTHERS: Final = "--template NAME chooses another, here at founding and in peer api, chat and generate --chat"
+OTHERS: Final = "--template NAME chooses another, for a new model or in peer api, chat and generate --chat"
 
 
 async def run_server(config: ServeConfig, ready: Callable[[Invite, Span], None], watch: Watcher | None = None) -> None:

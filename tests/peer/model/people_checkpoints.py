@@ -31,7 +31,10 @@ SIZES: Final = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 64,
 }
+LLAMA3: Final = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 Rename = Callable[[str], str]
+Bases = Callable[[str, dict[str, Any]], Path]
+"""The folder of a sound checkpoint of a family, with these changes of its config."""
 
 
 def tokenizer(*more: str) -> Tokenizer:
@@ -106,3 +109,14 @@ def sound(folder: Path, family: str = "Llama", **extra: Any) -> Checkpoint:
     tokens = {"bos_token": "<s>", "eos_token": "</s>", "tokenizer_class": "PreTrainedTokenizerFast"}
     made.write("tokenizer_config.json", {**tokens, "chat_template": CHATML})
     return made
+
+
+Edit = Callable[[Checkpoint], None]
+
+
+def config(**changes: Any) -> Edit:
+    return lambda made: made.config(**changes)
+
+
+def no_eos(made: Checkpoint) -> None:
+    made.edit("tokenizer_config.json", eos_token=...)
