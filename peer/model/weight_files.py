@@ -37,30 +37,22 @@ class _Index(msgspec.Struct):
 
 
 def listed_files(folder: Path) -> list[Path]:
-    """Return the files that a checkpoint's weights are in, whether each is there or not: the single file, those of the
-    index, or a row of numbered shards without one. Empty if it has none of these. Raises CheckpointError."""
+    """Return the files that a checkpoint's weights are in: the single file, those of the index, whether each is there
+    or not, or the numbered shards that are there without one. Empty if it has none of these. Raises CheckpointError."""
     if (folder / WEIGHTS).is_file():
         return [folder / WEIGHTS]  # then shards beside it are those of another download
     if (folder / INDEX).is_file():
         return [folder / name for name in _indexed(folder / INDEX)]
-    shards = [match for path in folder.glob("*.safetensors") if (match := _SHARD.fullmatch(path.name))]
-    rows = {(match[1], match[3]) for match in shards}
-    if not rows:
-        return []
+    rows: dict[str, list[Path]] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        if match := _SHARD.fullmatch(path.name):
+            rows.setdefault(f"{match[1]}-...-of-{match[3]}", []).append(path)
     if len(rows) > 1:
-        names = " and ".join(sorted(f"{stem}-...-of-{count}" for stem, count in rows)[:2])
         raise CheckpointError(
-            f"{folder} has shards of several checkpoints ({names}) and no {INDEX}: keep those of one in a folder"
+            f"{folder} has shards of several checkpoints ({' and '.join(map(shown, sorted(rows)[:2]))}) and no {INDEX}:"
+            " keep those of one in a folder"
         )
-    ((stem, count),) = rows
-    if int(count) > len(shards):  # names the first that is missing, and counts no further than there are files
-        have = {match[2] for match in shards}
-        lost = next(f"{number:05}" for number in range(1, len(shards) + 2) if f"{number:05}" not in have)
-        raise CheckpointError(
-            f"{folder} has {len(shards)} of {int(count)} shards and lacks {stem}-{lost}-of-{count}.safetensors:"
-            " download those that are missing"
-        )
-    return [folder / f"{stem}-{number:05}-of-{count}.safetensors" for number in range(1, int(count) + 1)]
+    return next(iter(rows.values()), [])
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -72,7 +64,20 @@ def weight_files(folder: Path) -> list[Path]:
             raise CheckpointError(f"{folder} lacks {path.name}, which its {INDEX} names: download that file")
     if not files:
         raise CheckpointError(_without_weights(folder))
+    match = _SHARD.fullmatch(files[0].name)
+    if match and not (folder / INDEX).is_file():
+        _check_row(folder, match[1], match[3], {path.name for path in files})
     return files
+
+
+def _check_row(folder: Path, stem: str, count: str, names: set[str]) -> None:
+    """Check that no shard of a row without an index is missing."""
+    for number in range(1, int(count) + 1):
+        name = f"{stem}-{number:05}-of-{count}.safetensors"
+        if name not in names:
+            raise CheckpointError(
+                f"{folder} has {len(names)} of {int(count)} shards and lacks {name}: download those that are missing"
+            )
 
 
 def unreadable(path: Path, error: Exception) -> CheckpointError:

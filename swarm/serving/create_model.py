@@ -105,7 +105,7 @@ def _own_dtype(folder: Path, files: ParameterFiles, model: ModelConfig) -> Hidde
     """Return the type of a checkpoint: bf16 where all parameters are of it. All values must be finite."""
     names = FlatLayout.of(model).slots
     kinds = {str(files.tensor(name).dtype) for name in names}
-    unfit = kinds - {"torch.float32", "torch.bfloat16", "torch.float16"}
+    unfit = kinds - {"torch.float64", "torch.float32", "torch.bfloat16", "torch.float16"}
     if unfit:
         raise CheckpointError(
             f"the checkpoint has parameters of {sorted(unfit)[0]}: take one in float32, bfloat16 or float16"

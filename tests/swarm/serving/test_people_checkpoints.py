@@ -174,6 +174,9 @@ LOADED: Final = {
     "shards": Loaded(lambda made: made.shards(index=True)),
     "shards without an index": Loaded(lambda made: made.shards(index=False), ours_only=True),
     "the old rotary table": Loaded(old_table),
+    "float64": Loaded(
+        lambda made: made.save({name: one.double() for name, one in made.weights().items()}), ours_only=True
+    ),
     "a byte-order mark": Loaded(with_marks, ours_only=True),
     "NaN": Loaded(with_nan),
     "llama3 without its length": Loaded(config(rope_scaling=LLAMA3, rope_parameters=...)),
