@@ -141,7 +141,7 @@ def check_tokenizer(content: bytes, name: str) -> int:
     try:
         file = msgspec.json.decode(content, type=_TokenizerFile)
     except MALFORMED as error:
-        raise ConfigError(f"{name}, the tokenizer.json, {malformed(content, error)}") from error
+        raise ConfigError(f"{name} is not a tokenizer.json, as it {malformed(content, error)}") from error
     try:
         _check_parts("normalizer", file.normalizer, _NORMALIZERS)
         _check_parts("pre_tokenizer", file.pre_tokenizer, _PRE_TOKENIZERS)
