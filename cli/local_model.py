@@ -17,14 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
-import msgspec
 
 from cli.demo.child_processes import ChildPeer, children
 from cli.demo.cluster import LOOPBACK
 from cli.options import checkpoint_folder, dtype_option, read_invite
 from cli.run import leaves, stopping_by_signal
 from cli.terminal.lines import is_terminal, say
-from peer.decoding import MALFORMED, told
 from peer.errors import BarnraiseError, CheckpointError, ConfigError, NetworkError, ResourceError, WorkerError
 from peer.files import read_bounded
 from peer.temp_folder import temporary_folder
@@ -39,17 +37,12 @@ if sys.version_info < (3, 11):
     from exceptiongroup import BaseExceptionGroup
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-CONFIG_BYTES_MAX: Final = 64 << 10
 START_S: Final = 600.0  # a large checkpoint is hashed and read from a slow disk
 POLL_S: Final = 0.05
 WIRED_S: Final = 60.0
 """From a new worker that is ready until a client has its answer go on there, on a slow machine."""
 _ERRORS: Final[dict[int, type[BarnraiseError]]] = {2: ConfigError, 5: ResourceError, 6: CheckpointError}
 _OURS: Final = "peer: "
-
-
-class _Layers(msgspec.Struct):
-    num_hidden_layers: int = 0
 
 
 class _Server:
@@ -149,16 +142,14 @@ def invite_to(
 
 
 def _layers(folder: Path) -> int:
+    from peer.model.hub_config import CONFIG_BYTES_MAX, read_served_config
+
     path = folder / "config.json"
     try:
-        layers = msgspec.json.decode(read_bounded(path, CONFIG_BYTES_MAX), type=_Layers).num_hidden_layers
+        content = read_bounded(path, CONFIG_BYTES_MAX)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read ({error.strerror}): give the folder of a checkpoint") from error
-    except MALFORMED as error:
-        raise CheckpointError(f"{path} is not that of a model ({told(error)}): download it again") from error
-    if layers < 1:
-        raise CheckpointError(f"{path} names no number of layers: give the folder of a checkpoint")
-    return layers
+    return read_served_config(content)[0].layers
 
 
 def _wait_serving(server: _Server) -> None:

@@ -11,13 +11,11 @@ from typing import Any, TypeVar
 import click
 
 from peer.errors import ConfigError
-from peer.files import read_bounded
 from peer.footprint.layout import parse_devices
 from swarm.run.invite import PREFIX, Invite
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 _INVITE_FILE_MAX = 1 << 16
-PLAIN = "plain"
 _FIELD_CHARS_MAX = 128
 _AMOUNT_MAX = 1_000_000  # in GB: a petabyte
 
@@ -197,28 +195,20 @@ def wire_option(function: Command) -> Command:
     return click.option("--wire", type=types, help="The type of hidden states between servers.")(function)
 
 
-def template_option(function: Command) -> Command:
-    """Add --template, of the commands that write conversations: the text of a chat template, "" for none; None leaves
-    the choice to the checkpoint."""
-    text = "How messages become text: plain, or a chat template (Jinja2).  [default: the checkpoint's, else plain]"
-    return click.option("--template", metavar="plain|FILE", callback=_read_template, help=text)(function)
+def template_option(what: str, default: str) -> Callable[[Command], Command]:
+    """Add --template, described by `what`, of the commands that write conversations or found a model: the name of a
+    template, a file or plain, which the model's text rules tell apart; None leaves the choice to them."""
+    text = f"{what}: by a chat template of the checkpoint, one in a file (Jinja2), or plain.  [default: {default}]"
+    return click.option("--template", metavar="NAME|FILE|plain", callback=_checked_template, help=text)
 
 
-def _read_template(context: click.Context, parameter: click.Parameter, chosen: str | None) -> str | None:
-    if chosen is None or chosen == PLAIN:
-        return None if chosen is None else ""
-    from peer.model.text_rules import TEMPLATE_CHARS_MAX
+def _checked_template(context: click.Context, parameter: click.Parameter, chosen: str | None) -> str | None:
+    """Read a path at once, so that a wrong one is told before a model is loaded; no name has a slash."""
+    if chosen is not None and "/" in chosen:
+        from peer.model.chat_templates import read_template_file
 
-    remedy = f"give a chat template of at most {TEMPLATE_CHARS_MAX} bytes in UTF-8, or --template {PLAIN}"
-    try:
-        source = read_bounded(Path(chosen), TEMPLATE_CHARS_MAX).decode()
-    except OSError as error:
-        raise ConfigError(f"{chosen} cannot be read ({error.strerror}): {remedy}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{chosen} is no text ({error.reason}): {remedy}") from error
-    if not source.strip():
-        raise ConfigError(f"{chosen} is empty: {remedy}")
-    return source
+        read_template_file(Path(chosen))
+    return chosen
 
 
 def wait_option(function: Command) -> Command:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 @click.option(
     "--at-once", type=click.IntRange(1, 512), default=16, show_default=True, help="Requests at once, each key."
 )
-@template_option
+@template_option("How messages become text", "the model's, else plain")
 @wire_option
 @click.option("--json", "as_json", is_flag=True, help="Print what happens as JSON lines.")
 @tied_option
@@ -136,6 +136,7 @@ class _Api:
     ) -> None:
         self._named, self._wire, self._template, self._as_json = named, wire, template, as_json
         self._address, self._keys, self._quotas = address, keys, quotas
+        self._sentence = ""
 
     async def run(self) -> None:
         from swarm.gateway.app import Gateway, gateway_app
@@ -145,6 +146,7 @@ class _Api:
 
         opened = open_model(self._named.invite, wire=self._wire, patience=self._named.patience())
         async with opened as model, open_template(model.manifest.text, self._template) as template:
+            self._sentence = template.sentence
             gateway = Gateway(model, template, self._keys, self._quotas, self._address.name)
             name = model.manifest.name
             with model.client.host.events.subscribed(self._show):
@@ -152,9 +154,10 @@ class _Api:
 
     def _listening(self, name: str, url: str) -> None:
         if self._as_json:
-            say_json({"event": "listening", "url": url, "model": name})
+            listening = {"event": "listening", "url": url, "model": name, "chat_template": self._sentence}
+            say_json(listening, uncut=True)
             return
-        say(f"{name} is served as OpenAI's interface at {url}/v1", f"Chat page: {url}/", err=True)
+        say(f"{name} is served as OpenAI's interface at {url}/v1", f"Chat page: {url}/", self._sentence, err=True)
         if not self._address.is_loopback:
             say("Keys and texts cross this network unencrypted: put a proxy with TLS before it.", err=True)
 

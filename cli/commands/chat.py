@@ -42,7 +42,7 @@ _HELP: Final = (
 @click.command()
 @invite_argument(required=False)
 @local_model_options
-@template_option
+@template_option("How messages become text", "the model's, else plain")
 @click.option("--system", default="", metavar="TEXT", help="How the model should answer.")
 @click.option("--max-tokens", type=click.IntRange(1, 1 << 20), default=512, show_default=True, help="Of one answer.")
 @click.option("--temperature", type=click.FloatRange(0, 100), default=0.7, show_default=True, help="0: the likeliest.")
@@ -123,6 +123,7 @@ class _Chat:
                 conversation.messages = self._log.messages()
             say(
                 f"{model.manifest.name}, {model.manifest.model.max_seq_len} tokens of context. /help tells more.",
+                template.sentence,
                 err=True,
             )
             with trio.open_signal_receiver(signal.SIGINT) as signals:

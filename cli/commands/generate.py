@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 @click.argument("prompt", required=False)
 @local_model_options
 @click.option("--chat", is_flag=True, help="Ask PROMPT as a message, by the model's chat template.")
-@template_option
+@template_option("How messages become text", "the model's, else plain")
 @click.option("--max-tokens", type=click.IntRange(1, 1 << 20), default=128, show_default=True)
 @click.option("--temperature", type=click.FloatRange(0, 100), default=0.0, show_default=True, help="0: the likeliest.")
 @click.option("--top-k", type=click.IntRange(0, 1 << 24), default=0, help="Only the k likeliest tokens.")
@@ -143,9 +143,16 @@ class _Answers:
         from swarm.gateway.template import ChatMessage, open_template
 
         async with open_template(model.manifest.text, self.template) as template:
+            self._tell_template(template.sentence)
             text = await template.render([ChatMessage("user", self.text)])
             self.stops = (*self.stops, *template.stops)
             return await model.text.encode(text, special=template.is_plain)
+
+    def _tell_template(self, sentence: str) -> None:
+        if self.as_json:
+            say_json({"event": "chat_template", "chat_template": sentence}, uncut=True)
+        elif is_terminal():
+            say(sentence, err=True)
 
     async def _answer(self, model: ModelClient, prompt: list[int], index: int, began: float) -> None:
         import msgspec

@@ -22,6 +22,7 @@ from cli.options import (
     map_port_option,
     network_options,
     read_invite,
+    template_option,
     tied_option,
 )
 from cli.run import run_until_stopped
@@ -64,6 +65,9 @@ class BlockRange(click.ParamType):  # type: ignore[type-arg]
 @home_option("Folder for this peer's key, fetched weights and event log.  [default: ~/.barnraise/<model>]")
 @click.option("--name", default="", help="The name that others see.  [default: this machine's name]")
 @dtype_option("A model that is founded: what it is served in.  [default: the checkpoint's own type]")
+@template_option(
+    "A model that is founded: how messages to it become text", "default, else the first that needs no tools"
+)
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:1, mps, ...")
 @click.option("--threads", type=click.IntRange(1), help="CPU threads.  [default: all cores]")
 @click.option("--open", "is_open", is_flag=True, help="A model that is founded: let any peer serve and use it.")
@@ -79,6 +83,7 @@ def serve(
     home: Path | None,
     name: str,
     dtype: HiddenType | None,
+    template: str | None,
     device: str,
     threads: int | None,
     is_open: bool,
@@ -119,6 +124,7 @@ def serve(
         memory_bytes=None if memory is None else memory * 1e9,
         is_open=is_open,
         dtype=dtype,
+        template=template,
     )
     told = False
 
@@ -180,6 +186,7 @@ class _Told(dict[str, Any]):
 
 
 _TOLD = {
+    "model_entered": "{chat_template}",
     "worker_died": "The worker has died ({cause}); a new one starts.",
     "commit_served": "Serving the commit of round {round}.",
     "commit_unserved": "The commit of round {round} cannot be served ({reason}): waiting for the next one.",

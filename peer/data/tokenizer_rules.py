@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from peer.config import VOCABULARY_MAX
-from peer.decoding import MALFORMED, told
+from peer.decoding import MALFORMED, malformed
 from peer.errors import ConfigError
 
 TOKENIZER_BYTES_MAX: Final = 32 << 20  # Llama 3's has 9 to 17 MB, others of 256 thousand ids up to 33
@@ -114,6 +114,25 @@ class _TokenizerFile(msgspec.Struct):
     decoder: _Part | None = None
 
 
+class _AddedTokens(msgspec.Struct):
+    added_tokens: list[_AddedToken] = []
+
+
+class _Vocabulary(msgspec.Struct):
+    model: _Model
+
+
+def token_id(content: bytes, token: str) -> int | None:
+    """Return the id of a token in the content of a tokenizer.json, None if it has none. Raises MALFORMED."""
+    for added in msgspec.json.decode(content, type=_AddedTokens).added_tokens:
+        if added.content == token:
+            return added.id
+    vocabulary = msgspec.json.decode(content, type=_Vocabulary).model.vocab
+    if isinstance(vocabulary, dict):
+        return vocabulary.get(token)
+    return next((id for id, (known, _) in enumerate(vocabulary) if known == token), None)
+
+
 def check_tokenizer(content: bytes, name: str) -> int:
     """Return the number of ids, 1 + the highest. Raises ConfigError, in which `name` names the file, unless the file
     holds only what is known to cost little."""
@@ -122,7 +141,7 @@ def check_tokenizer(content: bytes, name: str) -> int:
     try:
         file = msgspec.json.decode(content, type=_TokenizerFile)
     except MALFORMED as error:
-        raise ConfigError(f"{name} is not a tokenizer.json ({told(error)}): fetch it again") from error
+        raise ConfigError(f"{name} is not a tokenizer.json, as it {malformed(content, error)}") from error
     try:
         _check_parts("normalizer", file.normalizer, _NORMALIZERS)
         _check_parts("pre_tokenizer", file.pre_tokenizer, _PRE_TOKENIZERS)

@@ -8,7 +8,7 @@ from typing import Any, Final, get_args
 import msgspec
 
 from peer.config import ModelConfig, RopeKind, RopeScaling
-from peer.decoding import MALFORMED, told
+from peer.decoding import MALFORMED, decode_json, malformed, told
 from peer.errors import ConfigError
 
 CONFIG_BYTES_MAX: Final = 64 << 10
@@ -16,6 +16,31 @@ _MSCALE_MAX: Final = 1000.0
 _FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3")
 _BIASED: Final = ("llama", "qwen3")
 _CODE: Final = ("auto_map", "custom_pipelines", "trust_remote_code")
+
+
+_SIZES: Final[dict[str, Any]] = {"num_attention_heads": 32, "num_hidden_layers": 32, "hidden_size": 4096}
+_QWEN: Final[dict[str, Any]] = {
+    **_SIZES,
+    "vocab_size": 151936,
+    "intermediate_size": 22016,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 32768,
+    "sliding_window": 4096,
+}
+_DEFAULTS: Final[dict[str, dict[str, Any]]] = {
+    "llama": {**_SIZES, "vocab_size": 32000, "intermediate_size": 11008, "max_position_embeddings": 2048},
+    "mistral": {
+        **_SIZES,
+        "vocab_size": 32000,
+        "intermediate_size": 14336,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+        "sliding_window": 4096,
+    },
+    "qwen2": _QWEN,
+    "qwen3": {**_QWEN, "head_dim": 128},
+}
+"""What a config.json means that leaves a field out: the defaults of the families' classes in transformers."""
 
 
 class _Kind(msgspec.Struct):
@@ -45,7 +70,7 @@ class _Rope(msgspec.Struct):
 
 
 class _HubConfig(msgspec.Struct):
-    """A config.json of transformers 4 or 5."""
+    """A config.json of transformers 4 or 5, with the family's defaults."""
 
     vocab_size: int
     hidden_size: int
@@ -53,12 +78,13 @@ class _HubConfig(msgspec.Struct):
     num_attention_heads: int
     intermediate_size: int
     max_position_embeddings: int
-    rms_norm_eps: float
+    rms_norm_eps: float = 1e-6
     num_key_value_heads: int | None = None
     head_dim: int | None = None
     rope_theta: float | None = None
     rope_scaling: _Rope | None = None
     rope_parameters: _Rope | None = None
+    original_max_position_embeddings: int | None = None
     sliding_window: int | None = None
     use_sliding_window: bool | None = None
     tie_word_embeddings: bool = False
@@ -83,15 +109,19 @@ def read_served_config(content: bytes) -> tuple[ModelConfig, int | None]:
     """Return the ModelConfig of a config.json and the window of its attention in tokens, None for all. Raises as
     `read_hub_config`."""
     try:
-        kind = msgspec.json.decode(content, type=_Kind)
+        kind = decode_json(content, _Kind)
         for key in _CODE:
             if getattr(kind, key) is not None:
                 raise ConfigError(f"config.json sets {key}, which names code to run: choose a model without code")
         if kind.model_type not in _FAMILIES:
-            raise ConfigError(f"model_type is {kind.model_type[:40]!r}: choose a model of {', '.join(_FAMILIES)}")
-        raw = msgspec.json.decode(content, type=_HubConfig)
+            missing = "" if kind.model_type else ", or write the one that it is of into config.json"
+            raise ConfigError(
+                f"model_type is {kind.model_type[:40]!r}: choose a model of {', '.join(_FAMILIES)}{missing}"
+            )
+        fields = _DEFAULTS[kind.model_type] | decode_json(content, dict[str, Any])
+        raw = msgspec.convert(fields, type=_HubConfig)
     except MALFORMED as error:
-        raise ConfigError(f"config.json is not that of a model ({told(error)}): download it again") from error
+        raise ConfigError(f"config.json {malformed(content, error)}") from error
     for key, plain in (("mlp_bias", False), ("hidden_act", "silu")):
         if getattr(raw, key) != plain:
             found = str(getattr(raw, key))[:40]
@@ -153,6 +183,8 @@ def _merged_rope(raw: _HubConfig) -> _Rope:
         )
     )
     rope.partial_rotary_factor = rope.partial_rotary_factor or raw.partial_rotary_factor
+    if raw.original_max_position_embeddings is not None:  # transformers lets it win
+        rope.original_max_position_embeddings = raw.original_max_position_embeddings
     return rope
 
 
@@ -174,15 +206,27 @@ def _rope_scaling(rope: _Rope, longest: int) -> RopeScaling | None:
     if kind == "yarn":
         return _yarn(rope, longest if original is None else original, longest)
     if rope.factor is None:
-        raise ConfigError(f"config.json lacks the factor of {kind}'s rotary scaling: download it again")
+        raise ConfigError(
+            f"config.json lacks the factor of {kind}'s rotary scaling: add the one that the model was trained with to"
+            " rope_scaling"
+        )
     if kind == "linear":
         return RopeScaling(kind="linear", factor=rope.factor)
     if kind == "dynamic":  # transformers takes the model's length as that of pre-training
         return RopeScaling(kind="dynamic", factor=rope.factor, original_max_seq_len=longest)
     slow, fast = rope.low_freq_factor, rope.high_freq_factor
-    if slow is None or fast is None or original is None:
-        raise ConfigError("config.json lacks a part of llama3's rotary scaling: download it again")
-    return RopeScaling(factor=rope.factor, low_freq_factor=slow, high_freq_factor=fast, original_max_seq_len=original)
+    if slow is None or fast is None:
+        field = "low_freq_factor" if slow is None else "high_freq_factor"
+        raise ConfigError(
+            f"config.json lacks the {field} of llama3's rotary scaling: add the one that the model was trained with to"
+            " rope_scaling"
+        )
+    return RopeScaling(
+        factor=rope.factor,
+        low_freq_factor=slow,
+        high_freq_factor=fast,
+        original_max_seq_len=longest if original is None else original,
+    )
 
 
 def _yarn(rope: _Rope, original: int, longest: int) -> RopeScaling:

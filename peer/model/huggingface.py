@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -24,24 +23,20 @@ from torch import Tensor
 
 from peer.config import ModelConfig, WeightType
 from peer.data.tokenizer import Tokenizer
-from peer.decoding import MALFORMED, told
 from peer.errors import CheckpointError, ConfigError, ResourceError
 from peer.files import read_bounded, set_usual_mode
 from peer.footprint.parameters import parameter_shapes
 from peer.model.hub_config import CONFIG_BYTES_MAX, hub_config, read_hub_config
 from peer.model.layout import FlatLayout
-from peer.model.parameter_files import EMBEDDING, HEAD, check_finite
+from peer.model.parameter_files import check_finite
+from peer.model.parameter_names import EMBEDDING, HEAD, canonical_names, shown
 from peer.model.rotary import rotary_frequencies
 from peer.model.text_rules import TextRules, special_ids, write_text_rules
+from peer.model.weight_files import INDEX, WEIGHTS, held_twice, missing_parameter, unreadable, weight_files
 
-_WEIGHTS: Final = "model.safetensors"
-_INDEX: Final = "model.safetensors.index.json"
-_INDEX_BYTES_MAX: Final = 16 << 20
 _DTYPES: Final = ("F32", "BF16", "F16", "F64")
 _ROTARY: Final = "rotary_emb.inv_freq"
 _ROTARY_TOLERANCE: Final = 0.02  # bf16 rounds by 0.004; another base is another model
-_PLAIN: Final = re.compile(r"[\w.-]+\.safetensors", re.ASCII)
-
 
 WEIGHT_TYPES: Final[Mapping[WeightType, torch.dtype]] = {
     "fp32": torch.float32,
@@ -49,10 +44,6 @@ WEIGHT_TYPES: Final[Mapping[WeightType, torch.dtype]] = {
     "fp16": torch.float16,
 }
 NO_RULES: Final = TextRules()
-
-
-class _Index(msgspec.Struct):
-    weight_map: dict[str, str]
 
 
 def load_pretrained(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
@@ -63,14 +54,16 @@ def load_pretrained(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
     outside the family, CheckpointError for missing or unfit files and for values that are not finite.
     """
     config = read_hub_config(_read(folder, "config.json", CONFIG_BYTES_MAX))
-    shards = _shards(folder)
-    held = _headers(shards)
+    for name in (WEIGHTS, INDEX):
+        _inside(folder, name)
+    shards = [_inside(folder, path.name) for path in weight_files(folder)]
+    held = _headers(folder, shards)
     _check_held(folder, config, held)
     tensors: dict[str, Tensor] = {}
     for path in shards:
         with _opened(path) as file:
             for name in (name for name in held if held[name].path == path):
-                tensors[name] = file.get_tensor(name)
+                tensors[name] = file.get_tensor(held[name].name)
                 check_finite(folder, name, tensors[name])
     for name in [name for name in tensors if name.endswith(_ROTARY)]:
         _check_rotary(folder, name, tensors.pop(name), config)
@@ -114,17 +107,17 @@ def export_pretrained(
     if dtype == "fp16" and not all(bool(torch.isfinite(tensor).all()) for tensor in weights.values()):
         raise ConfigError("a weight is beyond what fp16 can hold: export with --dtype bf16")
     weights = _unshared(config, weights)
-    partial = folder / (_WEIGHTS + ".part")
+    partial = folder / (WEIGHTS + ".part")
     hub = hub_config(config) | special_ids(text) | {"torch_dtype": str(WEIGHT_TYPES[dtype]).removeprefix("torch.")}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         save_file(weights, partial, metadata={"format": "pt"})
         set_usual_mode(partial)  # the library makes its files private
-        for old in [*folder.glob("*.safetensors"), folder / _INDEX, folder / "config.json"]:
+        for old in [*folder.glob("*.safetensors"), folder / INDEX, folder / "config.json"]:
             old.unlink(missing_ok=True)
         tokenizer.save(folder)
         write_text_rules(folder, text)
-        os.replace(partial, folder / _WEIGHTS)
+        os.replace(partial, folder / WEIGHTS)
         (folder / "config.json").write_text(json.dumps(hub, indent=2) + "\n")
     except BaseException as error:  # Ctrl-C as well
         with suppress(OSError):
@@ -151,21 +144,22 @@ class _Held:
     """A parameter as a file's header describes it."""
 
     path: Path
+    name: str
     shape: tuple[int, ...]
     dtype: str
 
 
-def _headers(shards: Sequence[Path]) -> dict[str, _Held]:
-    """Read what the files hold, but none of their values."""
+def _headers(folder: Path, shards: Sequence[Path]) -> dict[str, _Held]:
+    """Read what the files hold by canonical name, but none of their values."""
     held: dict[str, _Held] = {}
     for path in shards:
         with _opened(path) as file:
             for name in file.keys():  # noqa: SIM118  not a dict
                 if name in held:
-                    raise CheckpointError(f"{path} holds {name} a second time: download it again")
+                    raise held_twice(path, name, held[name].path)
                 tensor = file.get_slice(name)
-                held[name] = _Held(path, tuple(tensor.get_shape()), tensor.get_dtype())
-    return held
+                held[name] = _Held(path, name, tuple(tensor.get_shape()), tensor.get_dtype())
+    return {canonical: held[name] for canonical, name in canonical_names(folder, held).items()}
 
 
 def _check_held(folder: Path, config: ModelConfig, held: dict[str, _Held]) -> None:
@@ -180,7 +174,7 @@ def _check_held(folder: Path, config: ModelConfig, held: dict[str, _Held]) -> No
     # ends at the first that is missing, however many are described
     for name, shape in chain(parameter_shapes(config), more.items()):
         if name not in held:
-            raise CheckpointError(f"{folder} lacks {name}: download it again, all shards included")
+            raise missing_parameter(folder, name, held)
         if held[name].shape != shape:
             raise CheckpointError(
                 f"{name} in {folder} has shape {held[name].shape}, not {shape}: use the matching config.json"
@@ -192,7 +186,7 @@ def _check_held(folder: Path, config: ModelConfig, held: dict[str, _Held]) -> No
         surplus.discard(name)
     if surplus:
         raise CheckpointError(
-            f"{folder} holds {min(surplus)}, which its config.json does not describe:"
+            f"{folder} holds {shown(min(surplus))}, which its config.json does not describe:"
             " use the config.json of these weights"
         )
 
@@ -214,27 +208,7 @@ def _opened(path: Path) -> Iterator[Any]:
         with safe_open(path, framework="pt") as file:
             yield file
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path} cannot be read ({told(error)}): download it again") from error
-
-
-def _shards(folder: Path) -> list[Path]:
-    """Return the checkpoint's safetensors files: the single one, or those in the index."""
-    if (folder / _WEIGHTS).is_file():
-        return [_inside(folder, _WEIGHTS)]
-    if not (folder / _INDEX).is_file():
-        raise CheckpointError(f"{folder} has no {_WEIGHTS}: convert the checkpoint to safetensors first")
-    try:
-        index = msgspec.json.decode(_read(folder, _INDEX, _INDEX_BYTES_MAX), type=_Index)
-    except MALFORMED as error:
-        raise CheckpointError(
-            f"{folder / _INDEX} is no index of safetensors ({told(error)}): fetch it again"
-        ) from error
-    names = sorted(set(index.weight_map.values()))
-    if any(not _PLAIN.fullmatch(name) for name in names):
-        raise CheckpointError(
-            f"{folder / _INDEX} names files outside its folder, or no safetensors: do not use this checkpoint"
-        )
-    return [_inside(folder, name) for name in names]
+        raise unreadable(path, error) from error
 
 
 def _inside(folder: Path, name: str) -> Path:
@@ -243,7 +217,7 @@ def _inside(folder: Path, name: str) -> Path:
     try:
         real, home = path.resolve(), folder.resolve()
     except (OSError, RuntimeError) as error:
-        raise CheckpointError(f"{path} is a link in a circle: download it again") from error
+        raise CheckpointError(f"{path} is a link in a circle: put the file itself there") from error
     cached = home.parent.name == "snapshots" and real.parent == home.parent.parent / "blobs"
     if not (cached or real.is_relative_to(home)):
         raise CheckpointError(f"{path} is a link out of its folder: do not use this checkpoint")

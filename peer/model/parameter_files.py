@@ -10,42 +10,54 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from peer.decoding import told
 from peer.errors import CheckpointError
-
-EMBEDDING = "model.embed_tokens.weight"
-HEAD = "lm_head.weight"
+from peer.model.parameter_names import EMBEDDING, HEAD, canonical_names
+from peer.model.weight_files import held_twice, listed_files, unreadable
 
 
 class ParameterFiles:
-    """The parameters in all .safetensors files of some folders, by name; the first folder that has one counts. A model
-    without a head of its own has its embedding for one."""
+    """The parameters in the weight files of some folders, by canonical name; the first folder that has one counts. A
+    model without a head of its own has its embedding for one. A folder without a checkpoint's files counts with all
+    its .safetensors files."""
 
     def __init__(self, folders: Iterable[Path]) -> None:
-        """Read the headers. Raises CheckpointError for a file that is no safetensors file."""
+        """Read the headers. Raises CheckpointError for a file that is no safetensors file, and for two names in one
+        folder that are one parameter."""
+        self._folders = list(folders)
         self._files: dict[Path, Any] = {}
-        self._paths: dict[str, Path] = {}
-        for folder in folders:
-            whole = folder / "model.safetensors"  # then shards beside it are those of another download
-            for path in [whole] if whole.is_file() else sorted(folder.glob("*.safetensors")):
+        self._places: dict[str, tuple[Path, str]] = {}  # the file of a parameter, and its name there
+        for folder in self._folders:
+            paths = listed_files(folder) or sorted(folder.glob("*.safetensors"))
+            held: dict[str, Path] = {}
+            for path in filter(Path.is_file, paths):  # a copy may be of some shards only
                 for name in self._opened(path).keys():  # noqa: SIM118  not a dict
-                    self._paths.setdefault(name, path)
+                    if name in held:
+                        raise held_twice(path, name, held[name])
+                    held[name] = path
+            for canonical, name in canonical_names(folder, held).items():
+                self._places.setdefault(canonical, (held[name], name))
 
     @property
     def names(self) -> frozenset[str]:
         """The parameters that are here."""
-        return frozenset(self._paths) | ({HEAD} if EMBEDDING in self._paths else frozenset())
+        return frozenset(self._places) | ({HEAD} if EMBEDDING in self._places else frozenset())
+
+    @property
+    def has_head(self) -> bool:
+        """Whether a file has a head, beside the embedding."""
+        return HEAD in self._places
 
     def tensor(self, name: str) -> Tensor:
         """Return a parameter, mapped. Raises CheckpointError if no file has it."""
-        found = EMBEDDING if name == HEAD and name not in self._paths else name
-        path = self._paths.get(found)
-        if path is None:
-            raise CheckpointError(f"no file has {name}: fetch the checkpoint again, all its files included")
+        place = self._places.get(EMBEDDING if name == HEAD and not self.has_head else name)
+        if place is None:
+            folders = ", ".join(map(str, self._folders))
+            raise CheckpointError(f"no file in {folders} has {name}: name a folder with all files of the checkpoint")
+        path, found = place
         try:
             tensor: Tensor = self._opened(path).get_tensor(found)
         except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"{name} in {path} cannot be read ({told(error)}): fetch it again") from error
+            raise unreadable(path, error) from error
         return tensor
 
     def _opened(self, path: Path) -> Any:
@@ -53,7 +65,7 @@ class ParameterFiles:
             try:
                 self._files[path] = safe_open(path, framework="pt")
             except (OSError, SafetensorError) as error:
-                raise CheckpointError(f"{path} cannot be read ({told(error)}): fetch it again") from error
+                raise unreadable(path, error) from error
         return self._files[path]
 
 

@@ -11,24 +11,42 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from peer.config import VOCABULARY_MAX
-from peer.decoding import MALFORMED, told
+from peer.decoding import MALFORMED
 from peer.errors import CheckpointError, ConfigError
-from peer.files import read_bounded
+from peer.model.chat_templates import (
+    FILE,
+    FOLDER,
+    LEGACY,
+    OTHERS,
+    ChatChoice,
+    NamedTemplate,
+    Source,
+    Templates,
+    choice_of,
+    chosen_by_rule,
+    founded_with,
+    read_templates,
+    without_one,
+)
+from peer.model.special_tokens import (
+    TOKEN_CHARS_MAX,
+    TOKEN_MAP,
+    TOKENIZER_CONFIG,
+    is_id,
+    read_checkpoint_json,
+    read_special_tokens,
+)
+from peer.plain_text import plain
 
-TEMPLATE_CHARS_MAX: Final = 32 << 10
-STOPS_MAX: Final = 32
-_FILE_BYTES_MAX: Final = 1 << 20
-_TOKENIZER_CONFIG_BYTES_MAX: Final = 8 << 20  # old ones list thousands of added tokens
 _CONFIG: Final = "config.json"
 _GENERATION: Final = "generation_config.json"
-_TOKENIZER_CONFIG: Final = "tokenizer_config.json"
-_TEMPLATE: Final = "chat_template.jinja"
+STOPS_MAX: Final = 32
 
 _TokenId = Annotated[int, msgspec.Meta(ge=0, lt=VOCABULARY_MAX)]
-_Token = Annotated[str, msgspec.Meta(max_length=64)]
-_Template = Annotated[str, msgspec.Meta(max_length=TEMPLATE_CHARS_MAX)]
+_Token = Annotated[str, msgspec.Meta(max_length=TOKEN_CHARS_MAX)]
 _Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
@@ -61,77 +79,97 @@ class TextRules(msgspec.Struct, frozen=True, kw_only=True):
     eos: _Token = ""
     pad: _Token = ""
     unk: _Token = ""
-    chat_template: _Template = ""
+    chat_template: Source = ""
     """Jinja2, run in a sandboxed process of its own; "" for none."""
     generation: Generation = Generation()
+    templates: Templates | UnsetType = UNSET
+    """Where the checkpoint has several templates, or the founder chose; else it is left out of the encoding, so that
+    manifests keep the bytes that they had before there was this field."""
+
+    def choice(self, word: str | None = None, others: str = OTHERS) -> ChatChoice:
+        """Return the template of a user whose --template is `word`; `others`: how another one is chosen. Raises
+        ConfigError."""
+        return choice_of(self.chat_template, self._said, word, others)
+
+    def founded_with(self, word: str) -> TextRules:
+        """Return the same with the template that the founder names. Raises ConfigError."""
+        source, said = founded_with(self.chat_template, self._said, word)
+        return msgspec.structs.replace(self, chat_template=source, templates=said)
+
+    def without_a_template(self) -> TextRules | None:
+        """Return the same without the last of its templates, None if there is none."""
+        fewer = without_one(self.chat_template, self._said)
+        return None if fewer is None else msgspec.structs.replace(self, chat_template=fewer[0], templates=fewer[1])
+
+    @property
+    def _said(self) -> Templates | None:
+        return None if self.templates is UNSET else self.templates
 
 
 class _Ids(msgspec.Struct):
-    """What config.json and generation_config.json say of special tokens."""
+    """What config.json says of special tokens."""
 
-    eos_token_id: _TokenId | Annotated[list[_TokenId], msgspec.Meta(max_length=32)] | None = None
-    bos_token_id: _TokenId | None = None
-    pad_token_id: _TokenId | None = None
-
-    @property
-    def stops(self) -> list[int]:
-        found = self.eos_token_id
-        return [] if found is None else [found] if isinstance(found, int) else found
-
-
-class _GenerationFile(_Ids):
-    do_sample: bool | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-
-
-class _Word(msgspec.Struct):
-    content: _Token = ""
-
-
-class _NamedTemplate(msgspec.Struct):
-    name: _Token = ""
-    template: _Template = ""
-
-
-class _TokenizerConfig(msgspec.Struct):
-    """What tokenizer_config.json says of texts; files write a special token as text, or as an object with its
-    content."""
-
-    bos_token: _Token | _Word | None = None
-    eos_token: _Token | _Word | None = None
-    pad_token: _Token | _Word | None = None
-    unk_token: _Token | _Word | None = None
-    chat_template: _Template | Annotated[list[_NamedTemplate], msgspec.Meta(max_length=16)] | None = None
+    eos_token_id: Any = None
+    bos_token_id: Any = None
+    pad_token_id: Any = None
+    vocab_size: Any = None
 
 
 def read_text_rules(folder: Path) -> TextRules:
-    """Return what the checkpoint in `folder` says. Raises CheckpointError for files that are malformed, ConfigError for
-    values out of bounds."""
-    ids = _decoded(folder / _CONFIG, _Ids)
-    generation = _decoded(folder / _GENERATION, _GenerationFile)
-    names = _decoded(folder / _TOKENIZER_CONFIG, _TokenizerConfig)
-    template = _default(names.chat_template)
-    if (folder / _TEMPLATE).is_file():
-        template = _read(folder / _TEMPLATE, _FILE_BYTES_MAX).decode(errors="replace")
-    fields: dict[str, Any] = {
-        "stops": generation.stops or ids.stops,
-        "bos_id": ids.bos_token_id if generation.bos_token_id is None else generation.bos_token_id,
-        "pad_id": ids.pad_token_id if generation.pad_token_id is None else generation.pad_token_id,
-        **{name: _text(getattr(names, f"{name}_token")) for name in ("bos", "eos", "pad", "unk")},
-        "chat_template": template,
-        "generation": {name: getattr(generation, name) for name in Generation.__struct_fields__},
-    }
-    try:
-        return msgspec.convert(fields, type=TextRules)
-    except MALFORMED as error:
+    """Return what the checkpoint in `folder` says. What is only advice and out of bounds is left out, as ids that the
+    model does not have are. Raises CheckpointError for files that are malformed, ConfigError for too many stops."""
+    ids: _Ids = read_checkpoint_json(folder / _CONFIG, _Ids)
+    generation: dict[str, Any] = read_checkpoint_json(folder / _GENERATION, dict[str, Any])
+    tokens = read_special_tokens(folder)
+    vocabulary = ids.vocab_size if is_id(ids.vocab_size) else VOCABULARY_MAX
+    named = [
+        *_stops(folder / _GENERATION, generation.get("eos_token_id")),
+        *_stops(folder / _CONFIG, ids.eos_token_id),
+        *tokens.eos_ids,
+    ]
+    stops = tuple(dict.fromkeys(id for id in named if is_id(id, vocabulary)))
+    if len(stops) > STOPS_MAX:
         raise ConfigError(
-            f"what {folder} says of texts is out of bounds ({told(error)}): correct its {_GENERATION}, or shorten its"
-            " chat template"
-        ) from error
+            f"the files in {folder} name {len(stops)} tokens that end an answer, more than {STOPS_MAX}: shorten"
+            f" eos_token_id in {_GENERATION} and {_CONFIG}"
+        )
+    bos_ids = generation.get("bos_token_id"), ids.bos_token_id
+    pad_ids = generation.get("pad_token_id"), ids.pad_token_id
+    source, said = chosen_by_rule(read_templates(folder, tokens.chat_template))
+    return TextRules(
+        stops=stops,
+        bos_id=next((id for id in bos_ids if is_id(id, vocabulary)), None),
+        pad_id=next((id for id in pad_ids if is_id(id, vocabulary)), None),
+        bos=tokens.bos,
+        eos=tokens.eos,
+        pad=tokens.pad,
+        unk=tokens.unk,
+        chat_template=source,
+        generation=_advice(generation),
+        templates=UNSET if said is None else said,
+    )
+
+
+def _stops(path: Path, named: Any) -> list[int]:
+    """Return the ids of an eos_token_id."""
+    ids = named if isinstance(named, list) else [] if named is None else [named]
+    wrong = [id for id in ids if not isinstance(id, int) or isinstance(id, bool)]
+    if wrong:
+        raise CheckpointError(
+            f"{path} names eos_token_id by {plain(repr(wrong[0]), 40)}: write the token's id there, a whole number"
+        )
+    return ids
+
+
+def _advice(found: dict[str, Any]) -> Generation:
+    """Return how to draw tokens, without the values that are out of bounds."""
+    sound: dict[str, Any] = {}
+    for name in Generation.__struct_fields__:
+        try:
+            sound[name] = getattr(msgspec.convert({name: found.get(name)}, type=Generation), name)
+        except MALFORMED:
+            continue
+    return Generation(**sound)
 
 
 def special_ids(text: TextRules) -> dict[str, Any]:
@@ -141,15 +179,31 @@ def special_ids(text: TextRules) -> dict[str, Any]:
 
 
 def write_text_rules(folder: Path, text: TextRules) -> None:
-    """Write generation_config.json and the chat template, and add the special tokens to tokenizer_config.json. Raises
-    OSError."""
+    """Write generation_config.json and the chat template, and add the special tokens to tokenizer_config.json. What
+    another checkpoint has left of these is removed. Raises OSError."""
     drawn = {name: getattr(text.generation, name) for name in Generation.__struct_fields__}
     said = {name: value for name, value in (special_ids(text) | drawn).items() if value is not None}
     _write_or_remove(folder / _GENERATION, json.dumps(said, indent=2) + "\n" if said else "")
-    _write_or_remove(folder / _TEMPLATE, text.chat_template)
-    tokens = {f"{name}_token": token for name in ("bos", "eos", "pad", "unk") if (token := getattr(text, name))}
-    path = folder / _TOKENIZER_CONFIG
+    stale = [folder / TOKEN_MAP, folder / LEGACY, *(folder / FOLDER).glob("*.jinja")]
+    for path in stale:
+        path.unlink(missing_ok=True)
+    tokens: dict[str, Any] = {
+        f"{name}_token": token for name in ("bos", "eos", "pad", "unk") if (token := getattr(text, name))
+    }
+    several = _named_templates(text)
+    _write_or_remove(folder / FILE, "" if several else text.chat_template)
+    if several:  # a list keeps their order
+        tokens["chat_template"] = [{"name": one.name, "template": one.source} for one in several]
+    path = folder / TOKENIZER_CONFIG
     path.write_text(json.dumps(json.loads(path.read_text()) | tokens, indent=2) + "\n")
+
+
+def _named_templates(text: TextRules) -> list[NamedTemplate]:
+    """Return the templates that have names to be written, first that in use."""
+    if text.templates is UNSET or not text.templates.names:
+        return []
+    first = [NamedTemplate(text.templates.name, text.chat_template)] if text.templates.name else []
+    return [*first, *text.templates.others]
 
 
 def _write_or_remove(path: Path, content: str) -> None:
@@ -157,31 +211,3 @@ def _write_or_remove(path: Path, content: str) -> None:
         path.write_text(content)
     else:
         path.unlink(missing_ok=True)
-
-
-def _decoded(path: Path, kind: Any) -> Any:
-    """Return the content of a JSON file; the defaults if there is none."""
-    if not path.is_file():
-        return kind()
-    try:
-        return msgspec.json.decode(_read(path, _TOKENIZER_CONFIG_BYTES_MAX), type=kind)
-    except MALFORMED as error:
-        raise CheckpointError(f"{path} is malformed or out of bounds ({told(error)}): fetch it again") from error
-
-
-def _read(path: Path, bytes_max: int) -> bytes:
-    try:
-        return read_bounded(path, bytes_max)
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read ({error.strerror}): give the folder of a checkpoint") from error
-
-
-def _text(token: str | _Word | None) -> str:
-    return token.content if isinstance(token, _Word) else token or ""
-
-
-def _default(found: str | list[_NamedTemplate] | None) -> str:
-    """Return the chat template; of several named ones the default."""
-    if isinstance(found, list):
-        return next((named.template for named in found if named.name == "default"), "")
-    return found or ""

@@ -42,7 +42,8 @@ from peer.ipc.block_messages import (
 )
 from peer.ipc.messages import ModelLoaded, Stop
 from peer.ipc.ring import Piece, Ring
-from peer.model.parameter_files import EMBEDDING, ParameterFiles
+from peer.model.parameter_files import ParameterFiles
+from peer.model.parameter_names import EMBEDDING
 from peer.worker.control_link import ControlLink
 
 _REPORT_S: Final = 0.5
@@ -202,7 +203,7 @@ def parameters_of(load: LoadBlocks) -> TensorSource:
     for name in _needed(load):
         if name not in files.names:
             raise ConfigError(
-                f"no .safetensors file in {folders} holds {name}: fetch the files of blocks {load.span} again"
+                f"no .safetensors file in {folders} holds {name}: name a folder with the files of blocks {load.span}"
             )
 
     def source(name: str) -> Tensor:

@@ -30,7 +30,7 @@ from swarm.protocol.messages import SLICE_BYTES_MAX
 from swarm.run.config import RunConfig
 from swarm.run.home import Home
 from swarm.run.hub_models import hub_id, located
-from swarm.run.manifest import PROTOCOL_VERSION, Manifest, features_of, model_features, sign_manifest
+from swarm.run.manifest import PROTOCOL_VERSION, Manifest, features_of, fit_templates, model_features, sign_manifest
 from swarm.run.manifest_transfer import save_run_files
 from swarm.run.sections import AUTO_TOKENIZER, BYTES_TOKENIZER, check_fit, check_pipeline
 from swarm.run.tokenizer import end_of_text, ended_by, read_tokenizer
@@ -94,6 +94,7 @@ def create_run(path: Path, run: RunConfig, identity: Identity, events: EventLog)
         text=text,
         export_dtype=dtype,
     )
+    manifest = fit_templates(manifest)
     for stage, state in enumerate(states):
         store = open_store(Home(path), manifest, stage, identity, events)
         store.prepare()

@@ -40,9 +40,9 @@ class TemplateFailed(ConfigError):
 class ChatTemplate:
     """Writes the conversations of one served model."""
 
-    def __init__(self, process: TextProcess | None = None) -> None:
-        """`process`: has the template; None for a model without one."""
-        self._process = process
+    def __init__(self, process: TextProcess | None = None, sentence: str = "") -> None:
+        """`process`: has the template; None for a model without one. `sentence`: says which template that is."""
+        self._process, self.sentence = process, sentence
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -73,14 +73,14 @@ class ChatTemplate:
 
 @asynccontextmanager
 async def open_template(rules: TextRules, chosen: str | None = None) -> AsyncIterator[ChatTemplate]:
-    """Run the template of a served model inside the block; its process starts with the first conversation. `chosen`: a
-    template in place of the checkpoint's, "" for none."""
-    source = rules.chat_template if chosen is None else chosen
-    if not source:
-        yield ChatTemplate()
+    """Run the template of a served model inside the block; its process starts with the first conversation. `chosen`:
+    what --template says, the name of one of the checkpoint's templates, a file, or plain. Raises ConfigError."""
+    choice = rules.choice(chosen)
+    if not choice.source:
+        yield ChatTemplate(sentence=choice.sentence)
         return
-    async with open_template_process(source, rules.bos, rules.eos) as process:
-        yield ChatTemplate(process)
+    async with open_template_process(choice.source, rules.bos, rules.eos) as process:
+        yield ChatTemplate(process, choice.sentence)
 
 
 def plain_conversation(messages: Sequence[ChatMessage]) -> str:

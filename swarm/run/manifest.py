@@ -10,7 +10,7 @@ from base64 import b32encode
 from collections.abc import Iterable
 from functools import cached_property
 from itertools import pairwise
-from typing import Annotated, Final, cast
+from typing import Annotated, Final, TypeVar, cast
 
 import msgspec
 from blake3 import blake3
@@ -205,6 +205,9 @@ class ServedModelManifest(CommonManifest, frozen=True, kw_only=True, tag_field=_
         _check_cuts(self.cuts, self.model)
 
 
+FittedManifest = TypeVar("FittedManifest", Manifest, ServedModelManifest)
+
+
 def open_served_manifest(signed: Signed, run_id: str | None = None) -> ServedModelManifest:
     """Check and return the manifest of a served model. Also raises ConfigError if it is that of a training run."""
     return served_manifest(open_any_manifest(signed, run_id))
@@ -216,6 +219,17 @@ def served_manifest(manifest: AnyManifest) -> ServedModelManifest:
         raise ConfigError(
             f"{manifest.name!r} is a training run, not a served model: ask for an invite that `peer serve` has printed"
         )
+    return manifest
+
+
+def fit_templates(manifest: FittedManifest) -> FittedManifest:
+    """Return the manifest with as many of the checkpoint's chat templates as it has room for, the first ones. The rest
+    is named in its text rules as left out."""
+    while len(msgspec.msgpack.encode(manifest)) > MANIFEST_BYTES_MAX:
+        fewer = manifest.text.without_a_template()
+        if fewer is None:
+            return manifest
+        manifest = msgspec.structs.replace(manifest, text=fewer)
     return manifest
 
 

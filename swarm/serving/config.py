@@ -34,5 +34,8 @@ class ServeConfig:
     """Whether any peer may serve and use a model that is founded; else only with its invite."""
     beside_training: bool = False
     """Whether this peer also trains in the run that it serves: its trainer goes first."""
+    template: str | None = None
+    """What conversations with a model that is founded are written with (`TextRules.founded_with`); None: the template
+    of its checkpoint by rule."""
     dtype: HiddenType | None = None
     """What a model that is founded is served in; None: what its checkpoint is in."""

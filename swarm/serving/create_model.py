@@ -21,12 +21,15 @@ from peer.ipc.span import Span
 from peer.model.hub_config import CONFIG_BYTES_MAX, read_served_config
 from peer.model.layout import FlatLayout
 from peer.model.parameter_files import ParameterFiles, check_finite
+from peer.model.parameter_names import HEAD
 from peer.model.text_rules import read_text_rules
-from swarm.run.manifest import PROTOCOL_VERSION, ServedModelManifest, model_features, sign_manifest
+from peer.model.weight_files import conversion, missing_parameter, weight_files
+from swarm.run.manifest import PROTOCOL_VERSION, ServedModelManifest, fit_templates, model_features, sign_manifest
 from swarm.run.manifest_transfer import save_run_files
 from swarm.serving.parts import hash_parts
 
 _TOKENIZER: Final = "tokenizer.json"
+_OTHER_TOKENIZERS: Final = ("tokenizer.model", "vocab.json", "tekken.json", "tiktoken.model", "spiece.model")
 
 
 @dataclass(frozen=True)
@@ -39,22 +42,36 @@ class CreatedModel:
     """The tokenizer.json, empty for bytes."""
 
 
-def create_model(
-    home: Path, folder: Path, identity: Identity, *, name: str, is_open: bool, dtype: HiddenType | None = None
-) -> CreatedModel:
-    """Read and hash a checkpoint in the Hugging Face layout, sign its manifest and keep it under `home`; without a
-    `dtype` it is served in its own. Blocks. Raises ConfigError for a model outside the family, CheckpointError for
-    files that do not fit."""
+@dataclass(frozen=True)
+class FoundedModel:
+    """What the founder of a model asks for."""
+
+    name: str
+    is_open: bool
+    dtype: HiddenType | None = None
+    """What it is served in; None: what its checkpoint is in."""
+    template: str | None = None
+    """The chat template, as `TextRules.founded_with` takes it; None: that of the checkpoint by rule."""
+
+
+def create_model(home: Path, folder: Path, identity: Identity, wanted: FoundedModel) -> CreatedModel:
+    """Read and hash a checkpoint in the Hugging Face layout, sign its manifest and keep it under `home`. Blocks. Raises
+    ConfigError for a model outside the family, CheckpointError for files that do not fit."""
     content = _read(folder / "config.json", CONFIG_BYTES_MAX)
     config, window = read_served_config(content)
     model = msgspec.structs.replace(config, tie_embeddings=False)  # the last server has a head of its own
+    text = read_text_rules(folder)  # small files first: the weights take long
+    if wanted.template is not None:
+        text = text.founded_with(wanted.template)
+    tokenizer, tokenizer_name = _tokenizer(folder, model)
+    weight_files(folder)
     files = ParameterFiles([folder])
+    _check_names(folder, files, config)
     own = _own_dtype(folder, files, model)
-    dtype = dtype or own
+    dtype = wanted.dtype or own
     step = model.shared_blocks
     cuts = tuple((first, first + step) for first in range(0, model.layers, step))
     spans = [Span(first, end, model.layers) for first, end in cuts]
-    tokenizer, tokenizer_name = _tokenizer(folder, model)
     manifest = ServedModelManifest(
         protocol=PROTOCOL_VERSION,
         authority=identity.peer_id,
@@ -62,26 +79,37 @@ def create_model(
         model=model,
         tokenizer=tokenizer_name,
         requires=model_features(model),
-        name=name,
-        open=is_open,
+        name=wanted.name,
+        open=wanted.is_open,
         cuts=cuts,
         checkpoint=tuple(tree.root for tree in hash_parts(files, model, dtype, spans)),
         dtype=dtype,
         window=window,
-        text=read_text_rules(folder),
+        text=text,
     )
+    manifest = fit_templates(manifest)
     signed = sign_manifest(identity, manifest)
     save_run_files(home, signed, tokenizer)
     return CreatedModel(signed, manifest, tokenizer)
+
+
+def _check_names(folder: Path, files: ParameterFiles, config: ModelConfig) -> None:
+    """Check that the files hold all parameters. The embedding is the head only of a model whose config.json ties it."""
+    names = files.names if config.tie_embeddings or files.has_head else files.names - {HEAD}
+    for name in FlatLayout.of(msgspec.structs.replace(config, tie_embeddings=False)).slots:
+        if name not in names:
+            raise missing_parameter(folder, name, names)
 
 
 def _own_dtype(folder: Path, files: ParameterFiles, model: ModelConfig) -> HiddenType:
     """Return the type of a checkpoint: bf16 where all parameters are of it. All values must be finite."""
     names = FlatLayout.of(model).slots
     kinds = {str(files.tensor(name).dtype) for name in names}
-    unfit = kinds - {"torch.float32", "torch.bfloat16", "torch.float16"}
+    unfit = kinds - {"torch.float64", "torch.float32", "torch.bfloat16", "torch.float16"}
     if unfit:
-        raise CheckpointError(f"the checkpoint has parameters of {sorted(unfit)[0]}: take one in float32 or bfloat16")
+        raise CheckpointError(
+            f"the checkpoint has parameters of {sorted(unfit)[0]}: take one in float32, bfloat16 or float16"
+        )
     for name in names:
         check_finite(folder, name, files.tensor(name))
     return "bf16" if kinds == {"torch.bfloat16"} else "fp32"
@@ -90,15 +118,22 @@ def _own_dtype(folder: Path, files: ParameterFiles, model: ModelConfig) -> Hidde
 def _tokenizer(folder: Path, model: ModelConfig) -> tuple[bytes, str]:
     path = folder / _TOKENIZER
     if not path.is_file():
-        raise CheckpointError(
-            f"{folder} has no {_TOKENIZER}: convert its tokenizer (transformers:"
-            f" AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r}))"
-        )
+        raise CheckpointError(f"{folder} has no {_TOKENIZER}: {_tokenizer_remedy(folder)}")
     size = load_tokenizer(str(path)).vocab_size
     if size > model.vocab_size:
-        raise CheckpointError(f"the tokenizer has {size} ids and the model only {model.vocab_size}: fetch both again")
+        raise CheckpointError(
+            f"the tokenizer has {size} ids and the model only {model.vocab_size}: take the tokenizer.json of the"
+            f" model, or give the model rows for the others (transformers: model.resize_token_embeddings({size})) and"
+            " save it again"
+        )
     content = _read(path, TOKENIZER_BYTES_MAX)
     return content, blake3(content).hexdigest()
+
+
+def _tokenizer_remedy(folder: Path) -> str:
+    if any((folder / name).is_file() for name in _OTHER_TOKENIZERS):
+        return f"convert its tokenizer ({conversion(folder, 'AutoTokenizer')})"
+    return "copy it from the model that this one was made from, or save the tokenizer there (transformers)"
 
 
 def _read(path: Path, bytes_max: int) -> bytes:

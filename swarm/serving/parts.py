@@ -60,7 +60,9 @@ def part_tensors(files: ParameterFiles, model: ModelConfig, dtype: HiddenType, s
     for name, slot in layout.slots.items():
         tensor = files.tensor(name)
         if tuple(tensor.shape) != slot.shape:
-            raise CheckpointError(f"{name} has shape {tuple(tensor.shape)}, not {slot.shape}: fetch the files again")
+            raise CheckpointError(
+                f"{name} has shape {tuple(tensor.shape)}, not {slot.shape}: use the config.json of these weights"
+            )
         found.append(tensor.to(_DTYPES[dtype]).contiguous().flatten().view(torch.uint8))
     return found
 

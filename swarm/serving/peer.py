@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 import msgspec
 import trio
@@ -16,6 +17,7 @@ from peer.events import Watcher
 from peer.files import write_atomically
 from peer.identity import Identity
 from peer.ipc.span import Span
+from peer.model.text_rules import TextRules
 from peer.net.host import Host, HostConfig
 from swarm.inference.record import run_schemas
 from swarm.membership.open_peer import OpenPeer, PeerConfig, open_home, open_peer
@@ -28,11 +30,13 @@ from swarm.run.inviting import printed_invite, with_living
 from swarm.run.manifest import AnyManifest, Manifest, open_any_manifest, open_served_manifest
 from swarm.run.manifest_transfer import load_run_files
 from swarm.serving.config import ServeConfig
-from swarm.serving.create_model import CreatedModel, create_model
+from swarm.serving.create_model import CreatedModel, FoundedModel, create_model
 from swarm.serving.model_server import ModelServer
 from swarm.serving.run_server import RunServer
 
 __all__ = ["ServeConfig", "run_server"]
+
+OTHERS: Final = "--template NAME chooses another, for a new model or in peer api, chat and generate --chat"
 
 
 async def run_server(config: ServeConfig, ready: Callable[[Invite, Span], None], watch: Watcher | None = None) -> None:
@@ -55,7 +59,9 @@ async def run_server(config: ServeConfig, ready: Callable[[Invite, Span], None],
 
         async def enter(host: Host) -> EnteredRun[AnyManifest]:
             entered = await _enter(config, home, host, founded)
-            host.events.emit("model_entered", name=entered.manifest.name, blocks=entered.manifest.model.layers)
+            manifest = entered.manifest
+            said = manifest.text.choice(others=OTHERS).sentence
+            host.events.emit("model_entered", name=manifest.name, blocks=manifest.model.layers, chat_template=said)
             return entered
 
         known = config.invite.addresses if config.invite is not None else ()
@@ -92,6 +98,11 @@ def _create_or_reopen(config: ServeConfig, identity: Identity) -> CreatedModel |
     if config.invite is not None:
         if config.dtype is not None:
             raise ConfigError("--dtype was given with an INVITE, whose model has a type: drop --dtype")
+        if config.template is not None:
+            raise ConfigError(
+                "--template was given with an INVITE, whose model has a template: drop it here, and give --template to"
+                " peer api, peer chat or peer generate --chat"
+            )
         return None
     kept = load_run_files(config.home)
     if kept is not None:
@@ -102,11 +113,20 @@ def _create_or_reopen(config: ServeConfig, identity: Identity) -> CreatedModel |
             raise ConfigError(
                 f"{config.home} serves its model in {manifest.dtype}: drop --dtype, or give another --home"
             )
+        if config.template is not None and not _has_template(manifest.text, config.template):
+            raise ConfigError(
+                f"{config.home} serves its model with another chat template: drop --template, or give another --home"
+            )
         return CreatedModel(kept[0], manifest, kept[1])
     if config.folder is None:
         raise ConfigError(f"{config.home} holds no served model yet: name a checkpoint with --model")
-    name, is_open, dtype = _model_name(config.folder), config.is_open, config.dtype
-    return create_model(config.home, config.folder, identity, name=name, is_open=is_open, dtype=dtype)
+    wanted = FoundedModel(_model_name(config.folder), config.is_open, config.dtype, config.template)
+    return create_model(config.home, config.folder, identity, wanted)
+
+
+def _has_template(rules: TextRules, word: str) -> bool:
+    """Return whether a model was founded with the template that a word names."""
+    return rules.choice(word).source == rules.chat_template
 
 
 def _model_name(folder: Path) -> str:

@@ -25,7 +25,7 @@ from peer.footprint.workload import FLOAT_BYTES
 from peer.ipc.block_messages import HiddenType
 from peer.ipc.span import Span, spans_of
 from peer.model.layout import FlatLayout
-from peer.model.parameter_files import EMBEDDING
+from peer.model.parameter_names import EMBEDDING
 from swarm.client.session import RunClient
 from swarm.inference.record import COMMIT_BYTES, ServedCommit
 from swarm.membership.head_history import ask_history

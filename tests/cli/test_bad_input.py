@@ -294,6 +294,6 @@ def test_a_checkpoint_or_tokenizer_that_does_not_fit_the_run(peer: Peer, tmp_pat
     path.write_text(text.replace(sized, f'init = "{tmp_path / "hub"}"\n').replace("seq_len = 128", "seq_len = 64"))
     sentence = said(peer("coordinate", path, "--home", tmp_path / "d"), 2)
     assert "has no tokenizer.json: convert" in sentence and 'source = "bytes" trains on bytes' in sentence
-    assert "has no tokenizer.json: convert" in said(peer("serve", "--model", tmp_path / "hub"), 6)
+    assert "has no tokenizer.json: copy it from the model" in said(peer("serve", "--model", tmp_path / "hub"), 6)
     path.write_text(text.replace(sized, 'init = "nowhere"\n'))
     assert "nowhere" in said(peer("coordinate", path, "--home", tmp_path / "c"), 6)

@@ -228,7 +228,7 @@ def test_a_folder_is_read_and_accounted_for(tmp_path: Path, name: str) -> None:
 
 
 NO_FIELD = "no JSON or .parquet file in {!r} has text in a field 'text' (skipped {}): {}"
-CONVERT = 'write each text as {"text": "..."} on its own line, or name plain text .txt'
+CONVERT = "write each text on a line of its own as an object with the field 'text', or name plain text .txt"
 
 
 @pytest.mark.parametrize(

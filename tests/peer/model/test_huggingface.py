@@ -237,7 +237,7 @@ def test_pickled_torn_and_escaping_checkpoints_are_refused(tmp_path: Path) -> No
     with pytest.raises(CheckpointError, match="download it again"):
         load_pretrained(tmp_path)
     weights.rename(tmp_path / "pytorch_model.bin")
-    with pytest.raises(CheckpointError, match="convert the checkpoint to safetensors"):
+    with pytest.raises(CheckpointError, match="convert them to safetensors"):
         load_pretrained(tmp_path)
     index = {"weight_map": {"model.norm.weight": "../../etc/passwd"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))

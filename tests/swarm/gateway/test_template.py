@@ -199,7 +199,7 @@ async def test_a_template_may_write_so_much_beside_the_messages_and_no_more() ->
         await rendered("{{ messages[0].content }}{{ messages[0].content }}", long)
 
 
-@pytest.mark.parametrize(("rules", "chosen"), [(TextRules(), None), (TextRules(chat_template=CHATML), "")])
+@pytest.mark.parametrize(("rules", "chosen"), [(TextRules(), None), (TextRules(chat_template=CHATML), "plain")])
 async def test_without_a_template_a_conversation_is_plain(rules: TextRules, chosen: str | None) -> None:
     async with open_template(rules, chosen) as template:
         assert template.is_plain and template.stops

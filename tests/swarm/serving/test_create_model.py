@@ -17,7 +17,7 @@ from peer.ipc.block_messages import HiddenType
 from swarm.run.home import Home
 from swarm.run.invite import Invite
 from swarm.run.manifest import ServedModelManifest
-from swarm.serving.create_model import create_model
+from swarm.serving.create_model import FoundedModel, create_model
 from swarm.serving.peer import ServeConfig, _create_or_reopen
 from tests.swarm.gateway.served_model import write_checkpoint
 
@@ -45,7 +45,7 @@ def checkpoint(folder: Path, dtype: torch.dtype) -> Path:
 
 def created(folder: Path, home: Path, dtype: HiddenType | None = None) -> ServedModelManifest:
     home.mkdir()
-    return create_model(home, folder, Identity.generate(), name="m", is_open=True, dtype=dtype).manifest
+    return create_model(home, folder, Identity.generate(), FoundedModel("m", is_open=True, dtype=dtype)).manifest
 
 
 def test_a_model_is_served_in_its_own_type_or_in_the_one_that_is_asked_for(tmp_path: Path) -> None:

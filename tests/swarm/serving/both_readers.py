@@ -1,0 +1,32 @@
+"""Both readers of a checkpoint, for tests that compare what they say."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from peer.identity import Identity
+from peer.model.decoder import Decoder
+from peer.model.huggingface import flatten, load_pretrained
+from peer.model.parameter_files import ParameterFiles
+from swarm.run.manifest import ServedModelManifest
+from swarm.serving.create_model import FoundedModel, create_model
+
+TOKENS: Final = torch.randint(0, 256, (1, 24), generator=torch.Generator().manual_seed(3))
+
+
+def founded(folder: Path, template: str | None = None) -> ServedModelManifest:
+    home = Path(tempfile.mkdtemp(dir=folder.parent))
+    return create_model(home, folder, Identity.generate(), FoundedModel("m", True, template=template)).manifest
+
+
+def ours(folder: Path) -> torch.Tensor:
+    """Return the logits that this program computes, after checking that both readers hold the same parameters."""
+    shape, tensors = load_pretrained(folder)
+    files = ParameterFiles([folder])
+    assert all(torch.equal(files.tensor(name), tensor) for name, tensor in tensors.items())
+    with torch.no_grad():
+        return Decoder(shape, flatten(shape, tensors))(TOKENS)
