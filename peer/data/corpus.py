@@ -212,7 +212,8 @@ def _check_field(source: TextSource, texts: Texts, *, is_named: bool) -> None:
     elif texts.files:
         remedy = "leave --text-field out"
     else:
-        remedy = f"write each text on a line of its own as an object with the field {source.field!r}, or name plain text .txt"
+        written = f"write each text on a line of its own as an object with the field {source.field!r}"
+        remedy = f"{written}, or name plain text .txt"
     where = f"no JSON or {PARQUET} file in {str(source.root)!r} has text in a field {source.field!r}"
     raise ConfigError(f"{where} (skipped {texts.skipped_text()}): {remedy}")
 
