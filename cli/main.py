@@ -17,6 +17,7 @@ from cli.commands import command_summaries
 from cli.packages import check_packages
 from cli.run import report_failure
 from cli.terminal.lines import plain_reports
+from cli.terminal.standard_streams import flush_output, open_standard_streams
 from cli.terminal.usage import nearest
 from peer.confinement.kernel import forbid_core_dumps
 from peer.errors import ConfigError
@@ -68,6 +69,7 @@ def check_arguments(arguments: Sequence[str]) -> None:
 
 def main() -> None:
     """Run the console script; turn every failure into one sentence and an exit code."""
+    open_standard_streams()
     gc.disable()  # until the imports are done (`cli.run`): a fifth of their time would go into looking for garbage
     try:
         check_packages()
@@ -75,6 +77,7 @@ def main() -> None:
         check_arguments(sys.argv[1:])
         with plain_reports():
             code = group.main(prog_name="peer", standalone_mode=False)
+            flush_output()
     except BaseException as error:  # noqa: BLE001  the CLI edge: only an exit code leaves it
         code = report_failure(error)
     sys.exit(code if isinstance(code, int) else 0)

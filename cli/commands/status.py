@@ -17,7 +17,7 @@ from rich.text import Text
 
 from cli.homes import default_home
 from cli.options import home_option, invite_argument, read_invite
-from cli.run import run_until_stopped
+from cli.run import end_unless_watched, run_until_stopped
 from cli.terminal.lines import say, say_json
 from cli.terminal.screen import drawn, live, screen, table_screen
 from cli.views.table import fitting
@@ -92,11 +92,13 @@ async def _watch(opened: Invite, home: Path | None, guests: bool, as_json: bool)
         if as_json or not (console := screen()).is_terminal:
             while True:
                 _tell(await any_status(client), guests, as_json)
+                end_unless_watched()
                 await trio.sleep(_WATCH_S)
         with live("", console) as display:
             while True:
                 seen = await any_status(client)
                 display.update(drawn(partial(_tell, seen, guests, as_json)), refresh=True)
+                end_unless_watched()
                 await trio.sleep(_WATCH_S)
 
 

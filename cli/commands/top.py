@@ -10,7 +10,7 @@ import msgspec
 import trio
 
 from cli.options import home_option, invite_argument, read_invite
-from cli.run import run_until_stopped
+from cli.run import end_unless_watched, run_until_stopped
 from cli.terminal.lines import say_json
 from cli.terminal.screen import live, screen
 from cli.views.monitor_view import monitor_view
@@ -61,8 +61,10 @@ async def _follow(collector: MonitorCollector, as_json: bool) -> None:
         if as_json:
             while True:
                 _print(await collector.changed(), as_json=True)
+                end_unless_watched()
         console = screen()
         with live(monitor_view(collector.state, console.width, console.height - 1), console) as display:
             while True:
                 state = await collector.changed()
                 display.update(monitor_view(state, console.width, console.height - 1), refresh=True)
+                end_unless_watched()

@@ -8,6 +8,8 @@ from typing import Final
 
 import trio
 
+from cli.terminal.standard_streams import GONE
+
 LINE_BYTES_MAX: Final = 1 << 20
 _PIECE_BYTES: Final = 1 << 14
 
@@ -17,6 +19,7 @@ class TypedLines:
 
     def __init__(self) -> None:
         self._fd = sys.stdin.fileno()
+        self._was_terminal = self.is_terminal
         self._held = bytearray()
         self._is_over = False
 
@@ -42,4 +45,9 @@ class TypedLines:
             await trio.lowlevel.wait_readable(self._fd)
         except PermissionError:  # a file, which never makes one wait
             await trio.lowlevel.checkpoint()
-        return os.read(self._fd, _PIECE_BYTES)
+        try:
+            return os.read(self._fd, _PIECE_BYTES)
+        except OSError as error:
+            if error.errno in GONE and self._was_terminal:
+                return b""
+            raise
