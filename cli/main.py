@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import click
 
+from cli.combinations import check_words
 from cli.commands import command_summaries
 from cli.packages import check_packages
 from cli.run import report_failure
@@ -43,7 +44,10 @@ class LazyGroup(click.Group):
             near = nearest(args[0], command_summaries())
             meant = f"write `peer {near}`, or " if near else ""
             raise click.UsageError(f"`peer` has no command {args[0]}: {meant}see `peer --help`", ctx)
-        return super().resolve_command(ctx, args)
+        name, command, words = super().resolve_command(ctx, args)
+        if command is not None:
+            check_words(command, ctx, words)
+        return name, command, words
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

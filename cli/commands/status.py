@@ -15,6 +15,7 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
+from cli.combinations import check_one_source, refuse_beside
 from cli.homes import default_home
 from cli.options import home_option, invite_argument, read_invite
 from cli.run import end_unless_watched, run_until_stopped
@@ -59,9 +60,9 @@ def status(invite: str | None, home: Path | None, guests: bool, watch: bool, plo
 
     A peer's entry is at most 9 seconds old. A dead or frozen peer disappears after that time.
     """
-    if (invite is None) == (home is None):
-        raise ConfigError("no run was named: give either INVITE or --home DIR")
+    check_one_source("run", "invite", "home")
     if plot is not None:
+        refuse_beside("--plot", True, "guests", "watch", "as_json")
         _plot(home or default_home(read_invite(invite or "").run_id[:12]), plot)
         return
     from swarm.inference.model_status import read_any_status
