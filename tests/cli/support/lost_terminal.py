@@ -45,6 +45,9 @@ class LosableTerminal:
             except OSError as ended:
                 raise AssertionError(self.shown.decode(errors="replace")) from ended
 
+    def type(self, line: str) -> None:
+        os.write(self._ours, f"{line}\n".encode())
+
     def lose(self) -> None:
         """Close the window."""
         os.close(self._ours)
