@@ -39,7 +39,7 @@ class ChatLog:
             return msgspec.json.decode(line, type=ChatMessage)
         except MALFORMED as error:
             raise ConfigError(
-                f"line {number} of {self._path} is no message of a chat ({told(error)}): correct or delete that line, or"
+                f"line {number} of {self._path} is no message of a chat ({told(error)}): correct or delete it, or"
                 " name another file with --history"
             ) from error
 

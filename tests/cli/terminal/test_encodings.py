@@ -78,5 +78,5 @@ def test_a_history_may_have_blank_lines_and_its_bad_line_is_named(tmp_path: Path
     path.write_text('{"role":"user","content":"a"}\n\n   \n{"role":"assistant","content":"b"}\r\n\n')
     assert ChatLog(path).messages() == [ChatMessage("user", "a"), ChatMessage("assistant", "b")]
     path.write_text('{"role":"user","content":"a"}\n\n{"role":7}\n')
-    with pytest.raises(ConfigError, match=r"line 3 of .*talk is no message of a chat .*: correct or delete that line"):
+    with pytest.raises(ConfigError, match=r"line 3 of .*talk is no message of a chat .*: correct or delete it"):
         ChatLog(path)
