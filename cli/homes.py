@@ -28,7 +28,7 @@ _CHOICES_BYTES_MAX: Final = 1 << 16
 
 def default_home(name: str) -> Path:
     """Return the default of --home. $BARNRAISE_HOME replaces ~/.barnraise. Raises ConfigError for an unknown ~user."""
-    place = os.environ.get("BARNRAISE_HOME", "~/.barnraise")
+    place = os.environ.get("BARNRAISE_HOME") or "~/.barnraise"
     try:
         return Path(place).expanduser() / name
     except RuntimeError as error:

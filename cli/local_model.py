@@ -13,14 +13,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import click
 
+from cli.combinations import check_one_source, refuse_beside, refuse_without
 from cli.demo.child_processes import ChildPeer, children
 from cli.demo.cluster import LOOPBACK
-from cli.options import checkpoint_folder, dtype_option, read_invite
+from cli.options import checkpoint_folder, dtype_option, read_invite, threads_option
 from cli.run import leaves, stopping_by_signal
 from cli.terminal.lines import is_terminal, say
 from peer.errors import BarnraiseError, CheckpointError, ConfigError, NetworkError, ResourceError, WorkerError
@@ -91,9 +93,19 @@ class NamedModel:
 
 
 def local_model_options(function: Command) -> Command:
-    """Add --model, and --dtype, --device and --threads, which count with it only."""
+    """Add --model, and --dtype, --device and --threads, which count with it only. --wire and --wait do not."""
+
+    @wraps(function)
+    def checked(**values: Any) -> Any:
+        local = values["model"] is not None
+        refuse_without("--model", local, "dtype", "device", "threads")
+        alone = "all of the model is computed by one process of this machine"
+        beside = [name for name in ("wire", "wait") if name in values]
+        refuse_beside("--model", local, *beside, why=alone)
+        return function(**values)
+
     options = (
-        click.option("--threads", type=click.IntRange(1), help="With --model: CPU threads.  [default: all cores]"),
+        threads_option("With --model: CPU threads."),
         dtype_option("With --model: what it is computed in.  [default: the checkpoint's own type]"),
         click.option("--device", default="auto", show_default=True, help="With --model: auto, cpu, cuda, cuda:1, mps."),
         click.option(
@@ -102,9 +114,10 @@ def local_model_options(function: Command) -> Command:
             help="Instead of INVITE: a checkpoint in the Hugging Face layout on this machine, computed here.",
         ),
     )
+    wrapped = cast("Command", checked)
     for option in options:
-        function = option(function)
-    return function
+        wrapped = option(wrapped)
+    return wrapped
 
 
 @contextmanager
@@ -115,7 +128,7 @@ def invite_to(
 
     Raises ConfigError unless exactly one is given, and what keeps the checkpoint from being served."""
     if (invite is None) == (model is None):
-        raise ConfigError("no model was named: give either INVITE or --model DIR")
+        check_one_source("model", "invite", "model")
     if invite is not None:
         yield NamedModel(read_invite(invite))
         return

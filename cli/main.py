@@ -13,10 +13,12 @@ from collections.abc import Sequence
 
 import click
 
+from cli.combinations import check_words
 from cli.commands import command_summaries
 from cli.packages import check_packages
 from cli.run import report_failure
 from cli.terminal.lines import plain_reports
+from cli.terminal.standard_streams import flush_output, open_standard_streams
 from cli.terminal.usage import nearest
 from peer.confinement.kernel import forbid_core_dumps
 from peer.errors import ConfigError
@@ -42,7 +44,10 @@ class LazyGroup(click.Group):
             near = nearest(args[0], command_summaries())
             meant = f"write `peer {near}`, or " if near else ""
             raise click.UsageError(f"`peer` has no command {args[0]}: {meant}see `peer --help`", ctx)
-        return super().resolve_command(ctx, args)
+        name, command, words = super().resolve_command(ctx, args)
+        if command is not None:
+            check_words(command, ctx, words)
+        return name, command, words
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -68,6 +73,7 @@ def check_arguments(arguments: Sequence[str]) -> None:
 
 def main() -> None:
     """Run the console script; turn every failure into one sentence and an exit code."""
+    open_standard_streams()
     gc.disable()  # until the imports are done (`cli.run`): a fifth of their time would go into looking for garbage
     try:
         check_packages()
@@ -75,6 +81,7 @@ def main() -> None:
         check_arguments(sys.argv[1:])
         with plain_reports():
             code = group.main(prog_name="peer", standalone_mode=False)
+            flush_output()
     except BaseException as error:  # noqa: BLE001  the CLI edge: only an exit code leaves it
         code = report_failure(error)
     sys.exit(code if isinstance(code, int) else 0)

@@ -11,12 +11,13 @@ from typing import Any, TypeVar
 import click
 
 from peer.errors import ConfigError
-from peer.footprint.layout import parse_devices
+from peer.footprint.layout import Layout, parse_devices
 from swarm.run.invite import PREFIX, Invite
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 _INVITE_FILE_MAX = 1 << 16
 _FIELD_CHARS_MAX = 128
+_THREADS_MAX = 4096
 _AMOUNT_MAX = 1_000_000  # in GB: a petabyte
 
 
@@ -163,6 +164,10 @@ def chosen_devices(device: str | None, devices: str | None, layout: str | None) 
     if device is not None:
         raise click.UsageError("--device and --devices were both given: --devices is for several, --device for one.")
     names = parse_devices(devices)
+    if layout is not None:
+        if len(names) == 1:
+            raise click.UsageError("--layout was given with one of --devices: it is for several devices, name them.")
+        Layout.parse(layout, len(names), fits=lambda layout: True)  # a typo is told at once
     return Devices(names[0], names if len(names) > 1 else (), layout or "auto")
 
 
@@ -171,17 +176,29 @@ def tied_option(function: Command) -> Command:
     return click.option("--tied", is_flag=True, hidden=True)(function)
 
 
-class Amount(click.FloatRange):
-    """A finite number of MB/s or GB above 0."""
+class Number(click.FloatRange):
+    """A finite number in a range. Every option that takes a number which may have a fraction is of this type."""
+
+    def __init__(self, least: float, most: float, min_open: bool = False) -> None:
+        super().__init__(least, most, min_open=min_open)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = float(super().convert(value, param, ctx))
+        if math.isnan(number):  # neither below nor above any bound
+            self.fail(f"{value} is no finite number: give one from {self.min:g} to {self.max:g}", param, ctx)
+        return number
+
+
+class Amount(Number):
+    """A number of MB/s or GB above 0."""
 
     def __init__(self) -> None:
         super().__init__(0, _AMOUNT_MAX, min_open=True)
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        amount = float(super().convert(value, param, ctx))
-        if math.isnan(amount):  # neither below nor above any bound
-            self.fail(f"{value} is not a number.", param, ctx)
-        return amount
+
+def threads_option(what: str) -> Callable[[Command], Command]:
+    """Add --threads, described by `what`."""
+    return click.option("--threads", type=click.IntRange(1, _THREADS_MAX), help=f"{what}  [default: all cores]")
 
 
 def dtype_option(what: str) -> Callable[[Command], Command]:
@@ -213,7 +230,7 @@ def _checked_template(context: click.Context, parameter: click.Parameter, chosen
 
 def wait_option(function: Command) -> Command:
     """Add --wait, of the commands that show an answer to a person."""
-    seconds, text = click.FloatRange(0, 86400), "Wait so long for servers that are missing."
+    seconds, text = Number(0, 86400), "Wait so long for servers that are missing."
     return click.option("--wait", type=seconds, metavar="S", default=60, show_default=True, help=text)(function)
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from cli.terminal.lines import close_output, say, say_traceback
+from cli.terminal.standard_streams import is_watched
 from cli.terminal.usage import usage_sentence
 from peer.errors import BarnraiseError, ResourceError
 
@@ -43,7 +44,9 @@ class Stopped(BaseException):
 
 def run_until_stopped(work: Callable[[], Awaitable[T]], tied: bool = False) -> T:
     """Run a trio function. The first SIGINT, SIGTERM or SIGHUP cancels it, so that it leaves and saves in its own
-    `finally`; then Stopped is raised. A second signal ends the process at once.
+    `finally`; then Stopped is raised. A second SIGINT or SIGTERM ends the process at once. A further SIGHUP does
+    nothing, also while the command ends after this: a terminal that is closed sends several. SIGTERM and SIGHUP are
+    left alone where they are ignored, as by nohup.
 
     With `tied` the end of standard input counts as SIGTERM. A parent that holds the other end of that pipe thus ends
     its children however it dies.
@@ -51,9 +54,12 @@ def run_until_stopped(work: Callable[[], Awaitable[T]], tied: bool = False) -> T
     import trio  # here: `peer --help` must stay fast
 
     caught: list[int] = []
+    hang_ups = _taken(signal.SIGHUP)
 
     async def listen(signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
         async for signum in signals:
+            if caught and signum == signal.SIGHUP:
+                continue
             if caught:
                 os._exit(128 + signum)
             caught.append(signum)
@@ -68,7 +74,9 @@ def run_until_stopped(work: Callable[[], Awaitable[T]], tied: bool = False) -> T
         scope.cancel()
 
     async def supervise() -> T:
-        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
+        with trio.open_signal_receiver(signal.SIGINT, *_taken(signal.SIGTERM), *hang_ups) as signals:
+            if caught:
+                raise Stopped(caught[0])
             async with trio.open_nursery() as listeners:
                 scope = trio.CancelScope()
                 listeners.start_soon(listen, signals, scope)
@@ -83,10 +91,18 @@ def run_until_stopped(work: Callable[[], Awaitable[T]], tied: bool = False) -> T
 
     gc.freeze()  # a full collection would stop the event loop for 150 ms to look through all imported modules
     gc.enable()
+    found = [signal.signal(signum, lambda signum, frame: caught.append(signum)) for signum in hang_ups]
     try:
         return trio.run(supervise)
     finally:
+        for signum, handler in zip(hang_ups, found, strict=True) if not caught else ():
+            signal.signal(signum, handler)
         gc.unfreeze()
+
+
+def _taken(*signums: signal.Signals) -> list[signal.Signals]:
+    """Return those that are not ignored."""
+    return [signum for signum in signums if signal.getsignal(signum) is not signal.SIG_IGN]
 
 
 @contextmanager
@@ -94,23 +110,29 @@ def stopping_by_signal() -> Iterator[None]:
     """Raise on signals inside the block, for work without trio, so that `finally` is reached.
 
     SIGINT raises KeyboardInterrupt, even where a shell started the process with Ctrl-C ignored. SIGTERM and SIGHUP
-    raise Stopped, unless they are ignored, as by nohup.
+    raise Stopped, unless they are ignored, as by nohup; SIGHUP does it once.
     """
 
     def stop(signum: int, frame: object) -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
         raise Stopped(signum)
 
     gc.enable()
     found = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    for signum in (signal.SIGTERM, signal.SIGHUP):
-        if found[signum] is not signal.SIG_IGN:
-            signal.signal(signum, stop)
+    for signum in _taken(signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, stop)
     try:
         yield
     finally:
         for signum, handler in found.items():
             signal.signal(signum, handler)
+
+
+def end_unless_watched() -> None:
+    """End a command that does nothing but show, once the terminal where it shows it has gone away."""
+    if not is_watched():
+        raise Stopped(signal.SIGHUP)
 
 
 def report_failure(error: BaseException) -> int:
@@ -122,31 +144,36 @@ def report_failure(error: BaseException) -> int:
     if isinstance(chosen, click.exceptions.Exit):
         return chosen.exit_code
     if os.environ.get("PEER_DEBUG") == "1":
-        say_traceback(error)
+        with suppress(OSError):
+            say_traceback(error)
     if isinstance(chosen, click.ClickException):
-        say(f"peer: {usage_sentence(chosen)}", err=True)
+        _tell(f"peer: {usage_sentence(chosen)}")
         return chosen.exit_code
     if isinstance(chosen, Stopped):
         return chosen.exit_code
     if isinstance(chosen, (KeyboardInterrupt, click.Abort)):
-        say("Interrupted.", err=True)
+        _tell("Interrupted.")
         return INTERRUPTED
     if isinstance(chosen, BrokenPipeError):
         close_output()
         return 0
     if isinstance(chosen, OSError) and chosen.errno in _FULL:
-        say(f"peer: cannot write ({chosen.strerror}): free some space, or send the output elsewhere", err=True)
+        _tell(f"peer: cannot write ({chosen.strerror}): free some space, or send the output elsewhere")
         close_output()
         return ResourceError.exit_code
     if isinstance(chosen, BarnraiseError):
-        say(f"peer: {chosen}", err=True)
+        _tell(f"peer: {chosen}")
         return chosen.exit_code
-    say(
+    _tell(
         f"peer: a bug ended this command ({type(chosen).__name__}: {chosen}):"
-        " run it again with PEER_DEBUG=1 and report what it prints",
-        err=True,
+        " run it again with PEER_DEBUG=1 and report what it prints"
     )
     return BUG
+
+
+def _tell(line: str) -> None:
+    with suppress(OSError):  # standard error leads nowhere either: the exit code tells it
+        say(line, err=True)
 
 
 def leaves(error: BaseException) -> Iterator[BaseException]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cli.combinations import refuse_others
 from cli.local_model import NamedModel, invite_to, local_model_options
 from cli.options import invite_argument, template_option, tied_option, wire_option
 from cli.packages import INSTALL_SERVER
@@ -69,6 +70,7 @@ def api(
     Any client of OpenAI's works, with the base URL that is printed. Without a key only this machine can use it.
     """
     if new_key is not None:
+        refuse_others("--new-key", "new_key", "key_file")
         _add_key(key_file, new_key)
         return
     _check_web_server()
@@ -107,15 +109,19 @@ def _read_keys(keys: tuple[str, ...], key_file: Path | None) -> ApiKeys:
 
 
 def _add_key(key_file: Path | None, name: str) -> None:
-    from swarm.gateway.limits import key_hash, new_key
+    from swarm.gateway.limits import key_hash, new_key, read_keys
 
     if key_file is None:
         raise ConfigError("--new-key has no file to write to: give --key-file")
+    joint = ""
+    if os.path.exists(key_file) and os.path.getsize(key_file):
+        read_keys(key_file)  # it is one of ours
+        joint = "" if key_file.read_bytes().endswith(b"\n") else "\n"
     key = new_key()
     label = "".join(letter if letter.isprintable() else "?" for letter in name)
     try:
         with open(key_file, "a", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
-            file.write(f"{key_hash(key)} {label}\n")
+            file.write(f"{joint}{key_hash(key)} {label}\n")
     except OSError as error:
         raise ConfigError(f"{key_file} cannot be written ({error.strerror}): choose another --key-file") from error
     say(key)

@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, Final
 import click
 import trio
 
+from cli.combinations import refuse_without
 from cli.local_model import NamedModel, invite_to, local_model_options
-from cli.options import invite_argument, template_option, wait_option, wire_option
+from cli.options import Number, invite_argument, template_option, wait_option, wire_option
 from cli.run import Stopped, run_until_stopped
 from cli.terminal.lines import say
 from cli.terminal.stream import write_text
 from cli.terminal.typed_lines import TypedLines
 from cli.views.text import several
-from peer.errors import BarnraiseError
+from peer.errors import BarnraiseError, ConfigError
 
 if TYPE_CHECKING:
     from peer.ipc.block_messages import HiddenType, WireType
@@ -45,10 +46,8 @@ _HELP: Final = (
 @template_option("How messages become text", "the model's, else plain")
 @click.option("--system", default="", metavar="TEXT", help="How the model should answer.")
 @click.option("--max-tokens", type=click.IntRange(1, 1 << 20), default=512, show_default=True, help="Of one answer.")
-@click.option("--temperature", type=click.FloatRange(0, 100), default=0.7, show_default=True, help="0: the likeliest.")
-@click.option(
-    "--top-p", type=click.FloatRange(0, 1), default=1.0, help="Only the likeliest that have this probability."
-)
+@click.option("--temperature", type=Number(0, 100), default=0.7, show_default=True, help="0: the likeliest.")
+@click.option("--top-p", type=Number(0, 1), default=1.0, help="Only the likeliest that have this probability.")
 @click.option("--seed", type=click.IntRange(0, (1 << 64) - 1), help="The same seed draws the same tokens.")
 @wire_option
 @wait_option
@@ -83,6 +82,7 @@ def chat(
     from peer.ipc.sampling_options import Sampling, new_seed
     from swarm.gateway.chat_log import ChatLog
 
+    refuse_without("a --temperature above 0", temperature > 0, "top_p")
     sampling = Sampling(temperature=temperature, top_p=top_p, seed=new_seed() if seed is None else seed)
     with invite_to(invite, model, dtype, device, threads) as opened:
         log = None if history is None else ChatLog(history)
@@ -151,7 +151,11 @@ class _Chat:
         while True:
             if self._lines.is_terminal:
                 write_text("> ")
-            line = await self._lines.next()
+            try:
+                line = await self._lines.next()
+            except ConfigError as error:
+                self._tell(error)
+                continue
             if line is None or line.strip() == "/exit":
                 return
             if line.startswith("/"):
@@ -166,9 +170,7 @@ class _Chat:
                     async for piece in pieces:
                         write_text(piece)
         except BarnraiseError as error:
-            if not self._lines.is_terminal:
-                raise
-            say("", f"peer: {error}", err=True)
+            self._tell(error)
             return
         finally:
             stopped, self._answering = self._answering, None
@@ -177,6 +179,12 @@ class _Chat:
         self._keep(conversation)
         if stopped is not None and stopped.cancelled_caught:
             say("Stopped.", err=True)
+
+    def _tell(self, error: BarnraiseError) -> None:
+        """Tell a person what was wrong. Raises it where none is at the terminal."""
+        if not self._lines.is_terminal:
+            raise error
+        say("", f"peer: {error}", err=True)
 
     def _keep(self, conversation: Conversation) -> None:
         """Write the conversation down, if it is to be kept."""

@@ -13,6 +13,7 @@ import click
 import trio
 from click.core import ParameterSource
 
+from cli.combinations import refuse_others
 from cli.homes import coordinator_home, encoded, last_port, on_the_port_of, taken_over
 from cli.options import home_option, lan_option, map_port_option, network_options, tied_option
 from cli.run import run_until_stopped
@@ -130,9 +131,11 @@ def coordinate(
     address: a restart takes over --listen, --announce, --relay and --bootstrap, and the port, unless one is given.
     """
     if init:
+        refuse_others("--init", "init", "run_toml")
         _write_template(run_toml or Path("RUN.toml"))
         return
     if make_successor is not None:
+        refuse_others("--make-successor", "make_successor", "home")
         _make_successor(home or coordinator_home(), make_successor)
         return
     heir = None if successor is None else _opened(successor, run_toml, bootstrap)

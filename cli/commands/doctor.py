@@ -15,6 +15,7 @@ from rich.text import Text
 from cli.checks.confinement import confinement_findings
 from cli.checks.graphics import gpu_findings
 from cli.checks.machine import DISK_MIN_BYTES, Finding, disk_finding, local_findings
+from cli.combinations import refuse_without
 from cli.homes import default_home
 from cli.options import (
     chosen_devices,
@@ -69,6 +70,7 @@ def doctor(
     larger one that does not fit is a warning. The exit code is 0 if this machine can take part, else that of the error
     that `peer join` would end with.
     """
+    refuse_without("--data or INVITE", data is not None or invite is not None, "text_field")
     chosen = chosen_devices(device, devices, layout)
     opened = None if invite is None else read_invite(invite)
     make_key = home is not None

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import click
 import msgspec
 
+from cli.combinations import check_one_source
 from cli.options import invite_argument, read_invite
 from cli.run import run_until_stopped
 from cli.terminal.lines import say
@@ -75,8 +76,7 @@ def export(
     From --home: the newest intact checkpoint there, without network. From INVITE: the state that most members hold,
     fetched from several of them. A peer of a pipeline holds one stage of the model: give --home once for each stage.
     """
-    if (invite is None) == (not homes):
-        raise ConfigError("no source was named: give either INVITE or --home DIR")
+    check_one_source("source", "invite", "homes")
     if public and push is None:
         raise ConfigError("--public says how --push makes a model: add --push ORG/NAME, or leave --public out")
     if push is not None:

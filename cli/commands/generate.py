@@ -6,18 +6,19 @@ The model may also be one on this machine.
 from __future__ import annotations
 
 import secrets
-import sys
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from cli.combinations import refuse_without
 from cli.local_model import NamedModel, invite_to, local_model_options
-from cli.options import template_option, wait_option, wire_option
+from cli.options import Number, template_option, wait_option, wire_option
 from cli.run import run_until_stopped
 from cli.terminal.lines import is_terminal, say, say_json
 from cli.terminal.stream import write_text
+from cli.terminal.typed_lines import whole_input
 from cli.views.text import size_text
 from peer.errors import ConfigError
 
@@ -36,13 +37,11 @@ if TYPE_CHECKING:
 @click.option("--chat", is_flag=True, help="Ask PROMPT as a message, by the model's chat template.")
 @template_option("How messages become text", "the model's, else plain")
 @click.option("--max-tokens", type=click.IntRange(1, 1 << 20), default=128, show_default=True)
-@click.option("--temperature", type=click.FloatRange(0, 100), default=0.0, show_default=True, help="0: the likeliest.")
+@click.option("--temperature", type=Number(0, 100), default=0.0, show_default=True, help="0: the likeliest.")
 @click.option("--top-k", type=click.IntRange(0, 1 << 24), default=0, help="Only the k likeliest tokens.")
-@click.option(
-    "--top-p", type=click.FloatRange(0, 1), default=1.0, help="Only the likeliest that have this probability."
-)
-@click.option("--min-p", type=click.FloatRange(0, 1), default=0.0, help="Only those with this share of the likeliest.")
-@click.option("--repetition-penalty", type=click.FloatRange(0.001, 1000), default=1.0)
+@click.option("--top-p", type=Number(0, 1), default=1.0, help="Only the likeliest that have this probability.")
+@click.option("--min-p", type=Number(0, 1), default=0.0, help="Only those with this share of the likeliest.")
+@click.option("--repetition-penalty", type=Number(0.001, 1000), default=1.0)
 @click.option("--stop", "stops", multiple=True, help="A text at which the answer ends. May be given several times.")
 @click.option("--special", is_flag=True, help="Show special tokens, such as the one that ends a message, too.")
 @click.option("--seed", type=click.IntRange(0, (1 << 64) - 1), help="The same seed draws the same tokens.")
@@ -79,11 +78,13 @@ def generate(
     INVITE, by this machine alone."""
     if template is not None and not chat:
         raise ConfigError("--template is about messages, and PROMPT is none: give --chat too")
+    refuse_without("--json", as_json, "logprobs")
+    refuse_without("a --temperature above 0", temperature > 0, "top_k", "top_p", "min_p")
     if model is not None:
         if prompt is not None:
             raise ConfigError("both INVITE and --model were given: choose one")
         invite, prompt = None, invite
-    text = sys.stdin.read() if prompt is None or prompt == "-" else prompt
+    text = whole_input() if prompt is None or prompt == "-" else prompt
     from peer.ipc.sampling_options import Sampling
 
     sampling = Sampling(

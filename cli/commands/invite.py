@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from cli.combinations import refuse, refuse_beside
 from cli.homes import coordinator_home
 from cli.options import home_option
 from cli.terminal.lines import say
@@ -41,6 +42,7 @@ def invite(home: Path | None, guest: str | None, guests: int, days: int) -> None
 
     The invite names several addresses: of this peer, those in its own invite, and of two members that lived lately.
     """
+    refuse_beside("--for", guest is not None, "guests", why="that peer alone may use it")
     say(_made(home or coordinator_home(), guest, guests, days), uncut=True)
 
 
@@ -58,6 +60,8 @@ def _made(folder: Path, guest: str | None, guests: int, days: int) -> str:
     if kept is None:
         raise ConfigError(f"{folder} holds no run yet: give the --home of `peer join` or `peer coordinate`")
     manifest = open_any_manifest(kept[0])
+    if manifest.open:
+        refuse("the invites of an open run are for everybody and for good", "guests", "days")
     identity = Identity.load_or_create(home.identity)
     addresses = known_addresses(home)
     if identity.peer_id == manifest.authority:

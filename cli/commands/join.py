@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 import trio
 
+from cli.combinations import refuse, refuse_beside, refuse_without
 from cli.homes import ResumingCommand, chosen, default_home, on_a_free_port, resumed_invite
 from cli.options import (
     Amount,
@@ -25,6 +26,7 @@ from cli.options import (
     network_options,
     read_invite,
     text_field_option,
+    threads_option,
     tied_option,
 )
 from cli.run import leaves, run_until_stopped
@@ -44,12 +46,15 @@ if TYPE_CHECKING:
     from swarm.training.peer import Beside
 
 
+_STAGE_MAX = (1 << 16) - 1
+
+
 @click.command(cls=ResumingCommand)
 @invite_argument(required=False)
 @home_option("Folder for this peer's key, checkpoints and event log.  [default: ~/.barnraise/<run id>]")
 @click.option("--name", default="", help="The name shown by `peer status`.  [default: this machine's name]")
 @devices_options
-@click.option("--threads", type=click.IntRange(1), help="CPU threads for training.  [default: all cores]")
+@threads_option("CPU threads for training.")
 @click.option(
     "--data",
     type=click.Path(path_type=Path, exists=True),
@@ -83,7 +88,9 @@ if TYPE_CHECKING:
     help="Give the machine back to you while it holds: program:NAME, keyboard:MINUTES, battery, outside:HH:MM-HH:MM."
     " May be given several times.",
 )
-@click.option("--stage", type=click.IntRange(0), help="Stay at this stage of a pipeline.  [default: where needed]")
+@click.option(
+    "--stage", type=click.IntRange(0, _STAGE_MAX), help="Stay at this stage of a pipeline.  [default: where needed]"
+)
 @click.option(
     "--memory-limit",
     type=Amount(),
@@ -151,14 +158,15 @@ def join(
     from swarm.run.peer_context import JoinConfig
     from swarm.training.peer import run_participant
 
-    if serve_memory is not None and not serves:
-        raise click.UsageError("--serve-memory was given without --serve: give both.")
+    refuse_without("--serve", serves, "serve_memory")
+    refuse_beside("--role feeder", role == "feeder", "compiles", "memory_limit", "host_memory_limit")
     conditions = tuple(map(parse_condition, pause_when))
     hardware = chosen_devices(device, devices, layout)
     if compiles and len(hardware.devices) > 1:
         raise click.UsageError("--compile was given with several --devices: it is for one, leave it out.")
     for each in dict.fromkeys(hardware.all_devices):  # before the network is asked
-        resolve_device(each)
+        if resolve_device(each).torch.type == "cpu":
+            refuse("on a CPU --memory-limit is that of the machine", "host_memory_limit")
     home = home or default_home(opened.run_id[:12])
     config = JoinConfig(
         home=home,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 import trio
 
+from cli.combinations import check_one_source
 from cli.homes import default_home
 from cli.options import home_option, invite_argument, read_invite, tied_option
 from cli.packages import check_monitor_packages
@@ -67,8 +68,7 @@ def monitor(
     It joins nothing and has no vote. /api/v1/state has the same as JSON, /metrics for Prometheus. Without a token only
     this machine can look.
     """
-    if (invite is None) == (home is None):
-        raise ConfigError("no run was named: give either INVITE or --home DIR")
+    check_one_source("run", "invite", "home")
     if token is not None and not (token.strip() and token.isascii() and token.isprintable()):
         raise ConfigError("--token is empty or has other letters than ASCII: leave it out to have one made")
     check_monitor_packages("peer monitor")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, cast
 import click
 import msgspec
 
+from cli.combinations import refuse_beside, refuse_without
 from cli.options import invite_argument, read_invite
 from cli.run import run_until_stopped
 from cli.terminal.lines import say_json
@@ -82,6 +83,8 @@ def plan(
     and the defaults). Without any of these it is run.toml of this folder. Of the file and the folders no network is
     needed. The exit code is 0 also where the run does not fit.
     """
+    refuse_without("several --cards", cards > 1 or layout == "auto", "layout")
+    refuse_beside("--device cpu", card == "cpu", "device_memory", why="a CPU has --host-memory")
     from cli.views.plan import show_plan
     from swarm.placement.machine_plan import check_layout, plan_for
 
@@ -179,7 +182,7 @@ def _machine(
     known = CARDS.get((card or "").lower().replace(" ", "").replace("-", ""))
     if card is not None and known is None and card != "cpu":
         raise ConfigError(f"the card {card!r} is not known: choose one of {', '.join(CARDS)}, or cpu, or give --flops")
-    kind, bf16, memory = "cuda", shape.inner.dtype != "fp32", 0.0
+    kind, bf16, memory = "cpu" if card == "cpu" else "cuda", shape.inner.dtype != "fp32", 0.0
     if known is not None:
         memory, flops = known.memory_bytes, flops or known.flops
     elif device_memory is None or flops is None:

@@ -55,7 +55,7 @@ LEFTOVERS: Final = ("run.toml", "report.json", "loss.png", "coordinator*", "peer
 )
 @click.option(
     "--rounds",
-    type=click.IntRange(max=10_000),
+    type=click.IntRange(1, 10_000),
     default=12,
     show_default=True,
     help="At least 6; with --stages 8.",

@@ -12,7 +12,7 @@ import click
 import trio
 
 from cli.homes import default_home
-from cli.options import Amount, home_option
+from cli.options import Amount, Number, home_option
 from cli.run import run_until_stopped
 from cli.terminal.lines import say, say_json
 from cli.views.text import several, size_text
@@ -72,7 +72,7 @@ _FILES: Final = 4096  # more than the host has connections
 )
 @click.option(
     "--status-every",
-    type=click.FloatRange(0, 86400, min_open=True),
+    type=Number(0, 86400, min_open=True),
     metavar="SECONDS",
     default=60.0,
     show_default=True,

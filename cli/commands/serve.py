@@ -5,6 +5,7 @@ It ends at Ctrl-C.
 
 from __future__ import annotations
 
+import re
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import trio
 
+from cli.combinations import refuse_beside, refuse_without
 from cli.homes import default_home
 from cli.options import (
     Amount,
@@ -23,6 +25,7 @@ from cli.options import (
     network_options,
     read_invite,
     template_option,
+    threads_option,
     tied_option,
 )
 from cli.run import run_until_stopped
@@ -46,10 +49,10 @@ class BlockRange(click.ParamType):  # type: ignore[type-arg]
     ) -> tuple[int, int] | None:
         if value is None or value == "auto" or isinstance(value, tuple):
             return None if value == "auto" else value  # type: ignore[return-value]
-        first, colon, end = str(value).partition(":")
-        if not (colon and first.isdigit() and end.isdigit() and int(first) < int(end)):
+        found = re.fullmatch(r"(\d{1,6}):(\d{1,6})", str(value))
+        if found is None or int(found[1]) >= int(found[2]):
             self.fail(f"{value!r} is no range of blocks: write auto, or the first and the one behind the last, as 0:16")
-        return int(first), int(end)
+        return int(found[1]), int(found[2])
 
 
 @click.command()
@@ -69,7 +72,7 @@ class BlockRange(click.ParamType):  # type: ignore[type-arg]
     "A model that is founded: how messages to it become text", "default, else the first that needs no tools"
 )
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:1, mps, ...")
-@click.option("--threads", type=click.IntRange(1), help="CPU threads.  [default: all cores]")
+@threads_option("CPU threads.")
 @click.option("--open", "is_open", is_flag=True, help="A model that is founded: let any peer serve and use it.")
 @network_options(listen="/ip4/0.0.0.0/tcp/0")
 @map_port_option
@@ -101,6 +104,8 @@ def serve(
     (`peer generate INVITE "..."`). Ctrl-C leaves: clients go on with other servers.
     """
     opened, folder = _source(invite, model)
+    refuse_beside("INVITE", opened is not None, "is_open", "dtype", why="the model of an INVITE was founded with them")
+    refuse_without("--model", folder is not None, "is_open")
     if opened is None and folder is None and home is None:
         raise click.UsageError("Give the INVITE of a served model, or --model with the folder of a checkpoint.")
     from peer.compute.device import resolve_device

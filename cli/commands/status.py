@@ -15,9 +15,10 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
+from cli.combinations import check_one_source, refuse_beside
 from cli.homes import default_home
 from cli.options import home_option, invite_argument, read_invite
-from cli.run import run_until_stopped
+from cli.run import end_unless_watched, run_until_stopped
 from cli.terminal.lines import say, say_json
 from cli.terminal.screen import drawn, live, screen, table_screen
 from cli.views.table import fitting
@@ -59,9 +60,9 @@ def status(invite: str | None, home: Path | None, guests: bool, watch: bool, plo
 
     A peer's entry is at most 9 seconds old. A dead or frozen peer disappears after that time.
     """
-    if (invite is None) == (home is None):
-        raise ConfigError("no run was named: give either INVITE or --home DIR")
+    check_one_source("run", "invite", "home")
     if plot is not None:
+        refuse_beside("--plot", True, "guests", "watch", "as_json")
         _plot(home or default_home(read_invite(invite or "").run_id[:12]), plot)
         return
     from swarm.inference.model_status import read_any_status
@@ -92,11 +93,13 @@ async def _watch(opened: Invite, home: Path | None, guests: bool, as_json: bool)
         if as_json or not (console := screen()).is_terminal:
             while True:
                 _tell(await any_status(client), guests, as_json)
+                end_unless_watched()
                 await trio.sleep(_WATCH_S)
         with live("", console) as display:
             while True:
                 seen = await any_status(client)
                 display.update(drawn(partial(_tell, seen, guests, as_json)), refresh=True)
+                end_unless_watched()
                 await trio.sleep(_WATCH_S)
 
 

@@ -9,12 +9,12 @@ import click
 import msgspec
 import trio
 
+from cli.combinations import check_one_source
 from cli.options import home_option, invite_argument, read_invite
-from cli.run import run_until_stopped
+from cli.run import end_unless_watched, run_until_stopped
 from cli.terminal.lines import say_json
 from cli.terminal.screen import live, screen
 from cli.views.monitor_view import monitor_view
-from peer.errors import ConfigError
 
 if TYPE_CHECKING:
     from swarm.monitor.collector import MonitorCollector
@@ -33,8 +33,7 @@ def top(invite: str | None, home: Path | None, once: bool, as_json: bool) -> Non
 
     It shows what `peer monitor` shows, in 80 columns. Where the output is no terminal it prints one reading.
     """
-    if (invite is None) == (home is None):
-        raise ConfigError("no run was named: give either INVITE or --home DIR")
+    check_one_source("run", "invite", "home")
     from swarm.monitor.collector import MonitorCollector, MonitorTarget
     from swarm.run.invite import read_saved_invite
 
@@ -61,8 +60,10 @@ async def _follow(collector: MonitorCollector, as_json: bool) -> None:
         if as_json:
             while True:
                 _print(await collector.changed(), as_json=True)
+                end_unless_watched()
         console = screen()
         with live(monitor_view(collector.state, console.width, console.height - 1), console) as display:
             while True:
                 state = await collector.changed()
                 display.update(monitor_view(state, console.width, console.height - 1), refresh=True)
+                end_unless_watched()

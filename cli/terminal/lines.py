@@ -16,8 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
-import click
-
+from cli.terminal.standard_streams import write
 from peer.plain_text import json_line, plain
 
 LINE_MAX: Final = 1000
@@ -35,7 +34,7 @@ def say(*lines: str, err: bool = False, uncut: bool = False) -> None:
         if _view is not None and (err or sys.stdout.isatty()):
             _view(text)
         else:
-            click.echo(text, err=err)
+            write(f"{text}\n", err)
 
 
 @contextmanager
@@ -51,7 +50,7 @@ def through(view: Callable[[str], None]) -> Iterator[None]:
 
 def say_json(value: Mapping[str, Any], uncut: bool = False) -> None:
     """Write a line of ASCII JSON on standard output, with strings and lists cut unless `uncut`."""
-    click.echo(json_line(value, None) if uncut else json_line(value))
+    write(f"{json_line(value, None) if uncut else json_line(value)}\n")
 
 
 def is_terminal() -> bool:

@@ -28,6 +28,9 @@ class _PlainConsole(Console):
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(_plain_lines(segment.text), segment.style)
 
+    def on_broken_pipe(self) -> None:
+        raise  # the BrokenPipeError, which rich would make exit code 1
+
 
 def screen(err: bool = False, width: int | None = None, wraps: bool = True) -> Console:
     """Return a console on standard output, or with `err` on standard error."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import click
-
+from cli.terminal.standard_streams import write
 from peer.plain_text import plain
 
 
@@ -13,4 +12,4 @@ def write_text(piece: str) -> None:
     if not piece:
         return
     kept = ["\t".join(plain(cell, 1 << 20) for cell in line.split("\t")) for line in piece.split("\n")]
-    click.echo("\n".join(kept), nl=False)
+    write("\n".join(kept))

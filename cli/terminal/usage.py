@@ -27,9 +27,9 @@ def usage_sentence(error: click.ClickException) -> str:
     if isinstance(error, click.BadOptionUsage):
         return f"{_lower(error.message)}: write its value after it, {see}"
     if isinstance(error, click.MissingParameter) and error.param is not None:
-        return f"`{command}` was given no {_named(error.param)}: add it, {see}"
+        return f"`{command}` was given no {named(error.param)}: add it, {see}"
     if isinstance(error, click.BadParameter) and error.param is not None:
-        what = f"{_named(error.param)} {_in_words(_lower(error.message))}"
+        what = f"{named(error.param)} {_in_words(_lower(error.message))}"
         return what if ": " in what else f"{what}: {_remedy(error.param.type, error.message) or see}"
     what = _lower(error.format_message())
     return what if ": " in what else f"{what}: {see}"
@@ -53,7 +53,7 @@ def _options(context: click.Context | None) -> list[str]:
     return [] if context is None else [name for param in context.command.params for name in param.opts]
 
 
-def _named(param: click.Parameter) -> str:
+def named(param: click.Parameter) -> str:
     if isinstance(param, click.Option):
         return param.opts[0]
     return (param.metavar or param.human_readable_name).strip("[]")

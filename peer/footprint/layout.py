@@ -55,7 +55,11 @@ class Layout:
         sizes: dict[str, int | None] = {}
         for part in text.split(","):
             name, _, size = part.strip().partition(":")
-            if name not in _FIELDS or name in sizes or (":" in part and not (size.isdecimal() and int(size) > 0)):
+            if (
+                name not in _FIELDS
+                or name in sizes
+                or (":" in part and not (size.isdecimal() and len(size) < 4 and int(size) > 0))
+            ):
                 raise ConfigError(f"the layout {text!r} is not understood at {part!r}: {_USE}")
             sizes[name] = int(size) if size else None
         given = math.prod(size for size in sizes.values() if size is not None)

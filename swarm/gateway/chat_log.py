@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 
+from peer.decoding import MALFORMED, told
 from peer.errors import ConfigError
 from peer.files import read_bounded, write_atomically
 from swarm.gateway.template import ChatMessage
@@ -27,13 +28,20 @@ class ChatLog:
         """Return what was said; nothing where there is no file yet. Raises ConfigError."""
         try:
             lines = read_bounded(self._path, BYTES_MAX).splitlines()
-            return [msgspec.json.decode(line, type=ChatMessage) for line in lines]
         except FileNotFoundError:
             return []
         except OSError as error:
             raise ConfigError(f"{self._path} cannot be read ({error.strerror}): name another file") from error
-        except (msgspec.DecodeError, ValueError) as error:
-            raise ConfigError(f"{self._path} is no history of a chat: name another file with --history") from error
+        return [self._message(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+
+    def _message(self, number: int, line: bytes) -> ChatMessage:
+        try:
+            return msgspec.json.decode(line, type=ChatMessage)
+        except MALFORMED as error:
+            raise ConfigError(
+                f"line {number} of {self._path} is no message of a chat ({told(error)}): correct or delete it, or"
+                " name another file with --history"
+            ) from error
 
     def write(self, messages: Sequence[ChatMessage]) -> None:
         """Replace what the file holds. Raises ResourceError."""

@@ -25,9 +25,17 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from peer.errors import ResourceError
 from peer.files import write_atomically
+
+_BEGUN: Final = {"lock", "identity.key"}
+_REPLACED: Final = {
+    "addresses.json", "agreement", "backup.part", "checkpoints", "complete", "corpus", "fetched", "listening", "living",
+    "loss.png", "manifest.msgpack", "replaced", "replica", "results", "state.part", "tokenizer.json", "worker",
+}  # fmt: skip
+"""What a peer writes or empties in its home. Not the files that a person may put there before its first start."""
 
 
 @dataclass(frozen=True)
@@ -159,11 +167,22 @@ class Home:
             os.close(fd)
         return False
 
+    def _check_own(self) -> None:
+        """Raise ResourceError for a folder that no peer has begun, and where one would replace what is there."""
+        with suppress(FileNotFoundError):
+            names = set(os.listdir(self.path))
+            if not names & _BEGUN and (taken := sorted(names & _REPLACED)):
+                raise ResourceError(
+                    f"{self.path} is no peer's and holds {taken[0]}, which one would replace: choose an empty folder"
+                    " with --home"
+                )
+
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the home for this process. ResourceError if it cannot be written, is another user's or another process
-        holds it."""
+        """Hold the home for this process. ResourceError if it cannot be written, is another user's, holds files of
+        others where ours would go, or another process holds it."""
         try:
+            self._check_own()
             self.path.mkdir(parents=True, exist_ok=True)
             owner = self.path.stat().st_uid
             if owner not in (os.geteuid(), 0):  # its owner could put links where files of ours go

@@ -51,7 +51,14 @@ class ListenAddress:
         """Read HOST:PORT. Raises ConfigError."""
         host, colon, port = text.rpartition(":")
         bare = host.removeprefix("[").removesuffix("]") if host.startswith("[") else host
-        if not colon or not port.isascii() or not port.isdigit() or int(port) > _PORT_MAX or not _is_host(bare):
+        if (
+            not colon
+            or not port.isascii()
+            or not port.isdigit()
+            or len(port) > 5
+            or int(port) > _PORT_MAX
+            or not _is_host(bare)
+        ):
             raise ConfigError(f"--listen {text} is no IP address and port: write one like 127.0.0.1:8080 or [::1]:8080")
         return cls(bare, int(port))
 

@@ -3,6 +3,7 @@ host can serve and a browser can open as a file."""
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,7 @@ EVERY_S: Final = 30.0
 LAST_S: Final = 5.0
 _PAGE: Final = Path(__file__).parents[1] / "page"
 _INDEX_MAX: Final = 1 << 20
+_INDEX: Final = "index.html"
 _MARK: Final = b"data-published"
 _POLICY: Final = (
     b"<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'self'; base-uri 'none'; form-action 'none'\">"
@@ -44,22 +46,27 @@ class Site:
         self._folder = folder
 
     def begin(self) -> None:
-        """Write all but the data. Raises ConfigError for a folder with another page, and ResourceError."""
-        index = self._folder / "index.html"
-        try:
-            strange = _MARK not in read_bounded(index, _INDEX_MAX)
-        except (FileNotFoundError, NotADirectoryError):
-            strange = False
-        except OSError:
-            strange = True
-        if strange:
-            raise ConfigError(f"{self._folder} has a page of its own: name an empty folder with --publish")
-        for path in sorted(_PAGE.iterdir()):
-            if path.name != index.name:
-                self._write(path.name, path.read_bytes())
-        page = (_PAGE / index.name).read_bytes()
+        """Write all but the data. Raises ConfigError for a folder that holds anything but such a page, and
+        ResourceError."""
+        self._check_own()
+        page = (_PAGE / _INDEX).read_bytes()
         page = page.replace(b'<html lang="en">', b'<html lang="en" %s>' % _MARK)
-        self._write(index.name, page.replace(b'<meta charset="utf-8">', b'<meta charset="utf-8">\n' + _POLICY))
+        page = page.replace(b'<meta charset="utf-8">', b'<meta charset="utf-8">\n' + _POLICY)
+        self._write(_INDEX, page)  # first: it marks the folder as ours, also if this ends here
+        for path in sorted(_PAGE.iterdir()):
+            if path.name != _INDEX:
+                self._write(path.name, path.read_bytes())
+
+    def _check_own(self) -> None:
+        try:
+            if not os.listdir(self._folder) or _MARK in read_bounded(self._folder / _INDEX, _INDEX_MAX):
+                return
+        except (FileNotFoundError, NotADirectoryError):
+            if not os.path.isdir(self._folder):  # what writes there makes the folder, or tells why it cannot
+                return
+        except OSError as error:
+            raise ConfigError(f"{self._folder} cannot be read ({error.strerror}): name another --publish") from error
+        raise ConfigError(f"{self._folder} holds other files than such a page: name an empty folder with --publish")
 
     def write(self, published: Published) -> None:
         """Replace the data: as a script for the page, which may fetch nothing from a file, and as JSON for programs.

@@ -37,8 +37,7 @@ def test_other_machines_need_a_key(peer: Peer, invite: str) -> None:
             ["--template", "no/such/file"],
             "no/such/file cannot be read (No such file or directory): give a chat template",
         ),
-        (["--new-key", "me"], "give --key-file"),
-        (["--new-key", "me", "--key-file", "no/such/file"], "cannot be written"),
+        (["--new-key", "me"], "INVITE and --new-key were both given"),
     ],
 )
 def test_wrong_options_name_the_remedy(
@@ -72,6 +71,18 @@ def test_a_new_key_is_printed_once_and_kept_as_a_hash(peer: Peer, tmp_path: Path
     assert path.stat().st_mode & 0o077 == 0
 
 
+def test_a_new_key_spoils_no_file(peer: Peer, tmp_path: Path) -> None:
+    assert "give --key-file" in said(peer("api", "--new-key", "me"), 2)
+    assert "cannot be written" in said(peer("api", "--new-key", "me", "--key-file", tmp_path / "no" / "file"), 2)
+    path = tmp_path / "authorized_keys"
+    path.write_text("ssh-ed25519 AAAA")
+    assert "begins with no blake3 hash" in said(peer("api", "--new-key", "me", "--key-file", path), 2)
+    assert path.read_text() == "ssh-ed25519 AAAA"
+    path.write_text(f"{'a' * 64} Ada")  # without an end of its line
+    assert peer("api", "--new-key", "me", "--key-file", path).code == 0
+    assert [line.split()[1] for line in path.read_text().splitlines()] == ["Ada", "me"]
+
+
 def test_an_invite_is_needed(peer: Peer) -> None:
-    assert "give either INVITE or --model DIR" in said(peer("api"), 2)
+    assert "give either INVITE or --model" in said(peer("api"), 2)
     assert peer("api", "nonsense").code == peer("chat", "nonsense").code == 2

@@ -199,7 +199,7 @@ def test_a_chat_tells_its_figures_and_is_continued_from_its_file(served: ServedM
     assert history.read_text() == ""
     history.write_text("something else")
     refused = chat(served, "", *kept)
-    assert refused.returncode == 2 and "is no history of a chat: name another file with --history" in refused.stderr
+    assert refused.returncode == 2 and f"line 1 of {history} is no message of a chat" in refused.stderr
 
 
 @pytest.mark.parametrize(

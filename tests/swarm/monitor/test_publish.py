@@ -105,12 +105,14 @@ def test_the_folder_is_a_whole_page(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_others_stays_as_it_is(tmp_path: Path) -> None:
-    (tmp_path / "index.html").write_text("<h1>Mine</h1>")
-    with pytest.raises(ConfigError, match="has a page of its own"):
-        Site(tmp_path).begin()
-    assert [path.name for path in tmp_path.iterdir()] == ["index.html"]
+    for name in ("index.html", "chapter-1.txt", ".hidden"):
+        (tmp_path / name).write_text("<h1>Mine</h1>")
+        with pytest.raises(ConfigError, match="holds other files than such a page: name an empty folder"):
+            Site(tmp_path).begin()
+        assert [path.name for path in tmp_path.iterdir()] == [name]
+        (tmp_path / name).rename(tmp_path.with_name(f"{tmp_path.name}{name}"))
     with pytest.raises(ResourceError, match=r"cannot be written \(.*\): free some space, or name another folder"):
-        Site(tmp_path / "index.html" / "below").begin()
+        Site(tmp_path.with_name(f"{tmp_path.name}index.html") / "below").begin()
 
 
 async def test_what_cannot_be_written_later_is_told_and_tried_again(tmp_path: Path) -> None:

@@ -145,7 +145,7 @@ async def open_swarm(
     127.0.0.1."""
     text = folder / "text"
     text.mkdir()
-    _write_text(text)
+    write_text(text)
     toml = run.format(rounds=rounds, min_peers=min_peers, outer=outer or f"[outer]\nsteps = {steps}")
     swarm = Swarm(folder, toml, launch)
     try:
@@ -168,7 +168,7 @@ def _stands_at(peer: PeerProcess, round_number: int) -> bool:
     return peer.round >= round_number
 
 
-def _write_text(folder: Path) -> None:
+def write_text(folder: Path) -> None:
     """A little of the standard library: reading all of it would be most of a short test."""
     size = 0
     for source in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
