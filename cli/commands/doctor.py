@@ -27,7 +27,7 @@ from cli.options import (
     text_field_option,
 )
 from cli.run import run_until_stopped
-from cli.terminal.lines import say, say_json
+from cli.terminal.lines import LINE_MAX, say, say_json
 from cli.terminal.screen import screen
 from cli.views.text import several
 from peer.plain_text import plain
@@ -127,6 +127,6 @@ def doctor(
 
 def _show(finding: Finding) -> None:
     console = screen(wraps=False)
-    console.print(Text.assemble(_MARKS[finding.state], f"  {finding.check:<11} {plain(finding.detail)}"))
+    console.print(Text.assemble(_MARKS[finding.state], f"  {finding.check:<11} {plain(finding.detail, LINE_MAX)}"))
     if finding.remedy:
         console.print(f"         {'':<11} -> {plain(finding.remedy)}")

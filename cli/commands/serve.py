@@ -104,7 +104,8 @@ def serve(
     (`peer generate INVITE "..."`). Ctrl-C leaves: clients go on with other servers.
     """
     opened, folder = _source(invite, model)
-    refuse_beside("INVITE", opened is not None, "is_open", "dtype", why="the model of an INVITE was founded with them")
+    founders = ("is_open", "dtype", "template")
+    refuse_beside("INVITE", opened is not None, *founders, why="the model of an INVITE was founded with them")
     refuse_without("--model", folder is not None, "is_open")
     if opened is None and folder is None and home is None:
         raise click.UsageError("Give the INVITE of a served model, or --model with the folder of a checkpoint.")

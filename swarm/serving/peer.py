@@ -96,13 +96,6 @@ def _invite(config: ServeConfig, home: Home, peer: OpenPeer[AnyManifest]) -> Inv
 def _create_or_reopen(config: ServeConfig, identity: Identity) -> CreatedModel | None:
     """Return the model that this peer founds or has founded; None if it joins one."""
     if config.invite is not None:
-        if config.dtype is not None:
-            raise ConfigError("--dtype was given with an INVITE, whose model has a type: drop --dtype")
-        if config.template is not None:
-            raise ConfigError(
-                "--template was given with an INVITE, whose model has a template: drop it here, and give --template to"
-                " peer api, peer chat or peer generate --chat"
-            )
         return None
     kept = load_run_files(config.home)
     if kept is not None:

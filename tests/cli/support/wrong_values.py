@@ -208,6 +208,7 @@ WRONG_VALUES: Final = (
     ("generate INVITE x --stop ''", 2, "write its value, or leave --stop out"),
     ("serve INVITE --open", 2, "leave one of them out"),
     ("serve INVITE --dtype fp32", 2, "leave one of them out"),
+    ("serve INVITE --template plain", 2, "leave one of them out"),
     ("serve --home empty --open", 2, "give both, or leave --open out"),
     ("join INVITE --layout fsdp", 2, "it is for several devices, name them"),
     ("join INVITE --devices cpu:1 --layout fsdp", 2, "it is for several devices, name them"),

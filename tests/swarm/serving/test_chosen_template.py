@@ -14,7 +14,6 @@ from peer.model.chat_templates import NamedTemplate, Templates
 from peer.model.text_rules import TextRules, read_text_rules, write_text_rules
 from swarm.gateway.template import open_template
 from swarm.run.home import Home
-from swarm.run.invite import Invite
 from swarm.run.manifest import MANIFEST_BYTES_MAX, ServedModelManifest, fit_templates, open_any_manifest, sign_manifest
 from swarm.serving.peer import ServeConfig, _create_or_reopen
 from tests.swarm.gateway.served_model import TEMPLATE, write_checkpoint
@@ -115,9 +114,6 @@ def test_a_founder_chooses_once(tmp_path: Path) -> None:
     assert again is not None and again.signed == made.signed
     with pytest.raises(ConfigError, match="another chat template: drop --template, or give another --home"):
         _create_or_reopen(ServeConfig(home=home, folder=folder, template="default"), identity)
-    invite = Invite(run_id="0" * 64, authority=identity.peer_id, addresses=("/ip4/127.0.0.1/tcp/1",))
-    with pytest.raises(ConfigError, match=r"with an INVITE.*: drop it here, and give --template to peer api"):
-        _create_or_reopen(ServeConfig(home=home, invite=invite, template="plain"), identity)
 
 
 def test_an_export_writes_all_named_templates_and_nothing_of_another_checkpoint(tmp_path: Path) -> None:
