@@ -30,10 +30,10 @@ from typing import Final
 from peer.errors import ResourceError
 from peer.files import write_atomically
 
-_BEGUN: Final = {"lock", "identity.key"}
+_BEGUN: Final = {"lock", "identity.key", "manifest.msgpack"}
 _REPLACED: Final = {
     "addresses.json", "agreement", "backup.part", "checkpoints", "complete", "corpus", "fetched", "listening", "living",
-    "loss.png", "manifest.msgpack", "replaced", "replica", "results", "state.part", "tokenizer.json", "worker",
+    "loss.png", "replaced", "replica", "results", "state.part", "tokenizer.json", "worker",
 }  # fmt: skip
 """What a peer writes or empties in its home. Not the files that a person may put there before its first start."""
 
