@@ -174,7 +174,7 @@ def test_a_prompt_beyond_the_context_is_one_sentence(tmp_path: Path) -> None:
         ("none", 2, "give either INVITE or --model"),
         ("folder", 2, "is no folder"),
         ("config", 6, "cannot be read"),
-        ("tokenizer", 6, "has no tokenizer.json: convert"),
+        ("tokenizer", 6, "has no tokenizer.json: copy it"),
         ("family", 2, "model_type is 'gpt2'"),
         ("nan", 6, "holds NaN or infinity"),
     ],

@@ -148,4 +148,4 @@ def test_claims_take_a_few_megabytes_at_most() -> None:
         book.claim(peer, [f"/dns4/{'x.' * 200}/tcp/1"])
     assert len(book._claims) == 1024
     most = max(sum(map(len, claims)) for claims in book._claims.values())
-    assert 2048 < most and most * len(book._claims) <= 4 << 20
+    assert most > 2048 and most * len(book._claims) <= 4 << 20

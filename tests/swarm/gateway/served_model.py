@@ -57,7 +57,7 @@ def write_checkpoint(folder: Path) -> None:
     """Write the model with its tokenizer and template. No token ends an answer, so that long ones are long."""
     reference_model().save_pretrained(folder)
     tokenizer().save(str(folder / "tokenizer.json"))
-    named = {"chat_template": TEMPLATE, "eos_token": "<|im_end|>", "bos_token": None}
+    named = {"chat_template": TEMPLATE, "eos_token": None, "bos_token": None}
     (folder / "tokenizer_config.json").write_text(json.dumps(named))
 
 

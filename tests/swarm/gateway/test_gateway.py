@@ -204,7 +204,7 @@ def test_a_chat_tells_its_figures_and_is_continued_from_its_file(served: ServedM
 
 @pytest.mark.parametrize(
     ("source", "written"),
-    [("plain", "user: Hello there\nassistant:"), ("{{ messages[0].content + eos_token }}", "Hello there<|im_end|>")],
+    [("plain", "user: Hello there\nassistant:"), ("{{ messages[0].content + '<|im_end|>' }}", "Hello there<|im_end|>")],
 )
 def test_a_chat_by_another_template(served: ServedModel, tmp_path: Path, source: str, written: str) -> None:
     (tmp_path / "own.jinja").write_text(source)

@@ -15,7 +15,6 @@ from peer.errors import CheckpointError, ConfigError
 from peer.identity import Identity
 from peer.ipc.block_messages import HiddenType
 from swarm.run.home import Home
-from swarm.run.invite import Invite
 from swarm.run.manifest import ServedModelManifest
 from swarm.serving.create_model import FoundedModel, create_model
 from swarm.serving.peer import ServeConfig, _create_or_reopen
@@ -70,9 +69,6 @@ def test_a_type_is_for_a_model_that_is_founded(tmp_path: Path) -> None:
     assert again is not None and again.signed == made.signed
     with pytest.raises(ConfigError, match="serves its model in fp32: drop --dtype, or give another --home"):
         _create_or_reopen(replace(first, dtype="bf16"), identity)
-    invite = Invite(run_id="0" * 64, authority=identity.peer_id, addresses=("/ip4/127.0.0.1/tcp/1",))
-    with pytest.raises(ConfigError, match="was given with an INVITE"):
-        _create_or_reopen(replace(first, invite=invite, dtype="fp32"), identity)
 
 
 @pytest.mark.parametrize(
