@@ -1,4 +1,4 @@
-"""`peer` whose quickstart has half of its inner steps: all else is as a user has it, who trains for longer (`make soak`
+"""`peer` whose quickstart has a quarter of its inner steps: all else is as a user has it, who trains for longer (`make soak`
 does)."""
 
 from __future__ import annotations
@@ -10,6 +10,6 @@ from cli.templates import template, with_settings
 
 if __name__ == "__main__":
     whole = template()
-    shorter = with_settings(whole, "outer", {"steps": 50})
+    shorter = with_settings(whole, "outer", {"steps": 25})
     with patch("cli.commands.quickstart.template", lambda: shorter):
         main()
