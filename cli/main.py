@@ -15,10 +15,11 @@ import click
 
 from cli.combinations import check_words
 from cli.commands import command_summaries
+from cli.examples import epilog
 from cli.packages import check_packages
 from cli.run import report_failure
 from cli.terminal.lines import plain_reports
-from cli.terminal.standard_streams import flush_output, open_standard_streams
+from cli.terminal.standard_streams import flush_output, open_standard_streams, write
 from cli.terminal.usage import nearest
 from peer.confinement.kernel import forbid_core_dumps
 from peer.errors import ConfigError
@@ -35,11 +36,14 @@ class LazyGroup(click.Group):
             return None
         command = getattr(importlib.import_module(f"cli.commands.{cmd_name}"), cmd_name)
         assert isinstance(command, click.Command)
+        command.epilog = epilog(cmd_name)
         return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[:1] == ["help"]:
+            return self._help_of(ctx, args[1:])
         if args and args[0] not in command_summaries() and not args[0].startswith("-"):
             near = nearest(args[0], command_summaries())
             meant = f"write `peer {near}`, or " if near else ""
@@ -49,6 +53,14 @@ class LazyGroup(click.Group):
             check_words(command, ctx, words)
         return name, command, words
 
+    def _help_of(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return what `peer help` asks for: the help of the command that is named, or that of all."""
+        if len(args) > 1:
+            raise click.UsageError(f"`peer help` takes one command and was given {len(args)}: name one", ctx)
+        if args:
+            return self.resolve_command(ctx, [args[0], "--help"])
+        return "help", click.Command("help", callback=lambda: write(f"{ctx.get_help()}\n")), []
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(command_summaries().items()))
@@ -57,11 +69,15 @@ class LazyGroup(click.Group):
 @click.group(
     cls=LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="`peer COMMAND --help` describes a command. Start with `peer quickstart`.",
+    epilog="`peer help COMMAND` describes a command, with examples. Start with `peer quickstart`.",
+    invoke_without_command=True,
 )
 @click.version_option(package_name="barnraise", prog_name="barnraise")
-def group() -> None:
+@click.pass_context
+def group(context: click.Context) -> None:
     """Barnraise: train one language model on volunteers' machines over the internet."""
+    if context.invoked_subcommand is None:
+        write(f"{context.get_help()}\n")
 
 
 def check_arguments(arguments: Sequence[str]) -> None:

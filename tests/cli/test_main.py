@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 
 import click
 import pytest
+from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
 from cli.commands import FIRST, command_summaries
+from cli.examples import EXAMPLES
 from cli.main import group
 from tests.cli.support.typed import Peer
 
@@ -42,6 +45,38 @@ def test_every_command_describes_itself(name: str) -> None:
     result = CliRunner().invoke(group, [name, "--help"])
     assert result.exit_code == 0, result.output
     assert "Usage:" in result.output and len(result.output.splitlines()) > 5
+
+
+@pytest.mark.parametrize("words", [(), ("help",), ("--help",)])
+def test_without_a_command_the_help_is_shown(peer: Peer, words: tuple[str, ...]) -> None:
+    ended = peer(*words)
+    assert (ended.code, ended.stderr) == (0, "") and ended.stdout == peer("-h").stdout
+    assert ended.stdout.startswith("Usage: peer") and all(name in ended.stdout for name in command_summaries())
+    assert max(map(len, ended.stdout.splitlines())) <= 80
+
+
+def test_help_names_a_command(peer: Peer) -> None:
+    assert peer("help", "join") == peer("join", "--help")
+    assert peer("help", "jion").stderr == peer("jion").stderr
+    assert peer("help", "join", "now").code == 2
+
+
+@pytest.mark.parametrize("name", command_summaries())
+def test_every_command_has_two_examples_that_it_takes(name: str, peer: Peer) -> None:
+    command = group.get_command(click.Context(group), name)
+    assert command is not None and len(EXAMPLES[name]) >= 2
+    shown = peer(name, "--help").stdout
+    for what, words in EXAMPLES[name]:
+        assert f"\n    {words}\n        {what}\n" in shown and len(words) <= 76 and len(what) <= 72
+        program, command_name, *rest = shlex.split(words)
+        assert (program, command_name) == ("peer", name)
+        command.make_parser(click.Context(command)).parse_args(rest)
+
+
+def test_words_are_completed() -> None:
+    found = ShellComplete(group, {}, "peer", "_PEER_COMPLETE")
+    assert [item.value for item in found.get_completions([], "jo")] == ["join"]
+    assert "--text-field" in [item.value for item in found.get_completions(["join"], "--te")]
 
 
 def test_every_command_matches_its_module() -> None:
