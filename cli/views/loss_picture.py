@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -11,8 +12,10 @@ from typing import Any, Final
 from cli.views.event_tail import EventTail
 from cli.views.facts import finite
 from peer.errors import BarnraiseError, ConfigError, ResourceError
+from peer.plain_text import plain
 
 PICTURE: Final = "loss.png"
+_NAME_CHARS_MAX: Final = 70
 _LOGS: Final = ("events.1.jsonl", "events.jsonl")  # the older one first
 _FORMATS: Final = (".png", ".svg", ".pdf")
 _TRAINED: Final = ("round_committed", "gossip_met", "gossip_alone", "members_told")
@@ -24,12 +27,15 @@ class Losses:
 
     training: dict[int, float] = field(default_factory=dict)
     held_out: dict[int, float] = field(default_factory=dict)
+    run: str = ""
+    """The run's name, which its owner wrote."""
     in_bytes: bool = True
     """Whether the run reads text as bytes, so that both are in the same unit."""
 
     def take(self, event: str, fields: Mapping[str, Any]) -> None:
         """Take in an event."""
         if event == "run_entered":
+            self.run = str(fields.get("name", ""))
             self.in_bytes = fields.get("tokenizer", "bytes") == "bytes"
         number = fields.get("round")
         if not isinstance(number, int):
@@ -71,7 +77,8 @@ def draw_home(losses: Losses, path: Path) -> None:
     if path.suffix.lower() not in _FORMATS:
         raise ConfigError(f"{path} is no picture: name a file that ends in {', '.join(_FORMATS)}")
     held_out, training = dict(sorted(losses.held_out.items())), dict(sorted(losses.training.items()))
-    draw_losses(path, held_out, training, {}, "nats per byte" if losses.in_bytes else "nats per byte, training: token")
+    unit = "nats per byte" if losses.in_bytes else "nats per byte, training: token"
+    draw_losses(path, held_out, training, {}, unit, losses.run)
 
 
 def draw_losses(
@@ -80,9 +87,10 @@ def draw_losses(
     train_losses: Mapping[int, float],
     marks: Mapping[int, str],
     unit: str = "nats per byte",
+    run: str = "",
 ) -> None:
-    """Draw held-out and training loss by round, and `marks` (texts by round) as vertical lines. Raises
-    ResourceError."""
+    """Draw held-out and training loss by round, `marks` (texts by round) as vertical lines, and the name of the run.
+    Raises ResourceError."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -102,9 +110,12 @@ def draw_losses(
     axes.set_xlabel("committed round")
     axes.set_ylabel(unit)
     axes.legend()
-    figure.tight_layout()
+    axes.set_title(plain(run, _NAME_CHARS_MAX), fontsize=10, parse_math=False)
     try:
-        figure.savefig(path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # a name in letters that the font lacks is drawn as boxes
+            figure.tight_layout()
+            figure.savefig(path)
     except OSError as error:
         raise ResourceError(f"cannot write {path} ({error.strerror}): free some space, or name another file") from error
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from cli.views.loss_picture import PICTURE, draw_home, draw_losses, leave_picture, losses_in
 from peer.errors import ConfigError, ResourceError
 from peer.events import EventLog
+from peer.plain_text import plain
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -47,6 +49,19 @@ def test_a_run_leaves_its_curve_in_its_home_once_there_is_one(tmp_path: Path) ->
 def test_the_curve_of_several_peers_has_marks(tmp_path: Path) -> None:
     draw_losses(tmp_path / "loss.png", {0: 5.5, 1: 3.0}, {1: 3.1}, {1: "killed"})
     assert (tmp_path / "loss.png").read_bytes()[:8] == PNG
+
+
+@pytest.mark.parametrize("name", ["my run", "$\\frac{$ <b>&", "语言 🙂 \x1b[31m", "x" * 500])
+def test_the_curve_has_the_name_of_its_run(tmp_path: Path, name: str) -> None:
+    log = EventLog(tmp_path / "events.jsonl")
+    log.emit("run_entered", name=name, rounds=9, stages=1)
+    log.emit("val_evaluated", round=0, loss=5.5)
+    log.close()
+    losses = losses_in(tmp_path)
+    assert losses.run.startswith(name[:100])
+    draw_home(losses, tmp_path / "loss.svg")
+    drawn = (tmp_path / "loss.svg").read_text()
+    assert f"<!-- {html.escape(plain(name, 70), quote=False).replace('--', '- -')} -->" in drawn
 
 
 def test_a_file_that_is_no_picture_is_refused(tmp_path: Path) -> None:

@@ -1,5 +1,4 @@
-"""`peer` whose quickstart has a quarter of its inner steps: all else is as a user has it, who trains for longer (`make soak`
-does)."""
+"""`peer` whose quickstart trains for a quarter of the steps; all else is as a user has it (`make soak` trains more)."""
 
 from __future__ import annotations
 
