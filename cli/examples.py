@@ -18,7 +18,7 @@ EXAMPLES: Final[dict[str, tuple[Example, ...]]] = {
     ),
     "join": (
         ("train on your own text, and answer questions too", "peer join INVITE --data ~/texts --serve"),
-        ("continue as before", "peer join --home ~/.barnraise/RUN_ID"),
+        ("continue a run of `peer ls`", "peer join NAME"),
     ),
     "serve": (
         ("serve a checkpoint of this machine", "peer serve --model ~/models/llama"),
@@ -35,6 +35,10 @@ EXAMPLES: Final[dict[str, tuple[Example, ...]]] = {
     "api": (
         ("for programs of this machine", "peer api INVITE"),
         ("for other machines", "peer api INVITE --listen 0.0.0.0:8080 --key-file keys"),
+    ),
+    "ls": (
+        ("the runs and served models of this machine", "peer ls"),
+        ("the same for a program", "peer ls --json"),
     ),
     "pause": (
         ("give the machine back to its owner", "peer pause"),

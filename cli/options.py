@@ -10,28 +10,39 @@ from typing import Any, TypeVar
 
 import click
 
+from cli.known_homes import invite_called
 from peer.errors import ConfigError
 from peer.footprint.layout import Layout, parse_devices
-from swarm.run.invite import PREFIX, Invite
+from swarm.run.invite import PREFIX, Invite, read_saved_invite
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 _INVITE_FILE_MAX = 1 << 16
+_PATH_CHARS_MAX = 4096
 _FIELD_CHARS_MAX = 128
 _THREADS_MAX = 4096
 _AMOUNT_MAX = 1_000_000  # in GB: a petabyte
 
 
 def read_invite(text: str) -> Invite:
-    """Parse an invite, given as text or as the path of a file that holds it. Raises ConfigError."""
+    """Return the invite that a word stands for: the text itself, a file that holds it, a peer's home, or the name of a
+    run or served model on this machine (`peer ls`), in this order. Raises ConfigError."""
+    if _is_invite(text):
+        return Invite.parse(text)
     path = Path(text)
     try:
-        if len(text) < 4096 and path.is_file() and path.stat().st_size <= _INVITE_FILE_MAX:
-            text = path.read_text(errors="replace")
-    except OSError:
-        pass  # too long for a file name, or not readable: parse it as an invite
-    if any(mark in text for mark in ("/", ".")) and not text.lstrip().lower().startswith(PREFIX):
+        if len(text) < _PATH_CHARS_MAX and path.is_dir():
+            return read_saved_invite(path)
+        if len(text) < _PATH_CHARS_MAX and path.is_file() and path.stat().st_size <= _INVITE_FILE_MAX:
+            return Invite.parse(path.read_text(errors="replace"))
+    except (OSError, ValueError):
+        pass  # too long for a file name, or not readable
+    if "/" in text:
         raise ConfigError(f"{text!r} names no file that can be read: copy the invite itself, or correct the path")
-    return Invite.parse(text)
+    return invite_called(text)
+
+
+def _is_invite(text: str) -> bool:
+    return text.lstrip().lower().startswith(PREFIX)
 
 
 def checkpoint_folder(model: str) -> Path:

@@ -10,7 +10,7 @@ from typing import Final
 
 FIRST: Final = (
     *("quickstart", "coordinate", "join", "serve", "generate", "chat", "api"),
-    *("pause", "resume", "invite", "regroup", "status", "monitor", "top", "export", "plan", "doctor", "relay"),
+    *("ls", "pause", "resume", "invite", "regroup", "status", "monitor", "top", "export", "plan", "doctor", "relay"),
 )
 """In the order in which a user meets them. Other commands follow by name."""
 

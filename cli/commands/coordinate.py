@@ -15,6 +15,7 @@ from click.core import ParameterSource
 
 from cli.combinations import refuse_others
 from cli.homes import coordinator_home, encoded, last_port, on_the_port_of, taken_over
+from cli.known_homes import note_home
 from cli.options import home_option, lan_option, map_port_option, network_options, tied_option
 from cli.run import run_until_stopped
 from cli.templates import template, with_settings
@@ -147,6 +148,8 @@ def coordinate(
     if notify:
         check_url(notify)
     home = home or coordinator_home(heir.run if heir else None if run is None else run.run.name)
+    if not tied:
+        note_home(home)
     listen, announce, relays, bootstrap = (taken_over(context, home, name) for name in _KEPT)
     if (port := last_port(home)) and context.get_parameter_source("listen") is not ParameterSource.COMMANDLINE:
         listen = _kept_port(home, listen, announce, port)

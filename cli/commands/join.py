@@ -15,6 +15,7 @@ import trio
 
 from cli.combinations import refuse, refuse_beside, refuse_without
 from cli.homes import ResumingCommand, chosen, default_home, on_a_free_port, resumed_invite
+from cli.known_homes import home_meant, note_home
 from cli.options import (
     Amount,
     chosen_devices,
@@ -167,7 +168,9 @@ def join(
     for each in dict.fromkeys(hardware.all_devices):  # before the network is asked
         if resolve_device(each).torch.type == "cpu":
             refuse("on a CPU --memory-limit is that of the machine", "host_memory_limit")
-    home = home or default_home(opened.run_id[:12])
+    home = home or (None if invite is None else home_meant(invite)) or default_home(opened.run_id[:12])
+    if not tied:
+        note_home(home)
     config = JoinConfig(
         home=home,
         invite=opened,

@@ -12,6 +12,7 @@ import click
 import msgspec
 
 from cli.combinations import refuse_beside, refuse_without
+from cli.known_homes import homes_called
 from cli.options import invite_argument, read_invite
 from cli.run import run_until_stopped
 from cli.terminal.lines import say_json
@@ -113,6 +114,8 @@ def _read(source: str) -> tuple[RunShape, float]:
         if kept is None:
             raise ConfigError(f"{source} holds neither config.json nor a run: name a checkpoint or a peer's home")
         manifest = training_manifest(open_any_manifest(kept[0]))
+    elif not os.path.exists(source) and (named := homes_called(source)):
+        return _read(str(named[0].path))
     elif source.lower().startswith(PREFIX) or (os.path.isfile(source) and not source.endswith(".toml")):
         from swarm.client.status import read_manifest
 

@@ -12,6 +12,7 @@ import click
 import trio
 
 from cli.homes import default_home
+from cli.known_homes import note_home
 from cli.options import Amount, Number, home_option
 from cli.run import run_until_stopped
 from cli.terminal.lines import say, say_json
@@ -108,6 +109,7 @@ def relay(
     from swarm.run.home import Home
 
     folder = Home(home or default_home("relay"))
+    note_home(folder.path)
     limits = RelayLimits(
         reservations=reservations,
         reservations_per_prefix=max(8, reservations // 8),

@@ -20,7 +20,7 @@ from peer.files import read_bounded, write_atomically
 from peer.identity import Signed
 from peer.net.rpc import Call, Method, Rpc
 from peer.net.wire import HEADER_BYTES
-from swarm.run.manifest import MANIFEST_BYTES_MAX, CommonManifest, open_any_manifest
+from swarm.run.manifest import MANIFEST_BYTES_MAX, AnyManifest, CommonManifest, open_any_manifest
 from swarm.run.sections import BYTES_TOKENIZER
 
 MANIFEST_FILE: Final = "manifest.msgpack"
@@ -102,29 +102,50 @@ def save_run_files(home: Path, signed: Signed, tokenizer: bytes) -> None:
         write_atomically(home / TOKENIZER_FILE, tokenizer)
 
 
-def load_run_files(home: Path) -> tuple[Signed, bytes] | None:
-    """Return what `save_run_files` kept, checked; None if there is none.
-
-    Raises CheckpointError if it is damaged, ResourceError if it cannot be read.
-    """
+def load_manifest(home: Path) -> AnyManifest | None:
+    """Return the manifest that `save_run_files` kept, checked; None if there is none. Raises as `load_run_files`."""
     path = home / MANIFEST_FILE
+    signed = _signed(path)
+    try:
+        return None if signed is None else open_any_manifest(signed)
+    except (ProtocolViolation, *MALFORMED) as error:
+        raise _damaged(path, error) from error
+
+
+def _signed(path: Path) -> Signed | None:
     try:
         raw = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise ResourceError(f"{path} cannot be read ({error.strerror}): check the path and its owner") from error
+    if len(raw) > 2 * MANIFEST_BYTES_MAX:
+        raise CheckpointError(f"{path} is no manifest: delete it and join again")
     try:
-        if len(raw) > 2 * MANIFEST_BYTES_MAX:
-            raise CheckpointError(f"{path} is no manifest: delete it and join again")
-        signed = msgspec.msgpack.decode(raw, type=Signed)
+        return msgspec.msgpack.decode(raw, type=Signed)
+    except MALFORMED as error:
+        raise _damaged(path, error) from error
+
+
+def _damaged(path: Path, error: Exception) -> CheckpointError:
+    return CheckpointError(f"{path} or the tokenizer beside it is damaged ({told(error)}): delete both and join again")
+
+
+def load_run_files(home: Path) -> tuple[Signed, bytes] | None:
+    """Return what `save_run_files` kept, checked; None if there is none.
+
+    Raises CheckpointError if it is damaged, ResourceError if it cannot be read.
+    """
+    path = home / MANIFEST_FILE
+    signed = _signed(path)
+    if signed is None:
+        return None
+    try:
         manifest = open_any_manifest(signed)
         tokenizer = (
             b"" if manifest.tokenizer == BYTES_TOKENIZER else read_bounded(home / TOKENIZER_FILE, TOKENIZER_BYTES_MAX)
         )
         check_tokenizer(manifest, tokenizer)
     except (OSError, ProtocolViolation, *MALFORMED) as error:
-        raise CheckpointError(
-            f"{path} or the tokenizer beside it is damaged ({told(error)}): delete both and join again"
-        ) from error
+        raise _damaged(path, error) from error
     return signed, tokenizer

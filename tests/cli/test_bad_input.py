@@ -114,7 +114,7 @@ def test_malformed_toml_names_line_and_field(peer: Peer, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("invite", "words"),
     [
-        ("hello", "this is no invite"),
+        ("hello", "'hello' is no invite, no file and no name"),
         ("coordinator/invit", "'coordinator/invit' names no file that can be read: .* correct the path"),
         (invite_to(1)[:-3], "damaged|cut off"),
         ("barnraise4abc", "ask for a new invite"),
