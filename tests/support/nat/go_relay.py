@@ -59,9 +59,9 @@ def find_daemon() -> Path | None:
 async def open_go_relay() -> AsyncIterator[GoRelay]:
     """Run a relay at a free port of 127.0.0.1 inside the block.
 
-    The daemon starts two relay services, one with the limits it was told and one with go-libp2p's (2 minutes and 128
-    KiB a circuit). A race within it decides which one answers. So we ask for a reservation, and start it again if it is
-    the other.
+    The daemon starts two relay services, one with the limits of its options and one with go-libp2p's (2 minutes and 128
+    KiB a circuit). A race within it decides which one answers; on one processor it is the former. We ask for a
+    reservation, and start the daemon again if it is the other.
     """
     daemon = find_daemon()
     assert daemon is not None, "hivemind's daemon is not installed"
@@ -78,6 +78,7 @@ async def open_go_relay() -> AsyncIterator[GoRelay]:
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
                     text=True,
+                    env={**os.environ, "GOMAXPROCS": "1"},
                     preexec_fn=die_with_parent,
                 )
                 try:
