@@ -144,6 +144,8 @@ class JsonDocuments:
         """Whether each line of a file that begins so is a value of its own: its first line is a whole object and not
         the only one, or a later line is, where none before it is continued."""
         first, ended, rest = head.lstrip().partition(b"\n")
+        while ended and first.strip() == b"{}":  # it stands on one line also where others are printed over several
+            first, ended, rest = rest.lstrip().partition(b"\n")
         if not first.startswith((b"{", b"[")):
             return True
         if not ended:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from peer.config import DataConfig
@@ -340,6 +340,7 @@ ROWS_OF_ANY = st.lists(st.dictionaries(st.text(max_size=4) | st.just("text"), VA
     chunk=st.integers(1, 40),
     form=st.sampled_from(["lines", "array", "objects"]),
 )
+@example(rows=[{}, {}, {"text": "0"}], indent=0, escaped=False, chunk=1, form="objects")
 @settings(max_examples=80, deadline=None)
 def test_what_python_reads_of_json_is_read(
     tmp_path_factory: pytest.TempPathFactory,

@@ -56,7 +56,7 @@ async def test_a_member_with_its_disk_goes_on_without_fetching(tmp_path: Path) -
         gate.set()
         await grow(group, 3, [*others, again])
         group.check()
-        assert again.heads[-1].has(first.driver.me)
+        await group.until(lambda: again.head.has(first.driver.me))  # a round may end without a member that is slow
 
 
 async def test_a_member_that_leaves_as_it_commits_tells_that_commit(tmp_path: Path) -> None:
