@@ -60,5 +60,5 @@ def test_a_child_that_fails_ends_the_run(tmp_path: Path) -> None:
     with children() as group:
         cluster = LocalCluster(tmp_path, 4, group, Progress("test"), lambda: None)
         group.start("peer-1", tmp_path / "peer-1", ["join", "nonsense"], threads=1)
-        with pytest.raises(RoundError, match=r"peer-1 ended with exit code 2 \(.*this is no invite.*read the logs in"):
+        with pytest.raises(RoundError, match=r"peer-1 ended with exit code 2 \(.*is no invite.*read the logs in"):
             cluster.wait(200, "it ends", lambda: False)
