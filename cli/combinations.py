@@ -11,7 +11,7 @@ from cli.terminal.usage import named
 
 
 def is_given(name: str) -> bool:
-    """Whether the parameter of that name stands in the command as it was typed."""
+    """Whether the user gave the parameter of that name on the command line."""
     return click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
@@ -55,8 +55,8 @@ def check_one_source(what: str, *sources: str) -> None:
 
 
 def check_words(command: click.Command, context: click.Context, words: list[str]) -> None:
-    """Raise UsageError for an empty word in the place of an option or argument: mostly that of a variable that is not
-    set, and as a path the current folder."""
+    """Raise UsageError for an empty value of an option or argument. It mostly comes from an unset variable, and as a
+    path it would mean the current folder."""
     inner = click.Context(command, info_name=command.name, parent=context)
     values, _, _ = command.make_parser(inner).parse_args(list(words))
     for param in command.params:

@@ -21,6 +21,7 @@ from peer.plain_text import plain
 from swarm.run.invite import Invite, read_saved_invite
 
 INDEX: Final = "homes"
+_PEER: Final = "peer"
 _SHOWN_MAX: Final = 100
 _INDEX_BYTES_MAX: Final = 1 << 20
 _LISTED_MAX: Final = 200
@@ -56,7 +57,7 @@ def note_home(home: Path) -> None:
 
 
 def known_homes() -> list[KnownHome]:
-    """Return all homes that are here, by their paths."""
+    """Return all homes on this machine, sorted by path."""
     with suppress(OSError):
         root = default_home("")
         found = [str(path) for path in root.iterdir()] if root.is_dir() else []
@@ -88,14 +89,14 @@ def invite_called(word: str) -> Invite:
 
 
 def home_meant(word: str) -> Path | None:
-    """Return the home of a peer or server that a word in the place of an invite names, as a folder or by name; None
+    """Return the home of a peer that trains which a word in the place of an invite names, as a folder or by name; None
     where it names none. Raises ConfigError where it names several."""
     if os.path.isdir(word):
         home = _home_at(Path(word))
-        return None if home is None or home.role == "coordinator" else home.path
+        return home.path if home is not None and home.role == _PEER else None
     if os.path.isfile(word):
         return None
-    found = [home.path for home in homes_called(word) if home.role != "coordinator"]
+    found = [home.path for home in homes_called(word) if home.role == _PEER]
     if len(found) > 1:
         raise ConfigError(f"{word!r} names several homes ({', '.join(map(str, found))}): give one of them by --home")
     return found[0] if found else None
@@ -131,9 +132,12 @@ def _home_at(path: Path) -> KnownHome | None:
         manifest = load_manifest(path)
         own = Identity.load_or_create(home.identity).peer_id
     except (OSError, BarnraiseError):
-        return KnownHome(path, "peer", "", "", home.is_in_use)
+        return KnownHome(path, _PEER, "", "", home.is_in_use)
     if manifest is None:
         return KnownHome(path, "", "", "", home.is_in_use)
-    trains = "coordinator" if manifest.authority == own else "peer"
-    role = trains if isinstance(manifest, Manifest) else "server"
+    role = "server"
+    if isinstance(manifest, Manifest) and manifest.authority == own:
+        role = "coordinator"
+    elif isinstance(manifest, Manifest) and home.choices.is_file():  # a server of the run's commits keeps none
+        role = _PEER
     return KnownHome(path, role, manifest.name, manifest.run_id, home.is_in_use)

@@ -24,8 +24,8 @@ _AMOUNT_MAX = 1_000_000  # in GB: a petabyte
 
 
 def read_invite(text: str) -> Invite:
-    """Return the invite that a word stands for: the text itself, a file that holds it, a peer's home, or the name of a
-    run or served model on this machine (`peer ls`), in this order. Raises ConfigError."""
+    """Parse an invite: its text, the path of a file with it, a peer's home, or a name that `peer ls` lists, in this
+    order. Raises ConfigError."""
     if _is_invite(text):
         return Invite.parse(text)
     path = Path(text)

@@ -181,7 +181,7 @@ class _Chat:
             say("Stopped.", err=True)
 
     def _tell(self, error: BarnraiseError) -> None:
-        """Tell a person what was wrong. Raises it where none is at the terminal."""
+        """Print the error on a terminal; without one, raise it."""
         if not self._lines.is_terminal:
             raise error
         say("", f"peer: {error}", err=True)

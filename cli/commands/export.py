@@ -21,7 +21,7 @@ from cli.views.event_tail import EventTail
 from cli.views.text import several
 from peer.bounds import Loss
 from peer.config import WeightType
-from peer.corpus_facts import CorpusFacts
+from peer.corpus_facts import CorpusFacts, account_in
 from peer.decoding import MALFORMED
 from peer.errors import CheckpointError, ConfigError, ResourceError
 from peer.files import read_bounded
@@ -263,7 +263,7 @@ def _noted(events: Path, number: int) -> tuple[float | None, CorpusFacts | None]
     for _, name, fields in tail.poll():
         with suppress(msgspec.ValidationError):
             if name == "corpus_read":
-                corpus = msgspec.convert(fields, CorpusFacts)
+                corpus = msgspec.convert({**fields, "account": account_in(fields)}, CorpusFacts)
             elif name == "val_evaluated" and fields.get("round") == number:
                 loss = msgspec.convert(fields.get("loss"), Loss | None)
     tail.close()

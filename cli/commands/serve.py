@@ -15,7 +15,7 @@ import trio
 
 from cli.combinations import refuse_beside, refuse_without
 from cli.homes import default_home
-from cli.known_homes import home_meant, note_home
+from cli.known_homes import note_home
 from cli.options import (
     Amount,
     checkpoint_folder,
@@ -115,7 +115,7 @@ def serve(
 
     resolve_device(device)  # before the network is asked
     source = opened.run_id[:12] if opened is not None else folder.name if folder is not None else ""
-    home = home or (None if invite is None else home_meant(invite)) or default_home(f"serve-{source}")
+    home = home or default_home(f"serve-{source}")
     if not tied:
         note_home(home)
     config = ServeConfig(

@@ -11,10 +11,13 @@ from cli.views.facts import STARTING, CommitRow, ComputePhase, Fields, Row, Save
 from cli.views.micro_batch_audit import AuditEntry
 from cli.views.state import PEERS_MAX, ViewState
 from cli.views.text import number_text, several, size_text
+from peer.corpus_facts import account_in
+from peer.plain_text import plain
 from swarm.rounds.trainers.trained_rounds import REMEDY
 from swarm.run.owners_pause import PAUSED
 
 _PHASES: Final = {"compute": "training", "submit": "submitting", "exchange": "exchanging", "vote": "voting"}
+_ACCOUNT_CHARS_MAX: Final = 2048
 _BETWEEN: Final = "waiting for the next round"
 
 
@@ -120,7 +123,7 @@ def _round_discarded(view: ViewState, row: Row, at: float, fields: Fields) -> No
 
 def _corpus_read(view: ViewState, row: Row, at: float, fields: Fields) -> None:
     """Note it once: each new worker reads the same text again."""
-    account = str(fields.get("account", ""))
+    account = plain(account_in(fields), _ACCOUNT_CHARS_MAX)
     if account != row.corpus:
         row.corpus = account
         view.note(f"{row.name}: {account}")

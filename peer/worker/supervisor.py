@@ -223,7 +223,7 @@ class Supervisor:
                 seconds=round(trio.current_time() - started, 3),
             )
         if self.loaded.corpus is not None:
-            launch.events.emit("corpus_read", **msgspec.structs.asdict(self.loaded.corpus))
+            launch.events.emit("corpus_read", **self.loaded.corpus.event_fields())
         return tuple(workers)
 
     async def _load(self, workers: list[WorkerProcess]) -> list[ModelLoaded]:

@@ -88,8 +88,16 @@ def _changes_nothing(name: str, value: Any) -> bool:
 
 
 def ignored_header(names: Sequence[str]) -> dict[str, str]:
-    """Return the response's header that lists ignored parameters; empty for none. Names are percent-encoded."""
-    if not names:
-        return {}
-    listed = [quote(name[:NAME_CHARS_MAX], safe="", errors="replace") for name in names[:NAMES_MAX]]
-    return {IGNORED_HEADER: ", ".join(listed)}
+    """Return the response's header that lists ignored parameters, of about 2 kB at most; empty for none. Names are
+    percent-encoded, and cut before a character that has no room."""
+    return {IGNORED_HEADER: ", ".join(map(_encoded, names[:NAMES_MAX]))} if names else {}
+
+
+def _encoded(name: str) -> str:
+    encoded = ""
+    for character in name[:NAME_CHARS_MAX]:
+        more = quote(character, safe="", errors="replace")
+        if len(encoded) + len(more) > NAME_CHARS_MAX:
+            break
+        encoded += more
+    return encoded

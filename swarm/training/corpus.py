@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import msgspec
 import trio
 from torch import Tensor
 
@@ -40,7 +39,7 @@ async def open_corpus(context: PeerContext) -> CorpusReader:
     too little of it, WorkerError."""
     config = worker_config(context)
     corpus = await read_corpus_apart(config)
-    context.host.events.emit("corpus_read", **msgspec.structs.asdict(corpus.facts))
+    context.host.events.emit("corpus_read", **corpus.facts.event_fields())
     return CorpusReader(corpus, config.seed)
 
 

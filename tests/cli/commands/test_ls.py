@@ -24,14 +24,16 @@ from tests.swarm.run.test_manifest import make_manifest
 OWNER = Identity.from_seed(bytes(32))
 
 
-def make_home(path: Path, name: str, created_at: int = 1, owns: bool = False) -> str:
-    """Make the home of a peer in a run of that name, or of its coordinator; return the run's id."""
+def make_home(path: Path, name: str, created_at: int = 1, owns: bool = False, trains: bool = True) -> str:
+    """Make the home of a peer in a run of that name, or of its coordinator or a server; return the run's id."""
     path.mkdir(parents=True)
     own = Identity.load_or_create(Home(path).identity)
     owner = own if owns else OWNER
     manifest = make_manifest(owner.peer_id, created_at=created_at, run=RunRules(name=name, open=True))
     save_run_files(path, sign_manifest(owner, manifest), b"")
     address = f"/ip4/127.0.0.1/tcp/1/p2p/{owner.peer_id}"
+    if trains:
+        Home(path).choices.write_text("{}")
     Home(path).invite.write_text(str(Invite(manifest.run_id, owner.peer_id, (address,))))
     return manifest.run_id
 
@@ -105,6 +107,16 @@ def test_two_homes_of_one_run_are_one_invite_and_no_home(root: Path) -> None:
     assert read_invite("one run").run_id == run_id
     with pytest.raises(ConfigError, match=r"names several homes .*: give one of them by --home"):
         home_meant("one run")
+
+
+def test_a_peer_does_not_train_in_the_home_of_a_server(root: Path, peer: Peer) -> None:
+    run_id = make_home(root / "serve-one", "one run", trains=False)
+    assert read_invite("one run").run_id == run_id
+    assert home_meant("one run") is None and home_meant(str(root / "serve-one")) is None
+    make_home(root / "trains", "one run")
+    assert home_meant("one run") == root / "trains"
+    roles = {json.loads(line)["home"]: json.loads(line)["role"] for line in peer("ls", "--json").stdout.splitlines()}
+    assert roles == {str(root / "serve-one"): "server", str(root / "trains"): "peer"}
 
 
 def test_a_damaged_index_lists_what_it_can(root: Path, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from cli.views.progress import Progress
 from cli.views.table import live_view
 from cli.views.text import size_text
 from optim.config import GossipConfig
+from peer.corpus_facts import CorpusFacts
 from peer.events import EventLog
 from swarm.client.status import picture
 from tests.swarm.membership.test_bans import record
@@ -131,8 +132,21 @@ def test_the_first_commit_that_is_served_is_noted_and_each_that_is_not() -> None
 def test_what_was_read_is_noted_once() -> None:
     progress = Progress("a run")
     for account in ("1 file read", "1 file read", "2 files read"):
-        progress.apply("a", "corpus_read", 1.0, {"account": account, "files": 1})
+        progress.apply("a", "corpus_read", 1.0, {"account": [account], "files": 1})
     assert [note.split("  ", 1)[1] for note in progress.notes] == ["a: 1 file read", "a: 2 files read"]
+
+
+def test_a_long_account_of_what_was_read_is_noted_whole(tmp_path: Path) -> None:
+    account = "; ".join(f"{n} .suffix{n}" for n in range(60))
+    facts = CorpusFacts(
+        files=1, train_bytes=1, held_out_bytes=1, train_tokens=1, held_out_tokens=1, truncated=False, account=account
+    )
+    log, progress = EventLog(tmp_path / "events.jsonl"), Progress("a run")
+    log.emit("corpus_read", **facts.event_fields())
+    log.close()
+    (line,) = (tmp_path / "events.jsonl").read_text().splitlines()
+    progress.apply("a", "corpus_read", 1.0, json.loads(line))
+    assert len(facts.account) > 600 and progress.notes[-1].endswith(f"a: {facts.account}")
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ import trio
 from peer.compute.device import resolve_device
 from peer.compute.train_loop import InnerTrainer
 from peer.config import DataConfig
+from peer.corpus_facts import account_in
 from peer.data.corpus import load_corpus
 from peer.data.tokenizer import ByteTokenizer
 from peer.errors import ConfigError, WorkerError
@@ -70,7 +71,7 @@ async def test_it_tells_what_text_it_has_read(tmp_path: Path, text: Path) -> Non
             pass
     (fields,) = (event.fields for event in told if event.name == "corpus_read")
     here = load_corpus(config.data, ByteTokenizer(), str(folder)).facts
-    assert fields == msgspec.structs.asdict(here) and here.files == 21
+    assert fields == here.event_fields() and account_in(fields) == here.account and here.files == 21
     assert "skipped 1 .docx, 1 not regular" in here.account
 
 
