@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common.shaped_lan import HUB_IP, Lan, sent_over_link
-from cli.views.event_tail import EventTail
+from cli.progress.event_tail import EventTail
 from peer.config import InnerConfig, ModelConfig
 
 ROOT = Path(__file__).parents[2]

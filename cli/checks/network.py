@@ -15,7 +15,7 @@ from multiaddr import Multiaddr
 from cli.checks.machine import Finding, State, disk_finding, failure, memory_finding
 from cli.checks.served_model import model_findings
 from cli.checks.text import text_finding
-from cli.views.text import several
+from cli.terminal.figures import several
 from peer.errors import BarnraiseError, DialError
 from peer.footprint.layout import Layout
 from peer.free_memory import free_memory_bytes

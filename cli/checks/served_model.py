@@ -11,7 +11,7 @@ from typing import Final
 import trio
 
 from cli.checks.machine import Finding, failure
-from cli.views.text import several
+from cli.terminal.figures import several
 from peer.errors import BarnraiseError
 from peer.ipc.sampling_options import Sampling
 from peer.net.flow.flow import BEAT_S, Flow

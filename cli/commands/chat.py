@@ -18,10 +18,10 @@ from cli.combinations import refuse_without
 from cli.local_model import NamedModel, invite_to, local_model_options
 from cli.options import Number, invite_argument, template_option, wait_option, wire_option
 from cli.run import Stopped, run_until_stopped
+from cli.terminal.figures import several
 from cli.terminal.lines import say
 from cli.terminal.stream import write_text
 from cli.terminal.typed_lines import TypedLines
-from cli.views.text import several
 from peer.errors import BarnraiseError, ConfigError
 
 if TYPE_CHECKING:

@@ -17,16 +17,16 @@ from cli.combinations import refuse_others
 from cli.homes import coordinator_home, encoded, last_port, on_the_port_of, taken_over
 from cli.known_homes import note_home
 from cli.options import home_option, lan_option, map_port_option, network_options, tied_option
+from cli.progress.event_feed import EventFeed
+from cli.progress.progress import Progress
 from cli.run import run_until_stopped
 from cli.templates import template, with_settings
+from cli.terminal.figures import quoted
 from cli.terminal.lines import say, say_json
 from cli.terminal.passphrase import ask_passphrase
 from cli.tracking import track_option, tracked
-from cli.views.event_feed import EventFeed
 from cli.views.live import follow, read_tails
 from cli.views.loss_picture import leave_picture
-from cli.views.progress import Progress
-from cli.views.text import quoted
 from optim.config import EagerConfig
 from peer.errors import ConfigError, ResourceError
 from swarm.run.config import RunConfig, read_run_config

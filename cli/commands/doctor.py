@@ -27,9 +27,9 @@ from cli.options import (
     text_field_option,
 )
 from cli.run import run_until_stopped
+from cli.terminal.figures import several
 from cli.terminal.lines import LINE_MAX, say, say_json
 from cli.terminal.screen import screen
-from cli.views.text import several
 from peer.plain_text import plain
 
 _MARKS = {"ok": ("ok     ", "green"), "warning": ("warning", "yellow"), "failure": ("FAILURE", "red")}

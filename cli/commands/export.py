@@ -15,10 +15,10 @@ import msgspec
 
 from cli.combinations import check_one_source
 from cli.options import invite_argument, read_invite
+from cli.progress.event_tail import EventTail
 from cli.run import run_until_stopped
+from cli.terminal.figures import several
 from cli.terminal.lines import say
-from cli.views.event_tail import EventTail
-from cli.views.text import several
 from peer.bounds import Loss
 from peer.config import WeightType
 from peer.corpus_facts import CorpusFacts, account_in

@@ -16,10 +16,10 @@ from cli.combinations import refuse_without
 from cli.local_model import NamedModel, invite_to, local_model_options
 from cli.options import Number, template_option, wait_option, wire_option
 from cli.run import run_until_stopped
+from cli.terminal.figures import size_text
 from cli.terminal.lines import is_terminal, say, say_json
 from cli.terminal.stream import write_text
 from cli.terminal.typed_lines import whole_input
-from cli.views.text import size_text
 from peer.errors import ConfigError
 
 if TYPE_CHECKING:

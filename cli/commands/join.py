@@ -30,14 +30,14 @@ from cli.options import (
     threads_option,
     tied_option,
 )
+from cli.progress.event_feed import EventFeed
+from cli.progress.progress import Progress
 from cli.run import leaves, run_until_stopped
+from cli.terminal.figures import quoted, several
 from cli.terminal.lines import say
 from cli.tracking import track_option, tracked
-from cli.views.event_feed import EventFeed
 from cli.views.live import follow, read_tails
 from cli.views.loss_picture import leave_picture
-from cli.views.progress import Progress
-from cli.views.text import quoted, several
 from peer.errors import Diverged, NotAdmitted
 from swarm.rounds.trainers.trained_rounds import REMEDY
 from swarm.run.home import Home

@@ -26,13 +26,13 @@ from cli.demo.scenario import play_pipeline, play_whole
 from cli.demo.served_sample import ServedSample, serve_sample
 from cli.demo.verdict import judge, train_losses
 from cli.packages import check_monitor_packages
+from cli.progress.progress import Progress
 from cli.run import stopping_by_signal
 from cli.templates import template, with_settings
+from cli.terminal.figures import number_text, quoted, several, size_text
 from cli.terminal.lines import say
 from cli.views.live import shown
 from cli.views.loss_picture import PICTURE, draw_losses
-from cli.views.progress import Progress
-from cli.views.text import number_text, quoted, several, size_text
 from peer.errors import ConfigError, ResourceError, RoundError
 from swarm.run.config import parse_run_config
 from swarm.run.home import Home

@@ -12,8 +12,8 @@ import click
 
 from cli.homes import coordinator_home
 from cli.options import home_option
+from cli.terminal.figures import several
 from cli.terminal.lines import say
-from cli.views.text import several
 from peer.errors import ConfigError, NoQuorum
 
 if TYPE_CHECKING:

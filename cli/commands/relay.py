@@ -15,8 +15,8 @@ from cli.homes import default_home
 from cli.known_homes import note_home
 from cli.options import Amount, Number, home_option
 from cli.run import run_until_stopped
+from cli.terminal.figures import several, size_text
 from cli.terminal.lines import say, say_json
-from cli.views.text import several, size_text
 
 if TYPE_CHECKING:
     from peer.net.relay.circuit import RelayCounts

@@ -29,10 +29,10 @@ from cli.options import (
     threads_option,
     tied_option,
 )
+from cli.progress.event_feed import EventFeed
 from cli.run import run_until_stopped
+from cli.terminal.figures import NOTHING, quoted
 from cli.terminal.lines import say, say_json
-from cli.views.event_feed import EventFeed
-from cli.views.text import NOTHING, quoted
 from swarm.run.invite import PREFIX, Invite
 
 if TYPE_CHECKING:

@@ -19,10 +19,10 @@ from cli.combinations import check_one_source, refuse_beside
 from cli.homes import default_home
 from cli.options import home_option, invite_argument, read_invite
 from cli.run import end_unless_watched, run_until_stopped
+from cli.terminal.figures import NOTHING, number_text, several, size_text
 from cli.terminal.lines import say, say_json
 from cli.terminal.screen import drawn, live, screen, table_screen
 from cli.views.table import fitting
-from cli.views.text import NOTHING, number_text, several, size_text
 from peer.errors import ConfigError
 from peer.plain_text import plain
 from swarm.rounds.trainers.trained_rounds import REMEDY

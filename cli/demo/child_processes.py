@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Final
 
-from cli.views.event_tail import EventTail
+from cli.progress.event_tail import EventTail
 from peer.errors import ResourceError
 from swarm.run.home import Home
 

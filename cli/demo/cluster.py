@@ -12,8 +12,8 @@ from typing import Final
 from cli.demo.child_processes import ChildPeer, Children
 from cli.demo.monitoring import Monitor
 from cli.demo.slowness import slowed
+from cli.progress.progress import Progress
 from cli.views.live import POLL_S, read_tails
-from cli.views.progress import Progress
 from peer.errors import RoundError
 from swarm.run.home import Home
 

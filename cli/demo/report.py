@@ -8,9 +8,9 @@ from typing import Final
 
 import msgspec
 
-from cli.views.facts import CommitRow
-from cli.views.micro_batch_audit import MicroBatches
-from cli.views.text import number_text, several
+from cli.progress.facts import CommitRow
+from cli.progress.micro_batch_audit import MicroBatches
+from cli.terminal.figures import number_text, several
 from peer.errors import ResourceError
 
 TRAFFIC_FACTOR_MIN: Final = 50.0

@@ -21,9 +21,9 @@ from cli.demo.report import (
     ddp_bytes,
 )
 from cli.demo.scenario import Scenario
-from cli.views.micro_batch_audit import MicroBatches, audit
-from cli.views.state import ViewState
-from cli.views.text import several
+from cli.progress.micro_batch_audit import MicroBatches, audit
+from cli.progress.state import ViewState
+from cli.terminal.figures import several
 from swarm.protocol.ledger import count, without
 
 if TYPE_CHECKING:

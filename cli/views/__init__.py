@@ -1,1 +1,1 @@
-"""Terminal views of events: what they add up to, the live table, and the audit of micro-batches."""
+"""What a terminal shows: the live table, the cards, and the figures of a served model."""

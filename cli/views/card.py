@@ -8,10 +8,10 @@ from typing import Final
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from cli.progress.facts import GroupRow, Row
+from cli.progress.state import ViewState
 from cli.terminal.fact_lines import FactLines, Part
-from cli.views.facts import GroupRow, Row
-from cli.views.state import ViewState
-from cli.views.text import NOTHING, duration_text, number_text, several, size_text
+from cli.terminal.figures import NOTHING, duration_text, number_text, several, size_text
 
 _BAR: Final = 20
 _SPARK: Final = 24

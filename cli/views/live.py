@@ -10,9 +10,9 @@ import trio
 from rich.console import RenderableType
 from rich.text import Text
 
+from cli.progress.progress import Progress
 from cli.terminal.lines import say, say_json
 from cli.terminal.screen import live, screen
-from cli.views.progress import Progress
 from cli.views.table import live_view
 from peer.plain_text import plain
 

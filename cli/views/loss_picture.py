@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from cli.views.event_tail import EventTail
-from cli.views.facts import finite
+from cli.progress.event_tail import EventTail
+from cli.progress.facts import finite
 from peer.errors import BarnraiseError, ConfigError, ResourceError
 from peer.plain_text import plain
 

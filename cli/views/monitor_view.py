@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from rich.console import Group
 from rich.text import Text
 
-from cli.views.text import NOTHING, number_text, several, size_text
+from cli.terminal.figures import NOTHING, number_text, several, size_text
 from peer.plain_text import plain
 
 if TYPE_CHECKING:

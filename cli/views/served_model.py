@@ -11,9 +11,9 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
+from cli.terminal.figures import NOTHING, several, size_text
 from cli.terminal.screen import table_screen
 from cli.views.table import fitting
-from cli.views.text import NOTHING, several, size_text
 from peer.plain_text import plain
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from rich.console import Group, JustifyMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from cli.progress.facts import GroupRow, Row
+from cli.progress.state import ViewState
+from cli.terminal.figures import NOTHING, number_text, size_text
 from cli.views.card import peer_card, run_card
-from cli.views.facts import GroupRow, Row
-from cli.views.state import ViewState
-from cli.views.text import NOTHING, number_text, size_text
 
 _WHOLE: Final = ("peer", "round", "members", "phase", "loss", "held-out", "up", "down", "state")
 _PIPELINE: Final = ("peer", "stage", "round", "batch/s", "queue", "phase", "loss", "held-out")  # 80 columns wide

@@ -14,7 +14,7 @@ from typing import Final
 import pytest
 import trio
 
-from cli.views.event_tail import EventTail
+from cli.progress.event_tail import EventTail
 from tests.cli.support.lost_terminal import LosableTerminal, losable_terminal
 from tests.support.forking.command import peer_meanwhile
 from tests.support.peer_process import POLL_S

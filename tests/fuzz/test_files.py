@@ -14,7 +14,7 @@ import msgspec
 import pytest
 import torch
 
-from cli.views.event_tail import EventTail
+from cli.progress.event_tail import EventTail
 from peer.checkpoint.checkpoint_file import MANIFEST, describe, load_checkpoint, write_checkpoint
 from peer.checkpoint.hash_tree import hash_state
 from peer.config import ModelConfig

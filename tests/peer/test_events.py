@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from cli.views.event_feed import EventFeed
-from cli.views.event_tail import EventTail
+from cli.progress.event_feed import EventFeed
+from cli.progress.event_tail import EventTail
 from peer.errors import ResourceError
 from peer.events import Event, EventLog, PenaltyLog
 from peer.plain_text import SENTENCE_MAX

@@ -15,7 +15,7 @@ from cli.demo.cluster import COORDINATOR, LocalCluster
 from cli.demo.report import Report
 from cli.demo.scenario import Scenario
 from cli.demo.verdict import judge
-from cli.views.progress import Progress
+from cli.progress.progress import Progress
 from tests.simulation.histories.checks import check_histories
 from tests.support.forking.forked import forked_children
 

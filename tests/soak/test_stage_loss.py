@@ -10,7 +10,7 @@ import pytest
 
 from cli.demo.child_processes import ChildPeer, Children, children
 from cli.demo.cluster import LocalCluster
-from cli.views.progress import Progress
+from cli.progress.progress import Progress
 from tests.processes.test_pipeline_quickstart import ROUNDS as FEW
 from tests.processes.test_pipeline_quickstart import RUN, stages_of
 

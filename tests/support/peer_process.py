@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import trio
 
-from cli.views.event_tail import EventTail
+from cli.progress.event_tail import EventTail
 
 POLL_S: Final = 0.02
 

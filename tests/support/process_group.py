@@ -14,7 +14,7 @@ from typing import Final
 
 import trio
 
-from cli.views.event_tail import EventTail
+from cli.progress.event_tail import EventTail
 from tests.support.forking.forked import ForkedProcess
 from tests.support.forking.server import MARK, MARK_LETTERS
 from tests.support.peer_process import POLL_S, PeerProcess, state_of

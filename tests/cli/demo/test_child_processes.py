@@ -13,7 +13,7 @@ import pytest
 from cli.commands.quickstart import run_toml
 from cli.demo.child_processes import children
 from cli.demo.cluster import LocalCluster
-from cli.views.progress import Progress
+from cli.progress.progress import Progress
 from peer.errors import RoundError
 
 pytestmark = pytest.mark.process
@@ -24,7 +24,7 @@ from pathlib import Path
 from cli.demo.child_processes import children
 from cli.demo.cluster import COORDINATOR, LocalCluster
 from cli.run import report_failure, stopping_by_signal
-from cli.views.progress import Progress
+from cli.progress.progress import Progress
 try:
     with stopping_by_signal(), children() as group:
         cluster = LocalCluster(Path(sys.argv[1]), 4, group, Progress("test"), lambda: None)

@@ -17,8 +17,8 @@ from cli.demo.child_processes import ChildPeer, Children, children
 from cli.demo.cluster import LocalCluster, choose_frozen
 from cli.demo.scenario import play_pipeline
 from cli.demo.verdict import _audit_micro_batches
-from cli.views.event_tail import EventTail
-from cli.views.progress import Progress
+from cli.progress.event_tail import EventTail
+from cli.progress.progress import Progress
 from peer.identity import Identity
 from swarm.protocol.ledger import Ledger
 from tests.cli.test_pipeline_input import manifest_of

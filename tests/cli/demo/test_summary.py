@@ -10,7 +10,7 @@ import pytest
 
 from cli.commands.quickstart import _summarize
 from cli.demo.report import PeerReport, Report, StageReport
-from cli.views.micro_batch_audit import MicroBatches
+from cli.progress.micro_batch_audit import MicroBatches
 
 
 def peer(name: str, bytes_up: int) -> PeerReport:

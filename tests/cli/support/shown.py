@@ -18,11 +18,11 @@ from cli.checks.machine import Finding
 from cli.commands.doctor import _show as show_finding
 from cli.commands.status import _show as show_status
 from cli.main import main
+from cli.progress.event_tail import EventTail
+from cli.progress.progress import Progress
 from cli.run import report_failure
 from cli.terminal.lines import say_json
-from cli.views.event_tail import EventTail
 from cli.views.live import read_tails, shown
-from cli.views.progress import Progress
 from peer.errors import NetworkError
 from swarm.client.status import SwarmStatus
 

@@ -14,7 +14,7 @@ import pytest
 import trio
 
 import swarm.run
-from cli.views.progress import _HANDLERS
+from cli.progress.progress import _HANDLERS
 from peer.errors import NotAdmitted
 from peer.events import EventLog
 from peer.identity import Identity

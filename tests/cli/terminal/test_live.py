@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from cli.progress.progress import Progress
 from cli.templates import template
 from cli.terminal import screen as screen_module
 from cli.terminal.lines import say
-from cli.views.progress import Progress
 from cli.views.table import live_view
 from tests.cli.support.seen_in import LINES, Terminal, command
 from tests.support.newer_trio import run_abandonable

@@ -12,9 +12,9 @@ from rich.console import Console
 from cli.commands.join import what_was_kept
 from cli.commands.quickstart import run_toml
 from cli.demo.report import broken_in_pipeline
-from cli.views.facts import CommitRow
-from cli.views.micro_batch_audit import MicroBatches
-from cli.views.progress import Progress
+from cli.progress.facts import CommitRow
+from cli.progress.micro_batch_audit import MicroBatches
+from cli.progress.progress import Progress
 from cli.views.table import live_view
 from optim.config import DilocoConfig
 from peer.files import write_atomically

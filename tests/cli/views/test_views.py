@@ -12,11 +12,11 @@ from rich.console import Console
 
 from cli.commands import status
 from cli.demo.report import broken_invariants, ddp_bytes
-from cli.views.event_tail import EventTail
-from cli.views.facts import CommitRow
-from cli.views.progress import Progress
+from cli.progress.event_tail import EventTail
+from cli.progress.facts import CommitRow
+from cli.progress.progress import Progress
+from cli.terminal.figures import size_text
 from cli.views.table import live_view
-from cli.views.text import size_text
 from optim.config import GossipConfig
 from peer.corpus_facts import CorpusFacts
 from peer.events import EventLog

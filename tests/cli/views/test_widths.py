@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from cli.progress.progress import Progress
 from cli.terminal import screen as screen_module
 from cli.views.live import _drawn
-from cli.views.progress import Progress
 from tests.cli.support.seen_in import LINES, Terminal
 
 GOLDEN = Path(__file__).parent / "golden"

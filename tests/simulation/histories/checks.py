@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from cli.views.event_tail import EventTail
+from cli.progress.event_tail import EventTail
 from swarm.protocol.ledger import Range, count, union
 from swarm.run.home import Home
 

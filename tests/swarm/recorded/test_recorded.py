@@ -13,8 +13,8 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from cli.views.event_tail import EventTail
-from cli.views.progress import Progress
+from cli.progress.event_tail import EventTail
+from cli.progress.progress import Progress
 from dht.records import open_record
 from optim.strategies.registry import build_strategy
 from peer.identity import Identity, Signed

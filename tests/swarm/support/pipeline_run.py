@@ -15,7 +15,7 @@ import msgspec
 import psutil
 import trio
 
-from cli.views.micro_batch_audit import AuditEntry, AuditTrail, audit
+from cli.progress.micro_batch_audit import AuditEntry, AuditTrail, audit
 from swarm.protocol.head import Head
 from swarm.training.saved_models import newest_model
 from tests.simulation.histories.checks import check_histories

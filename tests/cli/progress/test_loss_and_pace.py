@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.views.curve import POINTS_MAX, LossCurve
-from cli.views.pace import RoundPace
-from cli.views.text import duration_text
+from cli.progress.curve import POINTS_MAX, LossCurve
+from cli.progress.pace import RoundPace
+from cli.terminal.figures import duration_text
 
 
 def curve_of(values: list[float | None]) -> LossCurve:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from cli.views.curve import LossCurve
+from cli.progress.curve import LossCurve
 from swarm.run.owners_pause import PAUSED
 
 Fields = Mapping[str, Any]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cli.commands.coordinate import _farewell
-from cli.views.progress import Progress
+from cli.progress.progress import Progress
 from tests.cli.views.test_pipeline_views import committed, shown, told
 
 HOME = "coordinator"

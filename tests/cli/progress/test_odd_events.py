@@ -16,11 +16,11 @@ from cli.commands.serve import _TOLD, _show
 from cli.commands.status import _skipped_text
 from cli.demo.report import broken_in_pipeline, broken_invariants
 from cli.demo.verdict import train_losses
+from cli.progress import progress as progress_module
+from cli.progress.facts import CommitRow
+from cli.progress.progress import Progress
 from cli.views import live
-from cli.views import progress as progress_module
-from cli.views.facts import CommitRow
 from cli.views.live import _drawn, read_tails
-from cli.views.progress import Progress
 from tests.cli.terminal.test_hostile_text import member
 from tests.cli.views.test_pipeline_views import GOOD, told
 from tests.cli.views.test_views import GOOD as COMMITS

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from cli.views.facts import STARTING, CommitRow, ComputePhase, Fields, Row, Saved, finite
-from cli.views.micro_batch_audit import AuditEntry
-from cli.views.state import PEERS_MAX, ViewState
-from cli.views.text import number_text, several, size_text
+from cli.progress.facts import STARTING, CommitRow, ComputePhase, Fields, Row, Saved, finite
+from cli.progress.micro_batch_audit import AuditEntry
+from cli.progress.state import PEERS_MAX, ViewState
+from cli.terminal.figures import number_text, several, size_text
 from peer.corpus_facts import account_in
 from peer.plain_text import plain
 from swarm.rounds.trainers.trained_rounds import REMEDY

@@ -1,4 +1,4 @@
-"""Folds the events of one or several peers into a `ViewState`; `cli.views.table` shows it.
+"""Folds the events of one or several peers into a `ViewState`; `cli.views` draws it.
 
 This is the one place where a view meets an event. Whatever a field holds, the peer whose view it is goes on.
 """
@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from cli.views.facts import Fields
-from cli.views.group_progress import GROUP_EVENTS
-from cli.views.peer_progress import PEER_EVENTS
-from cli.views.pipeline_progress import PIPELINE_EVENTS
-from cli.views.state import ViewState
+from cli.progress.facts import Fields
+from cli.progress.groups import GROUP_EVENTS
+from cli.progress.peers import PEER_EVENTS
+from cli.progress.pipeline import PIPELINE_EVENTS
+from cli.progress.state import ViewState
 from peer.plain_text import plain
 
 _HANDLERS: Final = {**PEER_EVENTS, **GROUP_EVENTS, **PIPELINE_EVENTS}

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from cli.views.facts import FeederRow, Fields, MoveRow, Row
-from cli.views.micro_batch_audit import AuditTotals
-from cli.views.state import ViewState
-from cli.views.text import several
+from cli.progress.facts import FeederRow, Fields, MoveRow, Row
+from cli.progress.micro_batch_audit import AuditTotals
+from cli.progress.state import ViewState
+from cli.terminal.figures import several
 
 FEEDING_EVERY_S: Final = 60.0  # a feeder has no other news
 

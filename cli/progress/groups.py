@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from cli.views.facts import STARTING, Fields, GroupRow, Row, finite
-from cli.views.state import ViewState
-from cli.views.text import several
+from cli.progress.facts import STARTING, Fields, GroupRow, Row, finite
+from cli.progress.state import ViewState
+from cli.terminal.figures import several
 from peer.plain_text import plain
 from swarm.run.sections import STAGES_MAX
 

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from cli.views.curve import LossCurve
-from cli.views.facts import CommitRow, Fields, GroupRow, MoveRow, Row, Saved
-from cli.views.micro_batch_audit import AuditTrail
-from cli.views.pace import RoundPace
+from cli.progress.curve import LossCurve
+from cli.progress.facts import CommitRow, Fields, GroupRow, MoveRow, Row, Saved
+from cli.progress.micro_batch_audit import AuditTrail
+from cli.progress.pace import RoundPace
 
 NOTES_MAX: Final = 6
 ROUNDS_MAX: Final = 64  # of a run that may last months

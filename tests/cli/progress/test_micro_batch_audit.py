@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.views.micro_batch_audit import AuditEntry, AuditTotals, AuditTrail, audit
+from cli.progress.micro_batch_audit import AuditEntry, AuditTotals, AuditTrail, audit
 from swarm.protocol.ledger import Ledger
 
 

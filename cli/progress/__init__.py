@@ -1,0 +1,1 @@
+"""What the events of one or several peers add up to; `cli.views` draws it."""
