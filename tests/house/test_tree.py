@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md shows the tree as it is: `python tools/tree.py --write` updates it."""
+"""CONTRIBUTING.md shows the tree and README.md what machines can do, as they are: tools write both."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import importlib.util
 import json
 from pathlib import Path
 from types import ModuleType
+
+from tools import what_fits
 
 ROOT = Path(__file__).parents[2]
 
@@ -21,6 +23,13 @@ def tree_tool() -> ModuleType:
 def test_the_tree_in_contributing_is_true() -> None:
     page = (ROOT / "CONTRIBUTING.md").read_text()
     assert tree_tool().updated(page) == page, "run `python tools/tree.py --write`"
+
+
+def test_what_machines_can_do_in_the_readme_is_true() -> None:
+    page = (ROOT / "README.md").read_text()
+    assert what_fits.HEAD in page
+    assert what_fits.updated(page) == page, "run `python -m tools.what_fits --write`"
+    assert [row for row in what_fits.rows() if "-" in row] == []
 
 
 def test_every_folder_is_described() -> None:
