@@ -32,14 +32,14 @@ tools: $(TOOLS)
 # constraints.txt with TORCH in place of its pin, if given; one pip call, so that one resolution fits everything
 $(STAMP): pyproject.toml constraints.txt tools/check_system.sh
 	@PYTHON='$(PYTHON)' sh tools/check_system.sh
-	$(PYTHON) -m venv $(VENV)
-	sed $(if $(TORCH),'s/^torch==.*/$(TORCH)/',-n p) constraints.txt > $(VENV)/constraints.txt
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable '.[all]' --constraint $(VENV)/constraints.txt
+	@$(PYTHON) -m venv $(VENV)
+	@sed $(if $(TORCH),'s/^torch==.*/$(TORCH)/',-n p) constraints.txt > $(VENV)/constraints.txt
+	@$(BIN)/python tools/install.py --upgrade pip
+	@$(BIN)/python tools/install.py --editable '.[all]' --constraint $(VENV)/constraints.txt
 	@touch $@
 
 $(TOOLS): $(STAMP)
-	$(BIN)/python -m pip install --quiet --editable '.[dev]' --constraint $(VENV)/constraints.txt
+	@$(BIN)/python tools/install.py --editable '.[dev]' --constraint $(VENV)/constraints.txt
 	@touch $@
 
 quickstart: $(STAMP)
