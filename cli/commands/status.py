@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 import click
 import msgspec
@@ -252,7 +252,8 @@ def _table(columns: Sequence[str], lines: Sequence[dict[str, Text | str]], width
     columns = fitting(columns, least, width, _FIRST_TO_GO, 3 if ruled else 2)
     table = Table(box=HEAVY_HEAD if ruled else SIMPLE_HEAD, pad_edge=ruled, collapse_padding=not ruled)
     for column in columns:
-        table.add_column(column, justify="left" if column in _LEFT else "right", no_wrap=column != "phase")
+        justify: Literal["left", "right"] = "left" if column in _LEFT else "right"
+        table.add_column(column, justify=justify, no_wrap=column != "phase", overflow="fold")
     for cells in lines:
         table.add_row(*(Text(c) if isinstance(c, str) else c for c in (cells[column] for column in columns)))
     return table

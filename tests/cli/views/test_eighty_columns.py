@@ -1,0 +1,124 @@
+"""A terminal of 80 columns holds every table of every command: no line is longer, no cell is cut, whatever the figures.
+
+The live views of join, coordinate and top have pictures of their own (test_widths.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+import msgspec
+import pytest
+
+from cli.commands import ls
+from cli.commands.status import _show as show_status
+from cli.commands.status import _show_guests as show_guests
+from cli.known_homes import KnownHome
+from cli.terminal.screen import table_screen
+from cli.views.served_model import show_run_servers, show_served_model
+from swarm.client.judged import JudgedStatus
+from swarm.client.status import MemberStatus, StageStatus, SwarmStatus
+from swarm.inference.model_status import BlockStatus, ServedModelStatus, ServedRunStatus, ServerStatus
+from swarm.membership.vote_shares import InviteStatus, VoteShare
+
+ROOT = Path(__file__).parents[3]
+COLUMNS = 80
+NAME = "a-workstation-whose-owner-likes-long-names"
+PEER = "12D3KooWQVu1Ce6nG6dQ8Sw9DtfBqdYqkSNpT6L9gLz9bXk1abcd"
+PHASE = "waiting for the contributions of 12 members"
+WIDE = {str: "f" * 64, int: 123_456, float: 12_345.6, bool: False, list: [], tuple: ()}
+"""A wide value for a field of that type."""
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+def wide(of: type[T], **chosen: Any) -> T:
+    """Return a struct whose fields have long texts and large figures, but for those that are chosen."""
+    hints = {name: hint for name, hint in get_type_hints(of).items() if name in of.__struct_fields__}
+    return of(**{name: chosen[name] if name in chosen else _wide_value(hint) for name, hint in hints.items()})
+
+
+def _wide_value(hint: Any) -> object:
+    kind = next((part for part in get_args(hint) if part in WIDE), hint) if type(None) in get_args(hint) else hint
+    return WIDE[get_origin(kind) or kind]
+
+
+MEMBER = wide(MemberStatus, peer=PEER, name=NAME, role="full", phase=PHASE, bytes_up=10**12, bytes_down=10**12)
+STAGE = wide(StageStatus, stage=63, first=110, end=128, phase=PHASE, members=1024, quorum=513)
+RUN: dict[str, Any] = {
+    "run_id": "rv3ik7vjyndcycrf3zy5p2j7jtha3j5c",
+    "name": "a run with quite a long name, as some people like them",
+    "method": "diloco",
+    "peers": [MEMBER, MEMBER],
+    "shares": [wide(VoteShare, prefix="", stage=None, is_only=True), wide(VoteShare, invite="", stage=2)],
+    "guests": [wide(InviteStatus, peers=(PEER, PEER))],
+    "silent": [PEER],
+    "judged": [wide(JudgedStatus, peer=PEER, judges=[PEER], left_out_by=[PEER])],
+}
+SERVER = wide(
+    ServerStatus,
+    peer=PEER,
+    name=NAME,
+    state="arriving",
+    ready_in_s=599.0,
+    first=110,
+    end=128,
+    rounds=[123_456, 123_455],
+    bytes_up=10**12,
+    bytes_down=10**12,
+)
+SERVED: dict[str, Any] = {
+    "servers": [SERVER, SERVER],
+    "troubles": ["no server holds blocks 3 to 9: serve them (`peer serve`)"],
+}
+
+
+def homes() -> None:
+    """Draw what `peer ls` does of homes with long names and paths."""
+    path = Path("/home/ann/work/experiments/2026/november/barnraise-homes") / NAME
+    table_screen(COLUMNS).print(ls._table([KnownHome(path, "coordinator", NAME, RUN["run_id"], is_running=True)] * 2))
+
+
+def status(**changed: Any) -> Callable[[], None]:
+    return lambda: show_status(wide(SwarmStatus, **RUN, **changed))
+
+
+SCENES: dict[str, Callable[[], None]] = {
+    "ls": homes,
+    "status": status(stages=[]),
+    "status of stages": status(stages=[STAGE] * 2),
+    "status that waits": status(round=None, val_loss=None),
+    "status --guests": lambda: show_guests(wide(SwarmStatus, **RUN)),
+    "status of a served run": lambda: show_run_servers(wide(ServedRunStatus, **RUN, **SERVED)),
+    "status of a served model": lambda: show_served_model(
+        wide(
+            ServedModelStatus,
+            name="meta-llama/Llama-3.1-405B-Instruct",
+            run_id=RUN["run_id"],
+            dtype="bf16",
+            coverage=[wide(BlockStatus, state="unserved", servers=[NAME] * 12)],
+            **SERVED,
+        )
+    ),
+}
+DRAWN = {"cli/commands/ls.py", "cli/commands/status.py", "cli/views/served_model.py", "cli/views/plan.py"}
+LIVE = {"cli/views/table.py"}  # test_widths.py
+
+
+def test_every_table_is_looked_at() -> None:
+    files = [path for path in (ROOT / "cli").rglob("*.py") if re.search(r"\bTable\(", path.read_text())]
+    assert {str(path.relative_to(ROOT)) for path in files} == DRAWN | LIVE
+
+
+@pytest.mark.parametrize("scene", SCENES)
+def test_the_tables_fit(scene: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", str(COLUMNS))
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("NO_COLOR", "1")
+    SCENES[scene]()
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
+    assert len(lines) > 1 or scene == "status --guests"
+    assert [line for line in lines if len(line) > COLUMNS] == []
+    assert [line for line in lines if "…" in line] == []
