@@ -2,13 +2,14 @@
 
 Each session has one contiguous stretch a layer, because gathering small pages costs two to four times the attention on
 a CPU. It grows by doubling. Pages are the unit of the account: what all sessions hold, and what is kept of ended ones
-for others with the same beginning, never exceeds the budget. What is kept gives way to who needs room.
+for the next session of its owner with the same beginning, never exceeds the budget. What is kept gives way to who needs
+room.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -65,10 +66,11 @@ class SessionCache:
 
 @dataclass
 class _Kept:
-    """What is left of an ended session: whole pages, and the names of their contents."""
+    """What is left of an ended session: whole pages, what their owner called them, and who that is."""
 
     cache: SessionCache
     names: tuple[bytes, ...]
+    owner: Hashable
 
 
 class CachePool:
@@ -85,12 +87,13 @@ class CachePool:
         """Pages that a session can have now, those of ended sessions included."""
         return self.pages - self._held + sum(kept.cache.pages for kept in self._kept.values())
 
-    def open(self, names: Sequence[bytes] = ()) -> SessionCache:
+    def open(self, names: Sequence[bytes] = (), owner: Hashable = None) -> SessionCache:
         """Return the cache of a new session. `names`: of the pages with which it begins, in order, each named after all
-        tokens up to its end; the cache has as many of these as are kept here. Raises CacheFull."""
+        tokens up to its end; the cache has as many of these as are kept here of the same `owner`, since nothing proves
+        that pages are what they are called. Raises CacheFull."""
         best, shared = None, 0
         for kept in self._kept.values():
-            same = _common(kept.names, names)
+            same = _common(kept.names, names) if kept.owner == owner else 0
             if same > shared:
                 best, shared = kept, same
         self._take(max(1, shared), best)
@@ -113,14 +116,14 @@ class CachePool:
         stretch[:, :, :, : cache.length] = cache.stretch[:, :, :, : cache.length]
         cache.stretch = stretch
 
-    def close(self, cache: SessionCache, names: Sequence[bytes] = ()) -> None:
-        """End a session; its first pages may be kept under these names, for others that begin alike."""
+    def close(self, cache: SessionCache, names: Sequence[bytes] = (), owner: Hashable = None) -> None:
+        """End a session; its first pages may be kept under these names, for those of `owner` that begin alike."""
         whole = min(len(names), cache.length // PAGE_TOKENS)
         if not whole:
             self._held -= cache.pages
             return
         self._count += 1
-        self._kept[self._count] = _Kept(cache, tuple(names[:whole]))
+        self._kept[self._count] = _Kept(cache, tuple(names[:whole]), owner)
 
     def _take(self, pages: int, spare: _Kept | None = None) -> None:
         """Count pages as held; drop what is kept but `spare`, the oldest first, until they fit. Raises CacheFull."""

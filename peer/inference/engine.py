@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -96,6 +96,8 @@ class _Session:
     cache: SessionCache
     sampling: Sampling
     names: tuple[bytes, ...]
+    owner: Hashable
+    """Of the pages that it leaves: other blocks have other keys and values, and another client may call anything so."""
     client: str
     used_at: float
     """When it was opened, or something of it came or was computed last."""
@@ -174,22 +176,25 @@ class Engine:
         client: str = "",
     ) -> int:
         """Begin a session of a client, which uses `blocks` (first, end) of the span, None for all. Return how many
-        positions are here already, from one that began alike (`names`, as `CachePool.open`). Raises StepRefused."""
+        positions are here already, from one of that client that began alike (`names`, as `CachePool.open`). Raises
+        StepRefused."""
         span = self.blocks.span
         first, end = blocks or (span.first, span.end)
         if id in self._sessions:
             raise StepRefused("value", f"session {id} is open already", self.have(id))
         if not span.first <= first < end <= span.end:
             raise StepRefused("value", f"blocks [{first}, {end}) are not in {span}")
-        own = tuple(b"%d %d %b" % (first, end, name) for name in names)  # other blocks have other keys and values
+        owner = (client, first, end)
         while True:
             try:
-                cache = self.pool.open(own)
+                cache = self.pool.open(names, owner)
                 break
             except CacheFull as error:
                 if not self._end_for(client, 1):
                     raise StepRefused("full", str(error)) from error
-        self._sessions[id] = _Session(Span(first, end, span.of), cache, sampling, own, client, self._clock())
+        self._sessions[id] = _Session(
+            Span(first, end, span.of), cache, sampling, tuple(names), owner, client, self._clock()
+        )
         return cache.length
 
     def close(self, id: int) -> None:
@@ -197,7 +202,7 @@ class Engine:
         session = self._sessions.pop(id, None)
         if session is None:
             return
-        self.pool.close(session.cache, session.names)
+        self.pool.close(session.cache, session.names, session.owner)
         if all(other.client != session.client for other in self._sessions.values()):
             self._rows_turns.forget(session.client)
             self._prompt_turns.forget(session.client)

@@ -65,6 +65,17 @@ def test_a_session_begins_with_what_another_one_left() -> None:
     assert third.length == 0
 
 
+def test_what_one_owner_left_is_nothing_to_another() -> None:
+    """Whoever filled pages may have called them what they are not."""
+    pool = CachePool(SHAPE, 40)
+    first = pool.open(owner="a liar")
+    fill(pool, first, "HELLO WORLD")
+    pool.close(first, names_of("hello world"), "a liar")
+    assert pool.open(names_of("hello there"), "another").length == 0
+    assert pool.open(names_of("hello there")).length == 0
+    assert pool.open(names_of("hello there"), "a liar").length == 6 * PAGE_TOKENS
+
+
 def test_what_is_kept_gives_way() -> None:
     pool = CachePool(SHAPE, 10)
     first = pool.open()

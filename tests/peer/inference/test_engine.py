@@ -222,6 +222,18 @@ def test_a_session_begins_with_the_pages_of_another_one(engine: Engine) -> None:
     assert engine.step()[0].token == said[0]
 
 
+def test_a_session_begins_with_no_page_of_another_client(engine: Engine) -> None:
+    """It may have called other tokens so, and how much is here tells what others asked."""
+    prompt, other = prompt_of(100), prompt_of(64)[::-1]
+    names = tuple(b"page %d" % page for page in range(100 // PAGE_TOKENS))
+    engine.open(1, Sampling(), names, client="liar")
+    generate(engine, 1, other, 1)
+    engine.close(1)
+    assert engine.open(2, Sampling(), names, client="ann") == 0
+    assert generate(engine, 2, prompt, 4) == expected("llama3", 100, 64)[:4]
+    assert engine.open(3, Sampling(), names, client="liar") == 64
+
+
 def test_a_long_prompt_does_not_hold_up_a_session_that_generates() -> None:
     (engine,) = chain("llama3", [(0, 3)], chunk_tokens=64)
     engine.open(1, Sampling())

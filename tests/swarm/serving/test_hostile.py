@@ -29,6 +29,7 @@ from swarm.inference.messages import (
     StartSession,
     TokenDrawn,
 )
+from swarm.inference.page_names import page_names
 from swarm.serving.server import SESSIONS_PER_CLIENT_MAX
 from tests.swarm.serving.serving_swarm import SIZES, ServingSwarm, open_serving, reference_tokens
 
@@ -37,6 +38,7 @@ pytestmark = pytest.mark.process
 WIDTH = 4 * SIZES["hidden_size"]
 FRAMES = 10_000
 TOKENS = 200
+PROMPT = list(range(40))
 LONG = [(7 * i) % 300 for i in range(2000)]
 
 
@@ -53,12 +55,15 @@ class Intruder:
         peer = next(peer for peer, record in self._model.servers.records.items() if record.name == name)
         return await self._model.server_flows.open(peer)
 
-    async def start(self, flow: Flow, first: int, end: int, wire: WireType | None = None) -> None:
-        """Begin a session, and hear all that is said about it."""
+    async def start(
+        self, flow: Flow, first: int, end: int, wire: WireType | None = None, names: tuple[bytes, ...] = ()
+    ) -> int:
+        """Begin a session, and hear all that is said about it. Return how many positions the server has of it."""
         self.id = secrets.token_bytes(16)
         self._model.server_flows.add(self)
-        flow.send(StartSession(self.id, 1, first, end, "", "", Sampling(), wire=wire))
-        await self.hear(SessionStarted)
+        flow.send(StartSession(self.id, 1, first, end, "", "", Sampling(), names=names, wire=wire))
+        started: SessionStarted = await self.hear(SessionStarted)
+        return started.have
 
     def take(self, flow: Flow, message: ServingMessage) -> None:
         self.heard.append(message)
@@ -137,6 +142,20 @@ async def test_what_is_wrong_is_refused_and_what_is_an_violation_ends_the_flow(t
         await ended(flow)
         their_flow.send(PassTokens(theirs.id, 0, (1,), True))
         assert their_flow.is_open and await said(swarm, other) == reference_tokens([1, 2], 12)
+
+
+async def test_pages_under_anothers_names_change_no_answer_and_tell_nothing(tmp_path: Path) -> None:
+    """A reader calls its own tokens, or hidden states, what others will call the beginning of their texts."""
+    names = page_names(PROMPT)
+    async with open_serving(tmp_path, s0="0:3", s1="3:6") as swarm, swarm.client() as model, swarm.client() as other:
+        me, theirs = Intruder(model), Intruder(other)
+        for server, first, end in (("s0", 0, 3), ("s1", 3, 6)):
+            flow, payload = await me.flow_with(swarm, server), b"" if first == 0 else b"\0" * WIDTH * len(PROMPT)
+            while await me.start(flow, first, end, names=names) != len(names) * PAGE_TOKENS:  # until it was computed
+                flow.send(PassTokens(me.id, 0, tuple(reversed(PROMPT)), False), payload)
+                flow.send(EndSession(me.id))
+            assert await theirs.start(await theirs.flow_with(swarm, server), first, end, names=names) == 0
+        assert await said(swarm, other, PROMPT) == reference_tokens(PROMPT, 12)
 
 
 class Unknown(msgspec.Struct, frozen=True, array_like=True, tag=77):
