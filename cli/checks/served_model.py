@@ -133,7 +133,7 @@ async def _compute_prompts(model: _Model, errors: list[BarnraiseError]) -> None:
     count = min(PROMPT_TOKENS, config.max_seq_len - 1)
     while not errors:
         prompt = [secrets.randbelow(config.vocab_size) for _ in range(count)]
-        session = RemoteSession(model.server_flows, model.servers, Sampling(), stops=(), context=config.max_seq_len)
+        session = RemoteSession(model.server_flows, model.servers, Sampling(), stops=(), model=config)
         try:
             async for _ in session.generate(prompt, 1):
                 pass

@@ -48,6 +48,10 @@ class Backoff:
         """Whether the pause after the last failure still lasts."""
         return self._clock() < self.next_try(name)
 
+    def all_paused(self) -> set[str]:
+        """Return the names whose pauses last."""
+        return {name for name, (until, _) in self._failures.items() if self._clock() < until}
+
     def next_try(self, name: str) -> float:
         """The time at which the pause ends; -inf without a failure."""
         return self._failures.get(name, (-float("inf"), 0.0))[0]

@@ -52,10 +52,10 @@ class ModelClient:
         `wire`: the type of hidden states between servers; None: that of this client, which is the model's unless it was
         chosen, so that they arrive as they were."""
         chosen = self.manifest.text.stops if stops is None else stops
-        context = self.manifest.model.max_seq_len
         asked_wire = wire or self.wire
         chosen_wire = None if asked_wire == self.servers.dtype else asked_wire
-        return RemoteSession(self.server_flows, self.servers, sampling, stops=chosen, context=context, wire=chosen_wire)
+        model = self.manifest.model
+        return RemoteSession(self.server_flows, self.servers, sampling, stops=chosen, model=model, wire=chosen_wire)
 
 
 @asynccontextmanager

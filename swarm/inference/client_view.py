@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,13 +15,12 @@ from dht.node import Node
 from peer.errors import BarnraiseError, NetworkError
 from peer.ipc.block_messages import HiddenType, WireType
 from peer.net.host import Host
+from swarm.inference.conduct import Avoids, ServerConduct, TokenPace
 from swarm.inference.coverage import block_states, troubles
 from swarm.inference.record import SERVERS, ServedCommit, ServerRecord, servers_key
-from swarm.inference.route import Hop, Route, RouteView, find_route, uncovered
+from swarm.inference.route import Hop, Route, RouteView, find_route, foretold_ms, uncovered
 from swarm.membership.membership import read_records
 
-AVOID_S: Final = 20.0
-"""A server that has failed is not chosen for so long, unless no other has its blocks."""
 FRESH_S: Final = 10.0
 
 
@@ -58,10 +58,11 @@ class ServersView:
     def __init__(self, host: Host, node: Node, run_id: str, blocks: int, patience: Patience | None = None) -> None:
         self.records: Mapping[str, ServerRecord] = {}
         self.blocks = blocks
+        self.conduct = ServerConduct()
+        self.proven = Counter[str]()
+        """Tokens that a server has helped to compute."""
         self._host, self._node, self._key = host, node, servers_key(run_id)
         self._chance = random.Random().random
-        self._failed_at: dict[str, float] = {}
-        self._full = set[str]()
         self._way_ms: dict[str, float] = {}
         self._read_at = float("-inf")
         self._reading = trio.Lock()
@@ -78,21 +79,18 @@ class ServersView:
             except BarnraiseError as error:
                 self._host.events.emit("membership_stale", reason=str(error))
 
-    def failed(self, peer: str, full: bool = False) -> None:
-        """Note that a server has failed this client. `full`: it has no room for its session."""
-        self._failed_at[peer] = trio.current_time()
-        (self._full.add if full else self._full.discard)(peer)
-
     def measured(self, peer: str, rtt_s: float) -> None:
         """Note the round trip to a server."""
         if rtt_s > 0:
             self._way_ms[peer] = 500.0 * rtt_s
 
-    @property
-    def avoided(self) -> frozenset[str]:
-        """Servers that have failed lately."""
-        now = trio.current_time()
-        return frozenset(peer for peer, at in self._failed_at.items() if now - at < AVOID_S)
+    def computed(self, route: Route, pace: TokenPace) -> None:
+        """Note that the servers of a route gave tokens of an answer, and how much later than foretold."""
+        peers = [hop.peer for hop in route]
+        self.proven.update(dict.fromkeys(peers, pace.tokens))
+        excess_ms = pace.excess_ms(foretold_ms(self.view(), route))
+        if excess_ms is not None:
+            self.conduct.measured(peers, excess_ms)
 
     def commits(self) -> list[ServedCommit]:
         """Return the commits of a training run that some server serves now, newest first."""
@@ -104,7 +102,7 @@ class ServersView:
         self._read_at = float("-inf")
 
     def plan_newest(
-        self, avoids: bool = True, wire: WireType | None = None
+        self, avoids: Avoids = "absent", wire: WireType | None = None
     ) -> tuple[Route | None, ServedCommit | None]:
         """Return a route of one commit, the newest that has one; of a served model, which has none, any route."""
         choices: Sequence[ServedCommit | None] = self.commits() or (None,)
@@ -115,14 +113,18 @@ class ServersView:
         return None, None
 
     def plan(
-        self, kept: Route, avoids: bool = True, commit: ServedCommit | None = None, wire: WireType | None = None
+        self,
+        kept: Route,
+        avoids: Avoids = "absent",
+        commit: ServedCommit | None = None,
+        wire: WireType | None = None,
+        also: Iterable[str] = (),
     ) -> Route | None:
-        """Return a route that keeps these hops and fills the gaps, or None. `avoids`: without servers that have failed
-        lately. `commit`: of which all servers are. `wire`: the type of hidden states, which they take."""
+        """Return a route that keeps these hops and fills the gaps, or None. `avoids`: the servers to do without, beside
+        `also`. `commit`: of which all servers are. `wire`: the type of hidden states, which they take."""
         served = {peer: record for peer, record in self.records.items() if record.has(commit) and record.takes(wire)}
-        view, without = self._view(served), {hop.peer for hop in kept}
-        if avoids:
-            without |= self.avoided
+        view = self._view(served)
+        without = {*also, *self.conduct.without(avoids), *(hop.peer for hop in kept)}
         route, at = list[Hop](), 0
         for first, end, hop in [*((hop.first, hop.end, hop) for hop in kept), (view.blocks, view.blocks, None)]:
             if at < first:
@@ -150,8 +152,7 @@ class ServersView:
         taking = {peer: record for peer, record in self.records.items() if record.takes(wire)}
         if wire is not None and uncovered(self._view(taking)) and not uncovered(self.view()):
             return f"some blocks have no server that takes {wire} hidden states: ask without a type for the wire"
-        avoided = self.avoided
-        wrong = troubles(block_states(self.view(), self._full & avoided, avoided - self._full))
+        wrong = troubles(block_states(self.view(), *self.conduct.states()))
         what = "; ".join(wrong) or "no chain of servers takes this session"
         why = f" ({refusal})" if refusal else ""
         return f"{what}{why}: start another server with `peer serve INVITE`, or try again later"
@@ -174,4 +175,4 @@ class ServersView:
         return self._view(self.records)
 
     def _view(self, records: Mapping[str, ServerRecord]) -> RouteView:
-        return RouteView(self.blocks, records, time.time(), self._way_ms.get)
+        return RouteView(self.blocks, records, time.time(), self._way_ms.get, self.conduct.penalty_ms)

@@ -1,14 +1,10 @@
-"""How a session goes on after a revision: which server forgets, sends again, or is fed, and from where;
-and which one is to blame for a refusal. Pure."""
+"""How a session goes on after a revision: which server forgets, sends again, or is fed, and from where. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
-
-from swarm.inference.messages import Cause
-from swarm.inference.route import Route
 
 GAPS_MAX: Final = 3
 """So many gaps in a row are filled by replays; then all is computed again."""
@@ -39,12 +35,3 @@ def resume(haves: Sequence[int], known: int, fresh: Sequence[bool], gaps: int) -
         rewinds[len(have) - 1] = have[-1] = known - 1  # what it drew may have been lost with its flow
     replays = {number: have[number + 1] for number in range(len(have) - 1)}
     return Resumption(rewinds, replays, have[0] if have[0] < known else None)
-
-
-def blamed(route: Route, peer: str, cause: Cause) -> str | None:
-    """Return the server to do without after a refusal of `peer`: where it refuses what it was sent, the one that sent
-    it; None for the client itself."""
-    if cause not in ("shape", "value", "not_finite"):
-        return peer
-    place = next((number for number, hop in enumerate(route) if hop.peer == peer), 0)
-    return route[place - 1].peer if place else None

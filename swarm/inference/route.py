@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from swarm.inference.record import ServerRecord
@@ -86,6 +86,13 @@ def find_route(
                     best[to], came[to] = cost, (at, peer)
                     heapq.heappush(waiting, (cost, to))
     return None
+
+
+def foretold_ms(view: RouteView, route: Route) -> float:
+    """Return what a token takes on a route by what its servers say and the ways to them."""
+    floor_ms, known = _floor(view.servers.values()), replace(view, penalty_ms=lambda peer: 0.0)
+    hops = [(hop, view.servers[hop.peer]) for hop in route if hop.peer in view.servers]
+    return sum(_Cost.of(hop.peer, record, known, floor_ms, 1.0).edge(hop.end - hop.first) for hop, record in hops)
 
 
 def uncovered(view: RouteView, without: Iterable[str] = ()) -> list[int]:

@@ -40,11 +40,11 @@ def test_one_server_with_room_is_enough() -> None:
 async def test_a_client_tells_a_full_server_from_one_that_is_silent() -> None:
     servers = ServersView(cast(Any, None), cast(Any, None), "run", 2)
     servers.records = {"a": server(0, 1), "b": server(1, 2)}
-    servers.failed("a", full=True)
-    servers.failed("b")
+    servers.conduct.failed("a", full=True)
+    servers.conduct.failed("b")
     told = servers.missing("no room for 40 pages", None)
     assert told.startswith("all that hold block 0 are full; none that holds block 1 answers (no room for 40 pages): ")
-    servers.failed("a")
+    servers.conduct.failed("a")
     assert servers.missing("", None).startswith("none that holds blocks 0 to 1 answers: ")
 
 

@@ -3,6 +3,7 @@ since real processes are in such a moment only now and then."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -13,10 +14,12 @@ import pytest
 import trio
 import trio.testing
 
+from peer.config import ModelConfig
 from peer.errors import NetworkError
 from peer.ipc.block_messages import OpenSession, SessionOpened, SpanOutput
 from peer.ipc.sampling_options import Sampling
 from peer.ipc.span import Span
+from swarm.inference.conduct import ServerConduct
 from swarm.inference.messages import (
     Allow,
     NeighbourLost,
@@ -35,6 +38,7 @@ from swarm.serving.server import BlockServer, ServedSpan
 from swarm.serving.uplink import UplinkRate
 
 SESSION = b"s" * 16
+MODEL = ModelConfig(hidden_size=8, layers=6, heads=2, kv_heads=2, intermediate_size=8, max_seq_len=100, vocab_size=100)
 
 
 class ScriptedFlow:
@@ -79,7 +83,7 @@ class ScriptedWorker:
 
 
 def scripted_session(
-    flows: dict[str, ScriptedFlow], chains: Sequence[tuple[str, str]], failed: set[str]
+    flows: dict[str, ScriptedFlow], chains: Sequence[tuple[str, str]], conduct: ServerConduct
 ) -> RemoteSession:
     """Return a session that is routed over these chains of two, one after the other, then the last one again."""
     routes = iter(chains)
@@ -87,7 +91,9 @@ def scripted_session(
     async def open_flow(peer: str) -> ScriptedFlow:
         return flows[peer]
 
-    def plan(kept: Any, avoids: bool = True, commit: Any = None, wire: Any = None) -> Any:
+    def plan(kept: Any, avoids: str = "absent", commit: Any = None, wire: Any = None, also: Any = ()) -> Any:
+        if also:
+            return None
         first, last = next(routes, chains[-1])
         return (Hop(first, 0, 3), Hop(last, 3, 6))
 
@@ -95,12 +101,14 @@ def scripted_session(
         plan=plan,
         commits=tuple,
         plan_newest=lambda avoids, wire: (plan(()), None),
-        failed=lambda peer, full=False: failed.add(peer),
+        conduct=conduct,
+        proven=Counter[str](),
+        computed=lambda route, pace: None,
         measured=lambda peer, rtt_s: None,
         missing=lambda refusal, wire: "none",
     )
     server_flows: Any = SimpleNamespace(open=open_flow, add=lambda s: None, remove=lambda s: None)
-    return RemoteSession(server_flows, servers, Sampling(), stops=(), context=100)
+    return RemoteSession(server_flows, servers, Sampling(), stops=(), model=MODEL)
 
 
 async def settled() -> None:
@@ -140,8 +148,8 @@ async def test_a_token_drawn_before_the_next_server_is_connected_is_sent_once_it
 async def test_a_token_that_comes_while_a_route_fails_is_kept() -> None:
     """The last server stays, and draws it only once."""
     flows = {peer: ScriptedFlow(peer) for peer in ("a", "b", "c", "last")}
-    failed = set[str]()
-    session = scripted_session(flows, [("a", "last"), ("b", "last"), ("c", "last")], failed)
+    conduct = ServerConduct()
+    session = scripted_session(flows, [("a", "last"), ("b", "last"), ("c", "last")], conduct)
 
     def answer(peer: str) -> Any:
         def hears(message: Any) -> None:
@@ -166,7 +174,7 @@ async def test_a_token_that_comes_while_a_route_fails_is_kept() -> None:
         flows["a"].is_open = False
         drawn = await anext(answers)
     assert (drawn.position, drawn.token) == (3, 41)
-    assert failed == {"a", "b"} and [hop.peer for hop in session.route] == ["c", "last"]
+    assert conduct.without("absent") == {"a", "b"} and [hop.peer for hop in session.route] == ["c", "last"]
     await answers.aclose()
 
 
@@ -174,7 +182,7 @@ async def test_what_was_lost_on_its_way_is_sent_again(autojump_clock: trio.testi
     """All servers answer and none has failed, but no token comes: the first one never got the last one's token, then
     the last one draws none."""
     flows = {peer: ScriptedFlow(peer) for peer in ("a", "last")}
-    session, haves = scripted_session(flows, [("a", "last")], set()), {"a": 0, "last": 0}
+    session, haves = scripted_session(flows, [("a", "last")], ServerConduct()), {"a": 0, "last": 0}
 
     def answer(peer: str) -> Any:
         flow: Any = flows[peer]
@@ -185,7 +193,8 @@ async def test_what_was_lost_on_its_way_is_sent_again(autojump_clock: trio.testi
             elif isinstance(message, PassTokens):  # what the client sends comes out at the last server
                 end = message.position + len(message.ids)
                 haves.update(a=end, last=end)
-                session.take(flow, TokenDrawn(session.id, session._revision, end, 40 + end))
+                last: Any = flows["last"]
+                session.take(last, TokenDrawn(session.id, session._revision, end, 40 + end))
             elif isinstance(message, Rewind):
                 session.take(flow, TokenDrawn(session.id, session._revision, message.position + 1, 50))
 

@@ -1,0 +1,110 @@
+"""Which server of a route is done without, after what it said, or did not say, in one answer."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Final
+
+from peer.errors import NetworkError
+from swarm.inference.client_view import ServersView
+from swarm.inference.messages import NeighbourLost, SessionRefused
+from swarm.inference.route import Route
+
+REFUSALS_MAX: Final = 3
+"""A server that has refused so often in one answer is at fault, or the one before it."""
+FRUITLESS_MAX: Final = 12
+"""So many routes in a row that give no token end an answer."""
+PAUSE_S, PAUSE_MAX_S = 0.25, 2.0
+"""Before the third route in a row, and at most."""
+_OF_WHAT_CAME: Final = ("shape", "value", "not_finite", "gap")
+
+
+class RouteJudge:
+    """Notes in what the client knows of the servers who has failed, and who has misbehaved. Each method returns the
+    server to drop from the route, None if all stay."""
+
+    def __init__(self, servers: ServersView, is_spare: Callable[[str], bool]) -> None:
+        """`is_spare`: whether there is a route without a server."""
+        self._servers, self._is_spare = servers, is_spare
+        self._refusals = Counter[str]()
+        self.gaps = self.stalls = self._tries = self._fruitless = 0
+        """Since the last token, as all of these: positions that were missing, and waits that were too long; routes that
+        were tried, and that were wired."""
+
+    def token_came(self) -> None:
+        """Note that the route gives tokens."""
+        self.gaps = self.stalls = self._tries = self._fruitless = 0
+
+    def pause_s(self) -> float:
+        """Return how long to wait before the next route is tried: the first two are at once."""
+        self._tries += 1
+        return 0.0 if self._tries <= 2 else min(PAUSE_S * 2.0 ** (self._tries - 3), PAUSE_MAX_S)
+
+    def check_fruitless(self, refusal: str) -> None:
+        """Note that a route is to be wired. Raises NetworkError after many that gave no token. `refusal`: the last
+        one."""
+        self._fruitless += 1
+        if self._fruitless > FRUITLESS_MAX:
+            raise NetworkError(f"no chain of servers gives a token ({refusal or 'no reason given'}): try again later")
+
+    def begin(self) -> None:
+        """Note that an answer begins."""
+        self._refusals.clear()
+
+    def failed(self, peer: str, full: bool = False) -> str:
+        """A server is gone, or says that it takes no session."""
+        self._servers.conduct.failed(peer, full)
+        return peer
+
+    def misbehaved(self, peer: str) -> str:
+        """A server did what no good one does."""
+        self._servers.conduct.misbehaved(peer)
+        return peer
+
+    def refused(self, route: Route, place: int, message: SessionRefused) -> str | None:
+        """A server refuses to go on."""
+        peer, cause = route[place].peer, message.cause
+        self._refusals[peer] += 1
+        too_often = self._refusals[peer] >= REFUSALS_MAX
+        if cause == "gap" and not too_often:
+            self.gaps += 1
+            return None
+        if cause in _OF_WHAT_CAME:  # so it says
+            if place == 0:
+                return self.misbehaved(peer)  # the client sends nothing wrong
+            return self._either(peer, route[place - 1].peer, usual=peer, is_gone=False)
+        if too_often:
+            return self.misbehaved(peer)
+        if cause == "commit":
+            self._servers.outdated()
+            return None
+        return self.failed(peer, full=cause == "full")
+
+    def lost(self, route: Route, place: int, message: NeighbourLost) -> str | None:
+        """A server says that it cannot reach the next one."""
+        peer, target = route[place].peer, route[(place + 1) % len(route)].peer
+        if message.peer != target:
+            return self.misbehaved(peer)
+        return self._either(peer, target, usual=target, is_gone=True) or self.failed(target)
+
+    def silent(self, route: Route) -> str | None:
+        """No token has come for long. The server that has computed least for this client goes, of equals the last
+        one."""
+        self.stalls += 1
+        proven = {hop.peer: (self._servers.proven[hop.peer], -place) for place, hop in enumerate(route)}
+        for hop in sorted(route, key=lambda hop: proven[hop.peer]):
+            if self._is_spare(hop.peer):
+                return self.misbehaved(hop.peer)
+        return None
+
+    def _either(self, accuser: str, accused: str, usual: str, is_gone: bool) -> str | None:
+        """One of two servers is at fault, the first of which complains of the other: it may lie. `usual`: the one to do
+        without if nothing else is known."""
+        conduct = self._servers.conduct
+        for peer in conduct.suspects(accuser, accused, usual):
+            if self._is_spare(peer):
+                if peer == accused:
+                    conduct.clear(accused)
+                return self.failed(peer) if is_gone else self.misbehaved(peer)
+        return None
