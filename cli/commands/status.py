@@ -19,7 +19,7 @@ from cli.combinations import check_one_source, refuse_beside
 from cli.homes import default_home
 from cli.options import home_option, invite_argument, read_invite
 from cli.run import end_unless_watched, run_until_stopped
-from cli.terminal.figures import NOTHING, number_text, several, size_text
+from cli.terminal.figures import NOTHING, held_out_text, number_text, several, size_text
 from cli.terminal.lines import say, say_json
 from cli.terminal.screen import drawn, live, screen, table_screen
 from cli.views.table import fitting
@@ -188,7 +188,7 @@ def _show_guests(seen: SwarmStatus) -> None:
 def _summary(seen: SwarmStatus) -> Text | str:
     """Return the run's progress in one sentence."""
     of = f" of {seen.rounds}" if seen.rounds else ""
-    loss = "" if seen.val_loss is None else f", last held-out loss {seen.val_loss:.3f}"
+    loss = "" if seen.val_loss is None else f", held-out loss {held_out_text(seen.val_loss, seen.val_round)}"
     if seen.method == "gossip" and seen.complete:
         return f"complete: round {seen.rounds} of {seen.rounds}, each home has its own weights{loss}"
     if seen.stages and seen.round is None:

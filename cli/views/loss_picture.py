@@ -43,8 +43,9 @@ class Losses:
         if event in _TRAINED and (loss := finite(fields.get("loss"))) is not None:
             self.training[number] = loss
         held_out = fields.get("loss") if event == "val_evaluated" else fields.get("val_loss")
-        if (loss := finite(held_out)) is not None:
-            self.held_out[number] = loss
+        measured = fields.get("val_round", number)  # what a coordinator is told may be of an earlier round
+        if (loss := finite(held_out)) is not None and isinstance(measured, int):
+            self.held_out[measured] = loss
 
     def __bool__(self) -> bool:
         return bool(self.training or self.held_out)

@@ -153,6 +153,8 @@ class MemberClaims(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds of its own work on one micro-batch."""
     loss: float | None = None
     val_loss: float | None = None
+    val_round: int | None = None
+    """The round of `val_loss`."""
     first: int | None = None
     """Of a server: its blocks, to before `end`."""
     end: int | None = None
