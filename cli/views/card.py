@@ -116,7 +116,7 @@ def _pace(view: ViewState, now: float) -> list[Part]:
 
 
 def _held_out(view: ViewState, row: Row | None = None) -> list[Part]:
-    last = max(view.val_losses, default=None)
+    last = max(view.val_losses, default=-1)
     loss, measured = (row.val_loss, row.val_round) if row is not None else (view.val_losses.get(last), last)
     return [f"held out {held_out_text(loss, measured)}"] * (number_text(loss) != NOTHING)
 

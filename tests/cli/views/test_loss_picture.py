@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cli.views.loss_picture import PICTURE, draw_home, draw_losses, leave_picture, losses_in
+from cli.progress.losses import losses_in
+from cli.views.loss_picture import PICTURE, draw_home, draw_losses, leave_picture
 from peer.errors import ConfigError, ResourceError
 from peer.events import EventLog
 from peer.plain_text import plain
