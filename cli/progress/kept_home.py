@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from contextlib import suppress
 from pathlib import Path
@@ -89,6 +90,8 @@ class _Log:
         self._losses = Losses()
 
     def take(self, at: float, event: str, fields: dict[str, object]) -> None:
+        if not math.isfinite(at):
+            return
         self.last_at = at
         self._losses.take(event, fields)
         number, stage = fields.get("round"), fields.get("stage")

@@ -31,7 +31,7 @@ _BESIDE: Final = 3  # a rule, and a space on either side of the text
 
 
 def live_view(view: ViewState, width: int) -> RenderableType:
-    """Return the table for a terminal of `width` columns, and the notes and the footer below it."""
+    """Return the table for a terminal of `width` columns, the pinned line above it and the notes below."""
     rows = list(view.rows.values())
     if len(rows) == 1 and (rows[0].role != "coordinator" or view.groups.keys() <= {None}):
         table: RenderableType = peer_card(view, rows[0])
@@ -39,8 +39,8 @@ def live_view(view: ViewState, width: int) -> RenderableType:
         peers = [row for row in rows if row.role != "coordinator"]
         several = _peers(view.title, peers, width) if peers else _groups(view) if view.groups else Text(view.title)
         table = Group(several, run_card(view))
-    footer = [Text(view.footer)] if view.footer else []
-    return Group(table, *(Text(note, style="dim") for note in view.notes), *footer)
+    pinned = [Text(view.pinned)] if view.pinned else []  # on top: a terminal that is too low cuts the end
+    return Group(*pinned, table, *(Text(note, style="dim") for note in view.notes))
 
 
 def _peers(title: str, rows: Iterable[Row], width: int) -> Table:
