@@ -57,8 +57,8 @@ def test_its_address_stays_on_the_screen_while_the_view_is_redrawn(peers: int) -
                 progress.apply(f"peer-{peer}", "state_progress", 1.0, {"done_bytes": 1, "size_bytes": 4})
             progress.note(f"added peer-{number}")
             display.update(live_view(progress, 80), refresh=True)
-    terminal = Terminal(80)
-    terminal.write(written.getvalue().replace("\n", "\r\n").encode())
+        terminal = Terminal(80)
+        terminal.write(written.getvalue().replace("\n", "\r\n").encode())
     seen = [row.rstrip() for row in terminal.rows[-LINES:]]
     assert seen.count("monitor: http://127.0.0.1:8081/") == 1, seen
     assert any("peer-2" in row for row in seen)
