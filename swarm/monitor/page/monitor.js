@@ -137,6 +137,7 @@ function drawMap() {
   part("map-title").textContent = model ? "Blocks" : state.stages.length > 1 ? "Stages" : "Group";
   const cards = model ? state.blocks.map(blockCard) : state.stages.map(stageCard);
   part("map").replaceChildren(...cards);
+  part("map-part").hidden = !cards.length;
 }
 
 const pair = (up, down) => (up || down ? `${up || "–"} / ${down || "–"}` : "");
@@ -263,7 +264,7 @@ function beat() {
     part("live").textContent = `as of ${moment(received / 1000)}${seconds > 300 ? `, ${age(seconds)} ago` : ""}`;
     return;
   }
-  part("live").textContent = seconds > 30 ? `no news for ${age(seconds)}` : "live";
+  part("live").textContent = seconds > 30 ? `no news for ${age(seconds)}` : state.monitor.failure ? "tries on" : "live";
 }
 
 // What is remembered, of the span that is chosen.
