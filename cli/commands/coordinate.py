@@ -257,7 +257,7 @@ def _run(config: CoordinatorConfig, track: str | None, as_json: bool, tied: bool
             say(caution, err=True)
         say("To take part, run on another machine:", "", err=True)
         say(f"peer join {text}", "", uncut=True)
-        progress.footer = f"The invite stands in {Home(config.home).invite}; Ctrl-C stops."
+        progress.pinned = f"The invite stands in {Home(config.home).invite}; Ctrl-C stops."
 
     progress = Progress(f"coordinator   home {config.home}")
     feed = EventFeed()

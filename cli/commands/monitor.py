@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from swarm.monitor.collector import MonitorCollector, MonitorTarget
     from swarm.monitor.head_chain import HeadChain
     from swarm.monitor.history.memory import History
-    from swarm.monitor.state import MonitorState
+    from swarm.monitor.state import KeptHome, MonitorState
     from swarm.web.listening import ListenAddress
 
 _TOKEN_BYTES = 18
@@ -116,7 +117,8 @@ class _Monitor:
         from swarm.web.listening import serve_http
 
         async with open_history(self._out.db, self._target.invite.run_id) as history, trio.open_nursery() as nursery:
-            collector = MonitorCollector(self._target, remember=partial(self._remember, history))
+            remember = partial(self._remember, history)
+            collector = MonitorCollector(self._target, remember=remember, read_home=self._read_home)
             app = monitor_app(collector, Access(self._token, self._address.name), history)
             nursery.start_soon(collector.run)
             if self._out.folder is not None:
@@ -126,6 +128,12 @@ class _Monitor:
             if self._out.notify is not None:
                 nursery.start_soon(MonitorNotices(self._out.notify, collector, self._not_told).run)
             await serve_http(app, self._address, self._listening)
+
+    def _read_home(self) -> KeptHome | None:
+        from cli.progress.kept_home import kept_home
+
+        home, run_id = self._target.home, self._target.invite.run_id
+        return kept_home(home or default_home(run_id[:12]), run_id, time.time())
 
     async def _remember(self, history: History, state: MonitorState, chains: Sequence[HeadChain]) -> None:
         """Write a reading to the history, and say once what keeps it from that."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -19,11 +20,11 @@ from cli.combinations import check_one_source, refuse_beside
 from cli.homes import default_home
 from cli.options import home_option, invite_argument, read_invite
 from cli.run import end_unless_watched, run_until_stopped
-from cli.terminal.figures import NOTHING, number_text, several, size_text
+from cli.terminal.figures import NOTHING, held_out_text, number_text, several, size_text
 from cli.terminal.lines import say, say_json
 from cli.terminal.screen import drawn, live, screen, table_screen
 from cli.views.table import fitting
-from peer.errors import ConfigError
+from peer.errors import ConfigError, NetworkError
 from peer.plain_text import plain
 from swarm.rounds.trainers.trained_rounds import REMEDY
 
@@ -69,14 +70,39 @@ def status(invite: str | None, home: Path | None, guests: bool, watch: bool, plo
     from swarm.run.invite import read_saved_invite
 
     opened = read_invite(invite) if invite is not None else read_saved_invite(home or Path())
-    if watch:
-        run_until_stopped(lambda: _watch(opened, home, guests, as_json))
-    else:
-        _tell(run_until_stopped(lambda: read_any_status(opened, home)), guests, as_json)
+
+    async def show() -> None:
+        try:
+            if watch:
+                await _watch(opened, home, guests, as_json)
+            else:
+                _tell(await read_any_status(opened, home), guests, as_json)
+        except NetworkError:
+            _tell_kept(home or default_home(opened.run_id[:12]), opened.run_id, as_json)
+            raise
+
+    run_until_stopped(show)
+
+
+def _tell_kept(home: Path, run_id: str, as_json: bool) -> None:
+    """Print what the home keeps of a run whose peers do not answer; nothing where it keeps nothing."""
+    from cli.progress.kept_home import kept_home
+    from cli.views.kept_home import kept_lines
+
+    kept = kept_home(home, run_id, time.time())
+    if kept is None:
+        return
+    if as_json:
+        say_json({"run_id": run_id, "home": msgspec.to_builtins(kept)}, uncut=True)
+        return
+    console = table_screen()
+    for line in kept_lines(kept, kept.at):
+        console.print(Text(line))
 
 
 def _plot(home: Path, file: Path) -> None:
-    from cli.views.loss_picture import draw_home, losses_in
+    from cli.progress.losses import losses_in
+    from cli.views.loss_picture import draw_home
 
     losses = losses_in(home)
     if not losses:
@@ -188,7 +214,7 @@ def _show_guests(seen: SwarmStatus) -> None:
 def _summary(seen: SwarmStatus) -> Text | str:
     """Return the run's progress in one sentence."""
     of = f" of {seen.rounds}" if seen.rounds else ""
-    loss = "" if seen.val_loss is None else f", last held-out loss {seen.val_loss:.3f}"
+    loss = "" if seen.val_loss is None else f", held-out loss {held_out_text(seen.val_loss, seen.val_round)}"
     if seen.method == "gossip" and seen.complete:
         return f"complete: round {seen.rounds} of {seen.rounds}, each home has its own weights{loss}"
     if seen.stages and seen.round is None:

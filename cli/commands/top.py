@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ import msgspec
 import trio
 
 from cli.combinations import check_one_source
+from cli.homes import default_home
 from cli.options import home_option, invite_argument, read_invite
 from cli.run import end_unless_watched, run_until_stopped
 from cli.terminal.lines import say_json
@@ -18,7 +20,7 @@ from cli.views.monitor_view import monitor_view
 
 if TYPE_CHECKING:
     from swarm.monitor.collector import MonitorCollector
-    from swarm.monitor.state import MonitorState
+    from swarm.monitor.state import KeptHome, MonitorState
 
 _LINES_ONCE = 10_000  # what is printed once may be as long as it is
 
@@ -38,7 +40,12 @@ def top(invite: str | None, home: Path | None, once: bool, as_json: bool) -> Non
     from swarm.run.invite import read_saved_invite
 
     opened = read_invite(invite) if invite is not None else read_saved_invite(home or Path())
-    collector = MonitorCollector(MonitorTarget(opened, home))
+    from cli.progress.kept_home import kept_home
+
+    def read_home() -> KeptHome | None:
+        return kept_home(home or default_home(opened.run_id[:12]), opened.run_id, time.time())
+
+    collector = MonitorCollector(MonitorTarget(opened, home), read_home=read_home)
     if once or not (as_json or screen().is_terminal):
         _print(run_until_stopped(collector.once), as_json)
     else:

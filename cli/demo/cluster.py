@@ -58,7 +58,7 @@ class LocalCluster:
         self.wait(START_S, "the coordinator prints its invite", self._invite.exists)
         if self._monitor is not None:
             self._monitor.begin(self._invite)
-            self.progress.note(f"monitor: {self._monitor.address()}")
+            self.progress.pin(f"monitor: {self._monitor.address()}")
 
     def _coordinate(self) -> list[str]:
         return ["coordinate", str(self._home / "run.toml"), *LOOPBACK]

@@ -88,6 +88,8 @@ class Row:
     loss: float | None = None
     """Of the last round or step; None where that has none that is a number."""
     val_loss: float | None = None
+    val_round: int | None = None
+    """The round of `val_loss`; None where that is not told."""
     curve: LossCurve = field(default_factory=LossCurve)
     """Of the training loss, since this process began."""
     device: tuple[str, ...] = ()

@@ -50,7 +50,8 @@ def _members_told(view: ViewState, row: Row, at: float, fields: Fields) -> None:
         row.curve.add(row.loss)
         view.loss_curve.add(row.loss)
     if (held_out := finite(fields.get("val_loss"))) is not None:
-        row.val_loss = held_out
+        row.val_loss, told = held_out, fields.get("val_round")
+        row.val_round = None if told is None else int(told)
     row.steps_per_s = float(fields["steps_per_s"])
     row.bytes_up, row.bytes_down = int(fields["bytes_up"]), int(fields["bytes_down"])
 

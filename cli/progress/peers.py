@@ -131,6 +131,7 @@ def _corpus_read(view: ViewState, row: Row, at: float, fields: Fields) -> None:
 
 def _val_evaluated(view: ViewState, row: Row, at: float, fields: Fields) -> None:
     number, row.val_loss = int(fields["round"]), finite(fields.get("loss"))
+    row.val_round = number
     if row.val_loss is None:
         view.note(f"{row.name} measured a held-out loss of NaN or infinity after round {number}: {REMEDY}")
     view.val_losses.setdefault(number, math.nan if row.val_loss is None else row.val_loss)

@@ -66,8 +66,8 @@ class ViewState:
     """Newest round by stage."""
     missed: set[str] = field(default_factory=set)
     """Ids of peers that another peer no longer hears."""
-    footer: str = ""
-    """A line that stands below the notes."""
+    pinned: str = ""
+    """A line that stands above the table, where the view is never cut."""
     now: Callable[[], float] = time.time
     """Unix time, from which what is left of a round is counted."""
     say: Callable[[str], None] | None = None
@@ -91,6 +91,12 @@ class ViewState:
         self.notes.append(stamped)
         if self.say is not None:
             self.say(stamped)
+
+    def pin(self, text: str) -> None:
+        """Keep a line in sight, above the table. Where there is no terminal to redraw it is said once."""
+        self.pinned = text
+        if self.say is not None:
+            self.say(text)
 
     @property
     def round(self) -> int:

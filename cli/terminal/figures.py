@@ -46,6 +46,12 @@ def duration_text(seconds: float) -> str:
     return f"{hours // 24} d {hours % 24} h" if hours < 240 else f"{hours // 24} d"
 
 
+def held_out_text(value: float | None, measured: int | None) -> str:
+    """Return a held-out loss with the round that it was `measured` in, as another loss beside it is of a later one."""
+    of = "" if measured is None or number_text(value) == NOTHING else f" (round {measured})"
+    return f"{number_text(value)}{of}"
+
+
 def number_text(value: float | None) -> str:
     """Return a loss with three digits; "-" where there is none that is a number."""
     return NOTHING if value is None or not math.isfinite(value) else f"{value:.3f}"

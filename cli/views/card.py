@@ -11,7 +11,7 @@ from rich.text import Text
 from cli.progress.facts import GroupRow, Row
 from cli.progress.state import ViewState
 from cli.terminal.fact_lines import FactLines, Part
-from cli.terminal.figures import NOTHING, duration_text, number_text, several, size_text
+from cli.terminal.figures import NOTHING, duration_text, held_out_text, number_text, several, size_text
 
 _BAR: Final = 20
 _SPARK: Final = 24
@@ -116,8 +116,9 @@ def _pace(view: ViewState, now: float) -> list[Part]:
 
 
 def _held_out(view: ViewState, row: Row | None = None) -> list[Part]:
-    losses = [row.val_loss] if row is not None else [view.val_losses[max(view.val_losses)]] if view.val_losses else []
-    return [f"held-out {number_text(loss)}" for loss in losses if number_text(loss) != NOTHING]
+    last = max(view.val_losses, default=-1)
+    loss, measured = (row.val_loss, row.val_round) if row is not None else (view.val_losses.get(last), last)
+    return [f"held out {held_out_text(loss, measured)}"] * (number_text(loss) != NOTHING)
 
 
 def _speed(view: ViewState, row: Row) -> list[Part]:

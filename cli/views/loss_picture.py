@@ -4,62 +4,16 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from cli.progress.event_tail import EventTail
-from cli.progress.facts import finite
+from cli.progress.losses import Losses, losses_in
 from peer.errors import BarnraiseError, ConfigError, ResourceError
 from peer.plain_text import plain
 
 PICTURE: Final = "loss.png"
 _NAME_CHARS_MAX: Final = 70
-_LOGS: Final = ("events.1.jsonl", "events.jsonl")  # the older one first
 _FORMATS: Final = (".png", ".svg", ".pdf")
-_TRAINED: Final = ("round_committed", "gossip_met", "gossip_alone", "members_told")
-
-
-@dataclass
-class Losses:
-    """Losses by round, as one process has seen them."""
-
-    training: dict[int, float] = field(default_factory=dict)
-    held_out: dict[int, float] = field(default_factory=dict)
-    run: str = ""
-    """The run's name, which its owner wrote."""
-    in_bytes: bool = True
-    """Whether the run reads text as bytes, so that both are in the same unit."""
-
-    def take(self, event: str, fields: Mapping[str, Any]) -> None:
-        """Take in an event."""
-        if event == "run_entered":
-            self.run = str(fields.get("name", ""))
-            self.in_bytes = fields.get("tokenizer", "bytes") == "bytes"
-        number = fields.get("round")
-        if not isinstance(number, int):
-            return
-        if event in _TRAINED and (loss := finite(fields.get("loss"))) is not None:
-            self.training[number] = loss
-        held_out = fields.get("loss") if event == "val_evaluated" else fields.get("val_loss")
-        if (loss := finite(held_out)) is not None:
-            self.held_out[number] = loss
-
-    def __bool__(self) -> bool:
-        return bool(self.training or self.held_out)
-
-
-def losses_in(home: Path) -> Losses:
-    """Return what the event log in `home` tells of the losses, in all sessions that it still holds."""
-    losses = Losses()
-    for log in _LOGS:
-        tail = EventTail(home / log)
-        with suppress(OSError):  # what cannot be read tells of none
-            for _, event, fields in tail.poll():
-                losses.take(event, fields)
-        tail.close()
-    return losses
 
 
 def leave_picture(home: Path, say: Callable[[str], None]) -> None:

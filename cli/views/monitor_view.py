@@ -10,6 +10,7 @@ from rich.console import Group
 from rich.text import Text
 
 from cli.terminal.figures import NOTHING, number_text, several, size_text
+from cli.views.kept_home import kept_lines
 from peer.plain_text import plain
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ def monitor_view(state: MonitorState, width: int, height: int) -> Group:
     """Return the view in at most `height` lines of at most `width` columns."""
     width = max(20, width)
     top = [_title(state), *_verdict(state.verdict, width), *_alert_lines(state, width)]
+    if state.home is not None:
+        top += [Text(line) for line in kept_lines(state.home, time.time())]
     stages = _block_lines(state) if state.kind == "model" else _stage_lines(state)
     rounds, log = _round_lines(state), _log_lines(state)
     members = _member_lines(state)

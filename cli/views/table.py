@@ -12,26 +12,26 @@ from rich.text import Text
 
 from cli.progress.facts import GroupRow, Row
 from cli.progress.state import ViewState
-from cli.terminal.figures import NOTHING, number_text, size_text
+from cli.terminal.figures import NOTHING, held_out_text, number_text, size_text
 from cli.views.card import peer_card, run_card
 
-_WHOLE: Final = ("peer", "round", "members", "phase", "loss", "held-out", "up", "down", "state")
-_PIPELINE: Final = ("peer", "stage", "round", "batch/s", "queue", "phase", "loss", "held-out")  # 80 columns wide
+_WHOLE: Final = ("peer", "round", "members", "phase", "loss", "held out", "up", "down", "state")
+_PIPELINE: Final = ("peer", "stage", "round", "batch/s", "queue", "phase", "loss", "held out")  # 80 columns wide
 _LEFT: Final = ("peer", "phase", "state")
 _WRAPPED: Final = ("peer", "phase")
 _LEAST: Final = {
-    "peer": 4, "phase": 9, "state": 8, "round": 5, "members": 7, "loss": 5, "held-out": 8, "up": 8, "down": 8,
+    "peer": 4, "phase": 9, "state": 8, "round": 5, "members": 7, "loss": 5, "held out": 8, "up": 8, "down": 8,
     "stage": 5, "batch/s": 7, "queue": 5,
 }  # fmt: skip
 """Columns of the terminal that a cell needs."""
-_FIRST_TO_GO: Final = ("down", "up", "state", "queue", "batch/s", "members", "held-out", "loss", "stage")
+_FIRST_TO_GO: Final = ("down", "up", "state", "queue", "batch/s", "members", "held out", "loss", "stage")
 """What a narrow terminal does not show. Peer, round and phase always stay."""
 _LONGEST_NAME: Final = 14
 _BESIDE: Final = 3  # a rule, and a space on either side of the text
 
 
 def live_view(view: ViewState, width: int) -> RenderableType:
-    """Return the table for a terminal of `width` columns, and the notes and the footer below it."""
+    """Return the table for a terminal of `width` columns, the pinned line above it and the notes below."""
     rows = list(view.rows.values())
     if len(rows) == 1 and (rows[0].role != "coordinator" or view.groups.keys() <= {None}):
         table: RenderableType = peer_card(view, rows[0])
@@ -39,8 +39,8 @@ def live_view(view: ViewState, width: int) -> RenderableType:
         peers = [row for row in rows if row.role != "coordinator"]
         several = _peers(view.title, peers, width) if peers else _groups(view) if view.groups else Text(view.title)
         table = Group(several, run_card(view))
-    footer = [Text(view.footer)] if view.footer else []
-    return Group(table, *(Text(note, style="dim") for note in view.notes), *footer)
+    pinned = [Text(view.pinned)] if view.pinned else []  # on top: a terminal that is too low cuts the end
+    return Group(*pinned, table, *(Text(note, style="dim") for note in view.notes))
 
 
 def _peers(title: str, rows: Iterable[Row], width: int) -> Table:
@@ -48,7 +48,8 @@ def _peers(title: str, rows: Iterable[Row], width: int) -> Table:
     rows = list(rows)
     pipelined = any(row.pipelined for row in rows)
     named = min(_LONGEST_NAME, max((len(row.name) for row in rows), default=0))
-    least = {**_LEAST, "peer": max(_LEAST["peer"], named)}
+    held_out = max((len(_cells(row)["held out"]) for row in rows), default=0)
+    least = {**_LEAST, "peer": max(_LEAST["peer"], named), "held out": max(_LEAST["held out"], held_out)}
     columns = fitting(_PIPELINE if pipelined else _WHOLE, least, width)
     table = Table(title=title, title_justify="left", expand=False, box=SIMPLE_HEAD if pipelined else HEAVY_HEAD)
     for column in columns:
@@ -104,7 +105,7 @@ def _cells(row: Row) -> dict[str, str]:
         "members": str(row.members or ""),
         "phase": row.gone or _phase(row),
         "loss": number_text(row.loss),
-        "held-out": number_text(row.val_loss),
+        "held out": held_out_text(row.val_loss, row.val_round),
         "up": size_text(row.bytes_up),
         "down": size_text(row.bytes_down),
         "state": row.state_hash[:8],

@@ -43,6 +43,8 @@ class MemberStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Inner steps a second."""
     loss: float | None
     val_loss: float | None
+    val_round: int | None = None
+    """The round of `val_loss`; None where the peer does not say."""
     steps: int
     """Inner steps of the last round that the peer has trained."""
     skipped: int
@@ -124,6 +126,8 @@ class SwarmStatus(msgspec.Struct, frozen=True, kw_only=True):
     method: str
     tokens: int
     val_loss: float | None
+    val_round: int | None = None
+    """The round of `val_loss`."""
     peers: list[MemberStatus]
     stages: list[StageStatus]
     """Empty where the model is not cut into stages."""
@@ -204,8 +208,9 @@ def picture(
 
     peers = [_member(peer, record, in_head(peer, record), now) for peer, record in records.items()]
     peers.sort(key=lambda status: (_ROLES.index(status.role), status.stage, status.name, status.peer))
-    # The lowest of those that are furthest: a peer goes on publishing an old measurement.
-    measured = [(record.round, -record.val_loss) for record in records.values() if record.val_loss is not None]
+    # The lowest of the latest: a peer goes on publishing an old measurement.
+    measured = [(r.val_round, r.round, -r.val_loss) for r in records.values() if r.val_loss is not None]
+    val_round, _, val_loss = max(measured, default=(-1, -1, 0.0))
     authority = records.get(manifest.authority)
     stages = [
         _stage(manifest, stage, records.values(), candidate, authority, now) for stage, candidate in enumerate(best)
@@ -234,7 +239,8 @@ def picture(
         kept=authority is not None and authority.phase == COMPLETE,
         method=str(manifest.outer.__struct_config__.tag),
         tokens=tokens,
-        val_loss=-max(measured)[1] if measured else None,
+        val_loss=-val_loss if measured else None,
+        val_round=_known(val_round),
         peers=peers,
         stages=stages if manifest.stages > 1 else [],
         shares=shares_of(manifest, best, records),
@@ -265,19 +271,24 @@ def _is_complete(manifest: Manifest, round_: int | None, records: Sequence[Membe
     return 0 < rounds <= (-1 if round_ is None else round_)
 
 
+def _known(number: int) -> int | None:
+    return number if number >= 0 else None
+
+
 def _member(peer: str, record: MemberRecord, in_head: bool, now: float) -> MemberStatus:
     return MemberStatus(
         peer=peer,
         name=record.name,
         role=record.role,
         version=record.version,
-        round=record.round if record.round >= 0 else None,
+        round=_known(record.round),
         phase=record.phase,
         state_hash=record.state_hash.hex(),
         in_head=in_head,
         speed=record.speed,
         loss=record.loss,
         val_loss=record.val_loss,
+        val_round=_known(record.val_round),
         steps=record.steps,
         skipped=record.skipped,
         bytes_up=record.bytes_up,

@@ -38,18 +38,20 @@ def news_since(told: Mapping[str, Field], news: Mapping[str, Field]) -> dict[str
 
 def summed_up(view: Mapping[str, MemberRecord]) -> dict[str, Field]:
     """Return the newest round that a peer that trains has finished, and of those that stand there the mean loss and the
-    lowest held-out loss; of all that train the steps and bytes. Empty before the first round."""
+    lowest of the latest held-out losses; of all that train the steps and bytes. Empty before the first round."""
     records = [record for record in view.values() if record.role in TRAINING]
     newest = max((record.round for record in records), default=0)
     if newest < 1:
         return {}
     there = [record for record in records if record.round == newest]
     losses = [record.loss for record in there if record.loss is not None]
-    held_out = [record.val_loss for record in there if record.val_loss is not None]
+    held_out = [(record.val_round, -record.val_loss) for record in there if record.val_loss is not None]
+    val_round, val_loss = max(held_out, default=(-1, 0.0))
     return {
         "round": newest,
         "loss": round(fmean(losses), 4) if losses else None,
-        "val_loss": round(min(held_out), 4) if held_out else None,
+        "val_loss": round(-val_loss, 4) if held_out else None,
+        "val_round": val_round if val_round >= 0 else None,
         "peers": len(records),
         "steps_per_s": round(sum(record.speed for record in records), 2),
         "bytes_up": sum(record.bytes_up for record in records),

@@ -98,6 +98,8 @@ class MemberRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Inner steps of the last round that the peer has trained, those that were skipped included."""
     skipped: Steps = 0
     """Of these the ones whose loss or gradient was NaN or infinite: they have changed nothing."""
+    val_round: Round = -1
+    """The round of `val_loss`: most rounds are not measured. -1: not told."""
     credential: Chain = ()
     """In a closed run, what makes the peer a member."""
 
@@ -198,6 +200,7 @@ class _Measured(Protocol):
     speed: float
     trained: TrainedRounds
     val_loss: float | None
+    val_round: int
 
 
 def measured_record(record: MemberRecord, trainer: _Measured) -> MemberRecord:
@@ -208,6 +211,7 @@ def measured_record(record: MemberRecord, trainer: _Measured) -> MemberRecord:
         speed=trainer.speed,
         loss=last.loss,
         val_loss=finite_loss(trainer.val_loss),
+        val_round=trainer.val_round,
         steps=min(last.steps, STEPS_MAX),
         skipped=min(last.skipped, STEPS_MAX),
     )

@@ -32,7 +32,7 @@ from swarm.monitor.member_events import MemberEvents
 from swarm.monitor.model_state import ModelView, model_state
 from swarm.monitor.record_history import RecordHistory
 from swarm.monitor.run_state import RunView, run_state
-from swarm.monitor.state import MonitorState, Verdict, Watch
+from swarm.monitor.state import KeptHome, MonitorState, Verdict, Watch
 from swarm.monitor.told_counts import ToldCounts
 from swarm.run.invite import Invite
 from swarm.run.manifest import AnyManifest, Manifest, ServedModelManifest
@@ -43,6 +43,8 @@ READING_S: Final = 40.0
 AGAIN_S: Final = 5.0
 REOPEN_AFTER: Final = 12
 """After so many readings without any answer the connection is opened again."""
+
+_OVER: Final = "the last round is in the home: make the model with `peer export --home DIR --out DIR`"
 
 Remember = Callable[[MonitorState, Sequence[HeadChain]], Awaitable[None]]
 """Takes each state, with the chain of each stage, before it is shown: what follows from a state finds it remembered."""
@@ -60,9 +62,15 @@ class MonitorCollector:
     """The state of one run or served model, kept up to date. `run` ends only by an error that waiting does not mend."""
 
     def __init__(
-        self, target: MonitorTarget, clock: Callable[[], float] = time.time, remember: Remember | None = None
+        self,
+        target: MonitorTarget,
+        clock: Callable[[], float] = time.time,
+        remember: Remember | None = None,
+        read_home: Callable[[], KeptHome | None] | None = None,
     ) -> None:
-        self._target, self._clock, self._remember = target, clock, remember
+        """`read_home` blocks, and returns what a home keeps of the run; it is asked once the run is not reached."""
+        self._target, self._clock, self._remember, self._read_home = target, clock, remember, read_home
+        self._kept: KeptHome | None = None
         self._watch = Watch(started_at=clock(), readings=0, failed=0, last_success=None, reading_s=None)
         self._manifest: AnyManifest | None = None
         self.chains: list[HeadChain] = []
@@ -184,6 +192,8 @@ class MonitorCollector:
     async def _failed(self, error: BarnraiseError) -> None:
         self._watch = replace(self._watch, failed=self._watch.failed + 1, failure=why_not(error), lies=self._lies)
         self._silent += 1
+        if self._kept is None and self._read_home is not None and not self._watch.readings:
+            self._kept = await trio.to_thread.run_sync(self._read_home)
         await self._publish(self._unreached(why_not(error)))
 
     def _unreached(self, why: str) -> MonitorState:
@@ -191,14 +201,19 @@ class MonitorCollector:
         remedy = "start the coordinator or a member again; `peer doctor INVITE` says what fails. This monitor tries on"
         verdict = Verdict(level="unknown", word="not reached", reason=why, remedy=remedy, basis=("seen",))
         if self._manifest is None or self._watch.readings == 0:
-            run_id = self._target.invite.run_id
+            kept = self._kept
+            if kept is not None:
+                reason = f"{why}; what the home keeps is shown, which is of the past"
+                remedy = _OVER if kept.rounds and kept.round == kept.rounds else remedy
+                verdict = replace(verdict, reason=reason, remedy=remedy)
             return MonitorState(
                 kind="unknown",
                 at=self._clock(),
-                run_id=run_id,
-                name="",
-                open=False,
+                run_id=self._target.invite.run_id,
+                name=kept.name if kept is not None else "",
+                open=kept is not None and kept.open,
                 verdict=verdict,
+                home=kept,
                 monitor=self._watch,
             )
         return replace(self.state, verdict=verdict, monitor=self._watch)

@@ -52,6 +52,7 @@ _OWN: Final[dict[str, Words]] = {  # of the peer that tells: its name comes firs
         f"finds that what {who(f.get('peer'))} sent in round {f.get('round')} makes the loss worse"
         + (", and leaves it out where it leads" if f.get("left_out") else "")
     ),
+    "head_seen": lambda who, f: f"sees that round {f.get('round')}{_of(f)} is committed",
     "merge_failed": lambda who, f: f"could not merge round {f.get('round')}",
     "move_finished": lambda who, f: f"is at stage {f.get('target')}",
     "move_started": lambda who, f: f"moves from stage {f.get('source')} to stage {f.get('target')}",
@@ -60,6 +61,7 @@ _OWN: Final[dict[str, Words]] = {  # of the peer that tells: its name comes firs
     "pipeline_redispatched": lambda who, f: f"sent {f.get('samples')} samples again that a stage has lost",
     "pipeline_resumed": lambda who, f: f"goes on: stage {f.get('stage')} is served again",
     "pipeline_waiting": lambda who, f: f"waits for stage {f.get('stage')}",
+    "round_committed": lambda who, f: f"has committed round {f.get('round')}{_of(f)}",
     "round_discarded": lambda who, f: f"discarded its work for round {f.get('round')}",
     "run_finished": lambda who, f: f"is done with round {f.get('round')}",
     "stage_restored": lambda who, f: f"brought stage {f.get('stage')} back from a backup of round {f.get('round')}",
@@ -70,6 +72,8 @@ _OWN: Final[dict[str, Words]] = {  # of the peer that tells: its name comes firs
     "worker_died": lambda who, f: "lost its worker process, and replaces it",
     "worker_failed": lambda who, f: f"had its worker fail in round {f.get('round')}",
 }
+WORDED: Final = frozenset({*_SHARED, *_OWN})
+"""The events that the log has words for."""
 
 
 def names_told(told: Mapping[str, Sequence[ToldEvent]]) -> dict[str, str]:

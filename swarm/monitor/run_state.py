@@ -251,6 +251,7 @@ def _claims(view: RunView, status: MemberStatus) -> MemberClaims:
         service_s=status.service_s or None,
         loss=status.loss,
         val_loss=status.val_loss,
+        val_round=status.val_round,
     )
 
 

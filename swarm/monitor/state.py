@@ -153,6 +153,8 @@ class MemberClaims(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds of its own work on one micro-batch."""
     loss: float | None = None
     val_loss: float | None = None
+    val_round: int | None = None
+    """The round of `val_loss`."""
     first: int | None = None
     """Of a server: its blocks, to before `end`."""
     end: int | None = None
@@ -239,6 +241,48 @@ class LogLine(msgspec.Struct, frozen=True, kw_only=True):
     tellers: tuple[str, ...]
 
 
+class KeptHead(msgspec.Struct, frozen=True, kw_only=True):
+    """The last head of a stage that a home keeps with its proof."""
+
+    stage: int
+    round: int
+    term: int
+    head: str
+    state_hash: str
+    tokens: int
+    members: tuple[str, ...]
+    """Their ids."""
+    at: float | None
+    """When this home's peer came to it, by its log; None where the log does not say."""
+
+
+class KeptHome(msgspec.Struct, frozen=True, kw_only=True):
+    """What a home on this machine keeps of a run or served model. It stands in for peers that do not answer, and is of
+    the past: times are Unix times."""
+
+    kind: Literal["run", "model"]
+    run_id: str
+    name: str
+    open: bool
+    rounds: int = 0
+    """The run's last round; 0: none is set."""
+    at: float
+    """When the home was read."""
+    written_at: float | None
+    """When its peer wrote its last event; None without one."""
+    in_use: bool
+    """Whether a process runs from it."""
+    round: int | None = None
+    """The furthest round of `heads`; in a run without common heads, the peer's own."""
+    heads: tuple[KeptHead, ...] = ()
+    """Of the stages of which it has one, proved by the signatures beside it."""
+    losses: tuple[LossPoint, ...] = ()
+    """By the home's log: of the last rounds, and the last held-out loss."""
+    log: tuple[LogLine, ...] = ()
+    names: dict[str, str] = {}
+    """The name that each peer claimed."""
+
+
 class Watch(msgspec.Struct, frozen=True, kw_only=True):
     """How the monitor itself does."""
 
@@ -286,4 +330,6 @@ class MonitorState(msgspec.Struct, frozen=True, kw_only=True):
     """The gravest first."""
     help_wanted: str = ""
     """Where one more machine would help most, in words; empty where that is not known."""
+    home: KeptHome | None = None
+    """What the home keeps, while the run was not reached; None once it was: then nothing here is of the past."""
     monitor: Watch

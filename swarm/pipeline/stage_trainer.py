@@ -62,6 +62,7 @@ class StageTrainer(WeightSync):
         self.speed = 0.0
         self.trained = TrainedRounds(server.host.events)
         self.val_loss: float | None = None
+        self.val_round = -1
         self.validate_round: int | None = None
         self._source, self._held_out = source, held_out
         self._cut_short = False
@@ -116,7 +117,7 @@ class StageTrainer(WeightSync):
             return
         ended = trio.current_time()
         self._validates_from = ended + (ended - began) / VALIDATION_SHARE
-        self.val_loss = math.fsum(losses) / len(losses) / self._held_out.bytes_per_token
+        self.val_loss, self.val_round = math.fsum(losses) / len(losses) / self._held_out.bytes_per_token, number
         self._events.emit("val_evaluated", round=number, loss=finite_loss(self.val_loss))
 
     # -- events of the stage -----------------------------------------------------------------------------------------

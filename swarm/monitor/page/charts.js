@@ -9,14 +9,16 @@ const whole = (value) => (Number.isInteger(value) ? String(value) : value.toFixe
 const CHARTS = [
   { title: "Loss, nats a token", kinds: ["claims"], of: "losses", x: "round", text: loss,
     series: [["train", "train", "--train"], ["held_out", "held out", "--held", true]] },
-  { title: "Round length", kinds: ["seen"], of: "rounds", x: "round", text: age, ticks: (v) => (v ? age(v) : "0"), zero: true,
+  { title: "Loss, by the home's log", kinds: ["claims"], of: "kept", x: "round", text: loss,
+    series: [["train", "train", "--train"], ["held_out", "held out", "--held", true]] },
+  { title: "Round length", kinds: [], of: "rounds", x: "round", text: age, ticks: (v) => (v ? age(v) : "0"), zero: true,
     series: [["seconds", "length", "--train"]] },
-  { title: "Tokens a second", kinds: ["facts", "seen"], of: "rounds", x: "round", text: (v) => count(Math.round(v)), zero: true,
+  { title: "Tokens a second", kinds: [], of: "rounds", x: "round", text: (v) => count(Math.round(v)), zero: true,
     series: [["tokens_s", "tokens a second", "--train"]] },
-  { title: "Contributions a round", kinds: ["facts"], of: "rounds", x: "round", text: whole, zero: true,
+  { title: "Contributions a round", kinds: [], of: "rounds", x: "round", text: whole, zero: true,
     series: [["merged", "merged", "--third"], ["absent", "missed", "--bad"]] },
-  { title: "Peers", kindOf: { peers: "claims", members: "facts", answering: "seen" }, of: "samples", x: "at", text: whole, zero: true,
-    series: [["peers", "peers, claimed", "--train"], ["members", "members, proved", "--held"], ["answering", "answer, seen", "--third"]] },
+  { title: "Peers", kinds: [], of: "samples", x: "at", text: whole, zero: true,
+    series: [["peers", "peers, claimed", "--train"], ["members", "members", "--held"], ["answering", "answer", "--third"]] },
   { title: "Bytes a second, all peers", kinds: ["claims"], of: "samples", x: "at", text: rate, ticks: size, zero: true,
     series: [["up", "up", "--train"], ["down", "down", "--held"]] },
   { title: "Loss that peers claim now", kinds: ["claims"], of: "samples", x: "at", text: loss, instead: "losses",
@@ -31,12 +33,10 @@ const shown = new Map(); // by title: figure, plot and what they were made for
 const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 // Draw what there is into the box. Return how many charts that are.
-function showCharts(box, view, losses) {
+function showCharts(box, view, losses, kept) {
   const tables = view ? { samples: view.samples, rounds: view.rounds, losses: view.losses } : { samples: {}, rounds: {}, losses: {} };
-  if (!tables.losses.round && losses.length) {
-    const column = (name) => losses.map((point) => point[name]);
-    tables.losses = { round: column("round"), train: column("train"), held_out: column("held_out") };
-  }
+  if (!tables.losses.round) tables.losses = lossTable(losses);
+  tables.kept = lossTable(kept);
   let drawn = 0;
   for (const chart of CHARTS) {
     const table = tables[chart.of];
@@ -67,12 +67,17 @@ function showCharts(box, view, losses) {
   return drawn;
 }
 
+function lossTable(points) {
+  const column = (name) => points.map((point) => point[name]);
+  return points.length ? { round: column("round"), train: column("train"), held_out: column("held_out") } : {};
+}
+
 function addChart(chart, series, made, data, limits) {
   const figure = document.createElement("figure");
   figure.className = "chart";
   const title = document.createElement("h3");
   title.textContent = `${chart.title} `;
-  for (const name of chart.kinds || series.map(([column]) => chart.kindOf[column])) {
+  for (const name of chart.kinds) {
     const badge = document.createElement("span");
     badge.className = `kind ${name}`;
     badge.textContent = KINDS[name];
@@ -155,8 +160,8 @@ function shadeGaps(plot) {
 
 function summary(chart, series, data) {
   const last = series.map(([, label], place) => {
-    const known = data[place + 1].filter((value) => value !== null);
-    return `${label} ${chart.text(known.at(-1))}`;
+    const row = data[place + 1].findLastIndex((value) => value !== null);
+    return `${label} ${chart.text(data[place + 1][row])}${chart.text === loss && chart.x === "round" ? ` (round ${data[0][row]})` : ""}`;
   });
   const gaps = chart.x === "at" ? gapsOf(data).length : 0;
   const looked = gaps === 0 ? "" : gaps === 1 ? "; one gap, when the monitor did not look" : `; ${gaps} gaps, when the monitor did not look`;

@@ -29,7 +29,8 @@ const loss = (value) => (value === null ? "" : value.toFixed(3));
 function age(seconds) {
   if (seconds < 10) return `${seconds.toFixed(1)}\u00a0s`;
   if (seconds < 120) return `${Math.round(seconds)}\u00a0s`;
-  return seconds < 7200 ? `${Math.round(seconds / 60)}\u00a0min` : `${(seconds / 3600).toFixed(1)}\u00a0h`;
+  if (seconds < 7200) return `${Math.round(seconds / 60)}\u00a0min`;
+  return seconds < 172_800 ? `${(seconds / 3600).toFixed(1)}\u00a0h` : `${Math.round(seconds / 86_400)}\u00a0days`;
 }
 
 const clock = (at) => new Date(1000 * at).toLocaleTimeString([], { hour12: false });

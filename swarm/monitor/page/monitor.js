@@ -10,7 +10,8 @@ function element(tag, text = "", className = "") {
   return made;
 }
 
-const kind = (name) => element("span", KINDS[name], `kind ${name}`);
+const claimed = () => element("span", KINDS.claims, "kind claims");
+const words = (basis) => element("span", `(${basis.map((name) => KINDS[name]).join(", ")})`, "quiet");
 
 const PUBLISHED = "published" in document.documentElement.dataset;
 let state = null;
@@ -19,10 +20,11 @@ let received = 0;
 const nameOf = (peer) => state.names[peer] || `…${shortId(peer)}`;
 
 function drawHead() {
-  const what = { run: "training run", model: "served model", unknown: "" }[state.kind];
+  const of = state.home ? state.home.kind : state.kind;
+  const what = { run: "training run", model: "served model", unknown: "" }[of];
   part("name").textContent = state.name || "Barnraise";
   document.title = `${state.verdict.word} · ${state.name || "Barnraise"}`;
-  const admission = state.kind === "unknown" ? "" : state.open ? ", open to all" : ", by invitation";
+  const admission = of === "unknown" ? "" : state.open ? ", open to all" : ", by invitation";
   const method = state.method ? `, ${state.method}` : "";
   part("what").textContent = `${what} ${state.run_id}${admission}${method}`;
 }
@@ -31,7 +33,7 @@ function drawVerdict() {
   const { level, word, reason, remedy, basis } = state.verdict;
   part("verdict").className = level;
   part("word").textContent = word;
-  part("basis").replaceChildren(...basis.map(kind));
+  part("basis").replaceChildren(words(basis));
   part("reason").textContent = reason;
   part("remedy").textContent = remedy;
   part("cautions").replaceChildren(...state.cautions.map((text) => element("li", text)));
@@ -42,7 +44,7 @@ function drawAlerts() {
   part("alerts-part").hidden = !state.alerts.length;
   part("alerts").replaceChildren(...state.alerts.map((alert) => {
     const item = element("li", "", alert.severity);
-    item.append(element("strong", alert.severity), ` ${alert.text} (since ${clock(alert.since)}) `, ...alert.basis.map(kind));
+    item.append(element("strong", alert.severity), ` ${alert.text} (since ${clock(alert.since)}) `, words(alert.basis));
     item.append(element("p", alert.remedy));
     return item;
   }));
@@ -50,9 +52,33 @@ function drawAlerts() {
   part("help-wanted").textContent = state.help_wanted && !over ? `What helps most: ${state.help_wanted}.` : "";
 }
 
+// What the home keeps stands apart from what this monitor reads: it is of the past, and each fact has its age.
+function drawKept() {
+  const { home } = state;
+  part("kept-part").hidden = !home;
+  if (!home) return;
+  const ago = (at) => (at === null ? "at an unknown time" : `${age(Math.max(0, state.at - at))} ago`);
+  part("kept-written").textContent = `No peer answers. This is what the home on this machine holds; its peer wrote last ${ago(home.written_at)}.`;
+  const of = home.rounds ? ` of ${home.rounds}` : "";
+  const lines = home.round === null ? [] : [`Round ${home.round}${of} was committed${home.round && home.round === home.rounds ? ", the last one" : ""}.`];
+  for (const head of home.heads) {
+    const stage = home.heads.length > 1 || head.stage ? ` of stage ${head.stage}` : "";
+    const members = head.members.slice(0, 8).map((peer) => home.names[peer] || `…${shortId(peer)}`).join(", ");
+    const more = head.members.length > 8 ? ` and ${head.members.length - 8} more` : "";
+    lines.push(`Last head${stage}: round ${head.round}, ${ago(head.at)}, state ${head.state_hash.slice(0, 8)}, ${count(head.tokens)} tokens; members ${members || "none"}${more}.`);
+  }
+  if (home.kind === "run" && !home.heads.length) lines.push("It holds no head.");
+  part("kept").replaceChildren(...lines.map((text) => element("li", text)));
+  part("kept-log").replaceChildren(...home.log.map((entry) => {
+    const item = element("li");
+    item.append(element("time", ago(entry.at)), entry.text);
+    return item;
+  }));
+}
+
 function line(name, text) {
   const made = element("p", `${text} `);
-  made.append(kind(name));
+  if (name === "claims") made.append(claimed());
   return made;
 }
 
@@ -111,6 +137,7 @@ function drawMap() {
   part("map-title").textContent = model ? "Blocks" : state.stages.length > 1 ? "Stages" : "Group";
   const cards = model ? state.blocks.map(blockCard) : state.stages.map(stageCard);
   part("map").replaceChildren(...cards);
+  part("map-part").hidden = !cards.length;
 }
 
 const pair = (up, down) => (up || down ? `${up || "–"} / ${down || "–"}` : "");
@@ -153,7 +180,7 @@ function drawMembers() {
   for (const [title, align, from] of columns) {
     const cell = element("th", `${title} `, align);
     cell.scope = "col";
-    cell.append(kind(from));
+    if (from === "claims") cell.append(claimed());
     titles.append(cell);
   }
   head.append(titles);
@@ -188,9 +215,9 @@ function roundLine(made) {
   if (facts.joined.length) item.append(`; new: ${names(facts.joined)}`);
   if (facts.left.length) item.append(`; left: ${names(facts.left)}`);
   if (facts.discarded) item.append(element("span", `; ${several(facts.discarded, "attempt")} discarded`, "bad"));
-  if (claims.failures.length) item.append(" (", claims.failures.join("; "), " ", kind("claims"), ")");
+  if (claims.failures.length) item.append(" (", claims.failures.join("; "), " ", claimed(), ")");
   if (claims.last && claims.behind_s >= 0.1) {
-    item.append(`; last: ${nameOf(claims.last)}, ${claims.behind_s.toFixed(1)} s after the first `, kind("claims"));
+    item.append(`; last: ${nameOf(claims.last)}, ${claims.behind_s.toFixed(1)} s after the first `, claimed());
   }
   return item;
 }
@@ -226,7 +253,7 @@ function drawWatch() {
 function draw(next) {
   state = next;
   received = Date.now();
-  for (const step of [drawHead, drawVerdict, drawAlerts, drawMap, drawMembers, drawRounds, drawCharts, drawLog, drawWatch]) step();
+  for (const step of [drawHead, drawVerdict, drawAlerts, drawKept, drawMap, drawMembers, drawRounds, drawCharts, drawLog, drawWatch]) step();
   beat();
 }
 
@@ -237,7 +264,7 @@ function beat() {
     part("live").textContent = `as of ${moment(received / 1000)}${seconds > 300 ? `, ${age(seconds)} ago` : ""}`;
     return;
   }
-  part("live").textContent = seconds > 30 ? `no news for ${age(seconds)}` : "live";
+  part("live").textContent = seconds > 30 ? `no news for ${age(seconds)}` : state.monitor.failure ? "tries on" : "live";
 }
 
 // What is remembered, of the span that is chosen.
@@ -267,7 +294,7 @@ function drawCharts() {
   const stages = state.stages.length;
   part("stage-choice").hidden = stages < 2 || PUBLISHED;
   for (let stage = part("stage").length; stage < stages; stage++) part("stage").append(element("option", String(stage)));
-  const drawn = showCharts(part("charts"), view, state.loss);
+  const drawn = showCharts(part("charts"), view, state.loss, state.home ? state.home.losses : []);
   part("history-trouble").textContent = view && view.trouble ? `No history: ${view.trouble}.` : drawn ? "" : "Nothing is remembered yet.";
 }
 

@@ -23,6 +23,8 @@ class ReplicaTrainer(Trainer, Protocol):
     """What became of this peer's own steps."""
     val_loss: float | None
     """Held-out loss, nats a byte."""
+    val_round: int
+    """The round of `val_loss`; -1 before the first measurement."""
     validate_round: int | None
     """The round whose held-out loss is to be measured, when it suits the trainer."""
 

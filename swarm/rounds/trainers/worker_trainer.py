@@ -58,6 +58,7 @@ class WorkerTrainer:
         self.validate_round: int | None = None
         """If set, the held-out loss of the present outer weights is measured before inner steps, not too often."""
         self.val_loss: float | None = None
+        self.val_round = -1
         self.paused = False
         """Whether this machine's owner has paused the peer's work."""
         self.trained = TrainedRounds(events)
@@ -124,7 +125,7 @@ class WorkerTrainer:
         except WorkerError as error:
             self._events.emit("worker_failed", round=round_number, reason=str(error))
         else:
-            ended = trio.current_time()
+            ended, self.val_round = trio.current_time(), round_number
             self._validates_from = ended + (ended - began) / VALIDATION_SHARE
             self._events.emit("val_evaluated", round=round_number, loss=finite_loss(self.val_loss))
         if self.validate_round == round_number:  # not sooner: after a cancellation it must still be measured

@@ -32,7 +32,7 @@ def test_a_line_beside_a_live_view_stays_whole(columns: int) -> None:
     with screen_module.live(live_view(progress, columns), console) as display:
         say("To take part:", err=True)
         say(LONG, err=True, uncut=True)
-        progress.footer = "The invite stands in HOME/invite"
+        progress.pinned = "The invite stands in HOME/invite"
         for number in range(5):
             progress.apply("c", "head_seen", 2.0, {"round": number, "members": 3})
             display.update(live_view(progress, columns), refresh=True)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cli.views.loss_picture import PICTURE, draw_home, draw_losses, leave_picture, losses_in
+from cli.progress.losses import losses_in
+from cli.views.loss_picture import PICTURE, draw_home, draw_losses, leave_picture
 from peer.errors import ConfigError, ResourceError
 from peer.events import EventLog
 from peer.plain_text import plain
@@ -22,7 +23,7 @@ def home_of_a_peer(home: Path) -> Path:
     log.emit("val_evaluated", round=0, loss=5.5)
     for number in range(1, 4):
         log.emit("round_committed", round=number, loss=math.nan if number == 2 else 5.0 - number)
-    log.emit("members_told", round=4, loss=0.5, val_loss=0.7)
+    log.emit("members_told", round=4, loss=0.5, val_loss=0.7, val_round=3)
     log.close()
     return home
 
@@ -30,7 +31,7 @@ def home_of_a_peer(home: Path) -> Path:
 def test_the_losses_are_those_of_all_that_the_log_still_holds(tmp_path: Path) -> None:
     losses = losses_in(home_of_a_peer(tmp_path))
     assert (tmp_path / "events.1.jsonl").exists()
-    assert losses.training == {1: 4.0, 3: 2.0, 4: 0.5} and losses.held_out == {0: 5.5, 4: 0.7}
+    assert losses.training == {1: 4.0, 3: 2.0, 4: 0.5} and losses.held_out == {0: 5.5, 3: 0.7}
     assert not losses.in_bytes and not losses_in(tmp_path / "nothing")
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
+from cli.progress.kept_home import kept_home
 from cli.terminal.screen import screen
 from cli.views.monitor_view import monitor_view
-from swarm.monitor.state import Alert, MonitorState, Verdict
+from swarm.monitor.state import Alert, MonitorState, Verdict, Watch
+from tests.cli.support.kept_scene import ended_run, home_of_a_member
 from tests.swarm.monitor.scenes import chain_of, finite, heads_of, model_shown, peer, server, shown, told
 
 
@@ -71,3 +75,19 @@ def test_a_served_model(capsys: pytest.CaptureFixture[str]) -> None:
         "STOPPED  blocks 2 to 3 have no server" in text and "-> start one with `peer serve INVITE --blocks 2:4`" in text
     )
     assert "server 0" in text
+
+
+def test_what_a_home_keeps_is_told_as_of_the_past(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    manifest = ended_run()
+    home, _ = home_of_a_member(tmp_path / "h", manifest)
+    verdict = Verdict(level="unknown", word="not reached", reason="no peer answers", basis=("seen",))
+    watch = Watch(started_at=0.0, readings=0, failed=1, last_success=None, reading_s=None, failure="no peer answers")
+    state = MonitorState(
+        kind="unknown", at=0.0, run_id=manifest.run_id, name="a run", open=False, verdict=verdict, monitor=watch,
+        home=kept_home(home, manifest.run_id, time.time()),
+    )  # fmt: skip
+    lines = drawn(state, capsys)
+    assert len(lines) <= 23 and max(map(len, lines)) <= 80 and lines[0].startswith("a run") and "never" in lines[0]
+    text = "\n".join(lines)
+    assert "NOT REACHED" in text and "No peer answers. The home was last written" in text
+    assert "last head: round 3, " in text and "held-out loss 3.250 (round 2)" in text

@@ -179,7 +179,7 @@ def test_a_tail_reads_across_rotation_and_torn_lines(tmp_path: Path) -> None:
 def test_a_tail_may_start_at_the_end(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_text(json.dumps({"at": 1, "event": "old"}) + "\n")
-    tail = EventTail(path, from_end=True)
+    tail = EventTail(path, last_bytes=0)
     with path.open("a") as file:
         file.write(json.dumps({"at": 2, "event": "new"}) + "\n")
     assert [name for _, name, _ in tail.poll()] == ["new"]

@@ -69,7 +69,7 @@ def training() -> Progress:
         fields = {"round": number, "members": 12, "state_hash": "abcdef0123", "loss": 3.0 - 0.01 * number}
         sent = {"bytes_up": 4e8 * number, "bytes_down": 3e8 * number, "tokens": number * 500_000_000}
         view.apply("ann", "round_committed", number * 3600.0, {**fields, **sent})
-    view.apply("ann", "val_evaluated", 442800.0, {"round": 123, "loss": 1.7})
+    view.apply("ann", "val_evaluated", 442800.0, {"round": 120, "loss": 1.7})
     view.apply("ann", "phase_entered", 442800.0, {"round": 124, "phase": "compute", "step": 61500, "steps": 500})
     for step in range(1, 124):
         fields = {"step": 61499 + step, "loss": 2.0 - step / 500, "tokens_per_s": 18_304.2}
@@ -85,7 +85,14 @@ def coordinating() -> Progress:
     for number in range(120, 124):
         fields = {"round": number, "members": 12, "tokens": number * 500_000_000}
         view.apply("c", "head_seen", number * 3600.0, fields)
-        said = {"round": number, "loss": 3.0 - 0.01 * number, "val_loss": 1.7, "peers": 12, "steps_per_s": 1.5}
+        said = {
+            "round": number,
+            "loss": 3.0 - 0.01 * number,
+            "val_loss": 1.7,
+            "val_round": 120,
+            "peers": 12,
+            "steps_per_s": 1.5,
+        }
         view.apply("c", "members_told", number * 3600.0, {**said, "bytes_up": 5.4e12, "bytes_down": 5.3e12})
     view.now = lambda: 442800.0 + 1800
     return view

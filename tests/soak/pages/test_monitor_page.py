@@ -1,5 +1,5 @@
-"""The monitor's page in headless Chromium beside a quickstart with its faults; before a run begins, and when all of its
-peers are away, as `peer top` says it too."""
+"""The monitor's page in headless Chromium beside a quickstart with its faults; before a run begins, when all of its
+peers are away, as `peer top` says it too, and when it is over."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ import pytest
 import trio
 
 from cli.commands.quickstart import run_toml
+from tests.cli.support.kept_scene import ended_run, home_of_a_member
 from tests.soak.pages.browser import BROWSER, PHONE, POLL_S, Page, open_page
 
 pytestmark = [pytest.mark.process, pytest.mark.soak, pytest.mark.skipif(BROWSER is None, reason="no Chromium here")]
@@ -227,3 +228,29 @@ async def test_a_run_that_has_not_begun_and_one_that_all_have_left(tmp_path: Pat
         stop(coordinator)
         if monitor is not None:
             stop(monitor)
+
+
+async def test_a_run_that_is_over_is_shown_from_its_home(tmp_path: Path) -> None:
+    """No peer answers: the page shows what the home keeps, with its age, and no name in it is obeyed."""
+    hostile = "<img src=x onerror=alert(1)>"
+    home, _ = home_of_a_member(tmp_path / "h", ended_run(name=hostile), name=hostile)
+    url_log = tmp_path / "url"
+    with url_log.open("wb") as out:
+        options = ["--listen", "127.0.0.1:0", "--json"]
+        monitor = subprocess.Popen([*PEER, "monitor", "--home", str(home), *options], stdout=out, stderr=out)
+    try:
+        url = await until(lambda: match(url_log, r'"page":"([^"]+)"'), monitor, 60)
+        async with open_page(url, tmp_path / "profile") as page:
+            await page.until("document.getElementById('kept-part')?.hidden === false")
+            assert await page.run(f"{WORD}") == "not reached"
+            assert await page.run("document.getElementById('name').textContent") == hostile
+            kept = await page.run("document.getElementById('kept-part').textContent")
+            assert "Last head: round 3, " in kept and " ago, state 07070707" in kept and hostile in kept
+            await page.until('shown.has("Loss, by the home\'s log")')
+            assert "held out 3.250 (round 2)" in await page.run("document.getElementById('charts').textContent")
+            assert await page.run("document.querySelectorAll('.kind:not(.claims), main img').length") == 0
+            assert await page.run("document.getElementById('map-part').hidden")
+            await pictures(page, "kept")
+            assert page.faults == []
+    finally:
+        stop(monitor)

@@ -183,7 +183,18 @@ def test_the_held_out_loss_is_the_latest() -> None:
     manifest, records, best = three_stages()
     for name, number, loss in (("a", 7, 5.0), ("b", 7, 2.0), ("c", 6, 1.0)):
         records[name] = msgspec.structs.replace(records[name], round=number, val_loss=loss)
-    assert picture(manifest, records, best, NOW).val_loss == 2.0
+    seen = picture(manifest, records, best, NOW)  # of peers of an earlier version, which tell no round
+    assert (seen.val_loss, seen.val_round) == (2.0, None)
+    records["a"] = msgspec.structs.replace(records["a"], val_round=6)
+    records["c"] = msgspec.structs.replace(records["c"], val_round=5)
+    seen = picture(manifest, records, best, NOW)
+    assert (seen.val_loss, seen.val_round) == (5.0, 6) and {p.val_round for p in seen.peers} >= {6, 5, None}
+
+
+def test_status_names_the_round_of_the_held_out_loss(capsys: pytest.CaptureFixture[str]) -> None:
+    manifest, one = manifest_of(1), peer(name="ann", round=4, val_loss=2.5, val_round=2)
+    text = shown(picture(manifest, {"a": one}, [candidate(manifest, 0, 4, ["a"])], NOW), capsys)
+    assert "held-out loss 2.500 (round 2)" in " ".join(text.split())
 
 
 def test_status_of_a_whole_model_shows_no_stages(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,6 +15,10 @@ def test_the_newest_round_is_summed_up_over_those_that_stand_there() -> None:
     coordinator = msgspec.structs.replace(at_four, role="coordinator", round=5, loss=None)
     news = summed_up({"a": at_four, "b": other, "c": behind, "d": coordinator})
     assert (news["round"], news["loss"], news["val_loss"]) == (4, 2.5, 2.5)
+    assert news["val_round"] is None
+    late, early = (msgspec.structs.replace(at_four, val_loss=loss, val_round=n) for loss, n in ((3.0, 4), (2.5, 2)))
+    latest = summed_up({"a": late, "b": early})
+    assert (latest["val_loss"], latest["val_round"]) == (3.0, 4)
     assert (news["peers"], news["steps_per_s"], news["bytes_up"]) == (3, 6.0, 30)
 
 

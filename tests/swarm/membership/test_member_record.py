@@ -123,7 +123,7 @@ async def test_the_longest_record_fits() -> None:
     huge = dict.fromkeys(("queue", "service_s", "rate", "download_bytes_s", "memory_bytes", "since", "ready_at"), 1.5)
     long = msgspec.structs.replace(
         long, version="v" * 64, head=bytes(32), state_hash=bytes(32), tokens=1 << 62, bytes_up=1 << 62,
-        bytes_down=1 << 62, loss=1.5, val_loss=1.5, stage=1000, source=1000, **huge,
+        bytes_down=1 << 62, loss=1.5, val_loss=1.5, val_round=1 << 40, stage=1000, source=1000, **huge,
     )  # fmt: skip
     assert len(msgspec.msgpack.encode(long)) <= RECORD_BYTES_MAX
     assert len(msgspec.msgpack.encode((link,) * CHAIN_MAX)) <= CREDENTIAL_BYTES_MAX

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -15,6 +16,7 @@ import pytest
 import trio
 from prometheus_client.parser import text_string_to_metric_families
 
+from cli.progress.kept_home import kept_home
 from dht.node import NodeConfig, open_node
 from peer.events import EventLog
 from peer.identity import Identity
@@ -29,7 +31,7 @@ from swarm.monitor import member_events
 from swarm.monitor.app import Access, monitor_app
 from swarm.monitor.collector import MonitorCollector, MonitorTarget
 from swarm.monitor.head_chain import HeadChain, follow_history, took_part
-from swarm.monitor.history.memory import History
+from swarm.monitor.history.memory import History, open_history
 from swarm.protocol.head import Member
 from swarm.protocol.messages import HeadReport
 from swarm.run.gate import Gate
@@ -37,6 +39,7 @@ from swarm.run.invite import Invite
 from swarm.run.manifest import Manifest, sign_manifest
 from swarm.run.manifest_transfer import serve_run_files
 from swarm.web.listening import ListenAddress, serve_http
+from tests.cli.support.kept_scene import ended_run, home_of, home_of_a_member
 from tests.swarm.gateway.scripted import Site, answer_of
 from tests.swarm.membership.test_proven_heads import group_and_client
 from tests.swarm.monitor.scenes import server
@@ -201,7 +204,7 @@ async def test_a_token_is_needed_and_never_told() -> None:
             assert (await answer_of(stream))[0] in (400, 401)
 
 
-async def test_a_served_model() -> None:
+async def test_a_served_model(tmp_path: Path) -> None:
     manifest = served_model()
     async with AsyncExitStack() as stack:
         host = await stack.enter_async_context(open_host(HostConfig(identity=AUTHORITY, events=EventLog())))
@@ -212,7 +215,13 @@ async def test_a_served_model() -> None:
         record = server(0, 3, credential=gate.chain)
         await Membership(node, host, SERVERS, servers_key(manifest.run_id), lambda: record).announce()
         with trio.fail_after(60):
-            state = await MonitorCollector(MonitorTarget(invite_to(manifest, host.addresses))).once()
+            home, _ = home_of(tmp_path / "h", manifest)  # of a peer that is gone, while others answer
+            collector = MonitorCollector(
+                MonitorTarget(invite_to(manifest, host.addresses)),
+                read_home=lambda: kept_home(home, manifest.run_id, time.time()),
+            )
+            state = await collector.once()
+    assert state.home is None
     assert state.kind == "model" and [(row.first, row.end, row.servers) for row in state.blocks] == [
         (0, 3, 1),
         (3, 4, 0),
@@ -232,6 +241,35 @@ async def test_a_run_that_cannot_be_reached_is_told_in_words_and_tried_again(mon
         nursery.cancel_scope.cancel()
     assert (state.kind, state.verdict.word, state.monitor.failed) == ("unknown", "not reached", 2)
     assert "no peer could be reached" in state.verdict.reason and b"127.0.0.1" not in msgspec.json.encode(state)
+
+
+async def test_what_a_home_keeps_stands_apart_from_what_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collector_module, "AGAIN_S", 0.01)
+    manifest = ended_run(name=NAME)
+    home, invite = home_of_a_member(tmp_path / "h", manifest, name=NAME)
+    async with open_history(tmp_path / "db", manifest.run_id) as history:
+        collector = MonitorCollector(
+            MonitorTarget(invite, home),
+            remember=history.note,
+            read_home=lambda: kept_home(home, manifest.run_id, time.time()),
+        )
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(collector.run)
+            with trio.fail_after(60):
+                await collector.changed()
+                state = await collector.changed()
+            nursery.cancel_scope.cancel()
+        assert state.home is not None and state.home.heads[0].round == 3 and state.name == NAME
+        assert (state.verdict.level, state.verdict.word) == ("unknown", "not reached")
+        assert "of the past" in state.verdict.reason and "peer export" in state.verdict.remedy
+        assert not (state.stages or state.members or state.rounds or state.loss or state.log), "nothing was seen"
+        assert (await history.view("all", fresh=True)).losses == {}
+        async with open_monitor(collector) as site:
+            _, _, body = await site.ask("GET", "/api/v1/state")
+            assert json.loads(body)["home"]["losses"][-1]["train"] == 2.0
+            assert b"barnraise_loss" not in (await site.ask("GET", "/metrics"))[2]
 
 
 @pytest.mark.slow

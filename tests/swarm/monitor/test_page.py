@@ -28,3 +28,12 @@ def test_the_page_asks_nobody_else_and_runs_from_a_file() -> None:
         if not path.name.startswith("uPlot"):
             text = path.read_text()
             assert "://" not in text and "innerHTML" not in text and not re.search(r"^(import|export) ", text, re.M)
+
+
+def test_the_kinds_of_knowledge_are_explained_once_and_only_claims_are_marked() -> None:
+    index, script = (PAGE / "index.html").read_text(), (PAGE / "monitor.js").read_text()
+    assert re.findall(r"<b>(\w+)</b>", index) == ["proved", "seen", "claimed"]
+    assert set(re.findall(r'class="(kind [^"]*)"', index)) == {"kind claims"}
+    assert set(re.findall(r'"kind [^"]*"|`kind [^`]*`', script)) == {'"kind claims"'}
+    charts = re.findall(r"kinds: \[([^\]]*)\]", (PAGE / "charts.js").read_text())
+    assert len(charts) == 10 and set(charts) == {"", '"claims"'}

@@ -208,7 +208,7 @@ async def test_last_evaluation_is_given_up_without_a_stage(tmp_path: Path, monke
             async with middle.serving(rules, table):
                 monkeypatch.setattr(stage_trainer, "LAST_EVALUATE_S", 60.0)
                 async with last.serving(rules, table):
-                    assert await measured() == 1
+                    assert await measured() == 1 and trainer.val_round == 1
                 monkeypatch.setattr(stage_trainer, "LAST_EVALUATE_S", 1.0)
                 assert await measured() == 1
             assert await measured() == 1

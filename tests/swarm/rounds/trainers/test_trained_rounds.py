@@ -66,8 +66,10 @@ async def test_the_loss_of_a_round_is_its_own() -> None:
 
 async def test_a_held_out_loss_of_nan_is_told_as_none() -> None:
     trainer, told = trainer_of()
+    assert trainer.val_round == -1
     trainer.validate_round = 3
     await trainer.validate()
+    assert trainer.val_round == 3
     assert [event.fields for event in told] == [{"round": 3, "loss": None}]
 
 
