@@ -25,7 +25,9 @@ def served_blocks_lines(seen: ServedBlocks, ascii_only: bool = False) -> list[tu
         of = f" of {seen.blocks}" if seen.blocks else ""
         lines.append(("now", [f"serving {several(end - first, 'block')}{of}", f"{first} to {end - 1}"]))
     if seen.loading is not None:
-        lines.append(("next" if lines else "now", _loading(seen.loading, seen.now(), ascii_only)))
+        row = seen.loading
+        lines.append(("next" if lines else "now", [row.doing.lower(), bar(row.share, ascii_only)]))
+        lines.append(("bytes", _bytes(row, seen.now())))
     elif not lines:
         lines.append(("now", ["starting" if seen.served_at is None else "moving to other blocks"]))
     if seen.served_at is None:
@@ -51,11 +53,10 @@ def served_blocks_lines(seen: ServedBlocks, ascii_only: bool = False) -> list[tu
     return lines
 
 
-def _loading(row: LoadingRow, now: float, ascii_only: bool) -> list[Part]:
-    """Return what is read or loaded, how much of it is done, how fast, and what is left."""
+def _bytes(row: LoadingRow, now: float) -> list[Part]:
+    """Return how much is done, how fast, and what is left."""
+    parts: list[Part] = [f"{size_text(row.done_bytes)} of {size_text(row.size_bytes)}"]
     rate, left_s = row.bytes_per_s, row.left_s(now)
-    parts: list[Part] = [row.doing.lower(), bar(row.share, ascii_only)]
-    parts.append(f"{size_text(row.done_bytes)} of {size_text(row.size_bytes)}")
     if rate is not None and left_s is not None:
-        parts += [f"{duration_text(float(round(left_s)))} left", f"{size_text(rate)}/s"]
+        parts += [f"{size_text(rate)}/s", f"{duration_text(float(round(left_s)))} left"]
     return parts
