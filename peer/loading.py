@@ -21,7 +21,7 @@ STEP_S: Final = 0.25
 """and none sooner after the one before."""
 
 
-class Emit(Protocol):
+class EmitsEvents(Protocol):
     """Records an event: `EventLog.emit`, or a worker's `ControlLink.emit`."""
 
     def __call__(self, name: str, /, **fields: str | int | float | bool | None) -> None: ...
@@ -30,7 +30,9 @@ class Emit(Protocol):
 class Loading:
     """The bytes of one phase that are done. Thread-safe."""
 
-    def __init__(self, emit: Emit, phase: Phase, size_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, emit: EmitsEvents, phase: Phase, size_bytes: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._emit, self._phase, self._size_bytes, self._clock = emit, phase, size_bytes, clock
         self._done = self._told = 0
         self._told_at = clock()
@@ -56,7 +58,7 @@ class Loading:
 
 
 @contextmanager
-def loading(emit: Emit, phase: Phase, size_bytes: int) -> Iterator[Loading]:
+def loading(emit: EmitsEvents, phase: Phase, size_bytes: int) -> Iterator[Loading]:
     """Tell of a phase that is the block; its end is told unless it fails."""
     began = time.monotonic()
     emit("loading_begun", phase=phase, size_bytes=size_bytes)

@@ -74,6 +74,8 @@ def client() -> Iterator[None]:
     with ForkedProcess("cli.main", *words, stdout=DEVNULL, stderr=DEVNULL, env=dict(os.environ)) as process:
         try:
             yield
+            process.send_signal(signal.SIGINT)
+            process.wait()
         finally:
             process.kill()
 
@@ -96,7 +98,7 @@ async def test_the_screen_shows_who_uses_the_model(tmp_path: Path, monkeypatch: 
                 found = re.findall(r"([\d,]+) tokens so far", shown.text)
                 counts.append(int(found[-1].replace(",", "")))
                 await shown.changed.wait()
-            assert counts == sorted(counts)  # the clients are killed
+            assert counts == sorted(counts)
         await shown.until(lambda text: "0 sessions   0 clients" in text)
         server.send_signal(signal.SIGINT)
         assert await run_abandonable(server.wait, 60) == 130
