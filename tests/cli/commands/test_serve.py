@@ -8,8 +8,8 @@ import os
 import re
 import signal
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from subprocess import DEVNULL
 
@@ -67,15 +67,15 @@ def test_a_checkpoint_that_has_gone_is_named(tmp_path: Path, peer: Peer) -> None
     assert told.endswith("put it back, or name its folder with --model")
 
 
-@contextmanager
-def client() -> Iterator[None]:
+@asynccontextmanager
+async def client() -> AsyncIterator[None]:
     """Have a client that asks the model `tiny` for a long answer, until the end of the block."""
     words = ("generate", "tiny", "Once", "--max-tokens", "3000")
     with ForkedProcess("cli.main", *words, stdout=DEVNULL, stderr=DEVNULL, env=dict(os.environ)) as process:
         try:
             yield
             process.send_signal(signal.SIGINT)
-            process.wait()
+            await run_abandonable(process.wait, 60)
         finally:
             process.kill()
 
@@ -91,7 +91,7 @@ async def test_the_screen_shows_who_uses_the_model(tmp_path: Path, monkeypatch: 
         invite = (home / "invite").read_text().strip()
         for use in (f"peer serve {invite}", f'peer generate {invite} "', f"peer chat {invite}", f"peer api {invite}"):
             assert use in shown.text, shown.rows
-        with client(), client():
+        async with client(), client():
             await shown.until(lambda text: "2 sessions   2 clients" in text)
             counts = list[int]()
             while len(set(counts)) < 3:

@@ -96,7 +96,7 @@ def test_what_is_missing_in_a_note_is_shown_as_such() -> None:
 
 @pytest.mark.parametrize("columns", [60, 80])
 @given(events=st.lists(EVENTS_WITH_FIELDS, max_size=8))
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_no_event_ends_the_view(events: list[tuple[str, dict[str, Any]]], columns: int) -> None:
     seen, _ = seen_at(5.0)
     for event, fields in events:
