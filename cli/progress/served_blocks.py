@@ -41,6 +41,8 @@ class LoadingRow:
     done_bytes: int = 0
     at: float = 0.0
     """When `done_bytes` was told."""
+    has_begun: bool = False
+    """Whether its beginning was told; not of a worker in the place of another, which is done when it is ready."""
 
     @property
     def doing(self) -> str:
@@ -112,7 +114,7 @@ class ServedBlocks:
             self._counts.append((at, self.load.get("tokens", 0.0)))
         elif event.startswith("loading_"):
             self._follow(event, at, fields)
-        elif event == "worker_ready":
+        elif event == "worker_ready" and self.loading is not None and not self.loading.has_begun:
             self.loading = None
 
     @property
@@ -135,6 +137,7 @@ class ServedBlocks:
         if self.loading is None or self.loading.phase != phase:
             self.loading = LoadingRow(phase, size_bytes, at)
         if event == "loading_begun":
+            self.loading.has_begun = True
             self._tell(f"{self.loading.doing}: {size_text(size_bytes)} ...")
         else:
             self.loading.done_bytes, self.loading.at = int(fields.get("done_bytes") or 0), at

@@ -55,6 +55,7 @@ def test_without_a_terminal_a_phase_is_two_lines_until_blocks_are_served() -> No
         seen.apply("s", "loading_begun", 1.0, {"phase": phase, "size_bytes": 3 * GB})
         for done in range(100):
             seen.apply("s", "loading_progress", 2.0, {"phase": phase, "done_bytes": done, "size_bytes": 3 * GB})
+        seen.apply("s", "worker_ready", 3.0, {"device": "cpu"})
         seen.apply("s", "loading_ended", 3.0, {"phase": phase, "size_bytes": 3 * GB, "seconds": 2.04})
 
     pass_phase("fetch")
@@ -85,6 +86,16 @@ def test_served_blocks_show_who_uses_them() -> None:
     seen.apply("s", "blocks_served", 102.0, {"first": 4, "end": 7})
     assert facts(seen)["up"][1:] == ["1 move"] and facts(seen)["now"][1] == "4 to 6"
     assert notes == ["Chat template: own.", "Other blocks need this machine more: moving to 4 to 7."]
+
+
+def test_a_worker_in_the_place_of_another_shows_how_far_it_is() -> None:
+    seen, notes = seen_at(9.0)
+    seen.apply("s", "blocks_served", 1.0, {"first": 0, "end": 2})
+    seen.apply("s", "worker_died", 2.0, {"cause": "killed"})
+    seen.apply("s", "loading_progress", 5.0, {"phase": "load", "done_bytes": GB, "size_bytes": 2 * GB})
+    assert facts(seen)["next"] == ["loading the blocks", "#" * 10 + "-" * 10]
+    seen.apply("s", "worker_ready", 6.0, {"device": "cpu"})
+    assert "next" not in facts(seen) and notes == ["The worker has died (killed); a new one starts."]
 
 
 def test_what_is_missing_in_a_note_is_shown_as_such() -> None:
