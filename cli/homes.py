@@ -19,7 +19,7 @@ from swarm.run.home import Home
 from swarm.run.invite import Invite, read_saved_invite
 
 COORDINATOR: Final = "coordinator"
-Choice = bool | int | float | str | tuple[str, ...]
+Choice = bool | int | float | str | tuple[str | int, ...]
 _EACH_TIME: Final = ("invite", "home", "as_json", "tied")  # no choices for the next start
 _HARDWARE: Final = ("device", "devices", "layout")  # one choice together
 _NAME_CHARACTERS: Final = 40
@@ -74,9 +74,10 @@ def encoded(choices: Mapping[str, Any]) -> bytes:
     return msgspec.json.format(msgspec.json.encode(plain))
 
 
-def choices_in(home: Path) -> dict[str, Choice]:
-    """Return what `encoded` made of the choices of the last start from `home`; empty if it has none."""
-    path = Home(home).choices
+def choices_in(home: Path, serves: bool = False) -> dict[str, Choice]:
+    """Return what `encoded` made of the choices of the last start from `home`, to train or to serve; empty if it has
+    none."""
+    path = Home(home).served if serves else Home(home).choices
     if not os.path.isdir(home):  # what is wrong with it is told by who opens it
         return {}
     try:
@@ -93,13 +94,13 @@ def taken_over(context: click.Context, home: Path, name: str) -> tuple[str, ...]
     """Return the value of an option that may be given several times: as given now, else as at the last start."""
     given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
     kept = None if given else choices_in(home).get(name)
-    return kept if isinstance(kept, tuple) else tuple(context.params[name])
+    return tuple(map(str, kept)) if isinstance(kept, tuple) else tuple(context.params[name])
 
 
-def chosen(context: click.Context) -> bytes:
-    """Return the options that were chosen, now or at an earlier start, as `Home.choices` holds them."""
+def chosen(context: click.Context, *without: str) -> bytes:
+    """Return the options that were chosen, now or at an earlier start, as `Home.choices` holds them; not `without`."""
     made = (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP)
-    names = [name for name in context.params if name not in _EACH_TIME]
+    names = [name for name in context.params if name not in (*_EACH_TIME, *without)]
     return encoded({name: context.params[name] for name in names if context.get_parameter_source(name) in made})
 
 
@@ -153,10 +154,21 @@ def resumed_invite(home: Path | None) -> Invite:
 class ResumingCommand(click.Command):
     """A command whose options are those of the last start from --home where it is given without INVITE."""
 
+    serves = False
+    """Whether it serves blocks and does not train: a home has one memory for each."""
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         values, _, _ = self.make_parser(ctx).parse_args(list(args))
         words = values.get("invite")  # click has a value of its own for what is not there
         if isinstance(home := values.get("home"), str) and not (isinstance(words, (list, tuple)) and words):
             replaced = _HARDWARE if any(isinstance(values.get(name), str) for name in _HARDWARE) else ()
-            ctx.default_map = {name: value for name, value in choices_in(Path(home)).items() if name not in replaced}
+            ctx.default_map = {
+                name: value for name, value in choices_in(Path(home), self.serves).items() if name not in replaced
+            }
         return super().parse_args(ctx, args)
+
+
+class ResumingServer(ResumingCommand):
+    """As its base, of blocks that are served."""
+
+    serves = True

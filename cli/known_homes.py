@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from cli.homes import default_home
+from cli.terminal.figures import quoted
 from peer.errors import BarnraiseError, ConfigError
 from peer.files import read_bounded, write_atomically
 from peer.plain_text import plain
@@ -86,6 +88,17 @@ def invite_called(word: str) -> Invite:
         with suppress(ConfigError):
             return read_saved_invite(home.path)
     raise ConfigError(f"the home {found[0].path} holds no invite: copy the invite itself")
+
+
+def word_for(home: Path) -> str:
+    """Return the shortest word, quoted for a shell, that stands for the invite in a home on this machine: the name that
+    `peer ls` shows, unless that means another run too; else the home."""
+    found = _home_at(home)
+    if found is not None and found.name and not (found.name.startswith("-") or os.path.exists(found.name)):
+        with suppress(ConfigError):
+            if invite_called(found.name).run_id == found.run_id:
+                return shlex.quote(plain(found.name))
+    return quoted(home)
 
 
 def home_meant(word: str) -> Path | None:

@@ -5,17 +5,18 @@ It ends at Ctrl-C.
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 import trio
 
-from cli.combinations import refuse_beside, refuse_without
-from cli.homes import default_home
-from cli.known_homes import note_home
+from cli.combinations import is_given, refuse_beside, refuse_without
+from cli.homes import ResumingServer, chosen, default_home, on_a_free_port
+from cli.known_homes import note_home, word_for
 from cli.options import (
     Amount,
     checkpoint_folder,
@@ -30,10 +31,15 @@ from cli.options import (
     tied_option,
 )
 from cli.progress.event_feed import EventFeed
+from cli.progress.served_blocks import ServedBlocks
 from cli.run import run_until_stopped
-from cli.terminal.figures import NOTHING, quoted
+from cli.terminal.figures import quoted
 from cli.terminal.lines import say, say_json
-from swarm.run.invite import PREFIX, Invite
+from cli.views.live import follow, read_tails
+from cli.views.served_blocks import served_blocks_view
+from peer.errors import ConfigError
+from swarm.run.home import Home
+from swarm.run.invite import PREFIX, Invite, read_saved_invite
 
 if TYPE_CHECKING:
     from peer.ipc.block_messages import HiddenType
@@ -56,7 +62,7 @@ class BlockRange(click.ParamType):  # type: ignore[type-arg]
         return int(found[1]), int(found[2])
 
 
-@click.command()
+@click.command(cls=ResumingServer)
 @invite_argument(required=False)
 @click.option(
     "--model",
@@ -79,7 +85,9 @@ class BlockRange(click.ParamType):  # type: ignore[type-arg]
 @map_port_option
 @click.option("--json", "as_json", is_flag=True, help="Print every event as a JSON line.")
 @tied_option
+@click.pass_context
 def serve(
+    context: click.Context,
     invite: str | None,
     model: str | None,
     blocks: tuple[int, int] | None,
@@ -102,9 +110,12 @@ def serve(
     training run: serve its last commit, and go on with it between answers.
 
     Prints an invite: with it other machines serve further blocks (`peer serve INVITE`), and anyone uses the model
-    (`peer generate INVITE "..."`). Ctrl-C leaves: clients go on with other servers.
+    (`peer generate INVITE "..."`). Ctrl-C leaves: clients go on with other servers. With --home and without INVITE a
+    server continues as it was started last, with the options of then; those that are given now replace them.
     """
-    opened, folder = _source(invite, model)
+    opened, folder = _source(invite, _kept_or_given(model, home))
+    if opened is None and home is not None and not is_given("model"):
+        opened = _joined(home)
     founders = ("is_open", "dtype", "template")
     refuse_beside("INVITE", opened is not None, *founders, why="the model of an INVITE was founded with them")
     refuse_without("--model", folder is not None, "is_open")
@@ -118,12 +129,13 @@ def serve(
     home = home or default_home(f"serve-{source}")
     if not tied:
         note_home(home)
+    context.params["model"] = folder  # for `chosen`: the next start may be typed elsewhere
     config = ServeConfig(
         home=home,
         invite=opened,
         folder=folder,
         name=name or socket.gethostname(),
-        listen=listen,
+        listen=on_a_free_port(home, listen, announce),
         announce=announce,
         relays=relays,
         map_port=map_port,
@@ -134,35 +146,75 @@ def serve(
         is_open=is_open,
         dtype=dtype,
         template=template,
+        choices=chosen(context, *founders),
     )
-    told = False
+    seen = ServedBlocks(f"home {home}", note=_unsaid if as_json else _tell)
+    served = False
 
     def ready(printed: Invite, span: Span) -> None:
-        nonlocal told
+        nonlocal served
+        first, served = not served, True
         if as_json:
             say_json({"event": "serving", "invite": str(printed), "first": span.first, "end": span.end}, uncut=True)
             return
         say(f"Serving blocks {span.first} to {span.end - 1} of {span.of}.", err=True)
-        if not told:
-            told = True
-            say("To serve further blocks, or these once more, run on another machine:", "", err=True)
-            say(f"peer serve {printed}", "", uncut=True)
-            say("To use the model:", "", err=True)
-            say(f'peer generate {printed} "Once upon a time"', "", uncut=True)
+        if first:
+            seen.address, seen.short = printed.addresses[0].partition("/p2p/")[0], word_for(config.home)
+            _say_commands(printed, seen.short)
 
     feed = EventFeed()
 
     async def work() -> None:
+        view = trio.CancelScope(shield=True)  # the last sessions are seen to end
+
+        async def show() -> None:
+            with view:
+                await follow(seen, {config.name: feed}, as_json, served_blocks_view)
+
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_follow, feed, as_json)
-            await run_server(config, ready, feed.take)
-            nursery.cancel_scope.cancel()
+            nursery.start_soon(show)
+            try:
+                await run_server(config, ready, feed.take)
+            finally:
+                view.cancel()
 
     try:
         run_until_stopped(work, tied)
     finally:
-        _show(feed, as_json)
-        say(f"Left. Serve again with --home {quoted(home)}.", err=True)
+        read_tails(seen, {config.name: feed}, as_json)
+        if served:
+            say(f"Left. Serve again: `peer serve --home {quoted(home)}`.", err=True)
+
+
+def _say_commands(printed: Invite, short: str) -> None:
+    """Say what to run with the invite, each command whole on a line of its own."""
+    say("To serve further blocks, or these once more, run on another machine:", "", err=True)
+    say(f"peer serve {printed}", "", uncut=True)
+    say("To use the model:", "", err=True)
+    say(f'peer generate {printed} "Once upon a time"', "", uncut=True)
+    say(f"peer chat {printed}", "", uncut=True)
+    say(f"peer api {printed}", "", uncut=True)
+    say(f"On this machine {short} stands for the invite: peer chat {short}", err=True)
+
+
+def _kept_or_given(model: str | None, home: Path | None) -> str | None:
+    """Return --model as given now or at the last start. Raises ConfigError if the checkpoint of then has gone."""
+    if model is not None and not is_given("model") and not os.path.isdir(model):
+        raise ConfigError(
+            f"the checkpoint {model}, which was served from {home}, has gone: put it back, or name its folder with"
+            " --model"
+        )
+    return model
+
+
+def _joined(home: Path) -> Invite | None:
+    """Return the invite by which the peer of a home came; None of a founder, and of a home without one."""
+    from peer.identity import Identity
+
+    if not os.path.exists(Home(home).invite) or not os.path.exists(Home(home).identity):
+        return None
+    invite = read_saved_invite(home)
+    return None if Identity.load_or_create(Home(home).identity).peer_id == invite.authority else invite
 
 
 def _source(invite: str | None, model: str | None) -> tuple[Invite | None, Path | None]:
@@ -172,32 +224,9 @@ def _source(invite: str | None, model: str | None) -> tuple[Invite | None, Path 
     return None if invite is None else read_invite(invite), None if model is None else checkpoint_folder(model)
 
 
-async def _follow(feed: EventFeed, as_json: bool) -> None:
-    """Show what happens."""
-    while True:
-        _show(feed, as_json)
-        await trio.sleep(0.3)
+def _tell(line: str) -> None:
+    say(line, err=True)
 
 
-def _show(feed: EventFeed, as_json: bool) -> None:
-    for at, event, fields in feed.poll():
-        if as_json:
-            say_json({"event": event, "at": at, **fields})
-        elif event in _TOLD:
-            say(_TOLD[event].format_map(_Told(fields)), err=True)
-
-
-class _Told(dict[str, Any]):
-    """An event's fields; one that is missing is shown as such."""
-
-    def __missing__(self, key: str) -> str:
-        return NOTHING
-
-
-_TOLD = {
-    "model_entered": "{chat_template}",
-    "worker_died": "The worker has died ({cause}); a new one starts.",
-    "commit_served": "Serving the commit of round {round}.",
-    "commit_unserved": "The commit of round {round} cannot be served ({reason}): waiting for the next one.",
-    "server_moves": "Other blocks need this machine more: moving to {first} to {end}.",
-}
+def _unsaid(line: str) -> None:
+    """Say nothing: the events are printed."""

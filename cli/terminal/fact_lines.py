@@ -14,6 +14,7 @@ Lines = Sequence[tuple[str, Sequence[Part]]]
 _LABEL: Final = 9  # columns, with what separates it from the facts
 _INDENT: Final = "  "
 _GAP: Final = "   "
+_BAR: Final = 20
 
 
 class FactLines:
@@ -25,6 +26,13 @@ class FactLines:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
         for label, parts in self._lines(options.ascii_only):
             yield _fitted(label, parts, options.max_width)
+
+
+def bar(share: float, ascii_only: bool) -> Text:
+    """Return a bar of which `share`, 0 to 1, is done."""
+    done, rest = ("#", "-") if ascii_only else ("━", "─")
+    filled = round(share * _BAR)
+    return Text.assemble((done * filled, "green"), (rest * (_BAR - filled), "dim"))
 
 
 def _fitted(label: str, parts: Sequence[Part], room: int) -> Text:

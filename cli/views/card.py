@@ -10,10 +10,9 @@ from rich.text import Text
 
 from cli.progress.facts import GroupRow, Row
 from cli.progress.state import ViewState
-from cli.terminal.fact_lines import FactLines, Part
+from cli.terminal.fact_lines import FactLines, Part, bar
 from cli.terminal.figures import NOTHING, duration_text, held_out_text, number_text, several, size_text
 
-_BAR: Final = 20
 _SPARK: Final = 24
 
 
@@ -76,15 +75,15 @@ def _now(view: ViewState, row: Row, group: GroupRow | None, now: float, ascii_on
         round_s, elapsed_s = view.pace.round_s, view.pace.elapsed_s(now)
         if group.phase != "training" or not round_s or elapsed_s is None:
             return [group.phase]
-        bar = _bar(min(1.0, elapsed_s / round_s), ascii_only)
-        return [group.phase, bar, f"{duration_text(elapsed_s)} of about {duration_text(round_s)}"]
+        done = bar(min(1.0, elapsed_s / round_s), ascii_only)
+        return [group.phase, done, f"{duration_text(elapsed_s)} of about {duration_text(round_s)}"]
     if row.gone:
         return [row.gone]
     work = row.work
     if work is not None and work.steps and row.doing == "training":
         left_s = work.left_s(now)
         left = [] if left_s is None else [f"{duration_text(left_s)} left"]
-        return ["training", _bar(work.share, ascii_only), f"step {work.done} of {work.steps}", *left]
+        return ["training", bar(work.share, ascii_only), f"step {work.done} of {work.steps}", *left]
     others = several(max(1, row.members - 1), "other member") if row.members > 1 else ""
     said = {
         "training": "training",
@@ -132,9 +131,3 @@ def _speed(view: ViewState, row: Row) -> list[Part]:
 def _traffic(row: Row) -> list[Part]:
     sent: list[Part] = [f"{size_text(row.bytes_up)} sent", f"{size_text(row.bytes_down)} received"]
     return [*sent, f"{size_text(row.round_bytes_up)} sent a round"] if row.round_bytes_up else sent
-
-
-def _bar(share: float, ascii_only: bool) -> Text:
-    done, rest = ("#", "-") if ascii_only else ("━", "─")
-    filled = round(share * _BAR)
-    return Text.assemble((done * filled, "green"), (rest * (_BAR - filled), "dim"))

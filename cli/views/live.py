@@ -1,4 +1,4 @@
-"""Show a `Progress` while work goes on: a redrawn table in a terminal, plain lines elsewhere, or JSON lines."""
+"""Show what goes on, as a `Progress`: a redrawn table in a terminal, plain lines elsewhere, or JSON lines."""
 
 from __future__ import annotations
 
@@ -10,13 +10,28 @@ import trio
 from rich.console import RenderableType
 from rich.text import Text
 
-from cli.progress.progress import Progress
 from cli.terminal.lines import say, say_json
 from cli.terminal.screen import live, screen
 from cli.views.table import live_view
 from peer.plain_text import plain
 
 POLL_S: Final = 0.25
+
+
+class Shown(Protocol):
+    """What events add up to: a `Progress`, or another that is drawn by a function of its own."""
+
+    title: str
+    say: Callable[[str], None] | None
+    """Called with notes as plain lines where there is no terminal to redraw."""
+
+    def apply(self, name: str, event: str, at: float, fields: Mapping[str, Any]) -> None:
+        """Take in one event of the peer called `name`."""
+        ...
+
+
+Draw = Callable[[Any, int], RenderableType]
+"""Draws what is shown for a terminal of so many columns."""
 
 
 class EventSource(Protocol):
@@ -26,7 +41,7 @@ class EventSource(Protocol):
         """Yield (Unix time, name, fields) of each event since the last call."""
 
 
-def read_tails(progress: Progress, tails: Mapping[str, EventSource], as_json: bool = False) -> None:
+def read_tails(progress: Shown, tails: Mapping[str, EventSource], as_json: bool = False) -> None:
     """Apply the new events of each stream to `progress`; with `as_json` also print them to standard output."""
     for name, tail in tails.items():
         for at, event, fields in tail.poll():
@@ -36,8 +51,8 @@ def read_tails(progress: Progress, tails: Mapping[str, EventSource], as_json: bo
 
 
 @contextmanager
-def shown(progress: Progress, as_json: bool = False) -> Iterator[Callable[[], None]]:
-    """Yield a function that redraws the table. Notes are plain lines where standard error is no terminal."""
+def shown(progress: Shown, as_json: bool = False, draw: Draw = live_view) -> Iterator[Callable[[], None]]:
+    """Yield a function that redraws the view. Notes are plain lines where standard error is no terminal."""
     console = screen(err=True)
     if as_json:
         yield _nothing
@@ -46,13 +61,15 @@ def shown(progress: Progress, as_json: bool = False) -> Iterator[Callable[[], No
         _line(progress.title)
         yield _nothing
     else:
-        with live(_drawn(progress, console.width), console) as display:
-            yield lambda: display.update(_drawn(progress, console.width), refresh=True)
+        with live(_drawn(progress, console.width, draw), console) as display:
+            yield lambda: display.update(_drawn(progress, console.width, draw), refresh=True)
 
 
-async def follow(progress: Progress, tails: Mapping[str, EventSource], as_json: bool = False) -> None:
+async def follow(
+    progress: Shown, tails: Mapping[str, EventSource], as_json: bool = False, draw: Draw = live_view
+) -> None:
     """Read and redraw until cancelled, and once more at the end."""
-    with shown(progress, as_json) as redraw:
+    with shown(progress, as_json, draw) as redraw:
         try:
             while True:
                 read_tails(progress, tails, as_json)
@@ -63,10 +80,10 @@ async def follow(progress: Progress, tails: Mapping[str, EventSource], as_json: 
             redraw()
 
 
-def _drawn(progress: Progress, width: int) -> RenderableType:
+def _drawn(progress: Shown, width: int, draw: Draw) -> RenderableType:
     """Return the view, or a sentence in its place: a table that cannot be drawn must not end the peer."""
     try:
-        return live_view(progress, width)
+        return draw(progress, width)
     except Exception as error:  # noqa: BLE001  whatever the events held
         return Text(plain(f"the table cannot be drawn ({type(error).__name__}: {error})"))
 

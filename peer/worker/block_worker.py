@@ -6,6 +6,7 @@ control socket. The worker sleeps only while no session waits for a step.
 
 from __future__ import annotations
 
+import math
 import select
 import time
 from collections import deque
@@ -42,6 +43,7 @@ from peer.ipc.block_messages import (
 )
 from peer.ipc.messages import ModelLoaded, Stop
 from peer.ipc.ring import Piece, Ring
+from peer.loading import Loading
 from peer.model.parameter_files import ParameterFiles
 from peer.model.parameter_names import EMBEDDING
 from peer.worker.control_link import ControlLink
@@ -61,7 +63,8 @@ class BlockWorker:
     def __init__(self, link: ControlLink, load: LoadBlocks) -> None:
         self._link, self._load = link, load
         device = resolve_device(load.device)
-        blocks = SpanBlocks(load.model, load.span, parameters_of(load), device.torch, load.window)
+        source = _counted(parameters_of(load), Loading(link.emit, "load", loaded_bytes(load)))
+        blocks = SpanBlocks(load.model, load.span, source, device.torch, load.window)
         self._engine = Engine(blocks, load.pages, load.rows_max, load.chunk_tokens)
         self._incoming = Ring.attach(load.to_worker.fds, load.to_worker.size_bytes)
         self._outgoing = Ring.attach(load.from_worker.fds, load.from_worker.size_bytes)
@@ -221,6 +224,23 @@ def parameters_of(load: LoadBlocks) -> TensorSource:
         return tensor.to(TYPES[load.dtype], copy=True)  # a mapped file may change, and lies at any address
 
     return source
+
+
+def loaded_bytes(load: LoadBlocks) -> int:
+    """Return the size of a span's parameters in the type to compute in."""
+    shapes = dict(parameter_shapes(load.model))
+    return sum(math.prod(shapes[name]) for name in _needed(load)) * TYPES[load.dtype].itemsize
+
+
+def _counted(source: TensorSource, loaded: Loading) -> TensorSource:
+    """Return the source, which tells of what has been taken from it."""
+
+    def counted(name: str) -> Tensor:
+        tensor = source(name)
+        loaded.add(tensor.nbytes)
+        return tensor
+
+    return counted
 
 
 def _needed(load: LoadBlocks) -> Iterator[str]:

@@ -18,8 +18,9 @@ import trio
 from peer.confinement.environment import passed_on
 from peer.decoding import MALFORMED, told
 from peer.errors import WorkerError
+from peer.events import EventLog
 from peer.ipc.first_message import FirstMessage, ToWorker
-from peer.ipc.messages import Beat, ControlFrames, FromWorker, ModelLoaded, Rejected, frame
+from peer.ipc.messages import Beat, ControlFrames, FromWorker, ModelLoaded, Rejected, WorkerEvent, frame
 from peer.worker.launch import BEHIND_THE_NETWORK
 
 _LOG_MAX_BYTES = 1 << 20
@@ -183,12 +184,17 @@ def _environment(private: Path, threads: int) -> dict[str, str]:
     }
 
 
-async def handshake(worker: WorkerProcess, load: FirstMessage, timeout_s: float) -> ModelLoaded | Rejected:
-    """Send the configuration and wait until the worker is ready. Raises WorkerError; the worker is then gone."""
+async def handshake(
+    worker: WorkerProcess, load: FirstMessage, timeout_s: float, events: EventLog | None = None
+) -> ModelLoaded | Rejected:
+    """Send the configuration and wait until the worker is ready; `events` gets what it tells meanwhile. Raises
+    WorkerError; the worker is then gone."""
     await worker.send(load)
     message: FromWorker | None = Beat(0)
     with trio.CancelScope(deadline=trio.current_time() + timeout_s) as timeout:
-        while isinstance(message, Beat):
+        while isinstance(message, Beat | WorkerEvent):
+            if events is not None and isinstance(message, WorkerEvent):
+                events.emit(message.name, **message.fields)
             message = await worker.receive()
     if timeout.cancelled_caught:
         await worker.destroy()

@@ -234,7 +234,7 @@ class Supervisor:
         async def load(rank: int) -> None:
             try:
                 message = self._launch.first_message(rank)
-                answer = await handshake(workers[rank], message, self._launch.load_timeout_s)
+                answer = await handshake(workers[rank], message, self._launch.load_timeout_s, self._launch.events)
             except WorkerError as error:
                 errors.append(error)
             else:

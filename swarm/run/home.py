@@ -1,8 +1,8 @@
 """A peer's folder on disk, and the lock that keeps two processes from being the same peer.
 
-lock   identity.key   invite   listening   living   choices.json   manifest.msgpack   tokenizer.json   guests.msgpack
-addresses.json   events.jsonl   worker.log   worker/   corpus/   agreement/   results/   fetched/   checkpoints/
-state.part   loss.png   paused
+lock   identity.key   invite   listening   living   choices.json   served.json   manifest.msgpack   tokenizer.json
+guests.msgpack   addresses.json   events.jsonl   worker.log   worker/   corpus/   agreement/   results/   fetched/
+checkpoints/   state.part   loss.png   paused
 At the coordinator also bans.msgpack, unbegun (before the first commit), replaced/ (a run that never began), complete
 (of a gossip run), and regroup.request and regroup.answer while a person asks for a regroup
 
@@ -76,6 +76,11 @@ class Home:
     def choices(self) -> Path:
         """The options of the last start that the next one takes over, as the command wrote them."""
         return self.path / "choices.json"
+
+    @property
+    def served(self) -> Path:
+        """As `choices`, of a peer that serves blocks: the same home may train as well."""
+        return self.path / "served.json"
 
     @property
     def guests(self) -> Path:

@@ -39,3 +39,5 @@ class ServeConfig:
     of its checkpoint by rule."""
     dtype: HiddenType | None = None
     """What a model that is founded is served in; None: what its checkpoint is in."""
+    choices: bytes = b""
+    """What the next start from `home` takes over, as the command wrote it; empty: nothing is kept."""

@@ -8,25 +8,36 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+import trio
 from blake3 import blake3
 
+from peer.checkpoint.hash_tree import StateTree, hash_state
 from peer.config import ModelConfig
 from peer.data.tokenizer import load_tokenizer
 from peer.data.tokenizer_rules import TOKENIZER_BYTES_MAX
 from peer.errors import CheckpointError
+from peer.events import EventLog
 from peer.files import read_bounded
 from peer.identity import Identity, Signed
 from peer.ipc.block_messages import HiddenType
 from peer.ipc.span import Span
+from peer.loading import loading
 from peer.model.hub_config import CONFIG_BYTES_MAX, read_served_config
 from peer.model.layout import FlatLayout
 from peer.model.parameter_files import ParameterFiles, check_finite
 from peer.model.parameter_names import HEAD
-from peer.model.text_rules import read_text_rules
+from peer.model.text_rules import TextRules, read_text_rules
 from peer.model.weight_files import conversion, missing_parameter, weight_files
-from swarm.run.manifest import PROTOCOL_VERSION, ServedModelManifest, fit_templates, model_features, sign_manifest
+from swarm.run.manifest import (
+    PROTOCOL_VERSION,
+    BlockRange,
+    ServedModelManifest,
+    fit_templates,
+    model_features,
+    sign_manifest,
+)
 from swarm.run.manifest_transfer import save_run_files
-from swarm.serving.parts import hash_parts
+from swarm.serving.parts import part_bytes, part_spans, part_tensors
 
 _TOKENIZER: Final = "tokenizer.json"
 _OTHER_TOKENIZERS: Final = ("tokenizer.model", "vocab.json", "tekken.json", "tiktoken.model", "spiece.model")
@@ -40,6 +51,8 @@ class CreatedModel:
     manifest: ServedModelManifest
     tokenizer: bytes
     """The tokenizer.json, empty for bytes."""
+    trees: tuple[StateTree, ...] = ()
+    """Of each part, if it has just been hashed."""
 
 
 @dataclass(frozen=True)
@@ -54,43 +67,88 @@ class FoundedModel:
     """The chat template, as `TextRules.founded_with` takes it; None: that of the checkpoint by rule."""
 
 
-def create_model(home: Path, folder: Path, identity: Identity, wanted: FoundedModel) -> CreatedModel:
-    """Read and hash a checkpoint in the Hugging Face layout, sign its manifest and keep it under `home`. Blocks. Raises
+@dataclass(frozen=True)
+class PreparedModel:
+    """A checkpoint whose small files and headers do: all but its values. It is a `swarm.serving.parts.Weights`."""
+
+    wanted: FoundedModel
+    folder: Path
+    files: ParameterFiles
+    model: ModelConfig
+    window: int | None
+    dtype: HiddenType
+    cuts: tuple[BlockRange, ...]
+    text: TextRules
+    tokenizer: bytes
+    tokenizer_name: str
+
+
+def prepare_model(folder: Path, wanted: FoundedModel) -> PreparedModel:
+    """Read the small files of a checkpoint in the Hugging Face layout and the headers of its weights. Blocks. Raises
     ConfigError for a model outside the family, CheckpointError for files that do not fit."""
     content = _read(folder / "config.json", CONFIG_BYTES_MAX)
     config, window = read_served_config(content)
     model = msgspec.structs.replace(config, tie_embeddings=False)  # the last server has a head of its own
-    text = read_text_rules(folder)  # small files first: the weights take long
+    text = read_text_rules(folder)
     if wanted.template is not None:
         text = text.founded_with(wanted.template)
     tokenizer, tokenizer_name = _tokenizer(folder, model)
     weight_files(folder)
     files = ParameterFiles([folder])
     _check_names(folder, files, config)
-    own = _own_dtype(folder, files, model)
-    dtype = wanted.dtype or own
+    own = _own_dtype(files, model)
     step = model.shared_blocks
-    cuts = tuple((first, first + step) for first in range(0, model.layers, step))
-    spans = [Span(first, end, model.layers) for first, end in cuts]
+    return PreparedModel(
+        wanted=wanted,
+        folder=folder,
+        files=files,
+        model=model,
+        window=window,
+        dtype=wanted.dtype or own,
+        cuts=tuple((first, first + step) for first in range(0, model.layers, step)),
+        text=text,
+        tokenizer=tokenizer,
+        tokenizer_name=tokenizer_name,
+    )
+
+
+async def create_model(home: Path, prepared: PreparedModel, identity: Identity, events: EventLog) -> CreatedModel:
+    """Read and hash all values of a checkpoint, sign its manifest and keep it under `home`. Raises CheckpointError."""
+    trees = await _hash(prepared, events)
+    model, wanted = prepared.model, prepared.wanted
     manifest = ServedModelManifest(
         protocol=PROTOCOL_VERSION,
         authority=identity.peer_id,
         created_at=int(time.time()),
         model=model,
-        tokenizer=tokenizer_name,
+        tokenizer=prepared.tokenizer_name,
         requires=model_features(model),
         name=wanted.name,
         open=wanted.is_open,
-        cuts=cuts,
-        checkpoint=tuple(tree.root for tree in hash_parts(files, model, dtype, spans)),
-        dtype=dtype,
-        window=window,
-        text=text,
+        cuts=prepared.cuts,
+        checkpoint=tuple(tree.root for tree in trees),
+        dtype=prepared.dtype,
+        window=prepared.window,
+        text=prepared.text,
     )
     manifest = fit_templates(manifest)
     signed = sign_manifest(identity, manifest)
-    save_run_files(home, signed, tokenizer)
-    return CreatedModel(signed, manifest, tokenizer)
+    await trio.to_thread.run_sync(save_run_files, home, signed, prepared.tokenizer)
+    return CreatedModel(signed, manifest, prepared.tokenizer, trees)
+
+
+async def _hash(prepared: PreparedModel, events: EventLog) -> tuple[StateTree, ...]:
+    """Return the hashes of each part, whose values must be finite. Each is read once."""
+    files, model, dtype = prepared.files, prepared.model, prepared.dtype
+    spans = part_spans(prepared)
+
+    def hash_part(span: Span) -> StateTree:
+        for name in FlatLayout.of(model, span).slots:
+            check_finite(prepared.folder, name, files.tensor(name))
+        return hash_state(part_tensors(files, model, dtype, span), read.add)
+
+    with loading(events.emit, "read", sum(part_bytes(model, dtype, span) for span in spans)) as read:
+        return tuple([await trio.to_thread.run_sync(hash_part, span) for span in spans])
 
 
 def _check_names(folder: Path, files: ParameterFiles, config: ModelConfig) -> None:
@@ -101,17 +159,14 @@ def _check_names(folder: Path, files: ParameterFiles, config: ModelConfig) -> No
             raise missing_parameter(folder, name, names)
 
 
-def _own_dtype(folder: Path, files: ParameterFiles, model: ModelConfig) -> HiddenType:
-    """Return the type of a checkpoint: bf16 where all parameters are of it. All values must be finite."""
-    names = FlatLayout.of(model).slots
-    kinds = {str(files.tensor(name).dtype) for name in names}
+def _own_dtype(files: ParameterFiles, model: ModelConfig) -> HiddenType:
+    """Return the type of a checkpoint: bf16 where all parameters are of it."""
+    kinds = {str(files.tensor(name).dtype) for name in FlatLayout.of(model).slots}
     unfit = kinds - {"torch.float64", "torch.float32", "torch.bfloat16", "torch.float16"}
     if unfit:
         raise CheckpointError(
             f"the checkpoint has parameters of {sorted(unfit)[0]}: take one in float32, bfloat16 or float16"
         )
-    for name in names:
-        check_finite(folder, name, files.tensor(name))
     return "bf16" if kinds == {"torch.bfloat16"} else "fp32"
 
 

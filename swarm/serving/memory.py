@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from peer.errors import ConfigError, ResourceError
 from peer.free_memory import free_memory_bytes
 from peer.ipc.block_messages import HIDDEN_BYTES, PAGE_TOKENS
 from peer.ipc.span import Span
@@ -24,6 +25,24 @@ def pages_that_fit(weights: Weights, span: Span, memory_bytes: float | None) -> 
     left = memory_for(memory_bytes) - held
     useful = SESSIONS_WANTED * -(-weights.model.max_seq_len // PAGE_TOKENS)
     return int(max(4, min(left / (_page_bytes(weights) * span.count), useful, PAGES_MAX)))
+
+
+def check_room(weights: Weights, blocks: tuple[int, int] | None, memory_bytes: float | None) -> int:
+    """Return how many blocks there is room for. Raises ConfigError for `blocks` that the model has not, ResourceError
+    where these, or for None a single one, do not fit."""
+    layers = weights.model.layers
+    first, end = blocks or (0, 1)
+    if not 0 <= first < end <= layers:
+        raise ConfigError(f"--blocks {first}:{end} is not inside the model's {layers} blocks: choose others")
+    room = blocks_that_fit(weights, memory_bytes)
+    if room < 1:
+        raise ResourceError("there is no memory for a single block: free some, or raise --memory")
+    if end - first > room:
+        raise ResourceError(
+            f"{end - first} blocks need more memory than is free, which is enough for {room}: choose fewer, or raise"
+            " --memory"
+        )
+    return room
 
 
 def blocks_that_fit(weights: Weights, memory_bytes: float | None) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Final
@@ -13,9 +13,11 @@ from typing import Final
 import msgspec
 import trio
 
-from peer.errors import CheckpointError, ConfigError, ResourceError
+from peer.checkpoint.hash_tree import StateTree
+from peer.errors import CheckpointError
 from peer.ipc.block_messages import CHUNK_TOKENS
 from peer.ipc.span import Span
+from peer.loading import loading
 from peer.model.parameter_files import ParameterFiles
 from peer.worker.block_client import BlockConfig, BlockWorkerGroup
 from swarm.inference.record import SERVERS, ServerRecord, servers_key
@@ -26,10 +28,11 @@ from swarm.run.home import Home
 from swarm.run.manifest import AnyManifest, ServedModelManifest
 from swarm.serving.config import ServeConfig
 from swarm.serving.description import ServerDescription
-from swarm.serving.memory import blocks_that_fit, pages_that_fit
-from swarm.serving.parts import PartStore, fetch_part, missing_parts, part_path, parts_of
+from swarm.serving.memory import blocks_that_fit, check_room, pages_that_fit
+from swarm.serving.parts import PartStore, fetch_part, missing_parts, part_bytes, part_path, part_spans, parts_of
 from swarm.serving.placement import LOOK_S, PlacementView, better_blocks, choose_blocks
 from swarm.serving.server import BlockServer, ServedSpan
+from swarm.serving.server_events import arriving, tell_load
 
 LEAVE_S: Final = 5.0
 """What clients get to replace a server that leaves."""
@@ -39,10 +42,16 @@ class ModelServer:
     """What is open while a peer serves a model."""
 
     def __init__(
-        self, config: ServeConfig, home: Home, peer: OpenPeer[AnyManifest], manifest: ServedModelManifest
+        self,
+        config: ServeConfig,
+        home: Home,
+        peer: OpenPeer[AnyManifest],
+        manifest: ServedModelManifest,
+        trees: Sequence[StateTree] = (),
     ) -> None:
+        """`trees`: of each part, if the files of `config.folder` have just been hashed."""
         self._config, self._home, self._host = config, home, peer.host
-        self._manifest = manifest
+        self._manifest, self._trees = manifest, trees
         self._parts = PartStore(self._manifest)
         self._description = ServerDescription(peer.host, peer.run.gate, config)
         self._random = random.Random(secrets.token_hex(8))
@@ -62,6 +71,7 @@ class ModelServer:
         self._plan(span)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._membership.run)
+            nursery.start_soon(tell_load, self._host.events, self._load)
             nursery.start_soon(note_living, self._host, self._home, self._membership.others)
             while True:
                 await self._fetch(span)
@@ -71,21 +81,9 @@ class ModelServer:
     # -- which blocks --------------------------------------------------------------------------------------------------
 
     def _first_span(self) -> Span:
-        blocks, room = self._config.blocks, blocks_that_fit(self._manifest, self._config.memory_bytes)
-        layers = self._manifest.model.layers
-        if blocks is not None:
-            first, end = blocks
-            if not 0 <= first < end <= layers:
-                raise ConfigError(f"--blocks {first}:{end} is not inside the model's {layers} blocks: choose others")
-            if end - first > room:
-                raise ResourceError(
-                    f"{end - first} blocks need more memory than is free, which is enough for {room}: choose fewer, or"
-                    " raise --memory"
-                )
-            return Span(first, end, layers)
-        if room < 1:
-            raise ResourceError("there is no memory for a single block: free some, or raise --memory")
-        return choose_blocks(self._placement(), room, self._random.random)
+        blocks, layers = self._config.blocks, self._manifest.model.layers
+        room = check_room(self._manifest, blocks, self._config.memory_bytes)
+        return Span(*blocks, layers) if blocks else choose_blocks(self._placement(), room, self._random.random)
 
     def _placement(self) -> PlacementView:
         return PlacementView(self._manifest.model.layers, self._membership.others(), self._manifest.model.shared_blocks)
@@ -119,31 +117,64 @@ class ModelServer:
         """Have the weights of a span on disk, checked. Raises NetworkError, ResourceError, CheckpointError."""
         weights = self._home.path / "weights"
         weights.mkdir(exist_ok=True)
-        await trio.to_thread.run_sync(self._take_from_disk, parts_of(self._manifest, span))
-        for number in missing_parts(self._parts, self._manifest, parts_of(self._manifest, span)):
-            if not self._membership.others() and self._host.peer_id == self._manifest.authority:
-                raise CheckpointError(
-                    f"part {number} of the model is not in {self._folders[0]}, or has changed since it was first"
-                    " served: put the checkpoint back, or choose another --home"
-                )
-            await fetch_part(self._host, self._donors, self._manifest, number, weights)
-            await trio.to_thread.run_sync(self._take_from_disk, [number])
+        await self._take_from_disk(parts_of(self._manifest, span))
+        missing = missing_parts(self._parts, self._manifest, parts_of(self._manifest, span))
+        if not missing:
+            return
+        if not self._membership.others() and self._host.peer_id == self._manifest.authority:
+            raise CheckpointError(
+                f"part {missing[0]} of the model is not in {self._folders[0]}, or has changed since it was first"
+                " served: put the checkpoint back, name its folder with --model, or choose another --home"
+            )
+        events = self._host.events
+        with loading(events.emit, "fetch", self._size_bytes(missing)) as fetched:
+            for place, number in enumerate(missing):
+                before = self._size_bytes(missing[:place])
+                log = arriving(events, lambda done, before=before: fetched.reach(before + done))  # type: ignore[misc]
+                await fetch_part(self._host, self._donors, self._manifest, number, weights, log)
+                await self._take(await trio.to_thread.run_sync(ParameterFiles, self._folders), number)
+                fetched.reach(self._size_bytes(missing[: place + 1]))
 
     def _donors(self) -> list[str]:
         """Return the peers to ask for parts."""
         others = [*self._membership.others(), self._manifest.authority]
         return [peer for peer in dict.fromkeys(others) if peer != self._host.peer_id]
 
-    def _take_from_disk(self, wanted: list[int]) -> None:
+    async def _take_from_disk(self, wanted: list[int]) -> None:
         """Serve what the files have: all parts of a checkpoint, and those that were fetched."""
-        files = ParameterFiles(self._folders)
         whole = self._config.folder is not None
-        for number in range(len(self._manifest.cuts)) if whole else wanted:
-            here = part_path(self._home.path / "weights", number).exists()
-            if self._manifest.checkpoint[number] in self._parts.roots or not (whole or here):
-                continue
-            if not self._parts.add(files, number) and here:
-                part_path(self._home.path / "weights", number).unlink()  # damaged: fetched again
+        numbers = [
+            number
+            for number in (range(len(self._manifest.cuts)) if whole else wanted)
+            if self._manifest.checkpoint[number] not in self._parts.roots and (whole or self._path(number).exists())
+        ]
+        files = await trio.to_thread.run_sync(ParameterFiles, self._folders)
+        if self._trees or not numbers:
+            for number in numbers:
+                await self._take(files, number, tree=self._trees[number])
+            return
+        with loading(self._host.events.emit, "check", self._size_bytes(numbers)) as checked:
+            for number in numbers:
+                await self._take(files, number, checked.add)
+
+    async def _take(
+        self,
+        files: ParameterFiles,
+        number: int,
+        hashed: Callable[[int], None] | None = None,
+        tree: StateTree | None = None,
+    ) -> None:
+        """Serve a part from now on, if the files have it; see `PartStore.add`."""
+        added = await trio.to_thread.run_sync(self._parts.add, files, number, hashed, tree)
+        if not added:  # where it was fetched it is damaged, and fetched again
+            self._path(number).unlink(missing_ok=True)
+
+    def _path(self, number: int) -> Path:
+        return part_path(self._home.path / "weights", number)
+
+    def _size_bytes(self, numbers: Sequence[int]) -> int:
+        manifest, spans = self._manifest, part_spans(self._manifest)
+        return sum(part_bytes(manifest.model, manifest.dtype, spans[number]) for number in numbers)
 
     # -- serving -------------------------------------------------------------------------------------------------------
 
@@ -166,7 +197,8 @@ class ModelServer:
         served = ServedSpan(span, manifest.model.hidden_size, manifest.dtype, CHUNK_TOKENS, manifest.model.max_seq_len)
         moved = list[Span]()
         async with AsyncExitStack() as stack:
-            worker = await stack.enter_async_context(BlockWorkerGroup.open(worker_config))
+            with loading(self._host.events.emit, "load", part_bytes(manifest.model, manifest.dtype, span)):
+                worker = await stack.enter_async_context(BlockWorkerGroup.open(worker_config))
             nursery = await stack.enter_async_context(trio.open_nursery())
             server = BlockServer(served, worker, self._host, nursery)
             self._server = server
@@ -197,6 +229,9 @@ class ModelServer:
                 await self._membership.announce()
             await server.leave(LEAVE_S)
         self._host.flows.serve(None)
+
+    def _load(self) -> tuple[ServerRecord, int]:
+        return self._record(), 0 if self._server is None else len(self._server.clients)
 
     def _record(self) -> ServerRecord:
         server = self._server

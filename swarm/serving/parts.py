@@ -21,6 +21,7 @@ from torch import Tensor
 from peer.checkpoint.hash_tree import StateBytes, StateTree, hash_state
 from peer.config import ModelConfig
 from peer.errors import CheckpointError, ProtocolViolation, ResourceError
+from peer.events import EventLog
 from peer.ipc.block_messages import HiddenType
 from peer.ipc.span import Span
 from peer.model.layout import FlatLayout
@@ -82,11 +83,6 @@ def parts_of(manifest: ServedModelManifest, span: Span) -> list[int]:
     return [number for number, (first, end) in enumerate(manifest.cuts) if first < span.end and span.first < end]
 
 
-def hash_parts(files: ParameterFiles, model: ModelConfig, dtype: HiddenType, spans: Iterable[Span]) -> list[StateTree]:
-    """Hash parts of a checkpoint, a few GB a second: call it in a thread. Raises CheckpointError."""
-    return [hash_state(part_tensors(files, model, dtype, span)) for span in spans]
-
-
 class PartStore:
     """The parts that this peer serves to others, mapped from its files."""
 
@@ -100,11 +96,18 @@ class PartStore:
         """The hashes of the parts that are here."""
         return frozenset(self._parts)
 
-    def add(self, files: ParameterFiles, number: int) -> bool:
-        """Serve a part from now on, if the files hold what the manifest names. Blocks while it is hashed."""
+    def add(
+        self,
+        files: ParameterFiles,
+        number: int,
+        hashed: Callable[[int], None] | None = None,
+        tree: StateTree | None = None,
+    ) -> bool:
+        """Serve a part from now on, if the files hold what the manifest names. Blocks while it is hashed, and tells
+        `hashed` of the bytes that are done. With `tree` it has just been hashed."""
         manifest, span = self._manifest, part_spans(self._manifest)[number]
         tensors = part_tensors(files, manifest.model, manifest.dtype, span)
-        tree = hash_state(tensors)
+        tree = tree or hash_state(tensors, hashed)
         if tree.root != manifest.checkpoint[number]:
             return False
         self._parts[tree.root] = (tree, StateBytes(tensors))
@@ -143,16 +146,21 @@ def part_path(folder: Path, number: int) -> Path:
 
 
 async def fetch_part(
-    host: Host, donors: Callable[[], Iterable[str]], manifest: ServedModelManifest, number: int, folder: Path
+    host: Host,
+    donors: Callable[[], Iterable[str]],
+    manifest: ServedModelManifest,
+    number: int,
+    folder: Path,
+    events: EventLog,
 ) -> None:
     """Fetch a part from peers that have it into its file. What has arrived stays for the next attempt if this fails.
-    Raises NetworkError, ResourceError."""
+    Raises NetworkError, ResourceError. Events: state_progress."""
     span = part_spans(manifest)[number]
     size, root = part_bytes(manifest.model, manifest.dtype, span), manifest.checkpoint[number]
     path = folder / f"part-{number:04}.part"
     part = await trio.to_thread.run_sync(PartFile, path, size)
     try:
-        tree = await ChunkFetch(host.rpc, donors, root, part, host.events).run()
+        tree = await ChunkFetch(host.rpc, donors, root, part, events).run()
         if await trio.to_thread.run_sync(part.intact, tree) != part.chunks:
             raise ResourceError(f"{path} reads back other bytes than were written: check that disk")
     finally:

@@ -1,17 +1,19 @@
 """One block server's life: from a checkpoint or an invite to blocks that others can use, and back.
 
-home lock -> identity -> host -> manifest -> gate -> DHT node -> the server of a model, or of a run's last commit
+home lock -> identity -> small files -> host -> the weights, once -> manifest -> gate -> DHT node
+-> the server of a model, or of a run's last commit
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
 import msgspec
 import trio
 
+from peer.checkpoint.hash_tree import StateTree
 from peer.errors import ConfigError
 from peer.events import Watcher
 from peer.files import write_atomically
@@ -30,7 +32,8 @@ from swarm.run.inviting import printed_invite, with_living
 from swarm.run.manifest import AnyManifest, Manifest, open_any_manifest, open_served_manifest
 from swarm.run.manifest_transfer import load_run_files
 from swarm.serving.config import ServeConfig
-from swarm.serving.create_model import CreatedModel, FoundedModel, create_model
+from swarm.serving.create_model import CreatedModel, FoundedModel, PreparedModel, create_model, prepare_model
+from swarm.serving.memory import check_room
 from swarm.serving.model_server import ModelServer
 from swarm.serving.run_server import RunServer
 
@@ -47,7 +50,7 @@ async def run_server(config: ServeConfig, ready: Callable[[Invite, Span], None],
     """
     with open_home(config.home, watch) as opened:
         home, identity = opened.home, opened.identity
-        founded = await trio.to_thread.run_sync(_create_or_reopen, config, identity)
+        founded = await trio.to_thread.run_sync(_reopen_or_prepare, config, identity)
         host_config = HostConfig(
             identity=identity,
             events=opened.events,
@@ -56,9 +59,14 @@ async def run_server(config: ServeConfig, ready: Callable[[Invite, Span], None],
             relays=config.relays,
             map_port=config.map_port,
         )
+        trees = list[StateTree]()
 
         async def enter(host: Host) -> EnteredRun[AnyManifest]:
-            entered = await _enter(config, home, host, founded)
+            created = founded
+            if isinstance(created, PreparedModel):  # only now, as it takes long: the port is ours
+                created = await create_model(config.home, created, identity, host.events)
+                trees.extend(created.trees)
+            entered = await _enter(config, home, host, created)
             manifest = entered.manifest
             said = manifest.text.choice(others=OTHERS).sentence
             host.events.emit("model_entered", name=manifest.name, blocks=manifest.model.layers, chat_template=said)
@@ -67,19 +75,23 @@ async def run_server(config: ServeConfig, ready: Callable[[Invite, Span], None],
         known = config.invite.addresses if config.invite is not None else ()
         peer_config = PeerConfig(host_config, home, known)
         async with open_peer(peer_config, enter, run_schemas) as peer:
-            serving = _server(config, home, peer)
+            serving = _server(config, home, peer, trees)
             invite = _invite(config, home, peer)
             write_atomically(home.invite, f"{invite}\n".encode())
+            if config.choices:
+                write_atomically(home.served, config.choices)
             home.note_listening(peer.host.addresses)
             await serving.run(lambda span: ready(invite, span))
 
 
-def _server(config: ServeConfig, home: Home, peer: OpenPeer[AnyManifest]) -> ModelServer | RunServer:
-    """Return what serves a model, or the last commit of a training run."""
+def _server(
+    config: ServeConfig, home: Home, peer: OpenPeer[AnyManifest], trees: Sequence[StateTree]
+) -> ModelServer | RunServer:
+    """Return what serves a model, whose parts may just have been hashed, or the last commit of a training run."""
     manifest = peer.run.manifest
     if isinstance(manifest, Manifest):
         return RunServer(config, home, peer, manifest)
-    return ModelServer(config, home, peer, manifest)
+    return ModelServer(config, home, peer, manifest, trees)
 
 
 def _invite(config: ServeConfig, home: Home, peer: OpenPeer[AnyManifest]) -> Invite:
@@ -93,8 +105,18 @@ def _invite(config: ServeConfig, home: Home, peer: OpenPeer[AnyManifest]) -> Inv
     return printed_invite(home, peer.host.identity, peer.run.manifest, named, peer.run.gate.bans)
 
 
-def _create_or_reopen(config: ServeConfig, identity: Identity) -> CreatedModel | None:
-    """Return the model that this peer founds or has founded; None if it joins one."""
+def _reopen_or_prepare(config: ServeConfig, identity: Identity) -> CreatedModel | PreparedModel | None:
+    """Return the model that this peer has founded, or what it founds one of; None if it joins one. Reads no weights.
+
+    Raises ConfigError, CheckpointError, and ResourceError where there is no room for the blocks."""
+    founded = _founded(config, identity)
+    if founded is not None:
+        weights = founded if isinstance(founded, PreparedModel) else founded.manifest
+        check_room(weights, config.blocks, config.memory_bytes)
+    return founded
+
+
+def _founded(config: ServeConfig, identity: Identity) -> CreatedModel | PreparedModel | None:
     if config.invite is not None:
         return None
     kept = load_run_files(config.home)
@@ -114,7 +136,7 @@ def _create_or_reopen(config: ServeConfig, identity: Identity) -> CreatedModel |
     if config.folder is None:
         raise ConfigError(f"{config.home} holds no served model yet: name a checkpoint with --model")
     wanted = FoundedModel(_model_name(config.folder), config.is_open, config.dtype, config.template)
-    return create_model(config.home, config.folder, identity, wanted)
+    return prepare_model(config.folder, wanted)
 
 
 def _has_template(rules: TextRules, word: str) -> bool:

@@ -24,6 +24,7 @@ from peer.events import EventLog
 from peer.footprint.workload import FLOAT_BYTES
 from peer.ipc.block_messages import HiddenType
 from peer.ipc.span import Span, spans_of
+from peer.loading import loading
 from peer.model.layout import FlatLayout
 from peer.model.parameter_names import EMBEDDING
 from swarm.client.session import RunClient
@@ -33,6 +34,7 @@ from swarm.membership.proven_heads import ProvenHead
 from swarm.placement.stages import layout_of, state_bytes
 from swarm.protocol.head import Head
 from swarm.run.manifest import Manifest
+from swarm.serving.server_events import arriving
 from swarm.state.fetch import fetch_ranges
 
 WEIGHTS_FILE: Final = "model.safetensors"
@@ -98,14 +100,20 @@ class CommitFiles:
         self._folder.mkdir(parents=True, exist_ok=True)
         stages = spans_of(self._client.training.cuts)
         wanted = [n for n, stage in enumerate(stages) if stage.first < span.end and span.first < stage.end]
+        sizes = [FLOAT_BYTES * layout_of(self._client.training, stage).numel for stage in wanted]
+        flats: dict[int, torch.Tensor] = {}
         try:
-            flats = {stage: await self._fetch_stage(commit, stage) for stage in wanted}
+            with loading(self._events.emit, "fetch", sum(sizes)) as fetched:
+                for place, stage in enumerate(wanted):
+                    before = sum(sizes[:place])
+                    log = arriving(self._events, lambda done, before=before: fetched.reach(before + done))  # type: ignore[misc]
+                    flats[stage] = await self._fetch_stage(commit, stage, log)
             await trio.to_thread.run_sync(self._write, target, flats, span)
         finally:
             self._drop_parts()
         return target
 
-    async def _fetch_stage(self, commit: RunCommit, stage: int) -> torch.Tensor:
+    async def _fetch_stage(self, commit: RunCommit, stage: int, events: EventLog) -> torch.Tensor:
         """Return a stage's weights, flat fp32, mapped."""
         manifest, host = self._client.training, self._client.host
         file = self._folder / f"stage-{stage}.part"
@@ -114,7 +122,7 @@ class CommitFiles:
         weights = [(0, FLOAT_BYTES * numel)]
 
         async def fetch(donors: tuple[str, ...]) -> torch.Tensor:
-            fetched = await fetch_ranges(host.rpc, lambda: donors, root, size_bytes, weights, file, self._events)
+            fetched = await fetch_ranges(host.rpc, lambda: donors, root, size_bytes, weights, file, events)
             return fetched.flat[:numel]
 
         if host.peer_id in holders:  # it trains: its own copy crosses no network

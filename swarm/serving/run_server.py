@@ -26,6 +26,7 @@ from peer.errors import BarnraiseError, ConfigError, NetworkError, ResourceError
 from peer.events import Event, EventLog
 from peer.ipc.block_messages import CHUNK_TOKENS, HiddenType, row_bytes_max
 from peer.ipc.span import Span
+from peer.loading import loading
 from peer.worker.block_client import BlockConfig, BlockWorkerGroup
 from swarm.client.session import RunClient
 from swarm.inference.record import COMMITS_MAX, SERVERS, ServerRecord, check_commits, servers_key
@@ -39,17 +40,22 @@ from swarm.serving.config import ServeConfig
 from swarm.serving.description import ServerDescription
 from swarm.serving.memory import blocks_that_fit, memory_for, pages_that_fit
 from swarm.serving.model_server import LEAVE_S
+from swarm.serving.parts import part_bytes
 from swarm.serving.placement import LOOK_S as PLACEMENT_LOOK_S
 from swarm.serving.placement import PlacementView, better_blocks, choose_blocks
 from swarm.serving.run_commits import CommitFiles, RunCommit, last_commit, served_type
 from swarm.serving.server import BlockServer, ServedSpan
+from swarm.serving.server_events import tell_load
 
 LOOK_S: Final = 2.0
 IDLE_S: Final = 5.0
 """Sessions of an older commit that have computed nothing for so long are between two answers: they are ended, and their
 clients go on with the newest."""
 _AHEAD_S: Final = 3600.0
-_OF_TRAINING: Final = frozenset({"state_progress", "member_joined", "member_left"})
+_OF_SERVING: Final = frozenset(
+    {"member_joined", "member_left", "loading_begun", "loading_progress", "loading_ended", "load_changed"}
+)
+"""Events that a peer which trains does not tell of its server: its own have these names, or tell more."""
 
 
 @dataclass(frozen=True)
@@ -138,6 +144,7 @@ class RunServer:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._membership.run)
+                nursery.start_soon(tell_load, self._events, self._load)
                 while True:
                     self._plan(await self._serve_span(ready))
         finally:
@@ -174,6 +181,7 @@ class RunServer:
                 await tried.wait()
             if self._servers.commits and not told:
                 told = True
+                self._events.emit("blocks_served", first=self._span.first, end=self._span.end, pages=self._pages)
                 ready(self._span)
             if self._servers.commits and trio.current_time() >= look_at:
                 look_at = trio.current_time() + PLACEMENT_LOOK_S * (0.5 + self._random.random())
@@ -217,7 +225,9 @@ class RunServer:
         try:
             folder = await self._files.fetch(commit, self._span)
             async with AsyncExitStack() as stack:
-                worker = await stack.enter_async_context(BlockWorkerGroup.open(self._worker_config(folder)))
+                size_bytes = part_bytes(self._manifest.model, self._weights.dtype, self._span)
+                with loading(self._events.emit, "load", size_bytes):
+                    worker = await stack.enter_async_context(BlockWorkerGroup.open(self._worker_config(folder)))
                 nursery = await stack.enter_async_context(trio.open_nursery())
                 await self._take_sessions(commit, worker, nursery, tried)
         except BarnraiseError as error:
@@ -271,11 +281,14 @@ class RunServer:
             folders=(folder,),
             directory=self._home.path / f"blocks-{self._count % COMMITS_MAX}",
             gives_way=self._config.beside_training,
-            events=self._host.events,
+            events=self._events,
             device=self._config.device,
             threads=self._config.threads,
             pages=self._pages,
         )
+
+    def _load(self) -> tuple[ServerRecord, int]:
+        return self._record(), len({client for server in self._servers.servers for client in server.clients})
 
     def _record(self) -> ServerRecord:
         servers = self._servers.servers
@@ -293,10 +306,10 @@ class RunServer:
 
 
 def _without_namesakes(events: EventLog) -> EventLog:
-    """Return a log that passes on all events but those by which a peer tells of its training."""
+    """Return a log that passes on all events but those of `_OF_SERVING`."""
 
     def tell(event: Event) -> None:
-        if event.name not in _OF_TRAINING:
+        if event.name not in _OF_SERVING:
             events.emit(event.name, **event.fields)
 
     return EventLog(watch=tell)

@@ -105,6 +105,11 @@ class BlockServer:
     def sessions(self) -> int:
         return len(self._sessions)
 
+    @property
+    def clients(self) -> frozenset[str]:
+        """The peers that have sessions."""
+        return frozenset(session.client for session in self._sessions.values())
+
     def has(self, session: bytes) -> bool:
         """Whether the session of that id is open here."""
         return session in self._sessions

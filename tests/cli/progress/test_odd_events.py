@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -12,15 +12,14 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from cli.commands.join import farewell
-from cli.commands.serve import _TOLD, _show
 from cli.commands.status import _skipped_text
 from cli.demo.report import broken_in_pipeline, broken_invariants
 from cli.demo.verdict import train_losses
 from cli.progress import progress as progress_module
 from cli.progress.facts import CommitRow
 from cli.progress.progress import Progress
-from cli.views import live
-from cli.views.live import _drawn, read_tails
+from cli.views.live import Draw, Shown, _drawn, read_tails
+from cli.views.table import live_view
 from tests.cli.terminal.test_hostile_text import member
 from tests.cli.views.test_pipeline_views import GOOD, told
 from tests.cli.views.test_views import GOOD as COMMITS
@@ -39,10 +38,10 @@ VALUES = LEAVES | st.lists(LEAVES, max_size=3) | st.dictionaries(st.text(max_siz
 EVENTS = st.tuples(st.sampled_from(HANDLED), st.dictionaries(st.sampled_from(NAMES), VALUES))
 
 
-def drawn(view: Progress, width: int = 80) -> str:
+def drawn(view: Shown, width: int = 80, draw: Draw = live_view) -> str:
     console = Console(width=width, file=io.StringIO())
     with console.capture() as captured:
-        console.print(_drawn(view, width))
+        console.print(_drawn(view, width, draw))
     return captured.get()
 
 
@@ -134,12 +133,11 @@ class Feed:
             yield 1.0, *self.events.pop(0)
 
 
-def test_a_table_that_cannot_be_drawn_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(view: Progress, width: int) -> None:
+def test_a_table_that_cannot_be_drawn_is_a_sentence() -> None:
+    def fail(view: Progress, width: int) -> NoReturn:
         raise OverflowError("too wide")
 
-    monkeypatch.setattr(live, "live_view", fail)
-    assert "the table cannot be drawn (OverflowError: too wide)" in drawn(Progress("a run"))
+    assert "the table cannot be drawn (OverflowError: too wide)" in drawn(Progress("a run"), draw=fail)
 
 
 def test_a_terminal_that_is_gone_is_no_odd_event() -> None:
@@ -149,8 +147,3 @@ def test_a_terminal_that_is_gone_is_no_odd_event() -> None:
     view = Progress("a run", say=gone)
     with pytest.raises(BrokenPipeError):
         read_tails(view, {"a": Feed(("worker_died", {"cause": "killed"}))})
-
-
-def test_a_servers_view_shows_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
-    _show(Feed(*((event, {}) for event in _TOLD)), False)  # type: ignore[arg-type]
-    assert len(capsys.readouterr().err.splitlines()) == len(_TOLD)

@@ -16,6 +16,7 @@ import pytest
 from cli.progress.progress import Progress
 from cli.terminal import screen as screen_module
 from cli.views.live import _drawn
+from cli.views.table import live_view
 from tests.cli.support.seen_in import LINES, Terminal
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -105,7 +106,7 @@ def test_the_live_view_fits(scene: Callable[[], Progress], columns: int) -> None
     console = screen_module._PlainConsole(
         file=written, width=columns, height=LINES, force_terminal=True, legacy_windows=False, markup=False, emoji=False
     )
-    with screen_module.live(_drawn(scene(), columns), console):
+    with screen_module.live(_drawn(scene(), columns, live_view), console):
         pass
     terminal = Terminal(columns)
     terminal.write(written.getvalue().replace("\n", "\r\n").encode())

@@ -7,20 +7,27 @@ from pathlib import Path
 from typing import Final
 
 import torch
+import trio
 
+from peer.events import EventLog
 from peer.identity import Identity
 from peer.model.decoder import Decoder
 from peer.model.huggingface import flatten, load_pretrained
 from peer.model.parameter_files import ParameterFiles
 from swarm.run.manifest import ServedModelManifest
-from swarm.serving.create_model import FoundedModel, create_model
+from swarm.serving.create_model import CreatedModel, FoundedModel, PreparedModel, create_model, prepare_model
 
 TOKENS: Final = torch.randint(0, 256, (1, 24), generator=torch.Generator().manual_seed(3))
 
 
+def created(prepared: PreparedModel, home: Path, identity: Identity) -> CreatedModel:
+    """Found a model of a checkpoint that has been looked at."""
+    return trio.run(create_model, home, prepared, identity, EventLog())
+
+
 def founded(folder: Path, template: str | None = None) -> ServedModelManifest:
-    home = Path(tempfile.mkdtemp(dir=folder.parent))
-    return create_model(home, folder, Identity.generate(), FoundedModel("m", True, template=template)).manifest
+    home, wanted = Path(tempfile.mkdtemp(dir=folder.parent)), FoundedModel("m", True, template=template)
+    return created(prepare_model(folder, wanted), home, Identity.generate()).manifest
 
 
 def ours(folder: Path) -> torch.Tensor:

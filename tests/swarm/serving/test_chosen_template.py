@@ -15,9 +15,11 @@ from peer.model.text_rules import TextRules, read_text_rules, write_text_rules
 from swarm.gateway.template import open_template
 from swarm.run.home import Home
 from swarm.run.manifest import MANIFEST_BYTES_MAX, ServedModelManifest, fit_templates, open_any_manifest, sign_manifest
-from swarm.serving.peer import ServeConfig, _create_or_reopen
+from swarm.serving.create_model import CreatedModel, PreparedModel
+from swarm.serving.peer import ServeConfig, _reopen_or_prepare
 from tests.swarm.gateway.served_model import TEMPLATE, write_checkpoint
 from tests.swarm.run.test_bounds import MODEL
+from tests.swarm.serving.both_readers import created
 
 OTHERS: Final = (NamedTemplate("rag", "{{ documents }}"), NamedTemplate("tool_use", "{{ tools }}"))
 SEVERAL: Final = TextRules(chat_template="{{ 'chat' }}", templates=Templates(name="chatml", others=OTHERS))
@@ -106,14 +108,16 @@ def test_a_founder_chooses_once(tmp_path: Path) -> None:
     write_checkpoint(folder)
     identity = Identity.load_or_create(Home(home).path / "key")
     with pytest.raises(ConfigError, match=r"it has 1 \(default\)"):
-        _create_or_reopen(ServeConfig(home=home, folder=folder, template="chatml"), identity)
-    made = _create_or_reopen(ServeConfig(home=home, folder=folder, template="plain"), identity)
-    assert made is not None and made.manifest.text.chat_template == ""
+        _reopen_or_prepare(ServeConfig(home=home, folder=folder, template="chatml"), identity)
+    prepared = _reopen_or_prepare(ServeConfig(home=home, folder=folder, template="plain"), identity)
+    assert isinstance(prepared, PreparedModel)
+    made = created(prepared, home, identity)
+    assert made.manifest.text.chat_template == ""
     assert made.manifest.text.choice("default").source == TEMPLATE
-    again = _create_or_reopen(ServeConfig(home=home, folder=folder, template="plain"), identity)
-    assert again is not None and again.signed == made.signed
+    again = _reopen_or_prepare(ServeConfig(home=home, folder=folder, template="plain"), identity)
+    assert isinstance(again, CreatedModel) and again.signed == made.signed
     with pytest.raises(ConfigError, match="another chat template: drop --template, or give another --home"):
-        _create_or_reopen(ServeConfig(home=home, folder=folder, template="default"), identity)
+        _reopen_or_prepare(ServeConfig(home=home, folder=folder, template="default"), identity)
 
 
 def test_an_export_writes_all_named_templates_and_nothing_of_another_checkpoint(tmp_path: Path) -> None:

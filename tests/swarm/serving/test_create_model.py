@@ -16,9 +16,10 @@ from peer.identity import Identity
 from peer.ipc.block_messages import HiddenType
 from swarm.run.home import Home
 from swarm.run.manifest import ServedModelManifest
-from swarm.serving.create_model import FoundedModel, create_model
-from swarm.serving.peer import ServeConfig, _create_or_reopen
+from swarm.serving.create_model import CreatedModel, FoundedModel, PreparedModel, prepare_model
+from swarm.serving.peer import ServeConfig, _reopen_or_prepare
 from tests.swarm.gateway.served_model import write_checkpoint
+from tests.swarm.serving import both_readers
 
 QUANTIZED: Final = ("gptq", "awq", "bitsandbytes", "fp8", "compressed-tensors")
 ROPES: Final = ("longrope", "su", "proportional")
@@ -44,7 +45,8 @@ def checkpoint(folder: Path, dtype: torch.dtype) -> Path:
 
 def created(folder: Path, home: Path, dtype: HiddenType | None = None) -> ServedModelManifest:
     home.mkdir()
-    return create_model(home, folder, Identity.generate(), FoundedModel("m", is_open=True, dtype=dtype)).manifest
+    prepared = prepare_model(folder, FoundedModel("m", is_open=True, dtype=dtype))
+    return both_readers.created(prepared, home, Identity.generate()).manifest
 
 
 def test_a_model_is_served_in_its_own_type_or_in_the_one_that_is_asked_for(tmp_path: Path) -> None:
@@ -63,12 +65,13 @@ def test_a_type_is_for_a_model_that_is_founded(tmp_path: Path) -> None:
     folder, home = checkpoint(tmp_path / "fp32", torch.float32), tmp_path / "home"
     identity = Identity.load_or_create(Home(home).path / "key")
     first = ServeConfig(home=home, folder=folder)
-    made = _create_or_reopen(first, identity)
-    assert made is not None and made.manifest.dtype == "fp32"
-    again = _create_or_reopen(replace(first, dtype="fp32"), identity)
-    assert again is not None and again.signed == made.signed
+    prepared = _reopen_or_prepare(first, identity)
+    assert isinstance(prepared, PreparedModel) and prepared.dtype == "fp32"
+    made = both_readers.created(prepared, home, identity)
+    again = _reopen_or_prepare(replace(first, dtype="fp32"), identity)
+    assert isinstance(again, CreatedModel) and again.signed == made.signed
     with pytest.raises(ConfigError, match="serves its model in fp32: drop --dtype, or give another --home"):
-        _create_or_reopen(replace(first, dtype="bf16"), identity)
+        _reopen_or_prepare(replace(first, dtype="bf16"), identity)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,156 @@
+"""What the events of a block server add up to; `cli.views.served_blocks` draws it."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from cli.progress.facts import Fields
+from cli.terminal.figures import NOTHING, duration_text, size_text
+from peer.plain_text import plain
+
+SECONDS: Final = 5.0
+"""The time of which the rate of tokens is."""
+_COUNTS_MAX: Final = 64
+_DOING: Final = {
+    "read": ("Reading the checkpoint", "Read the checkpoint"),
+    "check": ("Checking the weights", "Checked the weights"),
+    "fetch": ("Fetching the weights", "Fetched the weights"),
+    "load": ("Loading the blocks", "Loaded the blocks"),
+}
+_NOTES: Final = {
+    "model_entered": "{chat_template}",
+    "worker_died": "The worker has died ({cause}); a new one starts.",
+    "commit_served": "Serving the commit of round {round}.",
+    "commit_unserved": "The commit of round {round} cannot be served ({reason}): waiting for the next one.",
+    "server_moves": "Other blocks need this machine more: moving to {first} to {end}.",
+}
+
+
+@dataclass
+class LoadingRow:
+    """A phase in which bytes are read, fetched or loaded. Times are Unix times."""
+
+    phase: str
+    size_bytes: int
+    began_at: float
+    done_bytes: int = 0
+    at: float = 0.0
+    """When `done_bytes` was told."""
+    has_begun: bool = False
+    """Whether its beginning was told; not of a worker in the place of another, which is done when it is ready."""
+
+    @property
+    def doing(self) -> str:
+        return _DOING.get(self.phase, (self.phase, self.phase))[0]
+
+    @property
+    def share(self) -> float:
+        return min(1.0, self.done_bytes / self.size_bytes) if self.size_bytes > 0 else 0.0
+
+    @property
+    def bytes_per_s(self) -> float | None:
+        """None before there was progress."""
+        took_s = self.at - self.began_at
+        return self.done_bytes / took_s if self.done_bytes > 0 and took_s > 0 else None
+
+    def left_s(self, now: float) -> float | None:
+        """Return the seconds that the rest takes at the pace so far; None before there was progress."""
+        rate = self.bytes_per_s
+        return None if rate is None else max(0.0, self.size_bytes / rate - (now - self.began_at))
+
+
+@dataclass
+class ServedBlocks:
+    """What one block server does. Feed it with `apply`."""
+
+    title: str
+    note: Callable[[str], None]
+    """Takes what a person is told once, a plain line."""
+    name: str = ""
+    """Of the model or run; empty before it is known."""
+    blocks: int = 0
+    """Of the model."""
+    span: tuple[int, int] | None = None
+    """The blocks that are served now, first and the one behind the last."""
+    served_at: float | None = None
+    """When it began to serve, Unix time; None before."""
+    load: dict[str, float] = field(default_factory=dict)
+    """The last `load_changed`."""
+    loading: LoadingRow | None = None
+    moves: int = 0
+    address: str = ""
+    short: str = ""
+    """What stands for the invite on this machine."""
+    now: Callable[[], float] = time.time
+    say: Callable[[str], None] | None = None
+    """Called with the beginning and end of each phase, where there is no terminal to redraw."""
+    _counts: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_COUNTS_MAX))
+    """Tokens by the time when they were counted."""
+
+    def apply(self, name: str, event: str, at: float, fields: Fields) -> None:
+        """Take in one event. Those of no interest to a person are ignored, and so is one whose fields are not what it
+        should have: a worker has sent some of them."""
+        with suppress(ArithmeticError, KeyError, TypeError, ValueError):
+            self._apply(event, at, fields)
+
+    def _apply(self, event: str, at: float, fields: Fields) -> None:
+        fields = {key: plain(value) if isinstance(value, str) else value for key, value in fields.items()}
+        if event in _NOTES:
+            self.note(_NOTES[event].format_map(_Fields(fields)))
+        if event == "model_entered":
+            self.name, self.blocks = str(fields.get("name", "")), int(fields.get("blocks") or 0)
+        elif event == "blocks_served":
+            self.span, self.loading = (int(fields["first"]), int(fields["end"])), None
+            self.served_at = self.served_at or at
+        elif event == "server_moves":
+            self.span, self.moves = None, self.moves + 1
+        elif event == "load_changed":
+            self.load = {key: float(value) for key, value in fields.items()}
+            self._counts.append((at, self.load.get("tokens", 0.0)))
+        elif event.startswith("loading_"):
+            self._follow(event, at, fields)
+        elif event == "worker_ready" and self.loading is not None and not self.loading.has_begun:
+            self.loading = None
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of the last `SECONDS`."""
+        begin = self.now() - SECONDS
+        before = [count for at, count in self._counts if at <= begin]
+        if not self._counts:
+            return 0.0
+        return max(0.0, self._counts[-1][1] - (before[-1] if before else self._counts[0][1])) / SECONDS
+
+    def _follow(self, event: str, at: float, fields: Fields) -> None:
+        phase, size_bytes = str(fields.get("phase", "")), int(fields.get("size_bytes") or 0)
+        if event == "loading_ended":
+            if self.loading is not None:
+                took = duration_text(round(float(fields.get("seconds") or 0.0), 1))
+                self._tell(f"{_DOING.get(phase, (phase, phase))[1]}: {size_text(size_bytes)} in {took}.")
+            self.loading = None
+            return
+        if self.loading is None or self.loading.phase != phase:
+            self.loading = LoadingRow(phase, size_bytes, at)
+        if event == "loading_begun":
+            self.loading.has_begun = True
+            self._tell(f"{self.loading.doing}: {size_text(size_bytes)} ...")
+        else:
+            self.loading.done_bytes, self.loading.at = int(fields.get("done_bytes") or 0), at
+            self.loading.size_bytes = size_bytes
+
+    def _tell(self, line: str) -> None:
+        """Say a line about a phase, unless blocks are served meanwhile: a run has a commit every few seconds."""
+        if self.say is not None and self.span is None:
+            self.say(line)
+
+
+class _Fields(dict[str, Any]):
+    """An event's fields; one that is missing is shown as such."""
+
+    def __missing__(self, key: str) -> str:
+        return NOTHING

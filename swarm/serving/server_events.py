@@ -1,0 +1,47 @@
+"""The events of a server about its load, a change a second at most and none while nothing changes, and about what it
+fetches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import trio
+
+from peer.events import Event, EventLog
+from swarm.inference.record import ServerRecord
+
+TELL_S: Final = 1.0
+
+
+async def tell_load(events: EventLog, look: Callable[[], tuple[ServerRecord, int]]) -> None:
+    """Emit `load_changed` where the record or the number of clients that `look` returns has changed, until
+    cancelled."""
+    told: dict[str, int | float] = {}
+    while True:
+        record, clients = look()
+        load = {
+            "sessions": record.sessions,
+            "clients": clients,
+            "waiting_tokens": record.waiting_tokens,
+            "tokens": record.tokens,
+            "pages": record.pages,
+            "pages_free": record.pages_free,
+            "step_ms": record.step_ms,
+        }
+        if load != told:
+            told = load
+            events.emit("load_changed", **load)
+        await trio.sleep(TELL_S)
+
+
+def arriving(events: EventLog, reach: Callable[[int], None]) -> EventLog:
+    """Return a log for a fetch: `reach` gets the bytes that have arrived, `events` what else it tells."""
+
+    def tell(event: Event) -> None:
+        if event.name == "state_progress":
+            reach(int(str(event.fields["done_bytes"])))
+        else:
+            events.emit(event.name, **event.fields)
+
+    return EventLog(watch=tell)
