@@ -42,8 +42,8 @@ _HELP: Final = (
     "/exit         end, as Ctrl-D does",
     f"{MARK}           begins a message of several lines, and ends it; what is pasted is one message",
     "Up, Ctrl-R    earlier messages of this conversation",
-    "Ctrl-C clears the line or stops an answer, and ends where there is none. A message that begins with a slash needs a"
-    " space before it.",
+    "Ctrl-C clears a line, stops an answer, and ends where there is neither.",
+    "A message that begins with a slash needs a space before it.",
 )
 
 
@@ -84,7 +84,7 @@ def chat(
     INVITE, by this machine alone.
 
     /system TEXT says how the model should answer, /reset begins a new conversation, /stats tells of this one, /exit
-    ends. Ctrl-C stops an answer, and ends where there is none.
+    ends, /help tells more. Ctrl-C clears a line, stops an answer, and ends where there is neither.
     """
     from peer.ipc.sampling_options import Sampling, new_seed
     from swarm.gateway.chat_log import ChatLog

@@ -1,12 +1,11 @@
 """Messages that a person edits on a terminal, with the earlier ones at hand: a prompt of prompt_toolkit.
 
-It runs in a thread, as it has an event loop of its own, so that all other tasks go on while a person types. Nothing that
-is typed is written to disk.
+It runs in a thread, as it has an event loop of its own, so that all other tasks go on while a person types. It writes
+nothing to disk.
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
 import select
 import sys
@@ -15,13 +14,13 @@ from contextlib import suppress
 
 import trio
 from prompt_toolkit import PromptSession
-from prompt_toolkit.application import Application
 from prompt_toolkit.enums import DEFAULT_BUFFER
 from prompt_toolkit.filters import has_focus
 from prompt_toolkit.history import InMemoryHistory
 from prompt_toolkit.input.posix_utils import PosixStdinReader
 from prompt_toolkit.input.vt100 import Vt100Input
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.keys import Keys
 from prompt_toolkit.layout.processors import Processor, Transformation, TransformationInput
 from prompt_toolkit.output.vt100 import Vt100_Output
 
@@ -51,7 +50,7 @@ class TypedPrompt:
             output=shown,
             history=InMemoryHistory(list(earlier)),
             key_bindings=_keys(),
-            prompt_continuation=CONTINUED,
+            prompt_continuation=lambda width, number, wraps: "" if wraps else CONTINUED,
             input_processors=[_Plain()],
             enable_suspend=True,
         )
@@ -114,9 +113,8 @@ class _Plain(Processor):
     """Shows what a terminal would obey, or not show, as `peer.plain_text` does, letter by letter."""
 
     def apply_transformation(self, transformation_input: TransformationInput) -> Transformation:
-        return Transformation(
-            [(style, "".join(map(_shown, text)), *more) for style, text, *more in transformation_input.fragments]
-        )
+        fragments = transformation_input.fragments
+        return Transformation([(fragment[0], "".join(map(_shown, fragment[1]))) for fragment in fragments])
 
 
 def _shown(letter: str) -> str:
@@ -124,7 +122,7 @@ def _shown(letter: str) -> str:
 
 
 def _keys() -> KeyBindings:
-    """Return what Enter and Ctrl-C do."""
+    """Return what Enter, Ctrl-C and a paste do."""
     keys, at_text = KeyBindings(), has_focus(DEFAULT_BUFFER)
 
     @keys.add("enter", filter=at_text)
@@ -141,6 +139,11 @@ def _keys() -> KeyBindings:
             event.current_buffer.reset()
         else:
             event.app.exit(exception=KeyboardInterrupt)
+
+    @keys.add(Keys.BracketedPaste, filter=at_text)
+    def _paste(event: KeyPressEvent) -> None:
+        lines = event.data.replace("\r\n", "\n").replace("\r", "\n")
+        event.current_buffer.insert_text(lines.rstrip("\n"))  # the end of the last line is no line of its own
 
     return keys
 

@@ -30,6 +30,11 @@ class Terminal:
         self._screen = pyte.HistoryScreen(columns, LINES, history=1000, ratio=0.5)
         self._stream = pyte.ByteStream(self._screen)
         self.changed = trio.Event()
+        self.keyboard = -1
+        """The descriptor that keys go to, of a terminal with a program."""
+
+    def press(self, keys: str | bytes) -> None:
+        os.write(self.keyboard, keys if isinstance(keys, bytes) else keys.encode())
 
     def write(self, data: bytes) -> None:
         self._stream.feed(data)
@@ -75,6 +80,7 @@ async def program(columns: int, arguments: Sequence[str]) -> AsyncIterator[tuple
     os.close(theirs)
     os.set_blocking(ours, False)
     terminal = Terminal(columns)
+    terminal.keyboard = ours
 
     async def read() -> None:
         with suppress(OSError):  # how a pseudo-terminal ends
