@@ -65,10 +65,10 @@ def doctor(
     worker's confinement, disk, port, addresses, clock.
 
     Without INVITE only the machine itself is checked. With --home a key is made there if it is missing, so that you
-    can send your peer id to the coordinator of a closed run. Give --home, --device, --devices, --layout, --text-field,
-    --listen, --announce and --relay as you would to `peer join`, and --data, of which a home keeps what its peer joined with. Of a model in stages the smallest stage must fit; a
-    larger one that does not fit is a warning. The exit code is 0 if this machine can take part, else that of the error
-    that `peer join` would end with.
+    can send your peer id to the coordinator of a closed run. Give --home, --device, --devices, --layout, --data,
+    --text-field, --listen, --announce and --relay as you would to `peer join`; a home has kept the --data of its last
+    start. Of a model in stages the smallest stage must fit; a larger one that does not fit is a warning. The exit code
+    is 0 if this machine can take part, else that of the error that `peer join` would end with.
     """
     refuse_without("--data or INVITE", data is not None or invite is not None, "text_field")
     chosen = chosen_devices(device, devices, layout)
