@@ -62,7 +62,7 @@ _HELP: Final = (
     "--history",
     metavar="FILE",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Keep the conversation there, and continue the one that is.",
+    help="Keep the conversation there, and continue the one that is. Else nothing is written to disk.",
 )
 def chat(
     invite: str | None,

@@ -1,16 +1,14 @@
-"""`peer chat` with a checkpoint on this machine, at a terminal and in a pipe."""
+"""`peer chat` with a checkpoint on this machine, at a terminal."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 import trio
 
 from swarm.gateway.chat_log import ChatLog
-from tests.cli.support.seen_in import program
-from tests.support.forking.command import peer
+from tests.cli.support.seen_in import forked
 from tests.swarm.gateway.served_model import write_checkpoint
 
 ANSWERED = "by this machine ("
@@ -22,7 +20,7 @@ async def test_a_person_talks(tmp_path: Path) -> None:
     kept = tmp_path / "talk"
     kept.write_text('{"role":"user","content":"earlier"}\n{"role":"assistant","content":"x"}\n')
     options = ["--model", str(tmp_path / "model"), "--max-tokens", "2", "--threads", "1", "--history", str(kept)]
-    async with program(100, [sys.executable, "-m", "cli.main", "chat", *options]) as (terminal, process):
+    async with forked(100, "chat", *options) as (terminal, process):
 
         async def says(keys: str, *words: str, answers: int) -> None:
             terminal.press(keys)
@@ -44,17 +42,3 @@ async def test_a_person_talks(tmp_path: Path) -> None:
         assert await trio.to_thread.run_sync(process.wait, 60) == 0
     asked = [message.content for message in ChatLog(kept).messages() if message.role == "user"]
     assert asked == ["earlier", "def f(x):\n    return x", "earlier!", "/reset\nnow"]
-
-
-@pytest.mark.process
-def test_a_pipe_has_a_message_a_line_or_between_marks(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path / "model")
-    kept = tmp_path / "talk"
-    options = ["--model", tmp_path / "model", "--max-tokens", "2", "--threads", "1", "--history", kept]
-    ended = peer("chat", *options, given='one\n"""two\n\nthree"""\n/nothing\n"""four\nfive\n')
-    assert ended.returncode == 2 and "/nothing is no command: /help lists them" in ended.stderr
-    last = ended.stderr.splitlines()[-1]
-    assert last == 'peer: the message that """ began has no end: end its last line with """'
-    asked = [message.content for message in ChatLog(kept).messages() if message.role == "user"]
-    assert asked == ["one", "two\n\nthree"]
-    assert ended.stdout.count("\n") >= 2 and "> " not in ended.stderr

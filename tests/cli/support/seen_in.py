@@ -17,6 +17,8 @@ from typing import Final
 import pyte
 import trio
 
+from tests.support.forking.forked import ForkedProcess
+
 ROOT: Final = Path(__file__).parents[3]
 LINES: Final = 40
 WAIT_S: Final = 120.0
@@ -69,14 +71,43 @@ async def command(columns: int, *arguments: str) -> AsyncIterator[tuple[Terminal
 
 
 @asynccontextmanager
+async def forked(columns: int, *arguments: str) -> AsyncIterator[tuple[Terminal, subprocess.Popen[bytes]]]:
+    """Run a `peer` command and its children as forks in a terminal until the block ends."""
+
+    def start(terminal: int, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+        streams = {"stdin": terminal, "stdout": terminal, "stderr": terminal}
+        return ForkedProcess("cli.main", *arguments, env=environment, cwd=ROOT, **streams)
+
+    async with _started(columns, start) as running:
+        yield running
+
+
+@asynccontextmanager
 async def program(columns: int, arguments: Sequence[str]) -> AsyncIterator[tuple[Terminal, subprocess.Popen[bytes]]]:
+    def start(terminal: int, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            arguments,
+            stdin=terminal,
+            stdout=terminal,
+            stderr=terminal,
+            env=environment,
+            cwd=ROOT,
+            start_new_session=True,
+        )
+
+    async with _started(columns, start) as running:
+        yield running
+
+
+@asynccontextmanager
+async def _started(
+    columns: int, start: Callable[[int, dict[str, str]], subprocess.Popen[bytes]]
+) -> AsyncIterator[tuple[Terminal, subprocess.Popen[bytes]]]:
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, columns, 0, 0))
     environment = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES", "NO_COLOR")}
     environment |= {"TERM": "xterm-256color", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(
-        arguments, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, cwd=ROOT, start_new_session=True
-    )
+    process = start(theirs, environment)
     os.close(theirs)
     os.set_blocking(ours, False)
     terminal = Terminal(columns)

@@ -6,11 +6,13 @@ import os
 import signal
 import sys
 import termios
+from pathlib import Path
 
 import pytest
 import trio
 
-from cli.terminal.messages import Message, is_open, message_of
+from cli.terminal.messages import LineMessages, Message, is_open, message_of
+from peer.errors import ConfigError
 from tests.cli.support.lost_terminal import losable_terminal
 from tests.cli.support.seen_in import Terminal, program
 
@@ -70,6 +72,21 @@ def test_a_text_is_one_message(text: str, message: Message) -> None:
 @pytest.mark.parametrize("text", ['"""', '""""', '"""a', '"""a\n"""b', '"""a"""b'])
 def test_a_mark_goes_on_until_a_line_ends_in_one(text: str) -> None:
     assert is_open(text) and not is_open(text + '\n"""')
+
+
+async def test_lines_of_a_pipe_are_messages_or_blocks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    long = "x" * (1 << 19) + "\n"
+    (tmp_path / "typed").write_text(f'one\n"""two\n\nthree"""\n/reset\n"""{long}{long}{long}end"""\n"""four\nfive\n')
+    with (tmp_path / "typed").open() as typed:
+        monkeypatch.setattr(sys, "stdin", typed)
+        messages = LineMessages()
+        found = [await messages.next() for _ in range(3)]
+        assert found == [Message("one"), Message("two\n\nthree"), Message("/reset", is_command=True)]
+        with pytest.raises(ConfigError, match="a message has more than 1 MiB: give a shorter one"):
+            await messages.next()
+        with pytest.raises(ConfigError, match='began has no end: end its last line with """'):
+            await messages.next()
+        assert await messages.next() is None
 
 
 async def test_a_person_edits_recalls_and_pastes() -> None:
