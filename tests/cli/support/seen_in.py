@@ -75,8 +75,9 @@ async def forked(columns: int, *arguments: str) -> AsyncIterator[tuple[Terminal,
     """Run a `peer` command and its children as forks in a terminal until the block ends."""
 
     def start(terminal: int, environment: dict[str, str]) -> subprocess.Popen[bytes]:
-        streams = {"stdin": terminal, "stdout": terminal, "stderr": terminal}
-        return ForkedProcess("cli.main", *arguments, env=environment, cwd=ROOT, **streams)
+        return ForkedProcess(
+            *("cli.main", *arguments), stdin=terminal, stdout=terminal, stderr=terminal, env=environment, cwd=ROOT
+        )
 
     async with _started(columns, start) as running:
         yield running
