@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from cli.terminal.messages import LineMessages, Message, is_open, message_of
+from cli.terminal.messages import LineMessages, Message, can_edit, is_open, message_of
 from peer.errors import ConfigError
 from tests.cli.support.lost_terminal import losable_terminal
 from tests.cli.support.seen_in import Terminal, program
@@ -72,6 +72,21 @@ def test_a_text_is_one_message(text: str, message: Message) -> None:
 @pytest.mark.parametrize("text", ['"""', '""""', '"""a', '"""a\n"""b', '"""a"""b'])
 def test_a_mark_goes_on_until_a_line_ends_in_one(text: str) -> None:
     assert is_open(text) and not is_open(text + '\n"""')
+
+
+@pytest.mark.parametrize(
+    ("term", "terminals", "edits"),
+    [("xterm", "both", True), ("dumb", "both", False), ("", "both", False), ("xterm", "stdin", False)],
+)
+def test_only_a_terminal_that_can_do_more_than_lines_is_edited_on(
+    monkeypatch: pytest.MonkeyPatch, term: str, terminals: str, edits: bool
+) -> None:
+    monkeypatch.setenv("TERM", term)
+    ours, theirs = os.openpty()
+    with os.fdopen(ours), open(theirs) as terminal, open(os.devnull) as file:
+        monkeypatch.setattr(sys, "stdin", terminal)
+        monkeypatch.setattr(sys, "stdout", terminal if terminals == "both" else file)
+        assert can_edit() == edits
 
 
 async def test_lines_of_a_pipe_are_messages_or_blocks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
