@@ -27,7 +27,7 @@ from swarm.inference.record import run_schemas
 from swarm.membership.reachability import CONNECT_S, DIAL_BACK, DialBackReply, DialBackRequest
 from swarm.run.manifest import Manifest, ServedModelManifest
 from swarm.run.peer_context import JoinConfig
-from swarm.training.join_checks import disk_needs, footprints, memory_needs
+from swarm.training.join_checks import check_text, disk_needs, footprints, memory_needs
 from swarm.training.machine_memory import Accelerator, layout_of
 
 DIAL_S: Final = 8.0
@@ -77,6 +77,9 @@ async def swarm_findings(
                 yield finding
             if config.data_folder:
                 yield await text_finding(Path(config.data_folder), config.text_field, client.training, client.tokenizer)
+            else:
+                for finding in source_findings(client.training, config):
+                    yield finding
             members = await client.members()
             training = [peer for peer, record in members.items() if record.role in ("full", "stage")]
             yield Finding("members", "ok", f"{several(len(training), 'peer')} training")
@@ -111,6 +114,14 @@ def clock_finding(others_ahead_s: float) -> Finding:
     if abs(others_ahead_s) > CLOCK_WARNING_S:
         return Finding("clock", "warning", detail, "set this machine's clock, best by NTP (timedatectl set-ntp true)")
     return Finding("clock", "ok", detail)
+
+
+def source_findings(manifest: Manifest, config: JoinConfig) -> Iterator[Finding]:
+    """Check that the run needs no text of the user's own: none is named."""
+    try:
+        check_text(config, manifest)
+    except BarnraiseError as error:
+        yield failure("text", error)
 
 
 def size_findings(manifest: Manifest, config: JoinConfig) -> Iterator[Finding]:

@@ -20,9 +20,11 @@ from cli.options import Number, invite_argument, template_option, wait_option, w
 from cli.run import Stopped, run_until_stopped
 from cli.terminal.figures import several
 from cli.terminal.lines import say
+from cli.terminal.messages import MARK, LineMessages, Messages, can_edit
 from cli.terminal.stream import write_text
-from cli.terminal.typed_lines import TypedLines
+from cli.terminal.usage import nearest
 from peer.errors import BarnraiseError, ConfigError
+from peer.plain_text import plain
 
 if TYPE_CHECKING:
     from peer.ipc.block_messages import HiddenType, WireType
@@ -31,12 +33,17 @@ if TYPE_CHECKING:
     from swarm.gateway.conversation import Conversation
     from swarm.inference.client import ModelClient
 
+_COMMANDS: Final = ("/system", "/reset", "/stats", "/exit", "/help")
+_WORD_MAX: Final = 40
 _HELP: Final = (
     "/system TEXT  say how the model should answer; without TEXT: drop it",
     "/reset        begin a new conversation",
     "/stats        turns, tokens, speed and servers so far",
     "/exit         end, as Ctrl-D does",
-    "Ctrl-C stops an answer. A message that begins with a slash needs a space before it.",
+    f"{MARK}           begins a message of several lines, and ends it; what is pasted is one message",
+    "Up, Ctrl-R    earlier messages of this conversation",
+    "Ctrl-C clears a line, stops an answer, and ends where there is neither.",
+    "A message that begins with a slash needs a space before it.",
 )
 
 
@@ -55,7 +62,7 @@ _HELP: Final = (
     "--history",
     metavar="FILE",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Keep the conversation there, and continue the one that is.",
+    help="Keep the conversation there, and continue the one that is. Else nothing is written to disk.",
 )
 def chat(
     invite: str | None,
@@ -77,7 +84,7 @@ def chat(
     INVITE, by this machine alone.
 
     /system TEXT says how the model should answer, /reset begins a new conversation, /stats tells of this one, /exit
-    ends. Ctrl-C stops an answer, and ends where there is none.
+    ends, /help tells more. Ctrl-C clears a line, stops an answer, and ends where there is neither.
     """
     from peer.ipc.sampling_options import Sampling, new_seed
     from swarm.gateway.chat_log import ChatLog
@@ -105,7 +112,7 @@ class _Chat:
         self._named, self._wire, self._wait_s, self._log = named, wire, wait_s, log
         self._template = template
         self._system, self._sampling, self._max_tokens = ask
-        self._lines = TypedLines()
+        self._messages: Messages = LineMessages()
         self._answering: trio.CancelScope | None = None
         self._interrupted = False
 
@@ -121,6 +128,10 @@ class _Chat:
             conversation.system = self._system
             if self._log is not None:
                 conversation.messages = self._log.messages()
+            if can_edit():
+                from cli.terminal.typed_prompt import TypedPrompt  # here: it is slow to load, and a pipe needs it not
+
+                self._messages = TypedPrompt([said.content for said in conversation.messages if said.role == "user"])
             say(
                 f"{model.manifest.name}, {model.manifest.model.max_seq_len} tokens of context. /help tells more.",
                 template.sentence,
@@ -149,19 +160,23 @@ class _Chat:
 
     async def _talk(self, model: ModelClient, conversation: Conversation) -> None:
         while True:
-            if self._lines.is_terminal:
-                write_text("> ")
             try:
-                line = await self._lines.next()
+                message = await self._messages.next()
             except ConfigError as error:
                 self._tell(error)
                 continue
-            if line is None or line.strip() == "/exit":
+            except KeyboardInterrupt:
+                self._interrupted = True
                 return
-            if line.startswith("/"):
-                self._command(model, conversation, line)
-            elif line.strip():
-                await self._answer(model, conversation, line.strip())
+            if message is None:
+                return
+            if message.is_command:
+                name, *text = message.text.split(maxsplit=1)
+                if name == "/exit":
+                    return
+                self._command(model, conversation, name, "".join(text))
+            elif message.text.strip():
+                await self._answer(model, conversation, message.text)
 
     async def _answer(self, model: ModelClient, conversation: Conversation, text: str) -> None:
         try:
@@ -182,7 +197,7 @@ class _Chat:
 
     def _tell(self, error: BarnraiseError) -> None:
         """Print the error on a terminal; without one, raise it."""
-        if not self._lines.is_terminal:
+        if not self._messages.is_terminal:
             raise error
         say("", f"peer: {error}", err=True)
 
@@ -191,19 +206,22 @@ class _Chat:
         if self._log is not None:
             self._log.write(conversation.messages)
 
-    def _command(self, model: ModelClient, conversation: Conversation, line: str) -> None:
-        name, _, text = line.partition(" ")
+    def _command(self, model: ModelClient, conversation: Conversation, name: str, text: str) -> None:
         if name == "/system":
-            conversation.system = text.strip()
-            say("The system prompt is set." if text.strip() else "There is no system prompt now.", err=True)
+            conversation.system = text
+            say("The system prompt is set." if text else "There is no system prompt now.", err=True)
         elif name == "/reset":
             conversation.reset()
             self._keep(conversation)
             say("A new conversation begins.", err=True)
         elif name == "/stats":
             say(*_stats(model, conversation), err=True)
-        else:
+        elif name == "/help":
             say(*_HELP, err=True)
+        else:
+            near = nearest(name, _COMMANDS)
+            meant = f"write {near}; " if near else ""
+            say(f"{plain(name, _WORD_MAX)} is no command: {meant}/help lists them", err=True)
 
 
 def _stats(model: ModelClient, conversation: Conversation) -> list[str]:

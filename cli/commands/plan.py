@@ -13,9 +13,9 @@ import msgspec
 
 from cli.combinations import refuse_beside, refuse_without
 from cli.known_homes import homes_called
-from cli.options import invite_argument, read_invite
-from cli.run import run_until_stopped
-from cli.terminal.lines import say_json
+from cli.options import checkpoint_folder, invite_argument, read_invite
+from cli.run import run_until_stopped, stopping_by_signal
+from cli.terminal.lines import say, say_json
 from peer.config import DataConfig, InnerConfig, ModelConfig
 from peer.errors import ConfigError
 from peer.footprint.cards import CARDS
@@ -80,9 +80,9 @@ def plan(
 ) -> None:
     """Count what a run would take of a machine's device, memory and disk, and how fast it would go.
 
-    The run is a RUN.toml, an INVITE, the home of a peer, or a Hugging Face checkpoint (its folder, trained with DiLoCo
-    and the defaults). Without any of these it is run.toml of this folder. Of the file and the folders no network is
-    needed. The exit code is 0 also where the run does not fit.
+    The run is a RUN.toml, an INVITE, the home of a peer, or a Hugging Face checkpoint (its folder, or the OWNER/NAME of
+    one that was downloaded; trained with DiLoCo and the defaults). Without any of these it is run.toml of this folder.
+    Of the file and the folders no network is needed. The exit code is 0 also where the run does not fit.
     """
     refuse_without("several --cards", cards > 1 or layout == "auto", "layout")
     refuse_beside("--device cpu", card == "cpu", "device_memory", why="a CPU has --host-memory")
@@ -102,6 +102,7 @@ def plan(
 def _read(source: str) -> tuple[RunShape, float]:
     """Return the rules of the run that `source` names, and its limit of a round's training in seconds."""
     from swarm.placement.costs import RunShape
+    from swarm.run.hub_models import hub_id
     from swarm.run.manifest import open_any_manifest, training_manifest
 
     path = Path(source)
@@ -116,6 +117,9 @@ def _read(source: str) -> tuple[RunShape, float]:
         manifest = training_manifest(open_any_manifest(kept[0]))
     elif not os.path.exists(source) and (named := homes_called(source)):
         return _read(str(named[0].path))
+    elif not source.endswith(".toml") and hub_id(source):
+        folder = checkpoint_folder(source)
+        return _from_config(_checkpoint_run(folder), folder)
     elif source.lower().startswith(PREFIX) or (os.path.isfile(source) and not source.endswith(".toml")):
         from swarm.client.status import read_manifest
 
@@ -194,5 +198,8 @@ def _machine(
         device = "cpu" if card == "cpu" else "auto"
         if device_memory is None:
             kind, bf16, memory = device_facts(device, shape.inner)
-        flops = flops or measured_flops(shape.model, shape.inner, shape.data.seq_len, device)
+        if flops is None:
+            say("Measuring this machine's speed ...", err=True)
+            with stopping_by_signal():
+                flops = measured_flops(shape.model, shape.inner, shape.data.seq_len, device)
     return Machine(cast("DeviceKind", kind), device_memory or memory, host_memory or memory_bytes(), flops, link, bf16)

@@ -24,6 +24,9 @@ def usage_sentence(error: click.ClickException) -> str:
     if isinstance(error, click.NoSuchOption):
         near = nearest(error.option_name, _options(context))
         return f"`{command}` has no option {error.option_name}: {f'write {near}, or ' if near else ''}{see}"
+    if isinstance(error, click.BadOptionUsage) and "does not take a value" in error.message:
+        name = error.option_name
+        return f"{name} takes no value: write {name} alone, {see}"
     if isinstance(error, click.BadOptionUsage):
         return f"{_lower(error.message)}: write its value after it, {see}"
     if isinstance(error, click.MissingParameter) and error.param is not None:

@@ -9,18 +9,19 @@ from rich.table import Table
 from rich.text import Text
 
 from cli.terminal.figures import several, size_text
-from cli.terminal.screen import screen
+from cli.terminal.screen import table_screen
 
 if TYPE_CHECKING:
     from swarm.placement.machine_plan import MachinePlan, StageNeed
 
 _TWICE: Final = {"none": "nothing", "selective": "all but its matrix products", "full": "all"}
+_COLUMNS: Final = 80
 _PLACES: Final = ("device", "host", "disk")
 
 
 def show_plan(plan: MachinePlan) -> None:
-    """Print the plan: what fits, the bytes by item, the pace, and what would help."""
-    console = screen(width=max(100, screen().width))
+    """Print the plan: the bytes by item, the pace, what would help, and last whether it fits."""
+    console = table_screen(_COLUMNS)
     verdict = Text("fits", style="green") if plan.fits else Text("does not fit", style="red")
     where = f"{size_text(plan.host_memory_bytes)} of memory"
     if plan.device != "cpu":
@@ -37,9 +38,10 @@ def show_plan(plan: MachinePlan) -> None:
         )
     console.print(_items(plan, largest))
     console.print(_pace(plan))
-    console.print(Text(f"bottleneck: {plan.bottleneck}", style="bold"))
     for line in plan.advice:
-        console.print(f"- {line}.", soft_wrap=True)
+        console.print(f"- {line}.")
+    end = "." if plan.fits else ". The lines above say what helps."
+    console.print(Text.assemble("It ", verdict, "; bottleneck: ", (plan.bottleneck, "bold"), end))
 
 
 def _items(plan: MachinePlan, need: StageNeed) -> Table:
@@ -80,5 +82,5 @@ def _pace(plan: MachinePlan) -> Table:
 def _table(*columns: str) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for number, column in enumerate(columns):
-        table.add_column(column, justify="right" if number > 1 else "left", no_wrap=True)
+        table.add_column(column, justify="right" if number > 1 else "left", no_wrap=column != "what")
     return table

@@ -21,6 +21,7 @@ from optim.config import DENSE, MEAN_ONLY, METHODS, CodecConfig, OuterConfig, ch
 from peer.config import DataConfig, InnerConfig, ModelConfig
 from peer.errors import ConfigError
 from peer.files import read_bounded
+from swarm.run.hub_models import hub_id
 from swarm.run.sections import PipelineConfig, RunRules, TokenizerConfig, check_fit, check_pipeline
 
 if sys.version_info >= (3, 11):
@@ -81,6 +82,11 @@ def read_run_config(path: Path) -> RunConfig:
     try:
         text = read_bounded(path, CONFIG_BYTES_MAX).decode("utf-8-sig")
     except FileNotFoundError as error:
+        if path.suffix != ".toml" and hub_id(str(path)):
+            raise ConfigError(
+                f"{path} is no RUN.toml: write one with `peer coordinate --init run.toml`, with"
+                f' [pretrained] init = "{path}" in it to start from that checkpoint'
+            ) from error
         raise ConfigError(f"{path} does not exist: write one with `peer coordinate --init {path}`") from error
     except OSError as error:
         if error.errno == errno.EFBIG:

@@ -25,9 +25,7 @@ from swarm.training.machine_memory import Accelerator, host_limit, layout_of, le
 def check_join(config: JoinConfig, manifest: Manifest) -> None:
     """Raise ConfigError or ResourceError unless a peer with this `config` can take part. Nothing is allocated."""
     check_role(config, manifest)
-    reads_text = manifest.stages == 1 or config.role == "feeder" or config.stage == 0
-    if reads_text:
-        check_source(manifest.data, config.data_folder)
+    check_text(config, manifest)
     if config.role != "feeder":
         check_memory(config, manifest)
     check_disk(config, manifest)
@@ -44,6 +42,12 @@ def check_role(config: JoinConfig, manifest: Manifest) -> None:
         raise ConfigError("a feeder has no stage: leave out either --role feeder or --stage")
     elif config.stage is not None and not 0 <= config.stage < manifest.stages:
         raise ConfigError(f"there is no stage {config.stage}: choose 0 to {manifest.stages - 1}, or leave --stage out")
+
+
+def check_text(config: JoinConfig, manifest: Manifest) -> None:
+    """Raise ConfigError if this peer is to read text that its user has not named."""
+    if manifest.stages == 1 or config.role == "feeder" or config.stage == 0:
+        check_source(manifest.data, config.data_folder)
 
 
 def check_memory(config: JoinConfig, manifest: Manifest) -> None:

@@ -28,17 +28,21 @@ from cli.checks.network import (
     port_finding,
     reach_finding,
     size_findings,
+    source_findings,
     swarm_findings,
 )
 from cli.checks.text import text_finding
+from cli.commands.doctor import _last_text
+from cli.homes import encoded
 from peer.confinement.confine import NOT_HERE, Restriction
-from peer.errors import NotAdmitted
+from peer.errors import ConfigError, NotAdmitted
 from peer.identity import Identity
 from swarm.client.session import DialBackConfig
 from swarm.membership.reachability import DialBackReply, Outcome
 from swarm.run.home import Home
 from swarm.run.invite import Invite
 from swarm.run.peer_context import JoinConfig
+from swarm.training.join_checks import check_join
 from tests.cli.support.typed import Peer
 from tests.cli.test_pipeline_input import manifest_of
 
@@ -237,6 +241,28 @@ def test_a_system_without_confinement_can_take_part() -> None:
         assert (found.state, found.detail, found.exit_code) == ("warning", "not on this system", 0)
         assert "a user of its own" in found.remedy
     assert environment_finding({"PATH": "", "SSH_AUTH_SOCK": ""}).detail == "1 of 2 variables reach a worker"
+
+
+def test_a_run_that_needs_text_of_ones_own_wants_it_as_join_does(tmp_path: Path) -> None:
+    whole, stages = (
+        msgspec.structs.replace(manifest, data=msgspec.structs.replace(manifest.data, source="folder"))
+        for manifest in (manifest_of(Identity.generate(), count) for count in (1, 3))
+    )
+    with pytest.raises(ConfigError) as stops_join:
+        check_join(joining(tmp_path), whole)
+    (found,) = source_findings(whole, joining(tmp_path))
+    assert is_failure(found, stops_join.value.exit_code) and "--data PATH" in found.remedy
+    assert f"{found.detail}: {found.remedy}" == str(stops_join.value)
+    assert not list(source_findings(manifest_of(Identity.generate(), 1), joining(tmp_path)))
+    assert not list(source_findings(stages, joining(tmp_path)))  # a later stage reads none
+    assert list(source_findings(stages, joining(tmp_path, role="feeder")))
+
+
+def test_the_text_that_a_home_has_kept_counts(tmp_path: Path) -> None:
+    assert _last_text(tmp_path / "new", "") == (None, "")
+    Home(tmp_path).choices.write_bytes(encoded({"data": tmp_path / "texts", "text_field": "body"}))
+    assert _last_text(tmp_path, "") == (tmp_path / "texts", "body")
+    assert _last_text(tmp_path, "given") == (tmp_path / "texts", "given")
 
 
 async def test_the_text_is_described_with_a_run_and_without(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -128,8 +129,25 @@ def test_the_sums_are_those_of_the_items(peer: Peer, tmp_path: Path) -> None:
 def test_people_see_a_table(peer: Peer, tmp_path: Path) -> None:
     ended = peer("plan", billion(tmp_path), "--device", "rtx4090", "--host-memory", "32GB", "--link", "1gbit")
     assert ended.code == 0
-    for words in ("does not fit", "snapshots for joiners", "H for 10 % of waiting", "bottleneck: host memory"):
+    for words in ("does not fit", "snapshots for joiners", "H for 10 % of waiting", "[pipeline] stages = "):
         assert words in ended.stdout
+    last = ended.stdout.splitlines()[-1]
+    assert last == "It does not fit; bottleneck: host memory. The lines above say what helps."
+
+
+@pytest.mark.parametrize(
+    "options",
+    [("--device", "rtx4090"), ("--device", "cpu", "--flops", "1k"), ("--device", "h100", "--cards", "8")],
+    ids=" ".join,
+)
+def test_the_widest_tables_have_80_columns_with_every_word_whole(
+    peer: Peer, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    wide = ("--host-memory", "900GB", "--link", "1kbit", "--peers", "1024", "--tokens", "123456789T")
+    ended = peer("plan", billion(tmp_path), *options, *wide)
+    lines = ended.stdout.splitlines()
+    assert ended.code == 0 and max(map(len, lines)) <= 80 and "\u2026" not in ended.stdout
+    assert "a parameter" in ended.stdout and lines[-1].startswith("It fits; bottleneck: ")
 
 
 def test_a_home_and_a_checkpoint_are_read_without_a_network(peer: Peer, tmp_path: Path) -> None:
@@ -150,8 +168,38 @@ def test_a_home_and_a_checkpoint_are_read_without_a_network(peer: Peer, tmp_path
 def test_a_machine_without_figures_is_measured(peer: Peer, tmp_path: Path) -> None:
     authority = Identity.generate()
     save_run_files(tmp_path, sign_manifest(authority, make_manifest(authority.peer_id)), b"")
-    found = planned(peer, tmp_path, "--device", "cpu", "--json")
+    measured = peer("plan", tmp_path, "--device", "cpu", "--json")
+    found = json.loads(measured.stdout)
     assert found["device"] == "cpu" and found["flops"] > 0 and found["fits"]
+    assert measured.stderr == "Measuring this machine's speed ...\n"
+    assert not peer("plan", tmp_path, "--device", "cpu", "--json", "--flops", "1T").stderr
+
+
+def test_a_downloaded_checkpoint_is_planned_by_its_id(
+    peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cached = tmp_path / "models--some--model"
+    folder = cached / "snapshots" / "1"
+    folder.mkdir(parents=True)
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text("1")
+    manifest = make_manifest(Identity.generate().peer_id)
+    (folder / "config.json").write_bytes(msgspec.json.encode(hub_config(manifest.model)))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    by_id, by_folder = (planned(peer, source, *CARD, "--host-memory", "32GB") for source in ("some/model", folder))
+    assert by_id == by_folder and by_id["fits"]
+    assert "fetch it with `hf download other/model`" in said(peer("plan", "other/model"), 2)
+
+
+def test_a_measurement_is_told_and_ends_at_ctrl_c(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "cli.main", "plan", str(billion(tmp_path, 8)), "--device", "cpu"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == "Measuring this machine's speed ...\n"
+        process.send_signal(signal.SIGINT)
+        printed, told = process.communicate(timeout=60)
+    assert (process.returncode, printed) == (130, "") and told.endswith("\nInterrupted.\n")
+    assert "Traceback" not in told
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,8 @@ from typing import Final
 import pyte
 import trio
 
+from tests.support.forking.forked import ForkedProcess
+
 ROOT: Final = Path(__file__).parents[3]
 LINES: Final = 40
 WAIT_S: Final = 120.0
@@ -30,6 +32,11 @@ class Terminal:
         self._screen = pyte.HistoryScreen(columns, LINES, history=1000, ratio=0.5)
         self._stream = pyte.ByteStream(self._screen)
         self.changed = trio.Event()
+        self.keyboard = -1
+        """The descriptor that keys go to, of a terminal with a program."""
+
+    def press(self, keys: str | bytes) -> None:
+        os.write(self.keyboard, keys if isinstance(keys, bytes) else keys.encode())
 
     def write(self, data: bytes) -> None:
         self._stream.feed(data)
@@ -64,17 +71,48 @@ async def command(columns: int, *arguments: str) -> AsyncIterator[tuple[Terminal
 
 
 @asynccontextmanager
+async def forked(columns: int, *arguments: str) -> AsyncIterator[tuple[Terminal, subprocess.Popen[bytes]]]:
+    """Run a `peer` command and its children as forks in a terminal until the block ends."""
+
+    def start(terminal: int, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+        return ForkedProcess(
+            *("cli.main", *arguments), stdin=terminal, stdout=terminal, stderr=terminal, env=environment, cwd=ROOT
+        )
+
+    async with _started(columns, start) as running:
+        yield running
+
+
+@asynccontextmanager
 async def program(columns: int, arguments: Sequence[str]) -> AsyncIterator[tuple[Terminal, subprocess.Popen[bytes]]]:
+    def start(terminal: int, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            arguments,
+            stdin=terminal,
+            stdout=terminal,
+            stderr=terminal,
+            env=environment,
+            cwd=ROOT,
+            start_new_session=True,
+        )
+
+    async with _started(columns, start) as running:
+        yield running
+
+
+@asynccontextmanager
+async def _started(
+    columns: int, start: Callable[[int, dict[str, str]], subprocess.Popen[bytes]]
+) -> AsyncIterator[tuple[Terminal, subprocess.Popen[bytes]]]:
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, columns, 0, 0))
     environment = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES", "NO_COLOR")}
     environment |= {"TERM": "xterm-256color", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(
-        arguments, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, cwd=ROOT, start_new_session=True
-    )
+    process = start(theirs, environment)
     os.close(theirs)
     os.set_blocking(ours, False)
     terminal = Terminal(columns)
+    terminal.keyboard = ours
 
     async def read() -> None:
         with suppress(OSError):  # how a pseudo-terminal ends
