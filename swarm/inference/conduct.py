@@ -65,7 +65,7 @@ class ServerConduct:
         return first, accused if first == accuser else accuser
 
     def clear(self, accused: str) -> None:
-        """Take back what was held against the servers that accused this one, which is at fault."""
+        """Hold nothing more against the servers that accused this one, which is at fault."""
         for accuser in [one for one, other in self._claims if other == accused]:
             del self._claims[accuser, accused]
             self._bad.reset(accuser)
