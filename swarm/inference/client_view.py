@@ -84,6 +84,10 @@ class ServersView:
         if rtt_s > 0:
             self._way_ms[peer] = 500.0 * rtt_s
 
+    def is_late(self, route: Route, pace: TokenPace) -> bool:
+        """Whether a route is far slower than its servers foretold."""
+        return pace.is_late(foretold_ms(self.view(), route))
+
     def computed(self, route: Route, pace: TokenPace) -> None:
         """Note that the servers of a route gave tokens of an answer, and how much later than foretold."""
         peers = [hop.peer for hop in route]

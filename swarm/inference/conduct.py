@@ -22,6 +22,8 @@ CLAIMS_S: Final = 600.0
 CLAIMS_MAX: Final = 1024
 SLOW_S: Final = 120.0
 """So long counts how slow a server was."""
+LATE_MS, LATE_TIMES = 1500.0, 10.0
+"""A route is replaced within an answer if its tokens took so much longer than foretold, and so many times as long."""
 NOISE_MS: Final = 20.0
 """So much more than foretold is not held against a server."""
 
@@ -117,10 +119,16 @@ class TokenPace:
         if len(self._at) <= self.COUNTED:
             self._at.append(at)
 
+    def is_late(self, foretold_ms: float) -> bool:
+        """Whether tokens come so much later than foretold that another route is worth its start."""
+        took_ms = 1000 * (self._at[-1] - self._at[1]) if len(self._at) > 2 else 0.0
+        usual_ms = (len(self._at) - 2) * max(foretold_ms, NOISE_MS)
+        return took_ms > usual_ms + LATE_MS and took_ms > LATE_TIMES * usual_ms
+
     def excess_ms(self, foretold_ms: float) -> float | None:
         """Return how much longer a token took than foretold, the first one's share included; None before the second
         token. A prompt may take as long as that many tokens, one by one."""
-        if len(self._at) < 3:
+        if len(self._at) < 3:  # the first token alone tells of the prompt
             return None
         took = sorted(later - sooner for sooner, later in zip(self._at[1:], self._at[2:], strict=False))
         usual = took[len(took) // 2]

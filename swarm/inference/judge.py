@@ -8,6 +8,7 @@ from typing import Final
 
 from peer.errors import NetworkError
 from swarm.inference.client_view import ServersView
+from swarm.inference.conduct import TokenPace
 from swarm.inference.messages import NeighbourLost, SessionRefused
 from swarm.inference.route import Route
 
@@ -89,14 +90,23 @@ class RouteJudge:
         return self._either(peer, target, usual=target, is_gone=True) or self.failed(target)
 
     def silent(self, route: Route) -> str | None:
-        """No token has come for long. The server that has computed least for this client goes, of equals the last
-        one."""
+        """No token has come for long."""
         self.stalls += 1
+        peer = self._least_proven(route)
+        return None if peer is None else self.misbehaved(peer)
+
+    def late(self, route: Route, pace: TokenPace) -> str | None:
+        """Tokens may come far later than foretold: then what was measured makes the next route another one."""
+        if not self._servers.is_late(route, pace):
+            return None
+        self._servers.computed(route, pace)
+        return self._least_proven(route)
+
+    def _least_proven(self, route: Route) -> str | None:
+        """Return the server that has computed least for this client, of equals the last one, of those that can be done
+        without."""
         proven = {hop.peer: (self._servers.proven[hop.peer], -place) for place, hop in enumerate(route)}
-        for hop in sorted(route, key=lambda hop: proven[hop.peer]):
-            if self._is_spare(hop.peer):
-                return self.misbehaved(hop.peer)
-        return None
+        return next((peer for peer in sorted(proven, key=proven.__getitem__) if self._is_spare(peer)), None)
 
     def _either(self, accuser: str, accused: str, usual: str, is_gone: bool) -> str | None:
         """One of two servers is at fault, the first of which complains of the other: it may lie. `usual`: the one to do

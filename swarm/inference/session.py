@@ -88,7 +88,7 @@ class RemoteSession:
         self._silent = set[str]()
         """Servers that have not answered the last revision."""
         self._flows = RouteFlows(server_flows)
-        self._inbox: deque[tuple[Flow, ServingMessage]] = deque()
+        self._inbox: deque[tuple[Flow, ServingMessage, float]] = deque()
         self._came = trio.Event()
         self._allowed = self._ceiling = 0
         """How far tokens may be drawn: since the last revision, and ever."""
@@ -96,7 +96,8 @@ class RemoteSession:
         """The position behind the last prompt."""
         self._ahead = self._stalled = False
         """Whether the servers may have drawn more than was taken; whether no token has come for `STALL_S`."""
-        self._judge, self._refusal = RouteJudge(servers, self._is_spare), ""
+        self._judge = RouteJudge(servers, lambda peer: bool(servers.plan((), "absent", self.commit, wire, (peer,))))
+        self._refusal = ""
         self._pace = TokenPace(0.0, 0)
         server_flows.add(self)
 
@@ -107,7 +108,7 @@ class RemoteSession:
         if not self._flows.has(flow):
             return  # it has been replaced
         if len(self._inbox) < INBOX_MAX:
-            self._inbox.append((flow, message))
+            self._inbox.append((flow, message, trio.current_time()))
         else:
             self._drop(self._judge.misbehaved(flow.peer))
         self._came.set()
@@ -171,12 +172,13 @@ class RemoteSession:
                 stalls_at = began + min(REPLACED_S * 2.0**self._judge.stalls, STALL_S) + patience_s
             self._allow(end)
             while self._inbox:
-                flow, message = self._inbox.popleft()
+                flow, message, at = self._inbox.popleft()
                 drawn = self._handle(flow, message)
                 if drawn is not None:
                     self._judge.token_came()
                     self._stalled = False
-                    self._pace.came(trio.current_time())
+                    self._pace.came(at)
+                    self._drop(self._judge.late(self.route, self._pace))
                     return drawn
             if not self._wired or self._flows.lost(self.route):  # a refusal is no message to wait for another one after
                 self._wired = False
@@ -210,9 +212,6 @@ class RemoteSession:
                 if message.cause == "commit":
                     self.route = ()
         return None
-
-    def _is_spare(self, peer: str) -> bool:
-        return self._servers.plan((), "absent", self.commit, self._wire_type, (peer,)) is not None
 
     def _take_token(self, place: int, message: TokenDrawn) -> DrawnToken | None:
         peer, is_last = self.route[place].peer, place == len(self.route) - 1
@@ -352,14 +351,14 @@ class RemoteSession:
     async def _answers(self, route: Route) -> list[int] | None:
         """Wait for all servers. Tokens that come meanwhile are kept in order, also if one fails: those of a server that
         stays are drawn only once."""
-        later = list[tuple[Flow, ServingMessage]]()
+        later = list[tuple[Flow, ServingMessage, float]]()
         haves, peers = dict[str, int](), {hop.peer for hop in route}
         try:
             while True:
                 while self._inbox:
-                    flow, message = self._inbox.popleft()
+                    flow, message, at = self._inbox.popleft()
                     if isinstance(message, TokenDrawn):
-                        later.append((flow, message))
+                        later.append((flow, message, at))
                     elif getattr(message, "revision", 0) != self._revision or flow.peer not in peers:
                         continue
                     elif not isinstance(message, SessionStarted):

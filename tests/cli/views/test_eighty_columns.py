@@ -12,17 +12,26 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from cli.commands import ls
 from cli.commands.status import _show as show_status
 from cli.commands.status import _show_guests as show_guests
 from cli.known_homes import KnownHome
 from cli.terminal.screen import table_screen
+from cli.views.plan import show_plan
 from cli.views.served_model import show_run_servers, show_served_model
+from optim.config import CodecConfig, DilocoConfig
+from peer.config import DataConfig, InnerConfig
+from peer.footprint.cards import CARDS
 from swarm.client.judged import JudgedStatus
 from swarm.client.status import MemberStatus, StageStatus, SwarmStatus
 from swarm.inference.model_status import BlockStatus, ServedModelStatus, ServedRunStatus, ServerStatus
 from swarm.membership.vote_shares import InviteStatus, VoteShare
+from swarm.placement.costs import RunShape, cut
+from swarm.placement.machine_plan import Machine, plan_for
+from swarm.run.sections import PipelineConfig
+from tools import what_fits
 
 ROOT = Path(__file__).parents[3]
 COLUMNS = 80
@@ -85,8 +94,20 @@ def status(**changed: Any) -> Callable[[], None]:
     return lambda: show_status(wide(SwarmStatus, **RUN, **changed))
 
 
+def plan() -> None:
+    """Draw what `peer plan` does of a model that many machines share."""
+    model = replace(what_fits.MODELS["Llama 3.1 8B"], max_seq_len=131_072)
+    card = CARDS["rtx4090"]
+    machine = Machine("cuda", card.memory_bytes, 1e12, card.flops, 1e6, bf16=True, devices=8, layout="fsdp")
+    inner, pipeline = InnerConfig(lr=1e-3, batch_size=512, total_steps=1), PipelineConfig(stages=2, micro_batch=8)
+    cuts, outer, data = cut(2, model, 131_072), DilocoConfig(steps=100_000), DataConfig(seq_len=131_072)
+    shape = RunShape(model, data, inner, outer, CodecConfig(), pipeline, cuts)
+    show_plan(plan_for(shape, machine, 1024, tokens=15e12))
+
+
 SCENES: dict[str, Callable[[], None]] = {
     "ls": homes,
+    "plan": plan,
     "status": status(stages=[]),
     "status of stages": status(stages=[STAGE] * 2),
     "status that waits": status(round=None, val_loss=None),

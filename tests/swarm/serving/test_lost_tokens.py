@@ -104,6 +104,7 @@ def scripted_session(
         conduct=conduct,
         proven=Counter[str](),
         computed=lambda route, pace: None,
+        is_late=lambda route, pace: False,
         measured=lambda peer, rtt_s: None,
         missing=lambda refusal, wire: "none",
     )

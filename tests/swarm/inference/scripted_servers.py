@@ -1,0 +1,255 @@
+"""Servers that answer a real `RemoteSession` over flows that are not there: honest ones, and bad ones of every kind.
+
+What they draw is a function of position and of the token before, so that a wrong or missing one is seen. Time is the
+mock clock's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any, Final, cast
+
+import trio
+
+from peer.config import ModelConfig
+from peer.errors import DialError
+from peer.ipc.sampling_options import Sampling
+from swarm.inference.client_view import ServersView
+from swarm.inference.messages import (
+    Allow,
+    Cause,
+    EndSession,
+    NeighbourLost,
+    PassTokens,
+    Replay,
+    Rewind,
+    SessionRefused,
+    SessionStarted,
+    StartSession,
+    TokenDrawn,
+)
+from swarm.inference.record import ServerRecord
+from swarm.inference.session import RemoteSession
+
+MODEL: Final = ModelConfig(
+    hidden_size=8, layers=6, heads=2, kv_heads=2, intermediate_size=8, max_seq_len=4096, vocab_size=300
+)
+STEP_S: Final = 0.004
+
+
+def drawn_after(position: int, token: int) -> int:
+    """Return what the model draws for a position behind a token."""
+    return (7 * position + 3 * token + 1) % MODEL.vocab_size
+
+
+def answer_to(prompt: Sequence[int], count: int) -> list[int]:
+    """Return the right answer to a prompt."""
+    text = list(prompt)
+    for _ in range(count):
+        text.append(drawn_after(len(text), text[-1]))
+    return text[len(prompt) :]
+
+
+class _Session:
+    """What one server has of one session."""
+
+    def __init__(self, start: StartSession) -> None:
+        self.start, self.allowed, self.known = start, start.allowed, start.known
+        self.ids: list[int] = []
+        self.parked = True
+        self.pending: tuple[int, int] | None = None
+        """A drawn token (position, id) that may not be passed on yet."""
+
+
+class ScriptedServer:
+    """An honest server of blocks [first, end)."""
+
+    def __init__(self, scene: Scene, peer: str, first: int, end: int, step_ms: float = 5.0) -> None:
+        self.scene, self.peer, self.first, self.end, self.step_ms = scene, peer, first, end, step_ms
+        self.is_open, self.rtt_s = True, 0.002
+        self.starts = 0
+        self._sessions: dict[bytes, _Session] = {}
+
+    # -- a flow, as the client sees it ---------------------------------------------------------------------------------
+
+    def hold(self) -> Any:
+        return nullcontext()
+
+    def send(self, message: Any, payload: bytes = b"") -> None:
+        self.scene.nursery.start_soon(self._take, message)
+
+    async def _take(self, message: Any) -> None:
+        await trio.sleep(self.rtt_s)
+        if isinstance(message, StartSession):
+            self.starts += 1
+            held = self._sessions.get(message.session)
+            if held is None:
+                held = self._sessions[message.session] = _Session(message)
+            held.start, held.parked, held.pending = message, True, None
+            held.allowed, held.known = max(held.allowed, message.allowed), max(held.known, message.known)
+            await self.started(message, len(held.ids))
+            return
+        held = self._sessions.get(message.session)
+        if held is None:
+            return
+        if isinstance(message, PassTokens):
+            await self.compute(held, message)
+        elif isinstance(message, Rewind):
+            del held.ids[message.position :]
+            held.pending = None
+        elif isinstance(message, Allow):
+            held.allowed, held.known = max(held.allowed, message.position), max(held.known, message.known)
+            held.parked = False
+            await self._pass_pending(held)
+        elif isinstance(message, Replay):
+            held.parked = False
+            at = message.position
+            for end in sorted({max(at, min(message.known, len(held.ids))), *range(message.known, len(held.ids) + 1)}):
+                if end > at:
+                    part = PassTokens(message.session, at, tuple(held.ids[at:end]), end >= message.known)
+                    await self.pass_on(held, part)
+                    at = end
+        elif isinstance(message, EndSession):
+            self._sessions.pop(message.session, None)
+
+    def tell(self, message: Any) -> None:
+        """Send a message to the client."""
+        self.scene.tell(self, message)
+
+    # -- what a server does, and a bad one does otherwise --------------------------------------------------------------
+
+    async def started(self, start: StartSession, have: int) -> None:
+        self.tell(SessionStarted(start.session, start.revision, have))
+
+    async def compute(self, held: _Session, message: PassTokens) -> None:
+        have = len(held.ids)
+        if message.position > have:
+            self.refuse(held, "gap")
+            return
+        new = tuple(message.ids[have - message.position :])
+        if not new:
+            return
+        held.ids += new
+        await trio.sleep(STEP_S)
+        if self.end < MODEL.layers:
+            if not held.parked:
+                await self.pass_on(held, PassTokens(message.session, have, new, message.draws))
+        elif message.draws and len(held.ids) >= held.known:
+            at = len(held.ids)
+            held.pending = at, drawn_after(at, held.ids[-1])
+            self.tell(TokenDrawn(held.start.session, held.start.revision, *held.pending))
+            await self._pass_pending(held)
+
+    async def _pass_pending(self, held: _Session) -> None:
+        if held.pending is None or held.parked or not held.known <= held.pending[0] < held.allowed - 1:
+            return
+        (at, token), held.pending = held.pending, None
+        await self.pass_on(held, PassTokens(held.start.session, at, (token,), True))
+
+    async def pass_on(self, held: _Session, message: PassTokens) -> None:
+        target = self.scene.servers.get(held.start.target)
+        if target is not None:
+            target.send(message)
+
+    def refuse(self, held: _Session, cause: Cause) -> None:
+        self.tell(SessionRefused(held.start.session, held.start.revision, cause, f"it says {cause}", len(held.ids)))
+
+
+class BadServer(ScriptedServer):
+    """A server that is bad in one way, or in another way each time. It claims to be quick."""
+
+    def __init__(self, scene: Scene, peer: str, first: int, end: int, modes: Sequence[str]) -> None:
+        super().__init__(scene, peer, first, end, step_ms=0.001)
+        self.mode, self._modes = modes[0], modes
+
+    async def started(self, start: StartSession, have: int) -> None:
+        self.mode = self._modes[self.starts % len(self._modes)]
+        held = self._sessions[start.session]
+        if self.mode in ("full", "leaving", "lost", "commit", "unknown"):
+            self.refuse(held, cast("Cause", self.mode))
+        elif self.mode == "neighbour":
+            self.tell(NeighbourLost(start.session, start.revision, start.target))
+        elif self.mode == "stranger":
+            others = [peer for peer in self.scene.servers if peer not in (self.peer, start.target)]
+            self.tell(NeighbourLost(start.session, start.revision, others[0]))
+        elif self.mode != "dumb":
+            self.tell(SessionStarted(start.session, start.revision, 1 << 24 if self.mode == "have" else have))
+        if self.mode == "forger":
+            for position in range(start.known, start.allowed):
+                self.tell(TokenDrawn(start.session, start.revision, position, 13))
+
+    async def compute(self, held: _Session, message: PassTokens) -> None:
+        if self.mode in ("value", "not_finite", "shape", "gap"):
+            self.refuse(held, cast("Cause", self.mode))
+        elif self.mode == "token":
+            self.tell(
+                TokenDrawn(held.start.session, held.start.revision, len(held.ids) + len(message.ids), (1 << 24) - 1)
+            )
+        elif self.mode == "position":
+            self.tell(TokenDrawn(held.start.session, held.start.revision, 1 << 24, 1))
+        elif self.mode == "flood":
+            for number in range(5000):
+                self.tell(TokenDrawn(held.start.session, held.start.revision, 0, number % 300))
+        elif self.mode == "late":
+            await trio.sleep(1.0)
+            await super().compute(held, message)
+        elif self.mode not in ("mute", "dumb"):
+            await super().compute(held, message)
+
+
+class Scene:
+    """A client, and the servers that it knows."""
+
+    def __init__(self, nursery: trio.Nursery) -> None:
+        self.nursery = nursery
+        self.servers: dict[str, ScriptedServer] = {}
+        self._sessions: dict[bytes, RemoteSession] = {}
+        self.view = ServersView(cast(Any, None), cast(Any, None), "run", MODEL.layers)
+        self.view.refresh = self._refresh  # type: ignore[method-assign]
+
+    def join(self, server: ScriptedServer) -> None:
+        """Let the client know a server."""
+        self.servers[server.peer] = server
+
+    def session(self) -> RemoteSession:
+        """Return a new session of the client."""
+        return RemoteSession(cast(Any, self), self.view, Sampling(), stops=(), model=MODEL)
+
+    async def _refresh(self, age_s: float = 0.0) -> None:
+        await trio.lowlevel.checkpoint()
+        self.view.records = {
+            server.peer: ServerRecord(
+                session="1",
+                name=server.peer,
+                version="1",
+                addresses=[],
+                joined_at=1.0,
+                at=1.0,
+                first=server.first,
+                end=server.end,
+                step_ms=server.step_ms,
+                pages=100,
+                pages_free=100,
+            )
+            for server in self.servers.values()
+        }
+
+    # -- as `ServerFlows` ----------------------------------------------------------------------------------------------
+
+    async def open(self, peer: str) -> ScriptedServer:
+        await trio.lowlevel.checkpoint()
+        if peer not in self.servers:
+            raise DialError(peer, "unreachable")
+        return self.servers[peer]
+
+    def add(self, session: RemoteSession) -> None:
+        self._sessions[session.id] = session
+
+    def remove(self, session: RemoteSession) -> None:
+        self._sessions.pop(session.id, None)
+
+    def tell(self, server: ScriptedServer, message: Any) -> None:
+        session = self._sessions.get(message.session)
+        if session is not None:
+            session.take(cast(Any, server), message)

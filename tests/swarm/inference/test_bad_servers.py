@@ -1,0 +1,114 @@
+"""One bad server beside honest ones of the same blocks: every answer is right, and soon as quick as without it.
+
+The session, its judge and what the client knows of servers are the real ones; the servers are scripted, and time is the
+mock clock's. With real processes: tests/soak.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+import trio.testing
+
+from peer.errors import NetworkError
+from tests.swarm.inference.scripted_servers import BadServer, Scene, ScriptedServer, answer_to
+
+MODES = (
+    ["value"],
+    ["not_finite"],
+    ["shape"],
+    ["gap"],
+    ["mute"],
+    ["dumb"],
+    ["late"],
+    ["have"],
+    ["token"],
+    ["position"],
+    ["forger"],
+    ["flood"],
+    ["neighbour"],
+    ["stranger"],
+    ["full"],
+    ["lost"],
+    ["commit"],
+    ["value", "mute", "gap", "have", "neighbour", "late"],
+)
+PLACES = {"first": (0, 3), "last": (3, 6), "all": (0, 6)}
+ANSWERS, TOKENS = 6, 16
+
+
+@asynccontextmanager
+async def scene() -> AsyncIterator[Scene]:
+    async with trio.open_nursery() as nursery:
+        made = Scene(nursery)
+        yield made
+        nursery.cancel_scope.cancel()
+
+
+async def asked(swarm: Scene, number: int) -> float:
+    """Have an answer of its own computed, check it and return the seconds that it took."""
+    prompt = [(number * 31 + at) % 300 for at in range(20)]
+    began, session = trio.current_time(), swarm.session()
+    with trio.fail_after(120):
+        said = [drawn.token async for drawn in session.generate(prompt, TOKENS)]
+    session.close()
+    assert said == answer_to(prompt, TOKENS)
+    return trio.current_time() - began
+
+
+async def quiet_s() -> float:
+    """Return what an answer takes without a bad server."""
+    async with scene() as swarm:
+        swarm.join(ScriptedServer(swarm, "h0", 0, 3))
+        swarm.join(ScriptedServer(swarm, "h1", 3, 6))
+        return max([await asked(swarm, number) for number in range(3)])
+
+
+@pytest.mark.parametrize(
+    ("modes", "place"),
+    [
+        pytest.param(modes, place, id=f"{' '.join(modes)}, {place}")
+        for modes in MODES
+        for place in PLACES
+        if modes != ["forger"] or place == "first"  # the last one's word is the answer
+    ],
+)
+async def test_one_bad_server(modes: Sequence[str], place: str, autojump_clock: trio.testing.MockClock) -> None:
+    usual_s = await quiet_s()
+    async with scene() as swarm:
+        swarm.join(ScriptedServer(swarm, "h0", 0, 3))
+        swarm.join(ScriptedServer(swarm, "h1", 3, 6))
+        swarm.join(BadServer(swarm, "bad", *PLACES[place], modes))
+        began = trio.current_time()
+        took = [await asked(swarm, number) for number in range(ANSWERS)]
+        starts = sum(server.starts for server in swarm.servers.values())
+    assert took[0] < 10
+    assert max(took[1:]) < usual_s + 1, took
+    assert starts < 2 * ANSWERS + 5 * (trio.current_time() - began)
+
+
+async def test_two_that_blame_others(autojump_clock: trio.testing.MockClock) -> None:
+    usual_s = await quiet_s()
+    async with scene() as swarm:
+        swarm.join(ScriptedServer(swarm, "h0", 0, 3))
+        swarm.join(ScriptedServer(swarm, "h1", 3, 6))
+        for name, blocks in (("b0", (0, 3)), ("b1", (3, 6)), ("b2", (3, 6))):
+            swarm.join(BadServer(swarm, name, *blocks, ["value", "neighbour"]))
+        took = [await asked(swarm, number) for number in range(ANSWERS)]
+    assert took[0] < 10 and max(took[1:]) < usual_s + 1, took
+
+
+@pytest.mark.parametrize("mode", ["value", "mute", "gap", "neighbour"])
+async def test_only_a_bad_server_ends_with_one_error(mode: str, autojump_clock: trio.testing.MockClock) -> None:
+    """Without another one there is no answer; there is an end, and few sessions are begun until then."""
+    async with scene() as swarm:
+        swarm.join(ScriptedServer(swarm, "h0", 0, 3))
+        swarm.join(BadServer(swarm, "bad", 3, 6, [mode]))
+        session, began = swarm.session(), trio.current_time()
+        with trio.fail_after(120), pytest.raises(NetworkError, match="try again"):
+            async for _ in session.generate([1, 2, 3], 4):
+                pass
+        assert swarm.servers["h0"].starts <= 2 + 5 * (trio.current_time() - began)
