@@ -50,7 +50,7 @@ START_S: Final = 8.0
 """For the answer of a server to a revision."""
 STALL_S: Final = 20.0
 """Without a token for so long, the servers send again what the next one lacks; after as long again, it is an error."""
-REPLACED_S: Final = 6.0
+REPLACED_S: Final = 5.0
 """Without a token for so long, a server that can be done without is replaced; twice as long the next time."""
 TOKEN_S: Final = 0.02
 """Each token of a prompt lengthens both by so much."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from functools import cache
 from pathlib import Path
@@ -19,7 +19,7 @@ from swarm.inference.client import ModelClient, open_model
 from swarm.inference.client_view import Patience
 from swarm.run.invite import Invite
 from tests.support.peer_process import POLL_S, PeerProcess
-from tests.support.process_group import ProcessGroup
+from tests.support.process_group import Launch, ProcessGroup
 
 LAYERS: Final = 6
 CONTEXT: Final = 4096
@@ -70,9 +70,10 @@ def _rounded(hidden: torch.Tensor, *rest: Any, wire: WireType) -> tuple[Any, ...
 class ServingSwarm:
     """The servers of one model; the first one founds it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, launch: Callable[[str], Launch] = lambda name: Launch()) -> None:
+        """`launch`: how the server of that name is started."""
         self.folder = folder
-        self.group = ProcessGroup(folder)
+        self.group = ProcessGroup(folder, launch)
         self.servers: dict[str, PeerProcess] = {}
 
     @property
@@ -113,9 +114,11 @@ class ServingSwarm:
 
 
 @asynccontextmanager
-async def open_serving(folder: Path, **servers: str) -> AsyncIterator[ServingSwarm]:
-    """Start servers of these blocks, by name."""
-    swarm = ServingSwarm(folder)
+async def open_serving(
+    folder: Path, launch: Callable[[str], Launch] = lambda name: Launch(), **servers: str
+) -> AsyncIterator[ServingSwarm]:
+    """Start servers of these blocks, by name. `launch`: as in `ServingSwarm`."""
+    swarm = ServingSwarm(folder, launch)
     try:
         async with _served(swarm, servers):
             yield swarm
