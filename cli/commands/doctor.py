@@ -16,7 +16,7 @@ from cli.checks.confinement import confinement_findings
 from cli.checks.graphics import gpu_findings
 from cli.checks.machine import DISK_MIN_BYTES, Finding, disk_finding, local_findings
 from cli.combinations import refuse_without
-from cli.homes import choices_in, default_home
+from cli.homes import default_home
 from cli.options import (
     chosen_devices,
     devices_options,
@@ -66,9 +66,9 @@ def doctor(
 
     Without INVITE only the machine itself is checked. With --home a key is made there if it is missing, so that you
     can send your peer id to the coordinator of a closed run. Give --home, --device, --devices, --layout, --data,
-    --text-field, --listen, --announce and --relay as you would to `peer join`; a home has kept the --data of its last
-    start. Of a model in stages the smallest stage must fit; a larger one that does not fit is a warning. The exit code
-    is 0 if this machine can take part, else that of the error that `peer join` would end with.
+    --text-field, --listen, --announce and --relay as you would to `peer join INVITE`. Of a model in stages the smallest
+    stage must fit; a larger one that does not fit is a warning. The exit code is 0 if this machine can take part, else
+    that of the error that `peer join INVITE` would end with.
     """
     refuse_without("--data or INVITE", data is not None or invite is not None, "text_field")
     chosen = chosen_devices(device, devices, layout)
@@ -76,8 +76,6 @@ def doctor(
     make_key = home is not None
     home = home or default_home("peer" if opened is None else opened.run_id[:12])
     kept = home if os.path.exists(home) else None  # Path.exists raises for a name that is too long
-    if data is None and opened is not None:
-        data, text_field = _last_text(home, text_field)
     text = None if data is None else data.absolute()
     findings: list[Finding] = []
 
@@ -125,15 +123,6 @@ def doctor(
         failed = f"This machine cannot take part: {several(len(failures), 'check')} failed."
         say("", failed if failures else "This machine can take part.")
     raise click.exceptions.Exit(failures[0].exit_code if failures else 0)
-
-
-def _last_text(home: Path, text_field: str) -> tuple[Path | None, str]:
-    """Return the text that the peer of `home` has trained on last, and the field that holds it, unless it is given."""
-    choices = choices_in(home)
-    text, field = choices.get("data"), choices.get("text_field")
-    if not isinstance(text, str) or not text:
-        return None, text_field
-    return Path(text), text_field or (field if isinstance(field, str) else "")
 
 
 def _show(finding: Finding) -> None:

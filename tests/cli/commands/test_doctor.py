@@ -32,8 +32,6 @@ from cli.checks.network import (
     swarm_findings,
 )
 from cli.checks.text import text_finding
-from cli.commands.doctor import _last_text
-from cli.homes import encoded
 from peer.confinement.confine import NOT_HERE, Restriction
 from peer.errors import ConfigError, NotAdmitted
 from peer.identity import Identity
@@ -256,13 +254,6 @@ def test_a_run_that_needs_text_of_ones_own_wants_it_as_join_does(tmp_path: Path)
     assert not list(source_findings(manifest_of(Identity.generate(), 1), joining(tmp_path)))
     assert not list(source_findings(stages, joining(tmp_path)))  # a later stage reads none
     assert list(source_findings(stages, joining(tmp_path, role="feeder")))
-
-
-def test_the_text_that_a_home_has_kept_counts(tmp_path: Path) -> None:
-    assert _last_text(tmp_path / "new", "") == (None, "")
-    Home(tmp_path).choices.write_bytes(encoded({"data": tmp_path / "texts", "text_field": "body"}))
-    assert _last_text(tmp_path, "") == (tmp_path / "texts", "body")
-    assert _last_text(tmp_path, "given") == (tmp_path / "texts", "given")
 
 
 async def test_the_text_is_described_with_a_run_and_without(tmp_path: Path) -> None:
