@@ -71,7 +71,12 @@ class BlockRange(click.ParamType):  # type: ignore[type-arg]
     " model of it. With one: read its parts from here instead of fetching them.",
 )
 @click.option("--blocks", type=BlockRange(), default="auto", show_default=True, help="The blocks to serve, as 0:16.")
-@click.option("--memory", type=Amount(), metavar="GB", help="For weights and caches.  [default: 0.6 of what is free]")
+@click.option(
+    "--memory",
+    type=Amount(),
+    metavar="GB",
+    help="For weights and caches.  [default: 0.6 of what is free, or of the GPU's]",
+)
 @home_option("Folder for this peer's key, fetched weights and event log.  [default: ~/.barnraise/<model>]")
 @click.option("--name", default="", help="The name that others see.  [default: this machine's name]")
 @dtype_option("A model that is founded: what it is served in.  [default: the checkpoint's own type]")
@@ -122,9 +127,10 @@ def serve(
     if opened is None and folder is None and home is None:
         raise click.UsageError("Give the INVITE of a served model, or --model with the folder of a checkpoint.")
     from peer.compute.device import resolve_device
+    from swarm.serving.memory import given_memory
     from swarm.serving.peer import ServeConfig, run_server
 
-    resolve_device(device)  # before the network is asked
+    computes_on = resolve_device(device)  # before the network is asked
     source = opened.run_id[:12] if opened is not None else folder.name if folder is not None else ""
     home = home or default_home(f"serve-{source}")
     if not tied:
@@ -142,7 +148,7 @@ def serve(
         device=device,
         threads=threads,
         blocks=blocks,
-        memory_bytes=None if memory is None else memory * 1e9,
+        memory_bytes=given_memory(memory, computes_on.memory_bytes),
         is_open=is_open,
         dtype=dtype,
         template=template,

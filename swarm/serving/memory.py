@@ -58,6 +58,14 @@ def blocks_that_fit(weights: Weights, memory_bytes: float | None) -> int:
     return blocks
 
 
+def given_memory(gigabytes: float | None, device_bytes: int) -> float | None:
+    """Return the bytes for weights and caches: what the user gave, else a share of a GPU's `device_bytes`; None where
+    there is no GPU, for `memory_for`."""
+    if gigabytes is not None:
+        return gigabytes * 1e9
+    return FREE_SHARE * device_bytes if device_bytes else None
+
+
 def memory_for(memory_bytes: float | None) -> float:
     """Return the bytes for weights and caches: what was given, else a share of what is free now."""
     return FREE_SHARE * free_memory_bytes() if memory_bytes is None else memory_bytes
