@@ -23,7 +23,7 @@ SCORES = st.lists(st.floats(-20, 20, width=32), min_size=2, max_size=40)
 )
 def test_draws_have_the_probabilities_of_the_softmax(sampling: Sampling) -> None:
     logits = torch.tensor([1.0, 0.2, -0.5, 2.0, 0.9, -3.0, 1.7])
-    draws = 20_000
+    draws = 5_000
     counts = np.zeros(len(logits))
     for position in range(draws):
         counts[sample(logits, sampling, position)] += 1

@@ -13,7 +13,7 @@ import trio
 from peer.ipc.sampling_options import Sampling
 from swarm.inference.client import ModelClient
 from swarm.inference.messages import StartSession
-from tests.support.bad_block_server import MODES, VARIABLE
+from tests.soak.serving.bad_block_server import MODES, VARIABLE
 from tests.support.process_group import Launch
 from tests.swarm.serving.serving_swarm import ServingSwarm, open_serving, reference_tokens
 
@@ -44,7 +44,7 @@ async def quiet_s(swarm: ServingSwarm) -> float:
 @pytest.mark.parametrize("modes", [*MODES, ALTERNATING])
 async def test_one_bad_server(tmp_path: Path, modes: str, blocks: str) -> None:
     def launch(name: str) -> Launch:
-        bad = Launch(module="tests.support.bad_block_server", environment={VARIABLE: modes})
+        bad = Launch(module="tests.soak.serving.bad_block_server", environment={VARIABLE: modes})
         return bad if name == "bad" else Launch()
 
     async with open_serving(tmp_path, launch, s0="0:3", s1="3:6") as swarm:

@@ -148,7 +148,7 @@ class FirstMember:
         return tuple(links)
 
 
-@pytest.mark.parametrize("rounds", [5, 18])
+@pytest.mark.parametrize("rounds", [pytest.param(5, marks=pytest.mark.soak), 18])
 async def test_who_was_the_only_member_once_proves_no_second_history(tmp_path: Path, rounds: int) -> None:
     """Its proof began at the coordinator's start and had all votes that it needed, and it had more rounds."""
     # A round takes longer than a newcomer takes to fetch its state: else the first member is alone for long.

@@ -59,8 +59,10 @@ async def until_put_out(scene: Scene) -> None:
 
 @pytest.mark.parametrize(
     ("shows", "reason"),
-    [(True, "is not the merge"), (False, "has not shown what it merged")],
-    ids=["shows what it merged", "shows nothing"],
+    [
+        pytest.param(True, "is not the merge", id="shows what it merged"),
+        pytest.param(False, "has not shown what it merged", id="shows nothing", marks=pytest.mark.soak),
+    ],
 )
 async def test_an_owner_that_merges_falsely_is_put_out(
     tmp_path: Path, false_merges: list[Liar], shows: bool, reason: str

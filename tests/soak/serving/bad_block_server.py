@@ -51,11 +51,11 @@ def misbehave(modes: list[str]) -> None:
                 await trio.sleep(LATE_S)
             await compute(self, session, message, payload)
 
-    def boast(self: Any, *args: Any) -> Any:
+    def claim(self: Any, *args: Any) -> Any:
         return msgspec.structs.replace(describe(self, *args), step_ms=0.001)
 
     server, served, description = cast(Any, BlockServer), cast(Any, ServedSession), cast(Any, ServerDescription)
-    server._compute, served.tell_started, served.__init__, description.record = misguided, tell_started, begin, boast
+    server._compute, served.tell_started, served.__init__, description.record = misguided, tell_started, begin, claim
 
 
 if __name__ == "__main__":
