@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import AsyncIterator
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -124,27 +124,26 @@ class _Chat:
         patience = self._named.patience(self._wait_s, self._waits)
         opened = open_model(self._named.invite, wire=self._wire, patience=patience)
         async with opened as model, open_template(model.manifest.text, self._template) as template:
-            conversation = Conversation(model, template, self._sampling, self._max_tokens)
-            conversation.system = self._system
-            if self._log is not None:
-                conversation.messages = self._log.messages()
-            if can_edit():
-                from cli.terminal.typed_prompt import TypedPrompt  # here: it is slow to load, and a pipe needs it not
-
-                self._messages = TypedPrompt([said.content for said in conversation.messages if said.role == "user"])
-            say(
-                f"{model.manifest.name}, {model.manifest.model.max_seq_len} tokens of context. /help tells more.",
-                template.sentence,
-                err=True,
-            )
-            with trio.open_signal_receiver(signal.SIGINT) as signals:
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._interrupt, signals, nursery.cancel_scope)
-                    await self._talk(model, conversation)
-                    nursery.cancel_scope.cancel()
-            conversation.close()
+            with closing(Conversation(model, template, self._sampling, self._max_tokens)) as conversation:
+                await self._converse(model, conversation, template.sentence)
         if self._interrupted:
             raise Stopped(signal.SIGINT)
+
+    async def _converse(self, model: ModelClient, conversation: Conversation, about_template: str) -> None:
+        conversation.system = self._system
+        if self._log is not None:
+            conversation.messages = self._log.messages()
+        if can_edit():
+            from cli.terminal.typed_prompt import TypedPrompt  # here: it is slow to load, and a pipe needs it not
+
+            self._messages = TypedPrompt([said.content for said in conversation.messages if said.role == "user"])
+        context = model.manifest.model.max_seq_len
+        say(f"{model.manifest.name}, {context} tokens of context. /help tells more.", about_template, err=True)
+        with trio.open_signal_receiver(signal.SIGINT) as signals:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._interrupt, signals, nursery.cancel_scope)
+                await self._talk(model, conversation)
+                nursery.cancel_scope.cancel()
 
     def _waits(self, missing: str) -> None:
         say("", f"{missing} (waiting for {self._wait_s:g} s; Ctrl-C stops).", err=True)
