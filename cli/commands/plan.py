@@ -199,7 +199,7 @@ def _machine(
         if device_memory is None:
             kind, bf16, memory = device_facts(device, shape.inner)
         if flops is None:
-            say("Measuring this machine's speed ...", err=True)
             with stopping_by_signal():
+                say("Measuring this machine's speed ...", err=True)
                 flops = measured_flops(shape.model, shape.inner, shape.data.seq_len, device)
     return Machine(cast("DeviceKind", kind), device_memory or memory, host_memory or memory_bytes(), flops, link, bf16)

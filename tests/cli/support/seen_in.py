@@ -94,10 +94,16 @@ async def program(columns: int, arguments: Sequence[str]) -> AsyncIterator[tuple
             env=environment,
             cwd=ROOT,
             start_new_session=True,
+            preexec_fn=_take_control,
         )
 
     async with _started(columns, start) as running:
         yield running
+
+
+def _take_control() -> None:
+    """Make standard input the terminal whose Ctrl-C is a signal for this process."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
 @asynccontextmanager

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -19,8 +17,9 @@ import trio
 
 from swarm.inference.client import open_model
 from swarm.run.invite import Invite
+from tests.cli.support.seen_in import command
 from tests.support.forking.command import peer
-from tests.swarm.gateway.served_model import KEY, NAME, REPO, TEMPLATE, ServedModel, decoded, encoded, served_model
+from tests.swarm.gateway.served_model import KEY, NAME, TEMPLATE, ServedModel, decoded, encoded, served_model
 from tests.swarm.serving.serving_swarm import CONTEXT, reference_tokens
 
 pytestmark = pytest.mark.process
@@ -179,7 +178,7 @@ def test_a_chat_in_the_terminal(served: ServedModel) -> None:
     facts = [line for line in done.stderr.splitlines() if line.startswith("[")]
     assert len(facts) == 3 and all(line.startswith("[8 tokens, ") for line in facts)
     assert all("s0 (blocks 0 to 2), s1 (blocks 3 to 5)]" in line for line in facts)
-    assert "A new conversation begins." in done.stderr and "/system TEXT" in done.stderr
+    assert "A new conversation begins." in done.stderr and "/what is no command: /help lists them" in done.stderr
 
 
 def test_a_chat_tells_its_figures_and_is_continued_from_its_file(served: ServedModel, tmp_path: Path) -> None:
@@ -242,38 +241,14 @@ def test_a_chat_that_is_too_long_says_so(served: ServedModel) -> None:
     assert done.returncode == 2 and "begin a new one" in done.stderr
 
 
-def test_ctrl_c_stops_an_answer_and_then_the_chat(served: ServedModel) -> None:
+async def test_ctrl_c_stops_an_answer_and_then_the_chat(served: ServedModel) -> None:
     """On a terminal of its own."""
-    code, output = type_on_a_terminal(served)
-    assert code == 130 and b"Stopped." in output and b"a second, by s0" in output
-
-
-def type_on_a_terminal(served: ServedModel) -> tuple[int, bytes]:
-    ours, theirs = os.openpty()
-    command = [sys.executable, "-m", "cli.main", "chat", str(served.invite), "--max-tokens", "3900"]
-    environment = {**os.environ, "PYTHONPATH": str(REPO)}
-    process = subprocess.Popen(
-        ["setsid", "--ctty", *command], stdin=theirs, stdout=theirs, stderr=theirs, env=environment
-    )
-    os.close(theirs)
-    output = b""
-
-    def until(text: bytes, since: int, more: int = 0) -> int:
-        """Read until the text has come, and so many bytes behind it."""
-        nonlocal output
-        while (at := output.find(text, since)) < 0 or len(output) < at + len(text) + more:
-            output += os.read(ours, 1 << 16)
-        return at + len(text)
-
-    try:
-        at = until(b"> ", 0)
-        os.write(ours, b"Hello there\n")
-        at = until(b"Hello there\r\n", at, more=100)  # it answers
-        os.write(ours, b"\x03")
-        until(b"Stopped.\r\n> ", at)
-        os.write(ours, b"\x03")
-        return process.wait(60), output
-    finally:
-        process.kill()
-        process.wait()
-        os.close(ours)
+    async with command(100, "chat", str(served.invite), "--max-tokens", "3900") as (terminal, process):
+        await terminal.until(lambda text: text.rstrip().endswith(">"))
+        terminal.press("Hello there\r")
+        await terminal.until(lambda text: len(text.partition("Hello there")[2].split()) > 20)  # it answers
+        terminal.press("\x03")
+        await terminal.until(lambda text: "Stopped." in text and text.rstrip().endswith(">"))
+        assert " a second, by s0" in terminal.text
+        terminal.press("\x03")
+        assert await trio.to_thread.run_sync(process.wait, 60) == 130
