@@ -12,7 +12,7 @@ from typing import Any, Final
 import h11
 import trio
 from hypercorn.config import Config
-from hypercorn.events import Event, Updated
+from hypercorn.events import Closed, Event, Updated
 from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.trio.task_group import TaskGroup
 from hypercorn.trio.tcp_server import TCPServer
@@ -26,7 +26,7 @@ from swarm.web.own_host import is_host
 from swarm.web.places import Place, Places
 
 SEND_S: Final = 30.0
-_VERSIONS: Final = ("1.0", "1.1")
+_VERSIONS: Final = (b"1.0", b"1.1")
 _CLOSE: Final = {"Connection": "close"}
 
 
@@ -108,6 +108,10 @@ class _Http1(H11Protocol):
         pass  # hypercorn leaves for HTTP/2 here
 
     async def _create_stream(self, request: h11.Request) -> None:
+        if request.http_version not in _VERSIONS:
+            await self._send_error_response(505)
+            await self.send(Closed())
+            return
         headers = [(name, value) for name, value in request.headers if name != b"upgrade"]
         await super()._create_stream(
             h11.Request(
@@ -139,8 +143,6 @@ class Door:
 
 def _refusal(scope: Scope) -> PlainTextResponse | None:
     """Return the answer to a request that no application is to see; a malformed Host ends some of their libraries."""
-    if scope["http_version"] not in _VERSIONS:
-        return PlainTextResponse(f"HTTP/{scope['http_version']} is not spoken here: use HTTP/1.1", 505, _CLOSE)
     hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
     if not all(map(is_host, hosts)):
         return PlainTextResponse("the header Host names no host: send a name or an IP address", 400, _CLOSE)
