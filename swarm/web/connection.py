@@ -23,7 +23,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from swarm.web.own_host import is_host
-from swarm.web.places import Place, Places
+from swarm.web.places import ClientPlace, ClientPlaces
 
 SEND_S: Final = 30.0
 _VERSIONS: Final = (b"1.0", b"1.1")
@@ -60,7 +60,7 @@ class BoundedStream:
         await self._stream.aclose()
 
 
-class Connection(TCPServer):
+class HttpConnection(TCPServer):
     """What is read and sent on one connection, and when it rests."""
 
     def __init__(
@@ -69,8 +69,8 @@ class Connection(TCPServer):
         config: Config,
         context: WorkerContext,
         stream: BoundedStream,
-        places: Places,
-        place: Place,
+        places: ClientPlaces,
+        place: ClientPlace,
     ) -> None:
         super().__init__(app, config, context, {}, stream)  # type: ignore[arg-type]
         self._places, self._place = places, place

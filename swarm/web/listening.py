@@ -17,8 +17,8 @@ from hypercorn.utils import wrap_app
 from starlette.applications import Starlette
 
 from peer.errors import ConfigError, ResourceError
-from swarm.web.connection import BoundedStream, Connection, Door
-from swarm.web.places import Places
+from swarm.web.connection import BoundedStream, Door, HttpConnection
+from swarm.web.places import ClientPlaces
 
 IDLE_S: Final = 15.0
 """How long a connection may stay without a request, or with half of its head."""
@@ -114,7 +114,7 @@ class _Server:
         self._log = self._config.log
         assert isinstance(self._log, _BugLog)
         self._context = WorkerContext(None)
-        self._places = Places()
+        self._places = ClientPlaces()
 
     async def handle(self, stream: trio.SocketStream) -> None:
         """Serve one connection."""
@@ -126,7 +126,7 @@ class _Server:
         if place is None:
             return  # trio closes it
         try:
-            await Connection(self._app, self._config, self._context, BoundedStream(stream), self._places, place)
+            await HttpConnection(self._app, self._config, self._context, BoundedStream(stream), self._places, place)
         except Exception:  # the edge to clients: what one sends may find a fault in the library
             if self._log.found_bug:
                 raise

@@ -22,7 +22,7 @@ _PLACE: Final = "place"
 
 
 @dataclass(eq=False)
-class Place:
+class ClientPlace:
     """The place of one connection."""
 
     origin: str
@@ -34,23 +34,23 @@ class Place:
     """Whether such a request is being answered."""
 
     @property
-    def state(self) -> dict[str, Place]:
+    def state(self) -> dict[str, ClientPlace]:
         """What the scope of each request on this connection has as its state."""
         return {_PLACE: self}
 
 
-class Places:
+class ClientPlaces:
     """All connections, the longest at rest first."""
 
     def __init__(self) -> None:
-        self._open: dict[Place, None] = {}
+        self._open: dict[ClientPlace, None] = {}
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def take(self, ip: str, close: Callable[[], None]) -> Place | None:
+    def take(self, ip: str, close: Callable[[], None]) -> ClientPlace | None:
         """Return a place for a new connection, for which another one may be closed; None if all are being answered."""
-        place = Place(_origin(ip), close)
+        place = ClientPlace(_origin(ip), close)
         alike = [one for one in self._open if one.origin == place.origin and not one.known]
         if place.origin and len(alike) >= STRANGERS_MAX:
             self._end(alike[0])
@@ -62,13 +62,13 @@ class Places:
         self._open[place] = None
         return place
 
-    def rest(self, place: Place) -> None:
+    def rest(self, place: ClientPlace) -> None:
         """Note that the request on this connection was answered."""
         place.answering = False
         if self._open.pop(place, self) is None:  # else it gave way meanwhile
             self._open[place] = None
 
-    def leave(self, place: Place) -> None:
+    def leave(self, place: ClientPlace) -> None:
         """Free a place."""
         self._open.pop(place, None)
 
@@ -77,20 +77,20 @@ class Places:
         for place in self._open:
             place.close()
 
-    def _end(self, place: Place) -> None:
+    def _end(self, place: ClientPlace) -> None:
         self.leave(place)
         place.close()
 
 
 def let_in(scope: Scope) -> None:
     """Note that a request showed what is asked of it, as a key: its client counts as known."""
-    if isinstance(place := scope.get("state", {}).get(_PLACE), Place):
+    if isinstance(place := scope.get("state", {}).get(_PLACE), ClientPlace):
         place.known = True
 
 
 def keep_place(scope: Scope) -> None:
     """Note that a request which was let in is being answered: its connection gives way to none until it is."""
-    if isinstance(place := scope.get("state", {}).get(_PLACE), Place):
+    if isinstance(place := scope.get("state", {}).get(_PLACE), ClientPlace):
         place.known = place.answering = True
 
 

@@ -76,26 +76,3 @@ async def test_one_request_and_a_hundred_at_once_among_them(served: ServedModel)
     beside = f"beside {SILENT + HTTP2 + ENDLESS} connections one took {one_s:.2f} s, {AT_ONCE} {hundred_s:.2f} s"
     print(f"  {beside}, without them {alone_s:.2f} s", flush=True)
     assert one_s < ANSWER_S and hundred_s < max(ANSWER_S, 2 * alone_s)
-
-
-async def test_those_that_come_again_take_no_place(served: ServedModel) -> None:
-    """Clients that come again as soon as they had to give way."""
-    site, opened = Site(served.url), 0
-
-    async def come_again() -> None:
-        nonlocal opened
-        while True:
-            async with await site.open() as stream:
-                opened += 1
-                while await stream.receive_some():
-                    pass
-
-    async with trio.open_nursery() as nursery:
-        for _ in range(SILENT):
-            nursery.start_soon(come_again)
-        while opened < 2 * SILENT:
-            await trio.sleep(0.05)
-        took = [await answered(site) for _ in range(10)]
-        nursery.cancel_scope.cancel()
-    print(f"  {opened} openings: the slowest of 10 requests took {max(took):.2f} s", flush=True)
-    assert max(took) < ANSWER_S

@@ -5,29 +5,29 @@ from __future__ import annotations
 import pytest
 
 from swarm.web import places as places_module
-from swarm.web.places import CONNECTIONS_MAX, STRANGERS_MAX, Place, Places, keep_place, let_in
+from swarm.web.places import CONNECTIONS_MAX, STRANGERS_MAX, ClientPlace, ClientPlaces, keep_place, let_in
 
 HERE = "127.0.0.1"
 
 
 class Opened:
-    """Places, and the numbers of those that gave way."""
+    """ClientPlaces, and the numbers of those that gave way."""
 
     def __init__(self) -> None:
-        self.places, self.gone, self._count = Places(), list[int](), 0
+        self.places, self.gone, self._count = ClientPlaces(), list[int](), 0
 
-    def take(self, ip: str = HERE) -> Place | None:
+    def take(self, ip: str = HERE) -> ClientPlace | None:
         number = self._count
         self._count += 1
         return self.places.take(ip, lambda: self.gone.append(number))
 
-    def taken(self, ip: str = HERE) -> Place:
+    def taken(self, ip: str = HERE) -> ClientPlace:
         place = self.take(ip)
         assert place is not None
         return place
 
 
-def request(place: Place) -> dict[str, object]:
+def request(place: ClientPlace) -> dict[str, object]:
     """Return the scope of a request on that connection."""
     return {"type": "http", "state": dict(place.state)}
 
