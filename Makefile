@@ -15,11 +15,15 @@ export PYTHONUNBUFFERED = 1
 # Else each worker of pytest compiles every test again, and each of hundreds of peers the program.
 unexport PYTHONDONTWRITEBYTECODE
 
+# Where `make floors` and `make audit` install what is theirs.
+FLOORS := .venv-floors
+AUDIT  := .venv-audit
+
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.stamp
 TOOLS := $(VENV)/.tools
 
-.PHONY: setup tools quickstart test test-fast simulate durations soak lint bench clean
+.PHONY: setup tools quickstart test test-fast simulate durations soak lint floors audit bench clean
 ifneq ($(TORCH),)
 .PHONY: $(STAMP) # asked for another torch: install it, whatever is there
 endif
@@ -82,8 +86,25 @@ lint: $(TOOLS)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# The tests of web and data on the lowest releases that pyproject.toml allows, but for torch.
+floors: $(STAMP)
+	@$(PYTHON) -m venv --clear $(FLOORS)
+	@$(FLOORS)/bin/python tools/install.py uv
+	$(if $(PIP_CERT),SSL_CERT_FILE=$(PIP_CERT)) $(FLOORS)/bin/uv pip install --quiet --python $(FLOORS)/bin/python --resolution lowest-direct \
+		$(if $(PIP_FIND_LINKS),--find-links $(PIP_FIND_LINKS)) \
+		$(if $(PIP_EXTRA_INDEX_URL),--extra-index-url $(PIP_EXTRA_INDEX_URL)) --editable '.[data,serve,monitor]' \
+		torch==$$($(BIN)/python -c 'from importlib.metadata import version; print(version("torch"))') \
+		$$(grep -E '^(hypothesis|pytest[a-z-]*)==' constraints.txt)
+	$(FLOORS)/bin/python -m pytest --numprocesses 2 $(SPREAD) -m "not process and not soak" \
+		tests/swarm/web tests/swarm/gateway tests/swarm/monitor tests/peer/data tests/cli/commands/test_api.py
+
+# Advisories on the pins of constraints.txt and on those lowest releases. Offline it fails: it knows nothing then.
+audit:
+	@test -x $(AUDIT)/bin/pip-audit || { $(PYTHON) -m venv $(AUDIT) && $(AUDIT)/bin/python tools/install.py pip-audit; }
+	@$(AUDIT)/bin/python tools/audit.py
+
 bench: $(TOOLS)
 	$(BIN)/python benchmarks/rounds/averaging.py --peers 4 --params 25000000 --rival hivemind
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build *.egg-info
+	rm -rf $(VENV) $(FLOORS) $(AUDIT) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build *.egg-info

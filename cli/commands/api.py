@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from swarm.gateway.limits import ApiKeys, Quotas
     from swarm.web.listening import ListenAddress
 
+KEY_VARIABLE: Final = "PEER_API_KEY"
+
 
 @click.command()
 @invite_argument(required=False)
@@ -33,7 +35,14 @@ if TYPE_CHECKING:
 @click.option(
     "--listen", metavar="HOST:PORT", default="127.0.0.1:8080", show_default=True, help="An IP address; port 0: any."
 )
-@click.option("--key", "keys", multiple=True, help="A key that requests must bring. May be given several times.")
+@click.option(
+    "--key",
+    "keys",
+    multiple=True,
+    envvar=KEY_VARIABLE,
+    help="A key that requests must bring; several times: several. Other users of this machine can read it here: better"
+    f" set {KEY_VARIABLE} to such keys, with spaces between, or give --key-file.",
+)
 @click.option(
     "--key-file", type=click.Path(path_type=Path, dir_okay=False), help="Hashes of such keys, one a line, with names."
 )
@@ -100,7 +109,7 @@ def _read_keys(keys: tuple[str, ...], key_file: Path | None) -> ApiKeys:
     from swarm.gateway.limits import ApiKeys, key_hash, read_keys
 
     if keys and key_file is not None:
-        raise ConfigError("--key and --key-file were both given: choose one")
+        raise ConfigError(f"--key (or {KEY_VARIABLE}) and --key-file were both given: choose one")
     if not all(key.strip() for key in keys):
         raise ConfigError("--key is empty: give a key, or make one with --new-key")
     if key_file is not None:

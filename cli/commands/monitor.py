@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 import trio
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from swarm.monitor.state import KeptHome, MonitorState
     from swarm.web.listening import ListenAddress
 
-_TOKEN_BYTES = 18
+TOKEN_VARIABLE: Final = "PEER_MONITOR_TOKEN"
+_TOKEN_BYTES: Final = 18
 
 
 @click.command()
@@ -38,7 +39,12 @@ _TOKEN_BYTES = 18
 @click.option(
     "--listen", metavar="HOST:PORT", default="127.0.0.1:8081", show_default=True, help="An IP address; port 0: any."
 )
-@click.option("--token", help="What requests must bring.  [default: none on loopback; beyond it a new one]")
+@click.option(
+    "--token",
+    envvar=TOKEN_VARIABLE,
+    help="What requests must bring. Other users of this machine can read it here: better set"
+    f" {TOKEN_VARIABLE}.  [default: none on loopback; beyond it a new one]",
+)
 @click.option(
     "--db",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -71,7 +77,9 @@ def monitor(
     """
     check_one_source("run", "invite", "home")
     if token is not None and not (token.strip() and token.isascii() and token.isprintable()):
-        raise ConfigError("--token is empty or has other letters than ASCII: leave it out to have one made")
+        raise ConfigError(
+            f"--token (or {TOKEN_VARIABLE}) is empty or has other letters than ASCII: leave it out to have one made"
+        )
     check_monitor_packages("peer monitor")
     from swarm.monitor.collector import MonitorTarget
     from swarm.run.invite import read_saved_invite

@@ -37,6 +37,7 @@ from swarm.inference.client import ModelClient
 from swarm.inference.route import uncovered
 from swarm.web.own_host import names_this_machine
 from swarm.web.page_files import page_routes
+from swarm.web.places import keep_place, let_in
 
 _PAGE: Final = Path(__file__).parent / "page"
 
@@ -55,10 +56,12 @@ class Gateway:
     def admit(self, request: Request) -> str:
         """Return the name of the key of a request. Raises ApiError."""
         if not self.keys.needed:
-            name = request.headers.get("host", "").lower()
-            if not names_this_machine(name, self.host):
-                raise ApiError(403, f"{name!r} is not this machine's own name: ask for 127.0.0.1", code="foreign_host")
-        return self.keys.holder(request.headers.get("authorization", ""))
+            host = request.headers.get("host", "").lower()
+            if not names_this_machine(host, self.host):
+                raise ApiError(403, f"{host!r} is not this machine's own name: ask for 127.0.0.1", code="foreign_host")
+        name = self.keys.holder(request.headers.get("authorization", ""))
+        let_in(request.scope)
+        return name
 
 
 class GenerationEndpoint:
@@ -74,8 +77,12 @@ class GenerationEndpoint:
         name = self._gateway.admit(request)
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise ApiError(415, "the body is not declared as JSON: send Content-Type: application/json")
-        with suppress(ClientGone), self._gateway.quotas.one(name):
-            await self._answer(self._read(await read_body(receive)), Connection(receive, send))
+        with suppress(ClientGone):
+            with self._gateway.quotas.body(name) as take:
+                body = await read_body(receive, take)
+            with self._gateway.quotas.one(name):  # not sooner: a body that never comes holds no slot
+                keep_place(scope)
+                await self._answer(self._read(body), Connection(receive, send))
 
     async def _answer(self, ask: GenerationAsk, connection: Connection) -> None:
         model = self._gateway.model
@@ -146,7 +153,7 @@ async def _refuse(request: Request, error: Exception) -> Response:
 
 async def _refuse_path(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    told = ApiError(error.status_code, f"{request.method} {request.url.path} is not served here: see /v1/models")
+    told = ApiError(error.status_code, f"{request.method} {request.scope['path']} is not served here: see /v1/models")
     return JSONResponse(told.body, told.status, error.headers)
 
 

@@ -18,6 +18,7 @@ from swarm.gateway.errors import ApiError
 
 KEYS_MAX: Final = 4096
 MINUTE_S: Final = 60.0
+BODY_BYTES_MAX: Final = 1 << 20
 _FILE_BYTES_MAX: Final = 1 << 20
 _KEY_BYTES: Final = 24
 _HASH_DIGITS: Final = 64
@@ -84,8 +85,31 @@ class Quotas:
     def __init__(self, per_minute: int | None, at_once: int, clock: Callable[[], float] = time.monotonic) -> None:
         """`per_minute`: None for any number."""
         self._per_minute, self._at_once, self._clock = per_minute, at_once, clock
-        self._running = Counter[str]()
+        self._running, self._coming = Counter[str](), Counter[str]()
         self._times: dict[str, deque[float]] = {}
+
+    @contextmanager
+    def body(self, name: str) -> Iterator[Callable[[int], None]]:
+        """Count the bytes of a body while it comes: those of a key are at most what its requests at once may have. The
+        block gets a function for the bytes that came, which raises ApiError."""
+        taken = 0
+
+        def take(size: int) -> None:
+            nonlocal taken
+            if self._coming[name] + size > self._at_once * BODY_BYTES_MAX:
+                raise ApiError(
+                    429,
+                    f"{self._coming[name]} bytes of this key's requests wait for their ends: send fewer at once",
+                    code="concurrency_limit_exceeded",
+                    retry_s=1.0,
+                )
+            taken += size
+            self._coming[name] += size
+
+        try:
+            yield take
+        finally:
+            self._coming[name] -= taken
 
     @contextmanager
     def one(self, name: str) -> Iterator[None]:

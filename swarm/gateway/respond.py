@@ -6,6 +6,7 @@ A client that goes away ends its sessions at once.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,9 +19,9 @@ from swarm.gateway.answer import AnswerPart, route_text
 from swarm.gateway.choices import Answers, Told
 from swarm.gateway.errors import ApiError
 from swarm.gateway.ignored import ignored_header
+from swarm.gateway.limits import BODY_BYTES_MAX
 from swarm.gateway.openai import DONE, AnswerFormat, usage_of
 
-BODY_BYTES_MAX: Final = 1 << 20
 BODY_S: Final = 10.0
 _DISCARDED_BYTES_MAX: Final = 16 << 20
 SEND_S: Final = 40.0
@@ -33,8 +34,9 @@ class ClientGone(Exception):
     """The client has closed the connection."""
 
 
-async def read_body(receive: Receive) -> bytes:
-    """Return the body of a request. Raises ApiError for one that is too large or slow, ClientGone."""
+async def read_body(receive: Receive, take: Callable[[int], None]) -> bytes:
+    """Return the body of a request; `take` is told of each part's bytes, and may raise. Raises ApiError for one that is
+    too large or slow, ClientGone."""
     too_large = ApiError(413, f"the body has more than {BODY_BYTES_MAX} bytes: send less", code="body_too_large")
     body, size = bytearray(), 0
     with trio.move_on_after(BODY_S):
@@ -42,9 +44,11 @@ async def read_body(receive: Receive) -> bytes:
             message = await receive()
             if message["type"] != "http.request":
                 raise ClientGone
-            size += len(message.get("body", b""))
+            part = message.get("body", b"")
+            size += len(part)
             if size <= BODY_BYTES_MAX:
-                body += message.get("body", b"")
+                take(len(part))
+                body += part
             if size > _DISCARDED_BYTES_MAX:
                 raise too_large
             if not message.get("more_body", False):

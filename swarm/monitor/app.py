@@ -19,7 +19,6 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
-from urllib.parse import urlsplit
 
 import msgspec
 import trio
@@ -30,16 +29,19 @@ from starlette.responses import JSONResponse, RedirectResponse, Response, Stream
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from peer.plain_text import plain
 from swarm.monitor.collector import MonitorCollector
 from swarm.monitor.history.memory import SPANS, History
 from swarm.monitor.metrics import CONTENT_TYPE, metrics_text
 from swarm.monitor.state import MonitorState
 from swarm.web.own_host import names_this_machine
 from swarm.web.page_files import page_routes
+from swarm.web.places import keep_place
 
 FRESH_S: Final = 60.0
 STREAMS_MAX: Final = 64
 BEAT_S: Final = 15.0
+_PATH_CHARS_MAX: Final = 100
 COOKIE: Final = "barnraise_monitor"
 _PAGE: Final = Path(__file__).parent / "page"
 _NO_STORE: Final = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
@@ -84,6 +86,7 @@ class _Guard:
             if not self._access.admits(request):
                 await _refusal(self._access)(scope, receive, send)
                 return
+            keep_place(scope)
         await self._app(scope, receive, send)
 
 
@@ -134,7 +137,7 @@ def monitor_app(collector: MonitorCollector, access: Access, history: History) -
 
     async def refuse(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        path = urlsplit(str(request.url)).path[:100]
+        path = plain(request.scope["path"], _PATH_CHARS_MAX)
         return JSONResponse({"error": f"{path} is not served here: see /"}, error.status_code, _NO_STORE)
 
     routes = [

@@ -1,8 +1,4 @@
-"""The web server: hypercorn's HTTP on trio, with bounds on what a client can hold.
-
-hypercorn's own `serve` waits for a client that reads nothing until it reads, which may be never, and goes on after an
-error of ours. So it gets streams that give up, and a log that lets such errors through.
-"""
+"""The web server: where it listens, and its connections. An error of ours ends it, where hypercorn's own goes on."""
 
 from __future__ import annotations
 
@@ -10,30 +6,24 @@ import errno
 import ipaddress
 import socket
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
-import h11
 import trio
-from h2.exceptions import H2Error
 from hypercorn.config import Config
 from hypercorn.logging import Logger
-from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
-from hypercorn.typing import ConnectionState
 from hypercorn.utils import wrap_app
 from starlette.applications import Starlette
-from starlette.types import Message, Receive, Scope, Send
 
 from peer.errors import ConfigError, ResourceError
+from swarm.web.connection import BoundedStream, Door, HttpConnection
+from swarm.web.places import ClientPlaces
 
-CONNECTIONS_MAX: Final = 512
 IDLE_S: Final = 15.0
 """How long a connection may stay without a request, or with half of its head."""
-SEND_S: Final = 30.0
 _HEAD_BYTES_MAX: Final = 32 << 10
-_BACKLOG: Final = 128
+_BACKLOG: Final = 1024
 _PORT_MAX: Final = 65535
 
 
@@ -119,75 +109,36 @@ class _Server:
         self._config.include_server_header = False
         self._config.keep_alive_timeout = IDLE_S
         self._config.h11_max_incomplete_size = _HEAD_BYTES_MAX
-        self._app = wrap_app(_HttpOnly(app), self._config.wsgi_max_body_size, "asgi")  # type: ignore[arg-type]
+        app.router.redirect_slashes = False  # a redirect would lead to the host that the request names
+        self._app = wrap_app(Door(app), self._config.wsgi_max_body_size, "asgi")  # type: ignore[arg-type]
         self._log = self._config.log
         assert isinstance(self._log, _BugLog)
         self._context = WorkerContext(None)
-        self._open = set[_BoundedStream]()
+        self._places = ClientPlaces()
 
     async def handle(self, stream: trio.SocketStream) -> None:
         """Serve one connection."""
-        if len(self._open) >= CONNECTIONS_MAX:
-            return  # trio closes it
-        bounded = _BoundedStream(stream)
-        self._open.add(bounded)
         try:
-            await TCPServer(self._app, self._config, self._context, ConnectionState({}), bounded)  # type: ignore[arg-type]
+            ip = stream.socket.getpeername()[0]
+        except OSError:
+            return  # it is gone
+        place = self._places.take(ip, stream.socket.close)
+        if place is None:
+            return  # trio closes it
+        try:
+            await HttpConnection(self._app, self._config, self._context, BoundedStream(stream), self._places, place)
         except Exception:  # the edge to clients: what one sends may find a fault in the library
             if self._log.found_bug:
                 raise
         finally:
-            self._open.discard(bounded)
+            self._places.leave(place)
 
     async def close_when_cancelled(self) -> None:
         """End all connections in the end, those too whose clients read nothing: hypercorn shields its writes."""
         try:
             await trio.sleep_forever()
         finally:
-            for stream in self._open:
-                stream.socket.close()
-
-
-class _HttpOnly:
-    """The application, for HTTP alone. What it sends on a connection that its client has spoilt is lost."""
-
-    def __init__(self, app: Starlette) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_if_possible(message: Message) -> None:
-            with suppress(h11.ProtocolError, H2Error):
-                await send(message)
-
-        if scope["type"] == "http":
-            await self._app(scope, receive, send_if_possible)
-
-
-class _BoundedStream:
-    """A TCP stream whose writes end after a while, taken or not."""
-
-    def __init__(self, stream: trio.SocketStream) -> None:
-        self._stream = stream
-
-    @property
-    def socket(self) -> Any:
-        return self._stream.socket
-
-    async def send_all(self, data: bytes) -> None:
-        with trio.move_on_after(SEND_S) as limit:
-            await self._stream.send_all(data)
-        if limit.cancelled_caught:
-            self.socket.close()
-            raise trio.BrokenResourceError
-
-    async def receive_some(self, most: int) -> bytes | bytearray:
-        return await self._stream.receive_some(most)
-
-    async def send_eof(self) -> None:
-        await self._stream.send_eof()
-
-    async def aclose(self) -> None:
-        await self._stream.aclose()
+            self._places.end_all()
 
 
 class _BugLog(Logger):

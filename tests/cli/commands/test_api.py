@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from peer.identity import Identity
-from swarm.gateway.limits import read_keys
+from swarm.gateway.errors import ApiError
+from swarm.gateway.limits import ApiKeys, read_keys
 from swarm.run.invite import Invite
 from tests.cli.support.typed import Peer, said
 
@@ -45,6 +46,30 @@ def test_wrong_options_name_the_remedy(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert reason in said(peer("api", invite, *options), 2)
+
+
+def test_a_key_and_a_token_may_come_from_the_environment(
+    peer: Peer, invite: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the process list does not show them. An option goes before; beside a file of keys one is refused."""
+    kept: list[object] = []
+    monkeypatch.setattr("cli.commands.api.run_until_stopped", lambda run, tied: kept.append(run.__self__._keys))
+    monkeypatch.setattr("cli.commands.monitor.run_until_stopped", lambda run, tied: kept.append(run.__self__._token))
+    monkeypatch.setenv("PEER_API_KEY", "sk-a sk-b")
+    monkeypatch.setenv("PEER_MONITOR_TOKEN", "t-a")
+    monitor = ["monitor", invite, "--db", tmp_path / "db"]
+    assert peer("api", invite, "--listen", "0.0.0.0:0").code == peer("api", invite, "--key", "sk-c").code == 0
+    assert peer(*monitor).code == peer(*monitor, "--token", "t-b").code == 0
+    from_environment, from_option = kept[:2]
+    assert isinstance(from_environment, ApiKeys) and isinstance(from_option, ApiKeys)
+    assert [from_environment.holder(f"Bearer {key}") for key in ("sk-a", "sk-b")] == ["key 1", "key 2"]
+    assert from_option.holder("Bearer sk-c") == "key 1"
+    with pytest.raises(ApiError):
+        from_option.holder("Bearer sk-a")
+    assert kept[2:] == ["t-a", "t-b"]
+    assert "--key (or PEER_API_KEY) and --key-file were both" in said(peer("api", invite, "--key-file", "keys"), 2)
+    monkeypatch.setenv("PEER_MONITOR_TOKEN", "é")
+    assert "--token (or PEER_MONITOR_TOKEN) is empty or has other" in said(peer(*monitor), 2)
 
 
 @pytest.mark.parametrize("package", ["starlette", "hypercorn"])

@@ -46,8 +46,8 @@ def column(kind: Any, texts: list[str | None]) -> Any:
     if isinstance(kind, arrow.BaseExtensionType):
         return arrow.ExtensionArray.from_storage(kind, arrow.array(texts, kind.storage_type))
     if arrow.types.is_dictionary(kind):
-        return arrow.array(texts).cast(kind.value_type).dictionary_encode().cast(kind)
-    return arrow.array(texts).cast(kind)
+        return arrow.array(texts, type=kind.value_type).dictionary_encode().cast(kind)
+    return arrow.array(texts, type=kind)  # older releases cast no string to a view
 
 
 def parquet(**columns: Any) -> bytes:

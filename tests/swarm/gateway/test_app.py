@@ -16,7 +16,7 @@ from peer.model.text_rules import TextRules
 from swarm.gateway import respond
 from swarm.gateway.limits import ApiKeys, Quotas, key_hash
 from swarm.inference.client_view import NoServers
-from swarm.web import listening
+from swarm.web import connection
 from tests.swarm.gateway.scripted import CONTEXT, ScriptedModel, answer_of, events_of, open_site
 
 CHAT = "/v1/chat/completions"
@@ -269,7 +269,7 @@ async def test_a_client_that_goes_away_ends_its_sessions(stream: bool) -> None:
 
 async def test_a_client_that_reads_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """hypercorn itself would wait for it for ever, in a shielded write."""
-    monkeypatch.setattr(listening, "SEND_S", 0.3)
+    monkeypatch.setattr(connection, "SEND_S", 0.3)
     model = ScriptedModel(b"word " * 200_000)
     model.manifest.model.max_seq_len = 1 << 24
     async with open_site(model) as site, await site.open() as lazy:
