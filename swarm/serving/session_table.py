@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
-from peer.net.strangers.shares import LentSlots
+from peer.net.strangers.shares import SharedSlots
 from swarm.serving.output_log import SESSION_BYTES_MAX
 from swarm.serving.served_session import ServedSession
 
@@ -26,7 +26,7 @@ class SessionTable:
     def __init__(self) -> None:
         self._by_id: dict[bytes, ServedSession] = {}
         self._by_number: dict[int, ServedSession] = {}
-        self._slots = LentSlots[ServedSession](SESSIONS_MAX, lambda session: session.last_used)
+        self._slots = SharedSlots[ServedSession](SESSIONS_MAX, lambda session: session.last_used)
 
     def __len__(self) -> int:
         return len(self._by_id)

@@ -16,7 +16,7 @@ from peer.errors import ConnectionLost
 from peer.net.bulk.tls import TlsSocket
 from peer.net.flow.flow import Flow, FlowHandler, FlowParts, FlowWire
 from peer.net.flow.pacer import Pacer
-from peer.net.strangers.shares import LentSlots
+from peer.net.strangers.shares import SharedSlots
 
 FLOWS_MAX: Final = 512  # of those that others have opened: shared by address prefix, and members go before clients
 FLOWS_PER_PEER_MAX: Final = 4  # one each way, and those that we do not know yet to have ended
@@ -40,7 +40,7 @@ class Flows:
         self._handler: FlowHandler | None = None
         self._opened: dict[str, Flow] = {}
         self._all: set[Flow] = set()
-        self._accepted = LentSlots[Flow](FLOWS_MAX, _last_used, lambda flow: flow.is_member)
+        self._accepted = SharedSlots[Flow](FLOWS_MAX, _last_used, lambda flow: flow.is_member)
         self._dials: dict[str, trio.Event] = {}
         self._pacer = Pacer(lambda: self._all, paced)
 

@@ -1,7 +1,7 @@
 """Shares of a host: few unfinished handshakes, and slots that peers give up to each other.
 
-Slots of connections (`Slots`) are kept from strangers, who share a part of them. Slots of flows and sessions
-(`LentSlots`) are lent: each that asks gets one, and when all are taken the group that holds most gives one back.
+Slots of connections (`Slots`) are kept from strangers, who share a part of them. Of slots for flows and sessions
+(`SharedSlots`) each that asks gets one, and when all are taken the group that holds most gives one back.
 
 An address counts with its neighbours, /24 in IPv4 and /64 in IPv6, because one machine often has all of them.
 """
@@ -23,7 +23,7 @@ STRANGERS_SHARE: Final = 0.25  # of all slots, at a host that knows whom to trus
 ALL_SHARE: Final = 0.8  # of all slots, for peers that connect to us: the rest stays free for those we dial
 GROUP_SHARE: Final = 0.5  # of the slots that strangers may have: many may share one NAT, but may not take all
 
-LENT_SHARE: Final = 0.25  # of all lent slots: above it a group gives back also what is in use
+FAIR_SHARE: Final = 0.25  # of all shared slots: above it a group gives back also what is in use
 AT_REST_S: Final = 10.0  # below it, only what was of no use for so long
 
 Holder = TypeVar("Holder", bound=Hashable)
@@ -131,12 +131,12 @@ class Slots(_SlotTable[Holder]):
         return None
 
 
-class LentSlots(_SlotTable[Holder]):
+class SharedSlots(_SlotTable[Holder]):
     """Slots of which a group may have all, until another one asks. Then the group that holds most gives up the one that
     was of no use for longest: above its share any, below only one at rest. Identities are free, so they do not count.
 
-    `is_reserved`: whether a holder goes before all that are not, and never gives way to them. `last_used` returns
-    infinity for what is in use.
+    `is_reserved`: whether a holder goes before all that are not, and never gives way to them, if its group has no more
+    such than its share. `last_used` returns infinity for what is in use.
     """
 
     def __init__(
@@ -151,15 +151,17 @@ class LentSlots(_SlotTable[Holder]):
     def _loser(self, newest: Holder) -> Holder | None:
         if len(self._held) <= self._total:
             return None
-        lent = {h: slot.group for h, slot in self._held.items() if not self._is_reserved(h)}
-        goes_first = newest not in lent and bool(lent)
-        if newest not in lent and not lent:
-            lent = {h: slot.group for h, slot in self._held.items()}
-        groups = Counter(lent.values())
+        share = self._total * FAIR_SHARE
+        held = {h: slot.group for h, slot in self._held.items()}
+        reserved = Counter(group for h, group in held.items() if self._is_reserved(h))
+        pool = {h: group for h, group in held.items() if not self._is_reserved(h) or reserved[group] > share}
+        goes_first = newest not in pool and bool(pool)
+        pool = pool or held
+        groups = Counter(pool.values())
         # Of groups that hold as much, the newest one's own: else two would take from each other without end.
-        fullest = max(groups, key=lambda group: (groups[group], group == self._held[newest].group))
-        candidates = [h for h in lent if lent[h] == fullest]
-        gives_back = fullest != lent.get(newest) and groups[fullest] > self._total * LENT_SHARE
+        fullest = max(groups, key=lambda group: (groups[group], group == held[newest]))
+        candidates = [h for h in pool if pool[h] == fullest]
+        gives_back = fullest != pool.get(newest) and groups[fullest] > share
         if not goes_first and not gives_back:
             rested = trio.current_time() - AT_REST_S
             candidates = [h for h in candidates if self._last_used(h) <= rested]

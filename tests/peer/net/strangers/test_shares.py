@@ -9,7 +9,7 @@ import trio
 import trio.testing
 
 from peer.net.admissions import Admissions
-from peer.net.strangers.shares import AT_REST_S, Handshakes, LentSlots, Slots, address_group
+from peer.net.strangers.shares import AT_REST_S, Handshakes, SharedSlots, Slots, address_group
 
 TOTAL = 80  # 20 for strangers, 10 of them for one group; 64 for all
 
@@ -124,19 +124,19 @@ async def test_the_oldest_handshake_of_a_group_gives_way() -> None:
         nursery.cancel_scope.cancel()
 
 
-def lent(slots: LentSlots[Holder], count: int, group: str, used_at: float) -> list[Holder]:
+def hold(slots: SharedSlots[Holder], count: int, group: str, used_at: float) -> list[Holder]:
     """Add holders that displace none, each a second younger than the one before."""
     added = [Holder(f"{group} {number}", used_at + number) for number in range(count)]
     assert [slots.add(holder, holder.peer, group) for holder in added] == [None] * count
     return added
 
 
-async def test_a_lone_group_has_all_lent_slots_and_gives_them_back_at_once(
+async def test_a_lone_group_has_all_slots_and_gives_them_back_at_once(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    slots: LentSlots[Holder] = LentSlots(8, lambda holder: holder.last_used)
+    slots: SharedSlots[Holder] = SharedSlots(8, lambda holder: holder.last_used)
     now = trio.current_time()
-    many = lent(slots, 8, "a", now)  # not one at rest
+    many = hold(slots, 8, "a", now)  # not one at rest
     late = Holder("late", now + 20)
     assert slots.add(late, late.peer, "a") is late, "of its own group none is at rest"
     others = [Holder(f"b {number}", float("inf")) for number in range(5)]
@@ -147,9 +147,9 @@ async def test_a_lone_group_has_all_lent_slots_and_gives_them_back_at_once(
 
 
 async def test_what_a_group_has_within_its_share_ends_only_at_rest(autojump_clock: trio.testing.MockClock) -> None:
-    slots: LentSlots[Holder] = LentSlots(8, lambda holder: holder.last_used)
+    slots: SharedSlots[Holder] = SharedSlots(8, lambda holder: holder.last_used)
     now = trio.current_time()
-    held = [lent(slots, 2, group, now) for group in "abcd"]
+    held = [hold(slots, 2, group, now) for group in "abcd"]
     fifth = Holder("fifth", now)
     assert slots.add(fifth, fifth.peer, "e") is fifth
     held[0][0].last_used = float("inf")
@@ -158,12 +158,20 @@ async def test_what_a_group_has_within_its_share_ends_only_at_rest(autojump_cloc
 
 
 async def test_reserved_holders_go_first_and_give_way_to_no_others(autojump_clock: trio.testing.MockClock) -> None:
-    slots: LentSlots[Holder] = LentSlots(4, lambda holder: holder.last_used, lambda holder: holder.peer[0] == "s")
+    slots: SharedSlots[Holder] = SharedSlots(8, lambda holder: holder.last_used, lambda holder: holder.peer[0] == "s")
     now = trio.current_time()
-    clients = lent(slots, 1, "a", float("inf")) + lent(slots, 3, "b", now)
-    servers = [Holder(f"s {number}", now - 100) for number in range(5)]
-    losers = [slots.add(server, server.peer, "a") for server in servers[:4]]
-    assert losers[:2] == clients[1:3] and set(losers[2:]) == {clients[0], clients[3]}
+    clients = hold(slots, 2, "a", float("inf")) + hold(slots, 6, "b", now)
+    servers = [Holder(f"s {number}", now - 100) for number in range(9)]
+    losers = [slots.add(server, server.peer, "bcde"[number // 2]) for number, server in enumerate(servers[:8])]
+    assert losers[:4] == clients[2:6] and set(losers[4:]) == {*clients[:2], *clients[6:]}
     client = Holder("client", now)
     assert slots.add(client, client.peer, "z") is client
-    assert slots.add(servers[4], servers[4].peer, "z") is servers[0], "and they share like any others"
+    assert slots.add(servers[8], servers[8].peer, "z") is servers[0], "and they share like any others"
+
+
+async def test_many_reserved_holders_of_one_group_are_like_any_others(autojump_clock: trio.testing.MockClock) -> None:
+    """Where a run is open, any key is a member."""
+    slots: SharedSlots[Holder] = SharedSlots(8, lambda holder: holder.last_used, lambda holder: True)
+    servers = hold(slots, 8, "a", trio.current_time())
+    others = [Holder(f"other {number}", trio.current_time()) for number in range(2)]
+    assert [slots.add(holder, holder.peer, "b") for holder in others] == servers[:2]
