@@ -14,6 +14,7 @@ from typing import Any, Final
 import pytest
 import trio
 
+from peer.ipc.block_messages import WireType
 from peer.ipc.sampling_options import Sampling
 from swarm.inference.client import ModelClient, open_model
 from swarm.inference.messages import EndSession, PassTokens, Replay, Rewind, StartSession
@@ -23,7 +24,8 @@ from tests.swarm.serving.test_serving import PROMPT, ask
 
 pytestmark = [pytest.mark.soak, pytest.mark.process]
 ATTACKS_S: Final = 25.0
-TOKENS: Final = 400
+WIRES: Final[tuple[WireType | None, ...]] = ("int8", "bf16", None)
+TOKENS: Final = 200
 ANSWERS: Final = 6
 KEYS: Final = 128
 QUESTIONS: Final = 40
@@ -62,7 +64,7 @@ async def attack(swarm: ServingSwarm, model: ModelClient) -> None:
     while True:
         due, number = due + 1 / ATTACKS_S, number + 1
         await trio.sleep_until(due)
-        id, wire = secrets.token_bytes(16), ("int8", "bf16", None)[number % 3]
+        id, wire = secrets.token_bytes(16), WIRES[number % len(WIRES)]
         common: dict[str, Any] = {"sampling": Sampling(), "allowed": 50}
         first.send(StartSession(id, 1, 0, 3, peers["s1"], peers["s1"], wire=wire, **common))
         last.send(StartSession(id, 1, 3, 6, peers["s0"], peers["s0"], wire="fp32" if wire else "int8", **common))
