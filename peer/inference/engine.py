@@ -2,11 +2,11 @@
 
 A step takes what is there: one token of each session that generates, up to a number of rows, then a chunk of one
 session's prompt, up to a number of tokens. Nothing waits for a batch to fill, and no prompt holds up a session that
-generates for longer than a chunk. Clients take turns, and so do the sessions of each. A step serves sessions that use
-the same blocks.
+generates for longer than a chunk. Address prefixes take turns, and so do the clients of each, and their sessions: one
+person may have many keys. A step serves sessions that use the same blocks.
 
-A client may have all pages while no other one needs them. Then sessions of a client that holds more than its share end,
-the one first that has rested longest; its last one only once it rests for a while.
+A prefix, and of one prefix a client, may have all pages while no other one needs them. Then sessions of the one that
+holds more than its share end, the one first that has rested longest; its last one only once it rests for a while.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor
 from peer.inference.blocks import Segment, SpanBlocks
 from peer.inference.cache import CacheFull, CachePool, CacheShape, SessionCache, pages_of
 from peer.inference.sampling import sample, top_logprobs
-from peer.inference.turns import ClientTurns
+from peer.inference.turns import ClientTurns, Owner
 from peer.ipc.block_messages import CHUNK_TOKENS, ROWS_MAX, RefusalCause
 from peer.ipc.sampling_options import Sampling
 from peer.ipc.span import Span
@@ -98,7 +98,7 @@ class _Session:
     names: tuple[bytes, ...]
     owner: Hashable
     """Of the pages that it leaves: other blocks have other keys and values, and another client may call anything so."""
-    client: str
+    client: Owner
     used_at: float
     """When it was opened, or something of it came or was computed last."""
     waiting: deque[_Tokens] = field(default_factory=deque)
@@ -118,10 +118,12 @@ class _Session:
 
 
 _Turn = tuple[int, _Session, _Tokens]
+_Key = tuple[str, ...]
+"""A prefix, or a prefix and a client of it."""
 _Ready = tuple[int, _Session]
 
 
-def _client_of(ready: _Ready) -> str:
+def _client_of(ready: _Ready) -> Owner:
     return ready[1].client
 
 
@@ -174,10 +176,11 @@ class Engine:
         names: Sequence[bytes] = (),
         blocks: tuple[int, int] | None = None,
         client: str = "",
+        prefix: str = "",
     ) -> int:
-        """Begin a session of a client, which uses `blocks` (first, end) of the span, None for all. Return how many
-        positions are here already, from one of that client that began alike (`names`, as `CachePool.open`). Raises
-        StepRefused."""
+        """Begin a session of a client, seen at an address prefix; it uses `blocks` (first, end) of the span, None for
+        all. Return how many positions are here already, from one of that client that began alike (`names`, as
+        `CachePool.open`). Raises StepRefused."""
         span = self.blocks.span
         first, end = blocks or (span.first, span.end)
         if id in self._sessions:
@@ -190,10 +193,10 @@ class Engine:
                 cache = self.pool.open(names, owner)
                 break
             except CacheFull as error:
-                if not self._end_for(client, 1):
+                if not self._end_for((prefix, client), 1):
                     raise StepRefused("full", str(error)) from error
         self._sessions[id] = _Session(
-            Span(first, end, span.of), cache, sampling, tuple(names), owner, client, self._clock()
+            Span(first, end, span.of), cache, sampling, tuple(names), owner, (prefix, client), self._clock()
         )
         return cache.length
 
@@ -203,21 +206,32 @@ class Engine:
         if session is None:
             return
         self.pool.close(session.cache, session.names, session.owner)
-        if all(other.client != session.client for other in self._sessions.values()):
-            self._rows_turns.forget(session.client)
-            self._prompt_turns.forget(session.client)
+        clients = {other.client for other in self._sessions.values()}
+        if session.client not in clients:
+            self._rows_turns.keep(clients)
+            self._prompt_turns.keep(clients)
 
-    def _end_for(self, client: str, pages: int) -> bool:
-        """End a session of a client that holds more than its share of the pages, for one that needs `pages` more and
-        stays within its own. Return whether there was one."""
-        held = Counter[str]({client: 0})
+    def _end_for(self, client: Owner, pages: int) -> bool:
+        """End a session of a prefix, else of a client of the same one, that holds more than its share of the pages, for
+        a client that needs `pages` more and stays within its own. Return whether there was one."""
+        prefixes = Counter[_Key]({client[:1]: 0})
+        clients = Counter[_Key]({client: 0})
         for session in self._sessions.values():
-            held[session.client] += session.cache.pages
-        share = self.pool.pages // len(held)
+            prefixes[session.client[:1]] += session.cache.pages
+            if session.client[:1] == client[:1]:
+                clients[session.client] += session.cache.pages
+        part = self.pool.pages // len(prefixes)
+        return self._end_of(prefixes, client[:1], pages, part) or self._end_of(
+            clients, client, pages, part // len(clients)
+        )
+
+    def _end_of(self, held: Counter[_Key], mine: _Key, pages: int, share: int) -> bool:
+        """The same among those that hold so many pages, and have the same share."""
         greedy = max(held, key=lambda name: held[name])
-        if held[client] + pages > share or held[greedy] <= share:
+        if held[mine] + pages > share or held[greedy] <= share:
             return False
-        theirs = [(bool(s.waiting), s.used_at, id) for id, s in self._sessions.items() if s.client == greedy]
+        sessions = self._sessions.items()
+        theirs = [(bool(s.waiting), s.used_at, id) for id, s in sessions if s.client[: len(greedy)] == greedy]
         waits, used_at, rested = min(theirs)
         if len(theirs) == 1 and (waits or self._clock() - used_at < REST_S):
             return False

@@ -1,38 +1,47 @@
-"""Whose turn it is: clients come one after the other, and the sessions of one client share its turns."""
+"""Whose turn it is: address prefixes come one after the other, as do the clients of one, and the sessions of each."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Generic, TypeVar
 
 Waiting = TypeVar("Waiting")
+Owner = tuple[str, str]
+"""An address prefix, and a client that is seen there. Keys cost nothing, so clients share what their prefix has."""
 
 
 class ClientTurns(Generic[Waiting]):
-    """The turns of one kind. `client_of`: whom what waits belongs to."""
+    """The turns of one kind. `owner_of`: whom what waits belongs to."""
 
-    def __init__(self, client_of: Callable[[Waiting], str]) -> None:
-        self._client_of = client_of
-        self._had_at: dict[str, int] = {}
+    def __init__(self, owner_of: Callable[[Waiting], Owner]) -> None:
+        self._owner_of = owner_of
+        self._had_at: dict[tuple[str, ...], int] = {}
         self._turns = 0
 
     def ordered(self, waiting: Sequence[Waiting]) -> list[Waiting]:
-        """Return what waits in the order in which it is to be taken: one of each client, the one first that has waited
-        longest; then a second one of each. What comes first of one client stays first."""
-        places, ranked = Counter[str](), list[tuple[int, int, Waiting]]()
+        """Return what waits in the order in which it is to be taken: one of each prefix, the one first that has waited
+        longest; then a second one of each. Of one prefix the clients take turns alike. What comes first of one client
+        stays first."""
+        by_clients = self._round(waiting, self._owner_of)
+        return self._round(by_clients, lambda one: self._owner_of(one)[:1])
+
+    def _round(self, waiting: Sequence[Waiting], key_of: Callable[[Waiting], tuple[str, ...]]) -> list[Waiting]:
+        places, ranked = Counter[tuple[str, ...]](), list[tuple[int, int, Waiting]]()
         for one in waiting:
-            client = self._client_of(one)
-            ranked.append((places[client], self._had_at.get(client, 0), one))
-            places[client] += 1
+            key = key_of(one)
+            ranked.append((places[key], self._had_at.get(key, 0), one))
+            places[key] += 1
         return [one for _, _, one in sorted(ranked, key=lambda place: place[:2])]
 
     def had(self, taken: Sequence[Waiting]) -> None:
         """Note that these have had a turn."""
         self._turns += 1
         for one in taken:
-            self._had_at[self._client_of(one)] = self._turns
+            owner = self._owner_of(one)
+            self._had_at[owner] = self._had_at[owner[:1]] = self._turns
 
-    def forget(self, client: str) -> None:
-        """Forget a client that has no session any more."""
-        self._had_at.pop(client, None)
+    def keep(self, owners: Collection[Owner]) -> None:
+        """Forget all other ones, which have no session any more."""
+        living = {*owners, *(owner[:1] for owner in owners)}
+        self._had_at = {key: at for key, at in self._had_at.items() if key in living}

@@ -99,6 +99,8 @@ class OpenSession(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """Of the hidden states that come and go; None: the span's type."""
     client: Text = ""
     """Whose it is: clients take turns, and share the pages."""
+    prefix: Text = ""
+    """That of the client's address: prefixes take turns and share the pages, and the clients of one its part."""
 
 
 class ComputeTokens(msgspec.Struct, frozen=True, array_like=True, tag=2):

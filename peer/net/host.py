@@ -108,8 +108,8 @@ class Host:
         self.rpc.register(OFFER, self._bulk.offer)
         self._connections.bulk = self._bulk
         budget = ByteBudget(config.limits.flow_bytes_in_flight, self.admissions)
-        penalize, ping = self.rpc.server.penalize, self._heartbeat.ping
-        parts = FlowParts(self._meter, budget, self.admissions, penalize, ping)
+        penalize, ping, prefix = self.rpc.server.penalize, self._heartbeat.ping, self.rpc.prefix
+        parts = FlowParts(self._meter, budget, self.admissions, penalize, ping, prefix)
         self.flows: Final[Flows] = open_flows(nursery, libp2p_host, self.rpc, self._connections, self._bulk, parts)
         self.traversal: Final = Traversal(libp2p_host, self._connections, config.relays, config.events)
         self.traversal.ask_addresses = self._ask_addresses

@@ -117,7 +117,9 @@ class BlockWorker:
             span = self._load.span
             first = span.first if message.first is None else message.first
             end = span.end if message.end is None else message.end
-            have = engine.open(message.session, message.sampling, message.names, (first, end), message.client)
+            have = engine.open(
+                message.session, message.sampling, message.names, (first, end), message.client, message.prefix
+            )
             if message.wire is not None:
                 self._wires[message.session] = message.wire
             self._send(pack(SessionOpened(message.session, have)))

@@ -9,6 +9,8 @@ from typing import Final
 
 SESSION_BYTES_MAX: Final = 64 << 20
 """Of one session; the oldest outputs go first, and a replacement then needs the whole prompt again."""
+RESENT_MAX: Final = 4
+"""Bytes that may be sent again for each one that was computed: asking costs the client nothing, computing its turns."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class OutputLog:
     def __init__(self, base: int, bytes_max: int = SESSION_BYTES_MAX) -> None:
         self.base = base
         self._bytes_max = bytes_max
-        self._size = 0
+        self._size = self._resendable = 0
         self._sent: deque[SentTokens] = deque()
 
     @property
@@ -54,6 +56,7 @@ class OutputLog:
             self._size, self.base = 0, sent.position
         self._sent.append(sent)
         self._size += len(sent.payload)
+        self._resendable += RESENT_MAX * len(sent.payload)
         self.fit(self._bytes_max)
 
     def fit(self, bytes_max: int) -> None:
@@ -79,9 +82,14 @@ class OutputLog:
 
     def since(self, position: int, known: int, count_max: int) -> Iterator[SentTokens]:
         """Yield the outputs from a position on, joined to at most `count_max` tokens each, but not over a place where a
-        token is to be drawn that the client does not have (`known`). ValueError if the log begins later."""
+        token is to be drawn that the client does not have (`known`). ValueError if the log begins later, or what it
+        has was sent again too often."""
         if position < self.base:
-            raise ValueError(f"the log begins at {self.base}, not at {position}")
+            raise ValueError(f"what was sent of this session is kept from {self.base} on, not from {position}")
+        size = sum(len(sent.payload) for sent in self._sent if sent.end > position)
+        if size > self._resendable:
+            raise ValueError("what was sent of this session was sent again too often")
+        self._resendable -= size
         joined: list[SentTokens] = []
         for sent in self._sent:
             if sent.end <= position:

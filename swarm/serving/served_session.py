@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from contextlib import ExitStack
+from math import inf
 from typing import Final
 
 import trio
@@ -34,6 +36,8 @@ class ServedSession:
     def __init__(self, number: int, flow: Flow, start: StartSession, uplink: UplinkRate) -> None:
         self.id: Final = start.session
         self.client: Final = flow.peer
+        self.prefix: Final = flow.prefix
+        """The address prefix of the client, which may have many keys."""
         self.number: Final = number
         self.flow = flow
         """The flow with the client."""
@@ -43,6 +47,9 @@ class ServedSession:
         """Of hidden states that come and go; None: the model's."""
         self.received = 0
         """The position of the token that comes next."""
+        self.computed = 0
+        """The position behind the last output; before `received` while the worker has something to do."""
+        self._used_at = trio.current_time()
         self.opened = False
         """Whether the worker has it."""
         self.allowed, self.known = start.allowed, start.known
@@ -66,9 +73,19 @@ class ServedSession:
         self._uplink = uplink
         self._held_flows = ExitStack()
 
+    @property
+    def last_used(self) -> float:
+        """When something of it came or was computed last, in trio's time; infinity while the worker has something to
+        do."""
+        return inf if self.computed < self.received else self._used_at
+
+    def used(self, received: int, computed: int) -> None:
+        """Note what has come and what was computed of it, up to these positions."""
+        self.received, self.computed, self._used_at = received, computed, trio.current_time()
+
     def wire(self, flow: Flow, start: StartSession) -> None:
         """Take over a new revision."""
-        self.flow, self.start, self.ended_at = flow, start, None
+        self.flow, self.start, self.ended_at, self._used_at = flow, start, None, trio.current_time()
         self.allow(start.allowed, start.known)
         self.held, self.parked = None, True
         self.set_target(None)
@@ -132,19 +149,26 @@ class ServedSession:
             return  # the log has it, and the next revision asks for it
         if self._draining is not None or len(sent.payload) > SMALL_BYTES:
             self._send_queue.append(sent)
-            if self._draining is None:
-                self._draining = trio.CancelScope()
-                nursery.start_soon(self._drain, self.target, self._draining)
+            self._start_draining(self.target, nursery)
             return
         try:
             self.target.send(self._message(sent), sent.payload)
         except ConnectionLost:
             self.tell_lost()
 
-    def begin_replay(self) -> None:
-        """Send what is sent from now on in place of what waits to be sent."""
+    def replay(self, sent: Iterable[SentTokens], nursery: trio.Nursery) -> None:
+        """Send this in place of what waits to be sent, and what comes then after it: in the background, as it may be
+        more than the flow keeps for a peer that reads slowly."""
         self.parked = False
         self._send_queue.clear()
+        if self.target is not None:
+            self._send_queue.extend(sent)
+            self._start_draining(self.target, nursery)
+
+    def _start_draining(self, target: Flow, nursery: trio.Nursery) -> None:
+        if self._draining is None and self._send_queue:
+            self._draining = trio.CancelScope()
+            nursery.start_soon(self._drain, target, self._draining)
 
     async def _drain(self, target: Flow, scope: trio.CancelScope) -> None:
         """Send what waits, until another target is named."""

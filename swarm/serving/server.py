@@ -7,7 +7,6 @@ the session, and from the last one to the client.
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -43,14 +42,11 @@ from swarm.inference.messages import (
     SessionRefused,
     StartSession,
 )
-from swarm.serving.output_log import SESSION_BYTES_MAX, OutputLog, SentTokens
+from swarm.serving.output_log import OutputLog, SentTokens
 from swarm.serving.served_session import ServedSession
+from swarm.serving.session_table import SessionTable
 from swarm.serving.uplink import UplinkRate
 
-SESSIONS_MAX: Final = 512
-SESSIONS_PER_CLIENT_MAX: Final = 64
-LOGS_BYTES_MAX: Final = 1 << 30
-"""Of what all sessions have sent."""
 CLIENT_GRACE_S: Final = 5.0
 """A session whose client is gone ends after so long."""
 CLIENT_SILENT_S: Final = 1.5
@@ -97,8 +93,7 @@ class BlockServer:
         self._me, self._flows, self._events = host.peer_id, host.flows, host.events
         self._worker, self._nursery = worker, nursery
         self._numbers = itertools.count(1)
-        self._sessions: dict[bytes, ServedSession] = {}
-        self._by_number: dict[int, ServedSession] = {}
+        self._sessions = SessionTable()
         self._fewer = trio.Event()
 
     @property
@@ -108,11 +103,11 @@ class BlockServer:
     @property
     def clients(self) -> frozenset[str]:
         """The peers that have sessions."""
-        return frozenset(session.client for session in self._sessions.values())
+        return self._sessions.clients
 
     def has(self, session: bytes) -> bool:
         """Whether the session of that id is open here."""
-        return session in self._sessions
+        return self._sessions.find(session) is not None
 
     @property
     def worker_load(self) -> WorkerLoad | None:
@@ -122,15 +117,16 @@ class BlockServer:
     # -- from the flows ------------------------------------------------------------------------------------------------
 
     async def on_message(self, flow: Flow, message: Any, payload: memoryview) -> None:
-        """Take a message of a client or of another server. Raises ProtocolViolation."""
+        """Take a message of a client or of another server. Raises ProtocolViolation for what the sender itself has made
+        up: what a client has two servers say to each other ends its session, and nothing else."""
         if isinstance(message, PassTokens):
             await self._take_tokens(flow, message, payload)
             return
         if payload.nbytes:
             raise ProtocolViolation(f"a {type(message).__name__} with a payload")
-        session = self._sessions.get(message.session)
+        session = self._sessions.find(message.session)
         if isinstance(message, StartSession):
-            self._start(flow, session, message)
+            await self._start(flow, session, message)
             return
         if session is None:
             return  # it has ended here: its client will notice
@@ -140,46 +136,52 @@ class BlockServer:
 
     def on_end(self, flow: Flow, reason: str) -> None:
         """Take note that a flow has ended."""
-        for session in self._sessions.values():
+        for session in self._sessions:
             if session.flow is flow:
                 session.ended_at = trio.current_time() - flow.silent_s
             if session.target is flow:
                 session.set_target(None)
                 session.tell_lost()
 
-    def _start(self, flow: Flow, session: ServedSession | None, start: StartSession) -> None:
+    async def _start(self, flow: Flow, session: ServedSession | None, start: StartSession) -> None:
         if session is not None:
             if session.client != flow.peer:
                 raise ProtocolViolation("a StartSession with the id of another client's session")
-            session.wire(flow, start)
-            self._nursery.start_soon(self._wire, session)
-            return
-        refusal = self._refusal(flow.peer, start)
+            if (start.first, start.end) == (session.start.first, session.start.end):
+                session.wire(flow, start)
+                self._nursery.start_soon(self._wire, session)
+                return
+            await self._end(session)  # the worker has it for other blocks
+        refusal = self._refusal(start)
         if refusal is not None:
             flow.send(refusal)
             return
-        self.worked_at = trio.current_time()
         session = ServedSession(next(self._numbers), flow, start, self.uplink)
-        self._sessions[session.id] = self._by_number[session.number] = session
+        loser = self._sessions.add(session)
+        if loser is session:
+            flow.send(SessionRefused(start.session, start.revision, "full", "too many sessions are open here"))
+            return
+        self.worked_at = trio.current_time()
         self._nursery.start_soon(self._open, session)
+        if loser is not None:
+            await self._end(loser, "full", "another client needs the place of this session")
 
-    def _refusal(self, client: str, start: StartSession) -> SessionRefused | None:
+    def _refusal(self, start: StartSession) -> SessionRefused | None:
         span = self.served.span
         if self.leaving:
             return SessionRefused(start.session, start.revision, "leaving", "this server is about to leave")
         if not span.first <= start.first < start.end <= span.end:
             reason = f"this server has blocks [{span.first}, {span.end}), not [{start.first}, {start.end})"
             return SessionRefused(start.session, start.revision, "span", reason)
-        count = Counter(session.client for session in self._sessions.values())
-        if len(self._sessions) >= SESSIONS_MAX or count[client] >= SESSIONS_PER_CLIENT_MAX:
-            return SessionRefused(start.session, start.revision, "full", "too many sessions are open here")
         return None
 
     async def _open(self, session: ServedSession) -> None:
         """Have the worker begin a session; its answer goes on with `_wire`."""
         start = session.start
         blocks, wire = (start.first, start.end), session.wire_type
-        opening = OpenSession(session.number, start.sampling, start.names, *blocks, wire, session.client)
+        opening = OpenSession(
+            session.number, start.sampling, start.names, *blocks, wire, session.client, session.prefix
+        )
         await self._to_worker(opening, b"", session)
 
     async def _wire(self, session: ServedSession) -> None:
@@ -196,7 +198,10 @@ class BlockServer:
                 except BarnraiseError:
                     if session.start.revision == revision:
                         session.tell_lost()
-            if flow is None or session.start.revision != revision or self._sessions.get(session.id) is not session:
+            if flow is None or session.start.revision != revision or session not in self._sessions:
+                return
+            if not flow.is_member:
+                session.tell_lost()  # a client, which would take us for the one that sends it tokens
                 return
             session.set_target(flow)
         session.tell_started()
@@ -209,7 +214,7 @@ class BlockServer:
             session.parked = False  # the client says so once all servers have the session
             await self._pass_held(session)
         elif isinstance(message, Rewind):
-            session.received = min(session.received, message.position)
+            session.used(min(session.received, message.position), min(session.computed, message.position))
             session.draws_at = {at for at in session.draws_at if at <= message.position}
             session.log.rewind(message.position)
             session.held = None
@@ -224,24 +229,24 @@ class BlockServer:
             return
         try:
             sent = list(session.log.since(message.position, message.known, self.served.chunk_tokens))
-        except ValueError:
-            session.refuse("gap", "what was sent of this session is not kept any more", session.log.base)
+        except ValueError as error:
+            session.refuse("gap", str(error), session.log.base)
             return
-        session.begin_replay()
-        for part in sent:
-            session.send(part, self._nursery)
+        session.replay(sent, self._nursery)
 
     async def _take_tokens(self, flow: Flow, message: PassTokens, payload: memoryview) -> None:
-        session = self._sessions.get(message.session)
+        session = self._sessions.find(message.session)
         if session is None or flow.peer not in (session.client, session.start.source):
             return  # it has ended here, or that peer has been replaced
-        self._check_tokens(session, message, payload)
-        await self._compute(session, message, bytes(payload))
-
-    def _check_tokens(self, session: ServedSession, message: PassTokens, payload: memoryview) -> None:
         width = 0 if session.start.first == 0 else self.served.row_bytes(session.wire_type)
-        if not message.ids or payload.nbytes != width * len(message.ids):
-            raise ProtocolViolation(f"{len(message.ids)} tokens with {payload.nbytes} bytes of hidden states")
+        if message.ids and payload.nbytes == width * len(message.ids):
+            await self._compute(session, message, bytes(payload))
+            return
+        wrong = f"{len(message.ids)} tokens with {payload.nbytes} bytes of hidden states"
+        if flow.peer == session.client:
+            raise ProtocolViolation(wrong)
+        # Its client chose the blocks, the type on the wire and the peers before and behind, at each server for itself.
+        await self._end(session, "shape", f"{wrong}, where one takes {width}")
 
     async def _compute(self, session: ServedSession, message: PassTokens, payload: bytes) -> None:
         """Give tokens to the worker. What is here already is dropped, and a gap is told to the client."""
@@ -257,7 +262,7 @@ class BlockServer:
         draws = message.draws and end >= session.known
         if message.draws:
             session.draws_at.add(end)
-        session.received = end
+        session.used(end, session.computed)
         step = ComputeTokens(session.number, message.position, len(message.ids), message.ids, draws)
         await self._to_worker(step, payload, session)
 
@@ -273,10 +278,12 @@ class BlockServer:
                 session.refuse("lost", str(error))
                 return
 
-    async def _end(self, session: ServedSession) -> None:
-        if self._sessions.pop(session.id, None) is None:
+    async def _end(self, session: ServedSession, cause: Cause | None = None, reason: str = "") -> None:
+        """End a session. `cause`: what its client is told, if it has not asked for it."""
+        if not self._sessions.remove(session):
             return
-        self._by_number.pop(session.number, None)
+        if cause is not None:
+            session.refuse(cause, reason)
         session.close()
         self._fewer.set()
         await self._to_worker(CloseSession(session.number), b"", session)
@@ -295,15 +302,13 @@ class BlockServer:
 
     def end_all(self, cause: Cause, reason: str) -> None:
         """End all sessions, as where the worker that had them is gone."""
-        ended = list(self._sessions.values())
-        self._sessions.clear()
-        self._by_number.clear()
-        for session in ended:
+        for session in self._sessions:
+            self._sessions.remove(session)
             session.refuse(cause, reason, 0)
             session.close()
 
     async def _take_output(self, message: Any, payload: bytes) -> None:
-        session = self._by_number.get(getattr(message, "session", 0))
+        session = self._sessions.numbered(getattr(message, "session", 0))
         if session is None:
             return
         if isinstance(message, SpanOutput):
@@ -311,26 +316,22 @@ class BlockServer:
             self.worked_at = trio.current_time()
             await self._pass_on(session, message, payload)
         elif isinstance(message, SessionOpened):
-            session.opened, session.received, session.log = True, message.have, OutputLog(message.have)
-            self._share_logs()
+            session.opened, session.log = True, OutputLog(message.have)
+            session.used(message.have, message.have)
+            self._sessions.share_logs()
             self._nursery.start_soon(self._wire, session)
         elif isinstance(message, StepRefusal):
-            session.received = message.have
+            session.used(message.have, min(session.computed, message.have))
             session.refuse(message.cause, message.message, message.have)
             if not session.opened or message.cause in ("full", "unknown"):
                 await self._end(session)  # its client goes elsewhere, or begins it again when there is room
-
-    def _share_logs(self) -> None:
-        """Divide the memory of what was sent between the clients, and that of each between its sessions."""
-        count = Counter(session.client for session in self._sessions.values())
-        for session in self._sessions.values():
-            session.log.fit(min(SESSION_BYTES_MAX, LOGS_BYTES_MAX // (len(count) * count[session.client])))
 
     async def _pass_on(self, session: ServedSession, output: SpanOutput, payload: bytes) -> None:
         if output.wire != session.wire_type:
             session.refuse("lost", "the compute worker answers in another type than it was asked for")
             return
         end = output.position + output.count
+        session.used(session.received, min(end, session.received))
         draws = end in session.draws_at
         session.draws_at.discard(end)
         if session.start.end < self.served.span.of:
@@ -362,10 +363,10 @@ class BlockServer:
         while True:
             await trio.sleep(_SWEEP_S)
             async with trio.open_nursery() as nursery:
-                for flow in {session.flow for session in self._sessions.values() if session.ended_at is None}:
+                for flow in {session.flow for session in self._sessions if session.ended_at is None}:
                     nursery.start_soon(self._flows.end_if_dead, flow, CLIENT_SILENT_S, CLIENT_ANSWER_S)
             now = trio.current_time()
-            for session in list(self._sessions.values()):
+            for session in self._sessions:
                 if session.ended_at is not None and now - session.ended_at > CLIENT_GRACE_S:
                     self._events.emit("session_dropped", client=session.client)
                     await self._end(session)
@@ -373,7 +374,7 @@ class BlockServer:
     async def leave(self, timeout_s: float) -> None:
         """Take no new sessions, have clients replace this server, and return once they have or time is up."""
         self.leaving = True
-        for session in self._sessions.values():
+        for session in self._sessions:
             session.refuse("leaving", "this server is about to leave")
         with trio.move_on_after(timeout_s):
             while self._sessions:

@@ -83,6 +83,8 @@ class FlowParts:
     penalize: Callable[[str, str], None]
     ping: Callable[[str, float], Awaitable[bool]]
     """Whether a peer answers over its control connection within some seconds."""
+    prefix: Callable[[str], str]
+    """The address prefix at which a peer is seen."""
 
 
 @dataclass
@@ -112,6 +114,9 @@ class Flow:
 
     def __init__(self, peer: str, wire: FlowWire, handler: FlowHandler, parts: FlowParts) -> None:
         self.peer: Final = peer
+        self.prefix: Final = parts.prefix(peer)
+        self.is_member: Final = parts.admissions.allows(peer, "member")
+        """Whether the peer takes part; a client only reads."""
         self.rtt_s = 0.0
         """The smoothed time of a beat there and back; 0 before the first."""
         self.round_trips: Final[deque[float]] = deque(maxlen=_BEATS_KEPT)
@@ -126,10 +131,9 @@ class Flow:
         self._buffer = FrameBuffer()
         self._batch = memoryview(b"")  # what the writer is at
         self._waiting: deque[bytes] = deque()
-        self._waiting_bytes = 0
+        self._waiting_bytes = self._holders = 0
         self._large: deque[_Large] = deque()
         self._wake, self._held = trio.Event(), trio.Event()
-        self._holders = 0
         self._rights_end = parts.admissions.ends(peer)  # as last known: the grant goes with the last libp2p connection
         self._heard_at = trio.current_time()
         self._scope = trio.CancelScope()
@@ -165,10 +169,6 @@ class Flow:
         head, view = self._encoder.encode(message), memoryview(payload).cast("B")
         if len(head) > frames.HEAD_BYTES_MAX or view.nbytes > self._handler.payload_max:
             raise ValueError(f"a message of {len(head)} and {view.nbytes} bytes is over the limit")
-        if view.nbytes <= frames.SMALL_BYTES_MAX:
-            self.send(message, view)
-            await trio.lowlevel.checkpoint()
-            return
         self._check_open()
         prefix = frames.PREFIX.pack(frames.MESSAGE, len(head), view.nbytes)
         large = _Large(deque([memoryview(prefix + head), view]))

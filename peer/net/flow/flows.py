@@ -6,8 +6,8 @@ relay), it runs over a libp2p stream.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
+from math import inf
 from typing import Final
 
 import trio
@@ -16,8 +16,9 @@ from peer.errors import ConnectionLost
 from peer.net.bulk.tls import TlsSocket
 from peer.net.flow.flow import Flow, FlowHandler, FlowParts, FlowWire
 from peer.net.flow.pacer import Pacer
+from peer.net.strangers.shares import SharedSlots
 
-FLOWS_MAX: Final = 512
+FLOWS_MAX: Final = 512  # of those that others have opened: shared by address prefix, and members go before clients
 FLOWS_PER_PEER_MAX: Final = 4  # one each way, and those that we do not know yet to have ended
 IDLE_S: Final = 60.0
 LOOK_S: Final = IDLE_S / 4
@@ -39,6 +40,7 @@ class Flows:
         self._handler: FlowHandler | None = None
         self._opened: dict[str, Flow] = {}
         self._all: set[Flow] = set()
+        self._accepted = SharedSlots[Flow](FLOWS_MAX, _last_used, lambda flow: flow.is_member)
         self._dials: dict[str, trio.Event] = {}
         self._pacer = Pacer(lambda: self._all, paced)
 
@@ -84,11 +86,17 @@ class Flows:
 
     async def accept(self, peer: str, wire: FlowWire) -> None:
         """Serve a flow that a peer has opened, until it ends."""
-        crowded = len(self._all) >= FLOWS_MAX or Counter(flow.peer for flow in self._all)[peer] >= FLOWS_PER_PEER_MAX
+        crowded = sum(flow.peer == peer for flow in self._all) >= FLOWS_PER_PEER_MAX
         if self._handler is None or crowded or not self._parts.admissions.allows(peer, "client"):
             wire.close()
             return
         flow = Flow(peer, wire, self._handler, self._parts)
+        loser = self._accepted.add(flow, peer, flow.prefix)
+        if loser is flow:
+            wire.close()
+            return
+        if loser is not None:
+            loser.close("another peer needs its place")
         self._all.add(flow)
         await self._run(flow)
 
@@ -98,6 +106,7 @@ class Flows:
         finally:
             flow.close("this peer closes it")
             self._all.discard(flow)
+            self._accepted.remove(flow)
             if self._opened.get(flow.peer) is flow:
                 del self._opened[flow.peer]
 
@@ -126,3 +135,7 @@ class Flows:
         """End all flows."""
         for flow in tuple(self._all):
             flow.close("this peer ends")
+
+
+def _last_used(flow: Flow) -> float:
+    return inf if flow.idle_since is None else flow.idle_since

@@ -1,4 +1,7 @@
-"""Shares of a listener: few unfinished handshakes, and slots that strangers give up to each other and to trusted peers.
+"""Shares of a host: few unfinished handshakes, and slots that peers give up to each other.
+
+Slots of connections (`Slots`) are kept from strangers, who share a part of them. Of slots for flows and sessions
+(`SharedSlots`) each that asks gets one, and when all are taken the group that holds most gives one back.
 
 An address counts with its neighbours, /24 in IPv4 and /64 in IPv6, because one machine often has all of them.
 """
@@ -19,6 +22,9 @@ from peer.net.admissions import Admissions
 STRANGERS_SHARE: Final = 0.25  # of all slots, at a host that knows whom to trust
 ALL_SHARE: Final = 0.8  # of all slots, for peers that connect to us: the rest stays free for those we dial
 GROUP_SHARE: Final = 0.5  # of the slots that strangers may have: many may share one NAT, but may not take all
+
+FAIR_SHARE: Final = 0.25  # of all shared slots: above it a group gives back also what is in use
+AT_REST_S: Final = 10.0  # below it, only what was of no use for so long
 
 Holder = TypeVar("Holder", bound=Hashable)
 
@@ -73,15 +79,11 @@ class _Slot:
     group: str
 
 
-class Slots(Generic[Holder]):
-    """Slots for connections of other peers. Above a limit the stranger that was idle the longest gives way.
+class _SlotTable(Generic[Holder]):
+    """Slots, and who holds them. `last_used` returns when a holder was last of use, in trio's time."""
 
-    `last_used` returns when a holder was last of use, in trio's time.
-    """
-
-    def __init__(self, total: int, admissions: Admissions, last_used: Callable[[Holder], float]) -> None:
+    def __init__(self, total: int, last_used: Callable[[Holder], float]) -> None:
         self._total = total
-        self._admissions = admissions
         self._last_used = last_used
         self._held: dict[Holder, _Slot] = {}
 
@@ -97,8 +99,23 @@ class Slots(Generic[Holder]):
         return loser
 
     def remove(self, holder: Holder) -> None:
-        """Free the slot of a connection that has ended."""
+        """Free the slot of a holder that has ended."""
         self._held.pop(holder, None)
+
+    def _loser(self, newest: Holder) -> Holder | None:
+        """Return the holder that has to go for the newest one, None if all may stay."""
+        raise NotImplementedError
+
+    def _most_idle(self, newest: Holder, candidates: list[Holder]) -> Holder:
+        return min((h for h in candidates if h is not newest), key=self._last_used, default=newest)
+
+
+class Slots(_SlotTable[Holder]):
+    """Slots for connections of other peers. Above a limit the stranger that was idle the longest gives way."""
+
+    def __init__(self, total: int, admissions: Admissions, last_used: Callable[[Holder], float]) -> None:
+        super().__init__(total, last_used)
+        self._admissions = admissions
 
     def _loser(self, newest: Holder) -> Holder | None:
         strangers = {h: slot.group for h, slot in self._held.items() if not self._admissions.is_trusted(slot.peer)}
@@ -113,5 +130,39 @@ class Slots(Generic[Holder]):
             return self._most_idle(newest, [h for h in strangers if groups[strangers[h]] == fullest])
         return None
 
-    def _most_idle(self, newest: Holder, candidates: list[Holder]) -> Holder:
-        return min((h for h in candidates if h is not newest), key=self._last_used, default=newest)
+
+class SharedSlots(_SlotTable[Holder]):
+    """Slots of which a group may have all, until another one asks. Then the group that holds most gives up the one that
+    was of no use for longest: above its share any, below only one at rest. Identities are free, so they do not count.
+
+    `is_reserved`: whether a holder goes before all that are not, and never gives way to them, if its group has no more
+    such than its share. `last_used` returns infinity for what is in use.
+    """
+
+    def __init__(
+        self,
+        total: int,
+        last_used: Callable[[Holder], float],
+        is_reserved: Callable[[Holder], bool] = lambda holder: False,
+    ) -> None:
+        super().__init__(total, last_used)
+        self._is_reserved = is_reserved
+
+    def _loser(self, newest: Holder) -> Holder | None:
+        if len(self._held) <= self._total:
+            return None
+        share = self._total * FAIR_SHARE
+        held = {h: slot.group for h, slot in self._held.items()}
+        reserved = Counter(group for h, group in held.items() if self._is_reserved(h))
+        pool = {h: group for h, group in held.items() if not self._is_reserved(h) or reserved[group] > share}
+        goes_first = newest not in pool and bool(pool)
+        pool = pool or held
+        groups = Counter(pool.values())
+        # Of groups that hold as much, the newest one's own: else two would take from each other without end.
+        fullest = max(groups, key=lambda group: (groups[group], group == held[newest]))
+        candidates = [h for h in pool if pool[h] == fullest]
+        gives_back = fullest != pool.get(newest) and groups[fullest] > share
+        if not goes_first and not gives_back:
+            rested = trio.current_time() - AT_REST_S
+            candidates = [h for h in candidates if self._last_used(h) <= rested]
+        return self._most_idle(newest, candidates)

@@ -15,9 +15,9 @@ from tests.peer.inference.test_golden import chain
 MANY = 16
 
 
-def open_for(engine: Engine, client: str, *ids: int) -> None:
+def open_for(engine: Engine, client: str, *ids: int, prefix: str = "") -> None:
     for id in ids:
-        engine.open(id, Sampling(), client=client)
+        engine.open(id, Sampling(), client=client, prefix=prefix)
 
 
 @pytest.fixture
@@ -51,12 +51,12 @@ def test_each_step_has_a_row_of_each_client(engine: Engine) -> None:
 
 
 def test_clients_that_wait_longer_come_first() -> None:
-    turns = ClientTurns[tuple[str, int]](lambda one: one[0])
+    turns = ClientTurns[tuple[str, int]](lambda one: ("", one[0]))
     waiting = [("a", 1), ("a", 2), ("b", 1), ("c", 1)]
     turns.had([("a", 0), ("b", 0)])
     turns.had([("a", 0)])
     assert turns.ordered(waiting) == [("c", 1), ("b", 1), ("a", 1), ("a", 2)]
-    turns.forget("a")
+    turns.keep([("", "b"), ("", "c")])
     assert turns.ordered(waiting)[0] == ("a", 1)
 
 
@@ -98,3 +98,37 @@ def test_the_last_session_of_a_client_ends_only_once_it_rests() -> None:
     now[0] += REST_S / 2
     open_for(engine, "second", 2)
     assert engine.ended == [1] and engine.sessions == 1
+
+
+def test_many_keys_of_one_prefix_have_one_share_of_the_turns(engine: Engine) -> None:
+    for id in range(MANY):
+        open_for(engine, f"key {id}", id, prefix="theirs")
+    open_for(engine, "one", MANY, prefix="mine")
+    for id in range(MANY + 1):
+        engine.submit(id, 0, prompt_of(96), None, samples=True)
+    steps = [output.session for _ in range(6) for output in engine.step()]
+    assert steps.count(MANY) == 3 and len(set(steps)) == 4, "three chunks of it, one each of three others"
+
+
+def test_a_new_key_of_a_prefix_does_not_come_before_another_prefix() -> None:
+    turns = ClientTurns[tuple[str, str]](lambda one: one)
+    turns.had([("theirs", "old"), ("mine", "me")])
+    turns.had([("theirs", "old")])
+    waiting = [("theirs", "old"), ("theirs", "new"), ("mine", "me")]
+    assert turns.ordered(waiting) == [("mine", "me"), ("theirs", "new"), ("theirs", "old")]
+
+
+def test_many_keys_of_one_prefix_have_one_share_of_the_pages() -> None:
+    now = [0.0]
+    (engine,) = chain("llama3", [(0, 3)])
+    engine.pool.pages, engine._clock = 16, lambda: now[0]
+    for id in range(8):
+        open_for(engine, f"key {id}", id, prefix="theirs")
+        engine.submit(id, 0, prompt_of(2 * PAGE_TOKENS), None, samples=True)  # and it waits: not one of them rests
+    assert engine.pool.free_pages == 0
+    open_for(engine, "one", 9, prefix="mine")
+    engine.submit(9, 0, prompt_of(8 * PAGE_TOKENS), None, samples=True)
+    assert len(engine.ended) == 4 and engine.pool.free_pages == 0, "half of all pages for each prefix"
+    with pytest.raises(StepRefused):
+        open_for(engine, "key 8", 10, prefix="theirs")
+    assert len(engine.ended) == 4

@@ -30,7 +30,7 @@ from swarm.inference.messages import (
     TokenDrawn,
 )
 from swarm.inference.page_names import page_names
-from swarm.serving.server import SESSIONS_PER_CLIENT_MAX
+from swarm.serving.session_table import SESSIONS_PER_CLIENT_MAX
 from tests.swarm.serving.serving_swarm import SIZES, ServingSwarm, open_serving, reference_tokens
 
 pytestmark = pytest.mark.process

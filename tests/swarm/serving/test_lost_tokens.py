@@ -44,8 +44,8 @@ MODEL = ModelConfig(hidden_size=8, layers=6, heads=2, kv_heads=2, intermediate_s
 class ScriptedFlow:
     """Keeps what is sent over it, and hands it to `hears`."""
 
-    def __init__(self, peer: str) -> None:
-        self.peer = peer
+    def __init__(self, peer: str, prefix: str = "", is_member: bool = True) -> None:
+        self.peer, self.prefix, self.is_member = peer, prefix, is_member
         self.sent: list[Any] = []
         self.is_open, self.rtt_s, self.frozen = True, 0.0, False
         self.hears: Any = lambda message: None
@@ -75,11 +75,11 @@ class ScriptedWorker:
         if isinstance(message, OpenSession):
             self.gives(SessionOpened(message.session, 0))
 
-    def gives(self, message: Any) -> None:
-        self._send.send_nowait(message)
+    def gives(self, message: Any, payload: bytes = b"") -> None:
+        self._send.send_nowait((message, payload))
 
     async def receive(self) -> list[Any]:
-        return [(await self._receive.receive(), b"")]
+        return [await self._receive.receive()]
 
 
 def scripted_session(
@@ -227,8 +227,7 @@ async def test_what_waits_for_a_frozen_server_does_not_hold_up_its_successor() -
             session.wire(flow, msgspec.structs.replace(start, revision=revision, target=target.peer))
             there: Any = target
             session.set_target(there)
-            session.begin_replay()
-            session.send(large, nursery)
+            session.replay([large], nursery)
             session.send(SentTokens(2, (3,), True, b"12"), nursery)
             await settled()
         assert [message.position for message in spare.of(PassTokens)] == [0, 2] and not frozen.sent

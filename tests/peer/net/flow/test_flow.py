@@ -232,7 +232,7 @@ async def test_a_frozen_peer_ends_the_flow_also_where_each_ping_is_late(autojump
         return False
 
     meter = Meter(TokenBucket(None), TokenBucket(None))
-    parts: Any = SimpleNamespace(meter=meter, admissions=Admissions(), ping=ping)
+    parts: Any = SimpleNamespace(meter=meter, admissions=Admissions(), ping=ping, prefix=lambda peer: "")
     flow = Flow("frozen", SilentWire(), Talk(), parts)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(flow.run)

@@ -9,7 +9,7 @@ import trio
 import trio.testing
 
 from peer.net.admissions import Admissions
-from peer.net.strangers.shares import Handshakes, Slots, address_group
+from peer.net.strangers.shares import AT_REST_S, Handshakes, SharedSlots, Slots, address_group
 
 TOTAL = 80  # 20 for strangers, 10 of them for one group; 64 for all
 
@@ -122,3 +122,56 @@ async def test_the_oldest_handshake_of_a_group_gives_way() -> None:
             await trio.testing.wait_all_tasks_blocked()
         assert ended == ["a1", "a2"]  # for a3, and for d1 as the oldest of the fullest group
         nursery.cancel_scope.cancel()
+
+
+def hold(slots: SharedSlots[Holder], count: int, group: str, used_at: float) -> list[Holder]:
+    """Add holders that displace none, each a second younger than the one before."""
+    added = [Holder(f"{group} {number}", used_at + number) for number in range(count)]
+    assert [slots.add(holder, holder.peer, group) for holder in added] == [None] * count
+    return added
+
+
+async def test_a_lone_group_has_all_slots_and_gives_them_back_at_once(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    slots: SharedSlots[Holder] = SharedSlots(8, lambda holder: holder.last_used)
+    now = trio.current_time()
+    many = hold(slots, 8, "a", now)  # not one at rest
+    late = Holder("late", now + 20)
+    assert slots.add(late, late.peer, "a") is late, "of its own group none is at rest"
+    others = [Holder(f"b {number}", float("inf")) for number in range(5)]
+    given = [slots.add(holder, holder.peer, "b") for holder in others]
+    assert given == [*many[:4], others[4]], "half of all for each of two groups"
+    third = Holder("c", now)
+    assert slots.add(third, third.peer, "c") in (many[4], others[0]) and len(slots) == 8
+
+
+async def test_what_a_group_has_within_its_share_ends_only_at_rest(autojump_clock: trio.testing.MockClock) -> None:
+    slots: SharedSlots[Holder] = SharedSlots(8, lambda holder: holder.last_used)
+    now = trio.current_time()
+    held = [hold(slots, 2, group, now) for group in "abcd"]
+    fifth = Holder("fifth", now)
+    assert slots.add(fifth, fifth.peer, "e") is fifth
+    held[0][0].last_used = float("inf")
+    await trio.sleep(AT_REST_S + 1.5)
+    assert slots.add(fifth, fifth.peer, "e") is held[0][1] and len(slots) == 8
+
+
+async def test_reserved_holders_go_first_and_give_way_to_no_others(autojump_clock: trio.testing.MockClock) -> None:
+    slots: SharedSlots[Holder] = SharedSlots(8, lambda holder: holder.last_used, lambda holder: holder.peer[0] == "s")
+    now = trio.current_time()
+    clients = hold(slots, 2, "a", float("inf")) + hold(slots, 6, "b", now)
+    servers = [Holder(f"s {number}", now - 100) for number in range(9)]
+    losers = [slots.add(server, server.peer, "bcde"[number // 2]) for number, server in enumerate(servers[:8])]
+    assert losers[:4] == clients[2:6] and set(losers[4:]) == {*clients[:2], *clients[6:]}
+    client = Holder("client", now)
+    assert slots.add(client, client.peer, "z") is client
+    assert slots.add(servers[8], servers[8].peer, "z") is servers[0], "and they share like any others"
+
+
+async def test_many_reserved_holders_of_one_group_are_like_any_others(autojump_clock: trio.testing.MockClock) -> None:
+    """Where a run is open, any key is a member."""
+    slots: SharedSlots[Holder] = SharedSlots(8, lambda holder: holder.last_used, lambda holder: True)
+    servers = hold(slots, 8, "a", trio.current_time())
+    others = [Holder(f"other {number}", trio.current_time()) for number in range(2)]
+    assert [slots.add(holder, holder.peer, "b") for holder in others] == servers[:2]
