@@ -38,13 +38,14 @@ def installed() -> int:
 class Follower:
     """What pip does now, and how far it is."""
 
-    def __init__(self) -> None:
+    def __init__(self, said_every_s: float = SAID_EVERY_S) -> None:
+        self._said_every_s = said_every_s
         self.output: list[str] = []
         self._doing = "reads what is wanted"
         self._found = self._wanted = 0
         self._before = installed()
         self._began, self._is_terminal = time.monotonic(), sys.stderr.isatty()
-        self._said, self._drawn = self._began - SAID_EVERY_S, 0
+        self._said, self._drawn = self._began, 0
 
     def take(self, line: str) -> None:
         """Read a line of pip's output."""
@@ -60,7 +61,7 @@ class Follower:
     def show(self) -> None:
         """Write how far it is, if it is time."""
         now = time.monotonic()
-        if not self._is_terminal and now - self._said < SAID_EVERY_S:
+        if not self._is_terminal and now - self._said < self._said_every_s:
             return
         self._said = now
         far = f"{self._found} packages found"

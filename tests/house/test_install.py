@@ -28,7 +28,7 @@ def test_it_tells_how_far_it_is(capsys: pytest.CaptureFixture[str]) -> None:
         (5, "2 packages found; builds fastecdsa"),
         (7, "0 of 3 packages are in place; installs"),
     ):
-        follower = Follower()
+        follower = Follower(said_every_s=0.0)
         for line in PIP.splitlines(keepends=True)[:lines]:
             follower.take(line)
         follower.show()

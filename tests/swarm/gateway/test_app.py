@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from peer.errors import NetworkError
 from peer.model.text_rules import TextRules
-from swarm.gateway import respond
+from swarm.gateway import limits, respond
 from swarm.gateway.limits import ApiKeys, Quotas, key_hash
 from swarm.inference.client_view import NoServers
 from swarm.web import connection
@@ -239,7 +239,7 @@ async def test_the_page_asks_no_other_site() -> None:
 
 async def test_a_body_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     async with open_site(ScriptedModel(b"abc")) as site:
-        status, _, body = await site.ask("POST", CHAT, b"x" * (respond.BODY_BYTES_MAX + 1))
+        status, _, body = await site.ask("POST", CHAT, b"x" * (limits.BODY_BYTES_MAX + 1))
         assert status == 413 and json.loads(body)["error"]["code"] == "body_too_large"
         for bad in (b"", b"{", b"[]", b"\xff", b"[" * 100_000):
             assert (await site.ask("POST", CHAT, bad))[0] == 400

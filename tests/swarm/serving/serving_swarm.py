@@ -115,7 +115,7 @@ class ServingSwarm:
 
 @asynccontextmanager
 async def open_serving(
-    folder: Path, launch: Callable[[str], Launch] = lambda name: Launch(), **servers: str
+    folder: Path, launch: Callable[[str], Launch] = lambda name: Launch(), /, **servers: str
 ) -> AsyncIterator[ServingSwarm]:
     """Start servers of these blocks, by name. `launch`: as in `ServingSwarm`."""
     swarm = ServingSwarm(folder, launch)
