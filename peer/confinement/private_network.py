@@ -63,7 +63,9 @@ def open_private_network() -> PrivateNetwork:
     environment = {**passed_on(os.environ), "PYTHONPATH": str(_ROOT), "PYTHONSAFEPATH": "1"}
     command = [sys.executable, "-m", __name__]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=environment, text=True) as made:
+    with subprocess.Popen(
+        command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=environment, text=True
+    ) as made:
         assert made.stdout is not None
         said = made.stdout.readline().strip()
         names = ("net",) if os.geteuid() == 0 else ("user", "net")

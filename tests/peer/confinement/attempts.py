@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import msgspec
 
-from peer.confinement import confine, kernel, landlock
+from peer.confinement import confine, landlock
 from peer.confinement.grants import Grants
 from peer.confinement.private_network import enter_network
 

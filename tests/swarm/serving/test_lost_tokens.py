@@ -111,6 +111,10 @@ def scripted_session(
     return RemoteSession(server_flows, servers, Sampling(), stops=(), model=MODEL)
 
 
+async def known(peer: str) -> bool:
+    return True
+
+
 async def settled() -> None:
     await trio.testing.wait_all_tasks_blocked()
 
@@ -126,7 +130,7 @@ async def test_a_token_drawn_before_the_next_server_is_connected_is_sent_once_it
     worker: Any = ScriptedWorker()
     host: Any = SimpleNamespace(peer_id="last", flows=SimpleNamespace(open=open_flow), events=None)
     async with trio.open_nursery() as nursery:
-        server = BlockServer(ServedSpan(Span(3, 6, 6), 1, "fp32", 16, 100), worker, host, nursery)
+        server = BlockServer(ServedSpan(Span(3, 6, 6), 1, "fp32", 16, 100), worker, host, nursery, known)
         nursery.start_soon(server.run)
         flow: Any = client
         start = StartSession(SESSION, 1, 3, 6, "first", "first", Sampling(), known=5, allowed=50)
