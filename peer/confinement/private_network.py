@@ -3,7 +3,7 @@ themselves. So what a rank binds only the others reach, and it reaches only them
 lets a user make no namespace.
 
 A process made for it, `python -m peer.confinement.private_network`, makes the namespace and ends; the descriptors keep
-it. A user other than root makes a namespace of users with it, in which the ranks are the same user without capabilities.
+it. A user other than root makes a namespace of users with it, where the ranks are the same user without capabilities.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def open_private_network() -> PrivateNetwork:
 
 
 def enter_network(fds: Iterable[int]) -> None:
-    """Enter the network whose descriptors this process has inherited. Call it while there is only one thread, and before
+    """Enter the network whose descriptors this process has inherited. Call it while there is only one thread, before
     anything that a change of the capabilities undoes (the signal at the parent's end). Raises OSError."""
     machine = platform.machine()
     before = os.stat("/proc/self/ns/user").st_ino
@@ -113,11 +113,16 @@ def _make() -> None:
         fcntl.ioctl(sock, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", _IFF_UP))
 
 
+def _say(what: str) -> None:
+    sys.stdout.write(f"{what}\n")
+    sys.stdout.flush()
+
+
 if __name__ == "__main__":
     try:
         _make()
     except OSError as error:
-        print(error.strerror, flush=True)
+        _say(str(error.strerror))
     else:
-        print(_MADE, flush=True)
+        _say(_MADE)
         sys.stdin.read()

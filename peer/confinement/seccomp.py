@@ -192,7 +192,7 @@ def has_filter_for(machine: str) -> bool:
 
 def restrict_calls(*, programs: bool = False, tcp: bool = False, accelerators: bool = False) -> None:
     """Forbid the calls for this process. `programs` allows it to start programs, and what these do to files and to each
-    other; `tcp` to use the sockets of a group of ranks; `accelerators` to give a socket of the unix family a name, which
+    other; `tcp` to use the sockets of a group of ranks; `accelerators` to give a socket of the unix family a name, as
     the driver of CUDA does, and beside `tcp` to use it. The process must have forbidden new privileges. Raises OSError.
     """
     machine = platform.machine()

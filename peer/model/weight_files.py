@@ -110,7 +110,7 @@ def check_header(path: Path) -> None:
 
 
 def check_count(path: Path, tensors: int) -> None:
-    """Raise CheckpointError where the files of a checkpoint up to this one name more tensors than any model here has."""
+    """Raise CheckpointError where the files of a checkpoint up to this one name more tensors than a model here has."""
     if tensors > CHECKPOINT_TENSORS_MAX:
         raise CheckpointError(
             f"{path} and the files before it name {tensors} tensors, where {CHECKPOINT_TENSORS_MAX} are read at most:"

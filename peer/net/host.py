@@ -199,7 +199,7 @@ class Host:
         """Note addresses of a peer that a peer has told: as vouched for, as claims, or not at all.
 
         The peers that the run names are believed, and other anchors about themselves; of others these tell claims, if
-        we know no better. In a run, others may tell only of themselves: a guest that has proved a scarce credential what
+        we know no better. In a run, others may tell only of themselves: a guest that has proved a scarce credential as
         it likes, as claims; strangers only the IP address at which we see them. What is seen through a relay, or not
         connected, must not lead into a network of ours that is not theirs.
         """

@@ -30,7 +30,7 @@ from swarm.monitor.head_chain import HeadChain, follow_history
 from swarm.monitor.help_wanted import help_wanted
 from swarm.monitor.member_events import MemberEvents
 from swarm.monitor.model_state import ModelView, model_state
-from swarm.monitor.record_history import RecordHistory
+from swarm.monitor.record_history import RecordHistory, last_round
 from swarm.monitor.run_state import RunView, run_state
 from swarm.monitor.state import KeptHome, MonitorState, Verdict, Watch
 from swarm.monitor.told_counts import ToldCounts

@@ -21,6 +21,7 @@ from swarm.monitor.event_words import log_lines
 from swarm.monitor.head_chain import HeadChain, absent_from, joined, left, took_part
 from swarm.monitor.member_events import Outcome
 from swarm.monitor.member_told import members_told
+from swarm.monitor.record_history import last_round
 from swarm.monitor.run_verdict import verdict_of
 from swarm.monitor.state import (
     Link,

@@ -170,7 +170,7 @@ def main() -> None:
         landlock.landlock_abi = confine.landlock_abi = lambda: held  # type: ignore[attr-defined]
     folder = Path(targets["folder"])
     confine.confine(Grants(private=str(folder / "own"), readable=(str(folder / "text"),), **grants))
-    print(json.dumps(outcomes(Targets(**targets))))
+    sys.stdout.write(json.dumps(outcomes(Targets(**targets))))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""Attempts of an attacker inside a worker and inside a rank of a group: with all of Landlock, with an older one, and with
-none. Made without confinement they come through: else these tests would prove nothing."""
+"""Attempts of an attacker inside a worker and inside a rank of a group: with all of Landlock, an older one, and none.
+Made without confinement they come through: else these tests would prove nothing."""
 
 from __future__ import annotations
 
