@@ -326,7 +326,7 @@ class Router:
     async def verify_strangers(self) -> None:
         """Dial back strangers that stay, one after another, so that others may be told of them. Runs until cancelled.
 
-        Most identities of a flood do not stay so long, and a failure closes their address (`ClaimedDials`)."""
+        Most identities of a flood do not stay so long, and a failure closes their address (`UnprovenDials`)."""
         while True:
             await trio.sleep(VERIFY_AFTER_S / 5)
             now = trio.current_time()

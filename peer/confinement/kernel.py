@@ -44,6 +44,11 @@ def forbid_core_dumps() -> None:
         _prctl(_PR_SET_DUMPABLE, 0)
 
 
+def allow_own_files() -> None:
+    """Give this process its files in /proc back, which a change of its capabilities takes from it."""
+    _prctl(_PR_SET_DUMPABLE, 1)
+
+
 def _prctl(option: int, value: int) -> None:
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     if prctl(option, ctypes.c_ulong(value), ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0)):

@@ -1,7 +1,8 @@
 """seccomp: system calls that a worker never needs fail with EPERM, in all threads and in all children.
 
 The filter names what is forbidden, since a tensor library and a GPU's driver use too many calls to name them all.
-Sockets of the unix family can be made, as drivers and Python do, but not connected: so none leads outside.
+Sockets of the unix family can be made, as drivers and Python do, but not connected: so none leads outside. The ranks of
+a group make those of the internet family instead, and the unix ones of a socket pair; beside a GPU both.
 """
 
 from __future__ import annotations
@@ -25,6 +26,30 @@ _FORBIDDEN: Final[dict[str, tuple[int | None, int | None]]] = {
     "process_madvise": (440, 440),
     "pidfd_getfd": (438, 438),
     "kcmp": (312, 272),
+    "pidfd_open": (434, 434),
+    "process_mrelease": (448, 448),
+    "setpriority": (141, 140),
+    "ioprio_set": (251, 30),
+    # memory, messages and semaphores that processes of a user have in common by numbers and names
+    "shmget": (29, 194),
+    "shmat": (30, 196),
+    "shmctl": (31, 195),
+    "semget": (64, 190),
+    "semop": (65, 193),
+    "semctl": (66, 191),
+    "semtimedop": (220, 192),
+    "msgget": (68, 186),
+    "msgsnd": (69, 189),
+    "msgrcv": (70, 188),
+    "msgctl": (71, 187),
+    "mq_open": (240, 180),
+    "mq_unlink": (241, 181),
+    # names that come and go, in folders that cannot be opened, too
+    "inotify_init": (253, None),
+    "inotify_init1": (294, 26),
+    "inotify_add_watch": (254, 27),
+    "fanotify_init": (300, 262),
+    "fanotify_mark": (301, 263),
     # asynchronous calls, which no filter sees
     "io_uring_setup": (425, 425),
     "io_uring_enter": (426, 426),
@@ -75,19 +100,47 @@ _FORBIDDEN: Final[dict[str, tuple[int | None, int | None]]] = {
 _OF_PROGRAMS: Final[dict[str, tuple[int | None, int | None]]] = {
     "execve": (59, 221),
     "execveat": (322, 281),
-    # modes, owners and attributes by path, which Landlock does not guard; a linker sets modes
+    # to other processes; a compiler's children are ended
+    "tkill": (200, 130),
+    "rt_sigqueueinfo": (129, 138),
+    "rt_tgsigqueueinfo": (297, 240),
+    "pidfd_send_signal": (424, 424),
+    # modes, owners, times and attributes, which Landlock does not guard; a linker sets modes
     "chmod": (90, None),
+    "fchmod": (91, 52),
     "fchmodat": (268, 53),
     "fchmodat2": (452, 452),
     "chown": (92, None),
+    "fchown": (93, 55),
     "lchown": (94, None),
     "fchownat": (260, 54),
     "setxattr": (188, 5),
     "lsetxattr": (189, 6),
+    "fsetxattr": (190, 7),
     "setxattrat": (463, 463),
     "removexattr": (197, 14),
     "lremovexattr": (198, 15),
+    "fremovexattr": (199, 16),
     "removexattrat": (466, 466),
+    "file_setattr": (469, 469),
+    "utime": (132, None),
+    "utimes": (235, None),
+    "futimesat": (261, None),
+    "utimensat": (280, 88),
+}
+_OF_ITSELF: Final[dict[str, tuple[int, int]]] = {  # their first argument is a process, where 0 is the caller
+    "prlimit64": (302, 261),
+    "sched_setparam": (142, 118),
+    "sched_setscheduler": (144, 119),
+    "sched_setattr": (314, 274),
+    "migrate_pages": (256, 238),
+    "move_pages": (279, 239),
+}
+_SET_AFFINITY: Final = (203, 122)
+_SIGNALS: Final = {"kill": (62, 129), "tgkill": (234, 131)}  # the C library's abort uses the second
+_BY_COMMAND: Final[dict[str, tuple[int, int, tuple[int, ...]]]] = {  # forbidden are these second arguments
+    "fcntl": (72, 25, (8, 15, 1026)),  # F_SETOWN and F_SETOWN_EX, which send signals, F_NOTIFY
+    "ioctl": (16, 29, (0x8901, 0x8902, 0x5412, 0x541C)),  # FIOSETOWN, SIOCSPGRP, TIOCSTI, TIOCLINUX
 }
 _CONNECT: Final = {"connect": (42, 203)}
 _BIND: Final = {"bind": (49, 200)}
@@ -100,8 +153,13 @@ _ARCHITECTURES: Final = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}  # by the 
 _X32: Final = 0x40000000  # x86-64's second set of numbers begins here
 
 _AF_UNIX: Final = 1
+_AF_INET: Final = 2
+_AF_INET6: Final = 10
+_AF_NETLINK: Final = 16
+_NETLINK_ROUTE: Final = 0
+_SOCK_STREAM: Final = 1
 _TYPE_BITS: Final = 0xF  # of a socket's type; the others are flags
-_CONNECTED_TYPES: Final = (1, 5)  # SOCK_STREAM, SOCK_SEQPACKET: they send nothing without a connection
+_CONNECTED_TYPES: Final = (_SOCK_STREAM, 5)  # SOCK_STREAM, SOCK_SEQPACKET: they send nothing without a connection
 _NEW_NAMESPACES: Final = 0x7E020000  # all CLONE_NEW* flags that clone takes
 
 _SET_MODE_FILTER: Final = 1
@@ -119,10 +177,11 @@ _ALLOW: Final = 0x7FFF0000
 _ERROR: Final = 0x00050000
 _AT_NUMBER: Final = 0
 _AT_ARCHITECTURE: Final = 4
-_AT_ARGUMENT: Final = (16, 24)  # the low halves of the first two
+_AT_ARGUMENT: Final = (16, 24, 32)  # the low halves of the first three
 
 _Instruction = tuple[int, int, int, int]  # code, skip if true, skip if false, value
 _FORBID: Final[_Instruction] = (_RETURN, 0, 0, _ERROR | errno.EPERM)
+_PASS_OVER: Final[_Instruction] = (_RETURN, 0, 0, _ERROR)  # it does nothing, and says that it succeeded
 _NUMBER: Final[_Instruction] = (_LOAD, 0, 0, _AT_NUMBER)
 
 
@@ -132,16 +191,15 @@ def has_filter_for(machine: str) -> bool:
 
 
 def restrict_calls(*, programs: bool = False, tcp: bool = False, accelerators: bool = False) -> None:
-    """Forbid the calls for this process. `programs` allows it to start programs, `tcp` to use sockets, `accelerators`
-    to give a socket of the unix family a name, which the driver of CUDA does. The process must have forbidden new
-    privileges. Raises OSError."""
+    """Forbid the calls for this process. `programs` allows it to start programs, and what these do to files and to each
+    other; `tcp` to use the sockets of a group of ranks; `accelerators` to give a socket of the unix family a name, as
+    the driver of CUDA does, and beside `tcp` to use it. The process must have forbidden new privileges. Raises OSError.
+    """
     machine = platform.machine()
     if sys.platform != "linux" or not has_filter_for(machine):
         raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
-    code = b"".join(
-        struct.pack("=HBBI", *one)
-        for one in filter_code(machine, programs=programs, tcp=tcp, accelerators=accelerators)
-    )
+    allowed = {"programs": programs, "tcp": tcp, "accelerators": accelerators}
+    code = b"".join(struct.pack("=HBBI", *one) for one in filter_code(machine, os.getpid(), **allowed))
     instructions = ctypes.create_string_buffer(code, len(code))
     program = struct.pack("@HP", len(code) // 8, ctypes.addressof(instructions))
     number = _SECCOMP[_column(machine)]
@@ -151,9 +209,9 @@ def restrict_calls(*, programs: bool = False, tcp: bool = False, accelerators: b
 
 
 def filter_code(
-    machine: str, *, programs: bool = False, tcp: bool = False, accelerators: bool = False
+    machine: str, pid: int, *, programs: bool = False, tcp: bool = False, accelerators: bool = False
 ) -> list[_Instruction]:
-    """Return the filter as instructions."""
+    """Return the filter of the process `pid` as instructions."""
     column = _column(machine)
     code = [(_LOAD, 0, 0, _AT_ARCHITECTURE), (_IF_EQUAL, 1, 0, _ARCHITECTURES[machine]), _FORBID, _NUMBER]
     if machine == "x86_64":
@@ -168,14 +226,31 @@ def filter_code(
     for numbers in forbidden.values():
         if (number := numbers[column]) is not None:
             code += _where(number, [_FORBID])
+    for numbers in _OF_ITSELF.values():
+        code += _where(numbers[column], _unless_first_is(0, _FORBID))
+    # OpenMP binds each of its threads (OMP_PROC_BIND) by a number that no filter knows, and ends the process if that
+    # fails. Such threads go where the kernel puts them.
+    code += _where(_SET_AFFINITY[column], _unless_first_is(0, _PASS_OVER))
+    if not programs:
+        for numbers in _SIGNALS.values():
+            code += _where(numbers[column], _unless_first_is(pid, _FORBID))
+    for *both, commands in _BY_COMMAND.values():
+        tests = [one for command in commands for one in ((_IF_EQUAL, 0, 1, command), _FORBID)]
+        code += _where(both[column], [(_LOAD, 0, 0, _AT_ARGUMENT[1]), *tests, _NUMBER])
+    code += _where(_SOCKETPAIR[column], _only_connected_unix())
     if not tcp:
-        for one in (_SOCKET[column], _SOCKETPAIR[column]):
-            code += _where(one, _only_connected_unix())
+        code += _where(_SOCKET[column], _only_connected_unix())
+    else:
+        code += _where(_SOCKET[column], _only_of_ranks(accelerators))
     load_flags = (_LOAD, 0, 0, _AT_ARGUMENT[0])
     code += _where(_CLONE[column], [load_flags, (_IF_ANY_BIT, 0, 1, _NEW_NAMESPACES), _FORBID, _NUMBER])
     # Its flags lie in memory, which a filter cannot read. The C library then calls clone instead.
     code += _where(_CLONE3, [(_RETURN, 0, 0, _ERROR | errno.ENOSYS)])
     return [*code, (_RETURN, 0, 0, _ALLOW)]
+
+
+def _unless_first_is(value: int, end: _Instruction) -> list[_Instruction]:
+    return [(_LOAD, 0, 0, _AT_ARGUMENT[0]), (_IF_EQUAL, 1, 0, value), end, _NUMBER]
 
 
 def _only_connected_unix() -> list[_Instruction]:
@@ -188,6 +263,26 @@ def _only_connected_unix() -> list[_Instruction]:
         (_AND, 0, 0, _TYPE_BITS),
         (_IF_EQUAL, 2, 0, first),
         (_IF_EQUAL, 1, 0, second),
+        _FORBID,
+        _NUMBER,
+    ]
+
+
+def _only_of_ranks(unix: bool) -> list[_Instruction]:
+    """Streams of the internet, and the list of interfaces; `unix`: all of that family as well, as NCCL hands
+    descriptors from rank to rank by datagrams."""
+    return [
+        (_LOAD, 0, 0, _AT_ARGUMENT[0]),
+        *([(_IF_EQUAL, 10, 0, _AF_UNIX)] if unix else []),
+        (_IF_EQUAL, 5, 0, _AF_INET),
+        (_IF_EQUAL, 4, 0, _AF_INET6),
+        (_IF_EQUAL, 1, 0, _AF_NETLINK),
+        _FORBID,
+        (_LOAD, 0, 0, _AT_ARGUMENT[2]),
+        (_IF_EQUAL, 4, 3, _NETLINK_ROUTE),
+        (_LOAD, 0, 0, _AT_ARGUMENT[1]),
+        (_AND, 0, 0, _TYPE_BITS),
+        (_IF_EQUAL, 1, 0, _SOCK_STREAM),
         _FORBID,
         _NUMBER,
     ]

@@ -32,7 +32,16 @@ from peer.model.parameter_files import check_finite
 from peer.model.parameter_names import EMBEDDING, HEAD, canonical_names, shown
 from peer.model.rotary import rotary_frequencies
 from peer.model.text_rules import TextRules, special_ids, write_text_rules
-from peer.model.weight_files import INDEX, WEIGHTS, held_twice, missing_parameter, unreadable, weight_files
+from peer.model.weight_files import (
+    INDEX,
+    WEIGHTS,
+    check_count,
+    check_header,
+    held_twice,
+    missing_parameter,
+    unreadable,
+    weight_files,
+)
 
 _DTYPES: Final = ("F32", "BF16", "F16", "F64")
 _ROTARY: Final = "rotary_emb.inv_freq"
@@ -159,6 +168,7 @@ def _headers(folder: Path, shards: Sequence[Path]) -> dict[str, _Held]:
                     raise held_twice(path, name, held[name].path)
                 tensor = file.get_slice(name)
                 held[name] = _Held(path, name, tuple(tensor.get_shape()), tensor.get_dtype())
+            check_count(path, len(held))
     return {canonical: held[name] for canonical, name in canonical_names(folder, held).items()}
 
 
@@ -205,6 +215,7 @@ def _check_rotary(folder: Path, name: str, table: Tensor, config: ModelConfig) -
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
     try:
+        check_header(path)
         with safe_open(path, framework="pt") as file:
             yield file
     except (OSError, SafetensorError) as error:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from peer.errors import CheckpointError
 from peer.model.parameter_names import EMBEDDING, HEAD, canonical_names
-from peer.model.weight_files import held_twice, listed_files, unreadable
+from peer.model.weight_files import check_count, check_header, held_twice, listed_files, unreadable
 
 
 class ParameterFiles:
@@ -34,6 +34,7 @@ class ParameterFiles:
                     if name in held:
                         raise held_twice(path, name, held[name])
                     held[name] = path
+                check_count(path, len(held))
             for canonical, name in canonical_names(folder, held).items():
                 self._places.setdefault(canonical, (held[name], name))
 
@@ -63,6 +64,7 @@ class ParameterFiles:
     def _opened(self, path: Path) -> Any:
         if path not in self._files:
             try:
+                check_header(path)
                 self._files[path] = safe_open(path, framework="pt")
             except (OSError, SafetensorError) as error:
                 raise unreadable(path, error) from error

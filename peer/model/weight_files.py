@@ -21,6 +21,10 @@ from peer.model.parameter_names import HEAD, shown
 
 WEIGHTS: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
+CHECKPOINT_TENSORS_MAX: Final = 1 << 17
+_HEADER_BYTES_MAX: Final = 128 * CHECKPOINT_TENSORS_MAX
+_LENGTH_BYTES: Final = 8
+_FEWER: Final = "take the model with one tensor a parameter"
 _INDEX_BYTES_MAX: Final = 16 << 20
 _PLAIN: Final = re.compile(r"[\w.-]+\.safetensors", re.ASCII)
 _SHARD: Final = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.safetensors", re.ASCII)
@@ -92,6 +96,26 @@ def unreadable(path: Path, error: Exception) -> CheckpointError:
     return CheckpointError(
         f"{path} cannot be read ({told(error)}): download it again if it was cut short, else save the model again"
     )
+
+
+def check_header(path: Path) -> None:
+    """Raise CheckpointError for a safetensors file that names more tensors than any model here has: only to read the
+    names would take minutes. Raises OSError if it cannot be read."""
+    with path.open("rb") as file:
+        header_bytes = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+    if _HEADER_BYTES_MAX < header_bytes < path.stat().st_size:
+        raise CheckpointError(
+            f"{path} names its tensors in {header_bytes} bytes, where {_HEADER_BYTES_MAX} are read at most: {_FEWER}"
+        )
+
+
+def check_count(path: Path, tensors: int) -> None:
+    """Raise CheckpointError where the files of a checkpoint up to this one name more tensors than a model here has."""
+    if tensors > CHECKPOINT_TENSORS_MAX:
+        raise CheckpointError(
+            f"{path} and the files before it name {tensors} tensors, where {CHECKPOINT_TENSORS_MAX} are read at most:"
+            f" {_FEWER}"
+        )
 
 
 def held_twice(path: Path, name: str, other: Path) -> CheckpointError:

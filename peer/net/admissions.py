@@ -104,8 +104,11 @@ class Admissions:
         nothing says it, for that."""
         if peer in self._barred:
             return False
-        said = any(peer in peers for peers in self._trusted.values())
-        return said or (self.proof_is_enough and self._has_proved(peer))
+        return self.is_named(peer) or (self.proof_is_enough and self._has_proved(peer))
+
+    def is_named(self, peer: str) -> bool:
+        """Whether the run says of a peer that it is trusted: what it tells of others counts as well."""
+        return peer not in self._barred and any(peer in peers for peers in self._trusted.values())
 
     def _has_proved(self, peer: str) -> bool:
         granted = self._granted.get(peer)

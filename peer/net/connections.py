@@ -27,7 +27,7 @@ from peer.net.libp2p_fixes.inbound_limits import inbound_gate
 from peer.net.libp2p_fixes.peer_cleanup import OnConnections
 from peer.net.limits import NetLimits
 from peer.net.nat.traversal import Traversal
-from peer.net.strangers.claims import ClaimedDials
+from peer.net.strangers.claims import UnprovenDials
 from peer.net.stream_channel import GREETING, LOST, StreamChannel
 from peer.net.wire import Channel
 
@@ -54,7 +54,7 @@ class Connections:
         """Called with every peer that we have just connected to."""
         self.on_refused: Callable[[str], None] = lambda cap: None
         """Called when we dial no peer because a cap is reached, with the name of the cap."""
-        self._claimed = ClaimedDials(lambda: admissions.guarded)
+        self._unproven = UnprovenDials(lambda: admissions.guarded)
         self._racing = 0
         self._dials: dict[tuple[str, tuple[str, ...]], Dial] = {}
         self._bulk: dict[str, Connection] = {}
@@ -214,11 +214,16 @@ class Connections:
 
         async def attempt(address: str) -> Connection:
             through = relay_in(address)
-            if vouched or not self._book.is_claim(peer, address) or (through and self.live(through)):
-                return await go(address)  # a relay that we are connected to is no third party
-            async with self._claimed.permit(address):
+            claimed = self._book.is_claim(peer, address)
+            free = vouched or self._unproven.is_proven(peer, address) or not (claimed or self._admissions.guarded)
+            if free or (through and self.live(through)):  # a relay that we are connected to is no third party
                 connection = await go(address)
-            self._book.add(peer, (address,))
+            else:
+                async with self._unproven.permit(address, claimed):
+                    connection = await go(address)
+            if claimed and not vouched:
+                self._book.add(peer, (address,))
+            self._unproven.note_found(peer, address)
             return connection
 
         async def go(address: str) -> Connection:

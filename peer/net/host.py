@@ -198,18 +198,19 @@ class Host:
     def learn(self, peer_id: str, addresses: Iterable[str], *, told_by: str) -> None:
         """Note addresses of a peer that a peer has told: as vouched for, as claims, or not at all.
 
-        What an anchor tells is dialled freely. In a run, others may tell only of themselves: a guest that has proved a
-        scarce credential what it likes, as claims; strangers only the IP address at which we see them. What is seen
-        through a relay, or not connected, must not lead into a network of ours that is not theirs.
+        The peers that the run names are believed, and other anchors about themselves; of others these tell claims, if
+        we know no better. In a run, others may tell only of themselves: a guest that has proved a scarce credential as
+        it likes, as claims; strangers only the IP address at which we see them. What is seen through a relay, or not
+        connected, must not lead into a network of ours that is not theirs.
         """
         if peer_id == self.peer_id:
             return
-        told, admissions = list(islice(addresses, self._config.limits.addresses_per_peer)), self.admissions
-        if admissions.is_anchor(told_by):
+        told, by, own = list(islice(addresses, self._config.limits.addresses_per_peer)), told_by, told_by == peer_id
+        if (known := self.admissions).is_named(by) or (own and known.is_anchor(by)):
             self.book.add(peer_id, told)
-        elif not admissions.guarded or (told_by == peer_id and admissions.is_trusted(peer_id)):
+        elif not known.guarded or (known.is_trusted(by) if own else known.is_anchor(by) and not self.book.get(peer_id)):
             self.book.claim(peer_id, told)
-        elif told_by == peer_id:
+        elif own:
             seen_at = self._connections.remote_ip(peer_id)
             self.book.claim(peer_id, [address for address in told if self._may_be_at(address, seen_at)])
 

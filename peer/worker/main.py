@@ -1,5 +1,5 @@
-"""The entry point of a worker process: `python -m peer.worker.main CONTROL_FD PARENT_PID NICENESS`, started by the
-network process.
+"""The entry point of a worker process: `python -m peer.worker.main CONTROL_FD PARENT_PID NICENESS [NETWORK_FD...]`,
+started by the network process.
 
 Before it loads anything large it confines itself (`peer.confinement`): it computes on strangers' numbers, and needs no
 network, no other program and few files. The main thread then runs the program that the first message is for. A second
@@ -22,8 +22,9 @@ from pathlib import Path
 from types import TracebackType
 
 from peer.confinement import kernel
-from peer.confinement.confine import confine
+from peer.confinement.confine import Restriction, confine
 from peer.confinement.grants import load_nvidia_modules
+from peer.confinement.private_network import enter_network
 from peer.errors import ConfigError
 from peer.ipc.messages import Rejected
 from peer.plain_text import plain
@@ -67,7 +68,8 @@ def main() -> None:
     gc.disable()  # a fifth of the time of an import goes into looking for garbage that is not there
     sys.excepthook = report
     threading.excepthook = lambda hook: report(hook.exc_type, hook.exc_value, hook.exc_traceback)
-    control_fd, parent_pid, niceness = map(int, sys.argv[1:])
+    control_fd, parent_pid, niceness, *network = map(int, sys.argv[1:])
+    enter_network(network)
     _follow_parent(parent_pid)
     link = ControlLink(socket.socket(fileno=control_fd))
     load = link.receive_load()
@@ -77,6 +79,9 @@ def main() -> None:
     if grants.accelerators:
         load_nvidia_modules()
     restrictions = confine(grants)
+    if grants.tcp:
+        own = bool(network)
+        restrictions += (Restriction("network", own, "the group's own" if own else "the machine's"),)
     program = entry.find()  # not sooner: torch starts threads, which would not be confined
     try:
         link.takes(program.commands)

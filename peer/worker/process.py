@@ -16,6 +16,7 @@ import msgspec
 import trio
 
 from peer.confinement.environment import passed_on
+from peer.confinement.private_network import MACHINES, PrivateNetwork
 from peer.decoding import MALFORMED, told
 from peer.errors import WorkerError
 from peer.events import EventLog
@@ -53,10 +54,16 @@ class WorkerProcess:
 
     @classmethod
     def start(
-        cls, log: Path, private: Path, threads: int, fds: tuple[int, ...], nice: int = BEHIND_THE_NETWORK
+        cls,
+        log: Path,
+        private: Path,
+        threads: int,
+        fds: tuple[int, ...],
+        nice: int = BEHIND_THE_NETWORK,
+        network: PrivateNetwork = MACHINES,
     ) -> WorkerProcess:
         """Start `python -m peer.worker.main` with `fds` inherited. Call it from the thread that runs trio. `private` is
-        the worker's own folder, `nice` its least niceness.
+        the worker's own folder, `nice` its least niceness, `network` what it enters.
 
         trio's open_process does not fit: it forks in a short-lived thread, and the kernel's parent-death signal refers
         to that thread.
@@ -65,11 +72,11 @@ class WorkerProcess:
         environment = _environment(private, threads)
         with theirs, _open_log(log) as stderr:
             process = subprocess.Popen(
-                [sys.executable, "-m", _MODULE, str(theirs.fileno()), str(os.getpid()), str(nice)],
+                [sys.executable, "-m", _MODULE, *map(str, (theirs.fileno(), os.getpid(), nice, *network.fds))],
                 stdin=subprocess.DEVNULL,
                 stdout=stderr,
                 stderr=stderr,
-                pass_fds=(theirs.fileno(), *fds),
+                pass_fds=(theirs.fileno(), *fds, *network.fds),
                 start_new_session=True,  # Ctrl-C reaches only the parent, and killpg also ends the compiler's children
                 env=environment,
             )

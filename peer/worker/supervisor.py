@@ -7,12 +7,14 @@ which fail with a WorkerError.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 import msgspec
 import trio
 
+from peer.confinement.private_network import MACHINES, open_private_network
 from peer.cores import usable_cores
 from peer.errors import ConfigError, ResourceError, StageRefused, WorkerError
 from peer.ipc.messages import Beat, Command, ModelLoaded, Stop, WorkerEvent, WorkerReply
@@ -202,10 +204,12 @@ class Supervisor:
         fds = launch.open_descriptors()
         threads = launch.threads or max(1, usable_cores() // size)
         workers: list[WorkerProcess] = []
+        network = await trio.to_thread.run_sync(open_private_network) if size > 1 else MACHINES
         try:
-            for rank in range(size):
-                log = launch.directory / ("worker.log" if rank == 0 else f"worker-{rank}.log")
-                workers.append(WorkerProcess.start(log, launch.private_folder, threads, fds, launch.nice))
+            with closing(network):
+                for rank in range(size):
+                    log = launch.directory / ("worker.log" if rank == 0 else f"worker-{rank}.log")
+                    workers.append(WorkerProcess.start(log, launch.private_folder, threads, fds, launch.nice, network))
             answers = await self._load(workers)
         except BaseException:
             await self._destroy(workers)

@@ -134,6 +134,8 @@ def _taken(path: Path) -> ConfigError:
 def _check_passphrase(passphrase: str) -> None:
     if len(passphrase) < PASSPHRASE_MIN:
         raise ConfigError(f"the passphrase needs {PASSPHRASE_MIN} characters or more: only it keeps others out")
+    if not passphrase.strip() or len(set(passphrase)) == 1:
+        raise ConfigError("the passphrase is blank or one character again and again: use several words")
 
 
 def _key(passphrase: str, salt: bytes) -> bytes:

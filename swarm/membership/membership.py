@@ -20,6 +20,7 @@ from peer.net.host import Host
 
 TTL_S: Final = 9.0
 REFRESH_S: Final = 2.5
+LOOK_AGAIN_S: Final = 0.5
 
 
 class PeerRecord(Protocol):
@@ -68,6 +69,8 @@ class Membership(Generic[RecordT]):
         self._describe = describe
         self._events = host.events if events is None else events
         self.view: Mapping[str, RecordT] = {}
+        self._reads = 0
+        self._looking, self._looked_at = trio.Lock(), float("-inf")
 
     async def run(self) -> None:
         """Publish and read until cancelled. A network failure is told as `membership_stale`, and tried again."""
@@ -84,6 +87,7 @@ class Membership(Generic[RecordT]):
 
     async def read(self) -> None:
         """Bring `view` up to date. Raises NetworkError."""
+        self._reads += 1
         before, events = self.view, self._events
         self.view = await read_records(self._node, self._host, self._schema, self._key)
         for peer in self.view.keys() - before.keys():
@@ -95,6 +99,20 @@ class Membership(Generic[RecordT]):
     def others(self) -> Mapping[str, RecordT]:
         """The records in `view` but this peer's own."""
         return {peer: record for peer, record in self.view.items() if peer != self._host.peer_id}
+
+    async def knows(self, peer: str) -> bool:
+        """Whether this peer is connected or has a record. One that is newer than `view` is looked for, once for all who
+        ask meanwhile and after a pause, as others may make us ask."""
+        reads = self._reads
+        if peer in self.view or self._host.is_connected(peer):
+            return True
+        async with self._looking:
+            if self._reads == reads:
+                await trio.sleep_until(self._looked_at + LOOK_AGAIN_S)
+                self._looked_at = trio.current_time()
+                with self._failures_told():
+                    await self.read()
+        return peer in self.view
 
     def has_left(self, peer: str) -> bool:
         """Whether this peer has said goodbye, and published nothing since."""

@@ -30,7 +30,7 @@ from swarm.monitor.head_chain import HeadChain, follow_history
 from swarm.monitor.help_wanted import help_wanted
 from swarm.monitor.member_events import MemberEvents
 from swarm.monitor.model_state import ModelView, model_state
-from swarm.monitor.record_history import RecordHistory
+from swarm.monitor.record_history import RecordHistory, last_round
 from swarm.monitor.run_state import RunView, run_state
 from swarm.monitor.state import KeptHome, MonitorState, Verdict, Watch
 from swarm.monitor.told_counts import ToldCounts
@@ -158,11 +158,13 @@ class MonitorCollector:
     async def _look_at_run(self, client: RunClient) -> RunReading:
         manifest, reading = client.training, await read_run(client)
         self._records.note(reading.records)
-        self._records.note_losses(reading.records)
         async with trio.open_nursery() as nursery:
             for stage, chain in enumerate(self.chains):
                 nursery.start_soon(follow_history, client.host, chain, reading.best[stage], reading.at)
             nursery.start_soon(self._poll_events, client, asked_for_events(manifest, reading))
+        proved = (chain.last.round for chain in self.chains if chain.last)
+        last = last_round(reading.records, proved, not manifest.outer.has_common_state)
+        self._records.note_losses(reading.records, last)
         return reading
 
     async def _look_at_model(self, client: RunClient, manifest: ServedModelManifest) -> Mapping[str, ServerRecord]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from statistics import median_high
 from typing import Final, Protocol
 
 from swarm.membership.member_record import MemberRecord
 
 NAMES_MAX: Final = 1024
 ROUNDS_MAX: Final = 256
+AHEAD_MAX: Final = ROUNDS_MAX // 4
+"""Rounds by which a peer can be ahead of half of the others, where they gossip."""
 PEERS_MAX: Final = 128
 """Losses of one round."""
 
@@ -22,6 +25,14 @@ class _Record(Protocol):
     def bytes_up(self) -> int: ...
     @property
     def bytes_down(self) -> int: ...
+
+
+def last_round(records: Mapping[str, MemberRecord], proved: Iterable[int], gossip: bool) -> int:
+    """Return the last round at which a peer can be: that after the last proved one. In gossip none is proved; there it
+    is one that half of the peers are near."""
+    if not gossip:
+        return max(proved, default=-1) + 1
+    return int(median_high([record.round for record in records.values()] or [0])) + AHEAD_MAX
 
 
 class RecordHistory:
@@ -50,10 +61,10 @@ class RecordHistory:
         for peer in list(self.names)[: max(0, len(self.names) - NAMES_MAX)]:
             del self.names[peer]
 
-    def note_losses(self, records: Mapping[str, MemberRecord]) -> None:
-        """Take the losses of a run's members."""
+    def note_losses(self, records: Mapping[str, MemberRecord], last: int) -> None:
+        """Take the losses of a run's members, of rounds up to `last`: invented ones must not displace others."""
         for peer, record in records.items():
-            if record.loss is None or record.round < 1:
+            if record.loss is None or not 1 <= record.round <= last:
                 continue
             of_round = self.losses.setdefault(record.round, {})
             if peer in of_round or len(of_round) < PEERS_MAX:

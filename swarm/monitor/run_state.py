@@ -21,6 +21,7 @@ from swarm.monitor.event_words import log_lines
 from swarm.monitor.head_chain import HeadChain, absent_from, joined, left, took_part
 from swarm.monitor.member_events import Outcome
 from swarm.monitor.member_told import members_told
+from swarm.monitor.record_history import last_round
 from swarm.monitor.run_verdict import verdict_of
 from swarm.monitor.state import (
     Link,
@@ -317,15 +318,16 @@ def _told_of_rounds(told: Mapping[str, Sequence[ToldEvent]]) -> tuple[Trained, F
 
 def _losses(view: RunView) -> tuple[LossPoint, ...]:
     """Return the losses of the last rounds. Rounds that no head can have reached are not believed."""
-    reached = max((chain.last.round for chain in view.chains if chain.last), default=-1)
-    train = {number: dict(of) for number, of in view.losses.items() if view.gossip or number <= reached + 1}
+    proved = (chain.last.round for chain in view.chains if chain.last)
+    last = last_round(view.reading.records, proved, view.gossip)
+    train = {number: dict(of) for number, of in view.losses.items() if number <= last}
     held_out: dict[int, float] = {}
     for peer, events in view.told.items():
         for event in events:
             loss, number = event.fields.get("loss"), _number(event.fields.get("round"))
             if not isinstance(loss, int | float) or isinstance(loss, bool) or not math.isfinite(loss):
                 continue
-            if not view.gossip and number > reached + 1:
+            if number > last:
                 continue
             if event.name == "round_trained":
                 train.setdefault(number, {})[peer] = float(loss)

@@ -200,7 +200,7 @@ class ModelServer:
             with loading(self._host.events.emit, "load", part_bytes(manifest.model, manifest.dtype, span)):
                 worker = await stack.enter_async_context(BlockWorkerGroup.open(worker_config))
             nursery = await stack.enter_async_context(trio.open_nursery())
-            server = BlockServer(served, worker, self._host, nursery)
+            server = BlockServer(served, worker, self._host, nursery, self._membership.knows)
             self._server = server
             self._host.flows.serve(server)
             nursery.start_soon(server.run)

@@ -250,7 +250,7 @@ class RunServer:
         served, self._count = commit.served, self._count + 1
         model = self._manifest.model
         span = ServedSpan(self._span, model.hidden_size, self._weights.dtype, CHUNK_TOKENS, model.max_seq_len)
-        server = BlockServer(span, worker, self._host, nursery)
+        server = BlockServer(span, worker, self._host, nursery, self._membership.knows)
         server.leaving = self._leaving
         nursery.start_soon(server.run)
         self._servers.add(served, server)

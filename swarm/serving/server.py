@@ -7,12 +7,13 @@ the session, and from the last one to the client.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
 import trio
 
-from peer.errors import BarnraiseError, ProtocolViolation, StageRefused, WorkerError
+from peer.errors import BarnraiseError, DialError, ProtocolViolation, StageRefused, WorkerError
 from peer.ipc.block_messages import (
     CloseSession,
     ComputeTokens,
@@ -81,7 +82,15 @@ class BlockServer:
 
     types: Any = ServingMessage
 
-    def __init__(self, served: ServedSpan, worker: BlockWorkerGroup, host: Host, nursery: trio.Nursery) -> None:
+    def __init__(
+        self,
+        served: ServedSpan,
+        worker: BlockWorkerGroup,
+        host: Host,
+        nursery: trio.Nursery,
+        knows: Callable[[str], Awaitable[bool]],
+    ) -> None:
+        """`knows`: whether a peer has a record as a server, so that a client may have us connect to it."""
         self.served = served
         self.payload_max = row_bytes_max(served.hidden_size) * served.chunk_tokens
         self.leaving = False
@@ -91,7 +100,7 @@ class BlockServer:
         self.worked_at = trio.current_time()
         """When something came or went last."""
         self._me, self._flows, self._events = host.peer_id, host.flows, host.events
-        self._worker, self._nursery = worker, nursery
+        self._worker, self._nursery, self._knows = worker, nursery, knows
         self._numbers = itertools.count(1)
         self._sessions = SessionTable()
         self._fewer = trio.Event()
@@ -194,6 +203,8 @@ class BlockServer:
             flow = None
             with trio.CancelScope() as session.connecting:
                 try:
+                    if not await self._knows(target):
+                        raise DialError("no such server is known", "unreachable")
                     flow = await self._flows.open(target)
                 except BarnraiseError:
                     if session.start.revision == revision:

@@ -21,7 +21,7 @@ from peer.net.backoff import Backoff
 from peer.net.host import Host
 from peer.net.lan.announcement import announced_peer, dialled, instance_name, local_addresses
 from peer.net.lan.responder import MulticastResponder
-from peer.net.strangers.claims import ClaimedDials
+from peer.net.strangers.claims import UnprovenDials
 
 if sys.version_info < (3, 11):
     from exceptiongroup import BaseExceptionGroup
@@ -49,7 +49,7 @@ class Lan:
         self._told = set[str]()
         self._news = trio.Event()
         self._retries = Backoff(*_RETRY_S, jitter=0.2, peers_max=PEERS_MAX)
-        self._dials = ClaimedDials(lambda: True)
+        self._dials = UnprovenDials(lambda: True)
 
     def found(self) -> tuple[str, ...]:
         """Return some of the peers that were announced here and are connected: they know the run's id, and have proved

@@ -20,6 +20,7 @@ from peer.data.tokenizer import ByteTokenizer
 from peer.errors import BarnraiseError, CheckpointError, ConfigError
 from peer.model.huggingface import export_pretrained, load_pretrained
 from peer.model.layout import init_flat
+from peer.model.parameter_files import ParameterFiles
 
 AT_ONCE_S = 0.1  # of processor time; all of these take 1 ms
 MEMORY_BYTES = 4 << 20
@@ -196,6 +197,21 @@ def test_a_pipe_is_no_file_to_wait_for(folder: Path) -> None:
     (folder / "config.json").unlink()
     os.mkfifo(folder / "config.json")
     assert "not a file" in str(refusal(folder))
+
+
+def test_more_tensors_than_a_model_has_are_not_looked_at(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (folder / "model.safetensors").open("r+b") as file:
+        held = file.read()
+        file.seek(0)
+        file.write((100 << 20).to_bytes(8, "little"))
+        file.truncate(101 << 20)  # sparse: a million names
+    assert "one tensor a parameter" in str(refusal(folder))
+    (folder / "model.safetensors").write_bytes(held)
+    load_pretrained(folder)
+    monkeypatch.setattr("peer.model.weight_files.CHECKPOINT_TENSORS_MAX", 3)
+    assert "3 are read at most" in str(refusal(folder))
+    with pytest.raises(CheckpointError, match="3 are read at most"):
+        ParameterFiles([folder])
 
 
 @pytest.mark.parametrize("kind", ["twice", "integers"])

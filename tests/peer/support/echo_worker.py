@@ -3,13 +3,9 @@ worker process that knows them."""
 
 from __future__ import annotations
 
-import errno
 import os
-import socket
 import threading
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, ClassVar
 
 from peer.errors import ConfigError
@@ -20,6 +16,7 @@ from peer.worker import main, programs
 from peer.worker.block_worker import BlockWorker
 from peer.worker.client import WorkerGroup
 from peer.worker.control_link import ControlLink
+from tests.peer.confinement.attempts import Targets, outcomes
 
 
 class WhoAreYou(Command, frozen=True, tag="who"):
@@ -33,7 +30,7 @@ class Wait(Command, frozen=True, tag="wait"):
 class Reach(Command, frozen=True, tag="reach"):
     """The result tells how each attempt to leave the worker ended: "done" or the name of the error."""
 
-    path: str
+    targets: Targets
 
 
 class EchoWorker:
@@ -55,7 +52,7 @@ class EchoWorker:
                     self._link.ticks += 1
                 self._link.reply(command)
             elif isinstance(command, Reach):
-                self._link.reply(command, _reach(command.path))
+                self._link.reply(command, outcomes(command.targets))
             else:
                 self._link.reply(command, [self._load.rank, self._load.layout.size, os.getpid()])
 
@@ -69,8 +66,8 @@ class EchoGroup(WorkerGroup):
     def wait(self) -> Wait:
         return Wait(next(self._ids))
 
-    def reach(self, path: Path) -> Reach:
-        return Reach(next(self._ids), str(path))
+    def reach(self, targets: Targets) -> Reach:
+        return Reach(next(self._ids), targets)
 
 
 class BadBlockWorker(BlockWorker):
@@ -85,24 +82,6 @@ class BadBlockWorker(BlockWorker):
         if isinstance(message, OpenSession) and message.session == self.STUCK:
             threading.Event().wait()
         super()._apply(message, payload)
-
-
-def _reach(path: str) -> dict[str, str]:
-    attempts: dict[str, Callable[[], object]] = {
-        "read": lambda: open(path).close(),
-        "write": lambda: open(path, "a").close(),
-        "socket": lambda: socket.socket(socket.AF_INET).close(),
-        "execve": lambda: os.execv("/nowhere", ["/nowhere"]),
-    }
-    outcomes = {}
-    for name, attempt in attempts.items():
-        try:
-            attempt()
-        except OSError as error:
-            outcomes[name] = errno.errorcode[error.errno or 0]
-        else:
-            outcomes[name] = "done"
-    return outcomes
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from peer.ipc.inner_options import InnerRunOptions
 from peer.ipc.shared_memory import SharedBuffer
 from peer.ipc.stage_slots import MicroBatchSlot
 from peer.worker.stage_client import MicroBatch
+from tests.peer.confinement.attempts import came_through, open_targets
 from tests.peer.support.echo_worker import EchoGroup
 from tests.peer.support.stage_harness import MODEL
 from tests.peer.support.stage_worker_harness import open_worker
@@ -56,19 +57,16 @@ async def test_it_trains_in_full_confinement(tmp_path: Path, text: Path, monkeyp
 
 
 @needs_landlock
-async def test_it_reaches_no_key_no_network_and_no_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_it_reaches_nothing_of_its_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("peer.worker.process._MODULE", "tests.peer.support.echo_worker")
-    (tmp_path / "identity.key").write_text("key")
-    (tmp_path / "data").mkdir()
-    async with EchoGroup.open(worker_config(tmp_path, tmp_path / "data")) as group:
-        mine = {"read": "EACCES", "write": "EACCES", "socket": "EPERM", "execve": "EPERM"}
-        assert await group.ask(group.reach(tmp_path / "identity.key"), Outcomes) == mine
-        (tmp_path / "worker" / "own").write_text("text")
-        mine = {**mine, "read": "done", "write": "done"}
-        assert await group.ask(group.reach(tmp_path / "worker" / "own"), Outcomes) == mine
-    async with EchoGroup.open(worker_config(tmp_path, tmp_path / "data", ranks=Layout(replicate=2))) as group:
-        ranks = await group.ask_each(group.reach(tmp_path / "identity.key"), Outcomes)
-    assert ranks == 2 * [{"read": "EACCES", "write": "EACCES", "socket": "done", "execve": "EPERM"}]
+    (data := tmp_path / "data").mkdir()
+    with open_targets(data) as targets:
+        async with EchoGroup.open(worker_config(tmp_path, data)) as group:
+            alone = await group.ask(group.reach(targets), Outcomes)
+        async with EchoGroup.open(worker_config(tmp_path, data, ranks=Layout(replicate=2))) as group:
+            ranks = await group.ask_each(group.reach(targets), Outcomes)
+    given = {"read", "list"}  # the folder is that of its data
+    assert [came_through(ended) for ended in (alone, *ranks)] == 3 * [given]
 
 
 async def test_a_micro_batch_beyond_its_slot_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,6 +76,10 @@ def test_only_the_passphrase_opens_the_file(tmp_path: Path) -> None:
     file = tmp_path / "successor.json"
     with pytest.raises(ConfigError, match="8 characters"):
         make_successor(home, file, lambda: "short")
+    for poor in (" " * 8, " \t \t \t \t", "aaaaaaaa"):
+        with pytest.raises(ConfigError, match="use several words"):
+            make_successor(home, file, lambda poor=poor: poor)  # type: ignore[misc]
+    assert not file.exists()
     make_successor(home, file, lambda: WORDS)
     with pytest.raises(ConfigError, match="does not open"):
         open_successor(file, "correct horse batterz")

@@ -27,7 +27,7 @@ from swarm.inference.messages import (
 from swarm.serving.output_log import RESENT_MAX
 from swarm.serving.server import BlockServer, ServedSpan
 from swarm.serving.session_table import SESSIONS_MAX, SESSIONS_PER_CLIENT_MAX
-from tests.swarm.serving.test_lost_tokens import ScriptedFlow, ScriptedWorker, settled
+from tests.swarm.serving.test_lost_tokens import ScriptedFlow, ScriptedWorker, known, settled
 
 KEYS = SESSIONS_MAX // SESSIONS_PER_CLIENT_MAX
 WIDTH = 4  # of one fp32 value
@@ -40,7 +40,7 @@ class Scene:
         self.flows: dict[str, ScriptedFlow] = {}
         worker: Any = ScriptedWorker()
         host: Any = type("Host", (), {"peer_id": "me", "flows": self, "events": None})()
-        self.server = BlockServer(ServedSpan(Span(3, 6, 9), 1, "fp32", 16, 100), worker, host, nursery)
+        self.server = BlockServer(ServedSpan(Span(3, 6, 9), 1, "fp32", 16, 100), worker, host, nursery, known)
         self.worker = worker
         self._count = 0
 

@@ -112,6 +112,10 @@ def scripted_session(
     return RemoteSession(server_flows, servers, Sampling(), stops=(), model=MODEL)
 
 
+async def known(peer: str) -> bool:
+    return True
+
+
 async def settled() -> None:
     await trio.testing.wait_all_tasks_blocked()
 
@@ -127,7 +131,7 @@ async def test_a_token_drawn_before_the_next_server_is_connected_is_sent_once_it
     worker: Any = ScriptedWorker()
     host: Any = SimpleNamespace(peer_id="last", flows=SimpleNamespace(open=open_flow), events=None)
     async with trio.open_nursery() as nursery:
-        server = BlockServer(ServedSpan(Span(3, 6, 6), 1, "fp32", 16, 100), worker, host, nursery)
+        server = BlockServer(ServedSpan(Span(3, 6, 6), 1, "fp32", 16, 100), worker, host, nursery, known)
         nursery.start_soon(server.run)
         flow: Any = client
         start = StartSession(SESSION, 1, 3, 6, "first", "first", Sampling(), known=5, allowed=50)
@@ -144,6 +148,32 @@ async def test_a_token_drawn_before_the_next_server_is_connected_is_sent_once_it
         await server.on_message(flow, Allow(SESSION, 50, 5), memoryview(b""))
         assert to_first.of(PassTokens) == [PassTokens(SESSION, 5, (77,), True)]
         nursery.cancel_scope.cancel()
+
+
+async def test_a_client_has_no_peer_dialled_that_is_no_server() -> None:
+    dialled, client = list[str](), ScriptedFlow("client")
+
+    async def open_flow(peer: str) -> ScriptedFlow:
+        dialled.append(peer)
+        return ScriptedFlow(peer)
+
+    async def is_server(peer: str) -> bool:
+        return peer == "first"
+
+    worker: Any = ScriptedWorker()
+    host: Any = SimpleNamespace(peer_id="last", flows=SimpleNamespace(open=open_flow), events=None)
+    async with trio.open_nursery() as nursery:
+        server = BlockServer(ServedSpan(Span(3, 6, 6), 1, "fp32", 16, 100), worker, host, nursery, is_server)
+        nursery.start_soon(server.run)
+        flow: Any = client
+        for revision, target in enumerate(("third party", "first"), 1):
+            start = StartSession(SESSION, revision, 3, 6, "first", target, Sampling(), known=5, allowed=50)
+            await server.on_message(flow, start, memoryview(b""))
+            await settled()
+        nursery.cancel_scope.cancel()
+    assert dialled == ["first"]
+    assert [lost.revision for lost in client.of(NeighbourLost)] == [1]
+    assert [started.revision for started in client.of(SessionStarted)] == [2]
 
 
 async def test_a_token_that_comes_while_a_route_fails_is_kept() -> None:
