@@ -114,7 +114,6 @@ def relay(
         reservations=reservations,
         reservations_per_prefix=max(8, reservations // 8),
         circuits=circuits,
-        circuits_per_prefix=max(1, circuits // 2),
         circuit_s=circuit_hours * 3600,
         circuit_bytes=circuit_gb * 10**9,
         rate_bytes_per_s=None if rate is None else rate * 1e6 / 8,

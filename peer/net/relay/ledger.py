@@ -22,8 +22,6 @@ class RelayLimits:
     """A whole office behind one router."""
     reservation_s: int = 3600
     circuits: int = 1024
-    circuits_per_prefix: int = 512
-    """Opened from one prefix."""
     circuits_per_peer: int = 128
     """At either end. Fewer than the streams that may be open on its connection to us."""
     circuit_s: int = 24 * 3600
@@ -92,7 +90,7 @@ class RelayLedger:
         """Count as a circuit inside the block. Raises Full."""
         if (
             len(self._circuits) >= self._limits.circuits
-            or sum(each.prefix == prefix for each in self._circuits) >= self._limits.circuits_per_prefix
+            or self._opened_from(prefix) >= self._share_of(prefix)
             or any(self._open_at(peer) >= self._limits.circuits_per_peer for peer in (caller, target))
         ):
             raise Full
@@ -102,6 +100,14 @@ class RelayLedger:
             yield
         finally:
             self._circuits.remove(mine)
+
+    def _opened_from(self, prefix: str) -> int:
+        return sum(each.prefix == prefix for each in self._circuits)
+
+    def _share_of(self, prefix: str) -> int:
+        """Half of what other prefixes leave: a few of them never have all."""
+        others = len(self._circuits) - self._opened_from(prefix)
+        return (self._limits.circuits - others + 1) // 2
 
     def _open_at(self, peer: ID) -> int:
         return sum(peer in each.ends for each in self._circuits)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import signal
 import subprocess
 import termios
 from collections.abc import Iterator, Sequence
@@ -27,6 +28,7 @@ class LosableTerminal:
         self._side, self.shown = os.fdopen(side), b""
 
         def take_control() -> None:
+            signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
             if has_control:
                 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 

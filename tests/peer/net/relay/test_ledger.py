@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import pytest
 from libp2p.peer.id import ID
@@ -57,12 +57,11 @@ def test_a_reservation_ends_unless_it_is_renewed() -> None:
 @pytest.mark.parametrize(
     ("limits", "refused"),
     [
-        (RelayLimits(circuits=2), (D, THERE, D)),
-        (RelayLimits(circuits_per_prefix=2), (D, HERE, D)),
+        (RelayLimits(circuits=4), (D, HERE, D)),
         (RelayLimits(circuits_per_peer=2), (A, THERE, D)),
         (RelayLimits(circuits_per_peer=2), (D, THERE, C)),
     ],
-    ids=["all", "prefix", "caller", "called"],
+    ids=["prefix", "caller", "called"],
 )
 def test_circuits_have_caps(limits: RelayLimits, refused: tuple[ID, str, ID]) -> None:
     ledger = RelayLedger(limits, Clock())
@@ -75,3 +74,22 @@ def test_circuits_have_caps(limits: RelayLimits, refused: tuple[ID, str, ID]) ->
     assert ledger.circuits == 0
     with ledger.circuit(*refused):
         assert ledger.circuits == 1
+
+
+def test_a_few_prefixes_never_have_all_circuits() -> None:
+    """Two once did: each may have had a half."""
+    ledger = RelayLedger(RelayLimits(circuits=16, circuits_per_peer=100), Clock())
+    with ExitStack() as all_of_them:
+
+        def opened(prefix: str) -> int:
+            count = 0
+            with suppress(Full):
+                while True:
+                    all_of_them.enter_context(ledger.circuit(A, prefix, C))
+                    count += 1
+            return count
+
+        assert [opened(prefix) for prefix in ("a", "b", "c", "d", "e")] == [8, 4, 2, 1, 1]
+        assert ledger.circuits == 16
+        with pytest.raises(Full), ledger.circuit(D, "f", D):
+            pass
