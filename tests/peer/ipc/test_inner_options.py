@@ -215,9 +215,11 @@ async def _new_worker(twins: Twins, monkeypatch: pytest.MonkeyPatch) -> None:
     before = torch.clone(worker_group.inner_state)
     stop_asked = trio.Event()
 
-    async def late(worker: WorkerProcess, load: FirstMessage, timeout_s: float) -> ModelLoaded | Rejected:
+    async def late(
+        worker: WorkerProcess, load: FirstMessage, timeout_s: float, events: EventLog
+    ) -> ModelLoaded | Rejected:
         await stop_asked.wait()  # else the worker might be ready before the stop
-        return await handshake(worker, load, timeout_s)
+        return await handshake(worker, load, timeout_s, events)
 
     monkeypatch.setattr("peer.worker.supervisor.handshake", late)
     async with trio.open_nursery() as nursery:
