@@ -106,7 +106,7 @@ class ServersView:
         self._read_at = float("-inf")
 
     def plan_newest(
-        self, avoids: Avoids = "absent", wire: WireType | None = None
+        self, avoids: Avoids = "all", wire: WireType | None = None
     ) -> tuple[Route | None, ServedCommit | None]:
         """Return a route of one commit, the newest that has one; of a served model, which has none, any route."""
         choices: Sequence[ServedCommit | None] = self.commits() or (None,)
@@ -119,7 +119,7 @@ class ServersView:
     def plan(
         self,
         kept: Route,
-        avoids: Avoids = "absent",
+        avoids: Avoids = "all",
         commit: ServedCommit | None = None,
         wire: WireType | None = None,
         also: Iterable[str] = (),

@@ -27,8 +27,8 @@ LATE_MS, LATE_TIMES = 1500.0, 10.0
 NOISE_MS: Final = 20.0
 """So much more than foretold is not held against a server."""
 
-Avoids = Literal["absent", "bad", "none"]
-"""Which servers a route does without: those that are gone, full or bad; those that are bad; none."""
+Avoids = Literal["all", "bad", "absent", "none"]
+"""Which servers a route does without: those that are bad, those that are gone or full, both, or none."""
 
 
 class ServerConduct:
@@ -74,14 +74,16 @@ class ServerConduct:
 
     def without(self, avoids: Avoids) -> frozenset[str]:
         """Return the servers to do without."""
-        if avoids == "none":
-            return frozenset()
-        bad = self._bad.all_paused()
-        return frozenset(bad if avoids == "bad" else bad | self._absent.all_paused())
+        found = set[str]()
+        if avoids in ("all", "bad"):
+            found |= self._bad.all_paused()
+        if avoids in ("all", "absent"):
+            found |= self._absent.all_paused()
+        return frozenset(found)
 
     def states(self) -> tuple[frozenset[str], frozenset[str]]:
         """Return the servers that are full for this client, and those that are silent or bad for it."""
-        without = self.without("absent")
+        without = self.without("all")
         full = without & self._full - self._bad.all_paused()
         return full, without - full
 

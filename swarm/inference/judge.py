@@ -18,6 +18,8 @@ FRUITLESS_MAX: Final = 12
 """So many routes in a row that give no token end an answer."""
 PAUSE_S, PAUSE_MAX_S = 0.25, 2.0
 """Before the third route in a row, and at most."""
+LATE_GAIN: Final = 3.0
+"""Another server of late tokens' blocks must have been so many times less late."""
 _OF_WHAT_CAME: Final = ("shape", "value", "not_finite", "gap")
 
 
@@ -25,9 +27,9 @@ class RouteJudge:
     """Notes in what the client knows of the servers who has failed, and who has misbehaved. Each method returns the
     server to drop from the route, None if all stay."""
 
-    def __init__(self, servers: ServersView, is_spare: Callable[[str], bool]) -> None:
-        """`is_spare`: whether there is a route without a server."""
-        self._servers, self._is_spare = servers, is_spare
+    def __init__(self, servers: ServersView, route_without: Callable[[str], Route | None]) -> None:
+        """`route_without`: a route that has not that server, if there is one."""
+        self._servers, self._route_without = servers, route_without
         self._refusals = Counter[str]()
         self.gaps = self.stalls = self._tries = self._fruitless = 0
         """Since the last token, as all of these: positions that were missing, and waits that were too long; routes that
@@ -100,20 +102,26 @@ class RouteJudge:
         if not self._servers.is_late(route, pace):
             return None
         self._servers.computed(route, pace)
-        return self._least_proven(route)
+        peer = self._least_proven(route)
+        other = None if peer is None else self._route_without(peer)
+        if peer is None or other is None:
+            return None
+        penalty_ms, here = self._servers.conduct.penalty_ms, {hop.peer for hop in route}
+        known_ms = max((penalty_ms(hop.peer) for hop in other if hop.peer not in here), default=0.0)
+        return None if LATE_GAIN * known_ms > penalty_ms(peer) else peer  # all may be slow today
 
     def _least_proven(self, route: Route) -> str | None:
         """Return the server that has computed least for this client, of equals the last one, of those that can be done
         without."""
         proven = {hop.peer: (self._servers.proven[hop.peer], -place) for place, hop in enumerate(route)}
-        return next((peer for peer in sorted(proven, key=proven.__getitem__) if self._is_spare(peer)), None)
+        return next((peer for peer in sorted(proven, key=proven.__getitem__) if self._route_without(peer)), None)
 
     def _either(self, accuser: str, accused: str, usual: str, is_gone: bool) -> str | None:
         """One of two servers is at fault, the first of which complains of the other: it may lie. `usual`: the one to do
         without if nothing else is known."""
         conduct = self._servers.conduct
         for peer in conduct.suspects(accuser, accused, usual):
-            if self._is_spare(peer):
+            if self._route_without(peer):
                 if peer == accused:
                     conduct.clear(accused)
                 return self.failed(peer) if is_gone else self.misbehaved(peer)

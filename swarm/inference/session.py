@@ -59,6 +59,7 @@ INBOX_MAX: Final = 1024
 _RETRY_S: Final = 0.25
 _WAIT_RETRY_S: Final = 2.0
 _COMMIT_AGE_S: Final = 1.0
+_BETTER_THAN_NONE: Final[tuple[tuple[Avoids, float], ...]] = (("bad", TOLD_S), ("absent", START_S), ("none", TOLD_S))
 
 
 class RemoteSession:
@@ -89,15 +90,14 @@ class RemoteSession:
         """Servers that have not answered the last revision."""
         self._flows = RouteFlows(server_flows)
         self._inbox: deque[tuple[Flow, ServingMessage, float]] = deque()
-        self._came = trio.Event()
+        self._came, self._refusal = trio.Event(), ""
         self._allowed = self._ceiling = 0
         """How far tokens may be drawn: since the last revision, and ever."""
         self._given = 0
         """The position behind the last prompt."""
         self._ahead = self._stalled = False
         """Whether the servers may have drawn more than was taken; whether no token has come for `STALL_S`."""
-        self._judge = RouteJudge(servers, lambda peer: bool(servers.plan((), "absent", self.commit, wire, (peer,))))
-        self._refusal = ""
+        self._judge = RouteJudge(servers, lambda peer: servers.plan((), "all", self.commit, wire, (peer,)))
         self._pace = TokenPace(0.0, 0)
         server_flows.add(self)
 
@@ -263,15 +263,16 @@ class RemoteSession:
             if self._servers.commits():  # a run goes on
                 await self._servers.refresh(_COMMIT_AGE_S)
             lost = self._flows.lost(self.route)
-            for peer in {hop.peer for hop in lost} - self._servers.conduct.without("absent"):
+            for peer in {hop.peer for hop in lost} - self._servers.conduct.without("all"):
                 self._judge.failed(peer)
             kept = tuple(hop for hop in self.route if hop not in lost)
             route, answer_s = self._plan(kept), START_S
             if route is None:
                 await self._servers.refresh(_RETRY_S if trio.current_time() - began < TOLD_S else _WAIT_RETRY_S)
                 route = self._plan(kept) or self._plan(())
-            if route is None:  # those that have failed lately are better than none
-                route, answer_s = self._plan((), "bad") or self._plan((), "none"), TOLD_S
+            for avoids, within_s in _BETTER_THAN_NONE:
+                if route is None:
+                    route, answer_s = self._plan((), avoids), within_s
             if route is not None:
                 await trio.sleep(self._judge.pause_s())
                 if await self._try(route, end, answer_s):
@@ -280,7 +281,7 @@ class RemoteSession:
                 self._servers.check_wait(began, self._refusal, self._wire_type)
             await trio.sleep(_RETRY_S if route is None else 0)
 
-    def _plan(self, kept: Route, avoids: Avoids = "absent") -> Route | None:
+    def _plan(self, kept: Route, avoids: Avoids = "all") -> Route | None:
         """Return a route. An answer keeps the commit with which it began."""
         if kept or len(self.tokens) > self._given:
             return self._servers.plan(kept, avoids, self.commit, self._wire_type)

@@ -21,6 +21,7 @@ from peer.compute.train_loop import InnerTrainer
 from peer.config import InnerConfig
 from peer.data.corpus import Corpus, load_corpus
 from peer.data.tokenizer import ByteTokenizer
+from peer.events import EventLog
 from peer.ipc.first_message import FirstMessage
 from peer.ipc.messages import ModelLoaded, Rejected, Stop
 from peer.ipc.train_messages import RunInner

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 import trio
 import trio.testing
 
 from peer.errors import NetworkError
+from swarm.inference.messages import PassTokens
 from tests.swarm.inference.scripted_servers import BadServer, Scene, ScriptedServer, answer_to
 
 MODES = (
@@ -112,3 +114,28 @@ async def test_only_a_bad_server_ends_with_one_error(mode: str, autojump_clock: 
             async for _ in session.generate([1, 2, 3], 4):
                 pass
         assert swarm.servers["h0"].starts <= 2 + 5 * (trio.current_time() - began)
+
+
+class SlowServer(ScriptedServer):
+    """An honest one on a machine that has other things to do."""
+
+    token_s = 1.0
+
+    async def compute(self, held: Any, message: PassTokens) -> None:
+        await trio.sleep(self.token_s)
+        await super().compute(held, message)
+
+
+@pytest.mark.parametrize(("token_s", "replaced"), [(1.0, 2), (7.0, 4)])
+async def test_all_may_be_slow(token_s: float, replaced: int, autojump_clock: trio.testing.MockClock) -> None:
+    """Two servers of all blocks, far slower than they say: there is an answer, and few changes between them."""
+    async with scene() as swarm:
+        for name in ("a", "b"):
+            server = SlowServer(swarm, name, 0, 6)
+            server.token_s = token_s
+            swarm.join(server)
+        session = swarm.session()
+        with trio.fail_after(600):
+            said = [drawn.token async for drawn in session.generate([1, 2, 3], TOKENS)]
+        assert said == answer_to([1, 2, 3], TOKENS)
+        assert session.failovers <= replaced
