@@ -84,15 +84,20 @@ class ServersView:
         if rtt_s > 0:
             self._way_ms[peer] = 500.0 * rtt_s
 
+    def foretold_ms(self, route: Route) -> float:
+        """Return what a token takes on a route by what its servers say, and the ways to them."""
+        return foretold_ms(self.view(), route)
+
     def is_late(self, route: Route, pace: TokenPace) -> bool:
         """Whether a route is far slower than its servers foretold."""
-        return pace.is_late(foretold_ms(self.view(), route))
+        return pace.is_late(self.foretold_ms(route))
 
     def computed(self, route: Route, pace: TokenPace) -> None:
         """Note that the servers of a route gave tokens of an answer, and how much later than foretold."""
         peers = [hop.peer for hop in route]
-        self.proven.update(dict.fromkeys(peers, pace.tokens))
-        excess_ms = pace.excess_ms(foretold_ms(self.view(), route))
+        known = {peer: count for peer, count in self.proven.items() if peer in self.records}  # others have left
+        self.proven = Counter(known) + Counter(dict.fromkeys(peers, pace.tokens))
+        excess_ms = pace.excess_ms(self.foretold_ms(route))
         if excess_ms is not None:
             self.conduct.measured(peers, excess_ms)
 

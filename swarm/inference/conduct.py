@@ -39,9 +39,8 @@ class ServerConduct:
         self._absent = Backoff(ABSENT_S, ABSENT_S, factor=1.0, clock=clock)
         self._bad = Backoff(BAD_S, BAD_MAX_S, BAD_FACTOR, clock=clock)
         self._full = set[str]()
-        self._claims: OrderedDict[tuple[str, str], float] = (
-            OrderedDict()
-        )  # (accuser, accused) -> when, the oldest first
+        self._claims: OrderedDict[tuple[str, str, str], float] = OrderedDict()
+        """(accuser, its address prefix, accused) -> when, the oldest first."""
         self._excess: dict[str, tuple[float, float]] = {}  # ms a token, and when
 
     def failed(self, peer: str, full: bool = False) -> None:
@@ -53,24 +52,25 @@ class ServerConduct:
         """Note that a server did what no good one does; each time it is done without for longer."""
         self._bad.failed(peer)
 
-    def suspects(self, accuser: str, accused: str, usual: str) -> tuple[str, str]:
-        """Note what one server says of another. Return both, first the one to do without: who accuses several is not
-        believed, who is accused by several is; else `usual`, which is one of the two."""
+    def suspects(self, accuser: str, prefix: str, accused: str, usual: str) -> tuple[str, str]:
+        """Note what one server, seen at an address `prefix`, says of another. Return both, first the one to do without:
+        a prefix that accuses several is not believed, who is accused from several is at fault; else `usual`, which is
+        one of the two. Prefixes count and not keys, which cost nothing."""
         now = self._clock()
-        self._claims.pop((accuser, accused), None)
-        self._claims[accuser, accused] = now
+        self._claims.pop((accuser, prefix, accused), None)
+        self._claims[accuser, prefix, accused] = now
         while len(self._claims) > CLAIMS_MAX or next(iter(self._claims.values())) < now - CLAIMS_S:
             self._claims.popitem(last=False)
-        says = sum(one == accuser for one, _ in self._claims)
-        said = sum(other == accused for _, other in self._claims)
+        says = len({other for _, place, other in self._claims if place == prefix})
+        said = len({place for _, place, other in self._claims if other == accused})
         first = usual if says == said else accuser if says > said else accused
         return first, accused if first == accuser else accuser
 
     def clear(self, accused: str) -> None:
         """Hold nothing more against the servers that accused this one, which is at fault."""
-        for accuser in [one for one, other in self._claims if other == accused]:
-            del self._claims[accuser, accused]
-            self._bad.reset(accuser)
+        for claim in [claim for claim in self._claims if claim[2] == accused]:
+            del self._claims[claim]
+            self._bad.reset(claim[0])
 
     def without(self, avoids: Avoids) -> frozenset[str]:
         """Return the servers to do without."""
@@ -91,6 +91,8 @@ class ServerConduct:
         """Note how much longer than foretold a token took that these servers computed together. Which one was slow
         shows when they work with others: of each the least counts that was seen lately."""
         now = self._clock()
+        if len(self._excess) > CLAIMS_MAX:
+            self._excess = {peer: seen for peer, seen in self._excess.items() if now - seen[1] < SLOW_S}
         for peer in peers:
             before, at = self._excess.get(peer, (excess_ms, now))
             self._excess[peer] = (min(before, excess_ms) if now - at < SLOW_S else excess_ms), now

@@ -12,6 +12,14 @@ from swarm.inference.conduct import TokenPace
 from swarm.inference.messages import NeighbourLost, SessionRefused
 from swarm.inference.route import Route
 
+STALL_S: Final = 20.0
+"""Without a token for so long, the servers send again what the next one lacks; after as long again, it is an error."""
+REPLACED_S: Final = 5.0
+"""Without a token for so long, a server that can be done without is replaced; twice as long the next time."""
+FORETOLD_TIMES: Final = 4.0
+"""A chain of many or distant servers has so many times what they foretell of a token, if that is longer."""
+TOKEN_S: Final = 0.02
+"""Each token that is to be computed lengthens these by so much."""
 REFUSALS_MAX: Final = 3
 """A server that has refused so often in one answer is at fault, or the one before it."""
 FRUITLESS_MAX: Final = 12
@@ -44,6 +52,11 @@ class RouteJudge:
         self._tries += 1
         return 0.0 if self._tries <= 2 else min(PAUSE_S * 2.0 ** (self._tries - 3), PAUSE_MAX_S)
 
+    def patience_s(self, route: Route, tokens: int) -> float:
+        """Return how long to wait for the next token of a route that has so many to compute first."""
+        usual_s = max(REPLACED_S, FORETOLD_TIMES * self._servers.foretold_ms(route) / 1000)
+        return min(usual_s * 2.0**self.stalls, STALL_S) + TOKEN_S * tokens
+
     def check_fruitless(self, refusal: str) -> None:
         """Note that a route is to be wired. Raises NetworkError after many that gave no token. `refusal`: the last
         one."""
@@ -65,8 +78,8 @@ class RouteJudge:
         self._servers.conduct.misbehaved(peer)
         return peer
 
-    def refused(self, route: Route, place: int, message: SessionRefused) -> str | None:
-        """A server refuses to go on."""
+    def refused(self, route: Route, place: int, message: SessionRefused, prefix: str) -> str | None:
+        """A server, which is seen at an address prefix, refuses to go on."""
         peer, cause = route[place].peer, message.cause
         self._refusals[peer] += 1
         too_often = self._refusals[peer] >= REFUSALS_MAX
@@ -76,7 +89,7 @@ class RouteJudge:
         if cause in _OF_WHAT_CAME:  # so it says
             if place == 0:
                 return self.misbehaved(peer)  # the client sends nothing wrong
-            return self._either(peer, route[place - 1].peer, usual=peer, is_gone=False)
+            return self._either((peer, prefix), route[place - 1].peer, usual=peer, is_gone=False)
         if too_often:
             return self.misbehaved(peer)
         if cause == "commit":
@@ -84,12 +97,12 @@ class RouteJudge:
             return None
         return self.failed(peer, full=cause == "full")
 
-    def lost(self, route: Route, place: int, message: NeighbourLost) -> str | None:
-        """A server says that it cannot reach the next one."""
+    def lost(self, route: Route, place: int, message: NeighbourLost, prefix: str) -> str | None:
+        """A server, which is seen at an address prefix, says that it cannot reach the next one."""
         peer, target = route[place].peer, route[(place + 1) % len(route)].peer
         if message.peer != target:
             return self.misbehaved(peer)
-        return self._either(peer, target, usual=target, is_gone=True) or self.failed(target)
+        return self._either((peer, prefix), target, usual=target, is_gone=True) or self.failed(target)
 
     def silent(self, route: Route) -> str | None:
         """No token has come for long."""
@@ -116,11 +129,11 @@ class RouteJudge:
         proven = {hop.peer: (self._servers.proven[hop.peer], -place) for place, hop in enumerate(route)}
         return next((peer for peer in sorted(proven, key=proven.__getitem__) if self._route_without(peer)), None)
 
-    def _either(self, accuser: str, accused: str, usual: str, is_gone: bool) -> str | None:
-        """One of two servers is at fault, the first of which complains of the other: it may lie. `usual`: the one to do
-        without if nothing else is known."""
+    def _either(self, accuser: tuple[str, str], accused: str, usual: str, is_gone: bool) -> str | None:
+        """One of two servers is at fault, the first of which (id, prefix) complains of the other: it may lie. `usual`:
+        the one to do without if nothing else is known."""
         conduct = self._servers.conduct
-        for peer in conduct.suspects(accuser, accused, usual):
+        for peer in conduct.suspects(*accuser, accused, usual):
             if self._route_without(peer):
                 if peer == accused:
                     conduct.clear(accused)

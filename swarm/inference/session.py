@@ -22,7 +22,7 @@ from peer.net.flow.flow import Flow
 from swarm.inference.client_view import TOLD_S, ServersView
 from swarm.inference.conduct import Avoids, TokenPace
 from swarm.inference.drawn_token import DrawnToken
-from swarm.inference.judge import RouteJudge
+from swarm.inference.judge import STALL_S, TOKEN_S, RouteJudge
 from swarm.inference.messages import (
     IDS_MAX,
     Allow,
@@ -48,12 +48,6 @@ AHEAD_TOKENS: Final = 32
 """So many tokens are drawn before the client has taken the first of them."""
 START_S: Final = 8.0
 """For the answer of a server to a revision."""
-STALL_S: Final = 20.0
-"""Without a token for so long, the servers send again what the next one lacks; after as long again, it is an error."""
-REPLACED_S: Final = 5.0
-"""Without a token for so long, a server that can be done without is replaced; twice as long the next time."""
-TOKEN_S: Final = 0.02
-"""Each token of a prompt lengthens both by so much."""
 INBOX_MAX: Final = 1024
 """Messages that wait; a good server sends at most a token each of `AHEAD_TOKENS`, and little else."""
 _RETRY_S: Final = 0.25
@@ -163,13 +157,13 @@ class RemoteSession:
 
     async def _next(self, end: int) -> DrawnToken:
         """Return the next token, replacing servers until it comes."""
-        began, patience_s = trio.current_time(), TOKEN_S * (len(self.tokens) - self._given or len(self.tokens))
-        stalls_at = began + REPLACED_S + patience_s
+        began, computed = trio.current_time(), len(self.tokens) if len(self.tokens) == self._given else 1
+        stalls_at = began + self._judge.patience_s(self.route, computed)
         while True:
             if not self._wired:
                 await self._wire(end)
-                began = trio.current_time()
-                stalls_at = began + min(REPLACED_S * 2.0**self._judge.stalls, STALL_S) + patience_s
+                began, computed = trio.current_time(), len(self.tokens)
+                stalls_at = began + self._judge.patience_s(self.route, computed)
             self._allow(end)
             while self._inbox:
                 flow, message, at = self._inbox.popleft()
@@ -189,7 +183,7 @@ class RemoteSession:
             if not timeout.cancelled_caught:
                 continue
             self._drop(self._judge.silent(self.route))
-            stalls_at = began + STALL_S + patience_s
+            stalls_at = began + STALL_S + TOKEN_S * computed
             if self._wired and trio.current_time() >= stalls_at:
                 if self._stalled:
                     raise NetworkError(f"no token came for {2 * STALL_S:.0f} s from {self.route[-1].peer}: try again")
@@ -205,10 +199,10 @@ class RemoteSession:
         if isinstance(message, NeighbourLost | SessionRefused) and message.revision == self._revision:
             self._wired = False
             if isinstance(message, NeighbourLost):
-                self._drop(self._judge.lost(self.route, place, message))
+                self._drop(self._judge.lost(self.route, place, message, flow.prefix))
             else:
                 self._refusal = message.reason if message.cause != "gap" else self._refusal
-                self._drop(self._judge.refused(self.route, place, message))
+                self._drop(self._judge.refused(self.route, place, message, flow.prefix))
                 if message.cause == "commit":
                     self.route = ()
         return None

@@ -8,6 +8,7 @@ An address counts with its neighbours, /24 in IPv4 and /64 in IPv6, because one 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
@@ -79,7 +80,7 @@ class _Slot:
     group: str
 
 
-class _SlotTable(Generic[Holder]):
+class _SlotTable(ABC, Generic[Holder]):
     """Slots, and who holds them. `last_used` returns when a holder was last of use, in trio's time."""
 
     def __init__(self, total: int, last_used: Callable[[Holder], float]) -> None:
@@ -102,9 +103,9 @@ class _SlotTable(Generic[Holder]):
         """Free the slot of a holder that has ended."""
         self._held.pop(holder, None)
 
+    @abstractmethod
     def _loser(self, newest: Holder) -> Holder | None:
         """Return the holder that has to go for the newest one, None if all may stay."""
-        raise NotImplementedError
 
     def _most_idle(self, newest: Holder, candidates: list[Holder]) -> Holder:
         return min((h for h in candidates if h is not newest), key=self._last_used, default=newest)

@@ -67,7 +67,7 @@ class ScriptedServer:
 
     def __init__(self, scene: Scene, peer: str, first: int, end: int, step_ms: float = 5.0) -> None:
         self.scene, self.peer, self.first, self.end, self.step_ms = scene, peer, first, end, step_ms
-        self.is_open, self.rtt_s = True, 0.002
+        self.is_open, self.rtt_s, self.prefix = True, 0.002, "192.0.2.0/24"
         self.starts = 0
         self._sessions: dict[bytes, _Session] = {}
 

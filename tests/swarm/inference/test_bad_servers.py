@@ -15,6 +15,7 @@ import trio
 import trio.testing
 
 from peer.errors import NetworkError
+from swarm.inference.conduct import ServerConduct
 from swarm.inference.messages import PassTokens
 from tests.swarm.inference.scripted_servers import BadServer, Scene, ScriptedServer, answer_to
 
@@ -139,3 +140,12 @@ async def test_all_may_be_slow(token_s: float, replaced: int, autojump_clock: tr
             said = [drawn.token async for drawn in session.generate([1, 2, 3], TOKENS)]
         assert said == answer_to([1, 2, 3], TOKENS)
         assert session.failovers <= replaced
+
+
+def test_many_keys_of_one_prefix_put_no_good_server_aside() -> None:
+    """Complaints count by address prefix; of one that complains of several none is believed."""
+    conduct = ServerConduct(clock=lambda: 0.0)
+    for key in map(str, range(9)):
+        assert conduct.suspects(key, "one", "good", key)[0] == key
+    assert conduct.suspects("honest", "another", "good", "honest")[0] == "good", "two prefixes say so"
+    assert conduct.suspects("key 9", "one", "also good", "also good")[0] == "key 9"

@@ -105,6 +105,7 @@ def scripted_session(
         proven=Counter[str](),
         computed=lambda route, pace: None,
         is_late=lambda route, pace: False,
+        foretold_ms=lambda route: 0.0,
         measured=lambda peer, rtt_s: None,
         missing=lambda refusal, wire: "none",
     )
