@@ -48,6 +48,9 @@ class AgreementConfig:
     """A leader waits this long for members that it has asked to finish their step, encode and submit what they have."""
     ask_s: float = 2.0
     """The coordinator waits this long for answers before it starts a term."""
+    begin_s: float = 0.0
+    """The coordinator of a group without a head waits this long for peers that have one, before it begins the group:
+    if its disk was put back from a backup, they tell it."""
     lost_s: float = 30.0
     """A quorum that has not answered the coordinator for this long, or three rounds if that is less, is lost."""
     stalled_s: float = 600.0

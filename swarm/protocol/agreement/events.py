@@ -119,7 +119,9 @@ class RegroupRequested(msgspec.Struct, frozen=True):
     """The operator's command to the coordinator: `peer regroup`."""
 
     without: tuple[str, ...] = ()
-    """Peers that must not be members of the new term (`--without PEER`)."""
+    """Peers that must not be members of this term and those that follow (`--without PEER`)."""
+    readmit: tuple[str, ...] = ()
+    """Peers of earlier requests that may be members again (`--readmit PEER`)."""
     undo: bool = False
     """Whether the operator agrees to undo certified rounds whose state no peer can bring."""
 

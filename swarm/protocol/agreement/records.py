@@ -6,14 +6,16 @@ from typing import Final
 
 import msgspec
 
-from peer.bounds import Count, Hash
+from peer.bounds import Count, Hash, Names
 from peer.decoding import MALFORMED
 from swarm.protocol.agreement import messages as msg
 from swarm.protocol.agreement.rules.acceptor import Ballot
+from swarm.protocol.head import Head
 
 IDENTITY_KEY: Final = "identity"  # a voter's incarnation, as text
 BALLOT_KEY: Final = "ballot"
 RESTORED_KEY: Final = "restored"  # of a coordinator that waits for the operator: not empty
+OPERATOR_KEY: Final = "operator"  # of a coordinator
 LINK_KEY: Final = "link/"
 LINKS_KEPT: Final = 4096  # heads that a node can prove to others, in memory and on disk: some kilobytes each.
 # A coordinator that was away for more rounds finds no chain from its head to theirs any more.
@@ -35,6 +37,23 @@ class BallotRecord(msgspec.Struct, frozen=True):
     ballot: Ballot
     accepted: msg.AcceptedValue | None
     support: msg.Support | None
+
+
+class OperatorRecord(msgspec.Struct, frozen=True):
+    """What a coordinator must know of its last regroup after a restart."""
+
+    without: Names = ()
+    """Peers that no start takes in, until the operator says otherwise."""
+    chosen: Head | None = None
+    """The value from which the last start began, if no votes for it were known."""
+
+
+def operator_record(records: dict[str, bytes]) -> OperatorRecord:
+    """Return what the disk holds of the last regroup; nothing, if it cannot be read."""
+    try:
+        return msgspec.msgpack.decode(records[OPERATOR_KEY], type=OperatorRecord)
+    except (KeyError, *MALFORMED):
+        return OperatorRecord()
 
 
 def links_in(records: dict[str, bytes]) -> list[LinkRecord]:

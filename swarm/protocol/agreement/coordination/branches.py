@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
 from swarm.protocol.agreement import messages as msg
-from swarm.protocol.agreement.chain import Chain
+from swarm.protocol.agreement.chain import Chain, position_of
 from swarm.protocol.agreement.context import AgreementContext
 from swarm.protocol.agreement.records import LINKS_KEPT
 from swarm.protocol.head import Head
@@ -21,7 +21,9 @@ class Branches:
     voters of where they left it."""
 
     def __init__(self, context: AgreementContext, chain: Chain) -> None:
-        self._context, self._chain = context, chain
+        self._context, self._chain, self._genesis = context, chain, context.config.genesis
+        self.chosen: Head | None = None
+        """The value from which the last start began, since it may have been chosen: no votes for it are known here."""
         self._links: dict[bytes, msg.ChainLink] = {}  # by hash of their head, in the order of proof
 
     @property
@@ -65,30 +67,47 @@ class Branches:
         link = self._links.get(name)
         return self._on_chain(name) if link is None else link.head
 
-    def above(self, base: Head, heads: Sequence[Head]) -> list[bytes]:
-        """Return the hashes of certified heads that a start from `base` takes back: those of the chain `heads` (the
-        last one first) until it meets what led to `base`, then those of other branches. A start is no round."""
+    def above(self, base: Head, heads: Sequence[Head]) -> list[Head]:
+        """Return the certified rounds that a start from `base` takes back, the last one first: those of the chain
+        `heads` (the last one first) until it meets what led to `base`, and those of other branches."""
         kept = {head.hash for head in self.way_to(base)}
         own = itertools.takewhile(lambda head: head.hash not in kept, heads)
         others = (link.head for name, link in self._links.items() if name not in kept and self._on_chain(name) is None)
-        return [head.hash for head in itertools.chain(own, others) if head.attempt >= 0]
+        return sorted(filter(self._is_round, (*own, *others)), key=position_of, reverse=True)
 
-    def overtake(self, start: Head) -> bool:
-        """Return whether a branch continues by votes from the base of that start: the start came too late for it."""
-        names = (link.head.previous for link in self._links.values() if link.start is None)
-        return start.attempt < 0 and start.previous in names
+    def overtake(self, start: msg.StartBody) -> bool:
+        """Return whether a start came too late for a branch: it takes back a round of it without listing that
+        (`Chain.takes_back`), and no round of a higher term has ended since."""
+        kept = {head.hash for head in self.way_to(start.head)} | {start.head.previous, *start.undoes}
+        term = self.last_round(start.head).term
+        return any(
+            link.head.attempt >= 0 and link.head.term >= term and link.head.round >= start.head.round
+            for name, link in self._links.items()
+            if name not in kept
+        )
+
+    def last_round(self, head: Head) -> Head:
+        """Return the last certified round that led to `head`, or the first head: through starts, and through a value
+        from which one began since it may have been chosen."""
+        return next(filter(self._is_round, self.way_to(head)), self._genesis)
+
+    def _is_round(self, head: Head) -> bool:
+        return head.attempt >= 0 and self.head(head.hash) is not None
 
     def way_to(self, base: Head) -> Iterator[Head]:
         """Return the head `base` and those that led to it, as far as they are known."""
         head: Head | None = base
         while head is not None:
             yield head
-            head = self.head(head.previous)
+            head = self._known(head.previous)
+
+    def _known(self, name: bytes) -> Head | None:
+        chosen = self.chosen
+        return chosen if chosen is not None and name == chosen.hash else self.head(name)
 
     def _on_chain(self, name: bytes) -> Head | None:
         chain = self._chain
         if name == chain.hash:
             return chain.head
         link = chain.link(name)
-        genesis = self._context.config.genesis
-        return link.head if link is not None else genesis if name == genesis.hash else None
+        return link.head if link is not None else self._genesis if name == self._genesis.hash else None

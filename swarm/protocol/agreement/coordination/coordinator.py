@@ -8,7 +8,7 @@ acts by itself, and a wrong suspicion costs a pause. A witness may have missed r
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import msgspec
@@ -22,12 +22,14 @@ from swarm.protocol.agreement.chain import Chain, position_of
 from swarm.protocol.agreement.context import AgreementContext
 from swarm.protocol.agreement.coordination.branches import Branches
 from swarm.protocol.agreement.coordination.group_watch import HEARD_MAX, GroupWatch
-from swarm.protocol.agreement.coordination.inquiry import REMEMBERED, Inquiry, InquiryResult
-from swarm.protocol.agreement.records import RESTORED_KEY
+from swarm.protocol.agreement.coordination.inquiry import REMEMBERED, Base, Inquiry, InquiryResult
+from swarm.protocol.agreement.output import encode
+from swarm.protocol.agreement.records import OPERATOR_KEY, RESTORED_KEY, OperatorRecord, operator_record
 from swarm.protocol.agreement.rules import evidence
 from swarm.protocol.head import Head, Member, Sponsorship
 
 TIMER: Final = "ask"
+ASK_EVERY_S: Final = 0.5
 ENDORSED_EVERY: Final = 16  # rounds
 RESTORED_JUMP: Final = 1000  # terms, past all that the lost disk may have started
 
@@ -42,9 +44,9 @@ class Coordinator:
         self._boot = 0
         self.inquiry: Inquiry | None = None
         self._inquiries = 0
-        self._operator = events.RegroupRequested()
-        """The operator's last request. No start takes in a peer that it has excluded."""
-        self._offered = 0  # the round to which the operator was told that the run can go back
+        self._operator = events.RegroupRequested()  # the last one
+        self._kept = OperatorRecord()
+        self._offered: int | None = None  # the round to which the operator was told that the run can go back
 
     # -- start ---------------------------------------------------------------------------------------------------------
 
@@ -52,6 +54,8 @@ class Coordinator:
         """Take over what the disk holds, and this process's boot id."""
         self._boot = int.from_bytes(blake3(event.session.encode()).digest()[:5], "big")
         self.watch.begin()
+        self._kept = operator_record(event.records)
+        self._branches.chosen = self._kept.chosen
         self._context.mute = bool(event.records.get(RESTORED_KEY))
         if event.restored:
             self._set_mute(True)
@@ -63,6 +67,13 @@ class Coordinator:
         if mute != self._context.mute:
             self._context.mute = mute
             self._context.out.persist(RESTORED_KEY, b"1" if mute else b"")
+
+    def _keep(self, kept: OperatorRecord) -> None:
+        """Keep on disk, before any start that follows, what the operator and this node have decided."""
+        self._branches.chosen = kept.chosen
+        if kept != self._kept:
+            self._kept = kept
+            self._context.out.persist(OPERATOR_KEY, encode(kept))
 
     # -- what it receives ----------------------------------------------------------------------------------------------
 
@@ -110,8 +121,15 @@ class Coordinator:
             self._context.out.send(peer, msg.AskChainMessage(self._branches.known))
         if self.inquiry is not None:
             self._end_early()
-        elif peer not in self._operator.without and self._branches.overtake(self._chain.head):
+        elif peer not in self._kept.without and self._is_overtaken():
             self._inquire(by_operator=True, overtaken=True)
+
+    def _is_overtaken(self) -> bool:
+        """Return whether the present start came too late for a branch that is proved to this node."""
+        link = self._chain.link(self._chain.hash)
+        if link is None or link.start is None:
+            return False
+        return self._branches.overtake(self._context.evidence.start(link.start))
 
     def _stop_at_unknown(self, links: tuple[msg.ChainLink, ...]) -> None:
         """Stop, and alert the operator, at a start or required vote of this node that is not on its disk: the disk is
@@ -169,12 +187,15 @@ class Coordinator:
             self._not_begun()
             return
         self._operator = operator
+        excluded = (*self._kept.without, *operator.without)
+        without = tuple(peer for peer in dict.fromkeys(excluded) if peer not in operator.readmit)
+        self._keep(msgspec.structs.replace(self._kept, without=without))
         self._inquire(by_operator=True)
 
     @property
     def _barred(self) -> frozenset[str]:
         """Peers that a proof convicts or the operator left out: no start takes them in."""
-        return frozenset(self._operator.without).union(self._applicants.proofs)
+        return frozenset(self._kept.without).union(self._applicants.proofs)
 
     def peers(self) -> list[str]:
         """Return all peers to ask: those of the last heads, and others that have sent something or were seen."""
@@ -193,20 +214,28 @@ class Coordinator:
         self._inquiries += 1
         nonce = f"{self._boot:x}.{self._inquiries}"
         undo = by_operator and self._operator.undo
-        self.inquiry = Inquiry(nonce, self._context.now + config.ask_s, by_operator, undo, overtaken)
-        self._context.out.timer(TIMER, self.inquiry.until)
-        ask = msg.AskMessage(nonce, self._chain.hash)
-        for peer in self.peers():
-            self._context.out.send(peer, ask)
-        if config.mode == "witness":  # it is a voter as well, and may have accepted a value
-            self._context.out.send(config.peer, ask)
+        ready = by_operator or self.watch.is_ready
+        self.inquiry = Inquiry(nonce, self._context.now + config.ask_s, by_operator, ready, undo, overtaken)
+        self._ask(self.inquiry)
+
+    def _ask(self, inquiry: Inquiry) -> None:
+        """Ask all that have not answered, and again after `ASK_EVERY_S`: a message may be lost."""
+        config, out = self._context.config, self._context.out
+        ask, answered = msg.AskMessage(inquiry.nonce, self._chain.hash), {member.peer for member in inquiry.told}
+        peers = [*self.peers(), *([config.peer] if config.mode == "witness" else [])]  # a voter as well
+        for peer in peers:
+            if peer not in answered:
+                out.send(peer, ask)
+        out.timer(TIMER, min(inquiry.until, self._context.now + ASK_EVERY_S))
 
     def time(self) -> None:
-        """End the present inquiry when its time is over."""
+        """End the present inquiry when its time is over; until then ask again."""
         inquiry = self.inquiry
-        if inquiry is not None and self._context.now >= inquiry.until:
+        if inquiry is not None and self._context.now < inquiry.until:
+            self._ask(inquiry)
+        elif inquiry is not None:
             self.inquiry = None
-            inquiry.told = {m: told for m, told in inquiry.told.items() if m.peer not in self._operator.without}
+            inquiry.told = {m: told for m, told in inquiry.told.items() if m.peer not in self._kept.without}
             answers = InquiryResult(self._context, self._chain, self._branches, inquiry, self.watch.positions)
             if self._chain.head.members:
                 self._decide(inquiry, answers)
@@ -227,21 +256,21 @@ class Coordinator:
     def _decide(self, inquiry: Inquiry, answers: InquiryResult) -> None:
         """Start from the furthest certified head whose state a peer holds, with the members that answer."""
         head = self._chain.head
-        if not inquiry.by_operator and (self.is_over or not self.watch.is_ready or not self.watch.lost(self._barred)):
+        if not inquiry.by_operator and (self.is_over or not inquiry.ready or not self.watch.lost(self._barred)):
             return
         if inquiry.by_operator and not inquiry.overtaken and self._goes_on(answers):
             self._context.out.emit("regroup_withdrawn", round=head.round, answered=len(inquiry.told))
             return
-        held = answers.last_held()
-        if held is None:
+        bases = answers.bases()
+        if not bases:
             self._fail(head.round, "no peer that answers holds a state of the run")
             return
-        base, undoes = held
+        found, base = bases[0], bases[0].head
         if inquiry.overtaken and base.hash == self._chain.hash:
             return  # the peer that has sent later heads does not answer
-        if undoes and not self._may_undo(inquiry, base):
+        if found.rounds and not self._may_undo(inquiry, bases):
             return
-        if inquiry.by_operator and not undoes and self._context.config.mode == "witness":
+        if inquiry.by_operator and not found.rounds and self._context.config.mode == "witness":
             base = answers.chosen(base) or base
         self.watch.held()
         members, sponsors = answers.members(base, self._barred)
@@ -250,7 +279,8 @@ class Coordinator:
         elif not inquiry.by_operator and (doubt := self._doubt(base, answers.known(base, members))):
             self.watch.tell_lost(f"{doubt}: only the operator can go on")
         else:
-            self._start(base, members, sponsors.among({member.peer for member in members}), undoes)
+            self._keep(msgspec.structs.replace(self._kept, chosen=base if base != found.head else None))
+            self._start(base, members, sponsors.among({member.peer for member in members}), found)
 
     def _doubt(self, base: Head, known: int) -> str:
         """Return why this node by itself starts no term from `base` in which so many are known; empty if it may."""
@@ -268,15 +298,21 @@ class Coordinator:
             return not self._operator.without and self.watch.goes_on
         return answers.goes_on() and not self.watch.stands
 
-    def _may_undo(self, inquiry: Inquiry, base: Head) -> bool:
+    def _may_undo(self, inquiry: Inquiry, bases: Sequence[Base]) -> bool:
         """Return whether certified heads may be undone whose state no peer has brought: after a long time, or if the
         operator agrees, and no further than was announced. Only the operator can go back to the first head."""
+        base = bases[0].head
         if not inquiry.by_operator:
             return self.watch.may_undo(base)
-        if inquiry.undo and base.round >= self._offered:
+        if inquiry.undo and self._offered is not None and base.round >= self._offered:
             return True
         self._offered = base.round
-        self._context.out.emit("regroup_undoes", round=self._chain.head.round, goes_on_at=base.round)
+        told = {"round": self._chain.head.round, "goes_on_at": base.round, "undone": bases[0].rounds}
+        branches = [
+            f"round {one.head.round} of term {one.head.term}, where {', '.join(one.peers)} stand; it undoes {one.rounds}"
+            for one in bases
+        ]
+        self._context.out.emit("regroup_undoes", **told, branches=tuple(branches if len(bases) > 1 else ()))
         return False
 
     # -- starts --------------------------------------------------------------------------------------------------------
@@ -298,9 +334,9 @@ class Coordinator:
         base: Head,
         members: Iterable[Member],
         sponsored: tuple[Sponsorship, ...],
-        undoes: Collection[bytes] = (),
+        found: Base | None = None,
     ) -> None:
-        """Sign the first head of a new term with the state of `base`, and move to it."""
+        """Sign the first head of a new term with the state of `base`, and move to it. `found`: what it takes back."""
         jump = RESTORED_JUMP if self._context.mute else 1
         head = msgspec.structs.replace(
             self._context.work.fast_forward(base),
@@ -314,10 +350,12 @@ class Coordinator:
             sponsored=sponsored,
             attempt=-1,
         )
-        signed = self._context.signer.sign(evidence.START, msg.StartBody(head, tuple(undoes)[: msg.LINKS_MAX]))
-        told = {"term": head.term, "round": head.round, "members": len(head.members), "undone": len(undoes)}
+        body = msg.StartBody(head, found.undoes if found is not None else ())
+        signed = self._context.signer.sign(evidence.START, body)
+        undone = found.rounds if found is not None else 0
+        told = {"term": head.term, "round": head.round, "members": len(head.members), "undone": undone}
         self._context.out.emit("regrouped", **told)
         self._set_mute(False)
-        self._offered = 0
+        self._offered = None
         self.watch.started()
         self._chain.learn([msg.ChainLink(head, start=signed)])  # the node commits it to disk, then sends it to all

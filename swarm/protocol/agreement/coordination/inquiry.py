@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -28,11 +28,26 @@ class Inquiry:
     nonce: str
     until: float
     by_operator: bool
+    ready: bool = True
+    """Whether so many had answered before that it may end in a start (`GroupWatch.is_ready`)."""
     undo: bool = False
     """Whether the operator accepts that certified rounds are taken back."""
     overtaken: bool = False
     """Whether its cause is a head that a peer has sent, which follows the base of the present term."""
     told: dict[Member, msg.ReportMessage] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Base:
+    """A head from which a term may begin."""
+
+    head: Head
+    undoes: tuple[bytes, ...]
+    """Hashes of the heads that a start from it lists: those it takes back, then those that an earlier term has."""
+    rounds: int
+    """How many rounds it takes back."""
+    peers: tuple[str, ...]
+    """Who has answered from its branch."""
 
 
 class InquiryResult:
@@ -64,21 +79,42 @@ class InquiryResult:
             holders |= {m for m in self._told if m in voted or self._positions.get(m) == here}
         return {member for member in holders if member.peer != self._context.config.peer}
 
-    def last_held(self) -> tuple[Head, list[bytes]] | None:
-        """Return the furthest certified head whose state a peer that answered holds, and the hashes of the heads that a
-        start from it undoes. For the operator it may be of another branch, if a peer that is at it proves it, or the
-        first head. By itself a coordinator goes back `ALONE_BACK_MAX` heads at most."""
-        own, by_operator = list(self._branches.way_to(self._chain.head)), self._by_operator
-        near = own if by_operator else own[:ALONE_BACK_MAX]
-        found = [head for head in near if self.holders(head.state_hash)][:1]
-        for told in self._told.values() if by_operator else ():
+    def bases(self) -> list[Base]:
+        """Return the heads from which a term may begin whose state a peer that answered holds, one of each branch, the
+        one that goes furthest first; empty if there is none.
+
+        The coordinator's own branch comes first of all while a peer holds a head of the last term in it that has ended
+        a round: members of earlier terms may have left long ago, and can sign any number of rounds. By itself a
+        coordinator goes back `ALONE_BACK_MAX` heads at most, and to no other branch."""
+        own = list(self._branches.way_to(self._chain.head))
+        near = own if self._by_operator else own[:ALONE_BACK_MAX]
+        mine = next((head for head in near if self.holders(head.state_hash)), None)
+        last = self._branches.last_round(self._chain.head)
+        lives = mine is not None and (mine.term, mine.attempt >= 0) >= (last.term, last.attempt >= 0)
+        found = {mine.hash: mine} if mine is not None else {}
+        for told in self._told.values() if self._by_operator else ():
             head = self._branches.head(told.head)
-            if head is not None and self.holders(head.state_hash):
-                found.append(head)
-        if not found:
-            return None
-        base = max(found, key=lambda head: (head.round, position_of(head)))
-        return base, self._branches.above(base, own)
+            if head is not None and self.holders(head.state_hash) and (head.term >= last.term or not lives):
+                found[told.head] = head
+        ways = {name: {one.hash for one in self._branches.way_to(head)} for name, head in found.items()}
+        tips = [head for name, head in found.items() if not any(name in ways[other] - {other} for other in found)]
+        tips.sort(key=self._reached, reverse=True)
+        shared = set.intersection(*(ways[head.hash] for head in tips)) if len(tips) > 1 else set()
+        return [self._base(head, own, ways[head.hash] - shared) for head in tips]
+
+    def _reached(self, head: Head) -> tuple[int, msg.Position, msg.Position]:
+        """Return how far a branch goes: by the last round that ended. A start may go on from one that may not have."""
+        last = self._branches.last_round(head)
+        return last.round, position_of(last), position_of(head)
+
+    def _base(self, head: Head, own: Sequence[Head], its_own: set[bytes]) -> Base:
+        above = self._branches.above(head, own)
+        term = self._branches.last_round(head).term
+        undone = [one for one in above if one.term >= term]
+        lost = [one.hash for one in above if one.term < term]  # their members follow at once, and are not waited for
+        names = [one.hash for one in undone] + lost[: max(0, msg.LINKS_MAX - 1 - len(undone))]
+        peers = sorted(member.peer for member, told in self._told.items() if told.head in its_own)
+        return Base(head, tuple(names[: msg.LINKS_MAX]), len(undone), tuple(peers))
 
     def chosen(self, head: Head) -> Head | None:
         """Return the value that may have been chosen after that head, if a peer that answered holds its state."""

@@ -248,6 +248,9 @@ def test_a_restarted_required_coordinator_whose_members_lost_their_disks_calls_t
     assert group.told(COORDINATOR, "quorum_lost") and group.head(COORDINATOR).term == 1
     group.event(COORDINATOR, events.RegroupRequested(undo=True))
     group.run(30.0)
+    assert group.told(COORDINATOR, "regroup_undoes")[-1]["goes_on_at"] == 0 and group.head("A").term == 1
+    group.event(COORDINATOR, events.RegroupRequested(undo=True))
+    group.run(30.0)
     assert group.head("A").term == 2 and group.round("A") > 0, "both hold the first state, and begin again from there"
 
 

@@ -1,0 +1,129 @@
+"""Members that were away while the operator began a term: none leaves a round of its own for a start that missed it,
+whatever the start goes on from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from swarm.protocol.agreement import events
+from swarm.protocol.agreement import messages as msg
+from swarm.protocol.head import Head
+from tests.swarm.protocol.agreement.group import COORDINATOR, GroupOfNodes
+from tests.swarm.protocol.agreement.test_starts_found_by_simulation import signed_starts
+
+
+Loses = Callable[[str, str, msg.Message], bool]
+
+
+def no_round(*leaders: str) -> Loses:
+    """Lose the proposals of these leaders, so that they end no round."""
+    return lambda source, target, message: isinstance(message, msg.ProposalMessage) and source in leaders
+
+
+def cut(*side: str) -> Loses:
+    """Lose all messages between these peers and the others."""
+    return lambda source, target, message: (source in side) != (target in side)
+
+
+def lose(group: GroupOfNodes, *kinds: Loses) -> None:
+    group.lost = lambda source, target, message: any(lost(source, target, message) for lost in kinds)
+
+
+def furthest(group: GroupOfNodes, peers: str) -> Head:
+    return max((group.head(peer) for peer in peers), key=lambda head: head.round)
+
+
+def require_kept(group: GroupOfNodes, peers: str, *still: Loses) -> None:
+    """Heal the group but for `still`, in which these peers end no round, and require that the coordinator's next start
+    goes on from their last round (or a value after it, which may have been chosen), and that none of them goes to
+    another start between."""
+    lose(group, *still)
+    stood = furthest(group, peers)
+    before = {peer: len(group.machines[peer].committed) for peer in peers}
+    group.run(20.0)
+    last = signed_starts(group)[-1]
+    coordinator = group.machines[COORDINATOR].node._coordinator
+    assert coordinator is not None
+    assert stood in list(coordinator._branches.way_to(last))[:3], "the start, a value, their last round"
+    for peer, count in before.items():
+        gone_to = group.machines[peer].committed[count:]
+        assert [head for head in gone_to if head.attempt < 0] == [last], f"{peer} goes to none between"
+    group.heal()
+    group.run_to(stood.round + 2)
+    group.check()
+
+
+def test_a_start_from_a_value_that_was_only_accepted_takes_no_round_back() -> None:
+    """The four that went on lost 19 rounds: the base was no head of theirs. The operator was told of none."""
+    group = GroupOfNodes("ABCDEFG")
+    group.run_to(3)
+    group.lost = lambda source, target, message: isinstance(message, msg.ProposalMessage | msg.VoteMessage)
+    leader, _, proposal = group.run_until_sent(msg.ProposalMessage)
+    others = sorted(set("ABCDEFG") - {leader})
+    side, rest = (leader, *others[:2], COORDINATOR), "".join(others[2:])
+    lose(group, cut(*side))
+    group.run_to(group.round(leader) + 20, rest)
+    group.run(1.0)
+    lose(group, cut(*side), no_round(*"ABCDEFG"))
+    group.event(COORDINATOR, events.RegroupRequested())
+    group.run(5.0)
+    assert signed_starts(group)[-1].previous == proposal.value.hash, "it goes on from what may have been chosen"
+    require_kept(group, rest, no_round(*"ABCDEFG"))
+
+
+def test_two_starts_before_a_round_ends_take_no_round_back() -> None:
+    """The base of the second one was the first, which the members that went on had not followed: twelve rounds."""
+    group = GroupOfNodes("ABCDE")
+    group.run_to(3)
+    lose(group, cut("D", "E", COORDINATOR), no_round("D", "E"))
+    group.run(60.0)
+    for _ in range(2):
+        group.event(COORDINATOR, events.RegroupRequested())
+        group.run(61.0)
+    assert len(signed_starts(group)) == 3 and signed_starts(group)[-1].round < group.round("A") - 12
+    lose(group, cut("D", "E", COORDINATOR), no_round(*"ABCDE"))
+    group.run(5.0)
+    require_kept(group, "ABC", no_round(*"ABCDE"))
+
+
+def test_a_start_from_another_branch_takes_no_round_back() -> None:
+    """D and E had gone on in the operator's term, which a later start took back from the coordinator's last news."""
+    group = GroupOfNodes("ABCDE")
+    group.run_to(3)
+    lose(group, cut("D", "E", COORDINATOR))
+    group.run(20.0)
+    group.event(COORDINATOR, events.RegroupRequested())
+    group.run_to(group.round("D") + 2, "DE")
+    lose(group, cut("D", "E"), no_round(*"ABC"))
+    group.run(20.0)
+    for undo in (False, True):
+        group.event(COORDINATOR, events.RegroupRequested(without=("D", "E"), undo=undo))
+        group.run(5.0)
+    start = signed_starts(group)[-1]
+    assert start.term == 3 and {member.peer for member in start.members} == set("ABC")
+    group.run_to(start.round + 3, "DE", seconds=400.0)
+    stood, behind = furthest(group, "DE"), len(group.machines["D"].committed)
+    lose(group, no_round(*"ABCDE"))
+    group.run(10.0)
+    assert stood.term == 2 and all(head.term == 2 for head in group.machines["D"].committed[behind:])
+
+
+@pytest.mark.parametrize("late", ["A", "d"])
+def test_a_start_over_a_start_is_followed_by_those_that_lose_nothing(late: str) -> None:
+    """A is at the last round, d at the first head. The start between was lost on its way to both."""
+    group = GroupOfNodes("ABC")
+    group.run_to(3)
+    if late == "d":
+        group.start("d")
+    blocked = no_round(*"ABCd")
+    lose(group, blocked, cut(late))
+    group.run(60.0)
+    for _ in range(2):
+        group.event(COORDINATOR, events.RegroupRequested(without=("C",)))
+        group.run(61.0)
+    assert len(signed_starts(group)) == 3
+    lose(group, blocked)
+    group.run(10.0)
+    assert group.head(late) == group.head(COORDINATOR)
