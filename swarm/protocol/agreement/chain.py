@@ -55,6 +55,7 @@ class Chain:
         self.shown = ShownHeads()
         self._coordinator_at = 0.0  # of its last message, or when this process began
         self._goal = b""  # the last of these
+        self._boots: dict[int, int] = {}  # of its term, and of those beyond, as first seen
         self._fetching = b""
         self._failed: dict[bytes, tuple[int, float]] = {}  # states that no peer brought: how often, when to ask again
 
@@ -68,6 +69,7 @@ class Chain:
         if found:
             self._number = found[-1].number + 1
             self.head, self.hash = found[-1].link.head, found[-1].link.head.hash
+            self._boots = {self.head.term: self.head.boot}
         self.holds = set(states)
         self._coordinator_at = self._context.now
 
@@ -213,6 +215,8 @@ class Chain:
                 continue
             if position_of(link.head) <= position_of(self.head) or link.head.run_id != self.head.run_id:
                 continue
+            if self._boots.get(link.head.term, link.head.boot) != link.head.boot:
+                continue  # a second start of that number, by a coordinator that has lost the first one
             if not self._may_begin_at(link, source) or not self._counts(link):
                 if self._context.config.is_coordinator:
                     continue  # a later one may count by itself
@@ -223,6 +227,7 @@ class Chain:
                 oldest = self._ahead.pop(next(iter(self._ahead)))
                 self._next.pop(oldest.head.previous, None)
             self._ahead[name] = link
+            self._boots.setdefault(link.head.term, link.head.boot)
             goal = self._ahead.get(self._goal)
             further = goal is None or position_of(link.head) > position_of(goal.head)
             if further and not self._is_overtaken(link):
@@ -358,6 +363,7 @@ class Chain:
         self.head, self.hash = path[-1].head, path[-1].head.hash
         done = position_of(self.head)
         self._ahead = {n: link for n, link in self._ahead.items() if position_of(link.head) > done}
+        self._boots = {self.head.term: self.head.boot} | {h.term: h.boot for h in (a.head for a in self._ahead.values())}
         self._set_goal()
         self.kept = b""
         self.drop_candidates()

@@ -56,9 +56,10 @@ class HeadGossip:
             self._context.out.send(peer, msg.StatusMessage(mine, self._chain.hash, me, answer=True))
 
     def status(self, peer: str, message: msg.StatusMessage, me: Member) -> None:
-        """Ask a peer with a higher head for its chain; send this node's head to one with a lower head."""
-        mine = position_of(self._chain.head)
-        if message.position > mine:
+        """Ask a peer with a higher head for its chain, and as the coordinator one whose term has the same number and
+        another start; send this node's head to one with a lower head."""
+        mine, theirs = position_of(self._chain.head), message.position
+        if theirs > mine or (self._context.config.is_coordinator and theirs[0] == mine[0] and theirs[1] != mine[1]):
             self.ask(peer)
         elif message.position < mine and not message.answer:
             self.tell(peer, me)

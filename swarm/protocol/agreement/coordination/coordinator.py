@@ -132,17 +132,20 @@ class Coordinator:
         return self._branches.overtake(self._context.evidence.start(link.start))
 
     def _stop_at_unknown(self, links: tuple[msg.ChainLink, ...]) -> None:
-        """Stop, and alert the operator, at a start or required vote of this node that is not on its disk: the disk is
-        not the newest. Later ones are accepted, except a start after this process has seen commits: then another
-        process has this node's key."""
-        oldest, here = position_of(self._chain.ancestors()[-1]), position_of(self._chain.head)
+        """Stop, and alert the operator, at a head that this node has signed for and that is not on its disk: the disk is
+        not the newest. Later ones are accepted, except a first start, a second one of the present term's number, and
+        one after this process has seen commits: then another process has this node's key."""
+        oldest, head = position_of(self._chain.ancestors()[-1]), self._chain.head
         for link in links:
             name, at = link.head.hash, position_of(link.head)
             votes = link.votes if self._context.config.mode == "required" else ()
-            signed = [s for s in (*votes, *filter(None, [link.start])) if s.signer == self._context.config.peer]
+            bodies = (*votes, *filter(None, (link.start, link.endorsement)))
+            signed = [body for body in bodies if body.signer == self._context.config.peer]
             unknown = name != self._chain.hash and not self._chain.is_past(name)
+            second = not head.members or (link.head.term == head.term and link.head.boot != head.boot)
             another = link.start is not None and link.head.boot != self._boot and self.watch.has_seen_commits
-            if signed and unknown and oldest < at and (at <= here or another) and not self._context.mute:
+            stops = oldest < at <= position_of(head) or second or (another and oldest < at)
+            if signed and unknown and stops and not self._context.mute:
                 self._context.evidence.require_signed_by(self._context.config.peer, link)
                 self._set_mute(True)
                 self._context.out.emit("coordinator_restored", round=link.head.round, term=link.head.term)
@@ -309,7 +312,7 @@ class Coordinator:
         self._offered = base.round
         told = {"round": self._chain.head.round, "goes_on_at": base.round, "undone": bases[0].rounds}
         branches = [
-            f"round {one.head.round} of term {one.head.term}, where {', '.join(one.peers)} stand; it undoes {one.rounds}"
+            f"round {one.head.round} of term {one.head.term} with {', '.join(one.peers) or 'no peer'}: undoes {one.rounds}"
             for one in bases
         ]
         self._context.out.emit("regroup_undoes", **told, branches=tuple(branches if len(bases) > 1 else ()))
@@ -319,7 +322,7 @@ class Coordinator:
 
     def _first_members(self) -> tuple[Member, ...]:
         """Return the members with which the group may begin now; empty while too few wait."""
-        if self._chain.head.members or self._context.mute:
+        if self._chain.head.members or self._context.mute or self.watch.up_s < self._context.config.begin_s:
             return ()
         waiting = self._applicants.first()[0][: self._context.config.max_peers]
         return waiting if self._may_begin(len(waiting)) else ()

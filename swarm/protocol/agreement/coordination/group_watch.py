@@ -48,6 +48,11 @@ class GroupWatch:
         """Begin to wait."""
         self._began_at = self._committed_at = self._context.now
 
+    @property
+    def up_s(self) -> float:
+        """Seconds since this process began."""
+        return self._context.now - self._began_at
+
     # -- what it receives ----------------------------------------------------------------------------------------------
 
     @property

@@ -63,6 +63,7 @@ class InquiryResult:
     ) -> None:
         """`positions`: what voters have reported since."""
         self._context, self._chain, self._branches = context, chain, branches
+        self._me = context.config.peer
         self._by_operator, self._told, self._positions = inquiry.by_operator, inquiry.told, positions
 
     def goes_on(self) -> bool:
@@ -77,7 +78,7 @@ class InquiryResult:
             link, here = self._chain.link(self._chain.hash), position_of(self._chain.head)
             voted = {self._context.evidence.vote(signed).voter for signed in link.votes} if link is not None else set()
             holders |= {m for m in self._told if m in voted or self._positions.get(m) == here}
-        return {member for member in holders if member.peer != self._context.config.peer}
+        return {member for member in holders if member.peer != self._me}
 
     def bases(self) -> list[Base]:
         """Return the heads from which a term may begin whose state a peer that answered holds, one of each branch, the
@@ -113,7 +114,7 @@ class InquiryResult:
         undone = [one for one in above if one.term >= term]
         lost = [one.hash for one in above if one.term < term]  # their members follow at once, and are not waited for
         names = [one.hash for one in undone] + lost[: max(0, msg.LINKS_MAX - 1 - len(undone))]
-        peers = sorted(member.peer for member, told in self._told.items() if told.head in its_own)
+        peers = sorted({member.peer for member, told in self._told.items() if told.head in its_own} - {self._me})
         return Base(head, tuple(names[: msg.LINKS_MAX]), len(undone), tuple(peers))
 
     def chosen(self, head: Head) -> Head | None:

@@ -164,9 +164,9 @@ class Evidence:
         return link.endorsement is not None and self.endorsed(link.endorsement) == link.head.hash
 
     def require_signed_by(self, peer: str, link: msg.ChainLink) -> None:
-        """Raise unless that peer has really signed the link's start, or the votes that bear its name."""
-        if link.start is not None:
-            self.is_signed_for(link)
+        """Raise unless that peer has really signed the link's start or endorsement, or the votes that bear its name."""
+        if (link.start or link.endorsement) is not None and not self.is_signed_for(link):
+            raise ProtocolViolation("an endorsement is for another head")
         for vote in [self.vote(signed) for signed in link.votes if signed.signer == peer]:
             if (vote.head, vote.value) != (link.head.previous, link.head.hash):
                 raise ProtocolViolation("a certificate has votes for another head")

@@ -262,6 +262,77 @@ def test_no_regroup_goes_to_a_history_of_who_was_a_majority_once(guests: int) ->
     assert any(told), "the control"
 
 
+def answer(group: GroupOfNodes, links: Sequence[msg.ChainLink], voters: str) -> None:
+    """These peers, which have no process, answer the coordinator's last question: they stand at the end of `links`."""
+    head = links[-1].head
+    nonce = next(message.nonce for _, _, message in reversed(group.sent) if isinstance(message, msg.AskMessage))
+    for peer in voters:
+        group.event(COORDINATOR, events.Received(peer, msg.ChainMessage(tuple(links))))
+        told = msg.ReportMessage(nonce, group.member(peer), position_of(head), head.hash, holds=(head.state_hash,))
+        group.event(COORDINATOR, events.Received(peer, told))
+
+
+def left_long_ago() -> tuple[GroupOfNodes, list[msg.ChainLink]]:
+    """B and C were lost at round 3, and A and d are at round 12 of the next term when forty rounds come that the keys
+    of B and C have signed since."""
+    group = GroupOfNodes("ABC")
+    group.run_to(3)
+    group.crash("B")
+    group.crash("C")
+    group.run(40.0)
+    group.event(COORDINATOR, events.RegroupRequested())
+    group.run(3.0)
+    start = group.head("A")
+    base = next(head for head in group.machines["A"].committed if head.hash == start.previous)
+    group.start("d")
+    group.run_to(12, "Ad")
+    group.lost = lambda source, target, message: isinstance(message, msg.ProposalMessage)
+    group.run(3.0)
+    assert start.term == 2 and group.head(COORDINATOR).has(group.member("d"))
+    links, head = list[msg.ChainLink](), base
+    for _ in range(40):
+        before, head = head, replace(head, round=head.round + 1, previous=head.hash, attempt=0)
+        links.append(msg.ChainLink(head, votes=tuple(group.vote(peer, before, 0, head) for peer in "BC")))
+    return group, links
+
+
+@pytest.mark.parametrize("undo", [False, True])
+def test_a_branch_of_peers_that_have_left_is_no_base_beside_the_living(undo: bool) -> None:
+    """They answered the operator, who was told to undo the rounds after 43 where the run was at 12."""
+    group, forged = left_long_ago()
+    stood = group.head("A")
+    group.run(60.0)
+    for _ in range(3):
+        group.event(COORDINATOR, events.RegroupRequested(undo=undo))
+        group.run(0.1)
+        answer(group, forged, "BC")
+        group.run(5.0)
+    assert not group.told(COORDINATOR, "regroup_undoes")
+    last = group.head(COORDINATOR)
+    coordinator = group.machines[COORDINATOR].node._coordinator
+    assert coordinator is not None and stood in list(coordinator._branches.way_to(last))
+    assert last.term >= 3 and group.head("A") == last
+    assert group.told(COORDINATOR, "regrouped")[-1]["undone"] == 0
+
+
+def test_where_only_peers_that_have_left_answer_the_operator_sees_both_branches() -> None:
+    group, forged = left_long_ago()
+    reached = group.round(COORDINATOR)
+    group.crash("A")
+    group.crash("d")
+    group.run(60.0)
+    group.event(COORDINATOR, events.RegroupRequested())
+    group.run(0.1)
+    answer(group, forged, "BC")
+    group.run(5.0)
+    (told,) = group.told(COORDINATOR, "regroup_undoes")
+    assert (told["goes_on_at"], told["undone"]) == (43, reached - 3) and group.head(COORDINATOR).term == 2
+    assert told["branches"] == (
+        f"round 43 of term 1 with B, C: undoes {reached - 3}",
+        f"round 3 of term 2 with no peer: undoes {reached + 37}",
+    )
+
+
 def test_a_newcomer_begins_without_the_coordinator_where_that_says_nothing() -> None:
     group = GroupOfNodes("ABC")
     group.run_to(2)

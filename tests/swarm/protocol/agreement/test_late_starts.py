@@ -1,5 +1,5 @@
-"""Members that were away while the operator began a term: none leaves a round of its own for a start that missed it,
-whatever the start goes on from."""
+"""Members that were away while a term began: none leaves a round of its own for a start that missed it, whatever the
+start goes on from."""
 
 from __future__ import annotations
 
@@ -127,3 +127,53 @@ def test_a_start_over_a_start_is_followed_by_those_that_lose_nothing(late: str) 
     lose(group, blocked)
     group.run(10.0)
     assert group.head(late) == group.head(COORDINATOR)
+
+
+def begun_again(**config: float) -> GroupOfNodes:
+    """A coordinator without its records, which does not know that, runs beside newcomers, and its members are away."""
+    group = GroupOfNodes("ABC", **config)
+    group.run_to(8)
+    boot = group.head("A").boot
+    while group.machines[COORDINATOR].life == 0 or group.machines[COORDINATOR].node._coordinator._boot < boot:
+        group.crash(COORDINATOR)
+        group.start(COORDINATOR, wiped=True)  # until its next start would be above the members' heads
+    lose(group, cut("A", "B", "C"))
+    for peer in "def":
+        group.start(peer)
+    group.run(6.0)
+    return group
+
+
+def test_members_know_of_each_term_number_one_start() -> None:
+    """A coordinator that was put back without its records began term 1 again, and they went from round 27 to 1."""
+    group = begun_again()
+    assert group.head("d").term == 1 and group.round("A") > 8
+    group.heal()
+    stood = group.round("A")
+    group.run_to(stood + 3, "ABC")
+    assert {group.head(peer).boot for peer in "ABC"} == {group.machines["A"].committed[0].boot}
+    assert group.told(COORDINATOR, "coordinator_restored"), "and the operator is told"
+    for undo in (False, True):
+        group.event(COORDINATOR, events.RegroupRequested(undo=undo))
+        group.run(6.0)
+    further, other = group.told(COORDINATOR, "regroup_undoes")[-1]["branches"]
+    assert "with A, B, C:" in further and "with d, e, f:" in other
+    assert group.head("A").term > 1000
+    group.run_to(group.round("A") + 8, "ABCdef")
+
+
+def test_a_coordinator_without_records_asks_before_it_begins_the_group() -> None:
+    """Its home was there before, so the run may have begun."""
+    group = begun_again(begin_s=30.0)
+    assert group.round("d") == 0 and len(signed_starts(group)) == 1
+    group.heal()
+    group.run(60.0)
+    assert group.told(COORDINATOR, "coordinator_restored") and len(signed_starts(group)) == 1
+    assert group.round("d") > 8, "the newcomers go where the members are"
+
+
+def test_a_coordinator_without_records_begins_where_no_member_answers() -> None:
+    group = begun_again(begin_s=30.0)
+    group.run(30.0)
+    assert group.head("d").term == 1 and len(signed_starts(group)) == 2
+
