@@ -28,6 +28,7 @@ from swarm.protocol.agreement.work import Work
 from swarm.protocol.head import Head, Member
 
 POLL_TIMER: Final = "poll"
+STOOD_STILL_POLLS: Final = 4.0  # without a step, since the process or its machine was frozen
 WITNESS_SESSION: Final = "coordinator"
 """The coordinator's incarnation where it is a required voter: one for ever, since its votes are its commits."""
 
@@ -96,12 +97,14 @@ class AgreementNode:
     def step(self, now: float, event: events.Event) -> list[Action]:
         """Take one event at time `now` (seconds of any clock that does not go back). Total and deterministic: it
         never raises because of an event, and the same events give the same actions."""
-        self._context.now = max(now, self._context.now)
+        stood_s, self._context.now = now - self._context.now, max(now, self._context.now)
         if not self._started:
             if isinstance(event, events.Started):
                 self._begin(event)
                 self._settle()
             return self._context.out.take()
+        if self._coordinator is not None and stood_s > STOOD_STILL_POLLS * self._config.poll_s:
+            self._coordinator.woke()
         self._guarded(event)
         self._settle()
         return self._context.out.take()

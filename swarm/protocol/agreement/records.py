@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -16,6 +16,7 @@ IDENTITY_KEY: Final = "identity"  # a voter's incarnation, as text
 BALLOT_KEY: Final = "ballot"
 RESTORED_KEY: Final = "restored"  # of a coordinator that waits for the operator: not empty
 OPERATOR_KEY: Final = "operator"  # of a coordinator
+CHOSEN_KEPT: Final = 8
 LINK_KEY: Final = "link/"
 LINKS_KEPT: Final = 4096  # heads that a node can prove to others, in memory and on disk: some kilobytes each.
 # A coordinator that was away for more rounds finds no chain from its head to theirs any more.
@@ -44,8 +45,8 @@ class OperatorRecord(msgspec.Struct, frozen=True):
 
     without: Names = ()
     """Peers that no start takes in, until the operator says otherwise."""
-    chosen: Head | None = None
-    """The value from which the last start began, if no votes for it were known."""
+    chosen: Annotated[tuple[Head, ...], msgspec.Meta(max_length=CHOSEN_KEPT)] = ()
+    """The last values from which starts began though no votes for them were known."""
 
 
 def operator_record(records: dict[str, bytes]) -> OperatorRecord:

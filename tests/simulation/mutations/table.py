@@ -28,7 +28,8 @@ from tests.simulation.setups import SETUPS
 from tests.simulation.test_exhaustive import FORK
 
 ALL: Final = (*RULES, *AUDITED, *BATCHES)
-DIRECTED: Final = Path(__file__).parents[2] / "swarm" / "protocol" / "agreement"
+ROOT: Final = Path(__file__).parents[3]
+DIRECTED: Final = ROOT / "tests" / "swarm" / "protocol" / "agreement"
 SLOW: Final = {"test_total"}
 SEARCHED_S: Final = 120.0  # for one rule, at most, unless the caller says otherwise
 
@@ -79,8 +80,8 @@ def _that_pass() -> list[tuple[str, Callable[[], bool]]]:
 
 def _directed_tests() -> Iterator[tuple[str, Callable[[], bool]]]:
     """Return each test of the core that needs no fixture, as a function that says whether it fails."""
-    for path in sorted(DIRECTED.glob("test_*.py")):
-        module = importlib.import_module(f"tests.swarm.protocol.agreement.{path.stem}")
+    for path in sorted(DIRECTED.rglob("test_*.py")):
+        module = importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
         for name, test in vars(module).items():
             if name.startswith("test_") and callable(test) and path.stem not in SLOW:
                 cases = _cases(test)

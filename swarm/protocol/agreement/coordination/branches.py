@@ -22,8 +22,8 @@ class Branches:
 
     def __init__(self, context: AgreementContext, chain: Chain) -> None:
         self._context, self._chain, self._genesis = context, chain, context.config.genesis
-        self.chosen: Head | None = None
-        """The value from which the last start began, since it may have been chosen: no votes for it are known here."""
+        self.chosen: dict[bytes, Head] = {}
+        """Values from which starts began since they may have been chosen, by hash: no votes for them were known."""
         self._links: dict[bytes, msg.ChainLink] = {}  # by hash of their head, in the order of proof
 
     @property
@@ -99,11 +99,7 @@ class Branches:
         head: Head | None = base
         while head is not None:
             yield head
-            head = self._known(head.previous)
-
-    def _known(self, name: bytes) -> Head | None:
-        chosen = self.chosen
-        return chosen if chosen is not None and name == chosen.hash else self.head(name)
+            head = self.head(head.previous) or self.chosen.get(head.previous)
 
     def _on_chain(self, name: bytes) -> Head | None:
         chain = self._chain

@@ -24,7 +24,13 @@ from swarm.protocol.agreement.coordination.branches import Branches
 from swarm.protocol.agreement.coordination.group_watch import HEARD_MAX, GroupWatch
 from swarm.protocol.agreement.coordination.inquiry import REMEMBERED, Base, Inquiry, InquiryResult
 from swarm.protocol.agreement.output import encode
-from swarm.protocol.agreement.records import OPERATOR_KEY, RESTORED_KEY, OperatorRecord, operator_record
+from swarm.protocol.agreement.records import (
+    CHOSEN_KEPT,
+    OPERATOR_KEY,
+    RESTORED_KEY,
+    OperatorRecord,
+    operator_record,
+)
 from swarm.protocol.agreement.rules import evidence
 from swarm.protocol.head import Head, Member, Sponsorship
 
@@ -55,12 +61,19 @@ class Coordinator:
         self._boot = int.from_bytes(blake3(event.session.encode()).digest()[:5], "big")
         self.watch.begin()
         self._kept = operator_record(event.records)
-        self._branches.chosen = self._kept.chosen
+        self._branches.chosen = {head.hash: head for head in self._kept.chosen}
         self._context.mute = bool(event.records.get(RESTORED_KEY))
         if event.restored:
             self._set_mute(True)
         if self._context.mute:
             self._context.out.emit("coordinator_restored")
+
+    def woke(self) -> None:
+        """Note that this process stood still for some time: judge nothing before others were heard again."""
+        self.watch.woke()
+        if self.inquiry is not None:
+            self.inquiry.until = self._context.now + self._context.config.ask_s
+            self._ask(self.inquiry)
 
     def _set_mute(self, mute: bool) -> None:
         """Wait for the operator, or no longer. A restart in between changes nothing."""
@@ -70,7 +83,7 @@ class Coordinator:
 
     def _keep(self, kept: OperatorRecord) -> None:
         """Keep on disk, before any start that follows, what the operator and this node have decided."""
-        self._branches.chosen = kept.chosen
+        self._branches.chosen = {head.hash: head for head in kept.chosen}
         if kept != self._kept:
             self._kept = kept
             self._context.out.persist(OPERATOR_KEY, encode(kept))
@@ -282,7 +295,9 @@ class Coordinator:
         elif not inquiry.by_operator and (doubt := self._doubt(base, answers.known(base, members))):
             self.watch.tell_lost(f"{doubt}: only the operator can go on")
         else:
-            self._keep(msgspec.structs.replace(self._kept, chosen=base if base != found.head else None))
+            if base != found.head:
+                chosen = (*self._kept.chosen, base)[-CHOSEN_KEPT:]
+                self._keep(msgspec.structs.replace(self._kept, chosen=chosen))
             self._start(base, members, sponsors.among({member.peer for member in members}), found)
 
     def _doubt(self, base: Head, known: int) -> str:

@@ -35,6 +35,7 @@ class GroupWatch:
         self._heard: dict[Member, float] = {}
         self._fresh: set[Member] = set()  # those that have answered since this process began
         self._began_at = 0.0
+        self._woke_at = 0.0
         self._committed_at = 0.0
         self._rounds_s: deque[float] = deque(maxlen=ROUNDS_KEPT)
         self._ready = False
@@ -47,6 +48,10 @@ class GroupWatch:
     def begin(self) -> None:
         """Begin to wait."""
         self._began_at = self._committed_at = self._context.now
+
+    def woke(self) -> None:
+        """Note that this process stood still: what came meanwhile may still wait to be read."""
+        self._woke_at = self._context.now
 
     @property
     def up_s(self) -> float:
@@ -126,7 +131,7 @@ class GroupWatch:
 
     def lost(self, barred: Collection[str]) -> str:
         """Return why the group cannot go on; empty while it may. `barred`: peers that no start takes in."""
-        stood_s = self._context.now - max(self._began_at, self._committed_at)
+        stood_s = self._stood_s
         if stood_s < self.patient_s:
             return ""
         alive = self._heard_within(self.patient_s) | {self._context.me}
@@ -148,7 +153,12 @@ class GroupWatch:
         config = self._context.config
         known = len(self._rounds_s) >= ROUNDS_TELL
         usual_s = max(config.lost_s, 10.0 * self._round_s) if known else config.stalled_s
-        return self._context.now - max(self._began_at, self._committed_at) > usual_s
+        return self._stood_s > usual_s
+
+    @property
+    def _stood_s(self) -> float:
+        """Seconds without a commit in which this process was awake."""
+        return self._context.now - max(self._began_at, self._woke_at, self._committed_at)
 
     def _leaves_out(self, heard: set[Member], barred: Collection[str]) -> bool:
         """Return whether former members without a place in this term have reached its first head before its first

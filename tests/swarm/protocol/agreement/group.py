@@ -124,6 +124,7 @@ class Machine:
     timers: dict[str, float] = field(default_factory=dict)
     has: set[bytes] = field(default_factory=set)
     up: bool = True
+    frozen_until: float = 0.0
     disk_free_at: float = 0.0
     life: int = 0
 
@@ -198,7 +199,9 @@ class GroupOfNodes:
         life = machine.life
 
         def act() -> None:
-            if self.machines[peer].up and self.machines[peer].life == life:
+            if machine.frozen_until > self.now:
+                self.at(machine.frozen_until, act)
+            elif self.machines[peer].up and self.machines[peer].life == life:
                 self.event(peer, event)
 
         self.at(self.now + seconds, act)

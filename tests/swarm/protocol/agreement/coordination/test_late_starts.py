@@ -176,4 +176,3 @@ def test_a_coordinator_without_records_begins_where_no_member_answers() -> None:
     group = begun_again(begin_s=30.0)
     group.run(30.0)
     assert group.head("d").term == 1 and len(signed_starts(group)) == 2
-
