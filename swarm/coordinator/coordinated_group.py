@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Final
+from typing import Final, Literal
 
 import torch
 import trio
@@ -38,6 +38,9 @@ from swarm.run.home import Home
 from swarm.run.manifest import Manifest
 
 CAUSES_MAX: Final = 64  # that the operator is told of
+BEGIN_S: Final = 30.0  # a peer that was away dials again within this time
+Disk = Literal["new", "kept", "restored"]
+"""A coordinator's home: made by this process, there before it, or put back from a backup as the operator says."""
 STEPS_ASIDE_S: Final = 3.0  # a group's number of waiting peers counts this long: it is told once a second
 
 
@@ -52,9 +55,10 @@ class CoordinatedGroup:
         home: Home,
         known_peers: Callable[[], Iterable[str]],
         progress: RunProgress,
-        restored: bool = False,
+        disk: Disk = "new",
     ) -> None:
-        """`home`: the coordinator's. `known_peers`: those whose records say that they belong to the group."""
+        """`home`: the coordinator's. `known_peers`: those whose records say that they belong to the group. `disk`: the
+        group of a home that was there before begins only `BEGIN_S` after the process: it may have begun already."""
         self.stage = stage if manifest.stages > 1 else None
         self.told = Notifier()
         """Notified of each event that `last_told` holds."""
@@ -66,9 +70,11 @@ class CoordinatedGroup:
         self._told_shares = set[str]()
         timeouts = AdaptiveTimeouts(manifest.run.timeout_floor_s)
         config = agreement_config(manifest, stage, host.peer_id)
+        if disk != "new":
+            config = replace(config, begin_s=BEGIN_S)
         records = RecordFiles(home.stage(stage, manifest.stages).agreement)
         options = DriverOptions(
-            restored=restored,
+            restored=disk == "restored",
             per_prefix=manifest.run.members_per_prefix,
             tell=self._hear,
             keeps=lambda name: self.keeps(name),

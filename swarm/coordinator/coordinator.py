@@ -19,7 +19,7 @@ import trio
 from peer.events import Watcher
 from peer.net.host import Host, HostConfig
 from peer.net.lan.discovery import Lan
-from swarm.coordinator.coordinated_group import CoordinatedGroup
+from swarm.coordinator.coordinated_group import CoordinatedGroup, Disk
 from swarm.coordinator.create_run import KeptState
 from swarm.coordinator.gossip_end import GossipEnd
 from swarm.coordinator.last_states import LastStates, Place
@@ -47,6 +47,7 @@ from swarm.run.home import Home
 from swarm.run.invite import ADDRESSES_MAX, Invite
 from swarm.run.inviting import printed_invite, saved_invite_keys, with_living
 from swarm.run.manifest import Manifest, open_manifest
+from swarm.run.manifest_transfer import load_run_files
 from swarm.state.server import serve_snapshots
 from swarm.state.snapshots import SnapshotStore
 
@@ -96,9 +97,12 @@ async def run_coordinator(
         home, identity, events = opened.home, opened.identity, opened.events
         if config.successor is not None:
             await take_over(home, config.successor)
+        before = load_run_files(config.home)
         run_files, tokenizer, states = await trio.to_thread.run_sync(
             create_or_reopen, config.home, config.run, identity, events
         )
+        is_new = before is None or before[0] != run_files
+        disk: Disk = "restored" if config.restored else "new" if is_new else "kept"
         manifest = open_manifest(run_files)
         rules, stages = manifest.run, manifest.stages
         events.emit(
@@ -134,18 +138,19 @@ async def run_coordinator(
         known = config.bootstrap if config.successor is None else (*config.bootstrap, *config.successor.others)
         peer_config = PeerConfig(host_config, home, known, Lan(manifest.run_id) if config.lan else None)
         async with open_peer(peer_config, enter, run_schemas) as peer:
-            await _coordinate(config, home, peer, stores, ready)
+            await _coordinate(config, disk, home, peer, stores, ready)
 
 
 async def _coordinate(
     config: CoordinatorConfig,
+    disk: Disk,
     home: Home,
     peer: OpenPeer[Manifest],
     stores: Sequence[SnapshotStore],
     ready: Callable[[Invite], None],
 ) -> None:
     host, manifest, gate = peer.host, peer.run.manifest, peer.run.gate
-    coordinator = _Coordinator(config, manifest, host, home, stores)
+    coordinator = _Coordinator(disk, manifest, host, home, stores)
     membership = Membership(peer.node, host, MEMBERS, manifest.run_id, coordinator.member_record)
     coordinator.membership = membership
     async with trio.open_nursery() as nursery:
@@ -178,9 +183,7 @@ async def _coordinate(
 class _Coordinator:
     """Its part in each group; `membership` is set before they run. In gossip, peers agree on nothing together."""
 
-    def __init__(
-        self, config: CoordinatorConfig, manifest: Manifest, host: Host, home: Home, stores: Sequence[SnapshotStore]
-    ) -> None:
+    def __init__(self, disk: Disk, manifest: Manifest, host: Host, home: Home, stores: Sequence[SnapshotStore]) -> None:
         self.membership: Membership[MemberRecord] | None = None
         self._manifest, self._host = manifest, host
         self._began, self._session = time.time(), secrets.token_hex(8)
@@ -188,7 +191,7 @@ class _Coordinator:
         progress = RunProgress(synchronous=manifest.synchronous, source=manifest.group_id(0), rounds=rounds)
         stages = range(manifest.stages if manifest.outer.has_common_state else 0)
         self.groups = [
-            CoordinatedGroup(host, manifest, stage, home, partial(self._replicas, stage), progress, config.restored)
+            CoordinatedGroup(host, manifest, stage, home, partial(self._replicas, stage), progress, disk)
             for stage in stages
         ]
         self.last_states = LastStates(Place(host, home, manifest), self.groups, stores, self._announce)

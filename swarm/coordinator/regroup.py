@@ -78,7 +78,7 @@ async def regroup(group: CoordinatedGroup, request: RegroupRequest) -> GroupOutc
         return GroupOutcome("unnamed", group.stage, group.head.round, away=unnamed, alone=alone)
     for event in _DECIDED:
         group.last_told.pop(event, None)
-    group.driver.feed(events.RegroupRequested(request.without, request.undo))
+    group.driver.feed(events.RegroupRequested(request.without, undo=request.undo))
     if not await group.told.until(lambda: bool(_DECIDED.keys() & group.last_told), config.ask_s + SPARE_S):
         return GroupOutcome("silent", group.stage, group.head.round)
     event = next(event for event in _DECIDED if event in group.last_told)

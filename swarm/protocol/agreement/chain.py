@@ -363,7 +363,7 @@ class Chain:
         self.head, self.hash = path[-1].head, path[-1].head.hash
         done = position_of(self.head)
         self._ahead = {n: link for n, link in self._ahead.items() if position_of(link.head) > done}
-        self._boots = {self.head.term: self.head.boot} | {h.term: h.boot for h in (a.head for a in self._ahead.values())}
+        self._boots = {head.term: head.boot for head in (self.head, *(link.head for link in self._ahead.values()))}
         self._set_goal()
         self.kept = b""
         self.drop_candidates()

@@ -25,7 +25,7 @@ from peer.identity import Identity
 from peer.ipc.span import spans_of
 from peer.model.layout import FlatLayout
 from peer.net.host import Host, HostConfig, open_host
-from swarm.coordinator.coordinated_group import CoordinatedGroup
+from swarm.coordinator.coordinated_group import CoordinatedGroup, Disk
 from swarm.coordinator.last_states import LastStates, Place
 from swarm.coordinator.regroup import serve_requests
 from swarm.coordinator.run_progress import RunProgress
@@ -110,9 +110,10 @@ class CoordinatedRun:
                 for other in self._replicas():
                     _introduce(host, other.host)
                 progress = RunProgress(synchronous=False, source=manifest.group_id(0))
+                disk: Disk = "restored" if restored else "new"
                 self.host = host
                 self.groups = [
-                    CoordinatedGroup(host, manifest, stage, self.home, self._known_in(stage), progress, restored)
+                    CoordinatedGroup(host, manifest, stage, self.home, self._known_in(stage), progress, disk)
                     for stage in range(manifest.stages)
                 ]
                 drivers = {group.group: group.driver for group in self.groups}

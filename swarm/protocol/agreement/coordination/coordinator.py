@@ -134,7 +134,7 @@ class Coordinator:
             self._context.out.send(peer, msg.AskChainMessage(self._branches.known))
         if self.inquiry is not None:
             self._end_early()
-        elif peer not in self._kept.without and self._is_overtaken():
+        elif self._offered is None and peer not in self._kept.without and self._is_overtaken():
             self._inquire(by_operator=True, overtaken=True)
 
     def _is_overtaken(self) -> bool:
@@ -145,8 +145,8 @@ class Coordinator:
         return self._branches.overtake(self._context.evidence.start(link.start))
 
     def _stop_at_unknown(self, links: tuple[msg.ChainLink, ...]) -> None:
-        """Stop, and alert the operator, at a head that this node has signed for and that is not on its disk: the disk is
-        not the newest. Later ones are accepted, except a first start, a second one of the present term's number, and
+        """Stop, and alert the operator, at a head that this node has signed for and that its disk does not hold: that
+        is not the newest. Later ones are accepted, except a first start, a second one of the present term's number, and
         one after this process has seen commits: then another process has this node's key."""
         oldest, head = position_of(self._chain.ancestors()[-1]), self._chain.head
         for link in links:
@@ -326,11 +326,8 @@ class Coordinator:
             return True
         self._offered = base.round
         told = {"round": self._chain.head.round, "goes_on_at": base.round, "undone": bases[0].rounds}
-        branches = [
-            f"round {one.head.round} of term {one.head.term} with {', '.join(one.peers) or 'no peer'}: undoes {one.rounds}"
-            for one in bases
-        ]
-        self._context.out.emit("regroup_undoes", **told, branches=tuple(branches if len(bases) > 1 else ()))
+        branches = tuple(map(str, bases)) if len(bases) > 1 else ()
+        self._context.out.emit("regroup_undoes", **told, branches=branches)
         return False
 
     # -- starts --------------------------------------------------------------------------------------------------------

@@ -49,6 +49,10 @@ class Base:
     peers: tuple[str, ...]
     """Who has answered from its branch."""
 
+    def __str__(self) -> str:
+        told_by = ", ".join(self.peers) or "no peer"
+        return f"round {self.head.round} of term {self.head.term} with {told_by}: undoes {self.rounds}"
+
 
 class InquiryResult:
     """What follows from the answers to one inquiry."""
@@ -101,24 +105,41 @@ class InquiryResult:
         tips = [head for name, head in found.items() if not any(name in ways[other] - {other} for other in found)]
         tips.sort(key=self._reached, reverse=True)
         shared = set.intersection(*(ways[head.hash] for head in tips)) if len(tips) > 1 else set()
-        return [self._base(head, own, ways[head.hash] - shared) for head in tips]
+        return [self._base(head, own, ways[head.hash], shared) for head in tips]
 
     def _reached(self, head: Head) -> tuple[int, msg.Position, msg.Position]:
         """Return how far a branch goes: by the last round that ended. A start may go on from one that may not have."""
         last = self._branches.last_round(head)
         return last.round, position_of(last), position_of(head)
 
-    def _base(self, head: Head, own: Sequence[Head], its_own: set[bytes]) -> Base:
-        above = self._branches.above(head, own)
-        term = self._branches.last_round(head).term
-        undone = [one for one in above if one.term >= term]
-        lost = [one.hash for one in above if one.term < term]  # their members follow at once, and are not waited for
-        names = [one.hash for one in undone] + lost[: max(0, msg.LINKS_MAX - 1 - len(undone))]
-        peers = sorted({member.peer for member, told in self._told.items() if told.head in its_own} - {self._me})
-        return Base(head, tuple(names[: msg.LINKS_MAX]), len(undone), tuple(peers))
+    def _base(self, head: Head, own: Sequence[Head], way: set[bytes], shared: set[bytes]) -> Base:
+        """Return a base with what a start from it takes back, also where that is only a value which may have been
+        chosen. `way`: the hashes of the heads that led to it, `shared` with all other bases."""
+        term, above = self._branches.last_round(head).term, self._branches.above(head, own)
+        undone = [one.hash for one in above if one.term >= term]
+        lost = [one.hash for one in above if one.term < term]  # listed, so that their members follow at once
+        elsewhere = {told.head: one for told in self._told.values() if (one := self._branches.head(told.head))}
+        for name, one in sorted(elsewhere.items()):
+            value = self._accepted_after(one) if name not in way else None
+            if value is not None:
+                is_chosen = value.term >= term and self._may_be_chosen(value, one)
+                (undone if is_chosen else lost).insert(0, value.hash)
+        names = undone + lost[: max(0, msg.LINKS_MAX - 1 - len(undone))]
+        peers = {member.peer for member, told in self._told.items() if told.head in way - shared} - {self._me}
+        return Base(head, tuple(names[: msg.LINKS_MAX]), len(undone), tuple(sorted(peers)))
+
+    def _may_be_chosen(self, value: Head, after: Head) -> bool:
+        """Return whether those that have accepted a value, with those that have not answered, are a quorum."""
+        others = {m for m, told in self._told.items() if told.accepted is None or told.accepted.value != value}
+        return self._context.electorate.enough(after, set(self._context.electorate.voters(after)) - others)
 
     def chosen(self, head: Head) -> Head | None:
         """Return the value that may have been chosen after that head, if a peer that answered holds its state."""
+        value = self._accepted_after(head)
+        return value if value is not None and self.holders(value.state_hash) else None
+
+    def _accepted_after(self, head: Head) -> Head | None:
+        """Return the value that may have been chosen after that head."""
         name = head.hash
         found: list[msg.AcceptedValue] = []
         for member in sorted(self._told):
@@ -132,9 +153,7 @@ class InquiryResult:
             if opened.leads_to(told.accepted.value) and self._context.evidence.counts(told.accepted, head, name):
                 found.append(told.accepted)
         highest = forced_value(found)
-        if highest is None or not self.holders(highest.value.state_hash):
-            return None
-        return highest.value
+        return highest.value if highest is not None else None
 
     def members(self, base: Head, barred: frozenset[str]) -> tuple[set[Member], Sponsors]:
         """Return the members of a term that begins from `base`, and their sponsors: those that have earned it, answer

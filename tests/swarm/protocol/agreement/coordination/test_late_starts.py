@@ -4,6 +4,7 @@ start goes on from."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -13,13 +14,16 @@ from swarm.protocol.head import Head
 from tests.swarm.protocol.agreement.group import COORDINATOR, GroupOfNodes
 from tests.swarm.protocol.agreement.test_starts_found_by_simulation import signed_starts
 
-
 Loses = Callable[[str, str, msg.Message], bool]
 
 
 def no_round(*leaders: str) -> Loses:
-    """Lose the proposals of these leaders, so that they end no round."""
-    return lambda source, target, message: isinstance(message, msg.ProposalMessage) and source in leaders
+    """Lose the proposals of these leaders and the promises to them, so that they end no round, and no second leader
+    takes over what the first one has accepted."""
+    return lambda source, target, message: (
+        (isinstance(message, msg.ProposalMessage) and source in leaders)
+        or (isinstance(message, msg.PromiseMessage) and target in leaders)
+    )
 
 
 def cut(*side: str) -> Loses:
@@ -110,6 +114,26 @@ def test_a_start_from_another_branch_takes_no_round_back() -> None:
     assert stood.term == 2 and all(head.term == 2 for head in group.machines["D"].committed[behind:])
 
 
+def test_a_value_that_may_have_been_chosen_is_a_round_to_lose() -> None:
+    """D and E had both voted for it, and the coordinator knew: it went on from the others without a word."""
+    group = GroupOfNodes("ABCDE")
+    group.run_to(3)
+    alone = cut("D", "E", COORDINATOR)
+    lose(group, alone, lambda source, target, message: isinstance(message, msg.ProposalMessage) and source in "DE")
+    group.run(60.0)
+    group.event(COORDINATOR, events.RegroupRequested())
+    group.run(60.0)
+    values = {peer: group.machines[peer].node._round.instance.accepted for peer in "DE"}
+    assert len({accepted and accepted.value for accepted in values.values()}) == 1 and values["D"] is not None
+    lose(group, no_round(*"ABCDE"))
+    group.run(10.0)
+    (told,) = group.told(COORDINATOR, "regroup_undoes")
+    assert told["undone"] == 1 and "with A, B, C: undoes 1" in told["branches"][0]
+    group.event(COORDINATOR, events.RegroupRequested(undo=True))
+    group.run(10.0)
+    assert group.head("D").term == 3 and group.head("D").round >= group.round("A") > 12
+
+
 @pytest.mark.parametrize("late", ["A", "d"])
 def test_a_start_over_a_start_is_followed_by_those_that_lose_nothing(late: str) -> None:
     """A is at the last round, d at the first head. The start between was lost on its way to both."""
@@ -121,7 +145,7 @@ def test_a_start_over_a_start_is_followed_by_those_that_lose_nothing(late: str) 
     lose(group, blocked, cut(late))
     group.run(60.0)
     for _ in range(2):
-        group.event(COORDINATOR, events.RegroupRequested(without=("C",)))
+        group.event(COORDINATOR, events.RegroupRequested())
         group.run(61.0)
     assert len(signed_starts(group)) == 3
     lose(group, blocked)
@@ -129,14 +153,16 @@ def test_a_start_over_a_start_is_followed_by_those_that_lose_nothing(late: str) 
     assert group.head(late) == group.head(COORDINATOR)
 
 
-def begun_again(**config: float) -> GroupOfNodes:
+def begun_again(**config: Any) -> GroupOfNodes:
     """A coordinator without its records, which does not know that, runs beside newcomers, and its members are away."""
     group = GroupOfNodes("ABC", **config)
     group.run_to(8)
     boot = group.head("A").boot
-    while group.machines[COORDINATOR].life == 0 or group.machines[COORDINATOR].node._coordinator._boot < boot:
+    begins_above = False
+    while not begins_above:  # by its boot id, which is drawn
         group.crash(COORDINATOR)
-        group.start(COORDINATOR, wiped=True)  # until its next start would be above the members' heads
+        coordinator = group.start(COORDINATOR, wiped=True).node._coordinator
+        begins_above = coordinator is not None and coordinator._boot > boot
     lose(group, cut("A", "B", "C"))
     for peer in "def":
         group.start(peer)
