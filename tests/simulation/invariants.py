@@ -295,12 +295,13 @@ class Invariants:
 
     def _require_known(self, machine: Machine, start: Head, name: bytes) -> None:
         """Raise if a member leaves a round behind for a start whose signer did not know of it, before that term has
-        ended a round."""
+        ended a round. It may leave it for a start of a later round, as it may for any branch that has gone further."""
         left = self._stands.get(machine.peer)
-        if left is None or start.attempt >= 0 or left.attempt < 0 or left.hash in self._undone:
+        while left is not None and left.attempt < 0:  # a start over its last round
+            left = self.heads.get(left.previous)
+        if left is None or start.attempt >= 0 or start.round > left.round or left.hash in self._undone:
             return
-        base = self.values.get(start.previous)
-        if base is None or base.hash == left.hash or not self._descends(left.hash, base.hash):
+        if self._descends(name, left.hash):
             return
         if not any(head.previous == name and head.attempt >= 0 for head in self.heads.values()):
             raise Broken("3 one commit a round", f"{machine.peer} leaves round {left.round} for a start that missed it")

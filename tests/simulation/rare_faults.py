@@ -45,7 +45,23 @@ def _waylays(setup: Setup, random: Random) -> list[Fault]:
     return [Fault(at, "cut", ((COORDINATOR, *setup.joining), False, random.choice((8.0, 20.0))))]
 
 
+def _absences(setup: Setup, random: Random) -> list[Fault]:
+    """Leave the coordinator with a minority for long, while its operator asks: mostly in the last seconds of the cut,
+    so that a term has begun and ended no round when the others come back."""
+    found, at = list[Fault](), random.uniform(2.0, 8.0)
+    while at < setup.faults_s - 10.0:
+        some = random.sample(setup.peers, random.randint(1, (setup.members - 1) // 2))
+        seconds = random.choice((12.0, 30.0, 60.0))
+        found.append(Fault(round(at, 3), "cut", ((COORDINATOR, *some), False, seconds)))
+        for _ in range(random.choice((1, 1, 2, 4))):
+            before_s = random.uniform(2.0, 8.0) if random.random() < 0.7 else random.uniform(0.0, seconds)
+            found.append(Fault(round(at + seconds - before_s, 3), "operator", (random.random() < 0.3,)))
+        at += seconds + random.uniform(2.0, 20.0)
+    return found
+
+
 _DRAWN: Final[dict[str, Callable[[Setup, Random], list[Fault]]]] = {
+    "absence": _absences,
     "damage": _damages,
     "pause": _pauses,
     "waylay": _waylays,

@@ -56,7 +56,7 @@ class Setup:
     aftermath: bool = False
     """Whether only a random part heals, and the rest is dead or cut off for ever."""
     rare: tuple[str, ...] = ()
-    """Rare faults that happen here, too (`rare_faults.py`): `damage`, `pause`, `waylay`."""
+    """Rare faults that happen here, too (`rare_faults.py`): `absence`, `damage`, `pause`, `waylay`."""
     odd: int = 0
     """The first so many members have another build, whose states differ in a bit."""
     batch: int = 0
@@ -129,6 +129,7 @@ def _longer() -> list[Setup]:
     long_cuts = Setup(
         "", 0, aftermath=True, cuts_s=(12.0, 20.0, 40.0), asks=(0, 1, 2, 3), pace=5.0, faults_s=45.0, calm_s=120.0
     )
+    absent = Setup("", 0, cuts_s=(20.0, 60.0), rare=("absence",), pace=3.0, faults_s=90.0, calm_s=150.0)
     many_rounds = Setup("", 0, aftermath=True, pace=0.2, faults_s=16.0, links_kept=20, rounds_on=14)
     return [
         replace(many_rounds, name="witness3-long", members=3),
@@ -140,6 +141,7 @@ def _longer() -> list[Setup]:
         replace(long_cuts, name="witness3-cuts", members=3),
         replace(long_cuts, name="witness4-cuts", members=4),
         replace(long_cuts, name="required3-cuts", members=3, mode="required"),
+        *(replace(absent, name=f"witness{n}-absent", members=n) for n in (3, 5, 7)),
         Setup("witness3-undeclared", 3, restores="undeclared", faults_s=16.0),
         Setup("required3-undeclared", 3, mode="required", restores="undeclared", faults_s=16.0),
         Setup("witness4-forger", 4, liars=1, lies=forging, aftermath=True),
