@@ -71,7 +71,7 @@ def _quorum_lost(view: ViewState, row: Row, at: float, fields: Fields) -> None:
     group = view.group_of(fields)
     names = ", ".join(view.name_of(peer) for peer in fields.get("away") or ()) or "its members"
     group.phase = "cannot go on"
-    remedy = f"start {names} again, or continue without them with `peer regroup`"
+    remedy = f"start {names} again, or continue without them with `peer regroup {view.home_option(row)}`"
     if fields.get("alone"):
         remedy = (
             f"no member answers, so check this machine's own connection first. If they are gone, {remedy}: if they are"
@@ -91,8 +91,8 @@ def _coordinator_restored(view: ViewState, row: Row, at: float, fields: Fields) 
     group = view.group_of(fields)
     group.phase = "waits for `peer regroup`"
     view.note(
-        f"the coordinator's disk is not the newest one of {group.name}: it does nothing before `peer regroup`; use that"
-        " once the members that are alive are connected"
+        f"the coordinator's disk is not the newest one of {group.name}: it does nothing before"
+        f" `peer regroup {view.home_option(row)}`; use that once the members that are alive are connected"
     )
 
 
@@ -157,7 +157,7 @@ def _run_found_complete(view: ViewState, row: Row, at: float, fields: Fields) ->
         return
     group = view.group_of({})
     group.round, group.phase, group.complete = number, "complete", True
-    row.phase, where = "complete", "--home" if stages == 1 and row.role != "feeder" else "INVITE"
+    row.phase, where = "complete", view.home_option(row) if stages == 1 and row.role != "feeder" else "INVITE"
     if not fields["common"]:
         where = "--home HOME_OF_ONE_THAT_TOOK_PART"
     view.told_complete = True

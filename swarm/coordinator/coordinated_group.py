@@ -124,6 +124,17 @@ class CoordinatedGroup:
         return tuple(member.peer for member in self.head.members if not self._host.is_connected(member.peer))
 
     @property
+    def connected(self) -> int:
+        """How many peers of the group this machine is connected to, members or not."""
+        peers = {*self.known_peers(), *(member.peer for member in self.head.members)}
+        return sum(map(self._host.is_connected, peers))
+
+    @property
+    def needed(self) -> int:
+        """With how many peers, of all its groups, the run begins."""
+        return self._manifest.run.min_peers
+
+    @property
     def may_go_on(self) -> bool:
         """Whether so many members are connected that the group may need no new term."""
         return len(self.head.members) - len(self.away) >= self.head.quorum

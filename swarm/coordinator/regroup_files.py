@@ -24,7 +24,7 @@ FILE_BYTES_MAX: Final = 1 << 20
 LOOK_EVERY_S: Final = 0.2
 ANSWER_S: Final = 120.0  # a pipeline's groups are asked together, and each needs some seconds
 
-Outcome = Literal["regrouped", "withdrawn", "would_undo", "failed", "silent", "unnamed"]
+Outcome = Literal["regrouped", "begun", "withdrawn", "would_undo", "failed", "silent", "unnamed", "unbegun"]
 Read = TypeVar("Read")
 
 
@@ -42,9 +42,9 @@ class GroupOutcome(msgspec.Struct, frozen=True):
     """What came of it in one group."""
 
     outcome: Outcome
-    """`withdrawn`: the group goes on by itself. `would_undo`: nothing
+    """`begun`: its first term has begun meanwhile. `withdrawn`: the group goes on by itself. `would_undo`: nothing
     was done, since rounds would be undone. `silent`: no peer has answered that holds a state. `unnamed`: nothing was
-    done, since members do not answer that the operator has not named."""
+    done, since members do not answer that the operator has not named. `unbegun`: too few peers are there to begin."""
     stage: int | None
     round: int
     """The last committed one; of a new term, the one from which it goes on."""
@@ -55,6 +55,12 @@ class GroupOutcome(msgspec.Struct, frozen=True):
     """The members that do not answer, and must be named."""
     alone: bool = False
     """Whether no member answers."""
+    connected: int = 0
+    """How many peers of the group are connected, members or not."""
+    needed: int = 0
+    """With how many peers, of all its groups, the run begins."""
+    restored: bool = False
+    """Whether a group that has not begun waits for the operator's word."""
 
 
 class RegroupAnswer(msgspec.Struct, frozen=True):
@@ -97,4 +103,4 @@ def read_file(path: Path, type_: type[Read]) -> Read | None:
 
 def _check_runs(home: Home) -> None:
     if not home.is_in_use:
-        raise ConfigError(f"no coordinator runs from {home.path}: start it with `peer coordinate --home {home.path}`")
+        raise ConfigError(f"no coordinator runs from {home.path}: start it with `peer coordinate {home.option}`")

@@ -87,19 +87,20 @@ async def test_the_groups_of_all_stages_are_asked(tmp_path: Path) -> None:
     async with open_run(tmp_path, stages=2, min_peers=9) as run:
         outcomes = await regroup_all(run.groups, RegroupRequest("n"))
         assert [outcome.stage for outcome in outcomes] == [0, 1]
-        assert {outcome.outcome for outcome in outcomes} == {"failed"}
-        assert outcomes[0].reason == "the group has not begun"
+        assert {(outcome.outcome, outcome.connected, outcome.needed) for outcome in outcomes} == {("unbegun", 0, 9)}
 
 
 async def test_a_restored_coordinator_begins_after_the_operator_regroup(tmp_path: Path) -> None:
     async with open_run(tmp_path) as run:
         await run.restart(restored=True)
+        early = await ask(run)
+        assert (early.outcome, early.connected, early.needed, early.restored) == ("unbegun", 0, 1, True)
         group = run.groups[0]
         await run.enter()
         await run.until(lambda: group.driver._node._applicants.first()[0])
         assert not group.head.members and not run.seen("regrouped")
-        assert (await ask(run)).outcome == "failed", "there is nothing to go on from"
-        await run.until(lambda: group.head.members)
+        outcome = await ask(run)
+        assert (outcome.outcome, outcome.round, outcome.members) == ("begun", 0, 1) and group.head.members
 
 
 def test_no_coordinator_to_ask(tmp_path: Path) -> None:
