@@ -174,6 +174,7 @@ def _kept_port(home: Path, listen: tuple[str, ...], announce: tuple[str, ...], p
     """Return the addresses to listen on again, with the port that the invite names. Raises ResourceError if one is
     taken."""
     from peer.net.listen_address import check_port_free
+    from swarm.coordinator.second_process import refuse_second
 
     if not (announce or os.path.exists(Home(home).choices)):  # as an earlier release left it, or as no start was chosen
         listen = (f"{listen[0].rpartition('/')[0]}/{port}",)
@@ -182,6 +183,7 @@ def _kept_port(home: Path, listen: tuple[str, ...], announce: tuple[str, ...], p
         try:
             check_port_free(address)
         except ResourceError as error:
+            trio.run(refuse_second, Home(home))  # who has it may be another process of this run
             raise ResourceError(
                 f"the port of {address}, which this run's invites name, is taken or closed ({error.__cause__}): end the"
                 " process that has it, or give another address with --listen and send the new invite"

@@ -96,6 +96,14 @@ def _coordinator_restored(view: ViewState, row: Row, at: float, fields: Fields) 
     )
 
 
+def _second_process(view: ViewState, row: Row, at: float, fields: Fields) -> None:
+    where = f" at {fields['ip']}" if fields["ip"] else ""
+    view.note(
+        f"another process was started{where} with this coordinator's key, and has stopped: keep one home with that key,"
+        " and none of its copies where others can start it"
+    )
+
+
 def _prefix_full(view: ViewState, row: Row, at: float, fields: Fields) -> None:
     """Newcomers wait because too many members share their address prefix."""
     waiting, most = several(int(fields["waiting"]), "peer"), several(int(fields["most"]), "member")
@@ -178,6 +186,7 @@ GROUP_EVENTS: Final[dict[str, Callable[[ViewState, Row, float, Fields], None]]] 
     "quorum_lost": _quorum_lost,
     "run_replaced": _run_replaced,
     "coordinator_restored": _coordinator_restored,
+    "second_process": _second_process,
     "prefix_full": _prefix_full,
     "votes_in_one_hand": _votes_in_one_hand,
     "invite_withdrawn": _invite_withdrawn,

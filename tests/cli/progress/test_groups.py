@@ -102,6 +102,15 @@ def test_the_operator_is_told_who_holds_half_of_the_votes() -> None:
     ]
 
 
+def test_the_operator_is_told_of_a_second_process_with_the_key() -> None:
+    progress = coordinator_view(1)
+    tell(progress, "second_process", ip="203.0.113.4")
+    tell(progress, "second_process", ip="")
+    near, relayed = told(progress)[1:]
+    assert near.startswith("another process was started at 203.0.113.4 with this coordinator's key, and has stopped")
+    assert relayed.startswith("another process was started with this coordinator's key")
+
+
 def test_the_operator_is_told_whom_a_withdrawn_invite_keeps() -> None:
     progress = coordinator_view(1)
     tell(progress, "invite_withdrawn", kept=["ann 1a2b3c", "b\x1b[2Jb 4d5e6f"], dropped=1)
