@@ -174,6 +174,7 @@ def _kept_port(home: Path, listen: tuple[str, ...], announce: tuple[str, ...], p
     """Return the addresses to listen on again, with the port that the invite names. Raises ResourceError if one is
     taken."""
     from peer.net.listen_address import check_port_free
+    from swarm.coordinator.second_process import refuse_second
 
     if not (announce or os.path.exists(Home(home).choices)):  # as an earlier release left it, or as no start was chosen
         listen = (f"{listen[0].rpartition('/')[0]}/{port}",)
@@ -182,6 +183,7 @@ def _kept_port(home: Path, listen: tuple[str, ...], announce: tuple[str, ...], p
         try:
             check_port_free(address)
         except ResourceError as error:
+            trio.run(refuse_second, Home(home))  # who has it may be another process of this run
             raise ResourceError(
                 f"the port of {address}, which this run's invites name, is taken or closed ({error.__cause__}): end the"
                 " process that has it, or give another address with --listen and send the new invite"
@@ -195,7 +197,7 @@ def _make_successor(home: Path, path: Path) -> None:
     name = make_successor(Home(home), path, lambda: ask_passphrase(str(path), confirmed=True))
     say(
         f"Wrote {path}. Who has it and its passphrase can take over the run {name}: keep both apart, on no machine of"
-        f" the run. If this one is lost: peer coordinate --successor {path} --home NEW_FOLDER",
+        f" the run. If this one is lost: peer coordinate --successor {quoted(path)} --home NEW_FOLDER",
         uncut=True,
     )
 
@@ -221,7 +223,7 @@ def _write_template(path: Path) -> None:
         raise ConfigError(f"{path} exists already: name another file, or delete it first") from error
     except OSError as error:
         raise ConfigError(f"cannot write {path} ({error.strerror}): name a file in another folder") from error
-    say(f"Wrote {path}. Edit it, then: peer coordinate {path}")
+    say(f"Wrote {path}. Edit it, then: peer coordinate {quoted(path)}")
 
 
 _REACH: Final = {
@@ -259,7 +261,7 @@ def _run(config: CoordinatorConfig, track: str | None, as_json: bool, tied: bool
         say(f"peer join {text}", "", uncut=True)
         progress.pinned = f"The invite stands in {Home(config.home).invite}; Ctrl-C stops."
 
-    progress = Progress(f"coordinator   home {config.home}")
+    progress = Progress(f"coordinator   home {config.home}", homes={"coordinator": config.home})
     feed = EventFeed()
 
     async def work() -> None:
@@ -281,9 +283,9 @@ def _run(config: CoordinatorConfig, track: str | None, as_json: bool, tied: bool
 
 def _farewell(progress: Progress, home: Path) -> str:
     if progress.complete:
-        export = f"`peer export --home {quoted(home)} --out DIR`"
+        export = f"`peer export {Home(home).option} --out DIR`"
         return f"The run is complete. It is kept in {home}; {export} writes the model."
-    restart = f"Restart with: peer coordinate --home {quoted(home)}"
+    restart = f"Restart with: peer coordinate {Home(home).option}"
     if not any(group.members for group in progress.groups.values()):
         return f"The run is kept in {home}. {restart}"
     return f"The run is kept in {home}; its members go on training, or wait where they need its vote. {restart}"

@@ -33,7 +33,7 @@ from cli.options import (
 from cli.progress.event_feed import EventFeed
 from cli.progress.progress import Progress
 from cli.run import leaves, run_until_stopped
-from cli.terminal.figures import quoted, several
+from cli.terminal.figures import several
 from cli.terminal.lines import say
 from cli.tracking import track_option, tracked
 from cli.views.live import follow, read_tails
@@ -198,7 +198,7 @@ def join(
         choices=chosen(context),
     )
     beside = _server(config, serve_memory) if serves else None
-    progress = Progress(f"run {opened.run_id}   home {home}")
+    progress = Progress(f"run {opened.run_id}   home {home}", homes={config.name: home})
     feed = EventFeed()
 
     async def work() -> None:
@@ -258,7 +258,7 @@ def farewell(progress: Progress) -> str:
 def what_was_kept(progress: Progress, home: Path) -> str:
     """Return what was saved, for a user who leaves; empty if there is nothing to report."""
     row = next(iter(progress.rows.values()), None)
-    again = f"`peer join --home {quoted(home)}`"
+    again = f"`peer join {Home(home).option}`"
     over = progress.complete or progress.left_complete or progress.left_for_good
     if row is not None and row.fed is not None:
         peers = several(len(row.fed.peers), "peer")
@@ -270,7 +270,7 @@ def what_was_kept(progress: Progress, home: Path) -> str:
         after = f"after round {progress.round}" if progress.round else "before the first commit of this peer"
         return f"Left {after}. No checkpoint was written: joining again ({again}) fetches the state from peers."
     saved = progress.saved
-    of, options, also = "", f"--home {quoted(home)}", ""
+    of, options, also = "", Home(home).option, ""
     if saved.stage is not None:
         of, options, also = f" of stage {saved.stage}", f"{options} ...", ", with a --home of each other stage,"
     what = f"Saved: round {saved.round}{of} in {saved.path}"

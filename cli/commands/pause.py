@@ -28,13 +28,18 @@ def pause(home: Path | None, lasts: str | None) -> None:
 
     It keeps its connections, its state and its place, and follows the run. One that is started again stays paused.
     """
+    from swarm.run.home import Home
     from swarm.run.owners_pause import PauseRequest, write_request
 
     until = None if lasts is None else time.time() + _seconds(lasts)
     file, runs = paused_file(home)
     write_request(file, PauseRequest(until))
     what = "is paused" if runs else "does not run: it will be paused when it is started"
-    end = "by `peer resume`" if until is None else f"at {time.strftime('%H:%M on %Y-%m-%d', time.localtime(until))}"
+    end = (
+        f"by `peer resume {Home(file.parent).option}`"
+        if until is None
+        else f"at {time.strftime('%H:%M on %Y-%m-%d', time.localtime(until))}"
+    )
     say(f"The peer of {file.parent} {what}. The pause ends {end}.")
 
 

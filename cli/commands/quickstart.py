@@ -103,6 +103,7 @@ def _play(peers: int, stages: int, rounds: int, home: Path, serves: bool, monito
     began = time.time()
     title = f"quickstart: {peers} peers, {rounds} rounds, in {home}"
     progress = Progress(title if stages == 1 else f"{title}, {stages} stages", keeps_all=True, stages=stages)
+    progress.homes["coordinator"] = home / "coordinator"
     with children() as group, shown(progress) as redraw, monitor or nullcontext():
         play = play_whole if stages == 1 else play_pipeline
         scenario = play(LocalCluster(home, rounds, group, progress, redraw, monitor), peers)
@@ -184,7 +185,7 @@ def _summarize(report: Report, home: Path, served: ServedSample | None = None) -
             for stage in report.stages
         )
         held = f"Weights: {states}.\n{_micro_batch_text(report)}"
-    options = " ".join(f"--home {quoted(path)}" for path in _homes(report, home))
+    options = " ".join(Home(path).option for path in _homes(report, home))
     text = (
         f"\n{report.rounds_committed} rounds committed, {report.rounds_discarded} discarded:"
         f" {report.tokens / 1e6:.1f} million tokens in {report.wall_s:.0f} s.\n"
@@ -216,11 +217,11 @@ def _served_text(report: Report, served: ServedSample | None) -> str:
 
 def _this_command() -> str:
     """Return what to type for the running `peer`: its name where the shell finds it, else its path."""
-    own, here = Path(sys.executable).with_name("peer"), Path.cwd()
+    own = Path(sys.executable).with_name("peer")
     found = shutil.which("peer")
     if not own.exists() or (found is not None and os.path.samefile(found, own)):
         return "peer"
-    return quoted(own.relative_to(here) if own.is_relative_to(here) else own)
+    return quoted(own)
 
 
 def _traffic_text(report: Report) -> str:

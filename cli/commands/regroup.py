@@ -5,8 +5,9 @@ The coordinator of a home is asked to let its groups go on with the members that
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -15,6 +16,7 @@ from cli.options import home_option
 from cli.terminal.figures import several
 from cli.terminal.lines import say
 from peer.errors import ConfigError, NoQuorum
+from swarm.run.home import Home
 
 if TYPE_CHECKING:
     from swarm.coordinator.regroup_files import GroupOutcome
@@ -26,10 +28,16 @@ if TYPE_CHECKING:
     "--without",
     multiple=True,
     metavar="PEER_ID",
-    help="Go on without this member, even if it answers. May be given several times.",
+    help="Go on without this member, even if it answers, until --readmit. May be given several times.",
+)
+@click.option(
+    "--readmit",
+    multiple=True,
+    metavar="PEER_ID",
+    help="Let this peer be a member again, after --without. May be given several times.",
 )
 @click.option("--undo", is_flag=True, help="Undo the last rounds if no peer that answers has their weights.")
-def regroup(home: Path | None, without: tuple[str, ...], undo: bool) -> None:
+def regroup(home: Path | None, without: tuple[str, ...], readmit: tuple[str, ...], undo: bool) -> None:
     """Continue a run that has lost too many members at once, with those that are left.
 
     A group that can go on by itself is left alone. What comes back later follows the new term, and what it did in the
@@ -38,17 +46,29 @@ def regroup(home: Path | None, without: tuple[str, ...], undo: bool) -> None:
     from peer.identity import is_peer_id
     from swarm.coordinator.regroup_files import ask_coordinator
 
-    for peer in without:
+    found = Home(home or coordinator_home())
+    for option, peer in (*(("--without", peer) for peer in without), *(("--readmit", peer) for peer in readmit)):
         if not is_peer_id(peer):
-            raise ConfigError(f"--without {peer} is not a peer id: `peer status INVITE --json` shows the ids")
-    outcomes = ask_coordinator(home or coordinator_home(), without, undo)
+            raise ConfigError(f"{option} {peer} is not a peer id: `peer status {found.option} --json` shows the ids")
+    if both := next((peer for peer in without if peer in readmit), ""):
+        raise ConfigError(f"--without and --readmit both name {both}: give one of them")
+    outcomes = ask_coordinator(found.path, without, readmit, undo)
     if not outcomes:
         raise ConfigError("a gossip run has no groups: its peers go on by themselves, so start more of them")
     for outcome in outcomes:
         say(told(outcome))
-    stuck = [outcome for outcome in outcomes if outcome.outcome not in ("regrouped", "withdrawn")]
-    if stuck:
-        raise NoQuorum(f"{several(len(stuck), 'group')} cannot go on yet: {_remedy(stuck)}")
+        say(*(f"  {branch}" for branch in outcome.branches), uncut=True)
+    if stuck := [outcome for outcome in outcomes if outcome.outcome not in _GOES_ON]:
+        remedy = _remedy(stuck)
+        if remedy.asks:  # whole on a line of its own: it may name many
+            words = dict.fromkeys((*without, *remedy.without))
+            options = [found.option, *(f"--without {peer}" for peer in words)]
+            options += [*(f"--readmit {peer}" for peer in readmit), *(["--undo"] * (undo or remedy.undo))]
+            say(f"peer regroup {' '.join(options)}", err=True, uncut=True)
+        raise NoQuorum(f"{several(len(stuck), 'group')} cannot go on yet: {remedy.advice}")
+
+
+_GOES_ON: Final = ("regrouped", "begun", "withdrawn")
 
 
 def told(outcome: GroupOutcome) -> str:
@@ -58,20 +78,32 @@ def told(outcome: GroupOutcome) -> str:
         case "regrouped":
             members = several(outcome.members, "member")
             return f"{name} goes on from round {outcome.round} with {members} (term {outcome.term})"
+        case "begun":
+            return f"{name} begins with {several(outcome.members, 'member')}"
+        case "unbegun":
+            are = "is" if outcome.connected == 1 else "are"
+            all_ = "" if outcome.stage is None else " in all stages, one of each"
+            connected = f"{several(outcome.connected, 'peer')} of it {are} connected"
+            return f"{name} has not begun: {connected}, and the run begins with {outcome.needed}{all_}"
         case "withdrawn":
             return f"{name} goes on by itself from round {outcome.round}: nothing was changed"
         case "would_undo":
-            return f"{name} could go on only by undoing the rounds after {outcome.round}: nothing was changed"
+            rounds = f"undoing {several(outcome.undone, 'round')} and going on from round {outcome.round}"
+            return f"{name} could go on only by {rounds}: nothing was changed"
         case "failed":
-            return f"{name} cannot go on from round {outcome.round}: {outcome.reason}"
+            reason = outcome.reason if outcome.connected else "no peer answers yet"
+            return f"{name} cannot go on from round {outcome.round}: {reason}"
         case "unnamed":
             return f"{name} stays at round {outcome.round}: {_absence(outcome)}"
         case "silent":
-            return f"{name} cannot go on from round {outcome.round}: no peer answers that has its weights"
+            none = "no peer answers that has its weights" if outcome.connected else "no peer answers yet"
+            return f"{name} cannot go on from round {outcome.round}: {none}"
 
 
 def _absence(outcome: GroupOutcome) -> str:
     """Return what it may mean that these members do not answer."""
+    if not outcome.connected:
+        return "no peer answers yet"
     if outcome.alone:
         return (
             "no member answers, so check this machine's own connection first. If they are alive elsewhere, what they do"
@@ -81,12 +113,46 @@ def _absence(outcome: GroupOutcome) -> str:
     return f"{names} {'do' if len(outcome.away) > 1 else 'does'} not answer. Alive elsewhere, what they do then is lost"
 
 
-def _remedy(stuck: list[GroupOutcome]) -> str:
-    kinds = {outcome.outcome for outcome in stuck}
+@dataclass(frozen=True)
+class _Remedy:
+    """What to do about groups that cannot go on."""
+
+    advice: str
+    asks: bool = True
+    """Whether to ask again, by the command that is printed above the advice."""
+    without: tuple[str, ...] = ()
+    """Members that the command names besides those named already."""
+    undo: bool = False
+
+
+def _remedy(stuck: list[GroupOutcome]) -> _Remedy:
+    begun = [outcome for outcome in stuck if outcome.outcome != "unbegun"]
+    kinds = {outcome.outcome for outcome in begun}
+    if begun and not any(outcome.connected for outcome in begun):
+        return _Remedy(
+            "wait until its members are connected, or start them again (`peer join --home DIR` where each ran), then"
+            " type the line above. If all are up, check this machine's own connection"
+        )
     if "unnamed" in kinds:
-        away = dict.fromkeys(peer for outcome in stuck for peer in outcome.away)
-        named = " ".join(f"--without {peer}" for peer in away)
-        return f"start those members again, or go on without them for good: peer regroup {named}"
+        away = tuple(dict.fromkeys(peer for outcome in begun for peer in outcome.away))
+        return _Remedy("start those members again, or go on without them for good by the line above", without=away)
     if "would_undo" in kinds:
-        return "start a member that has its last rounds, or give --undo"
-    return "start one of its members again (`peer join INVITE --home DIR`), then ask again"
+        advice = "start a member that has its last rounds, or undo them by the line above"
+        if any(outcome.branches for outcome in begun):
+            advice += (
+                ". It goes on from the first of the rounds told: to leave that one out, add --without for its peers"
+            )
+        return _Remedy(advice, undo=True)
+    if begun:
+        return _Remedy("start one of its members again (`peer join --home DIR` where it ran), then type the line above")
+    needed = max(outcome.needed for outcome in stuck)
+    if any(outcome.restored for outcome in stuck):
+        return _Remedy(
+            f"wait until {several(needed, 'peer')} are connected, or start more with `peer join INVITE`, then type the"
+            " line above: a restored coordinator begins nothing before"
+        )
+    return _Remedy(
+        f"it begins by itself once {several(needed, 'peer')} are connected and ready: start more with"
+        " `peer join INVITE`",
+        asks=False,
+    )

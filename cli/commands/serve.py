@@ -33,7 +33,6 @@ from cli.options import (
 from cli.progress.event_feed import EventFeed
 from cli.progress.served_blocks import ServedBlocks
 from cli.run import run_until_stopped
-from cli.terminal.figures import quoted
 from cli.terminal.lines import say, say_json
 from cli.views.live import follow, read_tails
 from cli.views.served_blocks import served_blocks_view
@@ -189,7 +188,7 @@ def serve(
     finally:
         read_tails(seen, {config.name: feed}, as_json)
         if served:
-            say(f"Left. Serve again: `peer serve --home {quoted(home)}`.", err=True)
+            say(f"Left. Serve again: `peer serve {Home(home).option}`.", err=True)
 
 
 def _say_commands(printed: Invite, short: str) -> None:

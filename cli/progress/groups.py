@@ -71,7 +71,7 @@ def _quorum_lost(view: ViewState, row: Row, at: float, fields: Fields) -> None:
     group = view.group_of(fields)
     names = ", ".join(view.name_of(peer) for peer in fields.get("away") or ()) or "its members"
     group.phase = "cannot go on"
-    remedy = f"start {names} again, or continue without them with `peer regroup`"
+    remedy = f"start {names} again, or continue without them with `peer regroup {view.home_option(row)}`"
     if fields.get("alone"):
         remedy = (
             f"no member answers, so check this machine's own connection first. If they are gone, {remedy}: if they are"
@@ -91,8 +91,16 @@ def _coordinator_restored(view: ViewState, row: Row, at: float, fields: Fields) 
     group = view.group_of(fields)
     group.phase = "waits for `peer regroup`"
     view.note(
-        f"the coordinator's disk is not the newest one of {group.name}: it does nothing before `peer regroup`; use that"
-        " once the members that are alive are connected"
+        f"the coordinator's disk is not the newest one of {group.name}: it does nothing before"
+        f" `peer regroup {view.home_option(row)}`; use that once the members that are alive are connected"
+    )
+
+
+def _second_process(view: ViewState, row: Row, at: float, fields: Fields) -> None:
+    where = f" at {fields['ip']}" if fields["ip"] else ""
+    view.note(
+        f"another process was started{where} with this coordinator's key, and has stopped: keep one home with that key,"
+        " and none of its copies where others can start it"
     )
 
 
@@ -157,7 +165,7 @@ def _run_found_complete(view: ViewState, row: Row, at: float, fields: Fields) ->
         return
     group = view.group_of({})
     group.round, group.phase, group.complete = number, "complete", True
-    row.phase, where = "complete", "--home" if stages == 1 and row.role != "feeder" else "INVITE"
+    row.phase, where = "complete", view.home_option(row) if stages == 1 and row.role != "feeder" else "INVITE"
     if not fields["common"]:
         where = "--home HOME_OF_ONE_THAT_TOOK_PART"
     view.told_complete = True
@@ -178,6 +186,7 @@ GROUP_EVENTS: Final[dict[str, Callable[[ViewState, Row, float, Fields], None]]] 
     "quorum_lost": _quorum_lost,
     "run_replaced": _run_replaced,
     "coordinator_restored": _coordinator_restored,
+    "second_process": _second_process,
     "prefix_full": _prefix_full,
     "votes_in_one_hand": _votes_in_one_hand,
     "invite_withdrawn": _invite_withdrawn,

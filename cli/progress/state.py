@@ -6,12 +6,14 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 from cli.progress.curve import LossCurve
 from cli.progress.facts import CommitRow, Fields, GroupRow, MoveRow, Row, Saved
 from cli.progress.micro_batch_audit import AuditTrail
 from cli.progress.pace import RoundPace
+from swarm.run.home import Home
 
 NOTES_MAX: Final = 6
 ROUNDS_MAX: Final = 64  # of a run that may last months
@@ -58,6 +60,8 @@ class ViewState:
     pace: RoundPace = field(default_factory=RoundPace)
     loss_curve: LossCurve = field(default_factory=LossCurve)
     """Of the training loss by round, of the peer that told of it first."""
+    homes: dict[str, Path] = field(default_factory=dict)
+    """Of peers by the name of their row, as far as they are of this machine and known."""
     names: dict[str, str] = field(default_factory=dict)
     """Names by peer id."""
     moves: list[MoveRow] = field(default_factory=list)
@@ -79,6 +83,11 @@ class ViewState:
     def name_of(self, peer: str) -> str:
         """Return the peer's name, or the end of its id."""
         return self.names.get(peer) or peer[-8:]
+
+    def home_option(self, row: Row) -> str:
+        """Return what names the peer's home in a command."""
+        home = self.homes.get(row.name)
+        return "--home DIR" if home is None else Home(home).option
 
     def group_of(self, fields: Fields) -> GroupRow:
         """Return the group that an event is about."""

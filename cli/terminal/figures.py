@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import shlex
 from pathlib import Path
 from typing import Final
@@ -16,8 +17,8 @@ def several(count: int, what: str) -> str:
 
 
 def quoted(path: Path) -> str:
-    """Quote a path for a shell."""
-    return shlex.quote(str(path))
+    """Return a path as a person types it in a shell, from whatever folder."""
+    return shlex.quote(os.path.abspath(path))
 
 
 def size_text(size_bytes: float) -> str:

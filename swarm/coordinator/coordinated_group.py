@@ -70,7 +70,7 @@ class CoordinatedGroup:
         self._told_shares = set[str]()
         timeouts = AdaptiveTimeouts(manifest.run.timeout_floor_s)
         config = agreement_config(manifest, stage, host.peer_id)
-        if disk != "new":
+        if disk == "kept":
             config = replace(config, begin_s=BEGIN_S)
         records = RecordFiles(home.stage(stage, manifest.stages).agreement)
         options = DriverOptions(
@@ -128,6 +128,17 @@ class CoordinatedGroup:
     def away(self) -> tuple[str, ...]:
         """The members of the last head that this machine is not connected to."""
         return tuple(member.peer for member in self.head.members if not self._host.is_connected(member.peer))
+
+    @property
+    def connected(self) -> int:
+        """How many peers of the group this machine is connected to, members or not."""
+        peers = {*self.known_peers(), *(member.peer for member in self.head.members)}
+        return sum(map(self._host.is_connected, peers))
+
+    @property
+    def needed(self) -> int:
+        """With how many peers, of all its groups, the run begins."""
+        return self._manifest.run.min_peers
 
     @property
     def may_go_on(self) -> bool:

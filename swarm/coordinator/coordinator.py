@@ -28,6 +28,7 @@ from swarm.coordinator.notices import Notices
 from swarm.coordinator.regroup import serve_requests
 from swarm.coordinator.reopen import create_or_reopen, watch_beginning
 from swarm.coordinator.run_progress import RunProgress
+from swarm.coordinator.second_process import refuse_second, serve_second
 from swarm.coordinator.successor import Successor, enter_home, take_over
 from swarm.coordinator.withdrawal import named_bans, withdraw_printed
 from swarm.inference.record import run_schemas
@@ -89,7 +90,8 @@ async def run_coordinator(
     """Coordinate until cancelled. `ready` gets the invite once peers can join, and again whenever it names other
     members; `watch` gets every event.
 
-    Raises ConfigError, ResourceError, CheckpointError, IdentityError; of a successor what `take_over` raises, too.
+    Raises ConfigError, ResourceError (also where another process has the run's key), CheckpointError, IdentityError; of
+    a successor what `take_over` raises, too.
     """
     if config.successor is not None:
         enter_home(Home(config.home), config.successor)
@@ -97,6 +99,7 @@ async def run_coordinator(
         home, identity, events = opened.home, opened.identity, opened.events
         if config.successor is not None:
             await take_over(home, config.successor)
+        await refuse_second(home, () if config.successor is None else config.successor.addresses)
         before = load_run_files(config.home)
         run_files, tokenizer, states = await trio.to_thread.run_sync(
             create_or_reopen, config.home, config.run, identity, events
@@ -133,6 +136,7 @@ async def run_coordinator(
             stores.extend(_snapshots(state) for state in states)
             states.clear()  # the stores hold them
             serve_snapshots(host.rpc, stores)
+            serve_second(host)
             return EnteredRun(run_files, manifest, tokenizer, gate)
 
         known = config.bootstrap if config.successor is None else (*config.bootstrap, *config.successor.others)

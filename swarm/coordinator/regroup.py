@@ -74,13 +74,15 @@ async def regroup(group: CoordinatedGroup, request: RegroupRequest) -> GroupOutc
     config, away = group.driver.config, group.away
     unnamed = tuple(peer for peer in away if peer not in request.without)
     if config.mode != "required" and unnamed and not group.may_go_on:
-        alone = len(away) == len(group.head.members)
-        return GroupOutcome("unnamed", group.stage, group.head.round, away=unnamed, alone=alone)
+        alone, connected = len(away) == len(group.head.members), group.connected
+        return GroupOutcome("unnamed", group.stage, group.head.round, away=unnamed, alone=alone, connected=connected)
     for event in _DECIDED:
         group.last_told.pop(event, None)
-    group.driver.feed(events.RegroupRequested(request.without, undo=request.undo))
+    group.driver.feed(events.RegroupRequested(request.without, request.readmit, request.undo))
     if not await group.told.until(lambda: bool(_DECIDED.keys() & group.last_told), config.ask_s + SPARE_S):
-        return GroupOutcome("silent", group.stage, group.head.round)
+        return GroupOutcome("silent", group.stage, group.head.round, connected=group.connected)
+    if not group.head.members:
+        return await _beginning(group)
     event = next(event for event in _DECIDED if event in group.last_told)
     fields, outcome = group.last_told[event], _DECIDED[event]
     term = _number(fields, "term")
@@ -93,12 +95,30 @@ async def regroup(group: CoordinatedGroup, request: RegroupRequest) -> GroupOutc
         term,
         _number(fields, "members"),
         str(fields.get("reason", "")),
+        connected=group.connected,
+        undone=_number(fields, "undone") if outcome == "would_undo" else 0,
+        branches=_names(fields, "branches"),
     )
+
+
+async def _beginning(group: CoordinatedGroup) -> GroupOutcome:
+    """Return what comes of a group that has not begun. Of a restored coordinator the operator's word is all that was
+    missing if enough peers are there: then it begins at once."""
+    connected, restored = group.connected, "coordinator_restored" in group.last_told
+    if connected and await group.told.until(lambda: bool(group.head.members), SPARE_S):
+        head = group.head
+        return GroupOutcome("begun", group.stage, head.round, head.term, len(head.members))
+    return GroupOutcome("unbegun", group.stage, 0, connected=connected, needed=group.needed, restored=restored)
 
 
 def _number(fields: dict[str, Field], name: str) -> int:
     value = fields.get(name, 0)
     return value if isinstance(value, int) else 0
+
+
+def _names(fields: dict[str, Field], name: str) -> tuple[str, ...]:
+    value = fields.get(name)
+    return tuple(value) if isinstance(value, list | tuple) else ()
 
 
 def _age_s(home: Home) -> float:

@@ -24,7 +24,7 @@ FILE_BYTES_MAX: Final = 1 << 20
 LOOK_EVERY_S: Final = 0.2
 ANSWER_S: Final = 120.0  # a pipeline's groups are asked together, and each needs some seconds
 
-Outcome = Literal["regrouped", "withdrawn", "would_undo", "failed", "silent", "unnamed"]
+Outcome = Literal["regrouped", "begun", "withdrawn", "would_undo", "failed", "silent", "unnamed", "unbegun"]
 Read = TypeVar("Read")
 
 
@@ -33,7 +33,9 @@ class RegroupRequest(msgspec.Struct, frozen=True):
 
     nonce: str
     without: tuple[str, ...] = ()
-    """Peers that must not be members of the new term."""
+    """Peers that must not be members of the new term and those that follow."""
+    readmit: tuple[str, ...] = ()
+    """Peers of earlier requests that may be members again."""
     undo: bool = False
     """Whether rounds may be undone whose state no peer can bring."""
 
@@ -42,9 +44,9 @@ class GroupOutcome(msgspec.Struct, frozen=True):
     """What came of it in one group."""
 
     outcome: Outcome
-    """`withdrawn`: the group goes on by itself. `would_undo`: nothing
+    """`begun`: its first term has begun meanwhile. `withdrawn`: the group goes on by itself. `would_undo`: nothing
     was done, since rounds would be undone. `silent`: no peer has answered that holds a state. `unnamed`: nothing was
-    done, since members do not answer that the operator has not named."""
+    done, since members do not answer that the operator has not named. `unbegun`: too few peers are there to begin."""
     stage: int | None
     round: int
     """The last committed one; of a new term, the one from which it goes on."""
@@ -55,6 +57,16 @@ class GroupOutcome(msgspec.Struct, frozen=True):
     """The members that do not answer, and must be named."""
     alone: bool = False
     """Whether no member answers."""
+    connected: int = 0
+    """How many peers of the group are connected, members or not."""
+    undone: int = 0
+    """How many rounds would be undone."""
+    branches: tuple[str, ...] = ()
+    """Where the group could go on, the furthest first, if not at one round only."""
+    needed: int = 0
+    """With how many peers, of all its groups, the run begins."""
+    restored: bool = False
+    """Whether a group that has not begun waits for the operator's word."""
 
 
 class RegroupAnswer(msgspec.Struct, frozen=True):
@@ -64,7 +76,9 @@ class RegroupAnswer(msgspec.Struct, frozen=True):
     groups: tuple[GroupOutcome, ...]
 
 
-def ask_coordinator(folder: Path, without: tuple[str, ...] = (), undo: bool = False) -> tuple[GroupOutcome, ...]:
+def ask_coordinator(
+    folder: Path, without: tuple[str, ...] = (), readmit: tuple[str, ...] = (), undo: bool = False
+) -> tuple[GroupOutcome, ...]:
     """Ask the coordinator that runs from this home, and wait for its answer. Raises ConfigError if none runs there,
     ResourceError if the folder cannot be written or no answer comes."""
     home, nonce = Home(folder), secrets.token_hex(8)
@@ -72,7 +86,7 @@ def ask_coordinator(folder: Path, without: tuple[str, ...] = (), undo: bool = Fa
     if kept is None or open_any_manifest(kept[0]).authority != Identity.load_or_create(home.identity).peer_id:
         raise ConfigError(f"{folder} is not the home of a coordinator: name the one that it runs from with --home")
     _check_runs(home)
-    write_atomically(home.regroup_request, msgspec.json.encode(RegroupRequest(nonce, without, undo)))
+    write_atomically(home.regroup_request, msgspec.json.encode(RegroupRequest(nonce, without, readmit, undo)))
     until = time.monotonic() + ANSWER_S
     try:
         while time.monotonic() < until:
@@ -97,4 +111,4 @@ def read_file(path: Path, type_: type[Read]) -> Read | None:
 
 def _check_runs(home: Home) -> None:
     if not home.is_in_use:
-        raise ConfigError(f"no coordinator runs from {home.path}: start it with `peer coordinate --home {home.path}`")
+        raise ConfigError(f"no coordinator runs from {home.path}: start it with `peer coordinate {home.option}`")

@@ -10,6 +10,7 @@ import difflib
 import errno
 import math
 import re
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -87,7 +88,9 @@ def read_run_config(path: Path) -> RunConfig:
                 f"{path} is no RUN.toml: write one with `peer coordinate --init run.toml`, with"
                 f' [pretrained] init = "{path}" in it to start from that checkpoint'
             ) from error
-        raise ConfigError(f"{path} does not exist: write one with `peer coordinate --init {path}`") from error
+        raise ConfigError(
+            f"{path} does not exist: write one with `peer coordinate --init {shlex.quote(str(path))}`"
+        ) from error
     except OSError as error:
         if error.errno == errno.EFBIG:
             raise ConfigError(f"{path} is larger than 1 MiB, so it is no RUN.toml: {_TEMPLATE_HINT}") from error

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shlex
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -47,6 +48,11 @@ class Home:
     def stage(self, stage: int, stages: int) -> Home:
         """Return the folder of one stage's files; this home if there is only one stage."""
         return self if stages == 1 else Home(self.path / f"stage-{stage}")
+
+    @property
+    def option(self) -> str:
+        """What names this home in a command that a person types, from whatever folder."""
+        return f"--home {shlex.quote(os.path.abspath(self.path))}"
 
     @property
     def identity(self) -> Path:

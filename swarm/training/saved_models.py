@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,7 +73,7 @@ def _what_is_missing(held: Mapping[Path, Sequence[int]], stages: int) -> str:
     missing = sorted(set(range(stages)) - {stage for found in held.values() for stage in found})
     are = "is" if len(missing) == 1 else "are"
     has = "; ".join(f"{home} holds {name_stages(found) if found else 'none'}" for home, found in held.items())
-    options = " ".join(f"--home {shlex.quote(str(home))}" for home, found in held.items() if found)
+    options = " ".join(Home(home).option for home, found in held.items() if found)
     more = " ".join(f"--home HOME_OF_STAGE_{stage}" for stage in missing)
     return (
         f"{name_stages(missing)} of {stages} {are} missing ({has}): add the home of a peer of each,"

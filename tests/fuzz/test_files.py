@@ -207,7 +207,7 @@ def formats() -> dict[str, Format]:
     guests = {OWNER.key_pair.public_key.to_bytes(): {GUEST.key_pair.public_key.to_bytes(): ("192.0.2.0/24", 9.5)}}
     book = msgspec.json.encode({"addresses": {OWNER.peer_id: ["/ip4/127.0.0.1/tcp/1", "/dns4/a.example/tcp/2"]}})
     signed = encode(sign_manifest(OWNER, RUN))
-    asked = msgspec.json.encode(RegroupRequest("n", (GUEST.peer_id,), True))
+    asked = msgspec.json.encode(RegroupRequest("n", (GUEST.peer_id,), (OWNER.peer_id,), True))
     answered = msgspec.json.encode(RegroupAnswer("n", (GroupOutcome("failed", 1, 3, reason="no peer answers"),)))
     bans = encode(sign_bans(OWNER, BanList(RUN.run_id, 1, frozenset({GUEST.peer_id}))))
     found = [

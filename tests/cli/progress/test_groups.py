@@ -15,7 +15,7 @@ HOME = "coordinator"
 
 
 def coordinator_view(stages: int) -> Progress:
-    progress = Progress("coordinator")
+    progress = Progress("coordinator", homes={HOME: Path("/a/home")})
     tell(progress, "run_entered", name="big", role="coordinator", rounds=9, stages=stages, tokenizer="bytes")
     return progress
 
@@ -55,7 +55,7 @@ def test_each_stage_has_a_line_and_is_named_in_notes() -> None:
         "stage 1 begins with 2 members",
         "round 4 of stage 1 committed by 2 members",
         "stage 1 cannot go on from round 4 (too few members answer): start nknown99 again, or continue without"
-        " them with `peer regroup`",
+        " them with `peer regroup --home /a/home`",
         "stage 1 is regrouped and continues from round 4 with 1 member (term 2)",
     ]
     assert lines_of(progress)[1] == ["1", "4", "1", "training"]
@@ -81,7 +81,7 @@ def test_a_lost_stage_is_named_with_its_last_members() -> None:
     tell(progress, "prefix_full", stage=0, round=6, prefix="203.0.113.0/24", waiting=2, most=8)
     assert told(progress)[1:] == [
         "stage 0 cannot go on from round 4 (too few members answer): start ann, nknown99 again, or continue without"
-        " them with `peer regroup`",
+        " them with `peer regroup --home /a/home`",
         "stage 0 continues at round 6 like the others, with the weights it had at round 4",
         "2 peers of the address prefix 203.0.113.0/24 must wait: a group has 8 members of one prefix at most;"
         " for more machines of one network, create the run with a higher [run] members_per_prefix",
@@ -102,6 +102,15 @@ def test_the_operator_is_told_who_holds_half_of_the_votes() -> None:
     ]
 
 
+def test_the_operator_is_told_of_a_second_process_with_the_key() -> None:
+    progress = coordinator_view(1)
+    tell(progress, "second_process", ip="203.0.113.4")
+    tell(progress, "second_process", ip="")
+    near, relayed = told(progress)[1:]
+    assert near.startswith("another process was started at 203.0.113.4 with this coordinator's key, and has stopped")
+    assert relayed.startswith("another process was started with this coordinator's key")
+
+
 def test_the_operator_is_told_whom_a_withdrawn_invite_keeps() -> None:
     progress = coordinator_view(1)
     tell(progress, "invite_withdrawn", kept=["ann 1a2b3c", "b\x1b[2Jb 4d5e6f"], dropped=1)
@@ -118,9 +127,9 @@ def test_the_run_is_complete_with_its_last_stage(stages: int) -> None:
     for stage in range(stages):
         assert not progress.complete and "The run is kept in coordinator." in _farewell(progress, Path(HOME))
         tell(progress, "run_completed", round=9, **({"stage": stage} if stages > 1 else {}))
-    export = "`peer export --home coordinator --out DIR`"
-    ends = f"The run is complete. It is kept in coordinator; {export} writes the model."
-    assert progress.complete and _farewell(progress, Path(HOME)) == ends
+    export = "`peer export --home /a/home --out DIR`"
+    ends = f"The run is complete. It is kept in /a/home; {export} writes the model."
+    assert progress.complete and _farewell(progress, Path("/a/home")) == ends
     assert told(progress)[1:] == ["complete: round 9 of 9"]
     assert "complete" in shown(progress).split("complete: round")[0]
 
@@ -154,9 +163,9 @@ def test_a_whole_model_is_one_group_without_stages() -> None:
     assert told(progress)[1:3] == [
         "the run begins with 3 members",
         "the run cannot go on from round 2 (too few voters answer): start its members again, or continue without them"
-        " with `peer regroup`",
+        " with `peer regroup --home /a/home`",
     ]
-    assert "it does nothing before `peer regroup`" in told(progress)[4]
+    assert "it does nothing before `peer regroup --home /a/home`" in told(progress)[4]
 
 
 def test_the_coordinator_has_no_line_beside_peers() -> None:

@@ -131,8 +131,8 @@ def test_a_backup_of_another_stage_is_not_the_own_checkpoint(tmp_path: Path) -> 
     assert "with a --home of each other stage" in kept
     feeder = Progress("another")
     feeder.apply("f", "text_fed", 1.0, {"micro_batches": 9, "peers": ["x"]})
-    assert what_was_kept(feeder, Path("home")) == (
-        "Read 9 micro-batches for 1 peer. A feeder saves nothing. Join again: `peer join --home home`."
+    assert what_was_kept(feeder, Path("/a/home")) == (
+        "Read 9 micro-batches for 1 peer. A feeder saves nothing. Join again: `peer join --home /a/home`."
     )
     assert "Left before the first commit of this peer." in what_was_kept(Progress("nothing yet"), tmp_path)
     assert what_was_kept(Progress("nothing yet"), Path("home")) == "", "it was not in the run"
@@ -158,10 +158,11 @@ def test_only_who_can_go_on_is_told_to_join_again(end: str) -> None:
     progress = Progress("one peer's own view")
     progress.apply("a", "gossip_alone", 1.0, {"round": 3, "loss": 2.0})
     progress.apply("a", "checkpoint_saved", 2.0, {"round": 3, "path": "home/checkpoints/3"})
-    assert "Join again to continue from there: `peer join --home home`" in what_was_kept(progress, Path("home"))
+    assert "Join again to continue from there: `peer join --home /a/home`" in what_was_kept(progress, Path("/a/home"))
     setattr(progress, end, True)
-    kept = what_was_kept(progress, Path("home"))
-    assert kept == "Saved: round 3 in home/checkpoints/3. `peer export --home home --out DIR` writes a model from it."
+    kept = what_was_kept(progress, Path("/a/home"))
+    where = "Saved: round 3 in home/checkpoints/3."
+    assert kept == f"{where} `peer export --home /a/home --out DIR` writes a model from it."
 
 
 def test_a_feeder_names_its_peers_and_totals() -> None:

@@ -19,9 +19,9 @@ from tests.swarm.coordinator.run_scene import CoordinatedRun, open_run
 pytestmark = pytest.mark.slow
 
 
-async def ask(run: CoordinatedRun, *without: str, undo: bool = False) -> GroupOutcome:
+async def ask(run: CoordinatedRun, *without: str, readmit: tuple[str, ...] = (), undo: bool = False) -> GroupOutcome:
     """Ask as `peer regroup` does, from another thread."""
-    (outcome,) = await trio.to_thread.run_sync(partial(ask_coordinator, run.home.path, without, undo))
+    (outcome,) = await trio.to_thread.run_sync(partial(ask_coordinator, run.home.path, without, readmit, undo))
     return outcome
 
 
@@ -77,7 +77,7 @@ async def test_rounds_are_taken_back_only_if_the_operator_says_so(tmp_path: Path
         outcome = await ask(run)
         assert outcome.outcome == "unnamed" and outcome.alone and len(outcome.away) == len(last.members)
         outcome = await ask(run, *outcome.away)
-        assert outcome.outcome == "would_undo" and run.groups[0].head == last
+        assert outcome.outcome == "would_undo" and run.groups[0].head == last and outcome.undone == last.round
         outcome = await ask(run, *run.groups[0].away, undo=True)
         assert (outcome.outcome, outcome.round, outcome.members) == ("regrouped", 0, 1)
         await run.until(lambda: again.head.term == outcome.term and again.head.round >= 1)
@@ -87,19 +87,20 @@ async def test_the_groups_of_all_stages_are_asked(tmp_path: Path) -> None:
     async with open_run(tmp_path, stages=2, min_peers=9) as run:
         outcomes = await regroup_all(run.groups, RegroupRequest("n"))
         assert [outcome.stage for outcome in outcomes] == [0, 1]
-        assert {outcome.outcome for outcome in outcomes} == {"failed"}
-        assert outcomes[0].reason == "the group has not begun"
+        assert {(outcome.outcome, outcome.connected, outcome.needed) for outcome in outcomes} == {("unbegun", 0, 9)}
 
 
 async def test_a_restored_coordinator_begins_after_the_operator_regroup(tmp_path: Path) -> None:
     async with open_run(tmp_path) as run:
         await run.restart(restored=True)
+        early = await ask(run)
+        assert (early.outcome, early.connected, early.needed, early.restored) == ("unbegun", 0, 1, True)
         group = run.groups[0]
         await run.enter()
         await run.until(lambda: group.driver._node._applicants.first()[0])
         assert not group.head.members and not run.seen("regrouped")
-        assert (await ask(run)).outcome == "failed", "there is nothing to go on from"
-        await run.until(lambda: group.head.members)
+        outcome = await ask(run)
+        assert (outcome.outcome, outcome.round, outcome.members) == ("begun", 0, 1) and group.head.members
 
 
 def test_no_coordinator_to_ask(tmp_path: Path) -> None:
