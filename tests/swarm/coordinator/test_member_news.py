@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from swarm.coordinator.member_news import news_since, summed_up
+from swarm.coordinator.member_news import news_since, summed_up, unsaved
 from tests.swarm.membership.test_bans import record
 
 
@@ -26,6 +26,11 @@ def test_before_the_first_round_there_is_no_news_and_a_loss_may_be_missing() -> 
     waiting = msgspec.structs.replace(record("a"), role="full", round=0, loss=None)
     assert summed_up({"a": waiting}) == {} == summed_up({})
     assert summed_up({"a": msgspec.structs.replace(waiting, round=1)})["loss"] is None
+
+
+def test_who_cannot_write_its_disk_is_named() -> None:
+    full = msgspec.structs.replace(record("a"), phase="cannot write its disk: No space left on device")
+    assert unsaved({"a": full, "b": record("b")}) == {"a": full.phase}
 
 
 def test_a_held_out_loss_is_told_once() -> None:
