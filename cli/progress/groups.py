@@ -107,7 +107,8 @@ def _second_process(view: ViewState, row: Row, at: float, fields: Fields) -> Non
 def _member_unsaved(view: ViewState, row: Row, at: float, fields: Fields) -> None:
     """A member says of itself that its disk takes nothing."""
     view.note(
-        f"{fields['name']} {fields['reason']}: it takes part in no round until its owner frees some space, or starts it again"
+        f"{fields['name']} {fields['reason']}: it takes part in no round until its owner frees some space, or starts it"
+        " again"
     )
 
 
