@@ -104,6 +104,14 @@ def _second_process(view: ViewState, row: Row, at: float, fields: Fields) -> Non
     )
 
 
+def _member_unsaved(view: ViewState, row: Row, at: float, fields: Fields) -> None:
+    """A member says of itself that its disk takes nothing."""
+    view.note(
+        f"{fields['name']} {fields['reason']}: it takes part in no round until its owner frees some space, or starts it"
+        " again"
+    )
+
+
 def _prefix_full(view: ViewState, row: Row, at: float, fields: Fields) -> None:
     """Newcomers wait because too many members share their address prefix."""
     waiting, most = several(int(fields["waiting"]), "peer"), several(int(fields["most"]), "member")
@@ -187,6 +195,7 @@ GROUP_EVENTS: Final[dict[str, Callable[[ViewState, Row, float, Fields], None]]] 
     "run_replaced": _run_replaced,
     "coordinator_restored": _coordinator_restored,
     "second_process": _second_process,
+    "member_unsaved": _member_unsaved,
     "prefix_full": _prefix_full,
     "votes_in_one_hand": _votes_in_one_hand,
     "invite_withdrawn": _invite_withdrawn,

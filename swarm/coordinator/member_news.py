@@ -14,19 +14,30 @@ import trio
 from peer.events import EventLog, Field
 from swarm.membership.member_record import MemberRecord
 from swarm.membership.membership import REFRESH_S, Membership
+from swarm.rounds.group_driver import UNSAVED
 
 TRAINING: Final = ("full", "stage")
 
 
 async def tell_news(membership: Membership[MemberRecord], events: EventLog) -> None:
     """Tell of the members whenever their round or losses have changed, of a held-out loss once: records keep it until
-    the next one is measured. Event: members_told."""
+    the next one is measured; and of each that begins to say that it cannot write its disk. Events: members_told,
+    member_unsaved."""
     told: dict[str, Field] = {}
+    stuck: dict[str, str] = {}
     while True:
+        before, stuck = stuck, unsaved(membership.view)
+        for peer in stuck.keys() - before.keys():
+            events.emit("member_unsaved", peer=peer, name=membership.view[peer].name, reason=stuck[peer])
         if fresh := news_since(told, news := summed_up(membership.view)):
             events.emit("members_told", **fresh)
             told = news
         await trio.sleep(REFRESH_S)
+
+
+def unsaved(view: Mapping[str, MemberRecord]) -> dict[str, str]:
+    """Return what the members say that can promise nothing, as their disks take nothing."""
+    return {peer: record.phase for peer, record in view.items() if record.phase.startswith(UNSAVED)}
 
 
 def news_since(told: Mapping[str, Field], news: Mapping[str, Field]) -> dict[str, Field]:

@@ -62,7 +62,7 @@ async def refuse_second(home: Home, more: Sequence[str] = ()) -> None:
     peers of the run, beside those that the home knows. Nothing may listen with that key in this process."""
     kept = load_run_files(home.path)
     known = tuple(dict.fromkeys((*_lines(home), *home.living_addresses(), *more)))
-    if kept is None or not known:
+    if kept is None or not (known or home.addresses.exists()):
         return  # a run that is new
     identity, found = Identity.load_or_create(home.identity), list[str]()
     invite = Invite(open_any_manifest(kept[0]).run_id, identity.peer_id, known[:ADDRESSES_MAX])

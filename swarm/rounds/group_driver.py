@@ -47,6 +47,8 @@ from swarm.rounds.timers import Timers
 
 LOOK_S: Final = 0.25  # between two looks at the failure detector
 KNOWN_S: Final = 2.0  # between two looks at who publishes that it takes part
+UNSAVED: Final = "cannot write its disk"
+"""The phase of a peer that can promise nothing, up to its reason."""
 PAUSED_GRACES: Final = 2.0  # times `grace_s`, after which a paused voter answers
 RETRY_S: Final = 1.0  # after the disk has refused a record
 CHECKED_HERE_MAX: Final = 64  # signatures, 4 ms; more at once are checked in a thread
@@ -122,6 +124,7 @@ class GroupDriver:
         self._stepping = False
         self._to_do: deque[actions.Action] = deque()
         self._to_write: deque[actions.Persist] = deque()
+        self._unsaved = ""
         self._work_came, self._write_came = trio.Event(), trio.Event()
         self._accused: dict[str, str] = {}
         self._left_out: set[str] = set()
@@ -156,7 +159,8 @@ class GroupDriver:
 
     @property
     def phase(self) -> str:
-        return "finished" if self.completed.is_set() else self._node.phase
+        """What the peer does, for people: other peers read it in its record, so they learn of a full disk by it."""
+        return self._unsaved or ("finished" if self.completed.is_set() else self._node.phase)
 
     def report(self) -> HeadReport:
         """Return the last head that is committed here, with its proof. A head that the node has moved to is not shown
@@ -334,9 +338,11 @@ class GroupDriver:
                     records = {persist.key: persist.record for persist in batch}
                     await trio.to_thread.run_sync(self._records.write, records)
                 except BarnraiseError as error:  # nothing is promised meanwhile
+                    self._unsaved = f"{UNSAVED}: {_why(error)}"
                     self._host.events.emit("records_unsaved", reason=str(error))
                     await trio.sleep(RETRY_S)
                     continue
+                self._unsaved = ""
                 for _ in batch:
                     self._to_write.popleft()
                 self.feed(events.Persisted(batch[-1].id))
@@ -366,3 +372,11 @@ class GroupDriver:
                 self.feed(events.PeerUp(peer))
             known = here
             await trio.sleep(KNOWN_S if known else LOOK_S)
+
+
+def _why(error: BarnraiseError) -> str:
+    """Return why a write has failed, without a path of this machine: others read it."""
+    cause = error.__cause__
+    if isinstance(cause, FileNotFoundError):
+        return "its home was deleted"
+    return (cause.strerror if isinstance(cause, OSError) else None) or "see its log"

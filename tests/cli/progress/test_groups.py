@@ -111,6 +111,20 @@ def test_the_operator_is_told_of_a_second_process_with_the_key() -> None:
     assert relayed.startswith("another process was started with this coordinator's key")
 
 
+def test_the_operator_is_told_whose_disk_takes_nothing() -> None:
+    progress = coordinator_view(1)
+    tell(
+        progress,
+        "member_unsaved",
+        peer="12D3KooWx",
+        name="ann",
+        reason="cannot write its disk: No space left on device",
+    )
+    assert told(progress)[-1].startswith(
+        "ann cannot write its disk: No space left on device: it takes part in no round"
+    )
+
+
 def test_the_operator_is_told_whom_a_withdrawn_invite_keeps() -> None:
     progress = coordinator_view(1)
     tell(progress, "invite_withdrawn", kept=["ann 1a2b3c", "b\x1b[2Jb 4d5e6f"], dropped=1)

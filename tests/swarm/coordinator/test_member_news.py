@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-import msgspec
+import errno
+import os
+from collections.abc import Mapping
+from pathlib import Path
 
-from swarm.coordinator.member_news import news_since, summed_up
+import msgspec
+import pytest
+
+from peer.errors import ResourceError
+from swarm.coordinator.member_news import news_since, summed_up, unsaved
+from tests.swarm.coordinator.run_scene import open_run
 from tests.swarm.membership.test_bans import record
 
 
@@ -28,8 +36,35 @@ def test_before_the_first_round_there_is_no_news_and_a_loss_may_be_missing() -> 
     assert summed_up({"a": msgspec.structs.replace(waiting, round=1)})["loss"] is None
 
 
+def test_who_cannot_write_its_disk_is_named() -> None:
+    full = msgspec.structs.replace(record("a"), phase="cannot write its disk: No space left on device")
+    assert unsaved({"a": full, "b": record("b")}) == {"a": full.phase}
+
+
 def test_a_held_out_loss_is_told_once() -> None:
     news = {"round": 4, "loss": 2.5, "val_loss": 2.6}
     assert news_since({}, news) == news and news_since(news, news) == {} == news_since(news, {})
     assert news_since(news, {**news, "round": 5}) == {"round": 5, "loss": 2.5, "val_loss": None}
     assert news_since(news, {**news, "val_loss": 2.4}) == {**news, "val_loss": 2.4}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("code", "why"), [(errno.ENOSPC, os.strerror(errno.ENOSPC)), (errno.ENOENT, "its home was deleted")]
+)
+async def test_a_member_says_why_it_cannot_write_until_it_can(code: int, why: str, tmp_path: Path) -> None:
+    full = [True]
+    async with open_run(tmp_path, min_peers=1) as run:
+        replica = await run.enter()
+        records = replica.driver._records
+        write = records.write
+
+        def write_if_there_is_room(entries: Mapping[str, bytes]) -> None:
+            if full[0]:
+                raise ResourceError("cannot write /a/path") from OSError(code, os.strerror(code))
+            write(entries)
+
+        records.write = write_if_there_is_room  # type: ignore[method-assign]
+        await run.until(lambda: replica.driver.phase == f"cannot write its disk: {why}")
+        full[0] = False
+        await run.until(lambda: not replica.driver.phase.startswith("cannot write"))

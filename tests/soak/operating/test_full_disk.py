@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -80,3 +81,24 @@ async def test_the_last_peer_of_a_gossip_run_waits_for_room_and_saves(tmp_path: 
             assert await peer.wait_exit() == 130
             assert "Saved: round" in log.read_text()
             assert list((peer.home / "checkpoints").glob("*-round-*"))
+
+
+async def test_the_operator_reads_who_has_a_full_disk_and_whose_home_was_deleted(tmp_path: Path) -> None:
+    with a_disk(tmp_path / "p1", "16m"):
+        async with open_swarm(tmp_path, min_peers=3) as swarm:
+            _, full, gone = (swarm.join(f"p{i}") for i in range(3))
+            await swarm.committed(2)
+            film = full.home / "film"
+            fill(film)
+            told = await swarm.coordinator.wait_for("member_unsaved", lambda fields: fields["name"] == "p1")
+            assert told.fields["reason"] == "cannot write its disk: No space left on device"
+            await said(swarm.coordinator.log, "p1 cannot write its disk: No space left on device: it takes part in no")
+            film.unlink()
+            await full.wait_for("round_committed", since=full.mark())
+            aside = tmp_path / "aside"
+            gone.home.rename(aside)
+            told = await swarm.coordinator.wait_for("member_unsaved", lambda fields: fields["name"] == "p2")
+            assert told.fields["reason"] == "cannot write its disk: its home was deleted"
+            gone.kill()
+            shutil.rmtree(gone.home, ignore_errors=True)  # what it has begun to write there
+            aside.rename(gone.home)

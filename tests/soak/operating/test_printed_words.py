@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from swarm.run.home import Home
 from tests.support.forking.command import peer_meanwhile
 from tests.swarm.support.swarm_harness import RUN_TOML, WITNESS, open_swarm
 
@@ -82,6 +83,9 @@ async def test_a_copy_of_the_coordinators_home_says_that_its_key_is_in_use(tmp_p
         swarm.join("p0")
         await swarm.committed(1)
         first, copy = swarm.coordinator.home, tmp_path / "copy"
+        with trio.fail_after(120):
+            while not Home(first).living_addresses():
+                await trio.sleep(0.1)
         shutil.copytree(first, copy, ignore=shutil.ignore_patterns("lock"))
         refused = "another process runs with the key of this coordinator"
         for words in ((), ("--listen", "/ip4/127.0.0.1/tcp/0")):  # at its port, and at another
@@ -91,6 +95,6 @@ async def test_a_copy_of_the_coordinators_home_says_that_its_key_is_in_use(tmp_p
         (copy / "invite").unlink()
         ended = await peer_meanwhile("coordinate", "--home", copy, "--listen", "/ip4/127.0.0.1/tcp/0")
         assert ended.returncode == 5 and refused in ended.stderr, ended
-        await swarm.coordinator.wait_for("second_process")
+        await swarm.coordinator.wait_for("second_process", timeout_s=20)
         before = swarm.peers["p0"].mark()
-        await swarm.peers["p0"].wait_for("round_committed", since=before)
+        await swarm.peers["p0"].wait_for("round_committed", since=before, timeout_s=60)
