@@ -124,7 +124,8 @@ class GroupDriver:
         self._stepping = False
         self._to_do: deque[actions.Action] = deque()
         self._to_write: deque[actions.Persist] = deque()
-        self._unsaved = ""
+        self.unsaved = ""  # why the disk takes no records, as a phase
+        """Why the disk takes no records, as a phase; empty while it does."""
         self._work_came, self._write_came = trio.Event(), trio.Event()
         self._accused: dict[str, str] = {}
         self._left_out: set[str] = set()
@@ -160,7 +161,7 @@ class GroupDriver:
     @property
     def phase(self) -> str:
         """What the peer does, for people: other peers read it in its record, so they learn of a full disk by it."""
-        return self._unsaved or ("finished" if self.completed.is_set() else self._node.phase)
+        return self.unsaved or ("finished" if self.completed.is_set() else self._node.phase)
 
     def report(self) -> HeadReport:
         """Return the last head that is committed here, with its proof. A head that the node has moved to is not shown
@@ -338,11 +339,11 @@ class GroupDriver:
                     records = {persist.key: persist.record for persist in batch}
                     await trio.to_thread.run_sync(self._records.write, records)
                 except BarnraiseError as error:  # nothing is promised meanwhile
-                    self._unsaved = f"{UNSAVED}: {_why(error)}"
+                    self.unsaved = f"{UNSAVED}: {_why(error)}"
                     self._host.events.emit("records_unsaved", reason=str(error))
                     await trio.sleep(RETRY_S)
                     continue
-                self._unsaved = ""
+                self.unsaved = ""
                 for _ in batch:
                     self._to_write.popleft()
                 self.feed(events.Persisted(batch[-1].id))

@@ -64,7 +64,7 @@ class ReplicaDriver:
     @property
     def phase(self) -> str:
         """What this replica does, for people."""
-        return "catching up" if self.actor.fetching else self.group.phase
+        return "catching up" if self.actor.fetching and not self.group.unsaved else self.group.phase
 
     @property
     def takes_part(self) -> bool:

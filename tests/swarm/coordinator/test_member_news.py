@@ -52,11 +52,13 @@ def test_a_held_out_loss_is_told_once() -> None:
 @pytest.mark.parametrize(
     ("code", "why"), [(errno.ENOSPC, os.strerror(errno.ENOSPC)), (errno.ENOENT, "its home was deleted")]
 )
-async def test_a_member_says_why_it_cannot_write_until_it_can(code: int, why: str, tmp_path: Path) -> None:
+async def test_a_member_says_why_it_cannot_write_until_it_can(
+    code: int, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     full = [True]
     async with open_run(tmp_path, min_peers=1) as run:
         replica = await run.enter()
-        records = replica.driver._records
+        records = replica.driver.group._records
         write = records.write
 
         def write_if_there_is_room(entries: Mapping[str, bytes]) -> None:
@@ -64,7 +66,7 @@ async def test_a_member_says_why_it_cannot_write_until_it_can(code: int, why: st
                 raise ResourceError("cannot write /a/path") from OSError(code, os.strerror(code))
             write(entries)
 
-        records.write = write_if_there_is_room  # type: ignore[method-assign]
+        monkeypatch.setattr(records, "write", write_if_there_is_room)
         await run.until(lambda: replica.driver.phase == f"cannot write its disk: {why}")
         full[0] = False
         await run.until(lambda: not replica.driver.phase.startswith("cannot write"))
