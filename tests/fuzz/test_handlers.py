@@ -16,6 +16,7 @@ from dht.protocol import FIND
 from dht.records import KIND as RECORD_KIND
 from dht.records import Body
 from peer.identity import Identity
+from swarm.coordinator.second_process import serve_second
 from swarm.membership.reachability import serve_dial_back
 from swarm.membership.told_events import serve_events
 from swarm.pipeline.data_feed import serve_tokens
@@ -205,6 +206,7 @@ async def test_the_gate(count: int) -> None:
         serve_run_files(victim.rpc, sign_manifest(AUTHORITY, manifest), b"")
         serve_dial_back(victim)
         serve_events(victim)
+        serve_second(victim)
         other = gate_of(member, manifest)
         await other.introduce(victim.peer_id, 60)
         pool: Pool = {"str": [manifest.run_id], "Link": [plain(link) for link in (*gate.chain, *other.chain)]}

@@ -11,6 +11,7 @@ import pytest
 from cli.commands.quickstart import _summarize
 from cli.demo.report import PeerReport, Report, StageReport
 from cli.progress.micro_batch_audit import MicroBatches
+from swarm.run.home import Home
 
 
 def peer(name: str, bytes_up: int) -> PeerReport:
@@ -43,7 +44,7 @@ def test_summary_of_a_whole_model(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     assert "4 rounds committed, 1 discarded: 2.0 million tokens in 60 s." in text
     assert "No peer sent more than 3.0 MB, 200 times less than with an fp32 all-reduce after every step" in text
-    assert "peer export --home q/peer-1 --out model" in text and "micro-batch" not in text
+    assert f"peer export {Home(Path('q/peer-1')).option} --out model" in text and "micro-batch" not in text
 
 
 def test_the_printed_command_can_be_pasted(
@@ -53,13 +54,13 @@ def test_the_printed_command_can_be_pasted(
     folder = own.parents[2]
     for path, place, typed in (
         (own.parent, folder, "peer"),
-        (tmp_path, folder, str(own.relative_to(folder))),
+        (tmp_path, folder, str(own)),
         (tmp_path, tmp_path, str(own)),
     ):
         monkeypatch.setenv("PATH", str(path))
         monkeypatch.chdir(place)
         _summarize(WHOLE, Path("my runs"))
-        export = f"\n  {typed} export --home 'my runs/peer-1' --out model"
+        export = f"\n  {typed} export --home '{place}/my runs/peer-1' --out model"
         assert capsys.readouterr().out.endswith(f"{export}\n  {typed} chat --model model\n")
 
 
@@ -83,4 +84,4 @@ def test_summary_of_a_pipeline(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Weights: stage 0 at 00000000 (1 peer), stage 1 at 11111111 (1 peer)." in text
     assert "Merged by the stages: 80, 71. Declared lost: 7 at stage 1. Uncounted: 2 at stage 1." in text
     assert "All peers together sent 4.0 MB, 2 bytes a token" in text and "all-reduce" not in text
-    assert "peer export --home q/peer-1 --home q/peer-2 --out model" in text
+    assert f"peer export {Home(Path('q/peer-1')).option} {Home(Path('q/peer-2')).option} --out model" in text
