@@ -160,7 +160,7 @@ class Chain:
 
     def takes_back(self, start: msg.StartBody) -> bool:
         """Return whether a start undoes a round of this node's chain without listing it: its round is not above this
-        node's last one, and what it follows does not lead there. Its base need not be known here: where the coordinator
+        node's last one, and its base is another head. Whether that is known here says nothing: where the coordinator
         had lost sight of this node, it often is not."""
         here, name = set[bytes](), self.hash
         while (link := self._links.get(name)) is not None and link.head.attempt < 0:
@@ -169,16 +169,7 @@ class Chain:
         if link is None or start.head.round > link.head.round or len(start.undoes) == msg.LINKS_MAX:
             return False  # a full list has no room for all
         here.add(name)
-        return here.isdisjoint((*start.undoes, *self._way_to(start.head)))
-
-    def _way_to(self, head: Head) -> Iterator[bytes]:
-        """Return the hashes of the heads before one beyond this node's, as far as they are known here, the last one
-        first."""
-        name = head.previous
-        while name in self._ahead:
-            yield name
-            name = self._ahead[name].head.previous
-        yield name
+        return here.isdisjoint((*start.undoes, start.head.previous))
 
     def after(self, known: Sequence[bytes]) -> tuple[msg.ChainLink, ...]:
         """Return the links that follow the latest of these heads, oldest first; else those from the last one that
@@ -257,7 +248,7 @@ class Chain:
         last = max(starts, key=lambda link: position_of(link.head), default=None)
         if last is None or self.highest >= position_of(last.head) or not self._is_overtaken(last):
             return ()
-        return self.after(tuple(self._way_to(last.head)))
+        return self.after((last.head.previous,))
 
     def _set_goal(self) -> None:
         self._next = {before: name for before, name in self._next.items() if name in self._ahead}

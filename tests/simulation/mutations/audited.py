@@ -66,7 +66,7 @@ AUDITED: Final = (
     Rule(
         "a start lists what it undoes",
         PERSONS,
-        changed(Coordinator, "_start", "tuple(undoes)[: msg.LINKS_MAX]", "()"),
+        changed(Coordinator, "_start", "found.undoes if found is not None else ()", "()"),
     ),
     Rule(
         "required: takes back only after its time, or by the operator",

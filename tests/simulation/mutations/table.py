@@ -24,10 +24,11 @@ from tests.simulation.campaign import processor_time_limit, run_one
 from tests.simulation.mutations.audited import AUDITED
 from tests.simulation.mutations.batches import BATCHES
 from tests.simulation.mutations.rules_off import RULES, Rule
+from tests.simulation.mutations.starts import STARTS
 from tests.simulation.setups import SETUPS
 from tests.simulation.test_exhaustive import FORK
 
-ALL: Final = (*RULES, *AUDITED, *BATCHES)
+ALL: Final = (*RULES, *STARTS, *AUDITED, *BATCHES)
 ROOT: Final = Path(__file__).parents[3]
 DIRECTED: Final = ROOT / "tests" / "swarm" / "protocol" / "agreement"
 SLOW: Final = {"test_total"}
