@@ -326,7 +326,7 @@ class DrivenGroup:
 
 @asynccontextmanager
 async def open_driven_group(
-    folder: Path, setting: GroupSetting | None = None, timeout_s: float = 120.0
+    folder: Path, setting: GroupSetting | None = None, timeout_s: float = 500.0
 ) -> AsyncIterator[DrivenGroup]:
     """Open a group with a coordinator that begins it once `min_peers` ask to join. The block must end in time."""
     setting = setting or GroupSetting()
