@@ -235,7 +235,7 @@ class Invariants:
         they were the whole group before, nothing is given away; of two members one may go on, whichever it is."""
         base = self.values[head.previous]
         before = {member.peer for member in base.members}
-        if before and self._setup.lying >= before:
+        if self._setup.lying >= before:
             return
         if max(len(one.members) for one in self._lately(base)) < MANY:
             return

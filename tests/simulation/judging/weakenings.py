@@ -1,7 +1,7 @@
 """Each way to weaken the judge by one thing, found in its source: so a new check has its weakenings, too.
 
 A weakening leaves out a check, one of its conditions, a part of what it compares, a call of it, or what the judge
-remembers for it; or lets a bound pass that is just reached."""
+remembers for it; or lets a bound pass that is just reached; or excuses more than the judge does."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import ast
 import copy
 import inspect
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import FunctionType
@@ -24,6 +24,7 @@ JUDGES: Final = (Invariants, Liveness, electorate)
 NO_JUDGES: Final = {"__init__", "forget", "_look", "put_back"}
 """Functions of these that only build, forget or play the operator."""
 LOOSER: Final[dict[type[ast.cmpop], type[ast.cmpop]]] = {ast.GtE: ast.Gt, ast.LtE: ast.Lt}
+WIDER: Final[dict[type[ast.cmpop], type[ast.cmpop]]] = {ast.Gt: ast.GtE, ast.Lt: ast.LtE}
 
 Change = Callable[[ast.AST], ast.AST]
 
@@ -93,10 +94,21 @@ def _changes(node: ast.AST) -> Iterator[tuple[ast.AST, str, Change]]:
             if isinstance(part, ast.BoolOp) and isinstance(part.op, ast.Or):
                 yield from ((condition, "left out", _false) for condition in part.values)
             if isinstance(part, ast.Compare) and type(part.ops[0]) in LOOSER:
-                yield part, "reached is no more broken", _looser
+                yield part, "reached is no more broken", _with(LOOSER)
             if isinstance(part, ast.Compare) and isinstance(part.left, ast.Tuple):
                 numbers = range(len(part.left.elts))
                 yield from ((part, f"part {number + 1} not compared", _shorter(number)) for number in numbers)
+    if isinstance(node, ast.If) and _excuses(node.body[-1]):
+        for part in ast.walk(node.test):
+            if isinstance(part, ast.BoolOp) and isinstance(part.op, ast.And):
+                yield from ((condition, "excused without", _true) for condition in part.values)
+            if isinstance(part, ast.Compare) and type(part.ops[0]) in WIDER and ".now" not in ast.unparse(part):
+                yield part, "reached is excused", _with(WIDER)
+
+
+def _excuses(node: ast.stmt) -> bool:
+    """Return whether nothing is judged from here on."""
+    return isinstance(node, ast.Return) and (node.value is None or ast.unparse(node.value) in ("False", "''"))
 
 
 def _is_refusal(node: ast.AST) -> bool:
@@ -125,10 +137,17 @@ def _false(node: ast.AST) -> ast.AST:
     return ast.Constant(False)
 
 
-def _looser(node: ast.AST) -> ast.AST:
-    assert isinstance(node, ast.Compare)
-    node.ops[0] = LOOSER[type(node.ops[0])]()
-    return node
+def _true(node: ast.AST) -> ast.AST:
+    return ast.Constant(True)
+
+
+def _with(operators: Mapping[type[ast.cmpop], type[ast.cmpop]]) -> Change:
+    def change(node: ast.AST) -> ast.AST:
+        assert isinstance(node, ast.Compare)
+        node.ops[0] = operators[type(node.ops[0])]()
+        return node
+
+    return change
 
 
 def _shorter(number: int) -> Change:
