@@ -33,14 +33,16 @@ def member(peer: str) -> Member:
 
 
 class StandIn:
-    """In a node's place: it stands where it is put, and does nothing."""
+    """In a node's place: it stands where it is put, does nothing, and notes what happens to it."""
 
     def __init__(self, peer: str, head: Head) -> None:
         self.me, self.head = member(peer), head
+        self.events: list[object] = []
         self.links: dict[bytes, msg.ChainLink] = {}
         self._chain = SimpleNamespace(link=self.links.get, ancestors=lambda: [self.head])
 
     def step(self, now: float, event: object) -> list[actions.Action]:
+        self.events.append(event)
         return []
 
 

@@ -10,9 +10,9 @@ import pytest
 from tests.simulation.invariants import Broken, OutsidePromise
 from tests.simulation.judging import electorates, standstills, starts  # noqa: F401  they add their histories
 from tests.simulation.judging.votes import HISTORIES, History
-from tests.simulation.judging.weakenings import Weakening, weakenings
+from tests.simulation.judging.weakenings import Weakening, weaker_judges
 
-WEAKENINGS = list(weakenings())
+WEAKENINGS = list(weaker_judges())
 
 
 def verdict(history: History, breaks: bool) -> str:

@@ -1,4 +1,5 @@
-"""Each way to weaken the judge by one thing, found in its source: so a new check has its weakenings, too.
+"""Each way to weaken the judge, or a fault of the simulator, by one thing. They are found in the source: so a new check
+has its weakenings, too.
 
 A weakening leaves out a check, one of its conditions, a part of what it compares, a call of it, or what the judge
 remembers for it; or lets a bound pass that is just reached; or excuses more than the judge does."""
@@ -10,15 +11,19 @@ import copy
 import inspect
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, Final
 from unittest.mock import patch
 
-from tests.simulation import electorate
+from tests.simulation import aftermath, electorate, faults, rare_faults
+from tests.simulation.disk import Disk, Image
 from tests.simulation.invariants import Invariants
 from tests.simulation.liveness import Liveness
+from tests.simulation.machine import Machine
+from tests.simulation.net import Network
+from tests.simulation.world import World
 
 JUDGES: Final = (Invariants, Liveness, electorate)
 NO_JUDGES: Final = {"__init__", "forget", "_look", "put_back"}
@@ -26,7 +31,21 @@ NO_JUDGES: Final = {"__init__", "forget", "_look", "put_back"}
 LOOSER: Final[dict[type[ast.cmpop], type[ast.cmpop]]] = {ast.GtE: ast.Gt, ast.LtE: ast.Lt}
 WIDER: Final[dict[type[ast.cmpop], type[ast.cmpop]]] = {ast.Gt: ast.GtE, ast.Lt: ast.LtE}
 
+FAULTS: Final = (
+    (faults, "_cut _crash _restore _rate _freeze _slow_peer _slow_disks _operator _suspect _slow_types"),
+    (rare_faults, "_damage _pause _resume"),
+    (aftermath, "_lose_disk"),
+    (Network, "has_parted is_cut delays add_cut end_cut"),
+    (Disk, "crash damage save_backup restore sync _put"),
+    (Image, "write"),
+    (Machine, "stop jump step _ring"),
+    (World, "advance _heal restart crash _end_coordinator started _find suspect send transmit _receive"),
+)
+QUIET: Final = ("covered", "note(", "steps", "sends", "invariants.sent", "_count", "random.choice")
+"""What is in statements that only count, tell or judge."""
+
 Change = Callable[[ast.AST], ast.AST]
+Changes = Callable[[ast.AST], Iterator[tuple[ast.AST, str, Change]]]
 
 
 @dataclass(frozen=True)
@@ -38,32 +57,45 @@ class Weakening:
     function: str
     tree: ast.Module
 
-    def applied(self) -> AbstractContextManager[Any]:
-        """Return what puts the weaker function in the place of the judge's."""
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Put the weaker function in the place of the whole one, also in tables of its owner."""
         original = getattr(self.owner, self.function)
         made: dict[str, Any] = {}
         exec(compile(self.tree, f"<{self.name}>", "exec"), original.__globals__, made)
-        if original in getattr(self.owner, "_JUDGES", {}).values():
-            kind = next(kind for kind, judge in self.owner._JUDGES.items() if judge is original)
-            return patch.dict(self.owner._JUDGES, {kind: made[self.function]})
-        return patch.object(self.owner, self.function, made[self.function])
+        weaker = made[self.function]
+        with ExitStack() as stack:
+            stack.enter_context(patch.object(self.owner, self.function, weaker))
+            for table in vars(self.owner).values():
+                if isinstance(table, dict):
+                    found = {key: weaker for key, value in table.items() if value is original}
+                    stack.enter_context(patch.dict(table, found))
+            yield
 
 
-def weakenings() -> Iterator[Weakening]:
-    """Return all, in order of the source."""
+def weaker_judges() -> Iterator[Weakening]:
+    """Return all of the judge, in order of the source."""
     for owner in JUDGES:
         for name, function in list(vars(owner).items()):
             mine = isinstance(function, FunctionType) and function.__module__ == (
                 owner.__module__ if inspect.isclass(owner) else owner.__name__
             )
             if mine and name not in NO_JUDGES:
-                yield from _of(owner, name, ast.parse(textwrap.dedent(inspect.getsource(function))))
+                yield from _of(owner, name, _changes)
 
 
-def _of(owner: Any, name: str, tree: ast.Module) -> Iterator[Weakening]:
+def weaker_faults() -> Iterator[Weakening]:
+    """Return all of the faults: each without one thing that it does."""
+    for owner, names in FAULTS:
+        for name in names.split():
+            yield from _of(owner, name, _deletions)
+
+
+def _of(owner: Any, name: str, changes: Changes) -> Iterator[Weakening]:
+    tree = ast.parse(textwrap.dedent(inspect.getsource(getattr(owner, name))))
     numbers = {id(node): number for number, node in enumerate(ast.walk(tree))}
     for node in ast.walk(tree):
-        for target, what, change in _changes(node):
+        for target, what, change in changes(node):
             changed = copy.deepcopy(tree)
             twin = next(one for number, one in enumerate(ast.walk(changed)) if number == numbers[id(target)])
             ast.fix_missing_locations(_Replaced(twin, change).visit(changed))
@@ -109,6 +141,17 @@ def _changes(node: ast.AST) -> Iterator[tuple[ast.AST, str, Change]]:
 def _excuses(node: ast.stmt) -> bool:
     """Return whether nothing is judged from here on."""
     return isinstance(node, ast.Return) and (node.value is None or ast.unparse(node.value) in ("False", "''"))
+
+
+def _deletions(node: ast.AST) -> Iterator[tuple[ast.AST, str, Change]]:
+    """Return the node, if it is a statement that does something beyond its function, or ends it early."""
+    does = isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
+    targets = node.targets if isinstance(node, ast.Assign | ast.Delete) else [node.target] if isinstance(node, ast.AugAssign) else []
+    if does or any(isinstance(target, ast.Attribute | ast.Subscript) for target in targets) or isinstance(node, ast.AugAssign):
+        if not any(quiet in ast.unparse(node) for quiet in QUIET):
+            yield node, "left out", _pass
+    if isinstance(node, ast.If):
+        yield node.test, "never", _false
 
 
 def _is_refusal(node: ast.AST) -> bool:
