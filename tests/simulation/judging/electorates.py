@@ -206,5 +206,3 @@ def made_up_weights_of_an_honest_owner(breaks: bool) -> None:
     owners = ["ABC"[(first + index) % 3] for index in range(3)]
     tensors.forged.add(results[owners.index("A" if breaks else "C")])
     stage.commit("A", stage.certified(one))
-
-

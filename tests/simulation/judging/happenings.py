@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from random import Random
+from types import SimpleNamespace
 from typing import Any, Final
 
 from swarm.protocol.agreement import events
@@ -148,7 +150,7 @@ def slow_types() -> None:
 @happens
 def reordering() -> None:
     delays = [delay for (delay,) in copies(standing().network)]
-    assert any(second < first for first, second in zip(delays, delays[1:], strict=False))
+    assert any(second < first for first, second in itertools.pairwise(delays))
 
 
 @happens
@@ -232,8 +234,17 @@ def crash_and_restart() -> None:
     pass_s(world, 1.0)
     assert world.machines["B"].up and world.machines["B"].life == began + 2
     fault(world, "crash", "C", "kept", 0, None)
+    fault(world, "crash", "C", "kept", 0, 0.2)  # one that is down already stays down
     pass_s(world, 6.0)
     assert not world.machines["C"].up
+
+
+@happens
+def no_crash_after_the_last_fault() -> None:
+    world = standing()
+    world.liveness.left = aftermath.Left(frozenset("WAB"), "alone")
+    fault(world, "crash", "B", "kept", 0, None)
+    assert world.machines["B"].up
 
 
 def heard_nothing(world: World, peer: str) -> bool:
@@ -249,10 +260,15 @@ def crash_between_two_actions() -> None:
     world = standing()
     machine, disk = world.machines["B"], world.machines["B"].disk
     node(world, "B").step = lambda now, event: [Persist(n, f"{LINK_KEY}{n}", bytes([n])) for n in range(5)]  # type: ignore
+    node(world, "A").step = node(world, "B").step  # type: ignore
+    fault(world, "crash", "A", "unsynced", 2, None)
     fault(world, "crash", "B", "kept", 2, None)
     assert machine.up
     machine.step(events.PeerUp("A"))
-    assert not machine.up and len(disk.synced.records) == 2
+    world.machines["A"].step(events.PeerUp("B"))
+    assert not machine.up and len(disk.synced.records) == 2 and machine.node is None
+    assert not world.machines["A"].up and not world.machines["A"].disk.synced.records
+    machine.step(events.PeerUp("A"))  # it takes nothing any more
     fault(world, "crash", "C", "kept", 5, None)
     pass_s(world, 1.5)
     assert not world.machines["C"].up, "at the latest after a second"
@@ -375,7 +391,10 @@ def operator() -> None:
 @happens
 def suspect() -> None:
     world = standing()
-    fault(world, "suspect", "A", "B")
+    world.suspect("B", "A")
+    assert not node(world, "B").events, "a peer that is heard is suspected only wrongly"
+    for _ in range(2):
+        fault(world, "suspect", "A", "B")
     assert node(world, "B").events == [events.PeerDown("A")] and "A" in world.machines["B"].suspects
     assert heard(world, "A", "B") == 1
     assert events.PeerUp("A") in node(world, "B").events and not world.machines["B"].suspects
@@ -402,10 +421,24 @@ def slow_disks() -> None:
 def join() -> None:
     world = standing(joiners=1)
     assert not world.machines["a"].up
+    took: list[object] = []
+    world.machines["a"].step = took.append  # type: ignore[method-assign,assignment]
     fault(world, "join", "a")
     assert world.machines["a"].up
     pass_s(world, 1.0)
-    assert events.PeerUp("a") in node(world, "A").events
+    assert events.PeerUp("a") in node(world, "A").events and events.PeerUp("A") in took
+
+
+@happens
+def lies() -> None:
+    """What a liar sends and takes, its lie decides."""
+    world = standing()
+    said: list[object] = []
+    liar = SimpleNamespace(send=lambda target, message: said.append(message), hears=lambda source, message: False)
+    world.liars["C"] = liar  # type: ignore[assignment]
+    world.send(world.machines["C"], "A", ASK)
+    pass_s(world, 1.0)
+    assert said == [ASK] and not node(world, "A").events and heard(world, "A", "C") == 0
 
 
 # -- what is left ------------------------------------------------------------------------------------------------------
@@ -415,6 +448,7 @@ def join() -> None:
 def parted_for_ever() -> None:
     world = standing()
     world.network.away = frozenset("A")
+    assert world.network.is_cut("A", "B") and world.network.is_cut("B", "A") and not world.network.is_cut("B", "C")
     assert [heard(world, *way) for way in ("AB", "BA", "BC")] == [0, 0, 1]
     world = standing()
     world.transmit("A", "B", ASK)
@@ -432,6 +466,16 @@ def a_disk_that_is_lost_at_the_end() -> None:
     world.advance(1.0)
     assert not world.machines["B"].up and not world.machines["B"].disk.synced.records
     assert not any(isinstance(event, events.Received) for event in node(world, "A").events)
+
+
+@happens
+def a_disk_that_is_lost_while_its_machine_is_down() -> None:
+    world = standing()
+    writes(world.machines["B"].disk, "ss")
+    world.crash(world.machines["B"], "kept")
+    world.invariants._highest["B"] = (9, 9, 9)
+    aftermath._lose_disk(world, world.machines["B"])
+    assert not world.machines["B"].disk.synced.records and "B" not in world.invariants._highest
 
 
 @happens

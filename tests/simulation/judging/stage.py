@@ -74,7 +74,9 @@ class Stage:
     def certified(self, head: Head, voters: str = "AB", /, **changes: Any) -> msg.ChainLink:
         """Return that head with the votes of these peers (W: the witness)."""
         bodies = [
-            msg.VoteBody(head.previous, max(head.attempt, 0), head.hash, WITNESS if voter == COORDINATOR else member(voter))
+            msg.VoteBody(
+                head.previous, max(head.attempt, 0), head.hash, WITNESS if voter == COORDINATOR else member(voter)
+            )
             for voter in voters
         ]
         votes = tuple(self.sign(one.voter.peer, "agreement.vote", replace(one, **changes)) for one in bodies)
@@ -142,7 +144,9 @@ class Stage:
 
     def propose(self, peer: str, value: Head) -> None:
         """Let a leader send a proposal."""
-        self.judge.sent(self.machine(peer), "B", msg.ProposalMessage(ROSTER, value, (), msg.Support(ROSTER, ROSTER, ())))
+        self.judge.sent(
+            self.machine(peer), "B", msg.ProposalMessage(ROSTER, value, (), msg.Support(ROSTER, ROSTER, ()))
+        )
 
     def report(self, nonce: str, peer: str, head: Head, accepted: Head | None = None) -> None:
         """Let a peer tell the coordinator where it stands."""

@@ -31,14 +31,14 @@ def another_start_beside_one_at_which_peers_stand(breaks: bool) -> None:
 def a_start_with_another_state(breaks: bool) -> None:
     stage = Stage()
     one = stage.round(stage.begun())
-    stage.show(stage.start(one, **({"state_hash": GENESIS.state_hash} if breaks else {})))
+    stage.show(stage.start(one, state_hash=GENESIS.state_hash if breaks else one.state_hash))
 
 
 @broken("2 lineage: the start of term 2 changes the state")
 def a_start_with_another_ledger(breaks: bool) -> None:
     stage = Stage()
     one = stage.round(stage.begun())
-    stage.show(stage.start(one, **({"ledger": GENESIS.ledger} if breaks else {})))
+    stage.show(stage.start(one, ledger=GENESIS.ledger if breaks else one.ledger))
 
 
 @broken("2 lineage: the start of term 2 changes the state")
@@ -415,5 +415,3 @@ def a_term_that_honest_members_give_away(breaks: bool) -> None:
 def a_witness_term_with_liars_only(breaks: bool) -> None:
     stage = Stage(liars=1)
     stage.show(stage.start(stage.begun(), "C" if breaks else "BC"))
-
-

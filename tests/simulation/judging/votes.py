@@ -11,7 +11,7 @@ from swarm.protocol.agreement import messages as msg
 from tests.simulation.disk import Image
 from tests.simulation.invariants import SENDS_PER_S
 from tests.simulation.judging.stage import Stage
-from tests.simulation.tensors import GENESIS, State
+from tests.simulation.tensors import State
 
 
 @dataclass(frozen=True)
@@ -165,8 +165,7 @@ def a_record_of_a_state_that_is_not_there(breaks: bool) -> None:
 @broken("4 monotone: A commits a head with the certificate of another")
 def the_certificate_of_another_head(breaks: bool) -> None:
     stage = Stage()
-    link = stage.certified(stage.after(stage.begun()))
-    stage.commit("A", link, **({"inner_step": 9} if breaks else {}))
+    stage.commit("A", stage.certified(stage.after(stage.begun())), inner_step=9 if breaks else 0)
 
 
 @broken("5 weights: A stands at round 1 without")
