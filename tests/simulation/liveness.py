@@ -27,7 +27,7 @@ CALLS: Final = {"quorum_lost", "coordinator_restored"}
 LOST: Final = CALLS | {"regroup_failed"}
 """What the operator hears where no state is left."""
 NOT_PROMISED: Final = "not promised"
-"""What schedules are counted under of which nothing is promised in the end: they show only that nothing unsafe is done."""
+"""What schedules are counted under of which nothing is promised in the end: they show only safety."""
 SAFE_S: Final = 8.0  # for which those are watched of whom nothing is promised
 STEPS_MAX: Final = 5_000  # in which those that are left go on
 

@@ -8,6 +8,7 @@ from unittest.mock import patch
 import pytest
 
 from tests.simulation import faults, rare_faults
+from tests.simulation.judging import machines  # noqa: F401  it adds its happenings
 from tests.simulation.judging.happenings import HAPPENINGS
 from tests.simulation.judging.weakenings import Weakening, weaker_faults
 from tests.simulation.net import Network

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from tests.simulation.invariants import Broken, OutsidePromise
-from tests.simulation.judging import electorates, standstills, starts  # noqa: F401  they add their histories
+from tests.simulation.judging import certificates, electorates, standstills, starts  # noqa: F401  they add their histories
 from tests.simulation.judging.votes import HISTORIES, History
 from tests.simulation.judging.weakenings import Weakening, weaker_judges
 
