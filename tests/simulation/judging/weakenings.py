@@ -49,6 +49,7 @@ QUIET: Final = (
     "_count",
     "trac",
     "left",
+    "aftermath",
     "liveness",
     "coordinator",
     "life != life",
