@@ -26,7 +26,7 @@ def happens(play: Happening) -> Happening:
     return play
 
 
-def standing(peers: str = "WABC", **setup: Any) -> World:
+def placed(peers: str = "WABC", **setup: Any) -> World:
     """Return a world without faults, whose machines are up and do nothing by themselves."""
     stage = Stage(**setup)
     stage.stand(peers, GENESIS)
@@ -62,7 +62,7 @@ def heard(world: World, source: str, target: str, seconds: float = 0.5) -> int:
 
 @happens
 def cut() -> None:
-    world = standing()
+    world = placed()
     fault(world, "cut", ("A",), False, 5.0)
     assert [heard(world, *way) for way in ("AB", "BA", "AW", "CA", "BC", "WB")] == [0, 0, 0, 0, 1, 1]
     pass_s(world, 0.5)
@@ -74,7 +74,7 @@ def cut() -> None:
 
 @happens
 def one_way_cut() -> None:
-    world = standing()
+    world = placed()
     fault(world, "cut", ("A",), True, 5.0)
     assert [heard(world, *way) for way in ("AB", "AW", "BA", "WA", "BC")] == [0, 0, 1, 1, 1]
 
@@ -82,7 +82,7 @@ def one_way_cut() -> None:
 @happens
 def two_cuts_at_once() -> None:
     """The shorter one does not end the longer one."""
-    world = standing()
+    world = placed()
     fault(world, "cut", ("A",), False, 5.0)
     fault(world, "cut", ("A", "B"), False, 1.0)
     pass_s(world, 2.0)
@@ -91,7 +91,7 @@ def two_cuts_at_once() -> None:
 
 @happens
 def cuts_end_with_the_faults() -> None:
-    world = standing()
+    world = placed()
     world.now = world.heals_at - 1.0
     fault(world, "cut", ("A",), False, 20.0)
     world._heal()
@@ -103,7 +103,7 @@ def copies(network: Network, now: float = 0.0, tag: str = "vote") -> list[tuple[
 
 
 def noisy(kind: str, *args: Any) -> World:
-    world = standing()
+    world = placed()
     assert {len(one) for one in copies(world.network)} == {1} and max(copies(world.network))[0] < 0.5
     fault(world, kind, *args)
     return world
@@ -142,13 +142,13 @@ def slow_types() -> None:
 
 @happens
 def reordering() -> None:
-    delays = [delay for (delay,) in copies(standing().network)]
+    delays = [delay for (delay,) in copies(placed().network)]
     assert any(second < first for first, second in itertools.pairwise(delays))
 
 
 @happens
 def messages_outlive_a_restart_of_their_receiver() -> None:
-    world = standing()
+    world = placed()
     world.transmit("A", "B", ASK)
     world.machines["B"].life += 1
     world.advance(1.0)

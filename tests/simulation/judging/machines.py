@@ -11,7 +11,7 @@ from swarm.protocol.agreement.actions import Persist
 from swarm.protocol.agreement.records import BALLOT_KEY, LINK_KEY
 from tests.simulation import aftermath, rare_faults
 from tests.simulation.disk import Disk
-from tests.simulation.judging.happenings import ASK, fault, happens, heard, node, pass_s, standing
+from tests.simulation.judging.happenings import ASK, fault, happens, heard, node, pass_s, placed
 from tests.simulation.setups import Setup
 from tests.simulation.tensors import GENESIS
 from tests.simulation.world import World
@@ -29,7 +29,7 @@ def writes(disk: Disk, kinds: str) -> None:
 
 def after_crash(kind: str, records: str = "sswwww") -> list[int]:
     """Return the numbers of the records that are there after a crash of this kind."""
-    world = standing()
+    world = placed()
     disk = world.machines["B"].disk
     writes(disk, records)
     fault(world, "crash", "B", kind, 0, 3.0)
@@ -78,7 +78,7 @@ def crash_of_a_machine_whose_log_is_lost() -> None:
 
 @happens
 def crash_and_restart() -> None:
-    world = standing()
+    world = placed()
     began = world.machines["B"].life
     fault(world, "crash", "B", "kept", 0, 3.0)
     assert heard_nothing(world, "B")
@@ -95,7 +95,7 @@ def crash_and_restart() -> None:
 
 @happens
 def no_crash_after_the_last_fault() -> None:
-    world = standing()
+    world = placed()
     world.liveness.left = aftermath.Left(frozenset("WAB"), "alone")
     fault(world, "crash", "B", "kept", 0, None)
     assert world.machines["B"].up
@@ -111,7 +111,7 @@ def heard_nothing(world: World, peer: str) -> bool:
 
 @happens
 def crash_between_two_actions() -> None:
-    world = standing()
+    world = placed()
     machine, disk = world.machines["B"], world.machines["B"].disk
     node(world, "B").step = lambda now, event: [Persist(n, f"{LINK_KEY}{n}", bytes([n])) for n in range(5)]  # type: ignore
     node(world, "A").step = node(world, "B").step  # type: ignore
@@ -130,7 +130,7 @@ def crash_between_two_actions() -> None:
 
 @happens
 def a_peer_that_loses_its_disk_may_begin_again() -> None:
-    world = standing()
+    world = placed()
     world.invariants._highest["B"] = (9, 9, 9)
     fault(world, "crash", "B", "wiped", 0, None)
     assert "B" not in world.invariants._highest
@@ -139,7 +139,7 @@ def a_peer_that_loses_its_disk_may_begin_again() -> None:
 @happens
 def damage() -> None:
     def left(depth: float) -> tuple[list[int], bool]:
-        world = standing(rare=("damage",))
+        world = placed(rare=("damage",))
         disk = world.machines["B"].disk
         writes(disk, "sssss")
         fault(world, "damage", "B", depth, 1.0)
@@ -153,7 +153,7 @@ def damage() -> None:
 
 @happens
 def a_peer_with_a_damaged_log_may_begin_again() -> None:
-    world = standing(rare=("damage",))
+    world = placed(rare=("damage",))
     writes(world.machines["B"].disk, "ss")
     world.invariants._highest["B"] = (9, 9, 9)
     fault(world, "damage", "B", 0.0, 1.0)
@@ -162,7 +162,7 @@ def a_peer_with_a_damaged_log_may_begin_again() -> None:
 
 @happens
 def restore() -> None:
-    world = standing()
+    world = placed()
     machine = world.machines["W"]
     writes(machine.disk, "s")
     fault(world, "backup", "W")
@@ -185,7 +185,7 @@ def restore_loses_what_is_on_its_way() -> None:
 
 @happens
 def rate() -> None:
-    world = standing()
+    world = placed()
     world.now = 10.0
     fault(world, "rate", "A", 0.9)
     assert world.machines["A"].local_time() == 9.0 and world.machines["B"].local_time() == 10.0
@@ -194,7 +194,7 @@ def rate() -> None:
 @happens
 def jump() -> None:
     """Timers are due earlier."""
-    world = standing()
+    world = placed()
     machine = world.machines["A"]
     machine.timers["soon"] = 30.0
     machine._arm("soon", 30.0)
@@ -207,7 +207,7 @@ def jump() -> None:
 @happens
 def freeze() -> None:
     """What comes to a frozen machine, from others or by its own timers, it takes later."""
-    world = standing()
+    world = placed()
     machine = world.machines["A"]
     fault(world, "freeze", "A", 3.0)
     machine.later(1.0, machine.step, events.TimerFired("soon"))
@@ -219,7 +219,7 @@ def freeze() -> None:
 
 @happens
 def pause() -> None:
-    world = standing()
+    world = placed()
     machine = world.machines["A"]
     vote = msg.VoteMessage(machine.signer.sign("agreement.vote", msg.VoteBody(b"", 0, b"", node(world, "A").me)))
     world.invariants.sent = lambda *args: None  # type: ignore[method-assign]
@@ -236,7 +236,7 @@ def pause() -> None:
 
 @happens
 def operator() -> None:
-    world = standing()
+    world = placed()
     world.now = 5.0
     fault(world, "operator", True)
     assert node(world, "W").events == [events.RegroupRequested(undo=True)] and world.asked_at == 5.0
@@ -244,7 +244,7 @@ def operator() -> None:
 
 @happens
 def suspect() -> None:
-    world = standing()
+    world = placed()
     world.suspect("B", "A")
     assert not node(world, "B").events, "a peer that is heard is suspected only wrongly"
     for _ in range(2):
@@ -256,7 +256,7 @@ def suspect() -> None:
 
 @happens
 def slow_peer() -> None:
-    world = standing()
+    world = placed()
     before = [(world.machines[peer].train_s, world.machines[peer].fetch_s) for peer in "AB"]
     fault(world, "slow_peer", "A", 4.0)
     after = [(world.machines[peer].train_s, world.machines[peer].fetch_s) for peer in "AB"]
@@ -265,7 +265,7 @@ def slow_peer() -> None:
 
 @happens
 def slow_disks() -> None:
-    world = standing()
+    world = placed()
     fault(world, "slow_disks", 0.3)
     assert len({world.machines[peer].sync_s for peer in world.machines}) == len(world.machines)
     assert max(world.machines[peer].sync_s for peer in world.machines) > 0.1
@@ -273,7 +273,7 @@ def slow_disks() -> None:
 
 @happens
 def join() -> None:
-    world = standing(joiners=1)
+    world = placed(joiners=1)
     assert not world.machines["a"].up
     took: list[object] = []
     world.machines["a"].step = took.append  # type: ignore[method-assign,assignment]
@@ -286,7 +286,7 @@ def join() -> None:
 @happens
 def lies() -> None:
     """What a liar sends and takes, its lie decides."""
-    world = standing()
+    world = placed()
     said: list[object] = []
     liar = SimpleNamespace(send=lambda target, message: said.append(message), hears=lambda source, message: False)
     world.liars["C"] = liar  # type: ignore[assignment]
@@ -300,11 +300,11 @@ def lies() -> None:
 
 @happens
 def parted_for_ever() -> None:
-    world = standing()
+    world = placed()
     world.network.away = frozenset("A")
     assert world.network.is_cut("A", "B") and world.network.is_cut("B", "A") and not world.network.is_cut("B", "C")
     assert [heard(world, *way) for way in ("AB", "BA", "BC")] == [0, 0, 1]
-    world = standing()
+    world = placed()
     world.transmit("A", "B", ASK)
     world.network.away = frozenset("A")
     world.advance(1.0)
@@ -313,7 +313,7 @@ def parted_for_ever() -> None:
 
 @happens
 def a_disk_that_is_lost_at_the_end() -> None:
-    world = standing()
+    world = placed()
     writes(world.machines["B"].disk, "ss")
     world.transmit("B", "A", ASK)
     aftermath._lose_disk(world, world.machines["B"])
@@ -324,7 +324,7 @@ def a_disk_that_is_lost_at_the_end() -> None:
 
 @happens
 def a_disk_that_is_lost_while_its_machine_is_down() -> None:
-    world = standing()
+    world = placed()
     writes(world.machines["B"].disk, "ss")
     world.crash(world.machines["B"], "kept")
     world.invariants._highest["B"] = (9, 9, 9)
@@ -334,7 +334,7 @@ def a_disk_that_is_lost_while_its_machine_is_down() -> None:
 
 @happens
 def the_coordinator_that_dies() -> None:
-    world = standing()
+    world = placed()
     world._end_coordinator()
     world.restart("W")
     assert not world.machines["W"].up

@@ -51,7 +51,7 @@ def a_group_that_leaves_one_behind(breaks: bool) -> None:
     stage.world.liveness.check()
 
 
-def left_standing(stage: Stage, where: dict[str, Head]) -> None:
+def left_at(stage: Stage, where: dict[str, Head]) -> None:
     """Heal a group of which these peers stand there, and let time pass."""
     for peer, head in where.items():
         stage.stand(peer, head)
@@ -66,7 +66,7 @@ def left_standing(stage: Stage, where: dict[str, Head]) -> None:
 def a_quorum_without_its_coordinator(breaks: bool) -> None:
     stage = Stage()
     start = stage.begun()
-    left_standing(stage, dict.fromkeys("AB" if breaks else "A", start))
+    left_at(stage, dict.fromkeys("AB" if breaks else "A", start))
 
 
 @broken("13 liveness: .* last fault: A:.* B:")
@@ -76,27 +76,27 @@ def a_quorum_without_its_coordinator_and_without_the_state(breaks: bool) -> None
     for peer in "" if breaks else "AB":
         stage.machine(peer).committed = stage.machine(peer).candidate = b""
         stage.machine(peer).disk.synced = Image()
-    left_standing(stage, dict.fromkeys("AB", one))
+    left_at(stage, dict.fromkeys("AB", one))
 
 
 @broken("13 liveness: .* last fault: A:")
 def a_required_group_that_stands_still(breaks: bool) -> None:
     stage = Stage(mode="required")
     start = stage.begun()
-    left_standing(stage, dict.fromkeys("WABC" if breaks else "ABC", start))
+    left_at(stage, dict.fromkeys("WABC" if breaks else "ABC", start))
 
 
 @broken("13 liveness: .* last fault: A:")
 def as_many_peers_as_begin_a_group(breaks: bool) -> None:
     stage = Stage()
-    left_standing(stage, dict.fromkeys("WABC" if breaks else "WAB", GENESIS))
+    left_at(stage, dict.fromkeys("WABC" if breaks else "WAB", GENESIS))
 
 
 @broken("13 liveness: .* last fault: A:")
 def fewer_peers_of_a_group_that_has_begun(breaks: bool) -> None:
     stage = Stage()
     start = stage.begun()
-    left_standing(stage, {"W": start if breaks else GENESIS, "A": GENESIS, "B": GENESIS})
+    left_at(stage, {"W": start if breaks else GENESIS, "A": GENESIS, "B": GENESIS})
 
 
 @broken("13 liveness: .* last fault: A:")
@@ -105,7 +105,7 @@ def a_start_that_was_not_overtaken(breaks: bool) -> None:
     start = stage.begun()
     one = stage.round(start, "A")
     second = stage.commit("B", stage.start(start))
-    left_standing(stage, {"A": start if breaks else one, "B": second, "C": second})
+    left_at(stage, {"A": start if breaks else one, "B": second, "C": second})
 
 
 @broken("13 liveness: .* last fault: A:")
@@ -116,7 +116,7 @@ def a_round_that_was_committed_after_longer_ones(breaks: bool) -> None:
     two = stage.round(stage.round(start, "A"), "A")
     second = stage.commit("BC", stage.start(start))
     one = stage.round(second, "BC", "second", voters="BC")
-    left_standing(stage, {"A": two, **dict.fromkeys("BC", one if breaks else second)})
+    left_at(stage, {"A": two, **dict.fromkeys("BC", one if breaks else second)})
 
 
 @broken("13 told: the group stood still")

@@ -162,7 +162,7 @@ def a_head_that_was_passed_without_a_certificate(breaks: bool) -> None:
     stage.round(one.head)
 
 
-# -- what starts take back ---------------------------------------------------------------------------------------------
+# -- what starts undo --------------------------------------------------------------------------------------------------
 
 
 @broken("3 one commit a round: the start of term 2 silently undoes round 1")

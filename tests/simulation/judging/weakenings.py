@@ -48,7 +48,6 @@ QUIET: Final = (
     "invariants.sent",
     "_count",
     "trac",
-    "left",
     "aftermath",
     "liveness",
     "coordinator",
