@@ -61,7 +61,10 @@ def main() -> int:
         f"{tally.schedules} schedules in {seconds:.0f} s ({tally.schedules / seconds:.1f}/s),"
         f" {tally.driven} of the driver, {tally.heads} heads, {len(tally.found)} found; {tally.coverage}\n"
     )
-    return 1 if tally.found else 0
+    say(f"{tally.excused}\n")
+    if tally.excused_too_often:
+        say(f"FOUND too often nothing is promised: {', '.join(tally.excused_too_often)}\n")
+    return 1 if tally.found or tally.excused_too_often else 0
 
 
 if __name__ == "__main__":

@@ -118,7 +118,7 @@ def require_whole_batch(setup: Setup, tensors: Tensors, before: Head, head: Head
 
     whole = [(0, head.round * setup.batch)]
     merged = tensors.states[head.state_hash]
-    if list(merged.samples) != whole or merged.doubled or head.ledger.cursor != head.round * setup.batch:
+    if list(merged.samples) != whole or head.ledger.cursor != head.round * setup.batch:
         raise Broken("8 no half round", f"round {head.round} has merged {merged.samples} of {whole}")
     if head.tokens - before.tokens != setup.batch * SCHEDULE.seq_len:
         raise Broken("8 no half round", f"round {head.round} counts the tokens of another number of samples")

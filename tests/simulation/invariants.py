@@ -235,7 +235,7 @@ class Invariants:
         they were the whole group before, nothing is given away; of two members one may go on, whichever it is."""
         base = self.values[head.previous]
         before = {member.peer for member in base.members}
-        if before and self._setup.lying >= before:
+        if self._setup.lying >= before:
             return
         if max(len(one.members) for one in self._lately(base)) < MANY:
             return
@@ -317,7 +317,7 @@ class Invariants:
         if content is None or content.doubled or content.samples != electorate.trained(head.ledger):
             raise Broken("9 counted once", f"the ledger of round {head.round} is not what its state contains")
         if head.attempt < 0:
-            self._started(machine, head, name, link)
+            self._started(head, link)
             return
         before = self.heads[head.previous]
         other = self._after.setdefault(head.previous, name)
@@ -339,10 +339,9 @@ class Invariants:
             raise Broken("2 lineage", f"{position(head)} follows a head that {machine.peer} cannot prove")
         self._first(machine, passed.head, head.previous, passed)
 
-    def _started(self, machine: Machine, head: Head, name: bytes, link: msg.ChainLink) -> None:
+    def _started(self, head: Head, link: msg.ChainLink) -> None:
         if link.start is None:
             raise Broken("2 lineage", f"term {head.term} begins without the coordinator")
-        self._starts[head.term, head.boot] = name
         if head.previous not in self.values:
             raise Broken("2 lineage", f"the start of term {head.term} follows no head")
 

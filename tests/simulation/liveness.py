@@ -26,6 +26,8 @@ GIVES_TIME: Final = {"regroup_withdrawn", "regrouped"}
 CALLS: Final = {"quorum_lost", "coordinator_restored"}
 LOST: Final = CALLS | {"regroup_failed"}
 """What the operator hears where no state is left."""
+NOT_PROMISED: Final = "not promised"
+"""What schedules are counted under of which nothing is promised in the end: they show only safety."""
 SAFE_S: Final = 8.0  # for which those are watched of whom nothing is promised
 STEPS_MAX: Final = 5_000  # in which those that are left go on
 
@@ -170,7 +172,10 @@ class Liveness:
             return
         if self._untold and not self._world.liars and self._is_promised():
             raise Broken("13 told", "the group stood still and no operator was told")
-        if self._reached or self._may_still_join() or not self._is_promised() or not self._expected():
+        if self._reached or self._may_still_join():
+            return
+        if not self._is_promised() or not self._expected():
+            self._world.covered[NOT_PROMISED] += 1
             return
         places = [f"{m.peer}:{position(m.node.head)}" for m in self._honest() if m.node is not None]
         raise Broken("13 liveness", f"{self._world.setup.calm_s:.0f} s after the last fault: {' '.join(places)}")
@@ -189,6 +194,7 @@ class Liveness:
         if hope == "lost" and not self._is_told():
             raise Broken("13 told", "no state is left, and no operator was told")
         if hope not in ("alone", "operator"):
+            world.covered[NOT_PROMISED] += hope == "open"
             return
         if self._untold and not world.liars:
             raise Broken("13 told", "those that are left stood still and no operator was told")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from blake3 import blake3
 
 from swarm.protocol.agreement.coordination.group_watch import GroupWatch
-from tests.simulation.campaign import run_campaign
+from tests.simulation.campaign import Tally, run_campaign
 from tests.simulation.invariants import Broken
 from tests.simulation.machine import Machine
 from tests.simulation.mutations.table import ALL, search, switched_off
@@ -23,12 +25,27 @@ FIRST_SEED = 0
 def test_random_schedules_hold(setup: str) -> None:
     tally, _ = run_campaign(SCHEDULES, FIRST_SEED, 1, (setup,))
     assert not tally.found
+    assert not tally.excused_too_often, tally.excused
     assert tally.heads > 2 * SCHEDULES, "the group committed next to nothing: the schedules show nothing"
 
 
 def test_random_schedules_of_large_groups_hold() -> None:
     tally, _ = run_campaign(len(LARGE), FIRST_SEED, 1, tuple(LARGE))
     assert not tally.found and tally.heads > 2 * tally.schedules
+
+
+def test_schedules_of_which_nothing_is_promised_are_counted_and_bounded() -> None:
+    tally = run_campaign(SCHEDULES, FIRST_SEED, 1, ("required3-weights",))[0]
+    assert 0 < tally.not_promised["required3-weights"] < tally.ran["required3-weights"] == SCHEDULES
+    assert f"required3-weights {tally.not_promised.total()} of {SCHEDULES}" in tally.excused
+    tally.not_promised["required3-weights"] = SCHEDULES
+    assert tally.excused_too_often == ["required3-weights"]
+    mixed = Tally(
+        schedules=1000, ran=Counter(dict.fromkeys(SETUPS, 20)), not_promised=Counter(dict.fromkeys(SETUPS, 1))
+    )
+    assert mixed.excused_too_often == []
+    mixed.not_promised = Counter(dict.fromkeys(SETUPS, 5))
+    assert mixed.excused_too_often == ["all"]
 
 
 @pytest.mark.parametrize(("name", "setup", "seed", "without"), kept())

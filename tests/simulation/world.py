@@ -19,7 +19,7 @@ from swarm.protocol.agreement.records import LINKS_KEPT
 from swarm.protocol.plan import Contribution
 from tests.simulation import aftermath, faults, liars, rare_faults
 from tests.simulation.invariants import Broken, Invariants, OutsidePromise
-from tests.simulation.liveness import Liveness
+from tests.simulation.liveness import NOT_PROMISED, Liveness
 from tests.simulation.machine import Machine
 from tests.simulation.net import Network
 from tests.simulation.setups import COORDINATOR, Setup
@@ -106,7 +106,7 @@ class World:
             with self.ring():
                 self.advance(self.heals_at + self.setup.calm_s)
         except OutsidePromise as error:
-            self.covered["outside the promise"] += 1
+            self.covered[NOT_PROMISED] += 1
             self.note("", str(error))
             return self
         self.invariants.at_end()

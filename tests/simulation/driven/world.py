@@ -28,7 +28,7 @@ from tests.simulation.driven.machine import NUMEL, DrivenMachine, first_state, w
 from tests.simulation.driven.virtual import repeatable, run_virtually
 from tests.simulation.histories.checks import History
 from tests.simulation.invariants import Broken, Invariants, OutsidePromise
-from tests.simulation.liveness import Liveness
+from tests.simulation.liveness import NOT_PROMISED, Liveness
 from tests.simulation.net import Network
 from tests.simulation.setups import COORDINATOR, Setup
 from tests.simulation.signatures import Signatures
@@ -148,7 +148,7 @@ class DrivenWorld:
             self.failure = self.failure or error
             self.tasks.cancel_scope.cancel()
         except OutsidePromise as error:
-            self.covered["outside the promise"] += 1
+            self.covered[NOT_PROMISED] += 1
             self.note("", str(error))
             self.tasks.cancel_scope.cancel()
 

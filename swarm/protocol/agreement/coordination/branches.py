@@ -21,7 +21,8 @@ class Branches:
     voters of where they left it."""
 
     def __init__(self, context: AgreementContext, chain: Chain) -> None:
-        self._context, self._chain, self._genesis = context, chain, context.config.genesis
+        self._context, self._chain = context, chain
+        self._genesis, self._genesis_hash = context.config.genesis, context.config.genesis.hash
         self.chosen: dict[bytes, Head] = {}
         """Values from which starts began since they may have been chosen, by hash: no votes for them were known."""
         self._links: dict[bytes, msg.ChainLink] = {}  # by hash of their head, in the order of proof
@@ -70,7 +71,7 @@ class Branches:
     def above(self, base: Head, heads: Sequence[Head]) -> list[Head]:
         """Return the certified rounds that a start from `base` takes back, the last one first: those of the chain
         `heads` (the last one first) until it meets what led to `base`, and those of other branches."""
-        kept = {head.hash for head in self.way_to(base)}
+        kept = set(self.names_to(base))
         own = itertools.takewhile(lambda head: head.hash not in kept, heads)
         others = (link.head for name, link in self._links.items() if name not in kept and self._on_chain(name) is None)
         return sorted(filter(self._is_round, (*own, *others)), key=position_of, reverse=True)
@@ -78,7 +79,7 @@ class Branches:
     def overtake(self, start: msg.StartBody) -> bool:
         """Return whether a start came too late for a branch: it takes back a round of it without listing that
         (`Chain.takes_back`), and no round of a higher term has ended since."""
-        kept = {head.hash for head in self.way_to(start.head)} | {start.head.previous, *start.undoes}
+        kept = {*self.names_to(start.head), start.head.previous, *start.undoes}
         term = self.last_round(start.head).term
         return any(
             link.head.attempt >= 0 and link.head.term >= term and link.head.round >= start.head.round
@@ -101,9 +102,16 @@ class Branches:
             yield head
             head = self.head(head.previous) or self.chosen.get(head.previous)
 
+    def names_to(self, base: Head) -> Iterator[bytes]:
+        """Return the hashes of these, without hashing all of them."""
+        name = base.hash
+        for head in self.way_to(base):
+            yield name
+            name = head.previous
+
     def _on_chain(self, name: bytes) -> Head | None:
         chain = self._chain
         if name == chain.hash:
             return chain.head
         link = chain.link(name)
-        return link.head if link is not None else self._genesis if name == self._genesis.hash else None
+        return link.head if link is not None else self._genesis if name == self._genesis_hash else None

@@ -101,7 +101,7 @@ class InquiryResult:
             head = self._branches.head(told.head)
             if head is not None and self.holders(head.state_hash) and (head.term >= last.term or not lives):
                 found[told.head] = head
-        ways = {name: {one.hash for one in self._branches.way_to(head)} for name, head in found.items()}
+        ways = {name: set(self._branches.names_to(head)) for name, head in found.items()}
         tips = [head for name, head in found.items() if not any(name in ways[other] - {other} for other in found)]
         tips.sort(key=self._reached, reverse=True)
         shared = set.intersection(*(ways[head.hash] for head in tips)) if len(tips) > 1 else set()
