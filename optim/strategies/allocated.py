@@ -19,6 +19,7 @@ from optim.codecs.interface import ROW
 from optim.codecs.rows import absmax
 from optim.deterministic import ordered_sum, square_sum
 from optim.strategies.dense import DenseCoding, DenseFormat
+from optim.strategies.interface import Check, go_on
 from peer.errors import ConfigError
 
 CODES: Final = tuple(get_codec(name) for name in ("int8", "int4", "ternary"))
@@ -46,19 +47,22 @@ class AllocatedFormat(DenseFormat):
         super().__init__(fragments, USUAL, down)
         self._down, self._budget = down, budget
 
-    def coding(self, fragment: int, momentum: torch.Tensor) -> DenseCoding:
+    def coding(self, fragment: int, momentum: torch.Tensor, check: Check = go_on) -> DenseCoding:
         usual = self._codings[fragment]
         parts = [momentum[place] for place in usual.places]
         vector = parts[0] if len(parts) == 1 else torch.cat(parts)
-        codes = choose([vector[usual.span(i)] for i in range(usual.count)], self._budget)
+        codes = choose([vector[usual.span(i)] for i in range(usual.count)], self._budget, check)
         return AllocatedCoding(usual.places, codes, self._down)
 
 
-def choose(slices: Sequence[torch.Tensor], budget: float) -> list[Codec]:
+def choose(slices: Sequence[torch.Tensor], budget: float, check: Check = go_on) -> list[Codec]:
     """Return a codec for each slice (flat fp32). A slice that is all 0 gets int4. If even int8 everywhere exceeds the
-    budget, all others get int8."""
+    budget, all others get int8. `check` is called before each slice."""
     nonzero = [i for i, values in enumerate(slices) if bool(values.any())]
-    tables = [[Choice(code.name, *_cost(code, slices[i])) for code in CODES] for i in nonzero]
+    tables: list[list[Choice]] = []
+    for i in nonzero:
+        check()
+        tables.append([Choice(code.name, *_cost(code, slices[i])) for code in CODES])
     chosen = [USUAL] * len(slices)
     allowed = budget * sum(choice.error for table in tables for choice in table if choice.name == USUAL.name)
     try:

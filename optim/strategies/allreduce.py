@@ -11,7 +11,7 @@ from optim.algorithms.large_batch import LargeBatchStep
 from optim.codecs import Buffer
 from optim.merge import gradient_weights
 from optim.strategies.dense import MessageFormat
-from optim.strategies.interface import Coding, OuterStrategy, Product, RoundInfo
+from optim.strategies.interface import Check, Coding, OuterStrategy, Product, RoundInfo, go_on
 from peer.model.layout import FlatLayout
 
 
@@ -27,8 +27,8 @@ class AllReduceStrategy(OuterStrategy):
         self.rule = rule
         self._layout, self._format = layout, message_format
 
-    def coding(self, round_info: RoundInfo, state: Sequence[torch.Tensor]) -> Coding:
-        return self._format.coding(0, state[1])
+    def coding(self, round_info: RoundInfo, state: Sequence[torch.Tensor], check: Check = go_on) -> Coding:
+        return self._format.coding(0, state[1], check)
 
     def slices(self, round_info: RoundInfo) -> int:
         return self._format.slices(0)

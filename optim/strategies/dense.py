@@ -14,7 +14,7 @@ from optim.codecs.interface import as_bytes, bytes_of
 from optim.codecs.rows import absmax
 from optim.rules.interface import MergeRule
 from optim.rules.registry import MEAN
-from optim.strategies.interface import Coding, Sent
+from optim.strategies.interface import Check, Coding, Sent, go_on
 from peer.errors import ProtocolViolation
 
 SLICE_VALUES_MAX: Final = 1 << 21  # 2 MiB at 8 bits: small enough to overlap send and merge, with few calls
@@ -151,8 +151,9 @@ class MessageFormat(ABC):
     """How owners merge."""
 
     @abstractmethod
-    def coding(self, fragment: int, momentum: torch.Tensor) -> Coding:
-        """Return the fragment's coding, a pure function of `momentum` (the shared state's, (P,), only read)."""
+    def coding(self, fragment: int, momentum: torch.Tensor, check: Check = go_on) -> Coding:
+        """Return the fragment's coding, a pure function of `momentum` (the shared state's, (P,), only read). `check` as
+        in `OuterStrategy.coding`."""
 
     @abstractmethod
     def slices(self, fragment: int) -> int:
@@ -179,7 +180,7 @@ class DenseFormat(MessageFormat):
         self._codings = [DenseCoding(places, up, down, rule) for places in fragments]
         self._feedback = Feedback()
 
-    def coding(self, fragment: int, momentum: torch.Tensor) -> DenseCoding:
+    def coding(self, fragment: int, momentum: torch.Tensor, check: Check = go_on) -> DenseCoding:
         return self._codings[fragment]
 
     def slices(self, fragment: int) -> int:

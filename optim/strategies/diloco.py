@@ -9,7 +9,7 @@ import torch
 from optim.algorithms.outer_step import DilocoOuter
 from optim.codecs import Buffer
 from optim.strategies.dense import MessageFormat
-from optim.strategies.interface import Coding, OuterStrategy, RoundInfo
+from optim.strategies.interface import Check, Coding, OuterStrategy, RoundInfo, go_on
 
 
 class DilocoStrategy(OuterStrategy):
@@ -24,8 +24,8 @@ class DilocoStrategy(OuterStrategy):
         self._format = message_format
         self._outer = outer
 
-    def coding(self, round_info: RoundInfo, state: Sequence[torch.Tensor]) -> Coding:
-        return self._format.coding(self._fragment(round_info), state[1])
+    def coding(self, round_info: RoundInfo, state: Sequence[torch.Tensor], check: Check = go_on) -> Coding:
+        return self._format.coding(self._fragment(round_info), state[1], check)
 
     def slices(self, round_info: RoundInfo) -> int:
         return self._format.slices(self._fragment(round_info))

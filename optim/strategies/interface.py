@@ -12,7 +12,7 @@ message before it is coded.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -23,6 +23,12 @@ from optim.merge import contribution_weights
 from optim.schedule import RoundInfo as RoundInfo
 
 Product = Literal["delta", "gradient"]
+Check = Callable[[], None]
+"""Called now and then in a long computation. It raises to end that."""
+
+
+def go_on() -> None:
+    """Let a computation go on to its end."""
 
 
 @dataclass(frozen=True)
@@ -91,8 +97,9 @@ class OuterStrategy(ABC):
     # -- shared: pure ------------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def coding(self, round_info: RoundInfo, state: Sequence[torch.Tensor]) -> Coding:
-        """Return the round's coding. `state`: [theta, *shared] before the round, only read."""
+    def coding(self, round_info: RoundInfo, state: Sequence[torch.Tensor], check: Check = go_on) -> Coding:
+        """Return the round's coding. `state`: [theta, *shared] before the round, only read. `check` is called now and
+        then where that takes long; what it raises ends the call."""
 
     @abstractmethod
     def slices(self, round_info: RoundInfo) -> int:

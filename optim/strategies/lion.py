@@ -18,7 +18,7 @@ from optim.codecs.interface import as_bytes
 from optim.codecs.rows import absmax
 from optim.codecs.votes import SENDERS_MAX, Votes, pack_tally, tally_bytes, unpack_tally
 from optim.strategies.dense import CHUNK, DenseCoding
-from optim.strategies.interface import Coding, OuterStrategy, Product, RoundInfo, Sent
+from optim.strategies.interface import Check, Coding, OuterStrategy, Product, RoundInfo, Sent, go_on
 from peer.errors import ProtocolViolation
 
 
@@ -90,7 +90,7 @@ class LionStrategy(OuterStrategy):
         self._coding = MajorityCoding(numel) if majority else AverageCoding(numel)
         self._momentum = torch.zeros(numel, dtype=torch.float32)
 
-    def coding(self, round_info: RoundInfo, state: Sequence[torch.Tensor]) -> MajorityCoding:
+    def coding(self, round_info: RoundInfo, state: Sequence[torch.Tensor], check: Check = go_on) -> MajorityCoding:
         return self._coding
 
     def slices(self, round_info: RoundInfo) -> int:

@@ -27,7 +27,7 @@ from optim.codecs.rows import absmax
 from optim.deterministic import square_sum
 from optim.strategies.dense import CHUNK, SLICE_VALUES_MAX, MessageFormat, slice_length
 from optim.strategies.gathered import GatheredCoding
-from optim.strategies.interface import Coding
+from optim.strategies.interface import Check, Coding, go_on
 from peer.errors import ProtocolViolation
 from peer.model.layout import FlatLayout
 
@@ -145,7 +145,7 @@ class LowRankFormat(MessageFormat):
         self._errors: dict[LowRankCoding, torch.Tensor] = {}
         self._warm: dict[int, torch.Tensor] = {}  # by a block's start
 
-    def coding(self, fragment: int, momentum: torch.Tensor) -> LowRankCoding:
+    def coding(self, fragment: int, momentum: torch.Tensor, check: Check = go_on) -> LowRankCoding:
         return self._codings[fragment]
 
     def slices(self, fragment: int) -> int:

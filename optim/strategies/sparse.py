@@ -24,7 +24,7 @@ from optim.deterministic import square_sum
 from optim.merge import gradient_weights
 from optim.strategies.dense import CHUNK, SLICE_VALUES_MAX, slice_length
 from optim.strategies.gathered import GatheredCoding
-from optim.strategies.interface import Coding, OuterStrategy, Product, RoundInfo
+from optim.strategies.interface import Check, Coding, OuterStrategy, Product, RoundInfo, go_on
 from peer.errors import ProtocolViolation
 from peer.model.layout import FlatLayout
 
@@ -69,7 +69,7 @@ class SparseStrategy(OuterStrategy):
         self._coding = SparseCoding(layout, scheme, chunk)
         self._memory = torch.zeros(layout.numel, dtype=torch.float32)
 
-    def coding(self, round_info: RoundInfo, state: Sequence[torch.Tensor]) -> SparseCoding:
+    def coding(self, round_info: RoundInfo, state: Sequence[torch.Tensor], check: Check = go_on) -> SparseCoding:
         return self._coding
 
     def slices(self, round_info: RoundInfo) -> int:

@@ -195,17 +195,22 @@ class ReplicaActor:
         goal = self._group.head.state_hash  # a state may have been fetched while the record of this head was written
         await self.builder.commit(head, goal, parts)
         self.head = head
-        with trio.CancelScope(shield=True):
-            await self._fetched.committed(head.state_hash, goal)
+        try:
+            with trio.CancelScope(shield=True):
+                await self._fetched.committed(head.state_hash, goal)
             await self._recode()
-            if self.listener is not None:
-                await self.listener.committed(head, bodies)
+        finally:
+            with trio.CancelScope(shield=True):
+                if self.listener is not None:
+                    await self.listener.committed(head, bodies)
         self.committed.notify()
 
     async def _recode(self) -> None:
-        """Find out how the updates of the next round are coded. This takes a while if it depends on the state."""
+        """Find out how the updates of the next round are coded. This takes a while if it depends on the state, and ends
+        soon if it is cancelled: a peer that ends has no next round."""
         state, round_info = self.context.state, self.context.schedule.round_info(self.head)
-        self.coding = await trio.to_thread.run_sync(state.strategy.coding, round_info, state.tensors)
+        check = trio.from_thread.check_cancelled
+        self.coding = await trio.to_thread.run_sync(state.strategy.coding, round_info, state.tensors, check)
         self.context.timeouts.exchange_bytes = self._exchange_bytes()
 
     def _bodies(self, action: actions.CommitHead) -> list[Contribution] | None:

@@ -27,10 +27,10 @@ class HeadGossip:
         self._polls = 0
         self._asked: dict[str, float] = {}
 
-    def poll(self, me: Member, attempt: int) -> None:
-        """Send this node's head and awaited attempt to the coordinator and the next few peers in turn; now and then
-        also to one outside the group: members that an operator's start has left out may have gone on by themselves, and
-        without the coordinator no other message passes between the two branches."""
+    def poll(self, me: Member, attempt: int, plan: bytes | None) -> None:
+        """Send this node's head, awaited attempt and plan to the coordinator and the next few peers in turn; now and
+        then also to one outside the group: members that an operator's start has left out may have gone on by
+        themselves, and without the coordinator no other message passes between the two branches."""
         config, head = self._context.config, self._chain.head
         members = [m.peer for m in (*head.members, *(learner.member for learner in head.learners))]
         if me not in head.members or len(members) < 2:
@@ -47,7 +47,8 @@ class HeadGossip:
             told.append(outside[turn % len(outside)])
         self._polls += 1
         for peer in told:
-            self._context.out.send(peer, msg.StatusMessage(position_of(head), self._chain.hash, me, False, attempt))
+            status = msg.StatusMessage(position_of(head), self._chain.hash, me, False, attempt, plan)
+            self._context.out.send(peer, status)
 
     def tell(self, peer: str, me: Member) -> None:
         """Send this node's head to a peer that is behind."""

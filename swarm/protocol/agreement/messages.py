@@ -243,6 +243,8 @@ class StatusMessage(msgspec.Struct, frozen=True, tag="status"):
     """An answer is not answered."""
     attempt: Count = 0
     """The attempt whose leader the sender waits for; a peer that waits for a lower one in vain follows."""
+    plan: Hash | None = None
+    """The hash of the plan that the sender has, so that its leader sends that once."""
 
 
 class AskChainMessage(msgspec.Struct, frozen=True, tag="ask_chain"):

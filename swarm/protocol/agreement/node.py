@@ -156,7 +156,7 @@ class AgreementNode:
         self._round = self._enter(loaded)
         context.out.timer(POLL_TIMER, context.now + config.poll_s)
         self._round.begin()
-        self._gossip.poll(context.me, self._round.attempt)
+        self._gossip.poll(context.me, self._round.attempt, self._round.instance.plan_hash)
 
     def _enter(self, instance: Instance) -> OpenRound:
         """Return the parts for the round after the present head."""
@@ -227,7 +227,7 @@ class AgreementNode:
         """Do what is periodic: send a status, repeat what may be lost, ask to join, watch the group."""
         self._chain.fetch_mine()
         self._round.repeat()
-        self._gossip.poll(self._context.me, self._round.attempt)
+        self._gossip.poll(self._context.me, self._round.attempt, self._round.instance.plan_hash)
         self._request_join()
         overtaken = self._chain.overtaken()
         if overtaken:

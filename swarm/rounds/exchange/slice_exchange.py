@@ -138,7 +138,7 @@ class SliceExchange:
         while left:
             index = left.popleft()
             named, data = SliceOf(self.order.key, index), self._mine[index]
-            if await self._relay(owner, named, data) or await self._send(owner, CONTRIBUTION, named, data):
+            if await self._send(owner, CONTRIBUTION, named, data):
                 self._delivered.add((index, owner))
             faults.reach("during_exchange", self.order.round_info.round)
 
@@ -317,10 +317,13 @@ class SliceExchange:
             self._arrived[index].set()
 
     async def _send(self, peer: str, method: Method[SliceOf, Done], message: SliceOf, data: memoryview) -> bool:
-        """Send one slice until the peer takes it (True) or refuses it (False)."""
+        """Send one slice until the peer takes it (True) or refuses it (False). A contribution whose owner is suspected
+        goes by another peer."""
         async with self._links[peer]:
             refusals, pause_s = 0, RETRY_PAUSE_S
             while refusals < REFUSALS_MAX:
+                if method is CONTRIBUTION and await self._relay(peer, message, data):
+                    return True
                 try:
                     await self._rpc.call(peer, method, message, data, timeout_s=self.timeout_s, bulk=True)
                     return True

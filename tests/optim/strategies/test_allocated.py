@@ -50,6 +50,21 @@ def test_an_impossible_budget_takes_the_finest_codec() -> None:
     assert {code.name for i, code in enumerate(choose(slices, 1e-9)) if i != 5} == {"int8"}
 
 
+def test_the_choice_can_be_ended_between_two_slices() -> None:
+    """It takes seconds in a large model, which a peer that ends does not wait for."""
+    checks: list[int] = []
+
+    def check() -> None:
+        checks.append(1)
+        if len(checks) == 3:
+            raise KeyboardInterrupt
+
+    wire = AllocatedFormat([[slice(0, N)]], get_codec("int8"), 1.0)
+    with pytest.raises(KeyboardInterrupt):
+        wire.coding(0, momentum(), check)
+    assert len(checks) == 3
+
+
 def test_members_choose_alike_from_the_rounds_fragment() -> None:
     """Independent of random generators and of threads."""
     half = N // 2

@@ -27,13 +27,18 @@ async def ask(run: CoordinatedRun, *without: str, readmit: tuple[str, ...] = (),
 
 async def test_a_group_that_lost_its_majority_goes_on_when_the_operator_says_so(tmp_path: Path) -> None:
     async with open_run(tmp_path, min_peers=3) as run:
-        left, *lost = [await run.enter() for _ in range(3)]
-        group = run.groups[0]
+        left, *lost = replicas = [await run.enter() for _ in range(3)]
+        group, gate = run.groups[0], trio.Event()
         await run.until(lambda: group.head.round >= 1)
+        held = max(replica.head.round for replica in replicas) + 3
+        for replica in replicas:  # else the group ends a round without the first to leave before the second has left
+            replica.trainer.hold(held, gate)
+        await run.until(lambda: all(replica.trainer.waiting for replica in replicas))
         for replica in lost:
             await run.leave(replica)
         stood = group.head
         await run.until(lambda: len(group.away) == 2)
+        gate.set()
         gone = group.away
         outcome = await ask(run)
         assert (outcome.outcome, outcome.away, outcome.alone) == ("unnamed", gone, False) and group.head.term == 1

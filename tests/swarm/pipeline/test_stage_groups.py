@@ -70,7 +70,7 @@ async def running(
         numel=NUMEL, codec="fp32", rounds=rounds, schedule=schedule, timeouts=timeouts, exchange_s=4.0
     )
     identities = sorted((Identity.generate() for _ in range(3)), key=lambda identity: identity.peer_id)
-    async with open_driven_group(folder, setting, timeout_s=300.0) as group:
+    async with open_driven_group(folder, setting) as group:
         members = []
         for number, identity in enumerate(identities):
             members.append(await enter(group, number, script, identity))
@@ -284,7 +284,7 @@ async def test_joiner_with_samples_enters_the_next_plan(tmp_path: Path) -> None:
         trainer_of(member).finish_early = lambda: cut_short[number].set()
 
     setting = GroupSetting(numel=NUMEL, codec="fp32", rounds=1, min_peers=2, schedule=SYNCHRONOUS)
-    async with open_driven_group(tmp_path, setting, timeout_s=300.0) as group:
+    async with open_driven_group(tmp_path, setting) as group:
         for number in range(2):
             await come(group, number)
         await group.until(lambda: all(member.actor.training.plan for member in members))

@@ -10,10 +10,12 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from peer.errors import ProtocolViolation, RoundDiscarded
+from peer.errors import NetworkError, ProtocolViolation, RoundDiscarded
 from peer.events import EventLog
+from peer.net.method import Method
 from swarm.protocol.agreement import events
 from swarm.protocol.head import Member
+from swarm.protocol.messages import CONTRIBUTION, RELAY
 from swarm.rounds.exchange.slice_exchange import RoundSlices, SliceExchange
 
 ME = Member("A", "A0")
@@ -67,3 +69,41 @@ async def test_a_slice_for_an_earlier_incarnation_is_held_against_no_sender() ->
     for index, peer in ((1, "B"), (2, "B"), (0, "D")):
         with pytest.raises(ProtocolViolation):
             exchange.expect_contribution(index, peer, 1)
+
+
+async def test_a_slice_goes_by_another_peer_once_its_owner_is_suspected_as_it_is_sent(
+    autojump_clock: MockClock,
+) -> None:
+    """The owner froze, or the link to it went, under the first call. The slice was sent to it again and again, until
+    the exchange was over, since another peer was asked only before the first call."""
+    mine = SimpleNamespace(member=ME, hashes=(b"hash",), sqnorms=(1.0,))
+    order: Any = SimpleNamespace(
+        merged=[mine],
+        peers=["A"],
+        owners=["B"],
+        parts={},
+        indices=range(1),
+        key=b"key",
+        before=SimpleNamespace(members=(ME, Member("B", "B0"), Member("C", "C0"))),
+        round_info=SimpleNamespace(round=1),
+    )
+    called: list[tuple[str, str]] = []
+    host = SimpleNamespace(suspects=frozenset[str]())
+
+    class BrokenLink:
+        async def call(self, peer: str, method: Method[Any, Any], *_: object, **__: object) -> None:
+            called.append((peer, method.name))
+            if peer == "B":
+                host.suspects = frozenset("B")
+                raise NetworkError("the link broke")
+            exchange.scope.cancel()
+
+    host.rpc = BrokenLink()
+    context: Any = SimpleNamespace(
+        me=ME, host=host, snapshots=SimpleNamespace(stepping_back=nullcontext), events=EventLog()
+    )
+    slices = RoundSlices()
+    exchange = SliceExchange(context, order, (memoryview(b"data"),), slices, 60.0, lambda event: None)
+    with trio.move_on_after(30.0):
+        await exchange.run()
+    assert called == [("B", CONTRIBUTION.name), ("C", RELAY.name)]

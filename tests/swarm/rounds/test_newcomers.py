@@ -153,7 +153,7 @@ async def test_a_newcomer_survives_a_dead_and_a_lying_donor(tmp_path: Path) -> N
     waits: dict[str, Any] = {"grace_s": 20.0}  # else one that a busy machine holds up is kept waiting ever longer
     snapshots = SnapshotLimits(small_bytes=0)
     setting = GroupSetting(numel=numel, min_peers=4, limits=QUICK, snapshots=snapshots, agreement=waits)
-    async with open_driven_group(tmp_path, setting, timeout_s=180.0) as group:
+    async with open_driven_group(tmp_path, setting) as group:
         stood = SnapshotLimits.results + 2  # so many missed rounds take a whole state
         for _ in range(4):  # all hold the same state when the newcomer asks
             (await group.enter(big)).trainer.hold(stood + 1)

@@ -78,6 +78,30 @@ async def test_a_member_that_leaves_as_it_commits_tells_that_commit(tmp_path: Pa
         assert leaver.heads[-1] == leaver.head
 
 
+async def test_a_member_that_leaves_does_not_wait_for_the_coding_of_a_round_to_come(tmp_path: Path) -> None:
+    """Where the coding depends on the state of a large model, it takes minutes: a second Ctrl-C was needed."""
+    async with open_driven_group(tmp_path, PACED) as group:
+        replicas = [await group.enter(deltas) for _ in range(3)]
+        await group.until_round(1)
+        leaver = replicas[0]
+        strategy: Any = leaver.state.strategy
+        honest, begun = strategy.coding, trio.Event()
+
+        def coding(round_info: Any, state: Any, check: Any = None) -> Any:
+            if check is None:
+                return honest(round_info, state)
+            trio.from_thread.run_sync(begun.set)
+            while not leaver.gone.is_set():  # one that takes for ever
+                check()
+
+        strategy.coding = coding
+        await begun.wait()
+        leaver.stop.cancel()
+        await leaver.gone.wait()
+        assert leaver.state.tree.root == leaver.head.state_hash
+        assert leaver.heads[-1] == leaver.head
+
+
 @pytest.mark.soak  # each of them does what the one of the test before does
 async def test_all_members_restart_at_once(tmp_path: Path) -> None:
     """The whole state of the run is on the members' disks."""

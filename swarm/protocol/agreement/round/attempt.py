@@ -39,6 +39,8 @@ class Attempt:
     joins: dict[Member, Signed] = field(default_factory=dict)
     plan: WorkPlan | None = None
     signed_plan: Signed | None = None
+    informed: set[Member] = field(default_factory=set)
+    """Peers that say that they have the plan."""
     contributions: dict[Member, tuple[Signed, Contribution]] = field(default_factory=dict)
     unusable: set[Member] = field(default_factory=set)
     """Members whose contribution is invalid."""

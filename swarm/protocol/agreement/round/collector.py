@@ -123,6 +123,12 @@ class Collector:
             if peer != self._context.config.coordinator:
                 self._context.out.send(peer, order)
 
+    def repeat_plan(self, attempt: Attempt) -> None:
+        """Send the plan again to those that neither have it nor have submitted. The request to finish early is short,
+        and repeated to all that have not submitted."""
+        informed = () if attempt.finishing_early else attempt.informed
+        self.send_plan(attempt, done={*attempt.contributions, *informed})
+
     # -- contributions -------------------------------------------------------------------------------------------------
 
     def take(self, attempt: Attempt, message: msg.SubmitMessage) -> bool:

@@ -144,8 +144,8 @@ class ElectionTimeouts:
 
     def _announce(self) -> None:
         """Tell the voters for which attempt this node waits."""
-        head, me = self._instance.head, self._context.me
-        status = msg.StatusMessage(position_of(head), self._instance.hash, me, answer=True, attempt=self.latest)
+        instance, head, me = self._instance, self._instance.head, self._context.me
+        status = msg.StatusMessage(position_of(head), instance.hash, me, True, self.latest, instance.plan_hash)
         for member in head.members:
             if member != me:
                 self._context.out.send(member.peer, status)

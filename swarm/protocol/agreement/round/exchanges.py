@@ -138,6 +138,7 @@ class Exchanges:
             return None
         if event.state_hash is None:
             exchange.building.pop(event.name, None)
+            exchange.failed = True
             return None
         exchange.building[event.name] = event.state_hash
         self._chain.hold(event.state_hash)

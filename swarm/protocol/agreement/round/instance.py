@@ -39,6 +39,8 @@ class Exchange:
     """State hashes by what was built from (see `name_build`); None while it is being built as `Build` asks."""
     building_at: float = 0.0
     """When the exchange or the last build began."""
+    failed: bool = False
+    """Whether a build of it has failed here: what its owners sent did not come, or did not decode."""
 
     @property
     def support(self) -> msg.Support:
@@ -103,6 +105,10 @@ class Instance:
             if stored.head == head_hash:
                 instance.ballot, instance.accepted, instance.support = stored.ballot, stored.accepted, stored.support
         return instance
+
+    @property
+    def plan_hash(self) -> bytes | None:
+        return self.plan.hash if self.plan is not None else None
 
     @property
     def record(self) -> BallotRecord:

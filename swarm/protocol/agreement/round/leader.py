@@ -125,7 +125,7 @@ class AttemptLeader:
                 if peer not in heard:
                     context.out.send(peer, prepare)
         if attempt.phase is Phase.COLLECT and attempt.signed_plan is not None:
-            self._collector.send_plan(attempt, done=attempt.contributions)
+            self._collector.repeat_plan(attempt)
         elif attempt.phase is Phase.EXCHANGE:
             self._send_roster(attempt)
         elif attempt.phase is Phase.PROPOSE and attempt.proposal is not None:
@@ -246,6 +246,13 @@ class AttemptLeader:
         if attempt is not None and attempt.phase is Phase.COLLECT and self._collector.take(attempt, message):
             self.collect()
 
+    def informed(self, peer: Member, plan: bytes | None) -> None:
+        """Note whether a peer has the present plan. One that has lost it with its process says so, too."""
+        attempt = self._attempt
+        if attempt is not None and attempt.plan is not None:
+            change = attempt.informed.add if plan == attempt.plan.hash else attempt.informed.discard
+            change(peer)
+
     def gathered(self, event: events.Gathered) -> None:
         """The method says that all of the work is done: ask for what is ready."""
         self._collector.note_claims(event.claims)
@@ -284,13 +291,14 @@ class AttemptLeader:
                 self._context.out.send(peer, order)
 
     def give_up_exchange(self) -> None:
-        """Give up an exchange that cannot end, since an owner is down whose results this node has not: another attempt
-        leaves it out."""
+        """Give up an exchange that cannot end, since an owner is down whose results this node has not, or could not be
+        had by any peer when it built: another attempt leaves it out."""
         attempt = self._attempt
         if attempt is None or attempt.phase is not Phase.EXCHANGE or attempt.exchange is None:
             return
-        results, down = attempt.exchange.results, self._context.down
-        if any(owner.peer in down and owner not in results for owner in attempt.exchange.opened.parts):
+        exchange = attempt.exchange
+        results = () if exchange.failed else exchange.results
+        if any(owner.peer in self._context.down and owner not in results for owner in exchange.opened.parts):
             self._fail("an owner of slices is down", again=self._may_mend(attempt))
 
     def built(self, exchange: Exchange) -> None:

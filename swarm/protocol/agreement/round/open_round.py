@@ -41,7 +41,12 @@ class OpenRound:
 
     def begin(self) -> None:
         """Wait for the first leader, or lead."""
-        if self.instance.head.members and self._timeouts.begin() and self._leads:
+        if not self.instance.head.members:
+            return
+        leads = self._timeouts.begin()
+        if self.instance.here is None:  # the process before this one may have said that it has a plan
+            self.participant.inform(self._timeouts.leader.peer)
+        if leads and self._leads:
             self.leader.begin()
 
     def turn(self) -> None:
@@ -57,7 +62,9 @@ class OpenRound:
         return self._timeouts.latest
 
     def heard(self, message: msg.StatusMessage) -> None:
-        """Follow a voter to the later attempt for which it waits, if the present leader makes no progress."""
+        """Follow a voter to the later attempt for which it waits, if the present leader makes no progress; note whether
+        it has the plan."""
+        self.leader.informed(message.voter, message.plan)
         if self.instance.head.members and self._timeouts.heard(message.voter, message.attempt):
             self._go_on()
 
@@ -103,7 +110,9 @@ class OpenRound:
     def built(self, event: events.Built) -> None:
         """Propose or vote for what was built."""
         exchange = self._exchanges.built(event)
-        if exchange is not None:
+        if exchange is None:
+            self.leader.give_up_exchange()
+        else:
             self.leader.built(exchange)
             for attempt in sorted(self.instance.proposed):
                 self._voter.consider(attempt)

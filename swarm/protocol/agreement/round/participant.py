@@ -7,7 +7,7 @@ from swarm.protocol.agreement import events
 from swarm.protocol.agreement import messages as msg
 from swarm.protocol.agreement.actions import StopTraining, Train
 from swarm.protocol.agreement.applicants import Applicants
-from swarm.protocol.agreement.chain import Chain
+from swarm.protocol.agreement.chain import Chain, position_of
 from swarm.protocol.agreement.context import AgreementContext
 from swarm.protocol.agreement.output import encode
 from swarm.protocol.agreement.records import BALLOT_KEY
@@ -117,13 +117,23 @@ class Participant:
         elif instance.plan is not None:
             if instance.contribution is not None:
                 self.submit()
-            elif order.finish_early and plan.of(context.me) is not None:
+                return
+            self.inform(peer)
+            if order.finish_early and plan.of(context.me) is not None:
                 context.out.add(Train(plan, finish_early=True))
             return
         instance.plan, instance.signed_plan, instance.planned_at = plan, order.plan, context.now
+        self.inform(peer)
         context.out.emit("round_planned", round=plan.round, members=len(plan.assignments))
         if plan.of(context.me) is not None:
             context.out.add(Train(plan, order.finish_early))
+
+    def inform(self, leader: str) -> None:
+        """Tell a leader which plan is here, so that it sends that once."""
+        instance, context = self._instance, self._context
+        if leader != context.config.peer:
+            at, latest = position_of(instance.head), self._timeouts.latest
+            context.out.send(leader, msg.StatusMessage(at, instance.hash, context.me, True, latest, instance.plan_hash))
 
     def submitted(self, event: events.Submitted) -> None:
         """Take this node's own contribution."""

@@ -74,7 +74,6 @@ def test_a_bad_contribution_in_a_promise_is_held_against_its_sender() -> None:
         return msgspec.structs.replace(message, contribution=group.sign(liar.peer, CONTRIBUTION_KIND, greedy))
 
     group.change = bad
-    group.run_until_sent(msg.PlanMessage)
     group.run(0.1)  # all have the plan of the first leader, which now dies
     group.crash(first.peer)
     for peer in (second.peer, liar.peer, last.peer):
