@@ -22,6 +22,7 @@ from swarm.membership.membership import TTL_S, Membership
 SERVE_S: Final = 60.0  # after the last commit of its own group a peer serves the others for this long at most
 TOO_LATE_S: Final = 60.0  # a peer that has the last commit may come back within this time
 LOOK_EVERY_S: Final = 0.5
+ARRIVAL_S: Final = 15.0  # a coordinator that is started as this peer is can be found by then
 FETCH_S: Final = 3600.0  # while the coordinator fetches the last state, a peer stays for this long at most
 MEASURING: Final = "measuring"  # the phase of a peer that has the last commit and has yet to measure the final loss
 FETCHING: Final = "fetching the last state"  # the phase of the coordinator
@@ -36,7 +37,7 @@ async def wait_for_others(membership: Membership[MemberRecord], rounds: int, aut
     async with trio.open_nursery() as nursery:
 
         async def wait() -> None:
-            await run_is_over(membership, rounds, trains=True)
+            await run_is_over(membership, rounds, trains=True, authority=authority)
             nursery.cancel_scope.cancel()
 
         nursery.start_soon(wait)
@@ -49,8 +50,11 @@ async def wait_for_others(membership: Membership[MemberRecord], rounds: int, aut
         nursery.cancel_scope.cancel()
 
 
-async def run_is_over(membership: Membership[MemberRecord], rounds: int, trains: bool) -> None:
-    """Return when all other peers have the last of `rounds` and none measures any more.
+async def run_is_over(
+    membership: Membership[MemberRecord], rounds: int, trains: bool, authority: str | None = None
+) -> None:
+    """Return when all other peers have the last of `rounds` and none measures any more. `authority`: the coordinator,
+    of which something is to be read first; for `ARRIVAL_S` at most, since it may be gone for good.
 
     `trains`: this peer is a replica and has the last round. A feeder waits until at least one other peer is there, and
     until one has the last round the regular readings of `membership` are new enough for it. A peer that is missing from
@@ -58,6 +62,7 @@ async def run_is_over(membership: Membership[MemberRecord], rounds: int, trains:
     """
     read: dict[str, tuple[float, MemberRecord]] = {}  # when each record was first read: an old one expires
     has_left, looked_at = membership.has_left, trio.current_time()
+    arrived_by = looked_at + ARRIVAL_S
     while True:
         now, known = trio.current_time(), membership.others()
         if now - looked_at > TTL_S / 2:  # this process stood still: no peer could tell it anything
@@ -67,7 +72,8 @@ async def run_is_over(membership: Membership[MemberRecord], rounds: int, trains:
             if record.role != "feeder" and (peer not in read or read[peer][1] != record):
                 read[peer] = (now, record)
         there = [r for peer, (at, r) in read.items() if peer in known or (now - at < TTL_S and not has_left(peer))]
-        if rounds and (trains or there) and all(_is_through(record, rounds, trains) for record in there):
+        comes = authority is not None and authority not in read and not has_left(authority) and now < arrived_by
+        if rounds and (trains or there) and not comes and all(_is_through(r, rounds, trains) for r in there):
             return
         await trio.sleep(LOOK_EVERY_S)
         if trains or (rounds and any(record.round >= rounds for record in there)):

@@ -175,6 +175,16 @@ async def test_the_coordinator_is_waited_for_until_it_has_the_last_state(autojum
     await run_is_over(Readings({"c": at(3, "coordinator", WANTING)}), 3, trains=False)  # type: ignore[arg-type]
 
 
+async def test_a_coordinator_that_is_started_at_the_same_time_is_waited_for(autojump_clock: MockClock) -> None:
+    """It is found some seconds later: a peer that restarts alone with the last round of all left it without that."""
+    wants = {"c": at(1, "coordinator")}
+    readings: Any = Readings({}, {}, {}, wants, wants, {"c": at(3, "coordinator", COMPLETE)})
+    await wait_for_others(readings, 3, "c")
+    assert readings.view["c"].phase == COMPLETE
+    with trio.fail_after(SERVE_S / 2):  # it may be gone for good
+        await wait_for_others(Readings({}), 3, "c")  # type: ignore[arg-type]
+
+
 async def test_who_fetches_from_the_coordinator_is_not_too_late(autojump_clock: MockClock) -> None:
     for phase, waits in ((COMPLETE, True), (FETCHING, True), (WANTING, False)):
         view = {"c": at(3, "coordinator", phase)}
