@@ -27,14 +27,15 @@ from peer.net.libp2p_fixes.yamux import STREAMS_IN_MAX
 from peer.net.method import Call, Method
 from peer.net.stream_channel import PROTOCOL
 from peer.net.wire import RequestHeader
+from tests.peer.support.clock import unit_s
 
 FRAME = struct.Struct("!BBHII")  # Yamux: version, type, flags, stream, length
 DATA, WINDOW_UPDATE, PING = range(3)
 SYN = 1
 GREETING = b"\x13/multistream/1.0.0\n"
 GROWTH_MAX = 48 << 20  # bytes of resident memory an attack may cost
-BOMBS_CPU_MAX_S = 3.5  # of attacker and victim together, which share this process
-BOMB_CPU_MAX_S = 0.33
+BOMBS_UNITS_MAX = 350  # of work, by attacker and victim together, which share this process
+BOMB_UNITS_MAX = 33
 LOST = (BaseLibp2pError, trio.BrokenResourceError, trio.ClosedResourceError)
 
 
@@ -237,7 +238,7 @@ async def test_msgpack_bombs(victim: Victim) -> None:
             await _until_it_ends(stream)
             costs.append(time.process_time() - began)
         assert len(costs) == 198
-        assert sum(costs) <= BOMBS_CPU_MAX_S and max(costs) <= BOMB_CPU_MAX_S
+        assert sum(costs) <= BOMBS_UNITS_MAX * unit_s() and max(costs) <= BOMB_UNITS_MAX * unit_s()
         assert not connection.is_closed
         assert _resident() - before <= 1 << 20
         await victim.still_serves()
