@@ -7,7 +7,8 @@ from typing import Final
 from peer.events import Event, EventLog
 from swarm.web.webhook import Webhook
 
-NOTIFIED: Final = frozenset({"quorum_lost", "run_completed"})
+NOTIFIED: Final = frozenset({"quorum_lost", "run_completed", "second_process"})
+"""None of them can be caused by a member's claim alone."""
 
 
 class Notices:

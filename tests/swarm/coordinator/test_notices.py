@@ -45,16 +45,19 @@ async def test_a_service_is_told_of_what_calls_for_the_operator() -> None:
             await trio.testing.wait_all_tasks_blocked()
             log.emit("head_seen", round=3, members=2)
             log.emit("quorum_lost", round=3, reason="too few voters answer", away=["peer"], stage=1)
+            log.emit("member_unsaved", peer="peer", name="a", reason="cannot write its disk")
+            log.emit("second_process", ip="192.0.2.1")
             log.emit("run_completed", round=4)
             with trio.fail_after(60):
-                for _ in range(2):
+                for _ in range(3):
                     await trio.to_thread.run_sync(service.came.acquire)
             nursery.cancel_scope.cancel()
-    first, last = service.told
+    first, second, last = service.told
     assert first["at"] > 1e9 and first == {
         "at": first["at"], "event": "quorum_lost", "run_id": "run's id", "run": "a run",
         "round": 3, "reason": "too few voters answer", "away": ["peer"], "stage": 1,
     }  # fmt: skip
+    assert (second["event"], second["ip"]) == ("second_process", "192.0.2.1")
     assert (last["event"], last["round"]) == ("run_completed", 4)
 
 
