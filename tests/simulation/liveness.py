@@ -41,7 +41,8 @@ class Liveness:
         """Those that were healed; None: all."""
         self._lost_at: set[bytes] = set()  # heads at which the coordinator has called the operator
         self._steps = 0  # until this count begins
-        self._from: int | None = None
+        self._from: dict[tuple[int, int], int] | None = None
+        """The furthest round of each term, and boot id, as the faults ended."""
         self._checked_at = 0.0
         self._reached = self._goes_on = False
         self._told: set[str] = set()
@@ -52,7 +53,7 @@ class Liveness:
 
     def begin(self) -> None:
         """Count from here."""
-        self._from = max((head.round for head in self._heads()), default=0)
+        self._from = {(head.term, head.boot): head.round for head in sorted(self._heads(), key=position)}
         self._steps = self._world.steps
         self._world.at(self._world.now + PERSON_S, None, self._look)
 
@@ -133,7 +134,7 @@ class Liveness:
         rounds = [head.round for head in heads]
         together = max(rounds) - min(rounds) <= 1 and len({(head.term, head.boot) for head in heads}) == 1
         self._goes_on = together and (
-            min(rounds) >= self._from + self._world.setup.rounds_on or self._is_complete(min(rounds))
+            min(rounds) >= self._went_on_from(heads[0]) + self._world.setup.rounds_on or self._is_complete(min(rounds))
         )
         self._reached = self._goes_on and self._have_joined(expected)
         return self._reached
@@ -143,14 +144,24 @@ class Liveness:
         slow member's rounds take long."""
         heads = self._world.invariants.heads.values()
         top = max(heads, key=position)
-        began = [head.round for head in heads if (head.term, head.boot) == (top.term, top.boot)]
-        return self._goes_on and top.round - min(began) < JOIN_ROUNDS
+        return self._goes_on and top.round - self._began_at(top) < JOIN_ROUNDS
+
+    def _began_at(self, head: Head) -> int:
+        """Return the first round of that head's term: that of its start."""
+        term = (head.term, head.boot)
+        return min(one.round for one in self._world.invariants.heads.values() if (one.term, one.boot) == term)
+
+    def _went_on_from(self, head: Head) -> int:
+        """Return the furthest round of that head's term as the faults ended; of a later term the first one. Another
+        branch may have gone further: a group need not overtake what it has left."""
+        found = (self._from or {}).get((head.term, head.boot))
+        return self._began_at(head) if found is None else found
 
     def _expected(self) -> list[Machine]:
         """Return the honest peers that must stand together; not those outside the group that take longer to fetch a
         state and to write it than the group takes for a round: no round waits for them."""
         top = max(self._heads(), key=position)
-        round_s = (self._world.now - self._world.heals_at) / max(1, top.round - (self._from or 0))
+        round_s = (self._world.now - self._world.heals_at) / max(1, top.round - self._went_on_from(top))
         return [
             m
             for m in self._honest()

@@ -117,10 +117,15 @@ class Chain:
         return tuple(dict.fromkeys(name for name in (self._goal, self.hash) if name))
 
     @property
-    def highest(self) -> msg.Position:
-        """The position of the last head that is certified to this node."""
+    def goal(self) -> Head:
+        """The last head that is certified to this node, which may be on its way to it."""
         goal = self._ahead.get(self._goal)
-        return position_of(goal.head if goal is not None else self.head)
+        return goal.head if goal is not None else self.head
+
+    @property
+    def highest(self) -> msg.Position:
+        """The position of that head."""
+        return position_of(self.goal)
 
     def is_past(self, head_hash: bytes) -> bool:
         """Return whether this node was at that head before."""

@@ -105,9 +105,15 @@ class Coordinator:
             for member in [m for m in inquiry.told if m.peer == peer]:
                 del inquiry.told[member]  # a peer is one voter, in its latest incarnation
             inquiry.told[message.voter] = message
+            inquiry.further.discard(message.voter)
             if self._branches.head(message.head) is None:
                 self._context.out.send(peer, msg.AskChainMessage(self._branches.known))
             self._end_early()
+
+    def told_further(self, voter: Member) -> None:
+        """Note an answer from a head that is not proved to this node yet: no answer before it counts."""
+        if self.inquiry is not None and len(self.inquiry.further) < HEARD_MAX:
+            self.inquiry.further.add(voter)
 
     def _end_early(self) -> None:
         """End the operator's inquiry once all peers that are up have answered and proved their heads: a group that
@@ -282,8 +288,8 @@ class Coordinator:
             self._fail(head.round, "no peer that answers holds a state of the run")
             return
         found, base = bases[0], bases[0].head
-        if inquiry.overtaken and base.hash == self._chain.hash:
-            return  # the peer that has sent later heads does not answer
+        if inquiry.overtaken and (base == self._chain.goal or inquiry.further.intersection(head.members)):
+            return  # the peer that has sent later heads does not answer, or the present term may have ended a round
         if found.rounds and not self._may_undo(inquiry, bases):
             return
         if inquiry.by_operator and not found.rounds and self._context.config.mode == "witness":

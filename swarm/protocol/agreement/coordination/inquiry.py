@@ -35,6 +35,8 @@ class Inquiry:
     overtaken: bool = False
     """Whether its cause is a head that a peer has sent, which follows the base of the present term."""
     told: dict[Member, msg.ReportMessage] = field(default_factory=dict)
+    further: set[Member] = field(default_factory=set)
+    """Who says that it is at a head beyond those proved to this node."""
 
 
 @dataclass(frozen=True)
@@ -91,10 +93,10 @@ class InquiryResult:
         The coordinator's own branch comes first of all while a peer holds a head of the last term in it that has ended
         a round: members of earlier terms may have left long ago, and can sign any number of rounds. By itself a
         coordinator goes back `ALONE_BACK_MAX` heads at most, and to no other branch."""
-        own = list(self._branches.way_to(self._chain.head))
+        own = list(self._branches.way_to(self._chain.goal))
         near = own if self._by_operator else own[:ALONE_BACK_MAX]
         mine = next((head for head in near if self.holders(head.state_hash)), None)
-        last = self._branches.last_round(self._chain.head)
+        last = self._branches.last_round(self._chain.goal)
         lives = mine is not None and (mine.term, mine.attempt >= 0) >= (last.term, last.attempt >= 0)
         found = {mine.hash: mine} if mine is not None else {}
         for told in self._told.values() if self._by_operator else ():

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from swarm.protocol.agreement import events
@@ -112,6 +113,34 @@ def test_a_start_from_another_branch_takes_no_round_back() -> None:
     lose(group, no_round(*"ABCDE"))
     group.run(10.0)
     assert stood.term == 2 and all(head.term == 2 for head in group.machines["D"].committed[behind:])
+
+
+def test_a_start_waits_for_members_of_its_term_that_say_they_have_gone_on() -> None:
+    """D and E had ended a round of the operator's term, and had said so; the proof came half a second later. The
+    coordinator went on from the others, who were further, without a word."""
+    group = GroupOfNodes("ABCDE")
+    group.run_to(3)
+    lose(group, cut("D", "E", COORDINATOR), no_round("D", "E"))
+    group.run(60.0)
+    group.event(COORDINATOR, events.RegroupRequested())
+    group.run(30.0)
+    group.change = lambda source, message: (
+        msgspec.structs.replace(message, links=())
+        if isinstance(message, msg.ReportMessage) and source in ("D", "E")
+        else message
+    )
+    unproved = lambda source, target, message: (  # noqa: E731
+        source in ("D", "E") and target not in ("D", "E") and not isinstance(message, msg.ReportMessage)
+    )
+    lose(group, cut("D", "E", COORDINATOR), unproved)
+    group.run_to(group.head(COORDINATOR).round + 1, "DE")
+    stood = group.head("D")
+    lose(group, unproved, no_round(*"ABCDE"))
+    group.run(20.0)
+    assert stood.term == 2 and [start.term for start in signed_starts(group)] == [1, 2], "none by itself"
+    group.heal()
+    group.run(20.0)
+    assert {group.head(peer).term for peer in "ABCDE"} == {2}
 
 
 def test_a_value_that_may_have_been_chosen_is_a_round_to_lose() -> None:
