@@ -64,7 +64,7 @@ class Setup:
     stage: int = 0
     """Of that pipeline."""
     roster_bytes: int = 0
-    """Of signed contributions in a roster, each of which has about 490; 0: as many as in real use."""
+    """Of signed contributions in a roster, each of which takes about 525; 0: as many as in real use."""
     calm_s: float = 60.0
     """Within this time after the last fault all honest peers must have gone on. Longer where a liar may be half of what
     is left: the operator leaves it out, who is called after ten rounds in vain, and later each time."""

@@ -177,9 +177,7 @@ class Succession:
 class _Electors:
     """The members, learners and absences of the next head, in the making."""
 
-    def __init__(
-        self, context: AgreementContext, head: Head, culprits: set[str], left_out: frozenset[Member]
-    ) -> None:
+    def __init__(self, context: AgreementContext, head: Head, culprits: set[str], left_out: frozenset[Member]) -> None:
         self._head, self._culprits, self._left_out = head, culprits, left_out
         self._most = context.config.max_peers
         self.members: set[Member] = set(head.members)
