@@ -78,9 +78,14 @@ class Exchanges:
             fits = opened.size + bytes_of(mine) <= context.config.roster_bytes
             left_out |= set() if fits else {context.me}
         if left_out:
-            peers = tuple(sorted(member.peer for member in left_out))
-            count, room = len(opened.contributions), opened.size
-            context.out.emit("roster_full", round=opened.next.round, members=count, left_out=peers, bytes=room)
+            context.out.emit(
+                "roster_full",
+                round=opened.next.round,
+                members=len(opened.contributions),
+                bytes=opened.size,
+                left_out=len(left_out),
+                peers=tuple(sorted(member.peer for member in left_out)),
+            )
 
     def merged(self, event: events.SliceResult) -> None:
         """Take the hash of a slice that this node has merged; once all of its slices are, sign and send them."""

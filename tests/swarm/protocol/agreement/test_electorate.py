@@ -308,7 +308,7 @@ def test_a_full_roster_takes_all_members_in_turn_and_none_leaves() -> None:
     told = {
         (fields["round"], peer)
         for fields in (emit.fields for emit in group.machines["B"].told if emit.event == "roster_full")
-        for peer in fields["left_out"]  # type: ignore[union-attr]
+        for peer in fields["peers"]  # type: ignore[union-attr]
     }
     for first in range(begun + 1, begun + 9):
         left_out = [{peer for round, peer in told if round == number} for number in range(first, first + 4)]
