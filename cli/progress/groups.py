@@ -138,9 +138,10 @@ def _roster_full(view: ViewState, row: Row, at: float, fields: Fields) -> None:
 
 def _group_full(view: ViewState, row: Row, at: float, fields: Fields) -> None:
     """This peer asks to join in vain."""
+    group, most = view.group_of(fields), several(int(fields["most"]), "peer")
     view.note(
-        f"{row.name} waits for a place: {view.group_of(fields).name} has {several(int(fields['most']), 'peer')}, as many"
-        " as [run] max_peers of the run allows; it is taken in once one of these has left"
+        f"{row.name} waits for a place: {group.name} has {most}, as many as its [run] max_peers allows; it is taken in"
+        " once one of these has left"
     )
 
 

@@ -281,7 +281,7 @@ def _roster_full(state: MonitorState) -> Iterator[Condition]:
         yield Condition(
             name="roster_full",
             severity="warning",
-            text=f"a round had no room for the updates of {most} {'peer' if most == 1 else 'peers'}, which wait for their turn",
+            text=f"a round had no room for {most} of the updates, whose peers wait for their turn",
             remedy="give these another stage or run; create the next run with fewer [run] max_peers, or more stages",
             basis=("claims",),
         )

@@ -41,8 +41,7 @@ _SHARED: Final[dict[str, Words]] = {  # of which several peers tell, and who doe
         + (f", {f['undone']} rounds undone" if f.get("undone") else "")
     ),
     "roster_full": lambda who, f: (
-        f"the roster of round {f.get('round')}{_of(f)} is full with {f.get('members')} contributions: {f.get('left_out')}"
-        " more wait for their turn"
+        f"round {f.get('round')}{_of(f)} has room for {f.get('members')} updates, not for {f.get('left_out')} more"
     ),
     "round_empty": lambda who, f: f"round {f.get('round')} merged nothing",
     "run_completed": lambda who, f: f"the run is complete with round {f.get('round')}",

@@ -1,4 +1,4 @@
-"""What one roster holds: whose contributions are merged where not all of them fit, as the leader and each voter find it.
+"""What one roster holds, and whose contributions are merged where not all fit, as the leader and each voter find it.
 
 A roster is one message, so it has a bounded size. A run whose largest group has no room in it is not created. Where
 long contributions fill a roster all the same, the hash of the head that the round follows draws the order of the

@@ -146,7 +146,7 @@ FAULTS = [
         0,
         lambda: run(told={"a": [told("roster_full", round=4, members=1, bytes=786000, left_out=2)]}),
         lambda: run(told={"a": [told("roster_full", at=NOW - 700, round=1, members=1, bytes=786000, left_out=2)]}),
-        "no room for the updates of 2 peers",
+        "no room for 2 of the updates",
     ),
     Fault("clock_skew", "warning", 0, lambda: run(records={"d": peer(name="dnn", at=NOW + 90)}), run, "dnn"),
     Fault("version_skew", "info", 600, lambda: run(records={"d": peer(name="d", version="9.9")}), run, "1 with 9.9"),

@@ -345,3 +345,12 @@ def test_a_leader_cannot_call_a_roster_full_that_is_not() -> None:
     opened = Scene(msgspec.structs.replace(head, absent=waiting), roster_bytes=ROOM_FOR_THREE).roster("ABC")
     kept = {absence.member: absence.rounds for absence in opened.next.absent}
     assert {member for member, rounds in kept.items() if rounds == 1} == set(opened.left_out), "as it was before"
+
+
+def test_a_newcomer_is_told_once_that_the_group_has_no_place() -> None:
+    group = GroupOfNodes("ABC", max_peers=3)
+    group.run_to(1)
+    newcomer = group.start("D")
+    group.run(10.0)
+    assert [emit.fields["most"] for emit in newcomer.told if emit.event == "group_full"] == [3]
+    assert not any(emit.event == "group_full" for peer in "ABC" for emit in group.machines[peer].told)
