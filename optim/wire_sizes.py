@@ -16,6 +16,9 @@ BITS: Final[dict[str, float]] = {
     "fp4_e3m0": 4.125, "ternary": 1.605, "sign": 1 + 16 / 4096, "topk": 0.4375,
 }  # fmt: skip
 """A value's, of long vectors."""
+SLICE_VALUES_MAX: Final = 1 << 21  # 2 MiB at 8 bits: small enough to overlap send and merge, with few calls
+SLICE_VALUES_MIN: Final = 1 << 14
+SLICES_WANTED: Final = 12  # a smaller model has smaller slices; 2, 3, 4 or 6 peers share that many evenly
 _FEEDBACK: Final = ("sign", "topk")
 _VOTE_BITS: Final = 1.6  # five votes a byte
 _LGRECO_BITS: Final = BITS["int8"]  # at most: it chooses less for most slices
@@ -40,6 +43,13 @@ def exchange_of(
             both = _bits(codec.up) / 8, _bits(codec.down) / 8
             return ExchangeSize(state_vectors=2, up=both[0], result=both[1], peers=peers, is_common=False)
     return _dense(method, codec, shapes, peers)
+
+
+def slices_of(values: float) -> int:
+    """Return how many slices a message of so many values has, where these are of equal length; about so many where they
+    are whole parameters."""
+    length = min(max(math.ceil(values / SLICES_WANTED), SLICE_VALUES_MIN), SLICE_VALUES_MAX)
+    return math.ceil(values / length)
 
 
 def _dense(

@@ -25,6 +25,7 @@ from peer.net.nat.reachability import Reachability, probe
 from swarm.client.session import DialBackConfig, RunClient, open_client
 from swarm.inference.record import run_schemas
 from swarm.membership.reachability import CONNECT_S, DIAL_BACK, DialBackReply, DialBackRequest
+from swarm.placement.stages import group_most
 from swarm.run.manifest import Manifest, ServedModelManifest
 from swarm.run.peer_context import JoinConfig
 from swarm.training.join_checks import check_text, disk_needs, footprints, memory_needs
@@ -82,7 +83,7 @@ async def swarm_findings(
                     yield finding
             members = await client.members()
             training = [peer for peer, record in members.items() if record.role in ("full", "stage")]
-            yield Finding("members", "ok", f"{several(len(training), 'peer')} training")
+            yield members_finding(client.training, len(training))
             yield clock_finding(client.node.clock_disagreement_s)
             paths = await _paths(client.host, training[:PROBED_MAX])
             yield await _reach_finding(client, paths)
@@ -114,6 +115,15 @@ def clock_finding(others_ahead_s: float) -> Finding:
     if abs(others_ahead_s) > CLOCK_WARNING_S:
         return Finding("clock", "warning", detail, "set this machine's clock, best by NTP (timedatectl set-ntp true)")
     return Finding("clock", "ok", detail)
+
+
+def members_finding(manifest: Manifest, training: int) -> Finding:
+    """Tell how many peers train, and for how many a group of the run has room."""
+    most, each = group_most(manifest), "the group" if manifest.stages == 1 else "each stage"
+    detail = f"{several(training, 'peer')} training; {each} has room for {most}"
+    if training < most * manifest.stages:
+        return Finding("members", "ok", detail)
+    return Finding("members", "warning", detail, "join all the same: this peer is taken in once one has left")
 
 
 def source_findings(manifest: Manifest, config: JoinConfig) -> Iterator[Finding]:

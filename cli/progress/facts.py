@@ -43,6 +43,8 @@ class GroupRow:
     members: int = 0
     phase: str = "waiting for peers"
     complete: bool = False
+    left_out: int = 0
+    """Contributions for which the fullest roster so far had no room."""
 
     @property
     def name(self) -> str:

@@ -7,7 +7,7 @@ from typing import Final
 
 from cli.progress.facts import STARTING, Fields, GroupRow, Row, finite
 from cli.progress.state import ViewState
-from cli.terminal.figures import several
+from cli.terminal.figures import several, size_text
 from peer.plain_text import plain
 from swarm.run.sections import STAGES_MAX
 
@@ -121,6 +121,30 @@ def _prefix_full(view: ViewState, row: Row, at: float, fields: Fields) -> None:
     )
 
 
+def _roster_full(view: ViewState, row: Row, at: float, fields: Fields) -> None:
+    """A round merges only a part of the contributions: told again when more are left out than before."""
+    group, count = view.group_of(fields), int(fields["left_out"])
+    if count <= group.left_out:
+        return
+    group.left_out = count
+    held, size = several(int(fields["members"]), "update"), size_text(int(fields["bytes"]))
+    names = ", ".join(view.name_of(str(peer)) for peer in list(fields.get("peers") or ())[:_NAMES_MAX])
+    view.note(
+        f"round {fields['round']} of {group.name} has room for {held} ({size}), not for {count} more"
+        f" ({names}): all take turns, and what is not merged is kept for the next update; create the next run with a"
+        " lower [run] max_peers or more [pipeline] stages"
+    )
+
+
+def _group_full(view: ViewState, row: Row, at: float, fields: Fields) -> None:
+    """This peer asks to join in vain."""
+    group, most = view.group_of(fields), several(int(fields["most"]), "peer")
+    view.note(
+        f"{row.name} waits for a place: {group.name} has {most}, as many as its [run] max_peers allows; it is taken in"
+        " once one of these has left"
+    )
+
+
 def _votes_in_one_hand(view: ViewState, row: Row, at: float, fields: Fields) -> None:
     """One invite or address prefix holds half or more of the votes, and the coordinator's is not required."""
     from swarm.membership.vote_shares import VoteShare, caution
@@ -197,6 +221,8 @@ GROUP_EVENTS: Final[dict[str, Callable[[ViewState, Row, float, Fields], None]]] 
     "second_process": _second_process,
     "member_unsaved": _member_unsaved,
     "prefix_full": _prefix_full,
+    "roster_full": _roster_full,
+    "group_full": _group_full,
     "votes_in_one_hand": _votes_in_one_hand,
     "invite_withdrawn": _invite_withdrawn,
     "stage_set_back": _stage_set_back,

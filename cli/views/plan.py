@@ -62,7 +62,8 @@ def _items(plan: MachinePlan, need: StageNeed) -> Table:
 
 def _pace(plan: MachinePlan) -> Table:
     table = _table("pace", "")
-    rows = (
+    of_each = "" if len(plan.stages) == 1 else " a stage"
+    rows: tuple[tuple[str, str], ...] = (
         ("sequences on a device at a time", str(plan.micro_batch)),
         ("computed twice of each block", _TWICE[plan.recompute]),
         ("a step, at " + f"{plan.flops / 1e12:.3g} TFLOP/s", f"{plan.step_s:.3g} s"),
@@ -74,6 +75,8 @@ def _pace(plan: MachinePlan) -> Table:
         (f"days to {plan.tokens:.3g} tokens, {several(plan.peers, 'peer')}", f"{plan.days:.3g}"),
         ("traffic a day, each way", size_text(plan.traffic_a_day)),
     )
+    if plan.group_most:
+        rows += (("peers that a round merges at most, about", f"{plan.group_most}" + of_each),)
     for name, value in rows:
         table.add_row(name, value)
     return table

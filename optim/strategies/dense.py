@@ -15,11 +15,10 @@ from optim.codecs.rows import absmax
 from optim.rules.interface import MergeRule
 from optim.rules.registry import MEAN
 from optim.strategies.interface import Check, Coding, Sent, go_on
+from optim.wire_sizes import SLICE_VALUES_MAX as SLICE_VALUES_MAX
+from optim.wire_sizes import SLICE_VALUES_MIN, SLICES_WANTED
 from peer.errors import ProtocolViolation
 
-SLICE_VALUES_MAX: Final = 1 << 21  # 2 MiB at 8 bits: small enough to overlap send and merge, with few calls
-SLICE_VALUES_MIN: Final = 1 << 14
-SLICES_WANTED: Final = 12  # a smaller model has smaller slices; 2, 3, 4 or 6 peers share that many evenly
 RESULT_SLACK: Final = 2.0  # more than any codec adds to a norm
 CHUNK: Final = 1 << 16  # values; the update and a few pieces of state stay in one core's L2 cache
 

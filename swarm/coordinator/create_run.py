@@ -25,8 +25,9 @@ from peer.model.huggingface import flatten, load_pretrained, weight_type
 from peer.model.layout import FlatLayout, init_flat, split_flat, untie
 from peer.model.text_rules import TextRules, read_text_rules
 from swarm.placement.costs import cut
-from swarm.placement.stages import layout_of, open_store
+from swarm.placement.stages import layout_of, open_store, roster_fits
 from swarm.protocol.messages import SLICE_BYTES_MAX
+from swarm.protocol.roster_room import ROSTER_BYTES_MAX
 from swarm.run.config import RunConfig
 from swarm.run.home import Home
 from swarm.run.hub_models import hub_id, located
@@ -74,6 +75,7 @@ def create_run(path: Path, run: RunConfig, identity: Identity, events: EventLog)
         shared = shared_vectors(run.outer, run.codec, layout, run.inner)
         tensors = {"theta": part, **{name: torch.zeros_like(part) for name in shared}}
         _check_slices(run, layout, list(tensors.values()))
+        _check_roster(run, layout)
         states.append(KeptState(tensors, hash_state(list(tensors.values()))))
     manifest = Manifest(
         protocol=PROTOCOL_VERSION,
@@ -152,4 +154,18 @@ def _check_slices(run: RunConfig, layout: FlatLayout, state: Sequence[Tensor]) -
         raise ConfigError(
             f"[run] max_peers is {run.run.max_peers}: with this method a merged slice of so many peers would take"
             f" {largest / 1e6:.0f} MB, and a call carries {SLICE_BYTES_MAX / 1e6:.0f}: lower max_peers, topk or rank"
+        )
+
+
+def _check_roster(run: RunConfig, layout: FlatLayout) -> None:
+    """Raise ConfigError if a roster would not hold a contribution of each peer of the largest allowed group."""
+    if not run.outer.has_common_state:
+        return
+    slices, held = roster_fits(run.outer, run.codec, layout, run.inner, run.pipeline.stages > 1)
+    if held < run.run.max_peers:
+        lower = f"lower max_peers to {held}, or " if held >= max(run.run.min_peers, 1) else ""
+        raise ConfigError(
+            f"[run] max_peers is {run.run.max_peers}: a round merges at most {ROSTER_BYTES_MAX >> 10} KiB of signed"
+            f" contributions, those of {held} peers with the {slices} slices of this model each: {lower}cut it"
+            " into more [pipeline] stages"
         )

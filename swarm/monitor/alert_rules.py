@@ -275,6 +275,18 @@ def _told_of(member: MemberState, name: str) -> Iterator[Condition]:
         )
 
 
+def _roster_full(state: MonitorState) -> Iterator[Condition]:
+    most = max((member.told.left_out for member in state.members), default=0)
+    if most > 0:
+        yield Condition(
+            name="roster_full",
+            severity="warning",
+            text=f"a round had no room for {most} of the updates, whose peers wait for their turn",
+            remedy="give these another stage or run; create the next run with fewer [run] max_peers, or more stages",
+            basis=("claims",),
+        )
+
+
 def _versions(state: MonitorState) -> Iterator[Condition]:
     found = Counter(member.claims.version for member in state.members if member.claims is not None)
     if len(found) > 1:
@@ -370,6 +382,7 @@ RULES: Final[tuple[Rule, ...]] = (
     _relay_heavy,
     _often_absent,
     _told_of_members,
+    _roster_full,
     _often_last,
     _slow_replica,
     _loss,

@@ -40,6 +40,9 @@ _SHARED: Final[dict[str, Words]] = {  # of which several peers tell, and who doe
         f"term {f.get('term')}{_of(f)} begins after round {f.get('round')} with {f.get('members')} members"
         + (f", {f['undone']} rounds undone" if f.get("undone") else "")
     ),
+    "roster_full": lambda who, f: (
+        f"round {f.get('round')}{_of(f)} has room for {f.get('members')} updates, not for {f.get('left_out')} more"
+    ),
     "round_empty": lambda who, f: f"round {f.get('round')} merged nothing",
     "run_completed": lambda who, f: f"the run is complete with round {f.get('round')}",
     "peer_suspect": lambda who, f: f"{who(f.get('peer'))} is not heard",
@@ -52,6 +55,7 @@ _OWN: Final[dict[str, Words]] = {  # of the peer that tells: its name comes firs
         f"finds that what {who(f.get('peer'))} sent in round {f.get('round')} makes the loss worse"
         + (", and leaves it out where it leads" if f.get("left_out") else "")
     ),
+    "group_full": lambda who, f: f"waits for a place: the group{_of(f)} has its {f.get('most')} peers",
     "head_seen": lambda who, f: f"sees that round {f.get('round')}{_of(f)} is committed",
     "merge_failed": lambda who, f: f"could not merge round {f.get('round')}",
     "move_finished": lambda who, f: f"is at stage {f.get('target')}",

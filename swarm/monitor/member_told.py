@@ -17,7 +17,7 @@ _REASON_MAX: Final = 120
 def members_told(told: Mapping[str, Sequence[ToldEvent]], now: float) -> dict[str, MemberTold]:
     """Return what was told in the last `TOLD_S` seconds, of those peers of which something was."""
     refusing: dict[str, dict[str, str]] = {}  # the reasons, by who refuses, of each refused peer
-    saves, workers = Counter[str](), Counter[str]()
+    saves, workers, left_out = Counter[str](), Counter[str](), Counter[str]()
     for teller, events in told.items():
         for event in events:
             if event.at < now - TOLD_S:
@@ -31,12 +31,15 @@ def members_told(told: Mapping[str, Sequence[ToldEvent]], now: float) -> dict[st
                 saves.pop(teller, None)
             elif event.name == "worker_died":
                 workers[teller] += 1
+            elif event.name == "roster_full" and isinstance(count := event.fields.get("left_out"), int):
+                left_out[teller] = max(left_out[teller], count)
     return {
         peer: MemberTold(
             refused_by=len(refusing.get(peer, ())),
             refusal=next(iter(refusing.get(peer, {}).values()), ""),
             failed_saves=saves[peer],
             lost_workers=workers[peer],
+            left_out=left_out[peer],
         )
-        for peer in {*refusing, *saves, *workers}
+        for peer in {*refusing, *saves, *workers, *left_out}
     }

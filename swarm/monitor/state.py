@@ -172,8 +172,10 @@ class MemberTold(msgspec.Struct, frozen=True, kw_only=True):
     refusal: str = ""
     """The reason that one of them gives."""
     failed_saves: int = 0
-    """Its own words, as `lost_workers`."""
+    """Its own words, as those below."""
     lost_workers: int = 0
+    left_out: int = 0
+    """Peers for which the fullest roster that it saw had no room."""
 
 
 class MemberState(msgspec.Struct, frozen=True, kw_only=True):

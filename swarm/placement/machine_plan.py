@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace as changed
 
+from optim.wire_sizes import slices_of
 from peer.errors import ConfigError
 from peer.footprint.layout import Layout
 from peer.footprint.pace import WAITING, Pace, steps_in
@@ -16,6 +17,7 @@ from peer.footprint.step_size import SMALLEST, sized, step_that_fits
 from peer.footprint.work import training_work
 from peer.footprint.workload import DeviceKind, Footprint, Recompute, Workload
 from swarm.placement.costs import USUAL_PEERS, RunShape, cut, of_each
+from swarm.protocol.roster_room import peers_that_fit
 
 TOKENS_A_PARAMETER: Final = 20
 """Of a compute-optimal run (arXiv 2203.15556)."""
@@ -87,6 +89,9 @@ class MachinePlan(msgspec.Struct, frozen=True, kw_only=True):
     tokens: float
     days: float
     traffic_a_day: float
+    group_most: int
+    """About how many peers of one stage a round can merge, which `max_peers` may not exceed; 0 if rounds are each
+    peer's own."""
     bottleneck: str
     advice: list[str]
 
@@ -130,9 +135,16 @@ def plan_for(
         tokens=tokens,
         days=pace.days(tokens),
         traffic_a_day=pace.traffic_a_day,
+        group_most=min(_group_most(work) for work in works),
         bottleneck=_bottleneck(machine, needs, pace),
         advice=[*_room(shape, machine, needs), *_speed(pace, compute_s_max, stages, machine.devices)],
     )
+
+
+def _group_most(work: Workload) -> int:
+    if not work.exchange.is_common:
+        return 0
+    return peers_that_fit(slices_of(work.parameters / work.exchange.fragments), work.is_stage)
 
 
 def check_layout(shape: RunShape, layout: Layout) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from optim.strategies.registry import shared_vectors
+from optim.config import CodecConfig, OuterConfig, StreamingConfig
+from optim.schedule import RoundInfo
+from optim.strategies.registry import build_strategy, shared_vectors
 from peer.checkpoint.store import CheckpointStore
+from peer.config import InnerConfig
 from peer.events import EventLog
 from peer.footprint.workload import FLOAT_BYTES
 from peer.identity import Identity
 from peer.ipc.span import spans_of
 from peer.model.layout import FlatLayout
+from swarm.protocol.roster_room import peers_that_fit
 from swarm.run.home import Home
 from swarm.run.manifest import Manifest
 
@@ -28,6 +32,25 @@ def vectors_of(manifest: Manifest, stage: int = 0) -> tuple[str, ...]:
 def state_bytes(manifest: Manifest, stage: int = 0) -> int:
     """Return the size of the group's shared state."""
     return len(vectors_of(manifest, stage)) * FLOAT_BYTES * layout_of(manifest, stage).numel
+
+
+def roster_fits(
+    method: OuterConfig, codec: CodecConfig, layout: FlatLayout, inner: InnerConfig, pipeline: bool
+) -> tuple[int, int]:
+    """Return the most slices that a round's update has, and how many contributions with so many fit into a roster."""
+    strategy = build_strategy(method, codec, layout, inner)
+    rounds = method.fragments if isinstance(method, StreamingConfig) else 1
+    slices = max(strategy.slices(RoundInfo(number + 1, 0, inner.lr)) for number in range(rounds))
+    return slices, peers_that_fit(slices, pipeline)
+
+
+def group_most(manifest: Manifest) -> int:
+    """Return how many peers each of the run's groups may have: `max_peers`, or what a roster holds if that is less."""
+    if not manifest.outer.has_common_state:
+        return manifest.run.max_peers
+    m, pipeline = manifest, manifest.stages > 1
+    parts = [roster_fits(m.outer, m.codec, layout_of(m, stage), m.inner, pipeline) for stage in range(m.stages)]
+    return min(m.run.max_peers, *(held for _, held in parts))
 
 
 def open_store(home: Home, manifest: Manifest, stage: int, identity: Identity, events: EventLog) -> CheckpointStore:

@@ -10,7 +10,6 @@ contributors (butterfly all-reduce with one owner a slice).
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from itertools import accumulate
 from statistics import median_low
 from typing import Annotated, Final
 
@@ -19,7 +18,6 @@ from blake3 import blake3
 
 from peer.bounds import MEMBERS_MAX, SLICES_MAX, Count, Hash, Loss, Number, Seconds, SquaredNorm
 from peer.errors import ProtocolViolation
-from peer.identity import Signed
 from swarm.protocol.head import Head, Member
 from swarm.protocol.ledger import Ledger, Range, Ranges, contains, count, head_of, overlaps, union
 from swarm.protocol.receipts import Receipts, StageProof
@@ -29,7 +27,6 @@ EQUAL_WITHIN: Final = 3.0  # links whose speeds differ by a smaller factor share
 ROUND_TIME_SLACK: Final = 2.0  # a contributor may take this many times the expected compute time
 RANGES_MAX: Final = 1 << 15  # of samples, in one contribution
 RETURNED_MAX: Final = 2048  # ranges that a later stage's ledger keeps on either side of its members' position
-ROSTER_BYTES_MAX: Final = 3 << 18  # of contributions; a message of at most 1 MiB holds more than these
 REACH_MAX: Final = 1 << 40  # samples that a contribution may be ahead of the ledger, so that numbers do not run out
 
 CONTRIBUTION_KIND: Final = "contribution"
@@ -163,16 +160,6 @@ def check_plan(plan: WorkPlan, head: Head, schedule: RoundSchedule) -> None:
     end = head.ledger.cursor + sum(count(r) for r in handed.values())
     if any(not contains([*head.ledger.returned, (head.ledger.cursor, end)], r) for r in handed.values()):
         raise ProtocolViolation("the plan assigns samples that are not free")
-
-
-def fit_roster(contributions: Mapping[Member, Signed]) -> list[Member]:
-    """Return the members whose contributions fit into one roster, in order.
-
-    The shortest contributions are taken first, so that one that names many scattered ranges cannot crowd out others."""
-    sizes = {member: len(signed.body) for member, signed in contributions.items()}
-    shortest = sorted(sizes, key=lambda member: (sizes[member], member))
-    ends = accumulate(sizes[member] for member in shortest)
-    return sorted(member for member, end in zip(shortest, ends, strict=True) if end <= ROSTER_BYTES_MAX)
 
 
 def check_contribution(body: Contribution, plan: WorkPlan, slices: int, head: Head, schedule: RoundSchedule) -> None:

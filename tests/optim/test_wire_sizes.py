@@ -11,7 +11,7 @@ from optim import config
 from optim.codecs import CODECS
 from optim.strategies.interface import RoundInfo
 from optim.strategies.registry import build_strategy, shared_vectors
-from optim.wire_sizes import BITS, exchange_of
+from optim.wire_sizes import BITS, exchange_of, slices_of
 from peer.config import InnerConfig, ModelConfig
 from peer.model.layout import FlatLayout
 
@@ -47,6 +47,7 @@ def test_messages_and_results_have_the_size_foretold(method: config.OuterConfig,
     up = sum(coding.message_bytes(index) for index in range(coding.count))
     result = sum(coding.result_bytes(index, PEERS) for index in range(coding.count))
     message = LAYOUT.numel / foretold.fragments
+    assert coding.count == pytest.approx(slices_of(message), rel=0.35), "equal slices, or whole parameters"
     tolerance = 0.15 if foretold.fragments > 1 else 0.03  # fragments are whole blocks, not equal parts
     if codec.up == "lgreco":
         assert up <= foretold.up * message

@@ -63,6 +63,8 @@ class Setup:
     """The samples of each round of a synchronous pipeline, which its members divide; 0: local steps."""
     stage: int = 0
     """Of that pipeline."""
+    roster_bytes: int = 0
+    """Of signed contributions in a roster, each of which takes about 525; 0: as many as in real use."""
     calm_s: float = 60.0
     """Within this time after the last fault all honest peers must have gone on. Longer where a liar may be half of what
     is left: the operator leaves it out, who is called after ten rounds in vain, and later each time."""
@@ -151,7 +153,8 @@ def _longer() -> list[Setup]:
 
 
 def _rare() -> list[Setup]:
-    """Return what happens seldom: damaged records, paused peers, and a build whose states differ in a bit."""
+    """Return what happens seldom: damaged records, paused peers, a build whose states differ in a bit, and
+    rosters that do not hold all contributions."""
     required = Setup("", 0, mode="required")
     return [
         Setup("witness3-damage", 3, rare=("damage",)),
@@ -163,6 +166,10 @@ def _rare() -> list[Setup]:
         Setup("witness4-odd", 4, odd=1),
         Setup("witness5-odd", 5, odd=1),
         replace(required, name="required4-odd", members=4, odd=1),
+        Setup("witness5-full", 5, roster_bytes=1700),
+        Setup("witness4-full-joins", 4, joiners=2, roster_bytes=1700),
+        Setup("witness5-full-liar", 5, liars=1, roster_bytes=1700, calm_s=150.0),
+        replace(required, name="required5-full", members=5, roster_bytes=1700),
     ]
 
 

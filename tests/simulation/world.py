@@ -89,6 +89,7 @@ class World:
             lost_s=4.0,
             stalled_s=12.0,
             undo_s=12.0,
+            **({"roster_bytes": setup.roster_bytes} if setup.roster_bytes else {}),
         )
 
     # -- scheduler -----------------------------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ class Applicants:
         self._asking: dict[str, float] = {}  # until when
         self._missed: dict[str, tuple[int, float]] = {}  # (rounds missed in a row, earliest time)
         self._mine: tuple[bytes, Signed] | None = None  # (head, request)
+        self._waits = False  # for a place in a full group
         self.proofs: dict[str, msg.Contradiction] = {}
         """Proofs of lies, by culprit."""
         self.witness: Signed | None = None
@@ -50,10 +51,18 @@ class Applicants:
         inside = head.has(context.me) or any(learner.member == context.me for learner in head.learners)
         if inside or self.paused or context.config.is_coordinator or not self._chain.has_state:
             return None
+        self._tell_full(head)
         if self._mine is None or self._mine[0] != self._chain.hash:
             body = msg.JoinBody(self._chain.hash, context.me, context.config.credential)
             self._mine = (self._chain.hash, context.signer.sign(evidence.JOIN, body))
         return self._mine[1]
+
+    def _tell_full(self, head: Head) -> None:
+        """Tell once that this node waits for a place in a group that has none."""
+        most, was = self._context.config.max_peers, self._waits
+        self._waits = len(head.members) + len(head.learners) >= most
+        if self._waits and not was:
+            self._context.out.emit("group_full", round=head.round, most=most)
 
     # -- others --------------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from typing import Literal
 
 from peer.bounds import MEMBERS_MAX
 from swarm.protocol.head import Head
+from swarm.protocol.roster_room import ROSTER_BYTES_MAX
 
 Mode = Literal["witness", "required"]
 """Which votes make a certificate.
@@ -37,6 +38,8 @@ class AgreementConfig:
     """The group begins once this many peers wait for it, where `Work.may_begin` says nothing else."""
     max_peers: int = MEMBERS_MAX
     """Members and learners of a head at most."""
+    roster_bytes: int = ROSTER_BYTES_MAX
+    """Signed contributions of a round at most; the same for all of the group."""
     poll_s: float = 1.0
     """Between two status messages, and before a message is repeated."""
     attempt_s: float = 3.0

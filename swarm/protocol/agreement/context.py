@@ -13,7 +13,8 @@ from swarm.protocol.agreement.rules.electorate import Electorate
 from swarm.protocol.agreement.rules.evidence import Evidence
 from swarm.protocol.agreement.signing import Signer
 from swarm.protocol.agreement.work import Work
-from swarm.protocol.head import Member
+from swarm.protocol.head import Head, Member
+from swarm.protocol.roster_room import RosterRoom
 
 KNOWN_MAX: Final = 4096
 
@@ -40,6 +41,10 @@ class AgreementContext:
         """Peers whose contributions this node leaves out where it leads."""
         self.known: dict[str, None] = {}
         """Peers of the run that were seen, in order, besides those in the head."""
+
+    def roster_room(self, head: Head, head_hash: bytes) -> RosterRoom:
+        """Return the room in a roster of the round after this head."""
+        return RosterRoom(head, head_hash, self.work.slices(head), self.config.roster_bytes)
 
     def know(self, peer: str) -> None:
         """Remember this peer of the run."""

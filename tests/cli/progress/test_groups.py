@@ -88,6 +88,29 @@ def test_a_lost_stage_is_named_with_its_last_members() -> None:
     ]
 
 
+def test_a_full_roster_is_told_once_and_again_when_more_are_left_out() -> None:
+    progress = coordinator_view(1)
+    tell(progress, "member_joined", peer="12D3KooWverylong", name="ann")
+    for number, peers in ((4, ["12D3KooWverylong"]), (5, ["12D3KooWunknown99"]), (6, ["12D3KooWverylong"] * 2)):
+        tell(progress, "roster_full", round=number, members=3, bytes=786000, left_out=len(peers), peers=peers)
+    told_of = "all take turns, and what is not merged is kept for the next update; create the next run with a lower"
+    assert told(progress)[1:] == [
+        f"round 4 of the run has room for 3 updates (786.0 kB), not for 1 more (ann): {told_of} [run] max_peers or more"
+        " [pipeline] stages",
+        f"round 6 of the run has room for 3 updates (786.0 kB), not for 2 more (ann, ann): {told_of} [run] max_peers or"
+        " more [pipeline] stages",
+    ]
+
+
+def test_a_peer_is_told_that_the_group_has_no_place() -> None:
+    progress = coordinator_view(1)
+    tell(progress, "group_full", round=4, most=64)
+    assert told(progress)[1:] == [
+        "coordinator waits for a place: the run has 64 peers, as many as its [run] max_peers allows; it is taken in"
+        " once one of these has left"
+    ]
+
+
 def test_the_operator_is_told_who_holds_half_of_the_votes() -> None:
     progress = coordinator_view(1)
     tell(progress, "votes_in_one_hand", round=4, votes=3, members=5, invite="ab12cd34ef", prefix="")

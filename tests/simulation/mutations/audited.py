@@ -14,11 +14,13 @@ from swarm.protocol.agreement.round.voting import Voter
 from swarm.protocol.agreement.rules.electorate import Electorate
 from swarm.protocol.agreement.rules.evidence import Evidence
 from swarm.protocol.agreement.rules.succession import Succession, _Electors
+from swarm.protocol.roster_room import RosterRoom
 from tests.simulation.mutations.changed_source import NEVER_TRUE, changed
 from tests.simulation.mutations.rules_off import JOINS, LIARS, MEMBERS, REQUIRED, Patches, Rule, _nothing, _set
 
 DAMAGED: Final = ("witness3-damage", "witness4-damage", "required3-damage")
 UNDECLARED: Final = ("required3-undeclared", "required3-restored")
+FULL: Final = ("witness5-full", "required5-full", "witness5-full-liar", "witness4-full-joins")
 PERSONS: Final = ("witness4-cuts", "witness3-cuts", "witness4-restored", *MEMBERS)
 
 
@@ -99,5 +101,25 @@ AUDITED: Final = (
         "a build that does not end is not waited for",
         MEMBERS,
         changed(Exchanges, "is_building", "and exchange.building_at > over", ""),
+    ),
+    Rule(
+        "a member without room in a roster is not absent",
+        FULL,
+        changed(_Electors, "_drop", "if member in self._left_out:", NEVER_TRUE),
+    ),
+    Rule(
+        "a member that had its turn in a full roster is absent",
+        FULL,
+        changed(
+            RosterRoom,
+            "left_out",
+            "if ends[bisect(before, (self._drawn(member), 0))] + self._usual_most > self.most",
+            "",
+        ),
+    ),
+    Rule(
+        "a draw decides who has room in a roster",
+        FULL,
+        changed(RosterRoom, "_drawn", "self.head_hash + ", ""),
     ),
 )

@@ -19,6 +19,7 @@ from peer.ipc.span import Span
 from peer.model.huggingface import export_pretrained
 from peer.model.layout import FlatLayout, init_flat
 from swarm.coordinator.create_run import create_run, reload
+from swarm.protocol.roster_room import peers_that_fit
 from swarm.run.config import RunConfig, parse_run_config
 from swarm.run.home import Home
 from swarm.run.manifest import open_manifest
@@ -48,6 +49,24 @@ def test_a_run_that_could_not_work_is_not_created(
             tmp_path, parse_run_config(with_settings(head, section, setting) + sparse), Identity.generate(), EventLog()
         )
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_a_group_that_no_roster_holds_is_not_created(stages: int, tmp_path: Path) -> None:
+    """The error has both numbers and the remedy; with the number that it names the run is created."""
+    text = with_settings(with_settings(template(), "model", {"tie_embeddings": False}), "run", {"max_peers": 1024})
+    text = with_settings(text, "pipeline", {"stages": stages}) if stages > 1 else text
+    identity = Identity.generate()
+    with pytest.raises(ConfigError, match=r"max_peers is 1024: .* 768 KiB .* lower max_peers to \d+, or") as error:
+        create_run(tmp_path / "a", parse_run_config(text), identity, EventLog())
+    most = int(str(error.value).partition("lower max_peers to ")[2].partition(",")[0])
+    assert peers_that_fit(12, stages > 1) <= most < 1024
+    run = parse_run_config(with_settings(text, "run", {"max_peers": most}))
+    trio.run(trio.to_thread.run_sync, create_run, tmp_path / "b", run, identity, EventLog())
+    assert (tmp_path / "b").is_dir()
+    with pytest.raises(ConfigError, match=f"those of {most} peers"):
+        run = parse_run_config(with_settings(text, "run", {"max_peers": most + 1}))
+        create_run(tmp_path / "c", run, identity, EventLog())
 
 
 async def created(home: Path, run: RunConfig) -> Identity:

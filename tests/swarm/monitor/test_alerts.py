@@ -140,6 +140,14 @@ FAULTS = [
     Fault(
         "worker_dies", "warning", 0, lambda: run(told={"a": [told("worker_died")] * 3}), run, "3 times in ten minutes"
     ),
+    Fault(
+        "roster_full",
+        "warning",
+        0,
+        lambda: run(told={"a": [told("roster_full", round=4, members=1, bytes=786000, left_out=2)]}),
+        lambda: run(told={"a": [told("roster_full", at=NOW - 700, round=1, members=1, bytes=786000, left_out=2)]}),
+        "no room for 2 of the updates",
+    ),
     Fault("clock_skew", "warning", 0, lambda: run(records={"d": peer(name="dnn", at=NOW + 90)}), run, "dnn"),
     Fault("version_skew", "info", 600, lambda: run(records={"d": peer(name="d", version="9.9")}), run, "1 with 9.9"),
     Fault("loss_spike", "warning", 0, lambda: losses(held_out=2.95), lambda: losses(held_out=2.85), "is 2.950"),

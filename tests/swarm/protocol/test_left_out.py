@@ -12,6 +12,7 @@ from swarm.protocol.agreement import events
 from swarm.protocol.agreement.round.attempt import Attempt
 from swarm.protocol.agreement.round.collector import Collector
 from swarm.protocol.head import Head, Member
+from swarm.protocol.roster_room import RosterRoom
 from tests.swarm.protocol.agreement.group import GroupOfNodes
 
 ROUNDS = 16
@@ -46,8 +47,10 @@ def test_a_roster_keeps_a_member_of_the_head() -> None:
     member, *learners = [Member(name, "s") for name in "BCD"]
     node = SimpleNamespace(
         _excluded=set(),
-        _context=SimpleNamespace(judged=frozenset("B")),
-        _instance=SimpleNamespace(head=SimpleNamespace(has=lambda one: one == member)),
+        _context=SimpleNamespace(
+            judged=frozenset("B"), roster_room=lambda head, name: RosterRoom(head, name, slices=1)
+        ),
+        _instance=SimpleNamespace(head=SimpleNamespace(has=lambda one: one == member), hash=b""),
     )
     signed = (Signed(b"", "", b""), None)
     attempt = SimpleNamespace(contributions=dict.fromkeys((member, *learners), signed))

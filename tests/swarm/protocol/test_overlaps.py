@@ -22,11 +22,9 @@ from swarm.protocol.plan import (
     RANGES_MAX,
     REACH_MAX,
     RETURNED_MAX,
-    ROSTER_BYTES_MAX,
     Contribution,
     WorkPlan,
     check_plan,
-    fit_roster,
     make_plan,
     within_reach,
 )
@@ -225,16 +223,6 @@ def test_scattered_claims_do_not_grow_the_head() -> None:
         assert head.ledger.is_free([(at + 4, at + 6), (at + 10, at + 12), (at + 14, at + 150)])
         assert not any(head.ledger.is_free(claim) for claim in claims[1:])
         at += 16
-
-
-def test_a_roster_leaves_out_the_longest_contributions() -> None:
-    plan = make_plan(HEAD, 0, SPEEDS, LATER)
-    far = tuple((REACH_MAX + 2 * MICRO * k, REACH_MAX + 2 * MICRO * k + MICRO) for k in range(RANGES_MAX))
-    signed = {MEMBERS[i]: signed_by(i, body_of(i, plan, claim)) for i, claim in enumerate((far, spans(100), far, ()))}
-    assert fit_roster(signed) == [MEMBERS[0], MEMBERS[1], MEMBERS[3]]
-    assert sum(len(signed[member].body) for member in fit_roster(signed)) <= ROSTER_BYTES_MAX < LARGE_HEADER_BYTES * 0.9
-    del signed[MEMBERS[0]]
-    assert fit_roster(signed) == list(MEMBERS[1:])
 
 
 histories = st.lists(st.lists(st.sets(st.integers(0, 40), max_size=6), min_size=1, max_size=4), min_size=1, max_size=6)

@@ -20,7 +20,7 @@ from swarm.protocol.claims import Claims
 from swarm.protocol.exclusion import choose_excluded
 from swarm.protocol.head import Member
 from swarm.protocol.ledger import Range
-from swarm.protocol.plan import PLAN_KIND, Contribution, WorkPlan, fit_roster
+from swarm.protocol.plan import PLAN_KIND, Contribution, WorkPlan
 
 NEWCOMERS_SHARE: Final = 0.25  # of the round's time so far
 LATE_SHARE: Final = 0.5  # of `grace_s`
@@ -241,11 +241,12 @@ class Collector:
     def members(self, attempt: Attempt) -> list[Member]:
         """Return those whose contributions the roster can hold, in order; none that others waited for in vain, nor one
         that this node has judged, as long as most are left: a node that finds most others wrong may be wrong itself."""
-        ready = fit_roster({member: signed for member, (signed, _) in attempt.contributions.items()})
+        ready = sorted(attempt.contributions)
         ready = [member for member in ready if member.peer not in self._excluded] or ready
         kept = [member for member in ready if member.peer not in self._context.judged]
         most = 2 * len(kept) > len(ready) and any(self._instance.head.has(member) for member in kept)
-        return kept if most else ready
+        room = self._context.roster_room(self._instance.head, self._instance.hash)
+        return room.fit({member: attempt.contributions[member][0] for member in (kept if most else ready)})
 
     def roster(self, attempt: Attempt, members: Sequence[Member]) -> OpenedRoster:
         """Return the roster of these contributions. Raise `RoundDiscarded` or `ProtocolViolation` if they cannot be

@@ -17,6 +17,7 @@ from swarm.protocol.agreement.rules.electorate import leader_of
 from swarm.protocol.agreement.rules.opened_roster import OpenedRoster
 from swarm.protocol.agreement.rules.succession import Succession
 from swarm.protocol.head import Head, Member
+from swarm.protocol.roster_room import bytes_of
 
 
 class Exchanges:
@@ -63,9 +64,28 @@ class Exchanges:
         instance.remember(exchange)
         instance.set_roster(opened.attempt, opened.signed)
         instance.missing = None
+        self._tell_full(opened)
         if not context.config.is_coordinator:
             context.out.add(MergeSlices(opened))
         return exchange
+
+    def _tell_full(self, opened: OpenedRoster) -> None:
+        """Tell if the roster had no room for some members, or for this peer's contribution, of whatever length."""
+        context, instance = self._context, self._instance
+        left_out = set(opened.left_out)
+        mine = instance.contribution if instance.plan_hash == opened.plan.hash else None
+        if mine is not None and all(body.member != context.me for body in opened.contributions):
+            fits = opened.size + bytes_of(mine) <= context.config.roster_bytes
+            left_out |= set() if fits else {context.me}
+        if left_out:
+            context.out.emit(
+                "roster_full",
+                round=opened.next.round,
+                members=len(opened.contributions),
+                bytes=opened.size,
+                left_out=len(left_out),
+                peers=tuple(sorted(member.peer for member in left_out)),
+            )
 
     def merged(self, event: events.SliceResult) -> None:
         """Take the hash of a slice that this node has merged; once all of its slices are, sign and send them."""

@@ -31,6 +31,10 @@ class OpenedRoster:
     """The next head, without its state hash."""
     parts: dict[Member, tuple[int, ...]] = field(default_factory=dict)
     """The slices of each owner, in order of the first slice."""
+    left_out: tuple[Member, ...] = ()
+    """Members for which the roster had no room (`RosterRoom.left_out`)."""
+    size: int = 0
+    """Bytes of the signed contributions."""
 
     @property
     def merged(self) -> list[Contribution]:

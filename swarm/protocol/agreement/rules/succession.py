@@ -22,6 +22,7 @@ from swarm.protocol.agreement.rules.opened_roster import OpenedRoster
 from swarm.protocol.agreement.rules.sponsors import Sponsors
 from swarm.protocol.head import Absence, Head, Learner, Member, Sponsorship
 from swarm.protocol.plan import CONTRIBUTION_KIND, PLAN_KIND, Contribution, WorkPlan
+from swarm.protocol.roster_room import bytes_of
 
 MERGED_MIN: Final = 2  # contributions of a learner before it becomes a member
 ABSENCES_MAX: Final = 2  # rounds without a contribution, under as many leaders, before a member is dropped
@@ -90,7 +91,10 @@ class Succession:
         culprits = {context.evidence.culprit(proof) for proof in roster.proofs}
         merged = {body.member for body, w in zip(bodies, settlement.weights, strict=True) if w > 0}
         owners = owners_of(head_hash, owning, context.work.slices(head))
-        electorate = _Electors(context, head, culprits)
+        contributions = dict(zip(present, roster.contributions, strict=True))
+        room = context.roster_room(head, head_hash)
+        left_out = room.left_out(contributions, set(head.members).difference(present))
+        electorate = _Electors(context, head, culprits, frozenset(left_out))
         electorate.count(set(present), merged, joins, leader_of(head, head_hash, roster.attempt))
         following = msgspec.structs.replace(
             head,
@@ -122,6 +126,8 @@ class Succession:
             owners=owners,
             next=following,
             parts={owner: tuple(indexes) for owner, indexes in parts.items()},
+            left_out=left_out,
+            size=sum(map(bytes_of, roster.contributions)),
         )
 
     def _check_size(self, roster: RosterBody, head: Head) -> None:
@@ -171,8 +177,8 @@ class Succession:
 class _Electors:
     """The members, learners and absences of the next head, in the making."""
 
-    def __init__(self, context: AgreementContext, head: Head, culprits: set[str]) -> None:
-        self._head, self._culprits = head, culprits
+    def __init__(self, context: AgreementContext, head: Head, culprits: set[str], left_out: frozenset[Member]) -> None:
+        self._head, self._culprits, self._left_out = head, culprits, left_out
         self._most = context.config.max_peers
         self.members: set[Member] = set(head.members)
         self.learners: dict[str, Learner] = {entry.member.peer: entry for entry in head.learners}
@@ -198,7 +204,8 @@ class _Electors:
 
     def _drop(self, present: set[Member], leader: Member) -> None:
         """Drop proved liars, but never the last member, and members absent too often: these only where those that have
-        contributed are most of what stays. Else a quorum could vote itself out of the group that is left."""
+        contributed are most of what stays. Else a quorum could vote itself out of the group that is left. A round
+        whose roster had no room for a member says nothing of that one."""
         for member in sorted(self.members):
             if member.peer in self._culprits and len(self.members) > 1:
                 self.members.discard(member)
@@ -206,6 +213,9 @@ class _Electors:
         away = list[Absence]()
         for member in sorted(self.members - present):
             entry = before.get(member, Absence(member, 0, Member("", "")))
+            if member in self._left_out:
+                self.absent += [entry] if member in before else []
+                continue
             away.append(Absence(member, min(entry.rounds + (entry.leader != leader), ABSENCES_MAX), leader))
         leaving = {entry.member for entry in away if entry.rounds >= ABSENCES_MAX}
         if 2 * len(self.members & present) <= len(self.members - leaving):

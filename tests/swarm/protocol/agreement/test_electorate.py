@@ -26,6 +26,7 @@ from swarm.protocol.agreement.rules.succession import MISSED_MAX, Succession
 from swarm.protocol.head import Absence, Head, Learner, Member, Sponsor, Sponsorship
 from swarm.protocol.ledger import count
 from swarm.protocol.plan import PLAN_KIND
+from swarm.protocol.roster_room import RosterRoom, bytes_of
 from tests.swarm.protocol.agreement.group import GENESIS, WORK, GroupOfNodes, contribution_body
 
 
@@ -285,3 +286,71 @@ def test_newcomers_that_do_not_come_cost_no_time() -> None:
     busy.check()
     assert busy.round("A") >= 0.6 * quiet.round("A")
     assert busy.head("A").members == quiet.head("A").members
+
+
+def contribution_bytes() -> int:
+    """Return what one contribution of these groups takes of a roster."""
+    scene = Scene(head_of("A"))
+    plan = WORK.plan(scene.head, 0, {Member("A", "A0"): 0.0}, ())
+    return bytes_of(scene.group.sign("A", "contribution", contribution_body(Member("A", "A0"), plan)))
+
+
+ROOM_FOR_THREE = 3 * contribution_bytes() + contribution_bytes() // 2
+
+
+def test_a_full_roster_takes_all_members_in_turn_and_none_leaves() -> None:
+    group = GroupOfNodes("ABCDE", roster_bytes=ROOM_FOR_THREE)
+    group.run_to(1)
+    begun = group.round("A")
+    group.run_to(begun + 12)
+    heads = [head for head in group.machines["A"].committed if head.round > begun]
+    assert all(len(head.members) == 5 and not head.absent for head in heads)
+    told = {
+        (fields["round"], peer)
+        for fields in (emit.fields for emit in group.machines["B"].told if emit.event == "roster_full")
+        for peer in fields["peers"]  # type: ignore[union-attr]
+    }
+    for first in range(begun + 1, begun + 9):
+        left_out = [{peer for round, peer in told if round == number} for number in range(first, first + 4)]
+        assert all(len(peers) == 2 for peers in left_out), "each round tells of the two that have no room"
+        assert not set.intersection(*left_out), "all contribute within four rounds"
+
+
+def test_a_dead_member_of_a_group_with_full_rosters_leaves() -> None:
+    """Nothing tells a member that is dead from one that has no room, but for the rounds of its own turn."""
+    group = GroupOfNodes("ABCDE", roster_bytes=ROOM_FOR_THREE)
+    group.run_to(1)
+    group.crash("E")
+    group.run(120.0, until=lambda: len(group.head("A").members) == 4)
+    assert {member.peer for member in group.head("A").members} == set("ABCD")
+    group.run_to(group.round("A") + 8, peers="ABCD")
+    assert {member.peer for member in group.head("A").members} == set("ABCD")
+
+
+def test_a_leader_cannot_call_a_roster_full_that_is_not() -> None:
+    """Only those are not counted as absent that the draw puts behind all of a roster without room for one more."""
+    head = head_of("ABCDE")
+    drawn = "".join(sorted("ABCDE", key=lambda name: RosterRoom(head, head.hash, 4)._drawn(Member(name, f"{name}0"))))
+    first, last = "".join(sorted(drawn[:3])), "".join(sorted(drawn[2:]))
+
+    def absent(present: str, room: int) -> set[str]:
+        after = Scene(head, roster_bytes=room).after(present)
+        assert len(after.members) == 5
+        return {absence.member.peer for absence in after.absent}
+
+    assert absent(first, ROOM_FOR_THREE) == set()
+    assert absent(last, ROOM_FOR_THREE) == set(drawn[:2]), "it was their turn, so they have sent nothing"
+    assert absent(first, 10 * ROOM_FOR_THREE) == set(drawn[3:]), "there was room for them"
+    waiting = tuple(Absence(member, 1, Member("Z", "Z0")) for member in members("ABCDE"))
+    opened = Scene(msgspec.structs.replace(head, absent=waiting), roster_bytes=ROOM_FOR_THREE).roster("ABC")
+    kept = {absence.member: absence.rounds for absence in opened.next.absent}
+    assert {member for member, rounds in kept.items() if rounds == 1} == set(opened.left_out), "as it was before"
+
+
+def test_a_newcomer_is_told_once_that_the_group_has_no_place() -> None:
+    group = GroupOfNodes("ABC", max_peers=3)
+    group.run_to(1)
+    newcomer = group.start("D")
+    group.run(10.0)
+    assert [emit.fields["most"] for emit in newcomer.told if emit.event == "group_full"] == [3]
+    assert not any(emit.event == "group_full" for peer in "ABC" for emit in group.machines[peer].told)
