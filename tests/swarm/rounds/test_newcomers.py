@@ -68,6 +68,7 @@ def _has_merged(merged: Sequence[Sequence[Contribution] | None], member: Member)
     return any(body.member == member for bodies in merged for body in bodies or ())
 
 
+@pytest.mark.soak  # schedules with joiners check the same at each commit
 async def test_a_crowd_of_newcomers_is_taken_in_step_by_step(tmp_path: Path) -> None:
     """So that those who vote have been seen at work, and no crowd is a majority at once."""
     async with open_driven_group(tmp_path, GroupSetting(min_peers=2, work_s=0.2)) as group:

@@ -7,6 +7,7 @@ async with open_driven_group(folder, GroupSetting(numel=40_000)) as group:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -68,6 +69,7 @@ class GroupSetting:
     timeouts: Callable[[], AdaptiveTimeouts] = Patient
     limits: NetLimits = NetLimits()  # noqa: RUF009 - frozen
     exchange_s: float = 60.0
+    """How long an exchange may take; longer with each failed attempt of a round: a busy machine has its own pace."""
     snapshots: SnapshotLimits = SnapshotLimits()  # noqa: RUF009 - frozen
     work_s: float = 0.0
     """How long each replica trains a round."""
@@ -154,6 +156,8 @@ class DrivenGroup:
     changed: Notifier = field(default_factory=Notifier)
     coordinator_identity: Identity = field(default_factory=Identity.generate)
     coordinator_events: list[Event] = field(default_factory=list)
+    failed: Counter[int] = field(default_factory=Counter)
+    """Attempts that failed, by round."""
     actor: Weightless = field(default_factory=Weightless)
     coordinator_host: Host = field(init=False)
     coordinator: GroupDriver = field(init=False)
@@ -163,6 +167,10 @@ class DrivenGroup:
     def genesis(self) -> Head:
         state = OuterState([self.theta.clone(), torch.zeros_like(self.theta)], self.setting.strategy())
         return genesis("run", state.tree.root)
+
+    def exchange_s(self, head: Head) -> float:
+        """Return how long an exchange after that head may take."""
+        return self.setting.exchange_s * (1.0 + self.failed[head.round + 1] / 2)
 
     # -- peers ---------------------------------------------------------------------------------------------------------
 
@@ -193,7 +201,7 @@ class DrivenGroup:
             stack.callback(self.changed.notify)
             stack.callback(gone.set)
             timeout = work_timeout(parts.schedule, parts.timeouts, lambda: trainer.speed)
-            work = work_of(state.strategy, parts.schedule, lambda head: self.setting.exchange_s, timeout)
+            work = work_of(state.strategy, parts.schedule, self.exchange_s, timeout)
             with stop:
                 with moving, host.rpc.scope():
                     options = DriverOptions(proof=proof)
@@ -277,7 +285,7 @@ class DrivenGroup:
                 for member in self.members:
                     member.host.book.add(host.peer_id, host.addresses)
                     host.book.add(member.peer, member.host.addresses)
-                work = work_of(setting.strategy(), setting.schedule, lambda head: setting.exchange_s)
+                work = work_of(setting.strategy(), setting.schedule, self.exchange_s)
                 records = RecordFiles(self.folder / "coordinator")
                 known = lambda: self._known(host.peer_id)  # noqa: E731
                 driver = GroupDriver(host, self.config(host.peer_id), work, records, setting.timeouts(), known)
@@ -289,6 +297,8 @@ class DrivenGroup:
 
     def _note(self, seen: list[Event], event: Event) -> None:
         seen.append(event)
+        if event.name == "attempt_failed":
+            self.failed[int(str(event.fields["round"]))] += 1
         self.changed.notify()
 
     # -- waiting -------------------------------------------------------------------------------------------------------
