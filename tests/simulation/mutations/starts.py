@@ -41,6 +41,21 @@ STARTS: Final = (
         changed(Coordinator, "_may_undo", "self._offered is not None and base.round >= self._offered", "True"),
     ),
     Rule(
+        "a start by itself waits for members that say they have gone on",
+        ABSENT,
+        changed(Coordinator, "_decide", "inquiry.further.intersection(head.members)", "False"),
+    ),
+    Rule(
+        "a round that the coordinator is about to stand at is one to lose",
+        ABSENT,
+        changed(
+            InquiryResult,
+            "bases",
+            "self._branches.way_to(self._chain.goal)",
+            "self._branches.way_to(self._chain.head)",
+        ),
+    ),
+    Rule(
         "a member knows of each term number one start",
         ("witness3-undeclared", "required3-undeclared"),
         changed(Chain, "learn", "if self._boots.get(link.head.term, link.head.boot) != link.head.boot:", NEVER_TRUE),
