@@ -17,7 +17,7 @@ from swarm.protocol.head import Member
 from swarm.protocol.plan import Contribution, WorkPlan
 
 TIMER: Final = "step"  # of the present phase
-DIRECT_MAX: Final = 8  # peers to which a leader sends a roster itself
+DIRECT_MAX: Final = 8  # peers to which a leader itself sends rosters, and proposals with them
 
 
 class Phase(Enum):

@@ -16,7 +16,7 @@ from swarm.protocol.agreement import messages as msg
 from swarm.protocol.agreement.applicants import Applicants
 from swarm.protocol.agreement.chain import Chain, position_of
 from swarm.protocol.agreement.context import AgreementContext
-from swarm.protocol.agreement.round.attempt import TIMER, Attempt, Phase, spread
+from swarm.protocol.agreement.round.attempt import DIRECT_MAX, TIMER, Attempt, Phase, spread
 from swarm.protocol.agreement.round.collector import Collector
 from swarm.protocol.agreement.round.election_timeouts import ElectionTimeouts
 from swarm.protocol.agreement.round.exchanges import Exchanges
@@ -304,10 +304,12 @@ class AttemptLeader:
             context.out.send(peer, msgspec.structs.replace(order, pass_on=pass_on))
 
     def _send_proposal(self, attempt: Attempt, proposal: msg.ProposalMessage) -> None:
-        """Send the proposal to the voters that have not voted for it; without its roster to those that have that."""
+        """Send the proposal to the voters that have not voted for it; in a group that is not small without its roster to
+        those that have that."""
         support, context = proposal.support, self._context
         short: msg.ShortProposalMessage | None = None
-        if attempt.exchange is not None and support.roster == attempt.signed_roster:
+        many = len(self._instance.head.members) > DIRECT_MAX
+        if many and attempt.exchange is not None and support.roster == attempt.signed_roster:
             key, state = attempt.exchange.opened.key, proposal.value.state_hash
             short = msg.ShortProposalMessage(proposal.proposal, state, proposal.promises, key, support.results)
         votes = self._instance.votes_for(attempt.number, proposal.value.hash)
