@@ -304,8 +304,8 @@ class AttemptLeader:
             context.out.send(peer, msgspec.structs.replace(order, pass_on=pass_on))
 
     def _send_proposal(self, attempt: Attempt, proposal: msg.ProposalMessage) -> None:
-        """Send the proposal to the voters that have not voted for it; in a group that is not small without its roster to
-        those that have that."""
+        """Send the proposal to the voters that have not voted for it. In a group that is not small those that have the
+        roster get it without that."""
         support, context = proposal.support, self._context
         short: msg.ShortProposalMessage | None = None
         many = len(self._instance.head.members) > DIRECT_MAX

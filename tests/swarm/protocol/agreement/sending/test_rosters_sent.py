@@ -1,4 +1,4 @@
-"""A leader of many sends its roster to a few that pass it on, and its proposal without the roster to those that have it."""
+"""A leader of many sends its roster to a few that pass it on, and its proposal without it to those that have it."""
 
 from __future__ import annotations
 
