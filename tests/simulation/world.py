@@ -16,6 +16,8 @@ from swarm.protocol.agreement import messages as msg
 from swarm.protocol.agreement.config import AgreementConfig
 from swarm.protocol.agreement.coordination import branches
 from swarm.protocol.agreement.records import LINKS_KEPT
+from swarm.protocol.agreement.round import attempt, leader
+from swarm.protocol.agreement.round.attempt import DIRECT_MAX
 from swarm.protocol.plan import Contribution
 from tests.simulation import aftermath, faults, liars, rare_faults
 from tests.simulation.invariants import Broken, Invariants, OutsidePromise
@@ -116,9 +118,16 @@ class World:
 
     @contextmanager
     def ring(self) -> Iterator[None]:
-        """Inside the block nodes keep as many links as the setup says."""
+        """Inside the block nodes keep as many links as the setup says. Of groups without liars, whose lies are told in
+        whole proposals, every second one leaves rosters out and passes them on as groups of many do."""
         kept = self.setup.links_kept or LINKS_KEPT
-        with patch.object(chain, "LINKS_KEPT", kept), patch.object(branches, "LINKS_KEPT", kept):
+        few = DIRECT_MAX if self.setup.liars or self.setup.lying_joiners or self.seed % 2 else 0
+        with (
+            patch.object(chain, "LINKS_KEPT", kept),
+            patch.object(branches, "LINKS_KEPT", kept),
+            patch.object(attempt, "DIRECT_MAX", few),
+            patch.object(leader, "DIRECT_MAX", few),
+        ):
             yield
 
     def advance(self, until: float) -> None:

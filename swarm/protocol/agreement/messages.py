@@ -206,6 +206,9 @@ class RosterMessage(msgspec.Struct, frozen=True, tag="roster"):
     attempt: Count
     plan: Signed
     roster: Signed
+    pass_on: Names = ()
+    """Peers to which the receiver sends this on, if its leader asks it. Only those are named whose `status` has
+    `roster`."""
 
 
 class ResultsMessage(msgspec.Struct, frozen=True, tag="results"):
@@ -223,6 +226,18 @@ class ProposalMessage(msgspec.Struct, frozen=True, tag="proposal"):
     value: Head
     promises: SignedBodies
     support: Support
+
+
+class ShortProposalMessage(msgspec.Struct, frozen=True, tag="short_proposal"):
+    """A `ProposalMessage` to a voter whose `status` names the attempt's roster: the value follows from that."""
+
+    proposal: Signed
+    state: Hash
+    """The hash of the value's state."""
+    promises: SignedBodies
+    roster: Hash
+    results: SignedBodies
+    """As in `Support`."""
 
 
 class VoteMessage(msgspec.Struct, frozen=True, tag="vote"):
@@ -245,6 +260,8 @@ class StatusMessage(msgspec.Struct, frozen=True, tag="status"):
     """The attempt whose leader the sender waits for; a peer that waits for a lower one in vain follows."""
     plan: Hash | None = None
     """The hash of the plan that the sender has, so that its leader sends that once."""
+    roster: Hash | None = None
+    """As `plan`, of the last roster; empty without one. Who sends it passes rosters on and takes short proposals."""
 
 
 class AskChainMessage(msgspec.Struct, frozen=True, tag="ask_chain"):
@@ -316,6 +333,7 @@ Message = (
     | RosterMessage
     | ResultsMessage
     | ProposalMessage
+    | ShortProposalMessage
     | VoteMessage
     | StatusMessage
     | AskChainMessage

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
+
+from blake3 import blake3
 
 from peer.identity import Signed
 from swarm.protocol.agreement import messages as msg
@@ -13,6 +17,7 @@ from swarm.protocol.head import Member
 from swarm.protocol.plan import Contribution, WorkPlan
 
 TIMER: Final = "step"  # of the present phase
+DIRECT_MAX: Final = 8  # peers to which a leader itself sends rosters, and proposals with them
 
 
 class Phase(Enum):
@@ -51,4 +56,18 @@ class Attempt:
     """Until when newcomers that have not promised are waited for; 0 while others are."""
     signed_roster: Signed | None = None
     exchange: Exchange | None = None
+    able: set[str] = field(default_factory=set)
+    """Peers that pass rosters on and take short proposals."""
+    exchanging: set[str] = field(default_factory=set)
+    """Of these, the ones that say that they have the roster."""
+    sent_at: float = -1.0
+    """When roster or proposal were sent last."""
     proposal: msg.ProposalMessage | None = None
+
+
+def spread(peers: Iterable[str], head_hash: bytes) -> dict[str, tuple[str, ...]]:
+    """Return to which peers a leader sends a roster, and to which others each of these passes it on: about the square
+    root of their number each, in an order that changes with the head. Few peers get it from the leader."""
+    order = sorted(peers, key=lambda peer: blake3(head_hash + peer.encode()).digest())
+    first = len(order) if len(order) <= DIRECT_MAX else math.isqrt(len(order))
+    return {peer: tuple(order[first + i :: first]) for i, peer in enumerate(order[:first])}

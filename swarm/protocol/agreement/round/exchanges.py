@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from peer.errors import ProtocolViolation
 from peer.identity import Signed
 from swarm.protocol.agreement import events
@@ -35,21 +37,27 @@ class Exchanges:
         self._timeouts, self._applicants = timeouts, applicants
         self._succession = Succession(context)
 
-    def begin(self, peer: str, order: msg.RosterMessage) -> None:
-        """Take part in the exchange of an attempt's roster."""
+    def begin(self, peer: str, order: msg.RosterMessage) -> bool:
+        """Take part in the exchange of an attempt's roster, and pass that on where its leader asks for it. Return
+        whether the roster is here."""
         instance = self._instance
         if order.attempt < instance.ballot.promised:
-            return
+            return False
         known = instance.rosters.get(order.attempt)
         if known is not None and known.body == order.roster.body:
-            return
+            return True
         opened = self._succession.roster(order.plan, order.roster, instance.head, instance.hash)
         if opened.attempt != order.attempt:
             raise ProtocolViolation("a roster is for another attempt than its message")
         if known is not None:
             self._applicants.convict(evidence.ROSTER, known, order.roster)
-            return
+            return False
         self.open(opened)
+        if order.pass_on and peer == leader_of(instance.head, instance.hash, order.attempt).peer:
+            concerned = (*instance.head.members, *(body.member for body in opened.contributions))
+            for other in sorted({member.peer for member in concerned}.intersection(order.pass_on)):
+                self._context.out.send(other, msgspec.structs.replace(order, pass_on=()))
+        return True
 
     def open(self, opened: OpenedRoster) -> Exchange:
         """Begin an exchange, or return the one that is under way."""

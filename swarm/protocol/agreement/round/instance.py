@@ -111,6 +111,11 @@ class Instance:
         return self.plan.hash if self.plan is not None else None
 
     @property
+    def roster_hash(self) -> bytes:
+        """The hash of the last roster; empty without one."""
+        return next(reversed(self.exchanges), b"")
+
+    @property
     def record(self) -> BallotRecord:
         return BallotRecord(self.hash, self.ballot, self.accepted, self.support)
 

@@ -16,7 +16,7 @@ from swarm.protocol.agreement import messages as msg
 from swarm.protocol.agreement.applicants import Applicants
 from swarm.protocol.agreement.chain import Chain, position_of
 from swarm.protocol.agreement.context import AgreementContext
-from swarm.protocol.agreement.round.attempt import TIMER, Attempt, Phase
+from swarm.protocol.agreement.round.attempt import DIRECT_MAX, TIMER, Attempt, Phase, spread
 from swarm.protocol.agreement.round.collector import Collector
 from swarm.protocol.agreement.round.election_timeouts import ElectionTimeouts
 from swarm.protocol.agreement.round.exchanges import Exchanges
@@ -126,13 +126,12 @@ class AttemptLeader:
                     context.out.send(peer, prepare)
         if attempt.phase is Phase.COLLECT and attempt.signed_plan is not None:
             self._collector.repeat_plan(attempt)
+        elif attempt.sent_at + context.config.poll_s / 2 > context.now:
+            return  # the answers are on their way
         elif attempt.phase is Phase.EXCHANGE:
             self._send_roster(attempt)
         elif attempt.phase is Phase.PROPOSE and attempt.proposal is not None:
-            votes = self._instance.votes_for(attempt.number, attempt.proposal.value.hash)
-            for voter in context.electorate.voters(self._instance.head):
-                if voter not in votes:
-                    context.out.send(voter.peer, attempt.proposal)
+            self._send_proposal(attempt, attempt.proposal)
 
     # -- phase 1 -------------------------------------------------------------------------------------------------------
 
@@ -246,12 +245,18 @@ class AttemptLeader:
         if attempt is not None and attempt.phase is Phase.COLLECT and self._collector.take(attempt, message):
             self.collect()
 
-    def informed(self, peer: Member, plan: bytes | None) -> None:
-        """Note whether a peer has the present plan. One that has lost it with its process says so, too."""
+    def informed(self, peer: Member, plan: bytes | None, roster: bytes | None) -> None:
+        """Note whether a peer has the present plan and roster. One that has lost them with its process says so, too."""
         attempt = self._attempt
-        if attempt is not None and attempt.plan is not None:
+        if attempt is None:
+            return
+        if attempt.plan is not None:
             change = attempt.informed.add if plan == attempt.plan.hash else attempt.informed.discard
             change(peer)
+        if roster is not None:
+            attempt.able.add(peer.peer)
+            here = attempt.exchange is not None and roster == attempt.exchange.opened.key
+            (attempt.exchanging.add if here else attempt.exchanging.discard)(peer.peer)
 
     def gathered(self, event: events.Gathered) -> None:
         """The method says that all of the work is done: ask for what is ready."""
@@ -283,12 +288,35 @@ class AttemptLeader:
     # -- exchange ------------------------------------------------------------------------------------------------------
 
     def _send_roster(self, attempt: Attempt) -> None:
+        """Send the roster to those that have not said that they have it: at first through others that pass it on, later
+        directly, as one of those may be dead."""
         assert attempt.signed_plan is not None and attempt.signed_roster is not None
+        context, first = self._context, attempt.sent_at < 0.0
         order = msg.RosterMessage(self._instance.hash, attempt.number, attempt.signed_plan, attempt.signed_roster)
-        peers = {member.peer for member in (*attempt.present, *attempt.contributions)}
-        for peer in sorted(peers | {member.peer for member in self._instance.head.members}):
-            if peer not in (self._context.config.peer, self._context.config.coordinator):
-                self._context.out.send(peer, order)
+        members = (*attempt.present, *attempt.contributions, *self._instance.head.members)
+        peers = {member.peer for member in members} - {context.config.peer, context.config.coordinator}
+        able = (peers & attempt.able) - context.down if first else set[str]()
+        ways = spread(able, self._instance.hash)
+        attempt.sent_at = context.now
+        for peer in sorted(peers - attempt.exchanging - able):
+            context.out.send(peer, order)
+        for peer, pass_on in sorted(ways.items()):
+            context.out.send(peer, msgspec.structs.replace(order, pass_on=pass_on))
+
+    def _send_proposal(self, attempt: Attempt, proposal: msg.ProposalMessage) -> None:
+        """Send the proposal to the voters that have not voted for it. In a group that is not small those that have the
+        roster get it without that."""
+        support, context = proposal.support, self._context
+        short: msg.ShortProposalMessage | None = None
+        many = len(self._instance.head.members) > DIRECT_MAX
+        if many and attempt.exchange is not None and support.roster == attempt.signed_roster:
+            key, state = attempt.exchange.opened.key, proposal.value.state_hash
+            short = msg.ShortProposalMessage(proposal.proposal, state, proposal.promises, key, support.results)
+        votes = self._instance.votes_for(attempt.number, proposal.value.hash)
+        attempt.sent_at = context.now
+        for voter in context.electorate.voters(self._instance.head):
+            if voter not in votes:
+                context.out.send(voter.peer, short if short and voter.peer in attempt.exchanging else proposal)
 
     def give_up_exchange(self) -> None:
         """Give up an exchange that cannot end, since an owner is down whose results this node has not, or could not be
@@ -321,7 +349,7 @@ class AttemptLeader:
         promises = tuple(attempt.promises[voter].promise for voter in voters)
         attempt.proposal = msg.ProposalMessage(signed, value, promises, support)
         context.out.timer(TIMER, context.now + context.work.exchange_s(self._instance.head))
-        self.repeat()
+        self._send_proposal(attempt, attempt.proposal)
 
     # -- time ----------------------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from swarm.protocol.agreement.round.instance import Instance
 from swarm.protocol.agreement.round.leader import AttemptLeader
 from swarm.protocol.agreement.round.participant import Participant
 from swarm.protocol.agreement.round.voting import Voter
+from swarm.protocol.agreement.rules.electorate import leader_of
 from swarm.protocol.head import Head
 
 
@@ -63,8 +64,8 @@ class OpenRound:
 
     def heard(self, message: msg.StatusMessage) -> None:
         """Follow a voter to the later attempt for which it waits, if the present leader makes no progress; note whether
-        it has the plan."""
-        self.leader.informed(message.voter, message.plan)
+        it has the plan and the roster."""
+        self.leader.informed(message.voter, message.plan, message.roster)
         if self.instance.head.members and self._timeouts.heard(message.voter, message.attempt):
             self._go_on()
 
@@ -86,17 +87,24 @@ class OpenRound:
             case msg.SubmitMessage():
                 self.leader.submit(peer, message)
             case msg.RosterMessage():
-                self._exchanges.begin(peer, message)
+                if self._exchanges.begin(peer, message):
+                    self.participant.inform(self._leader_of(message.attempt))
             case msg.ResultsMessage():
                 exchange = self._exchanges.results(message)
                 if exchange is not None:
                     self.leader.built(exchange)  # as it may be, from what the owners have sent
             case msg.ProposalMessage():
                 self._voter.propose(message)
+            case msg.ShortProposalMessage():
+                if not self._voter.propose_short(message):
+                    self.participant.inform(peer)
             case msg.VoteMessage():
                 self._voter.vote(message)
             case _:
                 pass
+
+    def _leader_of(self, attempt: int) -> str:
+        return leader_of(self.instance.head, self.instance.hash, attempt).peer
 
     def submitted(self, event: events.Submitted) -> None:
         self.participant.submitted(event)

@@ -129,11 +129,12 @@ class Participant:
             context.out.add(Train(plan, order.finish_early))
 
     def inform(self, leader: str) -> None:
-        """Tell a leader which plan is here, so that it sends that once."""
+        """Tell a leader which plan and roster are here, so that it sends them once."""
         instance, context = self._instance, self._context
         if leader != context.config.peer:
             at, latest = position_of(instance.head), self._timeouts.latest
-            context.out.send(leader, msg.StatusMessage(at, instance.hash, context.me, True, latest, instance.plan_hash))
+            plan, roster = instance.plan_hash, instance.roster_hash
+            context.out.send(leader, msg.StatusMessage(at, instance.hash, context.me, True, latest, plan, roster))
 
     def submitted(self, event: events.Submitted) -> None:
         """Take this node's own contribution."""

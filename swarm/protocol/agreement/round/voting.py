@@ -7,6 +7,8 @@ are as many as there are voters, not their square.
 
 from __future__ import annotations
 
+import msgspec
+
 from peer.errors import ProtocolViolation
 from peer.identity import Signed
 from swarm.protocol.agreement import messages as msg
@@ -62,6 +64,17 @@ class Voter:
         leader = leader_of(instance.head, instance.hash, body.attempt)
         self._timeouts.extend(leader, body.attempt, "proposal", context.work.exchange_s(instance.head))
         self.consider(body.attempt)
+
+    def propose_short(self, message: msg.ShortProposalMessage) -> bool:
+        """As `propose`. Return whether the roster is here; else the leader is to send all."""
+        exchange = self._instance.exchanges.get(message.roster)
+        if exchange is None:
+            return False
+        opened = exchange.opened
+        value = msgspec.structs.replace(opened.next, state_hash=message.state)
+        support = msg.Support(opened.signed_plan, opened.signed, message.results)
+        self.propose(msg.ProposalMessage(message.proposal, value, message.promises, support))
+        return True
 
     def _check(self, attempt: int, message: msg.ProposalMessage) -> None:
         """Raise unless the promises force this value, or leave it free and it follows from this attempt's roster.

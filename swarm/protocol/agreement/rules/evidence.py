@@ -264,7 +264,7 @@ def head_named(message: msg.Message) -> bytes:
             return message.head
         case msg.PromiseMessage():
             return _read(message.promise, _Named).head
-        case msg.ProposalMessage():
+        case msg.ProposalMessage() | msg.ShortProposalMessage():
             return _read(message.proposal, _Named).head
         case msg.VoteMessage():
             return _read(message.vote, _Named).head
