@@ -125,7 +125,7 @@ def round_pool(scene: Scene) -> Pool:
 
 @pytest.mark.parametrize("count", MUTATIONS)
 async def test_rounds(tmp_path: Path, count: int) -> None:
-    async with hostile_scene(tmp_path, timeout_s=100.0 + count) as scene:
+    async with hostile_scene(tmp_path, timeout_s=500.0 + count) as scene:
         await scene.rounds(6)  # what is kept of the last rounds is there by then
         for victim in (scene.honest[0].host, scene.group.coordinator_host):
             striker = Striker(victim, scene.liar.peer, lambda: round_pool(scene), f"rounds {len(tried)}")

@@ -134,7 +134,9 @@ class Scene:
 
 
 @asynccontextmanager
-async def hostile_scene(folder: Path, prepare: Callable[[Liar], None] = lambda liar: None) -> AsyncIterator[Scene]:
+async def hostile_scene(
+    folder: Path, prepare: Callable[[Liar], None] = lambda liar: None, timeout_s: float = 500.0
+) -> AsyncIterator[Scene]:
     """Open the scene; check it when the test leaves the block."""
     setting = GroupSetting(
         numel=NUMEL,
@@ -145,7 +147,7 @@ async def hostile_scene(folder: Path, prepare: Callable[[Liar], None] = lambda l
         snapshots=SnapshotLimits(small_bytes=0),  # so that memory does not grow with the rounds
         work_s=0.05,
     )
-    async with open_driven_group(folder, setting) as group:
+    async with open_driven_group(folder, setting, timeout_s) as group:
         honest = [await group.enter(deltas) for _ in range(3)]
         liar = Liar(await group.enter(deltas))
         prepare(liar)
