@@ -143,6 +143,28 @@ def test_a_start_waits_for_members_of_its_term_that_say_they_have_gone_on() -> N
     assert {group.head(peer).term for peer in "ABCDE"} == {2}
 
 
+def test_a_round_that_the_coordinator_is_about_to_stand_at_is_one_to_lose() -> None:
+    """C proved it with the last answer, at which the coordinator decided, still at the head before."""
+    group = GroupOfNodes("ABC")
+    group.run_to(3)
+    usual, group.build = group.build, lambda peer, state: (0.05, None if peer == "C" else state)
+    lose(group, cut("C", COORDINATOR))
+    group.run(60.0)
+    group.event(COORDINATOR, events.RegroupRequested())
+    group.run(30.0)
+    silent: Loses = lambda source, target, message: source == "C" and target == COORDINATOR  # noqa: E731
+    group.build = usual
+    lose(group, cut("C", COORDINATOR), silent)
+    group.run_to(group.head(COORDINATOR).round + 1, "C")
+    healed = group.now
+    last: Loses = lambda source, target, message: (  # noqa: E731
+        silent(source, target, message) and not (isinstance(message, msg.ReportMessage) and group.now > healed + 1.0)
+    )
+    lose(group, last, no_round(*"ABC"))
+    group.run(20.0)
+    assert group.head("C").term == 2 and [told["term"] for told in group.told(COORDINATOR, "regrouped")] == [1, 2]
+
+
 def test_a_value_that_may_have_been_chosen_is_a_round_to_lose() -> None:
     """D and E had both voted for it, and the coordinator knew: it went on from the others without a word."""
     group = GroupOfNodes("ABCDE")
