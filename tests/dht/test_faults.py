@@ -33,7 +33,7 @@ async def test_killed_and_frozen_nodes_are_dropped_and_thawed_ones_return() -> N
         for child in children.values():
             await reader.facts.wait("dht_peer_found", peer=child.peer)
         everyone = {child.peer for child in children.values()}
-        with trio.fail_after(60):
+        with trio.fail_after(300):
             while (await reader.node.get(CARDS, "key")).keys() != everyone:
                 pass
 
@@ -44,7 +44,7 @@ async def test_killed_and_frozen_nodes_are_dropped_and_thawed_ones_return() -> N
         for child in frozen:
             child.freeze()
         seen: set[str] = everyone
-        with trio.fail_after(60):
+        with trio.fail_after(300):
             while seen != {child.peer for child in alive}:
                 seen = set(await reader.node.get(CARDS, "key"))
                 assert {child.peer for child in alive} <= seen  # live nodes are always visible
@@ -52,12 +52,12 @@ async def test_killed_and_frozen_nodes_are_dropped_and_thawed_ones_return() -> N
             for child in (*killed, *frozen):
                 if member.facts.all("dht_peer_found", peer=child.peer):  # as the reader has; others may not have met it
                     await member.facts.wait("dht_peer_lost", peer=child.peer)
-                with trio.fail_after(60):  # on a busy machine it may have been lost and found before
+                with trio.fail_after(300):  # on a busy machine it may have been lost and found before
                     while child.peer in member.node.peers:
                         await member.node.get(CARDS, "key")
         for child in frozen:
             child.thaw()
-        with trio.fail_after(60):
+        with trio.fail_after(300):
             while seen != {child.peer for child in (*frozen, *alive)}:
                 seen = set(await reader.node.get(CARDS, "key"))
         nursery.cancel_scope.cancel()
@@ -69,7 +69,7 @@ async def test_a_node_cut_off_from_most_peers_suspects_a_split() -> None:
         children = [await start_child(nursery, [left.address], "key", number, TTL_S) for number in range(2)]
         for child in children:
             await left.facts.wait("dht_peer_found", peer=child.peer)
-        with trio.fail_after(60):
+        with trio.fail_after(300):
             while left.node._router.split.suspected:  # on a busy machine it may have been
                 await trio.sleep(0.02)
         left.facts.seen.clear()
@@ -80,7 +80,7 @@ async def test_a_node_cut_off_from_most_peers_suspects_a_split() -> None:
         for child in children:
             child.thaw()
         await left.facts.wait("dht_split_healed")
-        with trio.fail_after(60):
+        with trio.fail_after(300):
             while len(await left.node.get(CARDS, "key")) < 2:
                 pass
         nursery.cancel_scope.cancel()

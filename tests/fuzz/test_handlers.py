@@ -170,7 +170,7 @@ async def test_gossip(tmp_path: Path, count: int) -> None:
             peer.stepping = peer.stands.clear  # copies of all states, which other tests look at
         nursery.start_soon(one.engine.run)
         nursery.start_soon(other.engine.run)
-        with trio.fail_after(60):
+        with trio.fail_after(300):
             while one.engine.replica.round < 1:
                 await trio.sleep(0.02)
 

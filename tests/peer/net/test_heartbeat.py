@@ -65,7 +65,7 @@ async def test_a_killed_peer_is_suspect_at_once_and_calls_to_it_end() -> None:
             except NetworkError as error:
                 failed.append(error)
 
-        with trio.fail_after(60):
+        with trio.fail_after(300):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(stalled)
                 await host.rpc.call(target.peer_id, ECHO, Number(1), timeout_s=60)
@@ -83,7 +83,7 @@ async def test_a_frozen_peer_is_suspect_in_time_and_recovers(bulk: bool) -> None
         await host.rpc.call(target.peer_id, ECHO, Number(1), bytes(1 << 20), timeout_s=60, bulk=bulk)
         host.watch([target.peer_id])
         target.signal(signal.SIGSTOP)
-        with trio.fail_after(60):
+        with trio.fail_after(300):
             with pytest.raises(NetworkError):  # a frozen receiver must not freeze the sender
                 await host.rpc.call(target.peer_id, ECHO, Number(1), bytes(200 << 20), timeout_s=600, bulk=bulk)
             await host.wait_suspect(target.peer_id)
@@ -115,7 +115,7 @@ async def test_a_peer_that_is_too_busy_to_answer_is_alive() -> None:
         async with trio.open_nursery() as nursery:
             for _ in range(limits.calls_in_total):
                 nursery.start_soon(lambda: crowd.rpc.call(busy.peer_id, STALL, Number(1), timeout_s=600))
-            with trio.fail_after(60):
+            with trio.fail_after(300):
                 for _ in range(limits.calls_in_total):
                     await taken.acquire()
                 with pytest.raises(RemoteError, match="too many calls"):
@@ -129,7 +129,7 @@ async def test_a_ping_does_not_wait_for_other_calls() -> None:
     async with child() as target, watching(target, limits) as (host, _), trio.open_nursery() as nursery:
         host.watch([])
         nursery.start_soon(lambda: host.rpc.call(target.peer_id, STALL, Number(1), timeout_s=600))
-        with trio.fail_after(60):
+        with trio.fail_after(300):
             while target.peer_id not in host.rpc._slots:
                 await trio.lowlevel.checkpoint()
             await host.rpc.call(target.peer_id, PING, Ping(), timeout_s=600)
@@ -143,7 +143,7 @@ async def test_calls_to_an_unwatched_frozen_peer_end_by_their_deadline(bulk: boo
         await host.rpc.call(target.peer_id, ECHO, Number(1), bytes(1 << 20), timeout_s=60, bulk=bulk)
         target.signal(signal.SIGSTOP)
         for size in (0, 100 << 20):
-            with trio.fail_after(60), pytest.raises(DeadlineExceeded):
+            with trio.fail_after(300), pytest.raises(DeadlineExceeded):
                 await host.rpc.call(target.peer_id, ECHO, Number(1), bytes(size), timeout_s=1, bulk=bulk)
         target.signal(signal.SIGCONT)
         await host.rpc.call(target.peer_id, ECHO, Number(1), timeout_s=60)
@@ -155,7 +155,7 @@ async def test_a_peer_that_restarts_recovers() -> None:
     async with child(own, seed.hex()) as target, watching(target) as (host, facts):
         listen = target.address.partition("/p2p/")[0]
         target.signal(signal.SIGKILL)
-        with trio.fail_after(60):
+        with trio.fail_after(300):
             await host.wait_suspect(target.peer_id)
             async with child(listen, seed.hex()) as again:
                 assert again.peer_id == target.peer_id
@@ -233,7 +233,7 @@ async def test_the_lag_meter_measures_a_stopped_loop() -> None:
 async def test_unwatched_peers_are_no_suspects() -> None:
     async with child() as target, watching(target) as (host, _):
         target.signal(signal.SIGKILL)
-        with trio.fail_after(60):
+        with trio.fail_after(300):
             await host.wait_suspect(target.peer_id)
         host.watch([])
         assert host.suspects == frozenset()

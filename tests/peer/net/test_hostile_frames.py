@@ -89,12 +89,12 @@ async def send(connection: Any, frames: bytes) -> None:
         connection.muxed_conn._on_stream_frame = lambda stream, kind, length: length if kind == DATA else 0
         queue = connection.muxed_conn.send_queue
         queue.put(frames)
-        with trio.fail_after(60):
+        with trio.fail_after(300):
             await queue.wait_drained()
 
 
 async def files_are_back(attacked: Attacked, before: int) -> None:
-    with trio.fail_after(60):
+    with trio.fail_after(300):
         while (await attacked.cost()).files > before:
             await trio.sleep(0.02)
 
@@ -128,7 +128,7 @@ async def test_streams_opened_to_be_reset_end_the_connection(attacked: Attacked,
 
             async def attack(connection: Any = connection, frames: bytes = frames) -> None:
                 await send(connection, frames)
-                with trio.fail_after(60):
+                with trio.fail_after(300):
                     await connection.muxed_conn.event_closed.wait()
 
             beside = await attacked.caller.latency(attack)

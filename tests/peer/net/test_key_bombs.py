@@ -45,7 +45,7 @@ async def attacked() -> AsyncIterator[Attacked]:
 async def push(connection: Any, message: bytes) -> None:
     """Push an identify message, as far as the other side takes it."""
     stream = await connection.new_stream()
-    with suppress(*LOST), trio.fail_after(60):
+    with suppress(*LOST), trio.fail_after(300):
         await stream.write(b"\x13/multistream/1.0.0\n" + bytes([len(ID_PUSH) + 1]) + ID_PUSH.encode() + b"\n")
         await stream.write(encode_uvarint(len(message)) + message)
         await stream.close_write()

@@ -53,7 +53,7 @@ class Talk:
 
     async def until(self, count: int) -> None:
         """Wait until so many messages have come."""
-        with trio.fail_after(60):
+        with trio.fail_after(300):
             async with self.changed:
                 while len(self.got) < count:
                     await self.changed.wait()

@@ -67,7 +67,7 @@ async def handshake(port: int, identity_key: bytes) -> None:
         noise.read_message(await receive(int.from_bytes(await receive(2), "big")))
         payload = NoiseHandshakePayload(identity_key=identity_key, identity_sig=bytes(64)).SerializeToString()
         await send(noise.write_message(payload))
-        with trio.fail_after(60):
+        with trio.fail_after(300):
             try:
                 while await sock.receive_some():
                     pass

@@ -159,7 +159,7 @@ async def test_a_killed_and_a_frozen_worker_are_replaced(tmp_path: Path, text: P
         assert math.isfinite(await worker_group.evaluate(1))  # waited for the new worker
         second = worker_group.worker_pid
         assert second != first and torch.equal(worker_group.outer, init_flat(MODEL, seed=0))
-        with trio.fail_after(60):
+        with trio.fail_after(300):
             words = await hit(worker_group, log, lambda pid: os.kill(pid, signal.SIGSTOP))
         assert "silent for 8 s" in words
         assert math.isfinite(await worker_group.evaluate(1))

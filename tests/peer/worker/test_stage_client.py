@@ -244,7 +244,7 @@ async def test_a_worker_that_cannot_restart_ends_the_group(tmp_path: Path, monke
             monkeypatch.setattr("peer.worker.process.WorkerProcess.start", fails)
             assert worker_group.worker_pid is not None
             os.kill(worker_group.worker_pid, signal.SIGKILL)
-            with trio.fail_after(60), log.subscribed(in_vain.append):
+            with trio.fail_after(300), log.subscribed(in_vain.append):
                 await trio.sleep_forever()
     assert [event.name for event in in_vain].count("worker_failed") == 3
 

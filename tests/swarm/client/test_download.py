@@ -123,14 +123,14 @@ async def coordinated(home: Path) -> AsyncIterator[Run]:
     config = CoordinatorConfig(home, parse_run_config(CUT), listen=("/ip4/127.0.0.1/tcp/0",))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(run_coordinator, config, ready)
-        with trio.fail_after(60):
+        with trio.fail_after(300):
             await opened.wait()
         yield Run(home, invites[0])
         nursery.cancel_scope.cancel()
 
 
 async def fetched(run: Run, folder: Path) -> Download:
-    with trio.fail_after(60):
+    with trio.fail_after(300):
         return await download_head(run.invite, folder / "state.part")
 
 

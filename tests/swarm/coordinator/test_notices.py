@@ -28,7 +28,7 @@ async def failure_of(url: str) -> Event:
     async with trio.open_nursery() as nursery:
         hook = Notices(url, "id", "a run", log)
         nursery.start_soon(hook.run)
-        with log.subscribed(note), trio.fail_after(60):
+        with log.subscribed(note), trio.fail_after(300):
             await trio.testing.wait_all_tasks_blocked()
             log.emit("run_completed", round=4)
             await failed.wait()
@@ -48,7 +48,7 @@ async def test_a_service_is_told_of_what_calls_for_the_operator() -> None:
             log.emit("member_unsaved", peer="peer", name="a", reason="cannot write its disk")
             log.emit("second_process", ip="192.0.2.1")
             log.emit("run_completed", round=4)
-            with trio.fail_after(60):
+            with trio.fail_after(300):
                 for _ in range(3):
                     await trio.to_thread.run_sync(service.came.acquire)
             nursery.cancel_scope.cancel()

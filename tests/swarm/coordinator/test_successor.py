@@ -59,7 +59,7 @@ async def test_a_successor_takes_over_with_what_members_hold(tmp_path: Path) -> 
         assert RecordFiles(found.stage(stage, 3).agreement).read() == {RESTORED_KEY: b"1"}
     opened, told = list[Invite](), list[str]()
     config = CoordinatorConfig(found.path, None, listen=("/ip4/127.0.0.1/tcp/0",), successor=heir)
-    with trio.fail_after(60):
+    with trio.fail_after(300):
         async with trio.open_nursery() as nursery:
 
             def watch(event: Event) -> None:

@@ -89,7 +89,7 @@ class Site:
 
     async def ended(self) -> object:
         """Wait for the first request to end; return how."""
-        with trio.fail_after(60):
+        with trio.fail_after(300):
             while not self.events:
                 await trio.sleep(0.01)
         return self.events[0].fields["ended"]
@@ -121,7 +121,7 @@ class Site:
 async def answer_of(stream: trio.SocketStream) -> tuple[int, dict[str, str], bytes]:
     """Read a whole response, whose end is that of the connection."""
     data = bytearray()
-    with trio.fail_after(60):
+    with trio.fail_after(300):
         while more := await stream.receive_some():
             data += more
     head, _, body = bytes(data).partition(b"\r\n\r\n")

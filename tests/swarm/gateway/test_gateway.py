@@ -133,7 +133,7 @@ async def test_a_client_that_goes_away_in_mid_stream_ends_the_servers_work(serve
     async with open_model(Invite.parse(served.invite.read_text())) as model:
 
         async def both_have(sessions: int, since: float) -> None:
-            with trio.fail_after(60):
+            with trio.fail_after(300):
                 while True:
                     await model.servers.refresh(0.2)
                     found = [record for record in model.servers.records.values() if record.at >= since]
@@ -147,7 +147,7 @@ async def test_a_client_that_goes_away_in_mid_stream_ends_the_servers_work(serve
                 assert response.status_code == 200
                 await both_have(1, time.time())
             gone = time.time()
-        with trio.fail_after(60):
+        with trio.fail_after(300):
             while len(served.events("api", "request_answered")) == before:
                 await trio.sleep(0.02)
         assert served.events("api", "request_answered")[-1]["ended"] == "disconnected"

@@ -45,7 +45,7 @@ async def test_a_stale_invite_is_enough_on_a_members_network(tmp_path: Path, is_
     second = peer_of(identity, home.path, stale, lans[1])
     if is_known:
         save_run_files(home.path, signed, b"")
-    with trio.fail_after(60):
+    with trio.fail_after(300):
         async with (
             open_peer(first, found, lambda gate: [MEMBERS]) as authority,
             open_peer(second, enter, lambda gate: [MEMBERS]) as joined,

@@ -57,7 +57,7 @@ class Server:
         return [event.fields["name"] for event in self.events if event.name == name]
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        with trio.fail_after(60):
+        with trio.fail_after(300):
             while not holds():
                 await trio.sleep(0.01)
 

@@ -117,7 +117,7 @@ async def test_a_run_with_members_that_answer_nonsense_or_nothing(monkeypatch: p
     monkeypatch.setattr(member_events, "CALL_S", 0.5)
     async with small_run() as (invite, manifest, (first, liar, silent)):
         collector = MonitorCollector(MonitorTarget(invite))
-        with trio.fail_after(60):
+        with trio.fail_after(300):
             state = await collector.once()
         assert (state.kind, state.name, state.run_id) == ("run", manifest.run.name, manifest.run_id)
         members = {member.peer: member for member in state.members}
@@ -214,7 +214,7 @@ async def test_a_served_model(tmp_path: Path) -> None:
         node = await stack.enter_async_context(open_node(host, NodeConfig(manifest.run_id), [server_schema(gate)]))
         record = server(0, 3, credential=gate.chain)
         await Membership(node, host, SERVERS, servers_key(manifest.run_id), lambda: record).announce()
-        with trio.fail_after(60):
+        with trio.fail_after(300):
             home, _ = home_of(tmp_path / "h", manifest)  # of a peer that is gone, while others answer
             collector = MonitorCollector(
                 MonitorTarget(invite_to(manifest, host.addresses)),
@@ -235,7 +235,7 @@ async def test_a_run_that_cannot_be_reached_is_told_in_words_and_tried_again(mon
     collector = MonitorCollector(MonitorTarget(Invite("r" * 32, AUTHORITY.peer_id, (address,))))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(collector.run)
-        with trio.fail_after(60):
+        with trio.fail_after(300):
             await collector.changed()
             state = await collector.changed()
         nursery.cancel_scope.cancel()
@@ -257,7 +257,7 @@ async def test_what_a_home_keeps_stands_apart_from_what_is_seen(
         )
         async with trio.open_nursery() as nursery:
             nursery.start_soon(collector.run)
-            with trio.fail_after(60):
+            with trio.fail_after(300):
                 await collector.changed()
                 state = await collector.changed()
             nursery.cancel_scope.cancel()

@@ -77,7 +77,7 @@ async def test_batch_is_complete_across_members(tmp_path: Path) -> None:
     async with open_group(tmp_path, 2) as (member, [one, two]):
         one.has, two.has = ((0, BATCH // 2),), ((BATCH // 2, BATCH),)
         names = [member.replica.peer, one.host.peer_id, two.host.peer_id]
-        with trio.fail_after(60):
+        with trio.fail_after(300):
             claims = await member.trainer.gather(names)
         assert claims == dict(zip(names, ((), one.has, two.has), strict=True))
         assert not member.replica.seen("pipeline_redispatched")
@@ -89,7 +89,7 @@ async def test_busy_member_keeps_its_claim(tmp_path: Path, monkeypatch: pytest.M
     async with open_group(tmp_path, 2) as (member, [busy, slow]):
         busy.has = ((0, BATCH // 2),)
         members = [member.replica.peer, *(mate.host.peer_id for mate in (busy, slow))]
-        with trio.fail_after(60):
+        with trio.fail_after(300):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(member.trainer.gather, members)
                 for wanted in (2, 4):  # it has said what it has; it has been busy
@@ -117,7 +117,7 @@ async def test_resumed_round_is_redispatched_at_once(tmp_path: Path, monkeypatch
         at.book.add(mate.host.peer_id, list(mate.host.addresses))
         assert isinstance(member.trainer, Synchronous)
         member.trainer._tracker._redispatcher._sources = lambda: [mate.host.peer_id]
-        with trio.fail_after(60):
+        with trio.fail_after(300):
             await until(lambda: member.trainer.head == before and member.trainer._adoption is None)
             member.trainer.adopt(member.context.state.theta, (), regrouped(before, before.members, before.term + 1))
             async with trio.open_nursery() as nursery:

@@ -201,7 +201,7 @@ async def test_last_evaluation_is_given_up_without_a_stage(tmp_path: Path, monke
 
             async def measured() -> int:
                 trainer.validate_round = 1
-                with trio.fail_after(60):
+                with trio.fail_after(300):
                     await trainer.validate()
                 return len(first.seen("val_evaluated"))
 

@@ -222,7 +222,7 @@ async def test_micro_batch_in_its_backward_is_counted(tmp_path: Path) -> None:
             await middle.take(SPANS[0], nursery)
             freeze(worker)
             await middle.answers.send(None)
-            with trio.fail_after(60):
+            with trio.fail_after(300):
                 while not accounting.is_at(SPANS[0]):
                     await trio.sleep(0.01)
             group = middle.rules.groups[1]
@@ -260,13 +260,13 @@ async def test_throwing_away_matches_the_worker(tmp_path: Path, monkeypatch: pyt
             await middle.take(SPANS[1], nursery)
             freeze(worker)
             await middle.answers.send(None)
-            with trio.fail_after(60):
+            with trio.fail_after(300):
                 while not accounting.is_at(SPANS[0]):
                     await trio.sleep(0.01)
             nursery.start_soon(throw_away)
             await trio.testing.wait_all_tasks_blocked(0.1)
             await middle.answers.send(None)
-            with trio.fail_after(60):
+            with trio.fail_after(300):
                 await came_back.wait()
             assert not thrown
             os.kill(worker, signal.SIGCONT)
@@ -322,6 +322,6 @@ async def test_source_waits_for_a_repeat_counted_elsewhere(tmp_path: Path) -> No
         for replica, again in zip(stages[0], (False, True), strict=True):
             last.book.add(replica.peer, replica.host.addresses)
             sources.append(replica)
-            with trio.fail_after(60):
+            with trio.fail_after(300):
                 result = await replica.source.dispatch_one(SPANS[0], tokens_of(SPANS[0]), again)
             assert (result.done, result.counted) == (True, not again)

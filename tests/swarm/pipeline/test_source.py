@@ -157,7 +157,7 @@ async def test_refused_micro_batch_is_given_up_and_reported(tmp_path: Path) -> N
             del first.events[:]
             async with serving(stages, rules):
                 source = MicroBatchSource(first.server, read_tokens)
-                with trio.fail_after(60):
+                with trio.fail_after(300):
                     async with source.open():
                         await source.dispatch([(4, 12)])
             assert source.totals.abandoned == 4 and first.server.accounting.counted == ()

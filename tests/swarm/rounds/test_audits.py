@@ -130,6 +130,6 @@ async def test_a_member_may_leave_while_it_commits(tmp_path: Path) -> None:
                 member.stop.cancel()
 
         actor._stand_at = stand_at
-        with trio.fail_after(60):
+        with trio.fail_after(300):
             await member.gone.wait()
         await scene.group.until(lambda: all(not m.head.has(member.driver.me) for m in scene.honest))

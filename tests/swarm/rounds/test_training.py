@@ -61,7 +61,7 @@ async def test_an_update_of_a_replaced_plan_is_restored() -> None:
     encoder = Encoder()
     training, told = training_of(encoder)
     nothing = cast(Any, None)
-    with trio.fail_after(60):
+    with trio.fail_after(300):
         async with trio.open_nursery() as nursery:
             training.begin(plan_of(0), HEAD, nothing, False, nursery)
             await encoder.begun.wait()
@@ -77,7 +77,7 @@ async def test_an_update_is_restored_unless_it_was_merged(merged: bool) -> None:
     encoder = Encoder()
     encoder.encoded.set()
     training, told = training_of(encoder)
-    with trio.fail_after(60):
+    with trio.fail_after(300):
         async with trio.open_nursery() as nursery:
             training.begin(plan_of(0), HEAD, cast(Any, None), False, nursery)
     assert told and training.update == "update 1"

@@ -74,7 +74,7 @@ class Intruder:
 
     async def hear(self, kind: type[Any]) -> Any:
         """Return the next message of that kind; others before it are forgotten."""
-        with trio.fail_after(60):
+        with trio.fail_after(300):
             while True:
                 while self.heard:
                     message = self.heard.pop(0)
@@ -85,7 +85,7 @@ class Intruder:
 
 
 async def ended(flow: Flow) -> None:
-    with trio.fail_after(60):
+    with trio.fail_after(300):
         await flow.ended.wait()
 
 
@@ -170,7 +170,7 @@ def needs(message: Any, me: Intruder, theirs: Intruder) -> bool:
 async def said(swarm: ServingSwarm, model: ModelClient, prompt: Sequence[int] = (1, 2)) -> list[int]:
     session = model.session(Sampling())
     try:
-        with trio.fail_after(60):
+        with trio.fail_after(300):
             return [drawn.token async for drawn in session.generate(prompt, 12)]
     finally:
         session.close()
@@ -214,7 +214,7 @@ async def few_pages(folder: Path) -> AsyncIterator[ServingSwarm]:
 
 async def few_pages_are_free(model: ModelClient) -> None:
     """Wait until the only server has less room than a long prompt takes."""
-    with trio.fail_after(60):
+    with trio.fail_after(300):
         while True:
             await model.servers.refresh(0.0)
             (record,) = model.servers.records.values()

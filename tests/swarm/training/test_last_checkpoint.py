@@ -61,7 +61,7 @@ async def test_the_last_holder_waits_until_there_is_room(leaving: Leaving, monke
     monkeypatch.setattr(last_save, "LAST_SAVE_S", 300.0)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(leaving.save)
-        with trio.fail_after(60):
+        with trio.fail_after(300):
             while len(leaving.told("state_at_risk")) < 2:
                 await trio.sleep(0.01)
         leaving.room[0] = True

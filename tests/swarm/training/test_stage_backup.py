@@ -120,7 +120,7 @@ async def test_a_newcomer_with_the_first_state_replaces_no_backup(
         assert await save_commit(context, STAGE, kept, state)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(StageBackup(context, STAGE - 1, dict).run)
-            with trio.fail_after(60):
+            with trio.fail_after(300):
                 while looked[0] < 3:
                     await trio.sleep(0.01)
                 assert [event.fields["round"] for event in events if event.name == "backup_saved"] == []

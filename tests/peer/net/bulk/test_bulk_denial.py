@@ -43,7 +43,7 @@ async def idle_sockets(port: int) -> AsyncIterator[None]:
 async def takes_bulk_transport(caller: Host, called: Host) -> bool:
     """Whether a payload goes by a new connection of the bulk transport."""
     caller._bulk.abort(called.peer_id)
-    with trio.fail_after(60):
+    with trio.fail_after(300):
         while bulk_connections(caller, called.peer_id) or bulk_connections(called, caller.peer_id):
             await trio.sleep(0.01)
     reply = await caller.rpc.call(called.peer_id, ECHO, Number(1), bytes(SIZE), timeout_s=60, bulk=True)
@@ -77,7 +77,7 @@ async def test_without_an_open_offer_every_socket_is_closed_at_once() -> None:
     async with pair() as (a, b, _):
         assert await takes_bulk_transport(a, b)  # by the only offer
         async with await trio.open_tcp_stream("127.0.0.1", b._bulk._port) as stream:
-            with trio.fail_after(60):
+            with trio.fail_after(300):
                 assert await stream.receive_some(1) == b""
 
 

@@ -87,7 +87,7 @@ async def test_a_connection_is_paced_and_tells_what_has_arrived() -> None:
         (connection,) = a._bulk.sockets
         before = connection.acked_bytes()
         connection.pace(4e6)
-        with trio.fail_after(60):
+        with trio.fail_after(300):
             await a.rpc.call(b.peer_id, ECHO, Number(1), payload, timeout_s=60, bulk=True)
         connection.pace(inf)
         await a.rpc.call(b.peer_id, ECHO, Number(1), payload, timeout_s=60, bulk=True)
