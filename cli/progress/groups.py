@@ -122,7 +122,7 @@ def _prefix_full(view: ViewState, row: Row, at: float, fields: Fields) -> None:
 
 
 def _roster_full(view: ViewState, row: Row, at: float, fields: Fields) -> None:
-    """A round merges only a part of the contributions: told again when more are left out than before."""
+    """A round had no room for some contributions. Told again once it has none for more of them."""
     group, count = view.group_of(fields), int(fields["left_out"])
     if count <= group.left_out:
         return

@@ -284,7 +284,7 @@ class AgreementNode:
                     self._chain.learn(message.links)
                     if message.position > self._chain.highest:  # it counts once its sender's chain proves it
                         self._gossip.ask(peer)
-                        self._coordinator.told_further(message.voter)
+                        self._coordinator.told_further(peer, message)
                     else:
                         self._coordinator.told(peer, message)
             case _:

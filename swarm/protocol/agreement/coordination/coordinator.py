@@ -110,10 +110,13 @@ class Coordinator:
                 self._context.out.send(peer, msg.AskChainMessage(self._branches.known))
             self._end_early()
 
-    def told_further(self, voter: Member) -> None:
-        """Note an answer from a head that is not proved to this node yet: no answer before it counts."""
-        if self.inquiry is not None and len(self.inquiry.further) < HEARD_MAX:
-            self.inquiry.further.add(voter)
+    def told_further(self, peer: str, message: msg.ReportMessage) -> None:
+        """Note an answer from a head that is not proved to this node yet."""
+        if message.voter.peer != peer:
+            raise ProtocolViolation("an answer to the coordinator names another peer than its sender")
+        inquiry = self.inquiry
+        if inquiry is not None and message.nonce == inquiry.nonce and len(inquiry.further) < HEARD_MAX:
+            inquiry.further.add(message.voter)
 
     def _end_early(self) -> None:
         """End the operator's inquiry once all peers that are up have answered and proved their heads: a group that

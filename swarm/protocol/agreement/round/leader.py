@@ -248,11 +248,9 @@ class AttemptLeader:
     def informed(self, peer: Member, plan: bytes | None, roster: bytes | None) -> None:
         """Note whether a peer has the present plan and roster. One that has lost them with its process says so, too."""
         attempt = self._attempt
-        if attempt is None:
-            return
-        if attempt.plan is not None:
-            change = attempt.informed.add if plan == attempt.plan.hash else attempt.informed.discard
-            change(peer)
+        if attempt is None or attempt.plan is None or not (self._instance.head.has(peer) or attempt.plan.of(peer)):
+            return  # what other peers say is not kept: there may be any number of them
+        (attempt.informed.add if plan == attempt.plan.hash else attempt.informed.discard)(peer)
         if roster is not None:
             attempt.able.add(peer.peer)
             here = attempt.exchange is not None and roster == attempt.exchange.opened.key

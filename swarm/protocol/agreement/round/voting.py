@@ -66,7 +66,7 @@ class Voter:
         self.consider(body.attempt)
 
     def propose_short(self, message: msg.ShortProposalMessage) -> bool:
-        """As `propose`. Return whether the roster is here; else the leader is to send all."""
+        """Do as `propose`, with the roster that is here. Return False where it is not: the leader sends it then."""
         exchange = self._instance.exchanges.get(message.roster)
         if exchange is None:
             return False

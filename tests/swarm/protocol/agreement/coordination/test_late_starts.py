@@ -11,6 +11,7 @@ import pytest
 
 from swarm.protocol.agreement import events
 from swarm.protocol.agreement import messages as msg
+from swarm.protocol.agreement.chain import position_of
 from swarm.protocol.head import Head
 from tests.swarm.protocol.agreement.group import COORDINATOR, GroupOfNodes
 from tests.swarm.protocol.agreement.test_starts_found_by_simulation import signed_starts
@@ -141,6 +142,25 @@ def test_a_start_waits_for_members_of_its_term_that_say_they_have_gone_on() -> N
     group.heal()
     group.run(20.0)
     assert {group.head(peer).term for peer in "ABCDE"} == {2}
+
+
+def test_only_a_peer_itself_says_that_it_has_gone_on() -> None:
+    """In another's name it would hold up starts, and cost its sender nothing."""
+    group = GroupOfNodes("ABC")
+    group.run_to(3)
+    group.lost = lambda source, target, message: source == "C" and isinstance(message, msg.ReportMessage)
+    group.event(COORDINATOR, events.RegroupRequested())
+    group.run(0.1)
+    coordinator = group.machines[COORDINATOR].node._coordinator
+    assert coordinator is not None and coordinator.inquiry is not None
+    term, boot, round = position_of(group.head(COORDINATOR))
+    told = msg.ReportMessage(coordinator.inquiry.nonce, group.member("C"), (term, boot, round + 9), bytes(32), ())
+    group.event(COORDINATOR, events.Received("A", told))
+    assert not coordinator.inquiry.further
+    group.event(COORDINATOR, events.Received("C", msgspec.structs.replace(told, nonce="another")))
+    assert not coordinator.inquiry.further
+    group.event(COORDINATOR, events.Received("C", told))
+    assert coordinator.inquiry.further == {group.member("C")}
 
 
 def test_a_round_that_the_coordinator_is_about_to_stand_at_is_one_to_lose() -> None:

@@ -6,7 +6,10 @@ from collections import Counter
 
 import msgspec
 
+from swarm.protocol.agreement import events
 from swarm.protocol.agreement import messages as msg
+from swarm.protocol.agreement.chain import position_of
+from swarm.protocol.head import Member
 from tests.swarm.protocol.agreement.group import COORDINATOR, GroupOfNodes, plan_in
 
 TRAINING_S = 20.0
@@ -105,6 +108,22 @@ def test_a_lost_request_to_finish_early_is_repeated() -> None:
     group.lost = lose
     group.run_to(ROUND)
     assert lost[:3] == slow * 3 and contributors(group) == set("ABCD")
+
+
+def test_what_strangers_say_of_a_plan_is_not_kept() -> None:
+    """There may be any number of them, each with any number of incarnations."""
+    group = GroupOfNodes("ABCD", train_s=TRAINING_S)
+    group.run(60.0, lambda: bool(plans_sent(group)))
+    leader = next(source for source, _, message in group.sent if is_plan(message))
+    attempt = group.machines[leader].node._round.leader._attempt
+    assert attempt is not None and attempt.plan is not None
+    group.run(3.0)
+    informed, head = set(attempt.informed), group.head(leader)
+    other = min(member.peer for member in informed)
+    for peer, session in (("x", "x0"), (other, "another")):
+        status = msg.StatusMessage(position_of(head), head.hash, Member(peer, session), True, 0, attempt.plan.hash, b"")
+        group.event(leader, events.Received(peer, status))
+    assert attempt.informed == informed and "x" not in attempt.able and len(informed) == 3
 
 
 def test_software_that_does_not_say_which_plan_it_has_is_sent_that_each_second() -> None:
