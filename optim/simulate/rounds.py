@@ -60,7 +60,7 @@ class Rounds:
                 Sent(blake3(message.numpy().tobytes()).digest(), sent[k][1][index], weight)
                 for message, (k, weight) in zip(messages, taken, strict=True)
             ]
-            coding.check_result(index, result, claims)
+            coding.check_result([index], [result], claims)
             for place, update in coding.updates(index, result.numpy().tobytes()):
                 whole[place] = update
                 if self.strategies[0].elementwise:

@@ -40,8 +40,7 @@ class DenseCoding(Coding):
         self.up, self.down, self.rule = up, down, rule
         self.numel = sum(place.stop - place.start for place in places)
         granule: int = math.lcm(up.granule, down.granule)
-        length: int = min(max(-(-self.numel // SLICES_WANTED), SLICE_VALUES_MIN), SLICE_VALUES_MAX)
-        self.length: int = -(-length // granule) * granule
+        self.length: int = -(-slice_length(self.numel) // granule) * granule
         self.count: int = -(-self.numel // self.length)
 
     def code(self, index: int) -> Codec:
@@ -73,11 +72,16 @@ class DenseCoding(Coding):
     def result_bytes(self, index: int, senders: int) -> int:
         return self.down.encoded_size(self.size(index))
 
-    def check_result(self, index: int, data: Buffer, sent: Sequence[Sent]) -> None:
-        """Refuse a result whose norm exceeds what the rule can make of the contributions' norms."""
+    def check_result(self, indices: Sequence[int], results: Sequence[Buffer], sent: Sequence[Sent]) -> None:
+        """Refuse results whose norm exceeds what the rule can make of the contributions' norms."""
         bound = self.rule.norm_bound([s.weight for s in sent], [s.sqnorm for s in sent])
-        if self.down.decoded_sqnorm(data, self.size(index)) > (RESULT_SLACK * bound) ** 2:
+        if self._sqnorm(indices, results) > (RESULT_SLACK * bound) ** 2:
             raise ProtocolViolation("a result is larger than any merge of the committed contributions")
+
+    def _sqnorm(self, indices: Sequence[int], results: Sequence[Buffer]) -> float:
+        """Return the squared norm of the results of these slices together."""
+        pairs = zip(indices, results, strict=True)
+        return math.fsum(self.down.decoded_sqnorm(data, self.size(index)) for index, data in pairs)
 
     def updates(self, index: int, data: Buffer) -> Iterator[tuple[slice, torch.Tensor]]:
         numel = self.size(index)

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from blake3 import blake3
 
+from optim.bundles import bundle_hash
 from optim.codecs import Buffer
 from optim.codecs.interface import as_bytes, bytes_of
 from optim.strategies.interface import Coding, Sent
@@ -58,14 +59,15 @@ class GatheredCoding(Coding, Generic[M]):
     def result_bytes(self, index: int, senders: int) -> int:
         return 8 + 8 * senders + self.message_bytes(index) * senders
 
-    def check_result(self, index: int, data: Buffer, sent: Sequence[Sent]) -> None:
-        messages, weights = self._split(index, data)
-        if weights != [s.weight for s in sent]:
+    def check_result(self, indices: Sequence[int], results: Sequence[Buffer], sent: Sequence[Sent]) -> None:
+        found = [self._split(index, data) for index, data in zip(indices, results, strict=True)]
+        if any(weights != [s.weight for s in sent] for _, weights in found):
             raise ProtocolViolation("a result weighs its messages differently from the roster")
-        for message, s in zip(messages, sent, strict=True):
-            if blake3(message.numpy().data).digest() != s.hash:
+        for messages, s in zip(zip(*(messages for messages, _ in found), strict=True), sent, strict=True):
+            if bundle_hash([blake3(message.numpy().data).digest() for message in messages]) != s.hash:
                 raise ProtocolViolation("a result holds a message that its sender has not committed to")
-            if not math.isclose(self.message_sqnorm(index, message), s.sqnorm, rel_tol=SQNORM_CLOSE):
+            sqnorm = math.fsum(map(self.message_sqnorm, indices, messages))
+            if not math.isclose(sqnorm, s.sqnorm, rel_tol=SQNORM_CLOSE):
                 raise ProtocolViolation("a result holds a message of another norm than its sender committed to")
 
     def updates(self, index: int, data: Buffer) -> Iterator[tuple[slice, torch.Tensor]]:

@@ -33,12 +33,12 @@ def go_on() -> None:
 
 @dataclass(frozen=True)
 class Sent:
-    """A contributor's commitment to one slice, and its weight in the merge."""
+    """A contributor's commitment to one bundle (`optim.bundles`), and its weight in the merge."""
 
     hash: bytes
-    """blake3 of the encoded slice."""
+    """Of the encoded slices: that of `bundle_hash`."""
     sqnorm: float
-    """Squared norm of the decoded values, float64."""
+    """Squared norm of the decoded values of all of them, float64."""
     weight: float
 
 
@@ -70,8 +70,9 @@ class Coding(ABC):
         """Return the size in bytes of a result of so many contributors."""
 
     @abstractmethod
-    def check_result(self, index: int, data: Buffer, sent: Sequence[Sent]) -> None:
-        """Raise `ProtocolViolation` if `data` does not decode or cannot be the merge of `sent`."""
+    def check_result(self, indices: Sequence[int], results: Sequence[Buffer], sent: Sequence[Sent]) -> None:
+        """Raise `ProtocolViolation` if the results of a bundle's slices do not decode or cannot be the merge of
+        `sent`."""
 
     @abstractmethod
     def updates(self, index: int, data: Buffer) -> Iterator[tuple[slice, torch.Tensor]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import ClassVar
 
 import torch
@@ -31,9 +32,9 @@ class MajorityCoding(DenseCoding):
     def merge(self, index: int, messages: Sequence[Buffer], weights: Sequence[float]) -> torch.Tensor:
         return self.down.encode(majority_of(self._count(index, messages)))
 
-    def check_result(self, index: int, data: Buffer, sent: Sequence[Sent]) -> None:
-        """Refuse a result with more values other than 0 than votes other than 0 were cast."""
-        if self.down.decoded_sqnorm(data, self.size(index)) > math.fsum(s.sqnorm for s in sent):
+    def check_result(self, indices: Sequence[int], results: Sequence[Buffer], sent: Sequence[Sent]) -> None:
+        """Refuse results with more values other than 0 than votes other than 0 were cast."""
+        if self._sqnorm(indices, results) > math.fsum(s.sqnorm for s in sent):
             raise ProtocolViolation("a result has more votes than were cast")
 
     def _count(self, index: int, messages: Sequence[Buffer]) -> torch.Tensor:
@@ -55,11 +56,13 @@ class AverageCoding(MajorityCoding):
     def result_bytes(self, index: int, senders: int) -> int:
         return 8 + tally_bytes(self.size(index), senders)
 
-    def check_result(self, index: int, data: Buffer, sent: Sequence[Sent]) -> None:
-        """Refuse a result whose squared norm exceeds the mean of the senders' squared norms."""
-        if self._senders(data) != len(sent):
-            raise ProtocolViolation("a result counts other voters than were agreed")
-        total = sum(float(torch.dot(piece, piece)) for _, piece in self.updates(index, data))
+    def check_result(self, indices: Sequence[int], results: Sequence[Buffer], sent: Sequence[Sent]) -> None:
+        """Refuse results whose squared norm exceeds the mean of the senders' squared norms."""
+        total = 0.0
+        for index, data in zip(indices, results, strict=True):
+            if self._senders(data) != len(sent):
+                raise ProtocolViolation("a result counts other voters than were agreed")
+            total += sum(float(torch.dot(piece, piece)) for _, piece in self.updates(index, data))
         if total * len(sent) > (1 + 1e-3) * math.fsum(s.sqnorm for s in sent):
             raise ProtocolViolation("a result has more votes than were cast")
 
@@ -88,7 +91,10 @@ class LionStrategy(OuterStrategy):
     def __init__(self, numel: int, rule: LionRule, majority: bool) -> None:
         self.rule = rule
         self._coding = MajorityCoding(numel) if majority else AverageCoding(numel)
-        self._momentum = torch.zeros(numel, dtype=torch.float32)
+
+    @cached_property
+    def _momentum(self) -> torch.Tensor:
+        return torch.zeros(self._coding.numel, dtype=torch.float32)
 
     def coding(self, round_info: RoundInfo, state: Sequence[torch.Tensor], check: Check = go_on) -> MajorityCoding:
         return self._coding

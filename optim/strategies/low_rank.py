@@ -190,7 +190,9 @@ class LowRankFormat(MessageFormat):
         return np.concatenate([x.reshape(-1).view(np.uint8) for x in (scale, *(i.numpy() for i in integers))])
 
     def _residual(self, coding: LowRankCoding) -> torch.Tensor:
-        return self._errors.setdefault(coding, torch.zeros(coding.numel, dtype=torch.float32))
+        if coding not in self._errors:
+            self._errors[coding] = torch.zeros(coding.numel, dtype=torch.float32)
+        return self._errors[coding]
 
 
 def _unpacked(block: MatrixBlock, raw: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> Factors:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import ClassVar
 
 import torch
@@ -67,7 +68,11 @@ class SparseStrategy(OuterStrategy):
     def __init__(self, layout: FlatLayout, scheme: Scheme, chunk: int) -> None:
         self.scheme = scheme
         self._coding = SparseCoding(layout, scheme, chunk)
-        self._memory = torch.zeros(layout.numel, dtype=torch.float32)
+        self._numel = layout.numel
+
+    @cached_property
+    def _memory(self) -> torch.Tensor:
+        return torch.zeros(self._numel, dtype=torch.float32)
 
     def coding(self, round_info: RoundInfo, state: Sequence[torch.Tensor], check: Check = go_on) -> SparseCoding:
         return self._coding

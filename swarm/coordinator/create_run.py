@@ -13,6 +13,7 @@ import trio
 from msgspec.structs import replace as changed
 from torch import Tensor
 
+from optim.bundles import BUNDLES_MAX, Bundles
 from optim.strategies.interface import RoundInfo
 from optim.strategies.registry import build_strategy, shared_vectors
 from peer.checkpoint.hash_tree import StateTree, hash_state
@@ -25,13 +26,21 @@ from peer.model.huggingface import flatten, load_pretrained, weight_type
 from peer.model.layout import FlatLayout, init_flat, split_flat, untie
 from peer.model.text_rules import TextRules, read_text_rules
 from swarm.placement.costs import cut
-from swarm.placement.stages import layout_of, open_store, roster_fits
+from swarm.placement.stages import layout_of, open_store, slices_of_update
 from swarm.protocol.messages import SLICE_BYTES_MAX
-from swarm.protocol.roster_room import ROSTER_BYTES_MAX
+from swarm.protocol.roster_room import ROSTER_BYTES_MAX, peers_that_fit
 from swarm.run.config import RunConfig
 from swarm.run.home import Home
 from swarm.run.hub_models import hub_id, located
-from swarm.run.manifest import PROTOCOL_VERSION, Manifest, features_of, fit_templates, model_features, sign_manifest
+from swarm.run.manifest import (
+    BUNDLES,
+    PROTOCOL_VERSION,
+    Manifest,
+    features_of,
+    fit_templates,
+    model_features,
+    sign_manifest,
+)
 from swarm.run.manifest_transfer import save_run_files
 from swarm.run.sections import AUTO_TOKENIZER, BYTES_TOKENIZER, check_fit, check_pipeline
 from swarm.run.tokenizer import end_of_text, ended_by, read_tokenizer
@@ -68,20 +77,23 @@ def create_run(path: Path, run: RunConfig, identity: Identity, events: EventLog)
     except ValueError as error:
         raise ConfigError(f"RUN.toml does not fit the model: {error}") from error
     cuts = cut(run.pipeline.stages, model, run.data.seq_len)
-    states = []
+    states, most_slices = [], 0
     spans = spans_of(cuts)
     for span, part in zip(spans, split_flat(model, theta, spans), strict=True):
         layout = FlatLayout.of(model, span)
         shared = shared_vectors(run.outer, run.codec, layout, run.inner)
         tensors = {"theta": part, **{name: torch.zeros_like(part) for name in shared}}
-        _check_slices(run, layout, list(tensors.values()))
-        _check_roster(run, layout)
+        if run.outer.has_common_state:
+            _check_slices(run, layout, list(tensors.values()))
+            most_slices = max(most_slices, slices_of_update(run.outer, run.codec, layout, run.inner))
         states.append(KeptState(tensors, hash_state(list(tensors.values()))))
+    _check_roster(run, Bundles.at_most(BUNDLES_MAX, most_slices))
+    bundled = (BUNDLES,) if most_slices > BUNDLES_MAX else ()
     manifest = Manifest(
         protocol=PROTOCOL_VERSION,
         authority=identity.peer_id,
         created_at=int(time.time()),
-        requires=features_of(run.run, data) + model_features(model),
+        requires=features_of(run.run, data) + model_features(model) + bundled,
         run=run.run,
         model=model,
         tokenizer=tokenizer_name,
@@ -146,8 +158,6 @@ def _text_rules(run: RunConfig, tokenizer: str) -> TextRules:
 
 def _check_slices(run: RunConfig, layout: FlatLayout, state: Sequence[Tensor]) -> None:
     """Raise ConfigError if a merged slice of the largest allowed group would not fit into a call."""
-    if not run.outer.has_common_state:
-        return
     coding = build_strategy(run.outer, run.codec, layout, run.inner).coding(RoundInfo(1, 0, run.inner.lr), state)
     largest = max(coding.result_bytes(index, run.run.max_peers) for index in range(coding.count))
     if largest > SLICE_BYTES_MAX:
@@ -157,15 +167,13 @@ def _check_slices(run: RunConfig, layout: FlatLayout, state: Sequence[Tensor]) -
         )
 
 
-def _check_roster(run: RunConfig, layout: FlatLayout) -> None:
+def _check_roster(run: RunConfig, bundles: Bundles) -> None:
     """Raise ConfigError if a roster would not hold a contribution of each peer of the largest allowed group."""
-    if not run.outer.has_common_state:
-        return
-    slices, held = roster_fits(run.outer, run.codec, layout, run.inner, run.pipeline.stages > 1)
-    if held < run.run.max_peers:
+    held = peers_that_fit(bundles.count, run.pipeline.stages > 1)
+    if bundles.count and held < run.run.max_peers:
         lower = f"lower max_peers to {held}, or " if held >= max(run.run.min_peers, 1) else ""
         raise ConfigError(
             f"[run] max_peers is {run.run.max_peers}: a round merges at most {ROSTER_BYTES_MAX >> 10} KiB of signed"
-            f" contributions, those of {held} peers with the {slices} slices of this model each: {lower}cut it"
+            f" contributions, those of {held} peers with the {bundles.count} hashes of this model each: {lower}cut it"
             " into more [pipeline] stages"
         )

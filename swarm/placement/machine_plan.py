@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace as changed
 
+from optim.bundles import BUNDLES_MAX, Bundles
 from optim.wire_sizes import slices_of
 from peer.errors import ConfigError
 from peer.footprint.layout import Layout
@@ -144,7 +145,8 @@ def plan_for(
 def _group_most(work: Workload) -> int:
     if not work.exchange.is_common:
         return 0
-    return peers_that_fit(slices_of(work.parameters / work.exchange.fragments), work.is_stage)
+    slices = slices_of(work.parameters / work.exchange.fragments)
+    return peers_that_fit(Bundles.at_most(BUNDLES_MAX, slices).count, work.is_stage)
 
 
 def check_layout(shape: RunShape, layout: Layout) -> None:

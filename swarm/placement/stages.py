@@ -13,6 +13,7 @@ from peer.identity import Identity
 from peer.ipc.span import spans_of
 from peer.model.layout import FlatLayout
 from swarm.protocol.roster_room import peers_that_fit
+from swarm.run.agreement import schedule_of
 from swarm.run.home import Home
 from swarm.run.manifest import Manifest
 
@@ -34,23 +35,23 @@ def state_bytes(manifest: Manifest, stage: int = 0) -> int:
     return len(vectors_of(manifest, stage)) * FLOAT_BYTES * layout_of(manifest, stage).numel
 
 
-def roster_fits(
-    method: OuterConfig, codec: CodecConfig, layout: FlatLayout, inner: InnerConfig, pipeline: bool
-) -> tuple[int, int]:
-    """Return the most slices that a round's update has, and how many contributions with so many fit into a roster."""
+def slices_of_update(method: OuterConfig, codec: CodecConfig, layout: FlatLayout, inner: InnerConfig) -> int:
+    """Return the most slices that a round's update has."""
     strategy = build_strategy(method, codec, layout, inner)
     rounds = method.fragments if isinstance(method, StreamingConfig) else 1
-    slices = max(strategy.slices(RoundInfo(number + 1, 0, inner.lr)) for number in range(rounds))
-    return slices, peers_that_fit(slices, pipeline)
+    return max(strategy.slices(RoundInfo(number + 1, 0, inner.lr)) for number in range(rounds))
 
 
 def group_most(manifest: Manifest) -> int:
     """Return how many peers each of the run's groups may have: `max_peers`, or what a roster holds if that is less."""
     if not manifest.outer.has_common_state:
         return manifest.run.max_peers
-    m, pipeline = manifest, manifest.stages > 1
-    parts = [roster_fits(m.outer, m.codec, layout_of(m, stage), m.inner, pipeline) for stage in range(m.stages)]
-    return min(m.run.max_peers, *(held for _, held in parts))
+    held = []
+    for stage in range(manifest.stages):
+        slices = slices_of_update(manifest.outer, manifest.codec, layout_of(manifest, stage), manifest.inner)
+        bundles = schedule_of(manifest, stage).bundles(slices)
+        held.append(peers_that_fit(bundles.count, manifest.stages > 1))
+    return min(manifest.run.max_peers, *held)
 
 
 def open_store(home: Home, manifest: Manifest, stage: int, identity: Identity, events: EventLog) -> CheckpointStore:

@@ -6,7 +6,8 @@ from typing import Annotated, Final
 
 import msgspec
 
-from peer.bounds import Count, Hash, Name, Text
+from optim.bundles import BUNDLES_MAX
+from peer.bounds import SLICES_MAX, Count, Hash, Name, Text
 from peer.net.rpc import Method
 from peer.net.wire import LARGE_HEADER_BYTES
 from swarm.protocol.agreement.proof import HeadProof
@@ -14,7 +15,11 @@ from swarm.protocol.head import Head, Member
 
 HEADS_MAX: Final = 256  # in one page
 JUDGED_MAX: Final = 64  # names in one list
+BUNDLE_SLICES_MAX: Final = -(-SLICES_MAX // BUNDLES_MAX)
 SLICE_BYTES_MAX: Final = 9 << 20  # one slice at 32 bits a value, with room for scales
+
+
+SliceHashes = Annotated[tuple[Hash, ...], msgspec.Meta(max_length=BUNDLE_SLICES_MAX)]
 
 
 class Done(msgspec.Struct, frozen=True):
@@ -29,6 +34,16 @@ class SliceOf(msgspec.Struct, frozen=True):
     index: Count
     contributor: Name = ""
     """Whose update it is of, where another peer passes it on or shows it; empty for the sender's."""
+    hashes: SliceHashes = ()
+    """Of the contributor's slices in the same bundle, if there are several; what was committed to is the hash of
+    these."""
+
+
+class ShownSlice(msgspec.Struct, frozen=True):
+    """The header of a slice of a contributor, in the payload."""
+
+    hashes: SliceHashes = ()
+    """As in `SliceOf`."""
 
 
 class AskHead(msgspec.Struct, frozen=True):
@@ -86,7 +101,7 @@ CONTRIBUTION: Final = Method("exchange.contribution", SliceOf, Done, request_pay
 RELAY: Final = Method("exchange.relay", SliceOf, Done, request_payload_max=SLICE_BYTES_MAX)
 RESULT: Final = Method("exchange.result", SliceOf, Done, request_payload_max=SLICE_BYTES_MAX)
 FETCH_RESULT: Final = Method("exchange.fetch", SliceOf, Done, reply_payload_max=SLICE_BYTES_MAX)
-SHOW: Final = Method("exchange.show", SliceOf, Done, reply_payload_max=SLICE_BYTES_MAX)
+SHOW: Final = Method("exchange.show", SliceOf, ShownSlice, reply_payload_max=SLICE_BYTES_MAX)
 ACCUSE: Final = Method("exchange.accuse", SliceOf, Done)
 HEAD_REPORT: Final = Method("run.head", AskHead, HeadReport, access="client", header_bytes=LARGE_HEADER_BYTES)
 HEADS: Final = Method("run.heads", AskHeads, HeadPage, access="client", header_bytes=LARGE_HEADER_BYTES)

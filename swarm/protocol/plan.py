@@ -78,9 +78,9 @@ class Contribution(msgspec.Struct, frozen=True):
     samples: Count
     loss: Loss
     hashes: Annotated[tuple[Hash, ...], msgspec.Meta(max_length=SLICES_MAX)]
-    """The blake3 hash of each encoded slice."""
+    """Of each bundle of encoded slices (`optim.bundles`)."""
     sqnorms: Annotated[tuple[SquaredNorm, ...], msgspec.Meta(max_length=SLICES_MAX)]
-    """The squared norm of each slice's decoded values, float64."""
+    """The squared norm of each bundle's decoded values, float64."""
     counted: Annotated[tuple[Range, ...], msgspec.Meta(max_length=RANGES_MAX)] = ()
     """In a pipeline, the samples in the update, in order. Elsewhere they are the first `samples` of those assigned."""
     receipts: Receipts = ()

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from statistics import median_low
 from typing import Final
 
+from optim.bundles import BUNDLES_MAX, Bundles
 from optim.config import AllReduceConfig, DilocoConfig, EagerConfig, OuterConfig, PerStepConfig, StreamingConfig
 from optim.schedule import RoundInfo, quadratic_steps
+from peer.bounds import SLICES_MAX
 from peer.compute.lr_schedule import learning_rate
 from peer.config import InnerConfig
 from peer.errors import ProtocolViolation
@@ -45,6 +47,8 @@ class RoundSchedule:
     """Sequences a micro-batch, in a pipeline."""
     rounds: int = 0
     """The run is complete after this many; 0: it has no end."""
+    bundled: bool = False
+    """Whether a message of many slices is committed to in bundles of several."""
 
     @property
     def batch_size(self) -> int:
@@ -73,6 +77,10 @@ class RoundSchedule:
     def unit(self) -> int:
         """Samples in one step of an assignment."""
         return self.micro_batch if self.synchronous else self.batch_size
+
+    def bundles(self, slices: int) -> Bundles:
+        """Return the bundles of a message of so many slices."""
+        return Bundles.at_most(BUNDLES_MAX if self.bundled else SLICES_MAX, slices)
 
     def round_info(self, head: Head) -> RoundInfo:
         """Return the round after `head`."""

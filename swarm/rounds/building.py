@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 import msgspec
 import trio
 
+from optim.bundles import Bundles
 from peer.errors import BarnraiseError, ProtocolViolation, ResourceError
 from swarm.protocol.agreement.round.instance import name_build
 from swarm.protocol.head import Head
@@ -25,8 +27,8 @@ from swarm.state.fetch import Fetched
 
 CANDIDATES_MAX: Final = 4  # the accepted state and a candidate, and what a restart has found
 
-ResultSource = Callable[[int], Awaitable[tuple[bytes, memoryview]]]
-"""Returns a slice's encoded result and its hash, once they are here. Raises `NetworkError`."""
+ResultSource = Callable[[int], Awaitable[tuple[bytes, Sequence[memoryview]]]]
+"""Returns the hash of a bundle's encoded results, and these, once they are here. Raises `NetworkError`."""
 
 
 @dataclass(frozen=True)
@@ -44,13 +46,15 @@ class Candidate:
 class _NextState:
     """How far the room for the next state is filled."""
 
-    indices: range
+    bundles: Bundles = field(default_factory=partial(Bundles, 0))
+    filled: range = range(0)
+    """The bundles that it has; none where nothing is merged."""
     order: MergeOrder | None = None
     """Of the exchange that it is built from; None if it is built from results whose hash is known."""
     applied: dict[int, bytes] = field(default_factory=dict)
-    """The hash of the result that each slice was built from."""
+    """The hash of the results that each bundle was built from."""
     candidate: Candidate | None = None
-    """Which state it is, once all slices were applied and its hash is known; None after a change."""
+    """Which state it is, once all bundles were applied and its hash is known; None after a change."""
 
 
 class StateBuilder:
@@ -60,7 +64,7 @@ class StateBuilder:
         self._context, self._state, self._log = context, context.state, log
         self._candidates: dict[bytes, Candidate] = {}
         self._fetched: Fetched | None = None
-        self._next = _NextState(range(0))
+        self._next = _NextState()
         self._lock = trio.Lock()
         self._scope = trio.CancelScope()
         self._builders = trio.CapacityLimiter(THREADS)
@@ -93,8 +97,9 @@ class StateBuilder:
         """Build what the owners' results lead to as they arrive, before it is known which of them count. Return None if
         some do not decode, or another builder wants the room."""
 
-        def failed(index: int, error: BarnraiseError) -> None:
-            self._context.events.emit("peer_penalized", peer=exchange.owners[index], reason=str(error))
+        def failed(bundle: int, error: BarnraiseError) -> None:
+            owner = exchange.owners[exchange.order.bundles.indices(bundle).start]
+            self._context.events.emit("peer_penalized", peer=owner, reason=str(error))
 
         return await self._build(exchange, exchange.any_result, failed)
 
@@ -104,10 +109,10 @@ class StateBuilder:
         """Build what the results with these hashes lead to. Return None if they cannot be had or do not decode, or
         another builder wants the room."""
 
-        async def named(index: int) -> tuple[bytes, memoryview]:
-            return results[index], await exchange.result(index, results[index], holders)
+        async def named(bundle: int) -> tuple[bytes, Sequence[memoryview]]:
+            return results[bundle], await exchange.result(bundle, results[bundle], holders)
 
-        def failed(index: int, error: BarnraiseError) -> None:
+        def failed(bundle: int, error: BarnraiseError) -> None:
             self._context.events.emit("build_failed", round=exchange.order.round_info.round, reason=str(error))
 
         return await self._build(exchange, named, failed)
@@ -124,22 +129,22 @@ class StateBuilder:
                     return None
                 await self._begin(order)
                 results = await self._apply(source, failed)
-                if len(results) < len(order.indices):
+                if len(results) < len(order.filled):
                     return None
                 with trio.CancelScope(shield=True):  # as short as a write: another builder may want this one
                     candidate = await self._name(order, results)
         return candidate
 
-    async def _name(self, order: MergeOrder, results: Sequence[tuple[bytes, memoryview]]) -> Candidate:
-        """Find out which state the next one is, all slices of which were applied."""
-        filled = self._next
-        if filled.candidate is None:
-            parts = [data for _, data in results]
+    async def _name(self, order: MergeOrder, results: Sequence[tuple[bytes, Sequence[memoryview]]]) -> Candidate:
+        """Find out which state the next one is, all bundles of which were applied."""
+        state = self._next
+        if state.candidate is None:
+            parts = [data for _, bundle in results for data in bundle]
             name = name_build(order.key, tuple(name for name, _ in results) or order.empty_results)
             state_hash = await self._hash_and_stage(name, parts)
-            filled.candidate = Candidate(LoggedResult(order.before, state_hash, parts, order.key), name, order)
-        self._remember(filled.candidate)
-        return filled.candidate
+            state.candidate = Candidate(LoggedResult(order.before, state_hash, parts, order.key), name, order)
+        self._remember(state.candidate)
+        return state.candidate
 
     async def follow(self, result: LoggedResult) -> bool:
         """Build what results of another peer, or on disk, lead to from the committed state. If it has the hash that
@@ -164,62 +169,62 @@ class StateBuilder:
         """Begin the next state. What was applied of the same exchange stays."""
         begun = self._next.order
         if begun is None or begun.key != order.key:
-            self._next = _NextState(range(0))
+            self._next = _NextState()
             await trio.to_thread.run_sync(self._state.begin, order.round_info, order.coding)
-            self._next = _NextState(order.indices, order)
+            self._next = _NextState(order.bundles, order.filled, order)
 
     async def _rebuild(self, result: LoggedResult) -> bytes:
         """Build a state from its results; return the hash. Raises `ProtocolViolation` if they do not decode."""
         state, round_info = self._state, self._context.schedule.round_info(result.before)
-        self._next = _NextState(range(len(result.parts)))
+        self._next = _NextState(Bundles(len(result.parts)), range(len(result.parts)))
         coding = await trio.to_thread.run_sync(state.strategy.coding, round_info, state.tensors)
         if len(result.parts) not in (0, coding.count):
             raise ProtocolViolation("results have another number of slices than the round")
         await trio.to_thread.run_sync(state.begin, round_info, coding)
         errors: list[BarnraiseError] = []
 
-        async def logged(index: int) -> tuple[bytes, memoryview]:
-            return b"", result.parts[index]
+        async def logged(index: int) -> tuple[bytes, Sequence[memoryview]]:
+            return b"", (result.parts[index],)
 
-        await self._apply(logged, lambda index, error: errors.append(error))
+        await self._apply(logged, lambda bundle, error: errors.append(error))
         if errors:
             raise errors[0]
         return await self._hash()
 
     async def _apply(
         self, source: ResultSource, failed: Callable[[int, BarnraiseError], None]
-    ) -> list[tuple[bytes, memoryview]]:
-        """Apply all slices of the next state, each as soon as its result is here; `failed` is told which cannot. Return
-        what was applied, in order."""
-        filled, found = self._next, dict[int, tuple[bytes, memoryview]]()
+    ) -> list[tuple[bytes, Sequence[memoryview]]]:
+        """Apply all bundles of the next state, each as soon as its results are here; `failed` is told which cannot.
+        Return what was applied, in order."""
+        state, found = self._next, dict[int, tuple[bytes, Sequence[memoryview]]]()
 
-        async def one(index: int) -> None:
+        async def one(bundle: int) -> None:
             try:
-                name, data = await source(index)
-                if filled.applied.get(index) != name:
-                    filled.applied.pop(index, None)
-                    filled.candidate = None
-                    await trio.to_thread.run_sync(self._apply_slice, index, data, limiter=self._builders)
-                    filled.applied[index] = name
-                found[index] = name, data
+                name, results = await source(bundle)
+                if state.applied.get(bundle) != name:
+                    state.applied.pop(bundle, None)
+                    state.candidate = None
+                    await trio.to_thread.run_sync(self._apply_bundle, bundle, results, limiter=self._builders)
+                    state.applied[bundle] = name
+                found[bundle] = name, results
             except BarnraiseError as error:
-                failed(index, error)
+                failed(bundle, error)
 
         async with trio.open_nursery() as nursery:
-            for index in filled.indices:
-                nursery.start_soon(one, index)
-        return [found[index] for index in sorted(found)]
+            for bundle in state.filled:
+                nursery.start_soon(one, bundle)
+        return [found[bundle] for bundle in sorted(found)]
 
-    def _apply_slice(self, index: int, data: memoryview) -> None:
-        order = self._next.order
-        if order is not None:
-            order.coding.check_result(index, data, order.sent(index))
-        self._state.build(index, data)
+    def _apply_bundle(self, bundle: int, results: Sequence[memoryview]) -> None:
+        if self._next.order is not None:
+            self._next.order.check(bundle, results)
+        for index, data in zip(self._next.bundles.indices(bundle), results, strict=True):
+            self._state.build(index, data)
 
     async def _hash(self) -> bytes:
-        """Return the hash of the next state, all slices of which were applied."""
+        """Return the hash of the next state, all bundles of which were applied."""
         state = self._state
-        return await trio.to_thread.run_sync(state.hash_next if self._next.indices else state.hash_unchanged)
+        return await trio.to_thread.run_sync(state.hash_next if self._next.filled else state.hash_unchanged)
 
     async def _hash_and_stage(self, name: bytes, parts: Sequence[memoryview]) -> bytes:
         """Hash the next state. Meanwhile the results go to disk, since a vote for it waits for that."""
@@ -259,7 +264,7 @@ class StateBuilder:
                 await trio.to_thread.run_sync(self._context.snapshots.detach)
                 await self._make_current(head.state_hash)
             self.publish(head, parts)
-            self._candidates, self._next = {}, _NextState(range(0))
+            self._candidates, self._next = {}, _NextState()
             if self._fetched is not None and (self._fetched.tree.root != goal or goal == head.state_hash):
                 self._fetched = None
 

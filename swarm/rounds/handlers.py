@@ -71,11 +71,11 @@ class SliceHandlers:
 
     async def _expect_contribution(self, peer: str, asked: SliceOf, size_bytes: int) -> None:
         exchange = await self._actor.exchange_named(asked.key, peer)
-        exchange.expect_contribution(asked.index, asked.contributor or peer, size_bytes)
+        exchange.expect_contribution(asked, peer, size_bytes)
 
     async def _expect_relay(self, peer: str, asked: SliceOf, size_bytes: int) -> None:
         exchange = await self._actor.exchange_named(asked.key, peer)
-        exchange.expect_relay(asked.index, peer, size_bytes)
+        exchange.expect_relay(asked, peer, size_bytes)
 
     async def _expect_result(self, peer: str, asked: SliceOf, size_bytes: int) -> None:
         exchange = await self._actor.exchange_named(asked.key, peer)
@@ -83,7 +83,7 @@ class SliceHandlers:
 
     async def _on_contribution(self, call: Call[SliceOf]) -> Done:
         exchange = await self._actor.exchange_named(call.body.key, call.peer)
-        exchange.take_contribution(call.body.index, call.body.contributor or call.peer, call.payload)
+        exchange.take_contribution(call.body, call.peer, call.payload)
         return Done()
 
     async def _on_relay(self, call: Call[SliceOf]) -> Done:

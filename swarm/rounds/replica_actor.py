@@ -20,7 +20,8 @@ from swarm.rounds.context import RoundContext
 from swarm.rounds.exchange.audits import Audits
 from swarm.rounds.exchange.loss_checks import LossChecks
 from swarm.rounds.exchange.merge_order import MergeOrder
-from swarm.rounds.exchange.slice_exchange import RoundSlices, SliceExchange
+from swarm.rounds.exchange.round_slices import RoundSlices
+from swarm.rounds.exchange.slice_exchange import SliceExchange
 from swarm.rounds.fetched_states import FetchedStates
 from swarm.rounds.group_driver import GroupDriver
 from swarm.rounds.notifier import Notifier
@@ -122,10 +123,13 @@ class ReplicaActor:
         tasks.start_soon(self._build_ahead, exchange, self.head)
 
     def _exchange(self, roster: OpenedRoster, takes_part: bool = True) -> SliceExchange:
-        order = MergeOrder(roster, self.head, self.context.schedule.round_info(self.head), self.coding)
-        update = self.training.update
-        named = update is not None and any(body.hashes == update.hashes for body in order.merged)
-        mine = update.slices if update is not None and named else ()  # its contribution may be of a process before this
+        bundles = self.context.schedule.bundles(self.coding.count)
+        order = MergeOrder(roster, self.head, self.context.schedule.round_info(self.head), self.coding, bundles)
+        update, mine = self.training.update, list[memoryview]()
+        # Its contribution may be of a process before this.
+        if update is not None and any(body.hashes == bundles.hashes(update.hashes) for body in order.merged):
+            self._slices.list_own(bundles, update.hashes)
+            mine = list(update.slices)
         timeout_s = self.context.timeouts.exchange_s(self.context.timeouts.exchange_bytes)
         exchange = SliceExchange(self.context, order, mine, self._slices, timeout_s, self._feed, takes_part)
         self.exchanges[order.key] = exchange

@@ -47,7 +47,7 @@ def work_of(
     signer = KeySigner(Identity.generate())  # it signs nothing
     return Work(
         schedule=schedule,
-        slices_of=lambda head: strategy.slices(schedule.round_info(head)),
+        slices_of=lambda head: schedule.bundles(strategy.slices(schedule.round_info(head))).count,
         exchange_s_of=exchange_s,
         weights_of=weights,
         timeout_of=timeout,

@@ -48,7 +48,8 @@ COMPUTE_CEILING: Final = "compute_s_max"
 END_OF_TEXT: Final = "end_of_text"
 ROPE_KIND: Final = "rope_kind"
 OUTPUT_BIAS: Final = "output_bias"
-FEATURES: Final = frozenset({COMPUTE_CEILING, END_OF_TEXT, ROPE_KIND, OUTPUT_BIAS})
+BUNDLES: Final = "bundles"
+FEATURES: Final = frozenset({COMPUTE_CEILING, END_OF_TEXT, ROPE_KIND, OUTPUT_BIAS, BUNDLES})
 """What a manifest may require (`CommonManifest.requires`)."""
 FEATURES_MAX: Final = 16
 _KIND: Final = "manifest"

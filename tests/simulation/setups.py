@@ -57,6 +57,8 @@ class Setup:
     """Whether only a random part heals, and the rest is dead or cut off for ever."""
     rare: tuple[str, ...] = ()
     """Rare faults that happen here, too (`rare_faults.py`): `absence`, `damage`, `pause`, `waylay`."""
+    bundled: bool = False
+    """Whether slices are committed to in bundles of two."""
     odd: int = 0
     """The first so many members have another build, whose states differ in a bit."""
     batch: int = 0
@@ -198,7 +200,7 @@ LARGE: Final = {
 _DRIVEN: Final = (
     "witness3", "witness4", "witness2-joins", "witness3-joins", "required2", "required3", "required2-joins",
 )  # fmt: skip
-DRIVEN: Final = {
-    f"driven-{name}": replace(SETUPS[name], name=f"driven-{name}", calm_s=180.0) for name in _DRIVEN
+DRIVEN: Final = {f"driven-{name}": replace(SETUPS[name], name=f"driven-{name}", calm_s=180.0) for name in _DRIVEN} | {
+    "driven-bundled": replace(SETUPS["witness3-joins"], name="driven-bundled", calm_s=180.0, bundled=True)
 }  # the driver waits longer for answers than the simulated machines do
 """Groups of real drivers (`tests.simulation.driven`), without liars: those say what a driver does not."""

@@ -24,7 +24,7 @@ from peer.identity import sign_body
 from peer.net.method import Call
 from peer.net.rpc import Buffer
 from swarm.protocol.head import Head
-from swarm.protocol.messages import ACCUSE, SHOW, Done, SliceOf
+from swarm.protocol.messages import ACCUSE, SHOW, Done, ShownSlice, SliceOf
 from swarm.protocol.plan import Contribution
 from swarm.rounds.context import RoundContext
 from swarm.rounds.exchange.slice_exchange import SliceExchange
@@ -166,7 +166,7 @@ class Audits:
         except BarnraiseError:
             return None
         digest = await trio.to_thread.run_sync(lambda: blake3(reply.payload).digest())
-        return reply.payload if digest == body.hashes[index] else None
+        return reply.payload if exchange.is_committed(index, body, digest, reply.body.hashes) else None
 
     # -- other peers ---------------------------------------------------------------------------------------------------
 
@@ -182,7 +182,7 @@ class Audits:
         await self._remembered.until(lambda: key in self._commits, self._context.timeouts.answer_s)
         return self._commits.get(key)
 
-    async def _on_show(self, call: Call[SliceOf]) -> tuple[Done, Buffer]:
+    async def _on_show(self, call: Call[SliceOf]) -> tuple[ShownSlice, Buffer]:
         """Show what went into a slice's result."""
         index, peer = call.body.index, call.body.contributor
         commit = await self._commit_of(call.body.key)
@@ -194,7 +194,7 @@ class Audits:
         data = commit.exchange.input_of(index, body) or commit.fetched.get((index, peer))
         if data is None:
             raise RoundDiscarded("that slice is not here")
-        return Done(), data
+        return ShownSlice(commit.exchange.list_of(index, body)), data
 
     async def _on_accuse(self, call: Call[SliceOf]) -> Done:
         """Judge a result that another member says is false. Raises `ProtocolViolation` if it is true."""

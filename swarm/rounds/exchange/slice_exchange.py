@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from math import isclose
+from contextlib import suppress
 from typing import Final
 
 import trio
 from blake3 import blake3
 
+from optim.bundles import bundle_hash
 from peer import faults
 from peer.cores import usable_cores
 from peer.errors import BarnraiseError, NetworkError, ProtocolViolation, RemoteError, RoundDiscarded, RoundError
@@ -30,6 +30,7 @@ from swarm.protocol.messages import CONTRIBUTION, FETCH_RESULT, RELAY, RESULT, D
 from swarm.protocol.plan import Contribution
 from swarm.rounds.context import RoundContext
 from swarm.rounds.exchange.merge_order import MergeOrder
+from swarm.rounds.exchange.round_slices import FalseNorm, RoundSlices
 
 SENDS_PER_PEER: Final = 2  # keeps a link busy while a call waits for its answer, and leaves room for other peers
 THREADS: Final = max(1, usable_cores() // 2)  # two threads on one core compete for its cache
@@ -37,16 +38,6 @@ HASHED_INLINE_BYTES: Final = 1 << 18  # takes as long as the way to a thread and
 RETRY_PAUSE_S: Final = 0.25
 RETRY_PAUSE_MAX_S: Final = 1.0  # a dead peer is tried until the exchange ends
 REFUSALS_MAX: Final = 8
-
-
-@dataclass
-class RoundSlices:
-    """The slices of one round at one peer; they outlive an exchange of it that fails."""
-
-    received: dict[tuple[int, str], tuple[bytes, memoryview]] = field(default_factory=dict)
-    """Other contributors' slices by (index, peer), each with its blake3 hash."""
-    delivered: set[tuple[int, str]] = field(default_factory=set)
-    """(index, owner) of own slices that have arrived."""
 
 
 class SliceExchange:
@@ -73,7 +64,8 @@ class SliceExchange:
         self.is_built = False
         """Whether the next state was built from its results."""
         self._context, self._rpc, self._me = context, context.host.rpc, context.me.peer
-        self._mine, self._received, self._delivered = mine, slices.received, slices.delivered
+        self._mine, self._slices, self._delivered = mine, slices, slices.delivered
+        self._bundles = order.bundles
         self.timeout_s, self._feed = timeout_s, feed
         self._merged = order.merged
         own = order.parts.get(context.me, ()) if takes_part else ()
@@ -93,9 +85,10 @@ class SliceExchange:
         faults.reach("before_send", self.order.round_info.round)
         with self.scope, self._context.snapshots.stepping_back():  # joiners get less of the link meanwhile
             async with trio.open_nursery() as nursery:
-                if self._mine and any(body.member == self._context.me for body in self._merged):
+                own = next((body for body in self._merged if body.member == self._context.me), None)
+                if self._mine and own is not None:
                     for owner in _clockwise(sorted(set(self.owners) - {self._me}), self._me):
-                        nursery.start_soon(self._send_part, owner)
+                        nursery.start_soon(self._send_part, owner, own)
                 if not self._owned:
                     nursery.start_soon(self._merge_nothing)
                 for index in self._owned:
@@ -107,9 +100,9 @@ class SliceExchange:
     async def _merge_nothing(self) -> None:
         """Tell the node of the slices that it owns although nothing is merged: their result is empty."""
         if not self.order.indices:
-            for index, (owner, name) in enumerate(zip(self.owners, self.order.empty_results, strict=False)):
+            for bundle, (owner, name) in enumerate(zip(self.owners, self.order.empty_results, strict=False)):
                 if owner == self._me:
-                    self._feed(events.SliceResult(self.order.key, index, name))
+                    self._feed(events.SliceResult(self.order.key, bundle, name))
         await trio.lowlevel.checkpoint()
 
     async def _all_results(self) -> None:
@@ -123,7 +116,7 @@ class SliceExchange:
         if missing or silent:
             self._feed(events.Missing(self.order.key, missing, silent))
 
-    async def _send_part(self, owner: str) -> None:
+    async def _send_part(self, owner: str, own: Contribution) -> None:
         left = deque(
             index
             for index in self.order.indices
@@ -131,14 +124,14 @@ class SliceExchange:
         )
         async with trio.open_nursery() as nursery:
             for _ in range(SENDS_PER_PEER):
-                nursery.start_soon(self._send_slices, left, owner)
+                nursery.start_soon(self._send_slices, left, owner, own)
 
-    async def _send_slices(self, left: deque[int], owner: str) -> None:
+    async def _send_slices(self, left: deque[int], owner: str, own: Contribution) -> None:
         """Send slices in the same order as every contributor, so that the owner can merge the first ones early."""
         while left:
             index = left.popleft()
-            named, data = SliceOf(self.order.key, index), self._mine[index]
-            if await self._send(owner, CONTRIBUTION, named, data):
+            named = SliceOf(self.order.key, index, hashes=self.list_of(index, own))
+            if await self._send(owner, CONTRIBUTION, named, self._mine[index]):
                 self._delivered.add((index, owner))
             faults.reach("during_exchange", self.order.round_info.round)
 
@@ -163,7 +156,9 @@ class SliceExchange:
             self._context.events.emit("merge_failed", round=self.order.round_info.round, reason=str(error))
             return
         self._keep(index, name, result)
-        self._feed(events.SliceResult(self.order.key, index, name))
+        bundle = self._bundles.of(index)
+        if (whole := self._name(bundle)) is not None:
+            self._feed(events.SliceResult(self.order.key, bundle, whole))
         for peer in self._others:
             nursery.start_soon(self._send, peer, RESULT, SliceOf(self.order.key, index), result)
 
@@ -177,41 +172,76 @@ class SliceExchange:
         if not self._has(index, body):
             return None
         peer = body.member.peer
-        return self._mine[index] if peer == self._me else self._received[index, peer][1]
+        return self._mine[index] if peer == self._me else self._slices.received[index, peer].data
+
+    def list_of(self, index: int, body: Contribution) -> tuple[bytes, ...]:
+        """Return the hashes that go with a contributor's slice."""
+        return self._slices.list_of(self._bundles, index, body)
+
+    def is_committed(self, index: int, body: Contribution, hash: bytes, listed: tuple[bytes, ...]) -> bool:
+        """Return whether a contributor has committed to a slice of that hash; `listed`: those that came with it."""
+        with suppress(ProtocolViolation):
+            self._slices.learn(self._bundles, index, body, listed)
+        return hash == self._slices.hash_of(self._bundles, index, body)
 
     # -- results -------------------------------------------------------------------------------------------------------
 
-    async def any_result(self, index: int) -> tuple[bytes, memoryview]:
-        """Wait for a result of this slice, whichever came first from its owner."""
-        await self._came[index].wait()
-        return self.results[index]
+    async def any_result(self, bundle: int) -> tuple[bytes, list[memoryview]]:
+        """Wait for the results of a bundle's slices, whichever came first from its owner. Return their hash."""
+        indices = self._bundles.indices(bundle)
+        for index in indices:
+            await self._came[index].wait()
+        return bundle_hash([self.results[i][0] for i in indices]), [self.results[i][1] for i in indices]
 
-    async def result(self, index: int, name: bytes, holders: Sequence[str]) -> memoryview:
-        """Return the result of a slice with that hash: what its owner has sent, else what a holder has. Raises
-        `NetworkError` if none has it."""
-        owner = self.owners[index] if self.owners else ""
+    async def result(self, bundle: int, name: bytes, holders: Sequence[str]) -> list[memoryview]:
+        """Return the results of a bundle's slices with that hash: what their owner has sent, else what a holder has.
+        Raises `NetworkError` if none has it."""
+        indices = self._bundles.indices(bundle)
+        owner = self.owners[indices.start] if self.owners else ""
         with trio.move_on_after(self.timeout_s / 2):
-            while index not in self.results and owner not in self._context.host.suspects | {""}:
-                with trio.move_on_after(RETRY_PAUSE_S):
-                    await self._came[index].wait()
-        for holder in ("", *dict.fromkeys([owner, *holders])):
-            if index in self.results and self.results[index][0] == name:
-                return self.results[index][1]
+            for index in indices:
+                while index not in self.results and owner not in self._context.host.suspects | {""}:
+                    with trio.move_on_after(RETRY_PAUSE_S):
+                        await self._came[index].wait()
+        for holder in dict.fromkeys([owner, *holders]):
+            if self._name(bundle) == name:
+                break
             if holder and holder != self._me and holder not in self._context.host.suspects:
-                await self._fetch(index, name, holder)
-        if index in self.results and self.results[index][0] == name:
-            return self.results[index][1]
-        raise NetworkError(f"no peer has the result of slice {index}")
+                await self._fetch(bundle, name, holder)
+        if self._name(bundle) != name:
+            raise NetworkError(f"no peer has the result of slice {indices.start}")
+        return [self.results[index][1] for index in indices]
 
-    async def _fetch(self, index: int, name: bytes, holder: str) -> None:
+    def _name(self, bundle: int) -> bytes | None:
+        """Return the hash of a bundle's results, once all are here."""
+        found = [self.results.get(index) for index in self._bundles.indices(bundle)]
+        hashes = [result[0] for result in found if result is not None]
+        return bundle_hash(hashes) if len(hashes) == len(found) else None
+
+    async def _fetch(self, bundle: int, name: bytes, holder: str) -> None:
+        """Fetch the results that are not here; where those that are have another hash with them, all."""
+        indices = self._bundles.indices(bundle)
+        here = {index: self.results[index] for index in indices if index in self.results}
+        for wanted in ([index for index in indices if index not in here], list(indices)):
+            for index in wanted:
+                data = await self._fetch_slice(index, holder)
+                if data is None:
+                    return
+                here[index] = await trio.to_thread.run_sync(_hash, data), data
+            if bundle_hash([here[index][0] for index in indices]) == name:
+                for index in indices:
+                    self._keep(index, *here[index])
+            if len(wanted) == len(indices) or self._name(bundle) == name:
+                return
+
+    async def _fetch_slice(self, index: int, holder: str) -> memoryview | None:
         try:
             call = SliceOf(self.order.key, index)
             reply = await self._rpc.call(holder, FETCH_RESULT, call, timeout_s=self.timeout_s, bulk=True)
         except BarnraiseError:
-            return
+            return None
         fits = len(reply.payload) == self.order.coding.result_bytes(index, len(self._merged))
-        if fits and await trio.to_thread.run_sync(_hash, reply.payload) == name:
-            self._keep(index, name, reply.payload)
+        return reply.payload if fits else None
 
     def _keep(self, index: int, name: bytes, result: memoryview) -> None:
         self.results[index] = name, result
@@ -219,39 +249,45 @@ class SliceExchange:
 
     # -- what others send ----------------------------------------------------------------------------------------------
 
-    def expect_contribution(self, index: int, peer: str, size_bytes: int) -> None:
+    def expect_contribution(self, named: SliceOf, sender: str, size_bytes: int) -> None:
         """Raise unless a contributor's slice of that size is still wanted: no memory is given to any other."""
-        body = self._contributor(index, peer)
-        if size_bytes != self.order.coding.message_bytes(index):
-            raise ProtocolViolation(f"a slice of {size_bytes} bytes has the wrong size")
-        if self._has(index, body):
+        body = self._contributor(named.index, named.contributor or sender)
+        self._check_header(named, body, size_bytes)
+        if self._has(named.index, body):
             raise RoundError("that slice is here already: send the next")
 
-    def take_contribution(self, index: int, peer: str, data: memoryview) -> None:
-        """Keep a contributor's slice. Raise `ProtocolViolation` unless it is what the peer committed to."""
+    def take_contribution(self, named: SliceOf, sender: str, data: memoryview) -> None:
+        """Keep a contributor's slice. Raise `ProtocolViolation` unless it is what the contributor committed to; where
+        that has committed to another norm, a peer that passed the slice on is not to blame."""
+        index, peer = named.index, named.contributor or sender
         body = self._contributor(index, peer)
         if self._has(index, body):
             return  # sent again after a lost answer
-        if _hash(data) != body.hashes[index]:
-            raise ProtocolViolation("a slice differs from the hash its sender committed to")
-        sqnorm = self.order.coding.message_sqnorm(index, data)
-        if not isclose(sqnorm, body.sqnorms[index], rel_tol=1e-6):  # also refuses NaN
-            raise ProtocolViolation("a slice has another norm than its sender committed to")
-        self._received[index, peer] = body.hashes[index], data
+        try:
+            self._slices.take(self.order.coding, self._bundles, index, body, data)
+        except FalseNorm as error:
+            if peer == sender:
+                raise
+            self._rpc.server.penalize(peer, str(error))
+            raise RoundDiscarded("that contributor has committed to another norm") from error
         self._check_arrived(index)
 
-    def expect_relay(self, index: int, peer: str, size_bytes: int) -> None:
+    def expect_relay(self, named: SliceOf, sender: str, size_bytes: int) -> None:
         """Raise unless a contributor's slice of that size is one that this peer may pass on to its owner."""
-        self._relayed(index, peer)
-        if size_bytes != self.order.coding.message_bytes(index):
+        self._check_header(named, self._relayed(named.index, sender), size_bytes)
+
+    def _check_header(self, named: SliceOf, body: Contribution, size_bytes: int) -> None:
+        self._slices.learn(self._bundles, named.index, body, named.hashes)
+        if size_bytes != self.order.coding.message_bytes(named.index):
             raise ProtocolViolation(f"a slice of {size_bytes} bytes has the wrong size")
 
     async def pass_on(self, index: int, peer: str, data: memoryview) -> None:
         """Send a contributor's slice to its owner. Raise `ProtocolViolation` unless it is what the peer committed to:
         the owner would take it for this peer's fault. Raises `NetworkError` if the owner is not reached from here."""
-        if await trio.to_thread.run_sync(_hash, data) != self._relayed(index, peer).hashes[index]:
+        body = self._relayed(index, peer)
+        if await trio.to_thread.run_sync(_hash, data) != self._slices.hash_of(self._bundles, index, body):
             raise ProtocolViolation("a slice differs from the hash its sender committed to")
-        owner, named = self.owners[index], SliceOf(self.order.key, index, peer)
+        owner, named = self.owners[index], SliceOf(self.order.key, index, peer, self.list_of(index, body))
         try:
             await self._rpc.call(owner, CONTRIBUTION, named, data, timeout_s=self.timeout_s, bulk=True)
         except ProtocolViolation as error:  # of the owner: not the contributor's fault
@@ -306,11 +342,11 @@ class SliceExchange:
         raise ProtocolViolation("a slice was sent that this exchange does not expect from that peer")
 
     def _has(self, index: int, body: Contribution) -> bool:
-        """Return whether the slice committed to in this exchange is here; an earlier one may have left another."""
+        """Return whether the slice committed to in this exchange is here."""
         peer = body.member.peer
         if peer == self._me:
             return bool(self._mine)
-        return self._received.get((index, peer), (b"",))[0] == body.hashes[index]
+        return self._slices.has(self._bundles, index, body)
 
     def _check_arrived(self, index: int) -> None:
         if all(self._has(index, body) for body in self._merged):

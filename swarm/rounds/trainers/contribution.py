@@ -79,7 +79,7 @@ class Contributor:
             raise
         except BarnraiseError as error:
             context.events.emit("update_unusable", round=plan.round, reason=str(error))
-        usable = work if update else None
+        usable, bundles = work if update else None, context.schedule.bundles(coding.count)
         body = Contribution(
             head=plan.head,
             plan=plan.hash,
@@ -87,8 +87,8 @@ class Contributor:
             steps=usable.steps if usable else 0,
             samples=usable.samples if usable else 0,
             loss=(finite_loss(usable.loss) if usable else None) or 0.0,
-            hashes=update.hashes if update else (),
-            sqnorms=update.sqnorms if update else (),
+            hashes=bundles.hashes(update.hashes) if update else (),
+            sqnorms=bundles.sqnorms(update.sqnorms) if update else (),
             counted=usable.counted if usable else (),
             receipts=usable.receipts if usable else (),
             stage_before=usable.stage_before if usable else (),

@@ -171,9 +171,9 @@ def test_a_result_beyond_the_bound_is_refused(name: str) -> None:
     encoded = [FP32.encode(v.contiguous()) for v in vectors]
     sent = [Sent(b"", FP32.decoded_sqnorm(e, 1000), 0.25) for e in encoded]
     result = coding.merge(0, encoded, [0.25] * 4)
-    coding.check_result(0, result, sent)
+    coding.check_result([0], [result], sent)
     with pytest.raises(ProtocolViolation, match="larger than any merge"):
-        coding.check_result(0, FP32.encode(FP32.decode(result, 1000) * 100), sent)
+        coding.check_result([0], [FP32.encode(FP32.decode(result, 1000) * 100)], sent)
 
 
 def test_a_median_may_be_longer_than_each_contribution() -> None:

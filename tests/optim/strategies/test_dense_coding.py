@@ -64,6 +64,6 @@ def test_a_result_longer_than_all_contributions_is_refused() -> None:
     coding = DenseCoding([slice(0, 1000)], get_codec("fp32"), get_codec("fp32"))
     mean = get_codec("fp32").encode(torch.ones(1000))
     sent = [Sent(b"", 1000.0, 0.5), Sent(b"", 1000.0, 0.5)]
-    coding.check_result(0, mean, sent)
+    coding.check_result([0], [mean], sent)
     with pytest.raises(ProtocolViolation, match="larger than any merge"):
-        coding.check_result(0, get_codec("fp32").encode(torch.full((1000,), 9.0)), sent)
+        coding.check_result([0], [get_codec("fp32").encode(torch.full((1000,), 9.0))], sent)

@@ -81,9 +81,9 @@ def test_values_without_gradient_do_not_move() -> None:
 def test_a_result_with_too_many_votes_is_refused(coding: MajorityCoding) -> None:
     half = torch.cat([torch.ones(32), torch.zeros(32)])
     messages, sent = [Votes().encode(half)] * 3, [Sent(b"", 10.0, 1 / 3)] * 3  # they said 10 each, and cast 32
-    coding.check_result(0, coding.merge(0, messages, [1 / 3] * 3), [Sent(b"", 32.0, 1 / 3)] * 3)
+    coding.check_result([0], [coding.merge(0, messages, [1 / 3] * 3)], [Sent(b"", 32.0, 1 / 3)] * 3)
     with pytest.raises(ProtocolViolation, match="more votes than were cast"):
-        coding.check_result(0, coding.merge(0, messages, [1 / 3] * 3), sent)
+        coding.check_result([0], [coding.merge(0, messages, [1 / 3] * 3)], sent)
     if isinstance(coding, AverageCoding):
         with pytest.raises(ProtocolViolation, match="other voters"):
-            coding.check_result(0, coding.merge(0, messages[:2], [0.5] * 2), sent)
+            coding.check_result([0], [coding.merge(0, messages[:2], [0.5] * 2)], sent)

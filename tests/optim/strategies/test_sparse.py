@@ -108,17 +108,17 @@ def test_an_owner_cannot_change_forwarded_messages(name: str) -> None:
         for m, (_, s), w in zip(messages, sent, weights, strict=True)
     ]
     result = coding.merge(0, messages, weights)
-    coding.check_result(0, result, claims)
+    coding.check_result([0], [result], claims)
     with pytest.raises(ProtocolViolation, match="weighs"):
-        coding.check_result(0, coding.merge(0, messages, [0.25, 0.5, 0.25]), claims)
+        coding.check_result([0], [coding.merge(0, messages, [0.25, 0.5, 0.25])], claims)
     with pytest.raises(ProtocolViolation, match="not committed"):
-        coding.check_result(0, coding.merge(0, [messages[1], messages[0], messages[2]], weights), claims)
+        coding.check_result([0], [coding.merge(0, [messages[1], messages[0], messages[2]], weights)], claims)
     with pytest.raises(ProtocolViolation, match="weighs"):
-        coding.check_result(0, coding.merge(0, messages[:2], weights[:2]), claims)
+        coding.check_result([0], [coding.merge(0, messages[:2], weights[:2])], claims)
     with pytest.raises(ProtocolViolation, match="norm"):
-        coding.check_result(0, result, [replace(claims[0], sqnorm=claims[0].sqnorm * 1.1), *claims[1:]])
+        coding.check_result([0], [result], [replace(claims[0], sqnorm=claims[0].sqnorm * 1.1), *claims[1:]])
     with pytest.raises(ProtocolViolation, match="bytes instead"):
-        coding.check_result(0, result[:-1], claims)
+        coding.check_result([0], [result[:-1]], claims)
 
 
 @settings(max_examples=150, deadline=None)

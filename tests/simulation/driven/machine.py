@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from tests.simulation.driven.world import DrivenWorld
 
 NUMEL = 512
+CODEC = "bf16"  # any granule: int8 would make one slice of all values
 SNAPSHOT_BYTES = 1 << 20
 
 _feed, _do = GroupDriver.feed, GroupDriver._do
@@ -85,6 +87,7 @@ class DrivenMachine:
         self._build: dict[Any, tuple[bytes, Any]] = {}
         self._finish = trio.Event()
         self.speed = 0.0
+        self._schedule = replace(SCHEDULE, bundled=world.setup.bundled)
 
     @property
     def is_coordinator(self) -> bool:
@@ -143,8 +146,8 @@ class DrivenMachine:
         return [m.peer for m in machines if m.up and m is not self and not self.world.network.is_cut(m.peer, self.peer)]
 
     async def _coordinate(self, host: Any) -> None:
-        strategy = diloco(NUMEL, "int8")
-        work = work_of(strategy, SCHEDULE, lambda head: 4.0)
+        strategy = diloco(NUMEL, CODEC)
+        work = work_of(strategy, self._schedule, lambda head: 4.0)
         records = RecordFiles(self.disk.root / "agreement")
         group = GroupDriver(host, self.config, work, records, AdaptiveTimeouts(), self._known)
         serve_agreement(host.rpc, lambda: {group.group: group})
@@ -153,13 +156,13 @@ class DrivenMachine:
         await group.run(SimpleNamespace(perform=self._perform_nothing))
 
     async def _train(self, host: Any) -> None:
-        self.state = OuterState(first_state(), diloco(NUMEL, "int8"))
+        self.state = OuterState(first_state(), diloco(NUMEL, CODEC))
         snapshots = SnapshotStore(self.state.size_bytes, SNAPSHOT_BYTES)
         snapshots.serve(host.rpc)
         timeouts = AdaptiveTimeouts()
-        parts = ReplicaParts(host, self.state, snapshots, self, SCHEDULE, timeouts, self.disk.root)
-        timeout = work_timeout(SCHEDULE, timeouts, lambda: self.speed)
-        work = work_of(self.state.strategy, SCHEDULE, lambda head: 4.0, timeout)
+        parts = ReplicaParts(host, self.state, snapshots, self, self._schedule, timeouts, self.disk.root)
+        timeout = work_timeout(self._schedule, timeouts, lambda: self.speed)
+        work = work_of(self.state.strategy, self._schedule, lambda head: 4.0, timeout)
         self.replica = replica = await restore_replica(parts, self.config, work, self._known)
         replica.listen(self)
         perform = replica.actor.perform

@@ -19,7 +19,7 @@ from trio.testing import MockClock
 
 from optim.strategies import dense
 from peer.identity import Signed
-from swarm.protocol import signer
+from swarm.protocol import round_schedule, signer
 from swarm.rounds import group_driver
 from swarm.rounds.exchange import audits
 from swarm.rounds.trainers import contribution
@@ -28,6 +28,7 @@ from tests.simulation.signatures import Signatures
 
 THREAD_S = 0.001
 SLICE_VALUES = 128  # so that small vectors have several slices
+BUNDLES_MAX = 2  # so that these few, where a setup commits to bundles, have two slices each
 Result = TypeVar("Result")
 _run = import_module("trio._core._run")  # by name: the stubs of trio_typing lack it
 
@@ -52,6 +53,7 @@ def repeatable(seed: str, signatures: Signatures, disk_s: Callable[[Any], float]
         stack.enter_context(patch.object(_run, "_ALLOW_DETERMINISTIC_SCHEDULING", True))
         stack.enter_context(patch.object(trio.to_thread, "run_sync", run_sync))
         stack.enter_context(patch.object(dense, "SLICE_VALUES_MIN", SLICE_VALUES))
+        stack.enter_context(patch.object(round_schedule, "BUNDLES_MAX", BUNDLES_MAX))
         for module in (leases, upload_limits):
             stack.enter_context(patch.object(module, "time", clock))
         stack.enter_context(patch.object(group_driver, "secrets", chance))

@@ -24,7 +24,7 @@ from swarm.rounds.records import RecordFiles
 from swarm.state.outer_state import OuterState
 from tests.simulation import faults
 from tests.simulation.driven.disk import PeerDisk
-from tests.simulation.driven.machine import NUMEL, DrivenMachine, first_state, watched
+from tests.simulation.driven.machine import CODEC, NUMEL, DrivenMachine, first_state, watched
 from tests.simulation.driven.virtual import repeatable, run_virtually
 from tests.simulation.histories.checks import History
 from tests.simulation.invariants import Broken, Invariants, OutsidePromise
@@ -59,7 +59,7 @@ class DrivenWorld:
         self.liars: dict[str, object] = {}
         self.gone: set[str] = set()
         self.asked_at = -1e9
-        first = OuterState(first_state(), diloco(NUMEL, "int8"))
+        first = OuterState(first_state(), diloco(NUMEL, CODEC))
         self.genesis = genesis("run", first.tree.root)
         self.tensors.states[first.tree.root] = State()
         self.invariants.heads = {self.genesis.hash: self.genesis}

@@ -20,6 +20,7 @@ from peer.model.huggingface import export_pretrained
 from peer.model.layout import FlatLayout, init_flat
 from swarm.coordinator.create_run import create_run, reload
 from swarm.protocol.roster_room import peers_that_fit
+from swarm.run.agreement import schedule_of
 from swarm.run.config import RunConfig, parse_run_config
 from swarm.run.home import Home
 from swarm.run.manifest import open_manifest
@@ -49,6 +50,22 @@ def test_a_run_that_could_not_work_is_not_created(
             tmp_path, parse_run_config(with_settings(head, section, setting) + sparse), Identity.generate(), EventLog()
         )
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("bundled", [False, True])
+def test_a_message_of_many_slices_is_committed_to_in_bundles(
+    bundled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The manifest says so, for all peers of the run, and software that does not know it refuses the run."""
+    if bundled:
+        monkeypatch.setattr("swarm.coordinator.create_run.BUNDLES_MAX", 5)
+        monkeypatch.setattr("swarm.protocol.round_schedule.BUNDLES_MAX", 5)
+    trio.run(created, tmp_path, parse_run_config(template()))
+    run_files = load_run_files(tmp_path)
+    assert run_files is not None
+    manifest = open_manifest(run_files[0])
+    assert manifest.requires == (("bundles",) if bundled else ())
+    assert schedule_of(manifest, 0).bundles(12).count == (4 if bundled else 12)
 
 
 @pytest.mark.parametrize("stages", [1, 2])

@@ -10,6 +10,7 @@ from typing import Any, cast
 import trio
 import trio.testing
 
+from optim.bundles import Bundles
 from peer.errors import NetworkError
 from swarm.protocol.head import genesis
 from swarm.rounds.building import StateBuilder
@@ -50,7 +51,9 @@ def exchange_without_results(key: bytes) -> SliceExchange:
     async def any_result(index: int) -> Any:
         await trio.sleep_forever()
 
-    order = SimpleNamespace(key=key, before=genesis("run", HERE), round_info=None, coding=None, indices=(0,))
+    order = SimpleNamespace(
+        key=key, before=genesis("run", HERE), round_info=None, coding=None, bundles=Bundles(1), filled=range(1)
+    )
     return cast(SliceExchange, SimpleNamespace(order=order, any_result=any_result))
 
 
@@ -103,21 +106,20 @@ class SentResults:
 
     def __init__(self, sent: bytes, named: bytes | None) -> None:
         self._sent, self._named = sent, named
-        coding = SimpleNamespace(check_result=lambda index, data, sent: None)
         self.order = SimpleNamespace(
-            key=b"key", before=genesis("run", HERE), round_info=SimpleNamespace(round=1), coding=coding,
-            indices=(0,), owners=["A"], sent=lambda index: [],
+            key=b"key", before=genesis("run", HERE), round_info=SimpleNamespace(round=1), coding=None,
+            bundles=Bundles(1), filled=range(1), owners=["A"], check=lambda bundle, results: None,
         )  # fmt: skip
 
-    async def any_result(self, index: int) -> tuple[bytes, memoryview]:
+    async def any_result(self, bundle: int) -> tuple[bytes, list[memoryview]]:
         await trio.lowlevel.checkpoint()
-        return self._sent, memoryview(self._sent)
+        return self._sent, [memoryview(self._sent)]
 
-    async def result(self, index: int, name: bytes, holders: object) -> memoryview:
+    async def result(self, bundle: int, name: bytes, holders: object) -> list[memoryview]:
         await trio.lowlevel.checkpoint()
         if self._named is None:
             raise NetworkError("no peer has the result of slice 0")
-        return memoryview(self._named)
+        return [memoryview(self._named)]
 
 
 def builder_of(state: object, folder: Path) -> StateBuilder:

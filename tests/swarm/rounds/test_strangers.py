@@ -195,7 +195,7 @@ async def test_slices_and_results_of_settled_rounds_are_let_go(tmp_path: Path) -
             before = {exchange.order.before.round for exchange in actor.exchanges.values()}
             assert min(before) >= replica.head.round - EXCHANGES_MAX - 1, before
             assert len(actor.builder.holds) <= 3
-            held = sum(len(data) for _, data in actor._slices.received.values())
+            held = sum(len(found.data) for found in actor._slices.received.values())
             sizes = sum(actor.coding.message_bytes(index) for index in range(actor.coding.count))
             assert held <= len(replicas) * sizes, "no more than one exchange's"
         group.check()

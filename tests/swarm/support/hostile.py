@@ -16,6 +16,7 @@ from peer.identity import Signed, open_body, sign_body
 from peer.net.method import Method
 from swarm.protocol.agreement.chain import position_of
 from swarm.protocol.plan import CONTRIBUTION_KIND, Assignment, Contribution
+from swarm.protocol.round_schedule import RoundSchedule
 from swarm.protocol.timeouts import AdaptiveTimeouts
 from swarm.rounds.messages import AGREE, MessageBatch
 from swarm.state.upload_limits import SnapshotLimits
@@ -135,11 +136,15 @@ class Scene:
 
 @asynccontextmanager
 async def hostile_scene(
-    folder: Path, prepare: Callable[[Liar], None] = lambda liar: None, timeout_s: float = 500.0
+    folder: Path,
+    prepare: Callable[[Liar], None] = lambda liar: None,
+    timeout_s: float = 500.0,
+    schedule: RoundSchedule = GroupSetting.schedule,
 ) -> AsyncIterator[Scene]:
     """Open the scene; check it when the test leaves the block."""
     setting = GroupSetting(
         numel=NUMEL,
+        schedule=schedule,
         codec="fp32",
         min_peers=4,
         timeouts=Impatient,

@@ -10,13 +10,15 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from optim.bundles import Bundles
 from peer.errors import NetworkError, ProtocolViolation, RoundDiscarded
 from peer.events import EventLog
 from peer.net.method import Method
 from swarm.protocol.agreement import events
 from swarm.protocol.head import Member
-from swarm.protocol.messages import CONTRIBUTION, RELAY
-from swarm.rounds.exchange.slice_exchange import RoundSlices, SliceExchange
+from swarm.protocol.messages import CONTRIBUTION, RELAY, SliceOf
+from swarm.rounds.exchange.round_slices import RoundSlices
+from swarm.rounds.exchange.slice_exchange import SliceExchange
 
 ME = Member("A", "A0")
 
@@ -33,6 +35,7 @@ async def test_a_peer_that_restarted_after_it_had_submitted_tells_that_its_updat
         owners=["A"],
         parts={ME: (0,)},
         indices=range(1),
+        bundles=Bundles(1),
         key=b"key",
         before=SimpleNamespace(members=(ME,)),
         round_info=SimpleNamespace(round=1),
@@ -58,6 +61,7 @@ async def test_a_slice_for_an_earlier_incarnation_is_held_against_no_sender() ->
         owners=["A", "C"],
         parts={},
         indices=range(2),
+        bundles=Bundles(2),
         key=b"key",
         before=SimpleNamespace(members=(ME, sender.member)),
         coding=coding,
@@ -65,10 +69,10 @@ async def test_a_slice_for_an_earlier_incarnation_is_held_against_no_sender() ->
     context: Any = SimpleNamespace(me=Member("A", "A1"), host=SimpleNamespace(rpc=None), events=EventLog())
     exchange = SliceExchange(context, order, (), RoundSlices(), 10.0, lambda event: None)
     with pytest.raises(RoundDiscarded, match="earlier incarnation"):
-        exchange.expect_contribution(0, "B", 1)
+        exchange.expect_contribution(SliceOf(b"key", 0), "B", 1)
     for index, peer in ((1, "B"), (2, "B"), (0, "D")):
         with pytest.raises(ProtocolViolation):
-            exchange.expect_contribution(index, peer, 1)
+            exchange.expect_contribution(SliceOf(b"key", index), peer, 1)
 
 
 async def test_a_slice_goes_by_another_peer_once_its_owner_is_suspected_as_it_is_sent(
@@ -83,6 +87,7 @@ async def test_a_slice_goes_by_another_peer_once_its_owner_is_suspected_as_it_is
         owners=["B"],
         parts={},
         indices=range(1),
+        bundles=Bundles(1),
         key=b"key",
         before=SimpleNamespace(members=(ME, Member("B", "B0"), Member("C", "C0"))),
         round_info=SimpleNamespace(round=1),

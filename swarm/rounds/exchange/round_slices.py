@@ -1,0 +1,92 @@
+"""The slices of one round at one peer, checked against what their contributors have committed to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import fsum, isclose
+from typing import Final, NamedTuple
+
+from blake3 import blake3
+
+from optim.bundles import Bundles, bundle_hash
+from optim.strategies.interface import Coding
+from peer.errors import ProtocolViolation
+from swarm.protocol.plan import Contribution
+
+SQNORM_CLOSE: Final = 1e-6  # relative
+
+
+class ReceivedSlice(NamedTuple):
+    """Another contributor's slice."""
+
+    hash: bytes
+    data: memoryview
+    sqnorm: float
+
+
+class FalseNorm(ProtocolViolation):
+    """A contributor has committed to slices of these hashes and of another norm: a peer that passes one on is not
+    to blame."""
+
+
+@dataclass
+class RoundSlices:
+    """They outlive an exchange that fails, so that the loss of a member costs only the slices that it owned."""
+
+    received: dict[tuple[int, str], ReceivedSlice] = field(default_factory=dict)
+    """Other contributors' slices by (index, peer)."""
+    delivered: set[tuple[int, str]] = field(default_factory=set)
+    """(index, owner) of own slices that have arrived."""
+    listed: dict[bytes, tuple[bytes, ...]] = field(default_factory=dict)
+    """The hashes of a bundle's slices by that of the bundle, of those with several."""
+
+    def list_own(self, bundles: Bundles, hashes: Sequence[bytes]) -> None:
+        """Note the hashes of all slices of this peer's own message."""
+        for bundle, name in enumerate(bundles.hashes(hashes)):
+            inside = bundles.indices(bundle)
+            if len(inside) > 1:
+                self.listed[name] = tuple(hashes[inside.start : inside.stop])
+
+    def learn(self, bundles: Bundles, index: int, body: Contribution, hashes: tuple[bytes, ...]) -> None:
+        """Note the hashes of a contributor's slices in the bundle of `index`, which its sender has listed. Raise
+        `ProtocolViolation` if that is not the list that the contributor has committed to."""
+        if self.hash_of(bundles, index, body) is None:
+            bundle = bundles.of(index)
+            name = body.hashes[bundle]
+            if len(hashes) != len(bundles.indices(bundle)) or bundle_hash(hashes) != name:
+                raise ProtocolViolation("a slice came with other hashes of its bundle than were committed to")
+            self.listed[name] = hashes
+
+    def list_of(self, bundles: Bundles, index: int, body: Contribution) -> tuple[bytes, ...]:
+        """Return what goes with a contributor's slice: the hashes in its bundle, if that has several."""
+        return self.listed.get(body.hashes[bundles.of(index)], ())
+
+    def hash_of(self, bundles: Bundles, index: int, body: Contribution) -> bytes | None:
+        """Return the hash of a contributor's slice; None while only that of its bundle is known."""
+        bundle = bundles.of(index)
+        name, inside = body.hashes[bundle], bundles.indices(bundle)
+        if len(inside) == 1:
+            return name
+        return self.listed[name][index - inside.start] if name in self.listed else None
+
+    def has(self, bundles: Bundles, index: int, body: Contribution) -> bool:
+        """Return whether another contributor's slice is here; an earlier exchange may have left another one."""
+        found = self.received.get((index, body.member.peer))
+        return found is not None and found.hash == self.hash_of(bundles, index, body)
+
+    def take(self, coding: Coding, bundles: Bundles, index: int, body: Contribution, data: memoryview) -> None:
+        """Keep a contributor's slice. Raise `ProtocolViolation` unless it is what the contributor committed to,
+        `FalseNorm` if it is, and its norm is not."""
+        name = blake3(data).digest()
+        if name != self.hash_of(bundles, index, body):
+            raise ProtocolViolation("a slice differs from the hash its sender committed to")
+        bundle, peer = bundles.of(index), body.member.peer
+        others = [i for i in bundles.indices(bundle) if i != index]
+        here = [self.received[i, peer].sqnorm for i in others if self.has(bundles, i, body)]
+        sqnorm, committed = coding.message_sqnorm(index, data), body.sqnorms[bundle]
+        total = fsum([*here, sqnorm])
+        below = total <= committed * (1 + SQNORM_CLOSE)  # also refuses NaN
+        if not (isclose(total, committed, rel_tol=SQNORM_CLOSE) if len(here) == len(others) else below):
+            raise FalseNorm("a slice has another norm than its sender committed to")
+        self.received[index, peer] = ReceivedSlice(name, data, sqnorm)
