@@ -100,7 +100,7 @@ async def test_a_newcomer_that_dies_in_its_first_round_is_not_waited_for(tmp_pat
 
 async def test_a_newcomer_that_falls_silent_in_every_exchange_stops_no_round(tmp_path: Path) -> None:
     """It asks to join, promises and submits as an honest peer, and is gone whenever an exchange begins."""
-    setting = GroupSetting(limits=QUICK, exchange_s=8.0, work_s=0.2)
+    setting = GroupSetting(limits=QUICK, exchange_s=8.0, work_s=0.2, keeps_pace=False)
     async with open_driven_group(tmp_path, setting) as group:
         replicas = [await group.enter(deltas) for _ in range(3)]
         await group.until_round(1)

@@ -52,6 +52,8 @@ Backup = tuple[Sequence[torch.Tensor], Sequence[ChainLink]]
 """The tensors of a state, and the proof of its head."""
 
 STALLED_S = 0.05  # how often a condition is looked at again while nothing is told
+NEAR = 2  # rounds behind the others
+NEAR_S = 20.0  # how long a round waits for those on their way to it; a leader gives a contributor up after 22
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +75,9 @@ class GroupSetting:
     snapshots: SnapshotLimits = SnapshotLimits()  # noqa: RUF009 - frozen
     work_s: float = 0.0
     """How long each replica trains a round."""
+    keeps_pace: bool = True
+    """Whether a round takes longer than others take to fetch the ones before, as it does in earnest, on a machine of
+    any pace."""
     agreement: Mapping[str, Any] = field(default_factory=dict)
 
     def strategy(self) -> OuterStrategy:
@@ -234,6 +239,8 @@ class DrivenGroup:
             other.book.add(host.peer_id, host.addresses)
         state = OuterState([tensor.clone() for tensor in tensors], setting.strategy())
         trainer = InventedTrainer(host.peer_id, deltas, work_s=setting.work_s)
+        if setting.keeps_pace:
+            trainer.until_others_are_near = partial(self._until_others_are_near, host.peer_id)
         snapshots = SnapshotStore(state.size_bytes, 8 << 20, setting.snapshots, log)
         snapshots.serve(host.rpc)
         folder = self.folder / host.peer_id
@@ -307,6 +314,12 @@ class DrivenGroup:
         """Wait for anything that a replica commits, tells or is."""
         while not ready():
             await self.changed.wait(STALLED_S)
+
+    async def _until_others_are_near(self, me: str, round: int) -> None:
+        """Wait until the peers that `me` hears stand at most two rounds before this one, if they get there in time."""
+        with trio.move_on_after(NEAR_S):
+            while any(m.head.round < round - NEAR and frozenset((m.peer, me)) not in self.cut for m in self.members):
+                await self.changed.wait(STALLED_S)
 
     async def until_round(self, number: int, replicas: Sequence[DrivenReplica] = ()) -> None:
         """Wait until these replicas (else all) have the weights of that round or a later one."""

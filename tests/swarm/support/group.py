@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -64,6 +64,8 @@ class InventedTrainer:
     paused: bool = False  # as a `WorkerTrainer` that has been paused
     work_s: float = 0.0  # how long the work takes
     theta: torch.Tensor | None = None
+    until_others_are_near: Callable[[int], Awaitable[None]] | None = None
+    """Given the round, waits for peers that are on their way to it."""
 
     async def train(self, request: TrainRequest) -> TrainResult:
         assignment = request.assignment
@@ -76,6 +78,8 @@ class InventedTrainer:
             finally:
                 self.waiting = False
         await trio.sleep(self.work_s)
+        if self.until_others_are_near is not None:
+            await self.until_others_are_near(request.round_info.round)
         assert count(assignment.ranges) == assignment.steps * BATCH
         delta = self.deltas(self.peer, request.round_info.step, assignment)
         return TrainResult(assignment.steps, assignment.steps * BATCH, 1.0, delta)

@@ -151,6 +151,7 @@ async def hostile_scene(
         exchange_s=4.0,
         snapshots=SnapshotLimits(small_bytes=0),  # so that memory does not grow with the rounds
         work_s=0.05,
+        keeps_pace=False,  # a liar may stay behind
     )
     async with open_driven_group(folder, setting, timeout_s) as group:
         honest = [await group.enter(deltas) for _ in range(3)]
