@@ -77,8 +77,17 @@ class Remains:
     def knows_way(self, top: Remains) -> bool:
         """Return whether this one can follow the links that `top` keeps: from its own head, or from one that the
         coordinator has signed."""
-        names = {link.head.hash for link in top.links} | {top.links[0].head.previous if top.links else b""}
-        return self.head.hash in names or any(link.start or link.endorsement for link in top.links)
+        return self._steps_from(top) is not None or any(link.start or link.endorsement for link in top.links)
+
+    def knows_way_for_long(self, top: Remains, kept: int) -> bool:
+        """Return whether it can do so from its own head while `top`, which keeps so many links, makes half as many."""
+        steps = self._steps_from(top)
+        return bool(self.head.members) and steps is not None and steps <= kept // 2
+
+    def _steps_from(self, top: Remains) -> int | None:
+        """Return how many of the links that `top` keeps come after this one's head; None if it is on another way."""
+        names = [top.links[0].head.previous if top.links else b"", *(link.head.hash for link in top.links)]
+        return len(names) - 1 - names.index(self.head.hash) if self.head.hash in names else None
 
 
 def _votes_ahead(node: AgreementNode) -> set[tuple[str, bytes]]:
@@ -152,8 +161,9 @@ def judge(world: World, stay: frozenset[str]) -> Hope:
         return "operator" if waits and coordinator is not None and not lying else "open"
     if any(not r.knows_way(top) for r in everybody if r.head.members):
         return "open"  # too many heads have passed since
-    if coordinator is None and setup.links_kept and any(not r.head.members for r in everybody):
-        return "open"  # without a head it begins at what the coordinator has signed, which soon is kept no more
+    kept = setup.links_kept
+    if coordinator is None and kept and any(not r.knows_way_for_long(top, kept) for r in everybody):
+        return "open"  # what it begins at, as what the coordinator has signed, is soon kept no more
     if coordinator is None and _may_be_overtaken(world, top.head, honest):
         return "open"
     if _goes_on(world, top.head, honest, coordinator) and not lying:
