@@ -30,11 +30,17 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.common.options import add_json, write_results  # noqa: E402
 from peer.identity import Signed  # noqa: E402
 from swarm.protocol.agreement import actions  # noqa: E402
-from swarm.protocol.agreement import messages as msg  # noqa: E402
 from swarm.protocol.agreement.output import encode  # noqa: E402
+from swarm.protocol.agreement.packing import unpacked  # noqa: E402
 from swarm.protocol.agreement.signing import Signer  # noqa: E402
-from swarm.protocol.plan import CONTRIBUTION_KIND  # noqa: E402
-from tests.swarm.protocol.agreement.group import COORDINATOR, GroupOfNodes, Machine, SignatureTable  # noqa: E402
+from swarm.protocol.plan import CONTRIBUTION_KIND, WorkPlan  # noqa: E402
+from tests.swarm.protocol.agreement.group import (  # noqa: E402
+    COORDINATOR,
+    GroupOfNodes,
+    Machine,
+    SignatureTable,
+    contribution_body,
+)
 
 MEMBERS: Final = (4, 16, 64, 256)
 ROUND_S: Final = 20.0
@@ -74,7 +80,8 @@ class CountedSigner:
         self._known: set[tuple[str, str, bytes]] = set()
 
     def sign(self, kind: str, body: msgspec.Struct) -> Signed:
-        signed = Signed(encode(body), self._peer, bytes(64))
+        body_bytes = encode(body)
+        signed = Signed(body_bytes, self._peer, blake3(self._peer.encode() + body_bytes).digest(64))
         entry = (self._peer, kind, signed.body)
         self._table.made[self._peer] += 1
         self._table.bodies[entry] = body
@@ -108,12 +115,19 @@ class CountedGroup(GroupOfNodes):
         if isinstance(action, actions.Send):
             size = len(msgspec.msgpack.encode(action.message))
             self.messages += 1
-            self.bytes_by_kind[str(type(action.message).__struct_config__.tag)] += size
+            self.bytes_by_kind[str(type(unpacked(action.message)).__struct_config__.tag)] += size
             self.bytes_by_sender[machine.peer] += size
         elif isinstance(action, actions.Persist):
             self.records += 1
         super()._do(machine, action)
         self.sent.clear()  # some gigabytes
+
+    def contribution(self, machine: Machine, plan: WorkPlan) -> Signed:
+        """Return what the machine has computed: its norms have as many digits as real ones."""
+        body = contribution_body(machine.node.me, plan)
+        norms = tuple(int.from_bytes(name[:7], "big") / 2**56 for name in body.hashes)
+        body = msgspec.structs.replace(body, loss=sum(norms), sqnorms=norms)
+        return self.table.of(machine.peer).sign(CONTRIBUTION_KIND, body)
 
     def forget(self) -> None:
         """Begin to count anew."""

@@ -56,10 +56,8 @@ class Attempt:
     """Until when newcomers that have not promised are waited for; 0 while others are."""
     signed_roster: Signed | None = None
     exchange: Exchange | None = None
-    able: set[str] = field(default_factory=set)
-    """Peers that pass rosters on and take short proposals."""
     exchanging: set[str] = field(default_factory=set)
-    """Of these, the ones that say that they have the roster."""
+    """Peers that say that they have the roster."""
     sent_at: float = -1.0
     """When roster or proposal were sent last."""
     proposal: msg.ProposalMessage | None = None

@@ -252,7 +252,6 @@ class AttemptLeader:
             return  # what other peers say is not kept: there may be any number of them
         (attempt.informed.add if plan == attempt.plan.hash else attempt.informed.discard)(peer)
         if roster is not None:
-            attempt.able.add(peer.peer)
             here = attempt.exchange is not None and roster == attempt.exchange.opened.key
             (attempt.exchanging.add if here else attempt.exchanging.discard)(peer.peer)
 
@@ -293,7 +292,7 @@ class AttemptLeader:
         order = msg.RosterMessage(self._instance.hash, attempt.number, attempt.signed_plan, attempt.signed_roster)
         members = (*attempt.present, *attempt.contributions, *self._instance.head.members)
         peers = {member.peer for member in members} - {context.config.peer, context.config.coordinator}
-        able = (peers & attempt.able) - context.down if first else set[str]()
+        able = (peers & context.out.able) - context.down if first else set[str]()
         ways = spread(able, self._instance.hash)
         attempt.sent_at = context.now
         for peer in sorted(peers - attempt.exchanging - able):

@@ -19,6 +19,7 @@ from swarm.protocol.agreement import messages as msg
 from swarm.protocol.agreement.config import AgreementConfig
 from swarm.protocol.agreement.node import AgreementNode
 from swarm.protocol.agreement.output import encode
+from swarm.protocol.agreement.packing import unpacked
 from swarm.protocol.agreement.round.instance import name_build
 from swarm.protocol.agreement.rules import evidence
 from swarm.protocol.agreement.rules.opened_roster import OpenedRoster
@@ -248,9 +249,11 @@ class GroupOfNodes:
         peer = machine.peer
         match action:
             case actions.Send(target, message):
-                message = self.change(peer, message)
-                self.sent.append((peer, target, message))
-                if target in self.machines and not self.lost(peer, target, message):
+                said = unpacked(message)
+                changed = self.change(peer, said)
+                message = message if changed is said else changed
+                self.sent.append((peer, target, changed))
+                if target in self.machines and not self.lost(peer, target, changed):
                     self.later(self.delay_s, target, events.Received(peer, message))
             case actions.SetTimer(id, at):
                 machine.timers[id] = at
