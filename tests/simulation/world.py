@@ -11,10 +11,9 @@ from typing import Any
 from unittest.mock import patch
 
 from peer.identity import Signed
-from swarm.protocol.agreement import actions, chain, events, packing
+from swarm.protocol.agreement import actions, events, packing, records
 from swarm.protocol.agreement import messages as msg
 from swarm.protocol.agreement.config import AgreementConfig
-from swarm.protocol.agreement.coordination import branches
 from swarm.protocol.agreement.packing import PACKED_MIN, unpacked
 from swarm.protocol.agreement.records import LINKS_KEPT
 from swarm.protocol.agreement.round import attempt, leader
@@ -126,8 +125,7 @@ class World:
         short = PACKED_MIN if few else 0
         with (
             patch.object(packing, "PACKED_MIN", short),
-            patch.object(chain, "LINKS_KEPT", kept),
-            patch.object(branches, "LINKS_KEPT", kept),
+            patch.object(records, "LINKS_KEPT", kept),
             patch.object(attempt, "DIRECT_MAX", few),
             patch.object(leader, "DIRECT_MAX", few),
         ):
