@@ -27,6 +27,7 @@ from blake3 import blake3
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.agreement import traffic_rows  # noqa: E402
 from benchmarks.common.options import add_json, write_results  # noqa: E402
 from peer.identity import Signed  # noqa: E402
 from swarm.protocol.agreement import actions  # noqa: E402
@@ -42,20 +43,9 @@ from tests.swarm.protocol.agreement.group import (  # noqa: E402
     contribution_body,
 )
 
-MEMBERS: Final = (4, 16, 64, 256)
+ROUNDS: Final = {4: 10, 16: 10, 64: 10, 256: 4}  # by members; one of 256 takes a minute or more
 ROUND_S: Final = 20.0
 BEYOND_S: Final = 0.35  # of a round, besides training
-HEAD: Final = (
-    "members",
-    "messages a member",
-    "KB a member",
-    "limit, KB a member",
-    "MB in all",
-    "busiest, MB",
-    "signed a node",
-    "checked a node",
-    "records a node",
-)
 Body = TypeVar("Body", bound=msgspec.Struct)
 
 
@@ -171,45 +161,21 @@ def round_to(value: float) -> float:
     return round(value, 1) if value < 1000 else round(value)
 
 
-def rows(groups: list[dict[str, Any]]) -> list[list[str]]:
-    """Return the table's lines."""
-    return [
-        [
-            f"{g['members']}",
-            f"{g['messages'] / g['members']:.0f}",
-            f"{g['bytes'] / g['members'] / 1e3:.1f}",
-            f"{g['limit_bytes'] / g['members'] / 1e3:.1f}",
-            f"{g['bytes'] / 1e6:.2f}",
-            f"{g['busiest_bytes'] / 1e6:.2f}",
-            f"{g['signed_a_node']:.0f}",
-            f"{g['checked_a_node']:.0f}",
-            f"{g['records_a_node']:.1f}",
-        ]
-        for g in groups
-    ]
-
-
-def kinds(group: dict[str, Any]) -> str:
-    """Return which kinds of messages a group's bytes are, in words."""
-    shares = [(kind, 100 * size / group["bytes"]) for kind, size in group["kinds"].items()]
-    return ", ".join(f"{kind} {share:.0f} %" for kind, share in shares if share >= 0.5)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--members", type=int, action="append", help=f"groups of so many (default {MEMBERS})")
-    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--members", type=int, action="append", help=f"groups of so many (default {tuple(ROUNDS)})")
+    parser.add_argument("--rounds", type=int, help=f"counted (default {ROUNDS})")
     add_json(parser, "traffic")
     options = parser.parse_args()
     gc.set_threshold(50_000)  # what is kept has few cycles
     groups: list[dict[str, Any]] = []
-    for members in options.members or MEMBERS:
-        groups.append(measure(members, options.rounds))
-        print(f"{members} members took {groups[-1]['took_s']} s; {kinds(groups[-1])}", flush=True)
+    for members in options.members or ROUNDS:
+        groups.append(measure(members, options.rounds or ROUNDS.get(members, 10)))
+        print(f"{members} members took {groups[-1]['took_s']} s; {traffic_rows.kinds(groups[-1])}", flush=True)
         if options.json:
             write_results(options.json, groups)
-    lines = [list(HEAD), *rows(groups)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(HEAD))]
+    lines = [list(traffic_rows.HEAD), *traffic_rows.rows(groups)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(traffic_rows.HEAD))]
     for line in lines:
         print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)))
 

@@ -18,9 +18,7 @@ PACKED_MIN: Final = 4096  # bytes as they are; below, little is saved
 GROWS_MAX: Final = 8  # times; rosters, plans and certificates grow to about three times
 UNPACKED_MAX: Final = 1 << 20  # bytes, as one call holds
 LEVEL: Final = 1  # a third of the time of the usual one, and 1 % more bytes
-KINDS: Final = (
-    msg.ChainMessage | msg.PlanMessage | msg.ProposalMessage | msg.RosterMessage | msg.ShortProposalMessage
-)
+KINDS: Final = msg.ChainMessage | msg.PlanMessage | msg.ProposalMessage | msg.RosterMessage | msg.ShortProposalMessage
 
 
 class Packer:
