@@ -12,6 +12,7 @@ from peer.footprint.workload import FLOAT_BYTES
 from peer.identity import Identity
 from peer.ipc.span import spans_of
 from peer.model.layout import FlatLayout
+from swarm.protocol.leader_bytes import leader_bytes
 from swarm.protocol.roster_room import peers_that_fit
 from swarm.run.home import Home
 from swarm.run.manifest import Manifest
@@ -46,11 +47,21 @@ def roster_fits(
 
 def group_most(manifest: Manifest) -> int:
     """Return how many peers each of the run's groups may have: `max_peers`, or what a roster holds if that is less."""
-    if not manifest.outer.has_common_state:
-        return manifest.run.max_peers
-    m, pipeline = manifest, manifest.stages > 1
-    parts = [roster_fits(m.outer, m.codec, layout_of(m, stage), m.inner, pipeline) for stage in range(m.stages)]
-    return min(m.run.max_peers, *(held for _, held in parts))
+    return min([manifest.run.max_peers, *(held for _, held in _rosters(manifest))])
+
+
+def leader_most(manifest: Manifest, round_s: float) -> float:
+    """Return about how many bytes the leader of a full group sends in a round of that time besides its exchange, at the
+    stage where it is most; 0 if the run's peers have no common state, and so no leader."""
+    most, pipeline = group_most(manifest), manifest.stages > 1
+    return max((leader_bytes(most, slices, round_s, pipeline) for slices, _ in _rosters(manifest)), default=0.0)
+
+
+def _rosters(manifest: Manifest) -> list[tuple[int, int]]:
+    """Return `roster_fits` of each stage; nothing of a run without rosters."""
+    m = manifest
+    stages = range(m.stages if m.outer.has_common_state else 0)
+    return [roster_fits(m.outer, m.codec, layout_of(m, stage), m.inner, m.stages > 1) for stage in stages]
 
 
 def open_store(home: Home, manifest: Manifest, stage: int, identity: Identity, events: EventLog) -> CheckpointStore:

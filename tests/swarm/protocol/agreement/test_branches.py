@@ -149,11 +149,12 @@ def test_the_oldest_links_go_where_they_are_too_long_together(monkeypatch: pytes
     size = len(encode(made[0]))
     monkeypatch.setattr(links, "LINKS_BYTES_MAX", 4 * size)
     kept = links.KeptLinks()
-    for number, link in enumerate(made):
+    for link in made:
+        before = list(kept.values())
+        room = sum(len(encode(other)) for other in (*before, link)) <= 4 * size
         dropped = kept.keep(link.head.hash, link)
         assert sum(len(encode(other)) for other in kept.values()) <= 4 * size
-        assert list(kept.values()) == made[max(0, number + 1 - len(kept)) : number + 1]
-        assert dropped == [other for other in made[:number] if other.head.hash not in kept][-len(dropped) or number :]
+        assert [*dropped, *kept.values()] == [*before, link] and (not dropped) == room, "the oldest go"
     monkeypatch.setattr(links, "LINKS_BYTES_MAX", 1)
     kept.keep(made[0].head.hash, made[0])
     assert list(kept.values()) == [made[0]], "the last one stays, however long"
@@ -165,6 +166,7 @@ def test_a_member_that_slept_for_longer_than_links_are_kept_follows_from_what_th
     group = GroupOfNodes("ABC", train_s=0.2)
     group.run_to(3)
     link = group.machines["A"].node._chain.link(group.head("A").hash)
+    assert link is not None
     monkeypatch.setattr(links, "LINKS_BYTES_MAX", 20 * len(encode(link)))  # more than to the last endorsement
     slept_at = group.head("C").hash
     group.isolate("C")
