@@ -112,7 +112,7 @@ def plan_for(
     max_peers: int = 64,
 ) -> MachinePlan:
     """Return what the run takes of `machine`, and its pace with so many `peers` like it. `tokens`: to train on; None
-    for as many as are worth it. `compute_s_max` and `max_peers`: the run's limits of a round's training and of a group."""
+    for as many as are worth it. `compute_s_max` and `max_peers`: the run's limits of a round and a group."""
     stages, group = len(shape.cuts), max(1, peers // len(shape.cuts))
     layout = _layout(shape, machine, group)
     works = [_work(shape, machine, stage, group, layout) for stage in range(stages)]

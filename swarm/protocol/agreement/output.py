@@ -40,9 +40,9 @@ class Output:
         elif len(self._waiting) < WAITING_MAX:
             self._waiting.append((last, action))
 
-    def send(self, peer: str, message: Message) -> None:
-        """Send a message, packed if it is long and the peer takes that."""
-        self.add(Send(peer, self._packer.pack(message) if peer in self.able else message))
+    def send(self, peer: str, message: Message, able: bool = False) -> None:
+        """Send a message, packed if it is long and the peer takes that (`able`: as another peer says)."""
+        self.add(Send(peer, self._packer.pack(message) if able or peer in self.able else message))
 
     def emit(self, event: str, **fields: str | int | float | bool | tuple[str, ...]) -> None:
         self.add(Emit(event, fields))

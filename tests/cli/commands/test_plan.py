@@ -129,7 +129,13 @@ def test_the_sums_are_those_of_the_items(peer: Peer, tmp_path: Path) -> None:
 def test_people_see_a_table(peer: Peer, tmp_path: Path) -> None:
     ended = peer("plan", billion(tmp_path), "--device", "rtx4090", "--host-memory", "32GB", "--link", "1gbit")
     assert ended.code == 0
-    expected = ("does not fit", "snapshots for joiners", "H for 10 % of waiting", "[pipeline] stages = ", "a leader of ")
+    expected = (
+        "does not fit",
+        "snapshots for joiners",
+        "H for 10 % of waiting",
+        "[pipeline] stages = ",
+        "a leader of ",
+    )
     for words in expected:
         assert words in ended.stdout
     last = ended.stdout.splitlines()[-1]
@@ -147,7 +153,9 @@ def test_the_leader_of_a_full_group_is_counted(peer: Peer, tmp_path: Path) -> No
     few = planned(peer, run, *options)
     assert few["leader_peers"] == 8 and few["leader_bytes"] < found["leader_bytes"]
     text = LARGE.format(batch=1, optimizer="adamw").replace("= 2048", "= 64").replace("= 8192", "= 128")
-    run.write_text(text.replace("heads = 32", "heads = 8").replace("= 32000", "= 256").replace("layers = 16", "layers = 1"))
+    run.write_text(
+        text.replace("heads = 32", "heads = 8").replace("= 32000", "= 256").replace("layers = 16", "layers = 1")
+    )
     small = planned(peer, run, *options, "--link", "1mbit", "--peers", "64")
     assert any("the leader of 64 peers sends" in line and "max_peers" in line for line in small["advice"])
 

@@ -57,7 +57,7 @@ class Exchanges:
             concerned = (*instance.head.members, *(body.member for body in opened.contributions))
             alone = msgspec.structs.replace(order, pass_on=())
             for other in sorted({member.peer for member in concerned}.intersection(order.pass_on)):
-                self._context.out.send(other, alone)
+                self._context.out.send(other, alone, able=True)  # else it would not be named
         return True
 
     def open(self, opened: OpenedRoster) -> Exchange:
