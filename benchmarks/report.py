@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.agreement import availability_cells, traffic_rows
 from benchmarks.common import scenario_rows
+from benchmarks.common.markdown import table
 from benchmarks.common.options import RESULTS
 from benchmarks.network import flow_rows
 
@@ -295,19 +296,6 @@ def partitions(figures: Figures) -> str:
     )
 
 
-def traffic(groups: Sequence[Figures]) -> str:
-    """What the agreement sends, signs and writes in a round."""
-    by_members = {group["members"]: group["bytes"] / group["members"] for group in groups}
-    times = f" A member's bytes at 64 are {by_members[64] / by_members[16]:.2f} times those at 16 (bar 2)."
-    of_kinds = "\n".join(f"- {group['members']} members: {traffic_rows.kinds(group)}." for group in groups)
-    return (
-        "A round of 20 s with 4 slices, in virtual time, without faults; bytes without the headers of calls and without"
-        " slices. The limit is each member's receiving each other one's contribution once."
-        + (times if {16, 64} <= set(by_members) else "")
-        + f"\n\n{table(traffic_rows.HEAD, traffic_rows.rows(groups))}\n\nOf which messages the bytes are:\n\n{of_kinds}"
-    )
-
-
 RULES = ("mean", "trimmed_mean", "median", "flag")
 
 
@@ -349,7 +337,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "overlap": ("Overlap: Streaming DiLoCo on slow links", overlap),
     "rebalance": ("Rebalancing", rebalance),
     "availability": ("Availability under churn", availability),
-    "traffic": ("Messages of the agreement", traffic),
+    "agreement/traffic": ("Messages of the agreement", traffic_rows.section),
     "partitions": ("Partitions, lost packets, free-riders: real processes", partitions),
     "swarm": ("Pipelines", swarm),
     "activations": ("Activations between stages", activations),
@@ -372,11 +360,6 @@ def report(folder: Path = RESULTS) -> str:
             note = f" {found['note']}" if "note" in found else ""
             parts.append(f"## {title}\n\n{head}{note}\n\n{render(found['figures'])}\n")
     return "\n".join(parts)
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a Markdown table."""
-    return "\n".join("| " + " | ".join(line) + " |" for line in [head, ["---"] * len(head), *rows])
 
 
 def number(value: float | None, digits: int) -> str:

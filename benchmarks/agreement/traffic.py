@@ -165,7 +165,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--members", type=int, action="append", help=f"groups of so many (default {tuple(ROUNDS)})")
     parser.add_argument("--rounds", type=int, help=f"counted (default {ROUNDS})")
-    add_json(parser, "traffic")
+    add_json(parser, "agreement/traffic")
     options = parser.parse_args()
     gc.set_threshold(50_000)  # what is kept has few cycles
     groups: list[dict[str, Any]] = []
