@@ -337,8 +337,8 @@ def _leading(pace: Pace, peers: int, sent: float) -> Iterator[str]:
     seconds = 8 * sent / pace.link_bits_s
     if seconds > WAITING * pace.round_s:
         yield (
-            f"the leader of {peers} peers sends {sent / 1e6:.3g} MB a round besides its exchange, which take"
-            f" {seconds:.3g} s of {pace.round_s:.3g}: lower [run] max_peers or raise [outer] steps"
+            f"the leader of {peers} peers sends {sent / 1e6:.3g} MB a round besides its exchange, which takes"
+            f" {seconds:.3g} s on this link, and a round {pace.round_s:.3g} s: lower [run] max_peers or raise [outer] steps"
         )
 
 
