@@ -338,7 +338,8 @@ def _leading(pace: Pace, peers: int, sent: float) -> Iterator[str]:
     if seconds > WAITING * pace.round_s:
         yield (
             f"the leader of {peers} peers sends {sent / 1e6:.3g} MB a round besides its exchange, which takes"
-            f" {seconds:.3g} s on this link, and a round {pace.round_s:.3g} s: lower [run] max_peers or raise [outer] steps"
+            f" {seconds:.3g} s on this link, and a round {pace.round_s:.3g} s: lower [run] max_peers or raise [outer]"
+            " steps"
         )
 
 
