@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.agreement import availability_cells
+from benchmarks.agreement import availability_cells, traffic_rows
 from benchmarks.common import scenario_rows
+from benchmarks.common.markdown import table
 from benchmarks.common.options import RESULTS
 from benchmarks.network import flow_rows
 
@@ -336,6 +337,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "overlap": ("Overlap: Streaming DiLoCo on slow links", overlap),
     "rebalance": ("Rebalancing", rebalance),
     "availability": ("Availability under churn", availability),
+    "agreement/traffic": ("Messages of the agreement", traffic_rows.section),
     "partitions": ("Partitions, lost packets, free-riders: real processes", partitions),
     "swarm": ("Pipelines", swarm),
     "activations": ("Activations between stages", activations),
@@ -358,11 +360,6 @@ def report(folder: Path = RESULTS) -> str:
             note = f" {found['note']}" if "note" in found else ""
             parts.append(f"## {title}\n\n{head}{note}\n\n{render(found['figures'])}\n")
     return "\n".join(parts)
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a Markdown table."""
-    return "\n".join("| " + " | ".join(line) + " |" for line in [head, ["---"] * len(head), *rows])
 
 
 def number(value: float | None, digits: int) -> str:

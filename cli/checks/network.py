@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
+from statistics import median
 from typing import Final
 
 import trio
@@ -15,9 +16,11 @@ from multiaddr import Multiaddr
 from cli.checks.machine import Finding, State, disk_finding, failure, memory_finding
 from cli.checks.served_model import model_findings
 from cli.checks.text import text_finding
-from cli.terminal.figures import several
+from cli.terminal.figures import duration_text, several, size_text
+from optim.config import StreamingConfig
 from peer.errors import BarnraiseError, DialError
 from peer.footprint.layout import Layout
+from peer.footprint.pace import WAITING
 from peer.free_memory import free_memory_bytes
 from peer.net.address_book import is_circuit
 from peer.net.host import Host, open_host
@@ -25,7 +28,8 @@ from peer.net.nat.reachability import Reachability, probe
 from swarm.client.session import DialBackConfig, RunClient, open_client
 from swarm.inference.record import run_schemas
 from swarm.membership.reachability import CONNECT_S, DIAL_BACK, DialBackReply, DialBackRequest
-from swarm.placement.stages import group_most
+from swarm.placement.stages import group_most, leader_most
+from swarm.protocol.agreement.round.attempt import SLOW_BITS_S
 from swarm.run.manifest import Manifest, ServedModelManifest
 from swarm.run.peer_context import JoinConfig
 from swarm.training.join_checks import check_text, disk_needs, footprints, memory_needs
@@ -84,6 +88,8 @@ async def swarm_findings(
             members = await client.members()
             training = [peer for peer, record in members.items() if record.role in ("full", "stage")]
             yield members_finding(client.training, len(training))
+            for finding in leader_findings(client.training, [members[peer].speed for peer in training]):
+                yield finding
             yield clock_finding(client.node.clock_disagreement_s)
             paths = await _paths(client.host, training[:PROBED_MAX])
             yield await _reach_finding(client, paths)
@@ -124,6 +130,29 @@ def members_finding(manifest: Manifest, training: int) -> Finding:
     if training < most * manifest.stages:
         return Finding("members", "ok", detail)
     return Finding("members", "warning", detail, "join all the same: this peer is taken in once one has left")
+
+
+def leader_findings(manifest: Manifest, speeds: Sequence[float]) -> Iterator[Finding]:
+    """Tell what the leader of a full group sends besides its exchange, if the run has leaders; each peer leads in turn.
+    `speeds`: of the peers that train, in steps a second. Where none is known yet, neither is the round's time."""
+    known = [speed for speed in speeds if speed > 0]
+    outer = manifest.outer
+    steps = outer.steps / (outer.fragments if isinstance(outer, StreamingConfig) else 1)
+    round_s = steps / median(known) if known else 0.0
+    sent, most = leader_most(manifest, round_s), group_most(manifest)
+    if not sent:
+        return
+    detail = f"of {most} peers sends {size_text(sent)} a round besides its exchange"
+    if round_s:
+        detail += f", {8 * sent / 1e6 / round_s:.2g} Mbit/s in rounds of {duration_text(round_s)}"
+    if not round_s or 8 * sent / SLOW_BITS_S <= WAITING * round_s:
+        yield Finding("leader", "ok", detail)
+        return
+    remedy = (
+        f"join with more than {SLOW_BITS_S / 1e6:.0f} Mbit/s up; the next run needs a lower [run] max_peers or longer"
+        " rounds"
+    )
+    yield Finding("leader", "warning", detail, remedy)
 
 
 def source_findings(manifest: Manifest, config: JoinConfig) -> Iterator[Finding]:

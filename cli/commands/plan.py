@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from swarm.placement.costs import RunShape
     from swarm.placement.machine_plan import Machine
     from swarm.run.config import RunConfig
+    from swarm.run.sections import RunRules
 
 _SIZES: Final = {"": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12}
 _RATES: Final = {"": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
@@ -89,18 +90,18 @@ def plan(
     from cli.views.plan import show_plan
     from swarm.placement.machine_plan import check_layout, plan_for
 
-    shape, compute_s_max = _read(invite or "run.toml")
+    shape, rules = _read(invite or "run.toml")
     check_layout(shape, Layout.parse(layout, cards, fits=lambda layout: True))  # before this machine is measured
     machine = replace(_machine(shape, card, device_memory, host_memory, flops, link), devices=cards, layout=layout)
-    found = plan_for(shape, machine, peers, tokens, compute_s_max)
+    found = plan_for(shape, machine, peers, tokens, rules.compute_s_max, rules.max_peers)
     if as_json:
         say_json(msgspec.to_builtins(found))
     else:
         show_plan(found)
 
 
-def _read(source: str) -> tuple[RunShape, float]:
-    """Return the rules of the run that `source` names, and its limit of a round's training in seconds."""
+def _read(source: str) -> tuple[RunShape, RunRules]:
+    """Return the shape and the limits of the run that `source` names."""
     from swarm.placement.costs import RunShape
     from swarm.run.hub_models import hub_id
     from swarm.run.manifest import open_any_manifest, training_manifest
@@ -129,7 +130,7 @@ def _read(source: str) -> tuple[RunShape, float]:
         from swarm.run.config import read_run_config
 
         return _from_config(read_run_config(path), path)
-    return RunShape.of(manifest), manifest.run.compute_s_max
+    return RunShape.of(manifest), manifest.run
 
 
 def _checkpoint_run(folder: Path) -> RunConfig:
@@ -158,7 +159,7 @@ def _hub_model(folder: Path) -> ModelConfig:
         raise ConfigError(f"{folder / 'config.json'} cannot be read ({error.strerror}): name a checkpoint") from error
 
 
-def _from_config(run: RunConfig, path: Path) -> tuple[RunShape, float]:
+def _from_config(run: RunConfig, path: Path) -> tuple[RunShape, RunRules]:
     from swarm.placement.costs import RunShape, cut
     from swarm.run.hub_models import located
 
@@ -172,7 +173,7 @@ def _from_config(run: RunConfig, path: Path) -> tuple[RunShape, float]:
         raise ConfigError(f"{path}: seq_len is {run.data.seq_len}: choose at most the model's {model.max_seq_len}")
     cuts = cut(run.pipeline.stages, model, run.data.seq_len)
     shape = RunShape(model, run.data, run.inner, run.outer, run.codec, run.pipeline, cuts)
-    return shape, run.run.compute_s_max
+    return shape, run.run
 
 
 def _machine(

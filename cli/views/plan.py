@@ -77,6 +77,8 @@ def _pace(plan: MachinePlan) -> Table:
     )
     if plan.group_most:
         rows += (("peers that a round merges at most, about", f"{plan.group_most}" + of_each),)
+        sent = f"{size_text(plan.leader_bytes)}, {plan.leader_bits_s / 1e6:.2g} Mbit/s"
+        rows += ((f"a leader of {plan.leader_peers} sends besides, a round", sent),)
     for name, value in rows:
         table.add_row(name, value)
     return table

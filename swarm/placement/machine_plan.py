@@ -18,6 +18,7 @@ from peer.footprint.step_size import SMALLEST, sized, step_that_fits
 from peer.footprint.work import training_work
 from peer.footprint.workload import DeviceKind, Footprint, Recompute, Workload
 from swarm.placement.costs import USUAL_PEERS, RunShape, cut, of_each
+from swarm.protocol.leader_bytes import leader_bytes
 from swarm.protocol.roster_room import peers_that_fit
 
 TOKENS_A_PARAMETER: Final = 20
@@ -93,15 +94,26 @@ class MachinePlan(msgspec.Struct, frozen=True, kw_only=True):
     group_most: int
     """About how many peers of one stage a round can merge, which `max_peers` may not exceed; 0 if rounds are each
     peer's own."""
+    leader_peers: int
+    """Of a group of so many at most, by `max_peers` and `group_most`, the leader is counted; 0 without one."""
+    leader_bytes: float
+    """What it sends a round besides its exchange."""
+    leader_bits_s: float
+    """The same over the round's time."""
     bottleneck: str
     advice: list[str]
 
 
 def plan_for(
-    shape: RunShape, machine: Machine, peers: int, tokens: float | None = None, compute_s_max: float = 3600.0
+    shape: RunShape,
+    machine: Machine,
+    peers: int,
+    tokens: float | None = None,
+    compute_s_max: float = 3600.0,
+    max_peers: int = 64,
 ) -> MachinePlan:
     """Return what the run takes of `machine`, and its pace with so many `peers` like it. `tokens`: to train on; None
-    for as many as are worth it. `compute_s_max`: the run's limit of a round's training."""
+    for as many as are worth it. `compute_s_max` and `max_peers`: the run's limits of a round and a group."""
     stages, group = len(shape.cuts), max(1, peers // len(shape.cuts))
     layout = _layout(shape, machine, group)
     works = [_work(shape, machine, stage, group, layout) for stage in range(stages)]
@@ -111,6 +123,9 @@ def plan_for(
     pace = _pace(shape, machine, worst)
     tokens = TOKENS_A_PARAMETER * parameters if tokens is None else tokens
     fits = all(need.fits for need in needs)
+    most = min(_group_most(work) for work in works)
+    led = min(max_peers, most)
+    sent = max(_leader_bytes(work, led, pace.round_s) for work in works)
     return MachinePlan(
         parameters=parameters,
         device=machine.device,
@@ -136,17 +151,31 @@ def plan_for(
         tokens=tokens,
         days=pace.days(tokens),
         traffic_a_day=pace.traffic_a_day,
-        group_most=min(_group_most(work) for work in works),
+        group_most=most,
+        leader_peers=led,
+        leader_bytes=sent,
+        leader_bits_s=8 * sent / pace.round_s,
         bottleneck=_bottleneck(machine, needs, pace),
-        advice=[*_room(shape, machine, needs), *_speed(pace, compute_s_max, stages, machine.devices)],
+        advice=[
+            *_room(shape, machine, needs),
+            *_speed(pace, compute_s_max, stages, machine.devices),
+            *_leading(pace, led, sent),
+        ],
     )
 
 
 def _group_most(work: Workload) -> int:
     if not work.exchange.is_common:
         return 0
-    slices = slices_of(work.parameters / work.exchange.fragments)
-    return peers_that_fit(Bundles.at_most(BUNDLES_MAX, slices).count, work.is_stage)
+    return peers_that_fit(_bundles(work), work.is_stage)
+
+
+def _leader_bytes(work: Workload, peers: int, round_s: float) -> float:
+    return leader_bytes(peers, _bundles(work), round_s, work.is_stage) if peers else 0.0
+
+
+def _bundles(work: Workload) -> int:
+    return Bundles.at_most(BUNDLES_MAX, slices_of(work.parameters / work.exchange.fragments)).count
 
 
 def check_layout(shape: RunShape, layout: Layout) -> None:
@@ -302,6 +331,17 @@ def _speed(pace: Pace, compute_s_max: float, stages: int, devices: int) -> Itera
         yield "what stages send each other for every micro-batch is not counted, nor the time that they wait for it"
     if devices > 1:
         yield "what the devices of a peer send each other is not counted"
+
+
+def _leading(pace: Pace, peers: int, sent: float) -> Iterator[str]:
+    """Yield that the link is too slow for what the leader of a full group sends, for which all others wait."""
+    seconds = 8 * sent / pace.link_bits_s
+    if seconds > WAITING * pace.round_s:
+        yield (
+            f"the leader of {peers} peers sends {sent / 1e6:.3g} MB a round besides its exchange, which takes"
+            f" {seconds:.3g} s on this link, and a round {pace.round_s:.3g} s: lower [run] max_peers or raise [outer]"
+            " steps"
+        )
 
 
 def _gb(size_bytes: float) -> str:

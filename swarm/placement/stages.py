@@ -12,6 +12,7 @@ from peer.footprint.workload import FLOAT_BYTES
 from peer.identity import Identity
 from peer.ipc.span import spans_of
 from peer.model.layout import FlatLayout
+from swarm.protocol.leader_bytes import leader_bytes
 from swarm.protocol.roster_room import peers_that_fit
 from swarm.run.agreement import schedule_of
 from swarm.run.home import Home
@@ -44,14 +45,24 @@ def slices_of_update(method: OuterConfig, codec: CodecConfig, layout: FlatLayout
 
 def group_most(manifest: Manifest) -> int:
     """Return how many peers each of the run's groups may have: `max_peers`, or what a roster holds if that is less."""
-    if not manifest.outer.has_common_state:
-        return manifest.run.max_peers
-    held = []
-    for stage in range(manifest.stages):
+    held = [peers_that_fit(bundles, manifest.stages > 1) for bundles in _bundles(manifest)]
+    return min([manifest.run.max_peers, *held])
+
+
+def leader_most(manifest: Manifest, round_s: float) -> float:
+    """Return about how many bytes the leader of a full group sends in a round of that time besides its exchange, at the
+    stage where it is most; 0 if the run's peers have no common state, and so no leader."""
+    most, pipeline = group_most(manifest), manifest.stages > 1
+    return max((leader_bytes(most, bundles, round_s, pipeline) for bundles in _bundles(manifest)), default=0.0)
+
+
+def _bundles(manifest: Manifest) -> list[int]:
+    """Return how many bundles a round's update has at each stage; nothing of a run without rosters."""
+    found = []
+    for stage in range(manifest.stages if manifest.outer.has_common_state else 0):
         slices = slices_of_update(manifest.outer, manifest.codec, layout_of(manifest, stage), manifest.inner)
-        bundles = schedule_of(manifest, stage).bundles(slices)
-        held.append(peers_that_fit(bundles.count, manifest.stages > 1))
-    return min(manifest.run.max_peers, *held)
+        found.append(schedule_of(manifest, stage).bundles(slices).count)
+    return found
 
 
 def open_store(home: Home, manifest: Manifest, stage: int, identity: Identity, events: EventLog) -> CheckpointStore:

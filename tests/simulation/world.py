@@ -11,10 +11,10 @@ from typing import Any
 from unittest.mock import patch
 
 from peer.identity import Signed
-from swarm.protocol.agreement import actions, chain, events
+from swarm.protocol.agreement import actions, events, packing, records
 from swarm.protocol.agreement import messages as msg
 from swarm.protocol.agreement.config import AgreementConfig
-from swarm.protocol.agreement.coordination import branches
+from swarm.protocol.agreement.packing import PACKED_MIN, unpacked
 from swarm.protocol.agreement.records import LINKS_KEPT
 from swarm.protocol.agreement.round import attempt, leader
 from swarm.protocol.agreement.round.attempt import DIRECT_MAX
@@ -119,12 +119,13 @@ class World:
     @contextmanager
     def ring(self) -> Iterator[None]:
         """Inside the block nodes keep as many links as the setup says. Of groups without liars, whose lies are told in
-        whole proposals, every second one leaves rosters out and passes them on as groups of many do."""
+        whole proposals, every second one leaves rosters out, passes them on and packs messages as groups of many do."""
         kept = self.setup.links_kept or LINKS_KEPT
         few = DIRECT_MAX if self.setup.liars or self.setup.lying_joiners or self.seed % 2 else 0
+        short = PACKED_MIN if few else 0
         with (
-            patch.object(chain, "LINKS_KEPT", kept),
-            patch.object(branches, "LINKS_KEPT", kept),
+            patch.object(packing, "PACKED_MIN", short),
+            patch.object(records, "LINKS_KEPT", kept),
             patch.object(attempt, "DIRECT_MAX", few),
             patch.object(leader, "DIRECT_MAX", few),
         ):
@@ -224,9 +225,9 @@ class World:
         """Send a message of a node; a liar says something else."""
         liar = self.liars.get(machine.peer)
         if liar is not None:
-            liar.send(target, message)
+            liar.send(target, unpacked(message))
             return
-        self.invariants.sent(machine, target, message)
+        self.invariants.sent(machine, target, unpacked(message))
         if machine.paused and isinstance(message, msg.VoteMessage | msg.PromiseMessage):
             machine.later(PAUSED_GRACES * machine.config.grace_s, self.transmit, machine.peer, target, message)
             return
@@ -238,7 +239,7 @@ class World:
         receiver = self.machines.get(target)
         if receiver is None or self.network.is_cut(source, target):
             return
-        for delay in self.network.delays(source, target, TAGS[type(message)], self.now):
+        for delay in self.network.delays(source, target, TAGS[type(unpacked(message))], self.now):
             self._count += 1
             # Not bound to the present process: messages outlive a restart of the receiver.
             heapq.heappush(
@@ -255,13 +256,13 @@ class World:
             return
         self.covered[TAGS[type(message)]] += 1
         liar = self.liars.get(machine.peer)
-        if liar is not None and not liar.hears(source, message):
+        if liar is not None and not liar.hears(source, unpacked(message)):
             return
         if source in machine.suspects:
             machine.suspects.discard(source)
             machine.step(events.PeerUp(source))
         if machine.is_coordinator:
-            self.invariants.coordinator_received(source, message)
+            self.invariants.coordinator_received(source, unpacked(message))
         machine.step(events.Received(source, message))
 
     def committed(self, machine: Machine, action: actions.CommitHead) -> None:

@@ -17,11 +17,13 @@ import msgspec
 
 from peer.identity import Signed
 from swarm.protocol.agreement import messages as msg
+from swarm.protocol.agreement import records as disk
 from swarm.protocol.agreement.actions import Fetch
 from swarm.protocol.agreement.context import AgreementContext
+from swarm.protocol.agreement.links import KeptLinks
 from swarm.protocol.agreement.output import encode
 from swarm.protocol.agreement.proof import prove
-from swarm.protocol.agreement.records import LINK_KEY, LINKS_KEPT, LinkRecord, links_in
+from swarm.protocol.agreement.records import LINK_KEY, LinkRecord, links_in
 from swarm.protocol.agreement.rules.shown_heads import ShownHeads
 from swarm.protocol.head import Head, Member
 
@@ -48,9 +50,9 @@ class Chain:
         """Hashes of the states that this node holds."""
         self.kept = b""
         """The hash of the state that this node has voted for."""
-        self._links: dict[bytes, msg.ChainLink] = {}  # up to this node's head, by hash of their head, oldest first
+        self._links = KeptLinks()  # up to this node's head, by hash of their head, oldest first
         self._number = 0
-        self._ahead: dict[bytes, msg.ChainLink] = {}  # certified heads beyond this one, each after the one before
+        self._ahead = KeptLinks()  # certified heads beyond this one, each after the one before
         self._next: dict[bytes, bytes] = {}  # of these, by votes: hash of the head before each
         self.shown = ShownHeads()
         self._coordinator_at = 0.0  # of its last message, or when this process began
@@ -65,7 +67,7 @@ class Chain:
         """Take over what the disk holds."""
         found = links_in(records)
         for record in found:
-            self._links[record.link.head.hash] = record.link
+            self._links.keep(record.link.head.hash, record.link)
         if found:
             self._number = found[-1].number + 1
             self.head, self.hash = found[-1].link.head, found[-1].link.head.hash
@@ -219,10 +221,8 @@ class Chain:
                 return
             if link.start is None and self._next.setdefault(link.head.previous, name) != name:
                 return
-            if len(self._ahead) >= LINKS_KEPT:
-                oldest = self._ahead.pop(next(iter(self._ahead)))
+            for oldest in self._ahead.keep(name, link):
                 self._next.pop(oldest.head.previous, None)
-            self._ahead[name] = link
             self._boots.setdefault(link.head.term, link.head.boot)
             goal = self._ahead.get(self._goal)
             further = goal is None or position_of(link.head) > position_of(goal.head)
@@ -351,14 +351,13 @@ class Chain:
             last = link is path[-1]
             state = b"" if self._context.config.is_coordinator or not last else link.head.state_hash
             record = encode(LinkRecord(self._number, link, last))
-            self._context.out.persist(f"{LINK_KEY}{self._number % LINKS_KEPT}", record, state)
+            self._context.out.persist(f"{LINK_KEY}{self._number % disk.LINKS_KEPT}", record, state)
             self._number += 1
-            self._links[name] = link
-            while len(self._links) > LINKS_KEPT:
-                del self._links[next(iter(self._links))]
+            self._links.keep(name, link)
         self.head, self.hash = path[-1].head, path[-1].head.hash
         done = position_of(self.head)
-        self._ahead = {n: link for n, link in self._ahead.items() if position_of(link.head) > done}
+        for name in [name for name, link in self._ahead.items() if position_of(link.head) <= done]:
+            self._ahead.drop(name)
         self._boots = {head.term: head.boot for head in (self.head, *(link.head for link in self._ahead.values()))}
         self._set_goal()
         self.kept = b""

@@ -27,9 +27,9 @@ class HeadGossip:
         self._polls = 0
         self._asked: dict[str, float] = {}
 
-    def poll(self, me: Member, attempt: int, plan: bytes | None) -> None:
-        """Send this node's head, awaited attempt and plan to the coordinator and the next few peers in turn; now and
-        then also to one outside the group: members that an operator's start has left out may have gone on by
+    def poll(self, me: Member, attempt: int, instance: Instance) -> None:
+        """Send this node's head, awaited attempt, plan and roster to the coordinator and the next few peers in turn;
+        now and then also to one outside the group: members that an operator's start has left out may have gone on by
         themselves, and without the coordinator no other message passes between the two branches."""
         config, head = self._context.config, self._chain.head
         members = [m.peer for m in (*head.members, *(learner.member for learner in head.learners))]
@@ -46,15 +46,17 @@ class HeadGossip:
         if outside and now == 0:
             told.append(outside[turn % len(outside)])
         self._polls += 1
+        plan, roster = instance.plan_hash, instance.roster_hash
+        status = msg.StatusMessage(position_of(head), self._chain.hash, me, False, attempt, plan, roster, True)
         for peer in told:
-            status = msg.StatusMessage(position_of(head), self._chain.hash, me, False, attempt, plan)
             self._context.out.send(peer, status)
 
     def tell(self, peer: str, me: Member) -> None:
         """Send this node's head to a peer that is behind."""
         if peer != self._context.config.peer:
             mine = position_of(self._chain.head)
-            self._context.out.send(peer, msg.StatusMessage(mine, self._chain.hash, me, answer=True))
+            status = msg.StatusMessage(mine, self._chain.hash, me, answer=True, roster=b"", unpacks=True)
+            self._context.out.send(peer, status)
 
     def status(self, peer: str, message: msg.StatusMessage, me: Member) -> None:
         """Ask a peer with a higher head for its chain, and as the coordinator one whose term has the same number and

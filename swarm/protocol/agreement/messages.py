@@ -262,6 +262,8 @@ class StatusMessage(msgspec.Struct, frozen=True, tag="status"):
     """The hash of the plan that the sender has, so that its leader sends that once."""
     roster: Hash | None = None
     """As `plan`, of the last roster; empty without one. Who sends it passes rosters on and takes short proposals."""
+    unpacks: bool = False
+    """Whether the sender takes packed messages."""
 
 
 class AskChainMessage(msgspec.Struct, frozen=True, tag="ask_chain"):
@@ -325,6 +327,12 @@ class ProofMessage(msgspec.Struct, frozen=True, tag="proof"):
     proof: Contradiction
 
 
+class PackedMessage(msgspec.Struct, frozen=True, tag="packed"):
+    """A long message, deflated (`packing.py`): to those whose `status` has `unpacks`."""
+
+    deflated: bytes
+
+
 Message = (
     PrepareMessage
     | PromiseMessage
@@ -344,4 +352,5 @@ Message = (
     | AskMessage
     | ReportMessage
     | ProofMessage
+    | PackedMessage
 )

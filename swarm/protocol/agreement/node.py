@@ -17,6 +17,7 @@ from swarm.protocol.agreement.coordination.coordinator import TIMER as ASK_TIMER
 from swarm.protocol.agreement.coordination.coordinator import Coordinator
 from swarm.protocol.agreement.early import EarlyMessages
 from swarm.protocol.agreement.head_gossip import HeadGossip
+from swarm.protocol.agreement.packing import unpacked
 from swarm.protocol.agreement.records import BALLOT_KEY, IDENTITY_KEY, is_damaged
 from swarm.protocol.agreement.round import election_timeouts
 from swarm.protocol.agreement.round.attempt import TIMER as STEP_TIMER
@@ -156,7 +157,7 @@ class AgreementNode:
         self._round = self._enter(loaded)
         context.out.timer(POLL_TIMER, context.now + config.poll_s)
         self._round.begin()
-        self._gossip.poll(context.me, self._round.attempt, self._round.instance.plan_hash)
+        self._gossip.poll(context.me, self._round.attempt, self._round.instance)
 
     def _enter(self, instance: Instance) -> OpenRound:
         """Return the parts for the round after the present head."""
@@ -175,7 +176,7 @@ class AgreementNode:
         context, open_round = self._context, self._round
         match event:
             case events.Received():
-                self._receive(event.peer, event.message)
+                self._receive(event.peer, unpacked(event.message))
             case events.TimerFired():
                 self._time(event.id)
             case events.Persisted():
@@ -227,7 +228,7 @@ class AgreementNode:
         """Do what is periodic: send a status, repeat what may be lost, ask to join, watch the group."""
         self._chain.fetch_mine()
         self._round.repeat()
-        self._gossip.poll(self._context.me, self._round.attempt, self._round.instance.plan_hash)
+        self._gossip.poll(self._context.me, self._round.attempt, self._round.instance)
         self._request_join()
         overtaken = self._chain.overtaken()
         if overtaken:
@@ -256,6 +257,7 @@ class AgreementNode:
             case msg.StatusMessage():
                 if message.voter.peer != peer:
                     raise ProtocolViolation("a status names another peer than its sender")
+                self._note_able(peer, message)
                 if self._coordinator is not None:
                     self._coordinator.status(message)
                 self._gossip.status(peer, message, self._context.me)
@@ -289,6 +291,13 @@ class AgreementNode:
                         self._coordinator.told(peer, message)
             case _:
                 self._route(peer, message)
+
+    def _note_able(self, peer: str, message: msg.StatusMessage) -> None:
+        """Note whether a peer of the run, of which a bounded number is known, names its roster and unpacks."""
+        if message.roster is None or not message.unpacks:
+            self._context.out.able.discard(peer)
+        elif peer in self._context.known:
+            self._context.out.able.add(peer)
 
     def _route(self, peer: str, message: msg.Message) -> None:
         """Hand a message to the round that it names. If it is another one, one of the two is behind."""

@@ -10,6 +10,7 @@ import msgspec
 
 from swarm.protocol.agreement.actions import Accuse, Action, CancelTimer, Emit, Persist, Send, SetTimer
 from swarm.protocol.agreement.messages import Contradiction, Message
+from swarm.protocol.agreement.packing import Packer
 
 WAITING_MAX: Final = 1 << 16  # actions behind one write; if the disk hangs for so long, messages are lost
 
@@ -21,6 +22,9 @@ class Output:
 
     def __init__(self, peer: str) -> None:
         self._peer = peer
+        self.able: set[str] = set()
+        """Peers that pass rosters on, and take short proposals and packed messages."""
+        self._packer = Packer()
         self._ready: list[Action] = []
         self._waiting: deque[tuple[int, Action]] = deque()  # (the record it waits for, action)
         self._mine: deque[tuple[str, Message]] = deque()
@@ -36,8 +40,9 @@ class Output:
         elif len(self._waiting) < WAITING_MAX:
             self._waiting.append((last, action))
 
-    def send(self, peer: str, message: Message) -> None:
-        self.add(Send(peer, message))
+    def send(self, peer: str, message: Message, able: bool = False) -> None:
+        """Send a message, packed if it is long and the peer takes that (`able`: as another peer says)."""
+        self.add(Send(peer, self._packer.pack(message) if able or peer in self.able else message))
 
     def emit(self, event: str, **fields: str | int | float | bool | tuple[str, ...]) -> None:
         self.add(Emit(event, fields))

@@ -18,8 +18,8 @@ RESTORED_KEY: Final = "restored"  # of a coordinator that waits for the operator
 OPERATOR_KEY: Final = "operator"  # of a coordinator
 CHOSEN_KEPT: Final = 8
 LINK_KEY: Final = "link/"
-LINKS_KEPT: Final = 4096  # heads that a node can prove to others, in memory and on disk: some kilobytes each.
-# A coordinator that was away for more rounds finds no chain from its head to theirs any more.
+LINKS_KEPT: Final = 4096  # heads that a node can prove to others, on disk: some kilobytes each. In memory it has fewer
+# of large groups (`links.py`). A coordinator that was away for more rounds finds no chain from its head to theirs.
 
 
 class LinkRecord(msgspec.Struct, frozen=True):

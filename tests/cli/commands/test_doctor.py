@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from cli.checks.network import (
     answers,
     clock_finding,
     judged,
+    leader_findings,
     port_finding,
     reach_finding,
     size_findings,
@@ -32,6 +34,8 @@ from cli.checks.network import (
     swarm_findings,
 )
 from cli.checks.text import text_finding
+from cli.terminal.figures import duration_text
+from optim.config import CodecConfig, GossipConfig
 from peer.confinement.confine import NOT_HERE, Restriction
 from peer.errors import ConfigError, NotAdmitted
 from peer.identity import Identity
@@ -43,6 +47,7 @@ from swarm.run.peer_context import JoinConfig
 from swarm.training.join_checks import check_join
 from tests.cli.support.typed import Peer
 from tests.cli.test_pipeline_input import manifest_of
+from tests.swarm.run.test_manifest import make_manifest
 
 NOWHERE = Invite("a" * 32, Identity.generate().peer_id, ())
 
@@ -221,6 +226,21 @@ def test_a_stale_address_beside_one_that_answers_is_a_warning() -> None:
     (alone,) = judged([silent])
     assert alone.detail == "timeout: there"
     assert judged([]) == []
+
+
+def test_it_says_what_a_leader_of_a_full_group_sends() -> None:
+    manifest = make_manifest(Identity.generate().peer_id)
+    (found,) = leader_findings(manifest, [])
+    assert found.state == "ok" and re.fullmatch(
+        r"of 64 peers sends \S+ [kM]B a round besides its exchange", found.detail
+    )
+    (timed,) = leader_findings(manifest, [0.0, 0.1, 0.2, 0.1])
+    seconds = manifest.outer.steps / 0.1
+    assert timed.state == "ok" and timed.detail.endswith(f" Mbit/s in rounds of {duration_text(seconds)}")
+    (quick,) = leader_findings(manifest, [1000.0 * manifest.outer.steps])
+    assert quick.state == "warning" and "max_peers" in quick.remedy
+    alone = msgspec.structs.replace(manifest, outer=GossipConfig(), codec=CodecConfig())
+    assert list(leader_findings(alone, [1.0])) == [], "none leads"
 
 
 def test_the_confinement_of_workers_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,10 +129,35 @@ def test_the_sums_are_those_of_the_items(peer: Peer, tmp_path: Path) -> None:
 def test_people_see_a_table(peer: Peer, tmp_path: Path) -> None:
     ended = peer("plan", billion(tmp_path), "--device", "rtx4090", "--host-memory", "32GB", "--link", "1gbit")
     assert ended.code == 0
-    for words in ("does not fit", "snapshots for joiners", "H for 10 % of waiting", "[pipeline] stages = "):
+    expected = (
+        "does not fit",
+        "snapshots for joiners",
+        "H for 10 % of waiting",
+        "[pipeline] stages = ",
+        "a leader of ",
+    )
+    for words in expected:
         assert words in ended.stdout
     last = ended.stdout.splitlines()[-1]
     assert last == "It does not fit; bottleneck: host memory. The lines above say what helps."
+
+
+def test_the_leader_of_a_full_group_is_counted(peer: Peer, tmp_path: Path) -> None:
+    run = billion(tmp_path)
+    options = (*CARD, "--host-memory", "96GB")
+    found = planned(peer, run, *options)
+    assert found["leader_peers"] == min(64, found["group_most"])
+    assert found["leader_bits_s"] == pytest.approx(8 * found["leader_bytes"] / found["round_s"])
+    assert not any("the leader of" in line for line in found["advice"])
+    run.write_text(run.read_text().replace('name = "one billion"', 'name = "few"\nmax_peers = 8'))
+    few = planned(peer, run, *options)
+    assert few["leader_peers"] == 8 and few["leader_bytes"] < found["leader_bytes"]
+    text = LARGE.format(batch=1, optimizer="adamw").replace("= 2048", "= 64").replace("= 8192", "= 128")
+    run.write_text(
+        text.replace("heads = 32", "heads = 8").replace("= 32000", "= 256").replace("layers = 16", "layers = 1")
+    )
+    small = planned(peer, run, *options, "--link", "1mbit", "--peers", "64")
+    assert any("the leader of 64 peers sends" in line and "max_peers" in line for line in small["advice"])
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from peer.events import Event
 from peer.net.method import Method
 from swarm.protocol.agreement import actions
 from swarm.protocol.agreement import messages as msg
+from swarm.protocol.agreement.packing import unpacked
 from swarm.protocol.head import Head, genesis
 from swarm.rounds.records import RecordFiles
 from swarm.state.outer_state import OuterState
@@ -226,12 +227,12 @@ class DrivenWorld:
         judged: Any = machine
         self.covered[TAGS[type(message)]] += 1
         with self._judging():
-            self.invariants.sent(judged, target, message)
+            self.invariants.sent(judged, target, unpacked(message))
 
     def received(self, machine: DrivenMachine, source: str, messages: Iterable[msg.Message]) -> None:
         """Note what the coordinator hears."""
         for message in messages if machine.is_coordinator else ():
-            self.invariants.coordinator_received(source, message)
+            self.invariants.coordinator_received(source, unpacked(message))
 
     def committed(self, machine: DrivenMachine, action: actions.CommitHead) -> None:
         """Judge a commit, once the driver stands there."""

@@ -107,9 +107,9 @@ def test_a_round_verifies_each_signature_that_decides_once(
     signers = {peer: KeySigner(identity) for peer, identity in identities.items()}
     monkeypatch.setattr(nodes, "COORDINATOR", coordinator)
     monkeypatch.setattr(nodes.SignatureTable, "of", lambda self, peer: signers[peer])
-    group = nodes.GroupOfNodes(members, coordinator=coordinator)  # type: ignore[arg-type]
+    group = nodes.GroupOfNodes(members, coordinator=coordinator)
     monkeypatch.setattr(group, "check", lambda: None)  # it knows one letter as a peer
-    group.run_to(2, members)  # type: ignore[arg-type]
+    group.run_to(2, members)
     verified.clear()
-    group.run_to(2 + ROUNDS, members)  # type: ignore[arg-type]
+    group.run_to(2 + ROUNDS, members)
     assert len(verified) <= ROUNDS * 16 * (2 * 16 + 8)

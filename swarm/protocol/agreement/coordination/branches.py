@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from swarm.protocol.agreement import messages as msg
 from swarm.protocol.agreement.chain import Chain, position_of
 from swarm.protocol.agreement.context import AgreementContext
-from swarm.protocol.agreement.records import LINKS_KEPT
+from swarm.protocol.agreement.links import KeptLinks
 from swarm.protocol.head import Head
 
 
@@ -25,7 +25,7 @@ class Branches:
         self._genesis, self._genesis_hash = context.config.genesis, context.config.genesis.hash
         self.chosen: dict[bytes, Head] = {}
         """Values from which starts began since they may have been chosen, by hash: no votes for them were known."""
-        self._links: dict[bytes, msg.ChainLink] = {}  # by hash of their head, in the order of proof
+        self._links = KeptLinks()  # by hash of their head, in the order of proof
 
     @property
     def known(self) -> tuple[bytes, ...]:
@@ -48,10 +48,8 @@ class Branches:
                 continue  # the head before it is not proved to this node
             if self._is_second(link):
                 break  # signed with keys of members that may have left since
-            self._links[name] = link
+            self._links.keep(name, link)
             new = True
-            while len(self._links) > LINKS_KEPT:
-                del self._links[next(iter(self._links))]
         return new
 
     def _is_second(self, link: msg.ChainLink) -> bool:

@@ -18,6 +18,7 @@ from swarm.protocol.plan import Contribution, WorkPlan
 
 TIMER: Final = "step"  # of the present phase
 DIRECT_MAX: Final = 8  # peers to which a leader itself sends rosters, and proposals with them
+SLOW_BITS_S: Final = 20e6  # up, of a link that still takes part well: a home's
 
 
 class Phase(Enum):
@@ -56,13 +57,16 @@ class Attempt:
     """Until when newcomers that have not promised are waited for; 0 while others are."""
     signed_roster: Signed | None = None
     exchange: Exchange | None = None
-    able: set[str] = field(default_factory=set)
-    """Peers that pass rosters on and take short proposals."""
     exchanging: set[str] = field(default_factory=set)
-    """Of these, the ones that say that they have the roster."""
-    sent_at: float = -1.0
-    """When roster or proposal were sent last."""
+    """Peers that say that they have the roster."""
+    answers_at: float = -1.0
+    """When those to whom roster or proposal were sent last may all have answered."""
     proposal: msg.ProposalMessage | None = None
+
+
+def answers_s(size: int, poll_s: float) -> float:
+    """Return the seconds until an answer to so many bytes may have come over a slow link, and half a poll at least."""
+    return max(poll_s / 2, 8 * size / SLOW_BITS_S)
 
 
 def spread(peers: Iterable[str], head_hash: bytes) -> dict[str, tuple[str, ...]]:

@@ -145,7 +145,8 @@ class ElectionTimeouts:
     def _announce(self) -> None:
         """Tell the voters for which attempt this node waits."""
         instance, head, me = self._instance, self._instance.head, self._context.me
-        status = msg.StatusMessage(position_of(head), instance.hash, me, True, self.latest, instance.plan_hash)
+        plan, roster = instance.plan_hash, instance.roster_hash
+        status = msg.StatusMessage(position_of(head), instance.hash, me, True, self.latest, plan, roster, True)
         for member in head.members:
             if member != me:
                 self._context.out.send(member.peer, status)

@@ -55,8 +55,9 @@ class Exchanges:
         self.open(opened)
         if order.pass_on and peer == leader_of(instance.head, instance.hash, order.attempt).peer:
             concerned = (*instance.head.members, *(body.member for body in opened.contributions))
+            alone = msgspec.structs.replace(order, pass_on=())
             for other in sorted({member.peer for member in concerned}.intersection(order.pass_on)):
-                self._context.out.send(other, msgspec.structs.replace(order, pass_on=()))
+                self._context.out.send(other, alone, able=True)  # else it would not be named
         return True
 
     def open(self, opened: OpenedRoster) -> Exchange:

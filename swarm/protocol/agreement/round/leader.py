@@ -16,7 +16,7 @@ from swarm.protocol.agreement import messages as msg
 from swarm.protocol.agreement.applicants import Applicants
 from swarm.protocol.agreement.chain import Chain, position_of
 from swarm.protocol.agreement.context import AgreementContext
-from swarm.protocol.agreement.round.attempt import DIRECT_MAX, TIMER, Attempt, Phase, spread
+from swarm.protocol.agreement.round.attempt import DIRECT_MAX, TIMER, Attempt, Phase, answers_s, spread
 from swarm.protocol.agreement.round.collector import Collector
 from swarm.protocol.agreement.round.election_timeouts import ElectionTimeouts
 from swarm.protocol.agreement.round.exchanges import Exchanges
@@ -126,7 +126,7 @@ class AttemptLeader:
                     context.out.send(peer, prepare)
         if attempt.phase is Phase.COLLECT and attempt.signed_plan is not None:
             self._collector.repeat_plan(attempt)
-        elif attempt.sent_at + context.config.poll_s / 2 > context.now:
+        elif context.now < attempt.answers_at:
             return  # the answers are on their way
         elif attempt.phase is Phase.EXCHANGE:
             self._send_roster(attempt)
@@ -252,7 +252,6 @@ class AttemptLeader:
             return  # what other peers say is not kept: there may be any number of them
         (attempt.informed.add if plan == attempt.plan.hash else attempt.informed.discard)(peer)
         if roster is not None:
-            attempt.able.add(peer.peer)
             here = attempt.exchange is not None and roster == attempt.exchange.opened.key
             (attempt.exchanging.add if here else attempt.exchanging.discard)(peer.peer)
 
@@ -289,14 +288,17 @@ class AttemptLeader:
         """Send the roster to those that have not said that they have it: at first through others that pass it on, later
         directly, as one of those may be dead."""
         assert attempt.signed_plan is not None and attempt.signed_roster is not None
-        context, first = self._context, attempt.sent_at < 0.0
+        context, first = self._context, attempt.answers_at < 0.0
         order = msg.RosterMessage(self._instance.hash, attempt.number, attempt.signed_plan, attempt.signed_roster)
         members = (*attempt.present, *attempt.contributions, *self._instance.head.members)
         peers = {member.peer for member in members} - {context.config.peer, context.config.coordinator}
-        able = (peers & attempt.able) - context.down if first else set[str]()
+        able = (peers & context.out.able) - context.down if first else set[str]()
         ways = spread(able, self._instance.hash)
-        attempt.sent_at = context.now
-        for peer in sorted(peers - attempt.exchanging - able):
+        whole = sorted(peers - attempt.exchanging - able)
+        in_turn = len(whole) + len(ways) + max(map(len, ways.values()), default=0)  # by this node, then by another one
+        size = in_turn * (len(order.plan.body) + len(order.roster.body))
+        attempt.answers_at = context.now + answers_s(size, context.config.poll_s)
+        for peer in whole:
             context.out.send(peer, order)
         for peer, pass_on in sorted(ways.items()):
             context.out.send(peer, msgspec.structs.replace(order, pass_on=pass_on))
@@ -311,10 +313,12 @@ class AttemptLeader:
             key, state = attempt.exchange.opened.key, proposal.value.state_hash
             short = msg.ShortProposalMessage(proposal.proposal, state, proposal.promises, key, support.results)
         votes = self._instance.votes_for(attempt.number, proposal.value.hash)
-        attempt.sent_at = context.now
-        for voter in context.electorate.voters(self._instance.head):
-            if voter not in votes:
-                context.out.send(voter.peer, short if short and voter.peer in attempt.exchanging else proposal)
+        voters = [voter.peer for voter in context.electorate.voters(self._instance.head) if voter not in votes]
+        brief = attempt.exchanging if short is not None else set[str]()
+        size = sum(len(support.plan.body) + len(support.roster.body) for peer in voters if peer not in brief)
+        attempt.answers_at = context.now + answers_s(size, context.config.poll_s)
+        for peer in voters:
+            context.out.send(peer, short if short is not None and peer in brief else proposal)
 
     def give_up_exchange(self) -> None:
         """Give up an exchange that cannot end, since an owner is down whose results this node has not, or could not be

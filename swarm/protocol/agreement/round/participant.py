@@ -134,7 +134,7 @@ class Participant:
         if leader != context.config.peer:
             at, latest = position_of(instance.head), self._timeouts.latest
             plan, roster = instance.plan_hash, instance.roster_hash
-            context.out.send(leader, msg.StatusMessage(at, instance.hash, context.me, True, latest, plan, roster))
+            context.out.send(leader, msg.StatusMessage(at, instance.hash, context.me, True, latest, plan, roster, True))
 
     def submitted(self, event: events.Submitted) -> None:
         """Take this node's own contribution."""

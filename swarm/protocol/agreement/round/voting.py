@@ -214,8 +214,9 @@ class Voter:
         """Send a certificate to all whom it concerns. It counts by itself, whatever becomes of this node."""
         told = {*self._instance.head.members, *link.head.members, *(learner.member for learner in link.head.learners)}
         peers = {member.peer for member in told} | {self._context.config.coordinator, *self._applicants.asking()}
+        certificate = msg.ChainMessage((link,))
         for peer in sorted(peers - {self._context.config.peer}):
-            self._context.out.send(peer, msg.ChainMessage((link,)))
+            self._context.out.send(peer, certificate)
 
     def repeat(self) -> None:
         """Send again what may have been lost: this node's latest vote, while the attempt is not given up."""

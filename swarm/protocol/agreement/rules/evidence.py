@@ -16,6 +16,7 @@ from peer.errors import ProtocolViolation
 from peer.identity import Signed
 from swarm.protocol.agreement import messages as msg
 from swarm.protocol.agreement.config import AgreementConfig
+from swarm.protocol.agreement.packing import unpacked
 from swarm.protocol.agreement.rules.acceptor import forced_value, needs_promises
 from swarm.protocol.agreement.rules.electorate import Electorate, leader_of
 from swarm.protocol.agreement.signing import Body, Signer
@@ -276,6 +277,10 @@ def signed_in(message: msg.Message, head: Head) -> Iterator[tuple[str, Signed]]:
     """Yield the signed bodies in the links of a message, with their kinds: a page of links has so many that a driver
     may check them before its node, which is at `head`, does. Of votes only those that the node will check if the links
     are valid."""
+    try:
+        message = unpacked(message)
+    except ProtocolViolation:
+        return  # as its receiver finds, too
     links = message.links if isinstance(message, msg.ChainMessage | msg.ReportMessage) else ()
     for link in links:
         yield from ((VOTE, signed) for signed in _by_peers_of(head, link.votes))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -19,6 +19,7 @@ from swarm.protocol.agreement import messages as msg
 from swarm.protocol.agreement.config import AgreementConfig
 from swarm.protocol.agreement.node import AgreementNode
 from swarm.protocol.agreement.output import encode
+from swarm.protocol.agreement.packing import unpacked
 from swarm.protocol.agreement.round.instance import name_build
 from swarm.protocol.agreement.rules import evidence
 from swarm.protocol.agreement.rules.opened_roster import OpenedRoster
@@ -132,9 +133,12 @@ class Machine:
 class GroupOfNodes:
     """Nodes, their network, disks and clocks. `lost(source, target, message)` says which messages are lost."""
 
-    def __init__(self, peers: str = "ABC", train_s: float = 1.0, work: Work = WORK, **config: Any) -> None:
+    table_type: type[SignatureTable] = SignatureTable
+    session_of: Callable[[str, int], str] = staticmethod(session_of)
+
+    def __init__(self, peers: Sequence[str] = "ABC", train_s: float = 1.0, work: Work = WORK, **config: Any) -> None:
         self.now = 0.0
-        self.table = SignatureTable()
+        self.table = self.table_type()
         self.train_s, self.work = train_s, work
         self.machines: dict[str, Machine] = {}
         self.lost: Callable[[str, str, msg.Message], bool] = lambda source, target, message: False
@@ -180,7 +184,7 @@ class GroupOfNodes:
         machine.has = set(machine.stored_states)
         self.machines[peer] = machine
         seed = blake3(f"{peer}{machine.life}".encode()).digest()
-        session = session_of(peer, machine.life)
+        session = self.session_of(peer, machine.life)
         states = tuple(sorted(machine.stored_states))
         self.event(peer, events.Started(dict(machine.records), states, session, seed, **started))
         return machine
@@ -245,9 +249,11 @@ class GroupOfNodes:
         peer = machine.peer
         match action:
             case actions.Send(target, message):
-                message = self.change(peer, message)
-                self.sent.append((peer, target, message))
-                if target in self.machines and not self.lost(peer, target, message):
+                said = unpacked(message)
+                changed = self.change(peer, said)
+                message = message if changed is said else changed
+                self.sent.append((peer, target, changed))
+                if target in self.machines and not self.lost(peer, target, changed):
                     self.later(self.delay_s, target, events.Received(peer, message))
             case actions.SetTimer(id, at):
                 machine.timers[id] = at
@@ -306,7 +312,7 @@ class GroupOfNodes:
         body = contribution_body(machine.node.me, plan, counted)
         return self.table.of(machine.peer).sign(CONTRIBUTION_KIND, body)
 
-    def run_to(self, round: int, peers: str = "", seconds: float = 120.0) -> None:
+    def run_to(self, round: int, peers: Sequence[str] = "", seconds: float = 120.0) -> None:
         """Run until these peers (all but the coordinator) have committed that round, and check the history."""
         wanted = peers or [peer for peer in self.machines if peer != COORDINATOR]
         self.run(seconds, lambda: all(self.round(peer) >= round for peer in wanted))

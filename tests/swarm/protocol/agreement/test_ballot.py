@@ -130,7 +130,7 @@ def test_a_voter_votes_only_for_what_its_own_state_hashes_to(seconds: float) -> 
     victim = next(peer for peer in "ABC" if peer != leader_of(head, head.hash, 0).peer)
     other = blake3(b"another build of torch").digest()
     group.build = lambda peer, state: (seconds, other if seconds < 1 else state) if peer == victim else (0.05, state)
-    group.run_to(2, [peer for peer in "ABC" if peer != victim])  # type: ignore[arg-type]
+    group.run_to(2, [peer for peer in "ABC" if peer != victim])
     group.run(0.2)
     assert not any(voted == head.hash for voted, _, _ in votes_in(group, victim))
     assert bool(group.told(victim, "state_differs")) == (seconds < 1)

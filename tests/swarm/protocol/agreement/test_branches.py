@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from swarm.protocol.agreement import chain, events
-from swarm.protocol.agreement.coordination import branches
+from swarm.protocol.agreement import events, links, records
+from swarm.protocol.agreement.output import encode
 from swarm.protocol.agreement.rules.shown_heads import ShownHeads
 from swarm.protocol.head import Member
 from tests.swarm.protocol.agreement.group import COORDINATOR, GENESIS, GroupOfNodes
@@ -127,8 +127,7 @@ def test_a_coordinator_that_was_away_for_long_finds_its_group_again() -> None:
 @pytest.fixture
 def few_links(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nodes keep the links of twelve heads."""
-    monkeypatch.setattr(chain, "LINKS_KEPT", 12)
-    monkeypatch.setattr(branches, "LINKS_KEPT", 12)
+    monkeypatch.setattr(records, "LINKS_KEPT", 12)
 
 
 @pytest.mark.usefixtures("few_links")
@@ -141,6 +140,40 @@ def test_a_witness_that_was_away_for_longer_than_links_are_kept_finds_its_group_
     group.run(10.0)
     assert group.round(COORDINATOR) >= group.round("A") - 1
     assert group.head("A").term == 1
+
+
+def test_the_oldest_links_go_where_they_are_too_long_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = GroupOfNodes("AB", train_s=0.2)
+    group.run_to(12)
+    made = [link for link in group.machines["A"].node._chain._links.values() if link.votes]
+    size = len(encode(made[0]))
+    monkeypatch.setattr(links, "LINKS_BYTES_MAX", 4 * size)
+    kept = links.KeptLinks()
+    for link in made:
+        before = list(kept.values())
+        room = sum(len(encode(other)) for other in (*before, link)) <= 4 * size
+        dropped = kept.keep(link.head.hash, link)
+        assert sum(len(encode(other)) for other in kept.values()) <= 4 * size
+        assert [*dropped, *kept.values()] == [*before, link] and (not dropped) == room, "the oldest go"
+    monkeypatch.setattr(links, "LINKS_BYTES_MAX", 1)
+    kept.keep(made[0].head.hash, made[0])
+    assert list(kept.values()) == [made[0]], "the last one stays, however long"
+
+
+def test_a_member_that_slept_for_longer_than_links_are_kept_follows_from_what_the_coordinator_has_endorsed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    group = GroupOfNodes("ABC", train_s=0.2)
+    group.run_to(3)
+    link = group.machines["A"].node._chain.link(group.head("A").hash)
+    assert link is not None
+    monkeypatch.setattr(links, "LINKS_BYTES_MAX", 20 * len(encode(link)))  # more than to the last endorsement
+    slept_at = group.head("C").hash
+    group.isolate("C")
+    group.run_to(50, "AB", seconds=600.0)
+    assert group.machines["A"].node._chain.link(slept_at) is None
+    group.heal()
+    group.run_to(group.round("A") + 2)
 
 
 @pytest.mark.usefixtures("few_links")

@@ -78,7 +78,7 @@ def test_a_bad_contribution_in_a_promise_is_held_against_its_sender() -> None:
     group.crash(first.peer)
     for peer in (second.peer, liar.peer, last.peer):
         group.event(peer, events.PeerDown(first.peer))
-    group.run_to(2, [second.peer, last.peer])  # type: ignore[arg-type]
+    group.run_to(2, [second.peer, last.peer])
     assert {accused for _, accused, _ in group.accusations()} == {liar.peer}
 
 

@@ -140,7 +140,7 @@ def test_a_status_is_small_and_a_poll_tells_few_peers() -> None:
     names = [f"{i:03d}" for i in range(40)]
     group = GroupOfNodes("AB")
     group.run_to(1)
-    big = GroupOfNodes(names, train_s=5.0)  # type: ignore[arg-type]
+    big = GroupOfNodes(names, train_s=5.0)
     big.run_to(1)
     for found in (group, big):
         found.sent.clear()
@@ -199,4 +199,4 @@ def test_a_certificate_reaches_all_where_the_next_leader_is_dead(is_known: bool)
     alive = sorted(set("ABCDE") - {dead})
     for peer in alive if is_known else ():
         group.event(peer, events.PeerDown(dead))
-    group.run_to(2, alive, seconds=0.2 if is_known else 2.0)  # type: ignore[arg-type]
+    group.run_to(2, alive, seconds=0.2 if is_known else 2.0)

@@ -121,9 +121,11 @@ def test_what_strangers_say_of_a_plan_is_not_kept() -> None:
     informed, head = set(attempt.informed), group.head(leader)
     other = min(member.peer for member in informed)
     for peer, session in (("x", "x0"), (other, "another")):
-        status = msg.StatusMessage(position_of(head), head.hash, Member(peer, session), True, 0, attempt.plan.hash, b"")
+        status = msg.StatusMessage(
+            position_of(head), head.hash, Member(peer, session), True, 0, attempt.plan.hash, b"", True
+        )
         group.event(leader, events.Received(peer, status))
-    assert attempt.informed == informed and "x" not in attempt.able and len(informed) == 3
+    assert attempt.informed == informed and "x" not in attempt.exchanging and len(informed) == 3
 
 
 def test_software_that_does_not_say_which_plan_it_has_is_sent_that_each_second() -> None:

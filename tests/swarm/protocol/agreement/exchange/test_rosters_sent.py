@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from swarm.protocol.agreement import messages as msg
-from swarm.protocol.agreement.round.attempt import DIRECT_MAX, spread
+from swarm.protocol.agreement.round import attempt
+from swarm.protocol.agreement.round.attempt import DIRECT_MAX, SLOW_BITS_S, spread
 from tests.swarm.protocol.agreement.group import COORDINATOR, GroupOfNodes
 
 PEERS = "ABCDEFGHIJKLMNOP"
@@ -71,6 +72,20 @@ def test_peers_behind_a_dead_one_get_the_roster_from_the_leader() -> None:
     leader = rosters[0][0]
     assert lost and sum(source == leader for source, _ in rosters) > 3
     assert all(head.attempt == 0 for head in group.machines["A"].committed if head.round == 2)
+
+
+@pytest.mark.parametrize(("bits_s", "repeats"), [(SLOW_BITS_S, True), (1e5, False)])
+def test_a_roster_is_sent_again_only_after_it_may_have_come(
+    monkeypatch: pytest.MonkeyPatch, bits_s: float, repeats: bool
+) -> None:
+    """The peers' answers are lost. 16 short rosters take 20 ms of a home's link, and five seconds of a slow one."""
+    monkeypatch.setattr(attempt, "SLOW_BITS_S", bits_s)
+    group = at_round(1)
+    leader, _, _ = group.run_until_sent(msg.RosterMessage)
+    group.lost = lambda source, target, message: target == leader
+    group.run(3.0)
+    targets = Counter(target for source, target in sent(group, msg.RosterMessage) if source == leader)
+    assert targets and (max(targets.values()) > 1) == repeats
 
 
 def test_a_voter_without_the_roster_is_sent_the_whole_proposal() -> None:
