@@ -16,7 +16,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.agreement import availability_cells, traffic_rows
+from benchmarks.agreement import availability_cells, large_model_rows, traffic_rows
 from benchmarks.common import scenario_rows
 from benchmarks.common.markdown import table
 from benchmarks.common.options import RESULTS
@@ -338,6 +338,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "rebalance": ("Rebalancing", rebalance),
     "availability": ("Availability under churn", availability),
     "agreement/traffic": ("Messages of the agreement", traffic_rows.section),
+    "agreement/large_models": ("Hashes of large models", large_model_rows.section),
     "partitions": ("Partitions, lost packets, free-riders: real processes", partitions),
     "swarm": ("Pipelines", swarm),
     "activations": ("Activations between stages", activations),

@@ -18,6 +18,7 @@ import gc
 import sys
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -37,6 +38,8 @@ from swarm.protocol.agreement.signing import Signer  # noqa: E402
 from swarm.protocol.plan import CONTRIBUTION_KIND, WorkPlan  # noqa: E402
 from tests.swarm.protocol.agreement.group import (  # noqa: E402
     COORDINATOR,
+    SLICES,
+    WORK,
     GroupOfNodes,
     Machine,
     SignatureTable,
@@ -95,26 +98,35 @@ class CountedGroup(GroupOfNodes):
     table_type = CountedTable
     session_of = staticmethod(lambda peer, life: blake3(f"{peer}{life}".encode()).hexdigest()[:16])
 
-    def __init__(self, members: int) -> None:
+    def __init__(self, members: int, slices: int = SLICES) -> None:
         self.bytes_by_kind, self.bytes_by_sender = Counter[str](), Counter[str]()
+        self.largest: dict[str, int] = {}
+        """The bytes of the largest message of each kind."""
+        self.merged = 0
+        """The contributions in the last round's roster."""
         self.messages = self.records = 0
         peers = [base64.b32encode(blake3(bytes([i])).digest()).decode()[:52] for i in range(members)]
-        super().__init__(peers, train_s=ROUND_S - BEYOND_S)
+        work = replace(WORK, slices_of=lambda head: slices)
+        super().__init__(peers, train_s=ROUND_S - BEYOND_S, work=work)
 
     def _do(self, machine: Machine, action: actions.Action) -> None:
         if isinstance(action, actions.Send):
             size = len(msgspec.msgpack.encode(action.message))
             self.messages += 1
-            self.bytes_by_kind[str(type(unpacked(action.message)).__struct_config__.tag)] += size
+            kind = str(type(unpacked(action.message)).__struct_config__.tag)
+            self.bytes_by_kind[kind] += size
+            self.largest[kind] = max(size, self.largest.get(kind, 0))
             self.bytes_by_sender[machine.peer] += size
         elif isinstance(action, actions.Persist):
             self.records += 1
+        elif isinstance(action, actions.MergeSlices):
+            self.merged = len(action.roster.merged)
         super()._do(machine, action)
         self.sent.clear()  # some gigabytes
 
     def contribution(self, machine: Machine, plan: WorkPlan) -> Signed:
         """Return what the machine has computed: its norms have as many digits as real ones."""
-        body = contribution_body(machine.node.me, plan)
+        body = contribution_body(machine.node.me, plan, slices=self.work.slices_of(machine.node.head))
         norms = tuple(int.from_bytes(name[:7], "big") / 2**56 for name in body.hashes)
         body = msgspec.structs.replace(body, loss=sum(norms), sqnorms=norms)
         return self.table.of(machine.peer).sign(CONTRIBUTION_KIND, body)

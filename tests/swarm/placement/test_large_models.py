@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.agreement import large_models
+from benchmarks.agreement.large_models import INNER, MODELS
 from optim.codecs import get_codec
 from optim.config import (
     CodecConfig,
@@ -13,12 +15,9 @@ from optim.config import (
     DilocoConfig,
     LionConfig,
     OuterConfig,
-    SparseLocoConfig,
-    StreamingConfig,
 )
 from optim.strategies.dense import DenseCoding
 from peer.bounds import NUMBERS_END
-from peer.config import InnerConfig, ModelConfig
 from peer.identity import Identity, Signed, sign_body
 from peer.model.layout import FlatLayout
 from peer.net.wire import LARGE_HEADER_BYTES
@@ -28,24 +27,8 @@ from swarm.protocol.plan import CONTRIBUTION_KIND, Contribution
 from swarm.protocol.roster_room import ROSTER_BYTES_MAX, RosterRoom, bytes_of, peers_that_fit
 from tests.swarm.support.group import regrouped, schedule_of
 
-INNER = InnerConfig(lr=1e-3, batch_size=8, total_steps=10)
-MODELS = {  # Llama 3.2 1B and 3B, Llama 2 7B
-    1: ModelConfig(
-        vocab_size=128256, hidden_size=2048, layers=16, heads=32, kv_heads=8, intermediate_size=8192, max_seq_len=2048
-    ),
-    3: ModelConfig(
-        vocab_size=128256, hidden_size=3072, layers=28, heads=24, kv_heads=8, intermediate_size=8192, max_seq_len=2048
-    ),
-    7: ModelConfig(
-        vocab_size=32000, hidden_size=4096, layers=32, heads=32, kv_heads=32, intermediate_size=11008, max_seq_len=2048,
-        tie_embeddings=False,
-    ),
-}  # fmt: skip
-METHODS: dict[str, tuple[OuterConfig, CodecConfig]] = {
-    "diloco": (DilocoConfig(), CodecConfig(up="int8", down="int8")),
+METHODS: dict[str, tuple[OuterConfig, CodecConfig]] = large_models.METHODS | {
     "powersgd": (DilocoConfig(), CodecConfig(up="powersgd", rank=32)),
-    "streaming": (StreamingConfig(), CodecConfig(up="int8", down="int8")),
-    "sparseloco": (SparseLocoConfig(), CodecConfig()),
     "demo": (DemoConfig(), CodecConfig()),
     "lion": (LionConfig(), CodecConfig()),
 }

@@ -42,7 +42,8 @@ def sponsors_of(join: msg.JoinBody, signer: str) -> tuple[Sponsor, ...] | None:
     return None if name == "forged" else (Sponsor(name, 1),) if name else ()
 
 
-WORK = Work(SCHEDULE, lambda head: 4, lambda head: 4.0, sponsors_of=sponsors_of)
+SLICES = 4
+WORK = Work(SCHEDULE, lambda head: SLICES, lambda head: 4.0, sponsors_of=sponsors_of)
 COORDINATOR = "W"
 
 
@@ -85,14 +86,16 @@ def next_state(state: bytes, results: tuple[bytes, ...]) -> bytes:
     return blake3(b"next" + state + b"".join(results)).digest()
 
 
-def contribution_body(member: Member, plan: WorkPlan, counted: tuple[Range, ...] | None = None) -> Contribution:
+def contribution_body(
+    member: Member, plan: WorkPlan, counted: tuple[Range, ...] | None = None, slices: int = SLICES
+) -> Contribution:
     """Return what a member contributes to a plan that names it: all that it was assigned, or in a pipeline the
     samples `counted`, as micro-batches of 4."""
     mine = plan.of(member)
     assert mine is not None
     samples = mine.steps * SCHEDULE.unit if counted is None else count(counted)
     steps = mine.steps if counted is None else samples // 4
-    slices = 4 if steps else 0
+    slices = slices if steps else 0
     return Contribution(
         head=plan.head,
         plan=plan.hash,
