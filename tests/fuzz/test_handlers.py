@@ -20,6 +20,7 @@ from swarm.coordinator.second_process import serve_second
 from swarm.membership.reachability import serve_dial_back
 from swarm.membership.told_events import serve_events
 from swarm.pipeline.data_feed import serve_tokens
+from swarm.protocol import round_schedule
 from swarm.protocol.agreement import messages as say
 from swarm.protocol.agreement.rules import evidence
 from swarm.protocol.agreement.rules.electorate import leader_of
@@ -35,7 +36,7 @@ from tests.fuzz.support.strikes import Pool, Striker, Watch, plain
 from tests.fuzz.support.wire_types import methods
 from tests.swarm.run.test_gate import AUTHORITY, gate_of, hosts, manifest_of
 from tests.swarm.support import gossip_group
-from tests.swarm.support.hostile import Scene, hostile_scene
+from tests.swarm.support.hostile import BUNDLED, Scene, hostile_scene
 from tests.swarm.support.pipeline_harness import head_at, open_replicas, rules_of, serving, tokens_of, without_haste
 
 pytestmark = pytest.mark.slow
@@ -110,13 +111,14 @@ def round_pool(scene: Scene) -> Pool:
     attempts = [n for n in range(64) if head.members and leader_of(head, head.hash, n) == me][:4]
     voted = [signed for cast in instance.votes.values() for _, signed in cast.values()]
     found = [signed for signed in (instance.signed_plan, *instance.rosters.values(), *voted) if signed is not None]
+    listed = [name for hashes in [*victim.actor._slices.listed.values()][:2] for name in hashes]
     plans = [instance.plan.hash] if instance.plan is not None else []
     pool: dict[str, list[Any]] = {
         "Head": [plain(head)],
         "Member": [plain(me), plain(me), *(plain(member) for member in head.members)],
         "int": [head.round, head.round + 1, head.term, *attempts],
         "str": [*4 * [head.run_id], liar.peer, *(member.peer for member in head.members)],
-        "bytes": [head.hash, head.hash, head.state_hash, head.previous, *plans, *[*instance.exchanges][:2]],
+        "bytes": [head.hash, head.hash, head.state_hash, head.previous, *plans, *[*instance.exchanges][:2], *listed],
         "ChainLink": [plain(link) for link in victim.driver.group.report().links],
     }
     pool["Signed"] = [plain(signed) for signed in found]
@@ -124,8 +126,9 @@ def round_pool(scene: Scene) -> Pool:
 
 
 @pytest.mark.parametrize("count", MUTATIONS)
-async def test_rounds(tmp_path: Path, count: int) -> None:
-    async with hostile_scene(tmp_path, timeout_s=500.0 + count) as scene:
+async def test_rounds(tmp_path: Path, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(round_schedule, "BUNDLES_MAX", 3)  # of the five slices, so that two bundles have two
+    async with hostile_scene(tmp_path, timeout_s=500.0 + count, schedule=BUNDLED) as scene:
         await scene.rounds(6)  # what is kept of the last rounds is there by then
         for victim in (scene.honest[0].host, scene.group.coordinator_host):
             striker = Striker(victim, scene.liar.peer, lambda: round_pool(scene), f"rounds {len(tried)}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from swarm.state.upload_limits import SnapshotLimits
 from tests.swarm.support.driven_group import DrivenGroup, DrivenReplica, GroupSetting, open_driven_group
 
 NUMEL = 80_000  # five slices, so that every member owns one
+BUNDLED = replace(GroupSetting.schedule, bundled=True)
 Change = Callable[[str, Any, bytes], tuple[Any, bytes] | None]
 Say = Callable[[str, Any], Any]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,11 +26,9 @@ from swarm.rounds.exchange.round_slices import RoundSlices
 from swarm.rounds.exchange.slice_exchange import SliceExchange
 from tests.swarm.rounds.test_liars import corrupt_results, lying_norms, other_bytes, relays_other_bytes, soak
 from tests.swarm.support.driven_group import GroupSetting, open_driven_group
-from tests.swarm.support.group import schedule_of
-from tests.swarm.support.hostile import NUMEL, Liar, deltas, hostile_scene
+from tests.swarm.support.hostile import BUNDLED, NUMEL, Liar, deltas, hostile_scene
 
 pytestmark = pytest.mark.slow
-BUNDLED = replace(schedule_of(4), bundled=True)
 ROUNDS = 3
 
 
