@@ -126,8 +126,9 @@ class ReplicaActor:
         bundles = self.context.schedule.bundles(self.coding.count)
         order = MergeOrder(roster, self.head, self.context.schedule.round_info(self.head), self.coding, bundles)
         update, mine = self.training.update, list[memoryview]()
+        hashes = bundles.hashes(update.hashes) if update is not None else ()
         # Its contribution may be of a process before this.
-        if update is not None and any(body.hashes == bundles.hashes(update.hashes) for body in order.merged):
+        if update is not None and any(body.hashes == hashes for body in order.merged):
             self._slices.list_own(bundles, update.hashes)
             mine = list(update.slices)
         timeout_s = self.context.timeouts.exchange_s(self.context.timeouts.exchange_bytes)

@@ -100,8 +100,8 @@ class SliceExchange:
     async def _merge_nothing(self) -> None:
         """Tell the node of the slices that it owns although nothing is merged: their result is empty."""
         if not self.order.indices:
-            for bundle, (owner, name) in enumerate(zip(self.owners, self.order.empty_results, strict=False)):
-                if owner == self._me:
+            for bundle, name in enumerate(self.order.empty_results if self.owners else ()):
+                if self.owners[self._bundles.indices(bundle).start] == self._me:
                     self._feed(events.SliceResult(self.order.key, bundle, name))
         await trio.lowlevel.checkpoint()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,7 @@ from peer.events import EventLog
 from peer.net.method import Method
 from swarm.protocol import messages as slices
 from swarm.protocol import round_schedule
+from swarm.protocol.agreement import events
 from swarm.protocol.head import Member
 from swarm.protocol.messages import SliceOf
 from swarm.rounds.exchange import audits
@@ -115,7 +117,9 @@ HASHES = [blake3(data).digest() for data in DATA]
 BUNDLES = Bundles(3, 2)
 
 
-def exchange_at(owners: list[str], host: Any, body: Any, **coding: Any) -> SliceExchange:
+def exchange_at(
+    owners: list[str], host: Any, body: Any, feed: Callable[[events.Event], None] = lambda event: None, **coding: Any
+) -> SliceExchange:
     """Return an exchange of three slices in two bundles at A."""
     parts = {ME: tuple(index for index, owner in enumerate(owners) if owner == ME.peer)}
     order: Any = SimpleNamespace(
@@ -125,12 +129,26 @@ def exchange_at(owners: list[str], host: Any, body: Any, **coding: Any) -> Slice
         parts=parts,
         indices=range(3),
         bundles=BUNDLES,
+        empty_results=(b"empty 0", b"empty 1"),
         key=b"key",
         before=SimpleNamespace(members=(ME, OWNER, OTHER)),
         coding=SimpleNamespace(message_bytes=lambda index: 4, result_bytes=lambda index, senders: 4, **coding),
     )
     context: Any = SimpleNamespace(me=ME, host=host, events=EventLog())
-    return SliceExchange(context, order, (), RoundSlices(), 10.0, lambda event: None)
+    return SliceExchange(context, order, (), RoundSlices(), 10.0, feed)
+
+
+async def test_where_nothing_is_merged_each_owner_names_its_bundles(autojump_clock: MockClock) -> None:
+    """The owner of the second bundle owns the third slice, and not the second."""
+    told: list[events.Event] = []
+    for owner in ("A", "B"):
+        body: Any = SimpleNamespace(member=OTHER)
+        exchange = exchange_at(["A", "A", "B"], SimpleNamespace(rpc=None, suspects=frozenset()), body, feed=told.append)
+        exchange._me = owner
+        exchange.order.merged.clear()
+        exchange.order.indices = exchange.order.filled = range(0)  # type: ignore[misc]
+        await exchange._merge_nothing()
+    assert told == [events.SliceResult(b"key", 0, b"empty 0"), events.SliceResult(b"key", 1, b"empty 1")]
 
 
 class Holder:
