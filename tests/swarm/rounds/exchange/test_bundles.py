@@ -79,8 +79,8 @@ def spoils_second_slices(liar: Liar) -> None:
 
 PENALIZED = [
     soak(other_bytes),
-    relays_other_bytes,
-    lying_norms,
+    soak(relays_other_bytes),
+    soak(lying_norms),
     soak(corrupt_results),
     soak(lists_other_hashes),
     soak(lists_nothing),
