@@ -14,6 +14,7 @@ import msgspec
 
 from peer.bounds import MEMBERS_MAX, SLICES_MAX, Count, Hash, Name, Names, Rate
 from peer.identity import Signed
+from peer.net.wire import LARGE_HEADER_BYTES
 from swarm.protocol.head import Head, Member
 
 CREDENTIAL_BYTES_MAX: Final = 1024
@@ -330,7 +331,7 @@ class ProofMessage(msgspec.Struct, frozen=True, tag="proof"):
 class PackedMessage(msgspec.Struct, frozen=True, tag="packed"):
     """A long message, deflated (`packing.py`): to those whose `status` has `unpacks`."""
 
-    deflated: bytes
+    deflated: Annotated[bytes, msgspec.Meta(max_length=LARGE_HEADER_BYTES)]
 
 
 Message = (

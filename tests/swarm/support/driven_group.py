@@ -52,7 +52,7 @@ Backup = tuple[Sequence[torch.Tensor], Sequence[ChainLink]]
 """The tensors of a state, and the proof of its head."""
 
 STALLED_S = 0.05  # how often a condition is looked at again while nothing is told
-NEAR = 2  # rounds behind the others
+NEAR = 1  # round behind the one that others train for: at the head that it follows
 NEAR_S = 20.0  # how long a round waits for those on their way to it; a leader gives a contributor up after 22
 
 
