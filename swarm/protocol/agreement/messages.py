@@ -14,10 +14,10 @@ import msgspec
 
 from peer.bounds import MEMBERS_MAX, SLICES_MAX, Count, Hash, Name, Names, Rate
 from peer.identity import Signed
-from peer.net.wire import LARGE_HEADER_BYTES
 from swarm.protocol.head import Head, Member
 
 CREDENTIAL_BYTES_MAX: Final = 1024
+UNPACKED_MAX: Final = 1 << 20  # bytes of a packed message, deflated or not: as one call holds
 LINKS_MAX: Final = 64  # in one message
 SIGNED_MAX: Final = MEMBERS_MAX
 
@@ -331,7 +331,7 @@ class ProofMessage(msgspec.Struct, frozen=True, tag="proof"):
 class PackedMessage(msgspec.Struct, frozen=True, tag="packed"):
     """A long message, deflated (`packing.py`): to those whose `status` has `unpacks`."""
 
-    deflated: Annotated[bytes, msgspec.Meta(max_length=LARGE_HEADER_BYTES)]
+    deflated: Annotated[bytes, msgspec.Meta(max_length=UNPACKED_MAX)]
 
 
 Message = (

@@ -12,12 +12,11 @@ import msgspec
 
 from peer.decoding import MALFORMED
 from peer.errors import ProtocolViolation
-from peer.net.wire import LARGE_HEADER_BYTES
 from swarm.protocol.agreement import messages as msg
+from swarm.protocol.agreement.messages import UNPACKED_MAX
 
 PACKED_MIN: Final = 4096  # bytes as they are; below, little is saved
 GROWS_MAX: Final = 8  # times; rosters, plans and certificates grow to about three times
-UNPACKED_MAX: Final = LARGE_HEADER_BYTES  # as one call holds
 LEVEL: Final = 1  # a third of the time of the usual one, and 1 % more bytes
 KINDS: Final = msg.ChainMessage | msg.PlanMessage | msg.ProposalMessage | msg.RosterMessage | msg.ShortProposalMessage
 
