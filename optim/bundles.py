@@ -2,7 +2,7 @@
 
 A message has as many slices as its length asks for, of at most 2^21 values each: 3,340 with 7 billion. They are coded,
 sent, merged and applied one by one. What a contributor commits to, and an owner signs, is a hash a bundle, of which a
-message has at most 240, so that one roster holds the contributions of 64 peers whatever the model's size.
+message has at most 240, so that one roster holds the contributions of 64 peers at any size of the model.
 
 A bundle of one slice has that slice's hash and squared norm. One of several has blake3 of its slices' hashes, one after
 the other, and the sum of their squared norms.
@@ -23,14 +23,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Bundles:
-    """The bundles of a message of so many slices, `size` in each but perhaps the last."""
+    """The bundles of a message with `slices` slices: each has `size` of them, the last one perhaps fewer."""
 
     slices: int
     size: int = 1
 
     @classmethod
     def at_most(cls, most: int, slices: int) -> Bundles:
-        """Return the smallest bundles of which a message of so many slices has at most `most`."""
+        """Return bundles that are as small as a message with `slices` slices and at most `most` bundles allows."""
         return cls(slices, max(1, -(-slices // most)))
 
     @property

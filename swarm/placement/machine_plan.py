@@ -95,11 +95,12 @@ class MachinePlan(msgspec.Struct, frozen=True, kw_only=True):
     """About how many peers of one stage a round can merge, which `max_peers` may not exceed; 0 if rounds are each
     peer's own."""
     leader_peers: int
-    """Of a group of so many at most, by `max_peers` and `group_most`, the leader is counted; 0 without one."""
+    """The size of the group whose leader is counted: `max_peers`, or `group_most` if that is less; 0 where rounds are
+    each peer's own."""
     leader_bytes: float
-    """What it sends a round besides its exchange."""
+    """What that leader sends in a round besides its exchange."""
     leader_bits_s: float
-    """The same over the round's time."""
+    """`leader_bytes` over the round's time, bits a second."""
     bottleneck: str
     advice: list[str]
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import fsum, isclose
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from blake3 import blake3
 
 from optim.bundles import Bundles, bundle_hash
+from optim.strategies.gathered import SQNORM_CLOSE
 from optim.strategies.interface import Coding
 from peer.errors import ProtocolViolation
 from swarm.protocol.plan import Contribution
-
-SQNORM_CLOSE: Final = 1e-6  # relative
 
 
 class ReceivedSlice(NamedTuple):
@@ -25,9 +24,9 @@ class ReceivedSlice(NamedTuple):
     sqnorm: float
 
 
-class FalseNorm(ProtocolViolation):
-    """A contributor has committed to slices of these hashes and of another norm: a peer that passes one on is not
-    to blame."""
+class FalseSlice(ProtocolViolation):
+    """A slice has the hash that its contributor has committed to, and does not decode or has another norm. A peer that
+    passes it on is not to blame."""
 
 
 @dataclass
@@ -76,17 +75,20 @@ class RoundSlices:
         return found is not None and found.hash == self.hash_of(bundles, index, body)
 
     def take(self, coding: Coding, bundles: Bundles, index: int, body: Contribution, data: memoryview) -> None:
-        """Keep a contributor's slice. Raise `ProtocolViolation` unless it is what the contributor committed to,
-        `FalseNorm` if it is, and its norm is not."""
+        """Keep a contributor's slice. Raise `ProtocolViolation` if its hash is not the one that the contributor has
+        committed to, `FalseSlice` if only its values or their norm are wrong."""
         name = blake3(data).digest()
         if name != self.hash_of(bundles, index, body):
             raise ProtocolViolation("a slice differs from the hash its sender committed to")
         bundle, peer = bundles.of(index), body.member.peer
         others = [i for i in bundles.indices(bundle) if i != index]
         here = [self.received[i, peer].sqnorm for i in others if self.has(bundles, i, body)]
-        sqnorm, committed = coding.message_sqnorm(index, data), body.sqnorms[bundle]
+        try:
+            sqnorm, committed = coding.message_sqnorm(index, data), body.sqnorms[bundle]
+        except ProtocolViolation as error:
+            raise FalseSlice(str(error)) from error
         total = fsum([*here, sqnorm])
         below = total <= committed * (1 + SQNORM_CLOSE)  # also refuses NaN
         if not (isclose(total, committed, rel_tol=SQNORM_CLOSE) if len(here) == len(others) else below):
-            raise FalseNorm("a slice has another norm than its sender committed to")
+            raise FalseSlice("a slice has another norm than its sender committed to")
         self.received[index, peer] = ReceivedSlice(name, data, sqnorm)

@@ -30,7 +30,7 @@ from swarm.protocol.messages import CONTRIBUTION, FETCH_RESULT, RELAY, RESULT, D
 from swarm.protocol.plan import Contribution
 from swarm.rounds.context import RoundContext
 from swarm.rounds.exchange.merge_order import MergeOrder
-from swarm.rounds.exchange.round_slices import FalseNorm, RoundSlices
+from swarm.rounds.exchange.round_slices import FalseSlice, RoundSlices
 
 SENDS_PER_PEER: Final = 2  # keeps a link busy while a call waits for its answer, and leaves room for other peers
 THREADS: Final = max(1, usable_cores() // 2)  # two threads on one core compete for its cache
@@ -258,18 +258,18 @@ class SliceExchange:
 
     def take_contribution(self, named: SliceOf, sender: str, data: memoryview) -> None:
         """Keep a contributor's slice. Raise `ProtocolViolation` unless it is what the contributor committed to; where
-        that has committed to another norm, a peer that passed the slice on is not to blame."""
+        the contributor itself has committed to a false one, a peer that passed it on is not to blame."""
         index, peer = named.index, named.contributor or sender
         body = self._contributor(index, peer)
         if self._has(index, body):
             return  # sent again after a lost answer
         try:
             self._slices.take(self.order.coding, self._bundles, index, body, data)
-        except FalseNorm as error:
+        except FalseSlice as error:
             if peer == sender:
                 raise
             self._rpc.server.penalize(peer, str(error))
-            raise RoundDiscarded("that contributor has committed to another norm") from error
+            raise RoundDiscarded("that contributor has committed to a false slice") from error
         self._check_arrived(index)
 
     def expect_relay(self, named: SliceOf, sender: str, size_bytes: int) -> None:

@@ -138,6 +138,19 @@ def exchange_at(
     return SliceExchange(context, order, (), RoundSlices(), 10.0, feed)
 
 
+async def test_a_peer_that_passes_a_slice_on_is_not_blamed_where_it_does_not_decode() -> None:
+    def fails(index: int, data: memoryview) -> float:
+        raise ProtocolViolation("it does not decode")
+
+    server = Server()
+    host = SimpleNamespace(rpc=SimpleNamespace(server=server), suspects=frozenset())
+    body: Any = SimpleNamespace(member=OTHER, hashes=BUNDLES.hashes(HASHES), sqnorms=(1.0, 1.0))
+    exchange = exchange_at(["A", "A", "A"], host, body, message_sqnorm=fails)
+    with pytest.raises(RoundDiscarded):
+        exchange.take_contribution(SliceOf(b"key", 2, "C"), "B", DATA[2])
+    assert server.penalized == ["C"]
+
+
 async def test_where_nothing_is_merged_each_owner_names_its_bundles(autojump_clock: MockClock) -> None:
     """The owner of the second bundle owns the third slice, and not the second."""
     told: list[events.Event] = []
