@@ -62,11 +62,11 @@ def test_the_merged_result_equals_diloco_in_float64(tmp_path: Path) -> None:
         tell(children, json.dumps([read_json(child) for child in children]))
         assert [read_json(child) for child in children] == ["ready"] * PEERS
         tell(children, "go")
-        reports = [[read_json(child) for _ in range(ROUNDS + 1)] for child in children]
-        assert [read_json(child) for child in children] == ["saved"] * PEERS
+        reports = [list(iter(lambda child=child: read_json(child), "saved")) for child in children]
         tell(children, "end")
         assert [child.wait(120) for child in children] == [0] * PEERS
 
+    assert all([report["round"] for report in said] == list(range(ROUNDS + 1)) for said in reports), reports
     assert all(report["members"] == PEERS for said in reports for report in said), reports
     assert all(report["merged"] == PEERS for said in reports for report in said[1:]), reports
     assert len({said[-1]["state_hash"] for said in reports}) == 1
