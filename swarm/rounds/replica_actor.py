@@ -58,6 +58,8 @@ class ReplicaActor:
         feed = group.feed
         self.listener: CommitListener | None = None
         self.head, self.coding = head, coding
+        self.told = head
+        """The last head whose commit the listener was told of."""
         self.context = context
         self.builder = builder
         self.training = Training(context, feed)
@@ -208,6 +210,7 @@ class ReplicaActor:
             with trio.CancelScope(shield=True):
                 if self.listener is not None:
                     await self.listener.committed(head, bodies)
+                self.told = head
         self.committed.notify()
 
     async def _recode(self) -> None:

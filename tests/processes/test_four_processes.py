@@ -66,7 +66,8 @@ def test_the_merged_result_equals_diloco_in_float64(tmp_path: Path) -> None:
         tell(children, "end")
         assert [child.wait(120) for child in children] == [0] * PEERS
 
-    assert all([report["round"] for report in said] == list(range(ROUNDS + 1)) for said in reports), reports
+    rounds = [[report["round"] for report in said] for said in reports]
+    assert rounds == [list(range(ROUNDS + 1))] * PEERS, reports
     assert all(report["members"] == PEERS for said in reports for report in said), reports
     assert all(report["merged"] == PEERS for said in reports for report in said[1:]), reports
     assert len({said[-1]["state_hash"] for said in reports}) == 1

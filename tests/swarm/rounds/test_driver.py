@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
+import trio
 
-from swarm.protocol.plan import Assignment
+from swarm.protocol.head import Head
+from swarm.protocol.plan import Assignment, Contribution
 from tests.swarm.support.driven_group import GroupSetting, open_driven_group
 
 pytestmark = pytest.mark.slow
@@ -35,6 +38,35 @@ async def test_members_commit_the_same_bits_and_a_hash_chain(tmp_path: Path) -> 
         last = replicas[0].heads[-1]
         assert last.ledger.returned == () and last.tokens == 5 * 3 * 4 * 2 * 8
         await group.until(lambda: group.actor.heads and group.actor.heads[-1] == last)  # also at the coordinator
+
+
+async def test_a_round_is_here_once_it_was_told(tmp_path: Path) -> None:
+    """Who waits for a round may leave then: it has told of all that it committed."""
+    told, waited = trio.Event(), trio.Event()
+    async with open_driven_group(tmp_path, GroupSetting(rounds=1, min_peers=1)) as group:
+        one = await group.enter(deltas)
+        committed = one.committed
+
+        async def hold(head: Head, merged: Sequence[Contribution] | None) -> None:
+            if head.round == 1:
+                await told.wait()
+            await committed(head, merged)
+
+        async def wait() -> None:
+            await one.driver.until_round(1)
+            waited.set()
+
+        one.committed = hold  # type: ignore[method-assign]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait)
+            while one.driver.head.round < 1:
+                await trio.sleep(0.01)
+            for _ in range(10):
+                one.driver.actor.committed.notify()
+                await trio.sleep(0.01)
+            early = waited.is_set()
+            told.set()
+        assert not early
 
 
 async def test_fp32_result_is_diloco_in_float64(tmp_path: Path) -> None:
