@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ from swarm.state.server import serve_snapshots
 from swarm.state.snapshots import SnapshotStore
 from tests.support.newer_trio import TaskStatus
 from tests.swarm.run.test_manifest import make_manifest
-from tests.swarm.support.driven_group import STALLED_S, DrivenReplica
+from tests.swarm.support.driven_group import STALLED_S, DrivenReplica, until_near
 from tests.swarm.support.group import InventedTrainer, Patient
 
 
@@ -168,6 +169,7 @@ class CoordinatedRun:
             snapshots.serve(host.rpc)
             kind = InventedTrainer if manifest.stages == 1 else Idle
             trainer = kind(host.peer_id, _deltas(layout.numel), work_s=0.05)
+            trainer.until_others_are_near = partial(until_near, lambda: mates, self.changed)
             schedule, timeouts = schedule_of(manifest, stage), Patient()
             parts = ReplicaParts(host, state, snapshots, trainer, schedule, timeouts, self.home.path / host.peer_id)
             config = agreement_config(manifest, stage, host.peer_id)
@@ -231,7 +233,7 @@ def _deltas(numel: int) -> Callable[[str, int, Assignment], torch.Tensor]:
 
 @asynccontextmanager
 async def open_run(
-    folder: Path, timeout_s: float = 180.0, stages: int = 1, **rules: object
+    folder: Path, timeout_s: float = 400.0, stages: int = 1, **rules: object
 ) -> AsyncIterator[CoordinatedRun]:
     """Open a run with these rules and its coordinator. The block must end in time."""
     home = Home(folder / "coordinator")

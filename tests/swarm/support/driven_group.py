@@ -52,7 +52,6 @@ Backup = tuple[Sequence[torch.Tensor], Sequence[ChainLink]]
 """The tensors of a state, and the proof of its head."""
 
 STALLED_S = 0.05  # how often a condition is looked at again while nothing is told
-NEAR = 1  # round behind the one that others train for: at the head that it follows
 NEAR_S = 20.0  # how long a round waits for those on their way to it; a leader gives a contributor up after 22
 
 
@@ -145,6 +144,13 @@ class DrivenReplica:
     @property
     def actor(self) -> ReplicaActor:
         return self.driver.actor
+
+
+async def until_near(heard: Callable[[], Sequence[DrivenReplica]], changed: Notifier, round: int) -> None:
+    """Wait until the peers that a member hears have the head that this round follows, if they get there in time."""
+    with trio.move_on_after(NEAR_S):
+        while any(member.head.round < round - 1 for member in heard()):
+            await changed.wait(STALLED_S)
 
 
 @dataclass
@@ -240,7 +246,8 @@ class DrivenGroup:
         state = OuterState([tensor.clone() for tensor in tensors], setting.strategy())
         trainer = InventedTrainer(host.peer_id, deltas, work_s=setting.work_s)
         if setting.keeps_pace:
-            trainer.until_others_are_near = partial(self._until_others_are_near, host.peer_id)
+            heard = lambda: [m for m in self.members if frozenset((m.peer, host.peer_id)) not in self.cut]  # noqa: E731
+            trainer.until_others_are_near = partial(until_near, heard, self.changed)
         snapshots = SnapshotStore(state.size_bytes, 8 << 20, setting.snapshots, log)
         snapshots.serve(host.rpc)
         folder = self.folder / host.peer_id
@@ -314,12 +321,6 @@ class DrivenGroup:
         """Wait for anything that a replica commits, tells or is."""
         while not ready():
             await self.changed.wait(STALLED_S)
-
-    async def _until_others_are_near(self, me: str, round: int) -> None:
-        """Wait until the peers that `me` hears stand at most two rounds before this one, if they get there in time."""
-        with trio.move_on_after(NEAR_S):
-            while any(m.head.round < round - NEAR and frozenset((m.peer, me)) not in self.cut for m in self.members):
-                await self.changed.wait(STALLED_S)
 
     async def until_round(self, number: int, replicas: Sequence[DrivenReplica] = ()) -> None:
         """Wait until these replicas (else all) have the weights of that round or a later one."""
