@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
@@ -24,8 +23,9 @@ from torch import Tensor
 
 from peer import faults
 from peer.bounds import TENSORS_MAX, Count, Number, ParameterName, Text
-from peer.checkpoint.hash_tree import StateTree, chunk_size_for, hash_list_bytes, hash_state
-from peer.checkpoint.safetensors_file import Shard, check_shard, plan_shards, read_shard, write_shard
+from peer.checkpoint.hash_tree import StateTree, StreamHasher, chunk_size_for, hash_list_bytes, hash_state
+from peer.checkpoint.held_state import HeldState
+from peer.checkpoint.safetensors_file import Shard, check_shard, place_of, plan_shards, read_shard, write_shard
 from peer.config import PARAMETERS_MAX, check_range
 from peer.decoding import MALFORMED, told
 from peer.errors import CheckpointError, ProtocolViolation
@@ -83,25 +83,23 @@ class LoadedCheckpoint:
         return self.tensors["theta"]
 
 
-def describe(
-    run_id: str, round: int, head: bytes, tensors: Mapping[str, Tensor], layout: FlatLayout
-) -> CheckpointManifest:
-    """Hash the state and plan its files. `tensors`: "theta" and others, flat fp32, shape (P,)."""
-    tree = hash_state(list(tensors.values()))
-    shards = tuple(plan_shards(layout, list(tensors)))
-    return CheckpointManifest(run_id, round, head, dict(layout.slots), layout.numel, tuple(tensors), shards, tree)
+def describe(run_id: str, round: int, head: bytes, state: HeldState, layout: FlatLayout) -> CheckpointManifest:
+    """Plan the files of a state, and hash it if its tree is not known."""
+    shards = tuple(plan_shards(layout, state.vectors))
+    return CheckpointManifest(run_id, round, head, dict(layout.slots), layout.numel, state.vectors, shards, state.tree)
 
 
-def write_checkpoint(
-    path: Path, identity: Identity, manifest: CheckpointManifest, tensors: Mapping[str, Tensor]
-) -> None:
-    """Write the folder `path` atomically. Raises OSError or SafetensorError, which may leave a `.tmp-` folder."""
-    layout = FlatLayout(manifest.layout, manifest.numel)
-    views = {vector: layout.views(tensors[vector]) for vector in manifest.vectors}
+def write_checkpoint(path: Path, identity: Identity, manifest: CheckpointManifest, state: HeldState) -> None:
+    """Write the folder `path` atomically. Raises OSError, and CheckpointError if the state in memory is not what it was
+    when it was hashed; either may leave a `.tmp-` folder."""
     building = path.with_name(TEMPORARY + path.name)
     building.mkdir()
+    hasher = StreamHasher(state.size_bytes)
     for shard in manifest.shards:
-        write_shard(building, shard, views[shard.vector])
+        pieces = state.pieces(shard.vector, place_of(shard, manifest.layout))
+        write_shard(building, shard, manifest.layout, map(hasher.passed, pieces))
+    if hasher.tree().root != manifest.tree.root:
+        raise CheckpointError("the state in memory is not the one that was hashed")
     faults.reach("during_checkpoint", manifest.round)
     signed = sign_body(identity, _KIND, manifest)
     (building / MANIFEST).write_bytes(msgspec.msgpack.encode(signed))

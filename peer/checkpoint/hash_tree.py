@@ -132,3 +132,27 @@ def hash_state(buffers: Sequence[Tensor], hashed: Callable[[int], None] | None =
         with ThreadPoolExecutor(usable_cores(), thread_name_prefix="hash") as pool:
             hashes = tuple(pool.map(digest, starts))
     return StateTree(chunk, state.size, hashes)
+
+
+class StreamHasher:
+    """Hashes a state whose bytes come in pieces, one after the other, on one core."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self._size_bytes, self._chunk = size_bytes, chunk_size_for(size_bytes)
+        self._hashes: list[bytes] = []
+        self._hasher, self._room = blake3(), self._chunk
+
+    def passed(self, piece: memoryview) -> memoryview:
+        """Hash the next bytes, and return them."""
+        rest = piece
+        while len(rest) >= self._room:
+            self._hashes.append(self._hasher.update(rest[: self._room]).digest())
+            rest, self._hasher, self._room = rest[self._room :], blake3(), self._chunk
+        self._hasher.update(rest)
+        self._room -= len(rest)
+        return piece
+
+    def tree(self) -> StateTree:
+        """Return the tree, once all bytes have passed."""
+        last = [self._hasher.digest()] if self._room < self._chunk else []
+        return StateTree(self._chunk, self._size_bytes, (*self._hashes, *last))

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Final
 
 import msgspec
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from peer.bounds import TENSORS_MAX, ParameterName, Text
 from peer.decoding import told
 from peer.errors import CheckpointError
-from peer.files import fsync_path
 from peer.model.layout import FlatLayout, TensorSlot
 
 SHARD_BYTES: Final = 1 << 30
 FILE_PREFIX: Final = {"theta": "model", "momentum": "momentum"}  # names that other software expects
 _FLOAT_BYTES: Final = 4
+_SIZE_BYTES: Final = 8  # of the header's size, at the start of the file
+_PAGE_BYTES: Final = 4096
 _HEADER_BYTES_MAX: Final = 100 << 20  # what the safetensors library accepts
 
 
@@ -57,11 +58,31 @@ def _groups(layout: FlatLayout, shard_bytes: int) -> Iterator[tuple[str, ...]]:
         yield tuple(names)
 
 
-def write_shard(directory: Path, shard: Shard, views: Mapping[str, Tensor]) -> None:
-    """Write one file and wait until the disk has it. Raises OSError or SafetensorError."""
-    path = directory / shard.file
-    save_file({name: views[name] for name in shard.names}, path, metadata={"format": "pt"})
-    fsync_path(path)
+def place_of(shard: Shard, slots: Mapping[str, TensorSlot]) -> slice:
+    """Return which values of its flat vector a file holds: parameters that follow each other."""
+    first, last = slots[shard.names[0]], slots[shard.names[-1]]
+    return slice(first.offset, last.offset + last.numel)
+
+
+def write_shard(directory: Path, shard: Shard, slots: Mapping[str, TensorSlot], pieces: Iterable[memoryview]) -> None:
+    """Write one file and wait until the disk has it. Raises OSError. `pieces`: the bytes of its `place_of`.
+
+    The safetensors library writes from whole tensors only. The values lie in the file as in the flat vector, from a
+    page's border on."""
+    begin = slots[shard.names[0]].offset
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    for name in shard.names:
+        slot = slots[name]
+        offsets = [_FLOAT_BYTES * (slot.offset - begin), _FLOAT_BYTES * (slot.offset + slot.numel - begin)]
+        header[name] = {"dtype": "F32", "shape": slot.shape, "data_offsets": offsets}
+    text = msgspec.json.encode(header)
+    size = -(-(_SIZE_BYTES + len(text)) // _PAGE_BYTES) * _PAGE_BYTES - _SIZE_BYTES
+    with (directory / shard.file).open("wb") as file:
+        file.write(size.to_bytes(_SIZE_BYTES, "little") + text.ljust(size))
+        for piece in pieces:
+            file.write(piece)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def check_shard(directory: Path, shard: Shard, slots: Mapping[str, TensorSlot]) -> None:

@@ -12,15 +12,12 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import torch
 import trio
-from safetensors import SafetensorError
-from torch import Tensor
 
 from peer.checkpoint.checkpoint_file import (
     MANIFEST,
@@ -30,6 +27,7 @@ from peer.checkpoint.checkpoint_file import (
     load_checkpoint,
     write_checkpoint,
 )
+from peer.checkpoint.held_state import HeldState
 from peer.errors import CheckpointError, ResourceError
 from peer.events import EventLog
 from peer.footprint.kept import CHECKPOINTS
@@ -73,7 +71,6 @@ class CheckpointStore:
         self._events = events
         self._keep_last = max(1, keep_last)
         self._keep_every = keep_every
-        self._snapshot: dict[str, Tensor] = {}
         self._saving = False
         self._corrupt: set[int] = set()
 
@@ -101,11 +98,9 @@ class CheckpointStore:
                 found.append(CheckpointEntry(int(match[1]), int(match[2]), path))
         return sorted(found, key=lambda entry: entry.sequence)
 
-    async def save(self, round: int, head: bytes, tensors: Mapping[str, Tensor], layout: FlatLayout) -> bool:
-        """Write a checkpoint of `tensors` ("theta" and others, flat fp32, shape (P,)) as they are now.
-
-        The tensors are copied before the first await, at memory speed; a thread hashes and writes. Returns whether a
-        new checkpoint is on disk. While an earlier save is being written, a new one is skipped, not queued.
+    async def save(self, round: int, head: bytes, state: HeldState, layout: FlatLayout) -> bool:
+        """Write a checkpoint of a state, in a thread. Returns whether a new checkpoint is on disk. While an earlier one
+        is being written, a new one is skipped, not queued.
         """
         if self._saving:
             reason = "the previous one is still being written"
@@ -113,11 +108,7 @@ class CheckpointStore:
             return False
         self._saving = True
         try:
-            for vector, tensor in tensors.items():
-                if vector not in self._snapshot:
-                    self._snapshot[vector] = torch.empty_like(tensor)
-                self._snapshot[vector].copy_(tensor)
-            return await trio.to_thread.run_sync(self._save_snapshot, round, head, layout)
+            return await trio.to_thread.run_sync(self._write, round, head, state, layout)
         finally:
             self._saving = False
 
@@ -135,22 +126,23 @@ class CheckpointStore:
                 self._events.emit("checkpoint_skipped", path=str(entry.path), reason=str(error))
         return None
 
-    def _save_snapshot(self, round: int, head: bytes, layout: FlatLayout) -> bool:
+    def _write(self, round: int, head: bytes, state: HeldState, layout: FlatLayout) -> bool:
         started = time.monotonic()
-        manifest = describe(self._run_id, round, head, self._snapshot, layout)
+        manifest = describe(self._run_id, round, head, state, layout)
         size = manifest.tree.size_bytes
         while True:
             sequence = max((entry.sequence for entry in self.list()), default=0) + 1
             path = self._directory / f"{sequence:06}-round-{round:08}"
             try:
                 self._make_room(int(size * _HEADROOM))
-                write_checkpoint(path, self._identity, manifest, self._snapshot)
+                write_checkpoint(path, self._identity, manifest, state)
                 break
-            except (OSError, SafetensorError) as error:
+            except (OSError, CheckpointError) as error:
                 self._remove_temporary()
                 if _is_full(error) and self._delete_oldest("the disk is full"):
                     continue
-                reason = f"{_sentence(error, self._directory)}; training continues without new checkpoints"
+                sentence = _sentence(error, self._directory) if isinstance(error, OSError) else str(error)
+                reason = f"{sentence}; training continues without new checkpoints"
                 self._events.emit("checkpoint_failed", round=round, reason=reason)
                 return False
         self._retire()
@@ -196,17 +188,12 @@ class CheckpointStore:
             shutil.rmtree(orphan, ignore_errors=True)
 
 
-def _is_full(error: OSError | SafetensorError) -> bool:
-    if isinstance(error, OSError):
-        return error.errno in _FULL
-    return any(f"os error {code}" in str(error) for code in _FULL)
+def _is_full(error: OSError | CheckpointError) -> bool:
+    return isinstance(error, OSError) and error.errno in _FULL
 
 
-def _sentence(error: OSError | SafetensorError, directory: Path) -> str:
+def _sentence(error: OSError, directory: Path) -> str:
     """Return what is wrong with the folder, and the remedy."""
-    cause = error.strerror if isinstance(error, OSError) else str(error)
     if _is_full(error):
-        return f"the disk of {directory} is full ({cause}): free some space or choose another --home"
-    if isinstance(error, OSError):
-        return f"the folder {directory} cannot be written ({cause}): choose a writable --home"
-    return f"the checkpoint cannot be written to {directory} ({cause}): check that disk"
+        return f"the disk of {directory} is full ({error.strerror}): free some space or choose another --home"
+    return f"the folder {directory} cannot be written ({error.strerror}): choose a writable --home"

@@ -41,7 +41,6 @@ def host_items(work: Workload, next_stage_bytes: float = 0.0) -> dict[str, float
         "state": state,
         "next state": state if exchange.is_common else 0.0,
         "snapshots for joiners": kept.snapshots(state) * state,
-        "copy being saved": state,
         "method's own vectors": vector * (exchange.private_vectors + exchange.is_merged_whole),
         "merged results kept": (kept.results(state, result) + 1) * result if exchange.is_common else result,
     }
@@ -50,7 +49,7 @@ def host_items(work: Workload, next_stage_bytes: float = 0.0) -> dict[str, float
     if not work.is_stage:
         items["tokens of a batch"] = float(TOKEN_BYTES * work.inner.batch_size * (work.seq_len + 1))
     if work.is_stage:
-        items["backup of the next stage"] = 2 * next_stage_bytes  # its snapshot and the copy being saved
+        items["backup of the next stage"] = next_stage_bytes
         items["weights being adopted"] = vector
     return {name: size for name, size in items.items() if size}
 

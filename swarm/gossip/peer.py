@@ -19,6 +19,7 @@ from optim.codecs import get_codec
 from optim.config import GossipConfig
 from optim.strategies.interface import RoundInfo
 from peer.checkpoint.hash_tree import hash_state
+from peer.checkpoint.held_state import HeldState
 from peer.checkpoint.store import CheckpointStore
 from peer.compute.train_loop import learning_rate
 from peer.errors import ResourceError
@@ -184,8 +185,9 @@ class _GossipParticipant:
         """Return whether the disk has the state of `head`, or there is none yet."""
         if head == self._saved or head.round < 0:
             return True
-        named = dict(zip(VECTORS, (self._replica.theta, self._replica.move), strict=True))
-        if await self._store.save(head.round, msgspec.msgpack.encode(head), named, self._layout):
+        held = HeldState(dict(zip(VECTORS, (self._replica.theta, self._replica.move), strict=True)))
+        held.keep(slice(0, held.numel))  # at once: both change in place
+        if await self._store.save(head.round, msgspec.msgpack.encode(head), held, self._layout):
             self._saved = head
         return head == self._saved
 

@@ -6,13 +6,15 @@ commit swaps the sets. A discarded round leaves the current set untouched.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
 from optim.codecs import Buffer
 from optim.strategies.interface import Coding, OuterStrategy, RoundInfo
 from peer.checkpoint.hash_tree import StateTree, hash_state
+from peer.checkpoint.held_state import HeldState
 
 
 class OuterState:
@@ -34,6 +36,7 @@ class OuterState:
         self._whole: torch.Tensor | None = None  # the merged update, for a method that steps on all of it at once
         self._round_info: RoundInfo | None = None
         self._coding: Coding | None = None
+        self._held: tuple[HeldState, ...] = ()
 
     @property
     def theta(self) -> torch.Tensor:
@@ -61,6 +64,23 @@ class OuterState:
         """Return the tensors by name."""
         return dict(zip(("theta", *self.strategy.shared), self.tensors, strict=True))
 
+    @contextmanager
+    def held(self) -> Iterator[HeldState]:
+        """Give the current state to a reader in another thread, as it is, inside the block: later ones are built
+        meanwhile."""
+        held = HeldState(self.named(), self.tree)
+        self._held = (*self._held, held)
+        try:
+            yield held
+        finally:
+            self._held = tuple(other for other in self._held if other is not held)
+
+    def _keep(self, tensors: Sequence[torch.Tensor], place: slice) -> None:
+        """Let readers have what is about to change."""
+        for held in self._held:
+            if held.is_of(tensors):
+                held.keep(place)
+
     def begin(self, round_info: RoundInfo, coding: Coding) -> None:
         """Begin to build the state after that round from the current one. Drops one that was begun before."""
         self._next_tree = None
@@ -69,6 +89,7 @@ class OuterState:
             self._whole = torch.empty_like(self.theta)
         if sum(place.stop - place.start for place in coding.places) < self.numel:
             for place in self._apart:
+                self._keep(self._next, place)
                 for after, before in zip(self._next, self.tensors, strict=True):
                     after[place] = before[place]
         self._apart = coding.places
@@ -85,6 +106,7 @@ class OuterState:
             if self._whole is not None:
                 self._whole[place] = update
                 continue
+            self._keep(self._next, place)
             after, before = [t[place] for t in self._next], [t[place] for t in self.tensors]
             self.strategy.step_into(self._round_info, after, before, update)
 
@@ -92,12 +114,14 @@ class OuterState:
         """Hash the complete next state, for the vote. Every slice must have been built."""
         if self._whole is not None:
             assert self._round_info is not None
+            self._keep(self._next, slice(0, self.numel))
             self.strategy.step_into(self._round_info, self._next, self.tensors, self._whole)
         self._next_tree = hash_state(self._next)
         return self._next_tree.root
 
     def hash_unchanged(self) -> bytes:
         """Make the current state the next one as well, instead of building slices. Return its hash."""
+        self._keep(self._next, slice(0, self.numel))
         for after, before in zip(self._next, self.tensors, strict=True):
             after.copy_(before)
         self._apart = ()
@@ -113,7 +137,8 @@ class OuterState:
 
     def replace(self, tensors: Sequence[torch.Tensor], tree: StateTree) -> None:
         """Take over a state fetched from other peers; the vectors are copied."""
+        self.tree, self._next_tree = tree, None  # first: what is no whole state is not saved as the one before
+        self._keep(self.tensors, slice(0, self.numel))
         for mine, fetched in zip(self.tensors, tensors, strict=True):
             mine.copy_(fetched)
-        self.tree, self._next_tree = tree, None
         self._apart = (slice(0, self.numel),)

@@ -69,10 +69,10 @@ class LocalCheckpoint:
         whether it was written."""
         if not self._is_due(head):
             return False
-        if await self.store.save(max(head.round, 0), msgspec.msgpack.encode(head), self.state.named(), self.layout):
-            self._saved = head
-            return True
-        return False
+        with self.state.held() as held:
+            saved = await self.store.save(max(head.round, 0), msgspec.msgpack.encode(head), held, self.layout)
+        self._saved = head if saved else self._saved
+        return saved
 
     async def save_last(self, head: Head, held_elsewhere: Callable[[], bool], log: ResultLog) -> None:
         """Write the checkpoint of the last commit, as `save`. While the disk does not take it and no other peer keeps

@@ -17,6 +17,7 @@ import torch
 from cli.progress.event_tail import EventTail
 from peer.checkpoint.checkpoint_file import MANIFEST, describe, load_checkpoint, write_checkpoint
 from peer.checkpoint.hash_tree import hash_state
+from peer.checkpoint.held_state import HeldState
 from peer.config import ModelConfig
 from peer.errors import BarnraiseError
 from peer.identity import Identity, Signed, sign_body
@@ -257,8 +258,8 @@ def test_files_of_a_home(name: str, count: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("count", MUTATIONS)
 def test_checkpoints(count: int, tmp_path: Path) -> None:
     folder, chance, trial = tmp_path / "checkpoint", chance_for("checkpoints"), Trial("checkpoints", (BarnraiseError,))
-    manifest = describe("run", 3, msgspec.msgpack.encode(HEAD), STATE, LAYOUT)
-    write_checkpoint(folder, OWNER, manifest, STATE)
+    manifest = describe("run", 3, msgspec.msgpack.encode(HEAD), HeldState(STATE), LAYOUT)
+    write_checkpoint(folder, OWNER, manifest, HeldState(STATE))
     load_checkpoint(folder)
     shard = next(folder.glob("*.safetensors"))
     described, weights = (folder / MANIFEST).read_bytes(), shard.read_bytes()

@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 
 from peer.checkpoint.checkpoint_file import load_checkpoint
 from peer.checkpoint.hash_tree import hash_state
+from peer.checkpoint.held_state import HeldState
 from peer.checkpoint.safetensors_file import plan_shards
 from peer.checkpoint.store import CheckpointStore
 from peer.config import ModelConfig
@@ -52,7 +53,7 @@ class Shop:
 
     async def save(self, round_number: int) -> bool:
         with self.events.subscribed(self.seen.append):
-            return await self.store.save(round_number, b"head", some_state(round_number), LAYOUT)
+            return await self.store.save(round_number, b"head", HeldState(some_state(round_number)), LAYOUT)
 
     def load_round(self) -> int | None:
         with self.events.subscribed(self.seen.append):
@@ -100,7 +101,7 @@ def mounted(tmp_path: Path, options: str) -> Iterator[Path]:
 
 async def test_a_checkpoint_comes_back_bit_for_bit(shop: Shop) -> None:
     state = some_state(7)
-    assert await shop.store.save(7, b"opaque head", state, LAYOUT)
+    assert await shop.store.save(7, b"opaque head", HeldState(state), LAYOUT)
     loaded = shop.store.load_latest()
     assert loaded is not None
     assert (loaded.round, loaded.head, loaded.layout) == (7, b"opaque head", LAYOUT)
@@ -136,19 +137,39 @@ async def test_many_shards_are_joined(shop: Shop, monkeypatch: pytest.MonkeyPatc
 
 async def test_the_state_may_change_during_a_save(shop: Shop) -> None:
     state = some_state(1)
+    held = HeldState(state)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(shop.store.save, 1, b"head", state, LAYOUT)
+        nursery.start_soon(shop.store.save, 1, b"head", held, LAYOUT)
         await trio.testing.wait_all_tasks_blocked()  # the writer thread is at work now
+        held.keep(slice(0, LAYOUT.numel))
         for tensor in state.values():
             tensor.zero_()
     assert shop.load_round() == 1
+
+
+async def test_a_state_that_is_not_the_hashed_one_is_not_saved(shop: Shop) -> None:
+    state = some_state(1)
+    held = HeldState(state, hash_state(list(state.values())))
+    state["momentum"][17] += 1.0
+    with shop.events.subscribed(shop.seen.append):
+        assert not await shop.store.save(1, b"head", held, LAYOUT)
+    assert "not the one that was hashed" in shop.reasons("checkpoint_failed")[0]
+    assert not shop.store.list() and not list(shop.directory.glob(".tmp-*"))
+
+
+async def test_a_file_holds_the_flat_vector_from_a_page_on(shop: Shop) -> None:
+    await shop.save(1)
+    data = (shop.newest / "model-00001-of-00001.safetensors").read_bytes()
+    begin = 8 + int.from_bytes(data[:8], "little")
+    assert begin % 4096 == 0
+    assert torch.equal(torch.frombuffer(bytearray(data[begin:]), dtype=torch.float32), some_state(1)["theta"])
 
 
 async def test_a_save_during_a_save_is_postponed(shop: Shop) -> None:
     outcomes: list[bool] = []
 
     async def save(round_number: int) -> None:
-        outcomes.append(await shop.store.save(round_number, b"", some_state(round_number), LAYOUT))
+        outcomes.append(await shop.store.save(round_number, b"", HeldState(some_state(round_number)), LAYOUT))
 
     with shop.events.subscribed(shop.seen.append):
         async with trio.open_nursery() as nursery:
@@ -230,7 +251,7 @@ async def test_values_that_are_not_finite_are_not_loaded(shop: Shop) -> None:
     await shop.save(1)
     state = some_state(2)
     state["momentum"][17] = float("nan")
-    await shop.store.save(2, b"", state, LAYOUT)
+    await shop.store.save(2, b"", HeldState(state), LAYOUT)
     assert shop.load_round() == 1
     assert "not finite" in shop.reasons("checkpoint_skipped")[0]
 

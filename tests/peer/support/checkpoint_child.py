@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 import trio
 
+from peer.checkpoint.held_state import HeldState
 from peer.checkpoint.store import CheckpointStore
 from peer.config import ModelConfig
 from peer.events import EventLog
@@ -46,7 +47,7 @@ def save_rounds(directory: Path, first: int, last: int, started: int | None = No
 
     async def run() -> None:
         for round_number in range(first, last + 1):
-            await store.save(round_number, b"head", state(round_number), LAYOUT)
+            await store.save(round_number, b"head", HeldState(state(round_number)), LAYOUT)
             if started is not None:
                 os.write(started, b".")
 
