@@ -22,7 +22,7 @@ _BACKUPS: Final = kept.CHECKPOINTS + _CHECKPOINTS_ON_THE_WAY  # of the next stag
 
 def footprint(work: Workload, token_cache_bytes: float = 0.0, next_stage_bytes: float = 0.0) -> Footprint:
     """Return all bytes of one peer. `next_stage_bytes`: the state of the stage that it backs up."""
-    disk = disk_items(work.state_bytes, token_cache_bytes, next_stage_bytes)
+    disk = disk_items(work, token_cache_bytes, next_stage_bytes)
     host = host_items(work, next_stage_bytes)
     return Footprint(device_items(work), host, disk, work.device == "cpu", work.layout.size)
 
@@ -32,8 +32,7 @@ def host_items(work: Workload, next_stage_bytes: float = 0.0) -> dict[str, float
 
     A state that is fetched is held a second time until it is copied: at a start, when most of this is not there yet."""
     exchange, vector, state = work.exchange, float(work.vector_bytes), float(work.state_bytes)
-    message = work.parameters / exchange.fragments
-    sent, result = exchange.up * message, exchange.result * message
+    moved, result = _exchange_bytes(work)
     items = {
         "programs": NETWORK_BYTES + work.layout.size * (WORKER_BYTES if work.device == "cpu" else GPU_WORKER_BYTES),
         "shared with the worker: outer weights, product": 2 * vector,
@@ -42,10 +41,10 @@ def host_items(work: Workload, next_stage_bytes: float = 0.0) -> dict[str, float
         "next state": state if exchange.is_common else 0.0,
         "snapshots for joiners": kept.snapshots(state) * state,
         "method's own vectors": vector * (exchange.private_vectors + exchange.is_merged_whole),
-        "merged results kept": (kept.results(state, result) + 1) * result if exchange.is_common else result,
+        "merged result of the round": result,
+        "exchange of the round": moved,
+        "small exchanges kept": kept.AUDITED * moved if exchange.is_common and not kept.lies_in_a_file(moved) else 0.0,
     }
-    received = sent * ((exchange.peers - 1) / exchange.peers if exchange.is_common else 1.0)
-    items["exchanges kept"] = ((kept.AUDITED + 1) if exchange.is_common else 1) * (sent + received)
     if not work.is_stage:
         items["tokens of a batch"] = float(TOKEN_BYTES * work.inner.batch_size * (work.seq_len + 1))
     if work.is_stage:
@@ -54,13 +53,26 @@ def host_items(work: Workload, next_stage_bytes: float = 0.0) -> dict[str, float
     return {name: size for name, size in items.items() if size}
 
 
-def disk_items(state_bytes: float, token_cache_bytes: float = 0.0, next_stage_bytes: float = 0.0) -> dict[str, float]:
+def _exchange_bytes(work: Workload) -> tuple[float, float]:
+    """Return the bytes that a peer holds of one exchange beside its result, sent and received, and those of the
+    result."""
+    exchange, message = work.exchange, work.parameters / work.exchange.fragments
+    sent = exchange.up * message
+    received = sent * ((exchange.peers - 1) / exchange.peers if exchange.is_common else 1.0)
+    return sent + received, exchange.result * message
+
+
+def disk_items(work: Workload, token_cache_bytes: float = 0.0, next_stage_bytes: float = 0.0) -> dict[str, float]:
     """Return the bytes on the home's disk at most, by item. The log of results grows until a checkpoint is written."""
+    state_bytes, (moved, result) = float(work.state_bytes), _exchange_bytes(work)
+    is_common = work.exchange.is_common
     items = {
         "checkpoints kept": kept.CHECKPOINTS * state_bytes,
         "checkpoint being written": state_bytes,
         "state being fetched": state_bytes,
         "results since the last checkpoint": state_bytes,
+        "merged results kept": kept.results(state_bytes, result) * result if is_common else 0.0,
+        "exchanges kept": kept.AUDITED * moved if is_common and kept.lies_in_a_file(moved) else 0.0,
         "backup of the next stage": _BACKUPS * next_stage_bytes,
         "token ids": token_cache_bytes,
     }

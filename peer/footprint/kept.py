@@ -16,7 +16,8 @@ RESULTS_SHARE: Final = 0.5
 """More of them are kept while together they are no larger than this share of the state."""
 RESULTS_MAX: Final = 64
 AUDITED: Final = 4
-"""Commits whose exchanges stay, with all that this peer sent and received, so that their slices can be audited."""
+"""Commits whose exchanges stay, with all that this peer sent and received, so that their slices can be audited: small
+ones in memory, others in a file."""
 CHECKPOINTS: Final = 2
 """On disk."""
 
@@ -30,3 +31,8 @@ def results(state_bytes: float, result_bytes: float) -> int:
     """Return how many results of that size are kept in the end."""
     room = max(RESULTS_SHARE * state_bytes, SMALL_BYTES)
     return max(RESULTS, min(RESULTS_MAX, int(room // max(1.0, result_bytes))))
+
+
+def lies_in_a_file(exchange_bytes: float) -> bool:
+    """Return whether a kept exchange, of which this peer has so many bytes, lies in a file."""
+    return (AUDITED + 1) * exchange_bytes > SMALL_BYTES

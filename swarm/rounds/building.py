@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
@@ -242,8 +242,19 @@ class StateBuilder:
         """Put the results that lead to that state on disk; a state that was fetched whole is there. Raises
         ResourceError."""
         candidate = self._candidates.get(state_hash)
-        if candidate is not None and not self._log.has(state_hash):
-            await trio.to_thread.run_sync(self._log.write, candidate.result, candidate.name)
+        if candidate is None or self._log.has(state_hash):
+            return
+        written = replace(
+            candidate, result=await trio.to_thread.run_sync(self._log.write, candidate.result, candidate.name)
+        )
+        if self._candidates.get(state_hash) is candidate:
+            self._candidates[state_hash] = written
+        if self._next.candidate is candidate:
+            self._next.candidate = written
+
+    async def spool(self, parts: Sequence[memoryview]) -> list[memoryview]:
+        """Return the same bytes as they lie in a file without a name. Raises ResourceError."""
+        return await trio.to_thread.run_sync(self._log.spool, parts)
 
     def _remember(self, candidate: Candidate) -> None:
         self._candidates[candidate.result.leads_to] = candidate

@@ -194,6 +194,7 @@ class ReplicaActor:
             if drawn is not None:
                 tasks.start_soon(self._loss_checks.check, drawn)
             self.audits.remember(merged_in, result.parts)
+            tasks.start_soon(merged_in.put_away, result.parts, self.builder.spool)
             tasks.start_soon(self.audits.audit, result.key, head)
 
     async def _stand_at(self, head: Head, bodies: Sequence[Contribution] | None, parts: list[memoryview]) -> None:

@@ -11,9 +11,10 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Final
+from tempfile import TemporaryFile
+from typing import IO, Annotated, Final
 
 import msgspec
 
@@ -69,9 +70,10 @@ class ResultLog:
         if path not in self._whole.values():  # else it is there since an earlier process
             self._write(path, parts, b"")
 
-    def write(self, result: LoggedResult, name: bytes) -> None:
+    def write(self, result: LoggedResult, name: bytes) -> LoggedResult:
         """Put a result on disk, of which `stage` may have written the bytes under that name: file and folder are synced
-        when this returns. Raises ResourceError."""
+        when this returns. Return it with the parts as they lie in the file, so that those in memory may go. Raises
+        ResourceError."""
         sizes = tuple(part.nbytes for part in result.parts)
         footer = msgspec.msgpack.encode(_Footer(result.before, result.leads_to, sizes, result.key))
         footer += len(footer).to_bytes(_SIZE_BYTES, "big")
@@ -79,6 +81,24 @@ class ResultLog:
         staged = path.exists() and path.stat().st_size == sum(sizes)
         self._write(path, () if staged else result.parts, footer, append=staged)
         self._whole[result.leads_to] = path
+        try:
+            with path.open("rb") as file:
+                return replace(result, parts=_mapped(file, sizes))
+        except OSError:
+            return result  # too many maps or files: it stays in memory
+
+    def spool(self, parts: Sequence[memoryview]) -> list[memoryview]:
+        """Write bytes into a file without a name, which is gone with the last of what is returned: the parts as they
+        lie there. Raises ResourceError."""
+        try:
+            make_folder(self._folder)
+            with TemporaryFile(dir=self._folder) as file:
+                for piece in parts:
+                    file.write(piece)
+                file.flush()
+                return _mapped(file, [part.nbytes for part in parts])
+        except OSError as error:
+            raise _unwritable(self._folder, error) from error
 
     def _path(self, name: bytes) -> Path:
         return self._folder / f"{name.hex()[:40]}{_SUFFIX}"
@@ -96,9 +116,7 @@ class ResultLog:
             if not append:
                 fsync_path(self._folder)
         except OSError as error:
-            raise ResourceError(
-                f"cannot write {path} ({error.strerror}): free some space or choose another --home"
-            ) from error
+            raise _unwritable(path, error) from error
 
     def load(self) -> dict[bytes, LoggedResult]:
         """Return all results that are whole, by the state that they lead to."""
@@ -172,10 +190,19 @@ def _read(path: Path) -> LoggedResult | None:
     footer = _read_footer(path)
     if footer is None:
         return None
-    with path.open("rb") as file:  # not read before it is used: together they can be many times the state's size
-        view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-    parts: list[memoryview] = []
-    for size in footer.sizes:
+    with path.open("rb") as file:
+        return LoggedResult(footer.before, footer.leads_to, _mapped(file, footer.sizes), footer.key)
+
+
+def _mapped(file: IO[bytes], sizes: Sequence[int]) -> list[memoryview]:
+    """Return what a file begins with, in parts of these sizes. Nothing is read before it is used: the results on disk
+    can be many times the state's size together."""
+    view, parts = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)), list[memoryview]()
+    for size in sizes:
         parts.append(view[:size])
         view = view[size:]
-    return LoggedResult(footer.before, footer.leads_to, parts, footer.key)
+    return parts
+
+
+def _unwritable(path: Path, error: OSError) -> ResourceError:
+    return ResourceError(f"cannot write {path} ({error.strerror}): free some space or choose another --home")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from math import fsum, isclose
 from typing import NamedTuple
@@ -12,8 +12,12 @@ from blake3 import blake3
 from optim.bundles import Bundles, bundle_hash
 from optim.strategies.gathered import SQNORM_CLOSE
 from optim.strategies.interface import Coding
-from peer.errors import ProtocolViolation
+from peer.errors import ProtocolViolation, ResourceError
+from peer.footprint import kept
 from swarm.protocol.plan import Contribution
+
+Spool = Callable[[Sequence[memoryview]], Awaitable[list[memoryview]]]
+"""Returns the same bytes as they lie in a file. Raises ResourceError."""
 
 
 class ReceivedSlice(NamedTuple):
@@ -92,3 +96,18 @@ class RoundSlices:
         if not (isclose(total, committed, rel_tol=SQNORM_CLOSE) if len(here) == len(others) else below):
             raise FalseSlice("a slice has another norm than its sender committed to")
         self.received[index, peer] = ReceivedSlice(name, data, sqnorm)
+
+    async def put_away(self, mine: Sequence[memoryview], spool: Spool) -> Sequence[memoryview]:
+        """Move this peer's own slices and what it has received into a file. Return the own ones; all stays in memory
+        where it is little, or the file cannot be written (the next save tells of a full disk)."""
+        received = list(self.received.items())
+        parts = [*mine, *(part.data for _, part in received)]
+        if not kept.lies_in_a_file(sum(part.nbytes for part in parts)):
+            return mine
+        try:
+            moved = await spool(parts)
+        except ResourceError:
+            return mine
+        for (key, part), data in zip(received, moved[len(mine) :], strict=True):
+            self.received[key] = part._replace(data=data)
+        return moved[: len(mine)]

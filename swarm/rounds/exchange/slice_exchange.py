@@ -30,7 +30,7 @@ from swarm.protocol.messages import CONTRIBUTION, FETCH_RESULT, RELAY, RESULT, D
 from swarm.protocol.plan import Contribution
 from swarm.rounds.context import RoundContext
 from swarm.rounds.exchange.merge_order import MergeOrder
-from swarm.rounds.exchange.round_slices import FalseSlice, RoundSlices
+from swarm.rounds.exchange.round_slices import FalseSlice, RoundSlices, Spool
 
 SENDS_PER_PEER: Final = 2  # keeps a link busy while a call waits for its answer, and leaves room for other peers
 THREADS: Final = max(1, usable_cores() // 2)  # two threads on one core compete for its cache
@@ -246,6 +246,12 @@ class SliceExchange:
     def _keep(self, index: int, name: bytes, result: memoryview) -> None:
         self.results[index] = name, result
         self._came[index].set()
+
+    async def put_away(self, results: Sequence[memoryview], spool: Spool) -> None:
+        """Hold what a commit was merged from in a file, and its results as they are given: members that are late ask
+        for them, and audits."""
+        self.results = {index: (name, results[index]) for index, (name, _) in self.results.items()}
+        self._mine = await self._slices.put_away(self._mine, spool)
 
     # -- what others send ----------------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from optim.wire_sizes import exchange_of
 from peer.checkpoint.hash_tree import hash_state
 from peer.config import DataConfig, InnerConfig, ModelConfig
 from peer.events import EventLog
+from peer.footprint import kept
 from peer.footprint.device import device_items
 from peer.footprint.host import disk_items, host_items
 from peer.footprint.workload import Workload
@@ -62,8 +63,8 @@ def test_snapshots_and_results_are_counted_as_the_store_keeps_them() -> None:
         vectors[0][0] = round
         store.publish(hash_state(vectors), vectors, b"", [result])
     assert sum(snapshot.bytes.size for snapshot in store._snapshots) == items["snapshots for joiners"]
-    held = sum(kept.size_bytes for kept in store._results.values())
-    assert held == pytest.approx(items["merged results kept"], rel=0.05)
+    held = sum(result.size_bytes for result in store._results.values())
+    assert held == pytest.approx(disk_items(work)["merged results kept"], rel=0.05)
 
 
 def test_a_large_model_takes_what_the_design_counts() -> None:
@@ -72,8 +73,10 @@ def test_a_large_model_takes_what_the_design_counts() -> None:
     a_parameter = {name: size / work.parameters for name, size in host_items(work).items()}
     assert a_parameter["state"] == a_parameter["next state"] == 8
     assert a_parameter["snapshots for joiners"] == 16
-    assert a_parameter["merged results kept"] == pytest.approx(5, rel=0.02)
-    assert sum(disk_items(work.state_bytes).values()) == 5 * work.state_bytes
+    assert a_parameter["merged result of the round"] == pytest.approx(1, rel=0.02)
+    assert a_parameter["exchange of the round"] == pytest.approx(1.75, rel=0.02)
+    on_disk = 5 * 8 + kept.RESULTS + kept.AUDITED * 1.75
+    assert sum(disk_items(work).values()) / work.parameters == pytest.approx(on_disk, rel=0.02)
 
 
 def test_the_readme_says_what_is_counted() -> None:

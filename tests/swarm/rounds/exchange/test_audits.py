@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mmap import mmap
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import trio
 from blake3 import blake3
 
 from peer.errors import RemoteError, RoundDiscarded
+from peer.footprint import kept
 from swarm.protocol.messages import ACCUSE, SHOW, SliceOf
 from swarm.rounds.exchange import audits
 from swarm.rounds.exchange.slice_exchange import SliceExchange
@@ -94,6 +96,35 @@ async def test_audits_find_nothing_where_all_are_honest(tmp_path: Path, monkeypa
         found = [event for member in scene.honest for event in member.seen("slice_audited")]
         assert len(found) >= 6 and not [event for event in found if event.fields["is_true"] is False]
         assert not scene.penalties()
+
+
+async def test_kept_exchanges_and_results_lie_in_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of all but the last commit, of which nobody asks for more than audits and late members do."""
+    monkeypatch.setattr(audits, "SHARE", 1.0)
+    monkeypatch.setattr(kept, "SMALL_BYTES", 0)
+    async with hostile_scene(tmp_path) as scene:
+        await scene.rounds(kept.AUDITED + 2)
+        for member in scene.honest:
+            await until_in_files(scene, member)
+            served = member.snapshots._results.values()
+            assert served and all(isinstance(part.obj, mmap) for result in served for part in result.parts)
+        audited = [event for member in scene.honest for event in member.seen("slice_audited")]
+        assert audited and all(event.fields["is_true"] is not False for event in audited)
+        assert any(event.fields["is_true"] for event in audited) and not scene.penalties()
+
+
+async def until_in_files(scene: Scene, member: Any) -> None:
+    def commits() -> list[Any]:
+        return list(member.actor.audits._commits.values())[:-1]
+
+    await scene.group.until(lambda: len(commits()) == kept.AUDITED - 1 and all(map(lies_in_files, commits())))
+
+
+def lies_in_files(commit: Any) -> bool:
+    exchange = commit.exchange
+    received = [part.data for part in exchange._slices.received.values()]
+    results = [data for _, data in exchange.results.values()]
+    return all(isinstance(part.obj, mmap) for part in (*exchange._mine, *received, *results, *commit.results))
 
 
 async def test_a_member_that_accuses_an_honest_owner_is_struck_itself(tmp_path: Path) -> None:
