@@ -17,7 +17,7 @@ WORKER_BYTES: Final = 0.35e9
 GPU_WORKER_BYTES: Final = 2.5e9
 """A worker that has loaded a GPU's libraries. An estimate."""
 _CHECKPOINTS_ON_THE_WAY: Final = 2  # one being written, and the file of a state being fetched
-_BACKUPS: Final = kept.CHECKPOINTS + _CHECKPOINTS_ON_THE_WAY  # of the next stage
+_BACKUPS: Final = kept.CHECKPOINTS + _CHECKPOINTS_ON_THE_WAY + 1  # of the next stage, with its snapshot
 
 
 def footprint(work: Workload, token_cache_bytes: float = 0.0, next_stage_bytes: float = 0.0) -> Footprint:
@@ -39,7 +39,7 @@ def host_items(work: Workload, next_stage_bytes: float = 0.0) -> dict[str, float
         "shared with the worker: inner optimizer": float(saved_bytes(work.inner.optimizer, work.shapes)),
         "state": state,
         "next state": state if exchange.is_common else 0.0,
-        "snapshots for joiners": kept.snapshots(state) * state,
+        "snapshots for joiners": 0.0 if kept.snapshots_lie_in_files(state) else kept.snapshots(state) * state,
         "method's own vectors": vector * (exchange.private_vectors + exchange.is_merged_whole),
         "merged result of the round": result,
         "exchange of the round": moved,
@@ -48,7 +48,8 @@ def host_items(work: Workload, next_stage_bytes: float = 0.0) -> dict[str, float
     if not work.is_stage:
         items["tokens of a batch"] = float(TOKEN_BYTES * work.inner.batch_size * (work.seq_len + 1))
     if work.is_stage:
-        items["backup of the next stage"] = next_stage_bytes
+        if not kept.snapshots_lie_in_files(next_stage_bytes):
+            items["backup of the next stage"] = next_stage_bytes
         items["weights being adopted"] = vector
     return {name: size for name, size in items.items() if size}
 
@@ -73,6 +74,7 @@ def disk_items(work: Workload, token_cache_bytes: float = 0.0, next_stage_bytes:
         "results since the last checkpoint": state_bytes,
         "merged results kept": kept.results(state_bytes, result) * result if is_common else 0.0,
         "exchanges kept": kept.AUDITED * moved if is_common and kept.lies_in_a_file(moved) else 0.0,
+        "snapshots for joiners": kept.SNAPSHOTS * state_bytes if kept.snapshots_lie_in_files(state_bytes) else 0.0,
         "backup of the next stage": _BACKUPS * next_stage_bytes,
         "token ids": token_cache_bytes,
     }

@@ -27,6 +27,11 @@ def snapshots(state_bytes: float) -> int:
     return max(SNAPSHOTS, min(SNAPSHOTS_MAX, int(SMALL_BYTES // max(1.0, state_bytes))))
 
 
+def snapshots_lie_in_files(state_bytes: float) -> bool:
+    """Return whether snapshots of a state of that size lie in files, else in memory."""
+    return (SNAPSHOTS + 1) * state_bytes > SMALL_BYTES
+
+
 def results(state_bytes: float, result_bytes: float) -> int:
     """Return how many results of that size are kept in the end."""
     room = max(RESULTS_SHARE * state_bytes, SMALL_BYTES)

@@ -112,7 +112,9 @@ class _GossipParticipant:
         self._trainer = WorkerTrainer(worker_group, "delta", host.events)
         self._trainer.adopt(replica.theta, None)
         self._upkeep = ReplicaUpkeep(self._trainer, self._save, host.events)
-        snapshots = SnapshotStore(replica.size_bytes, SLICE_BYTES_MAX, events=host.events)
+        snapshots = SnapshotStore(
+            replica.size_bytes, SLICE_BYTES_MAX, events=host.events, folder=context.home.checkpoints
+        )
         snapshots.serve(host.rpc)
         numel = worker_group.layout.numel
         inner_steps = _InnerSteps(self._me, self._trainer, manifest, numel)

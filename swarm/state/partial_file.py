@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Final
 
 import torch
@@ -130,6 +132,15 @@ class PartFile:
                 f"the disk of {self.path.parent} is full, {need}: free some space, or choose another folder {_OPTION}"
             )
         return ResourceError(f"{self.path} cannot be written ({error.strerror}): choose a writable folder {_OPTION}")
+
+
+def floats_on_disk(folder: Path, sizes: Sequence[int]) -> list[Tensor]:
+    """Return flat fp32 tensors of these sizes, not yet filled, that lie in one file of `folder` without a name: memory
+    only caches them. Raises OSError if the disk has no room for them."""
+    size_bytes = FLOAT_BYTES * sum(sizes)
+    with TemporaryFile(dir=folder) as file:
+        os.posix_fallocate(file.fileno(), 0, size_bytes)  # else a full disk would end the process at a write
+        return list(torch.frombuffer(mmap.mmap(file.fileno(), size_bytes), dtype=torch.float32).split(list(sizes)))
 
 
 def map_floats(path: Path, size_bytes: int) -> Tensor:

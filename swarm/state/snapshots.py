@@ -10,8 +10,9 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Final
 
 import torch
@@ -21,9 +22,11 @@ from peer import faults
 from peer.checkpoint.hash_tree import StateBytes, StateTree
 from peer.errors import ProtocolViolation
 from peer.events import EventLog
+from peer.footprint import kept
 from peer.net.rpc import Buffer, Call, Rpc
 from swarm.state.leases import Lease, LeaseClock
 from swarm.state.messages import AskChunk, AskHashes, AskResult, ResultPart, StateMethods, StateReply
+from swarm.state.partial_file import floats_on_disk
 from swarm.state.upload_limits import SnapshotLimits, UploadSlots
 
 ASKED_S: Final = 60.0  # after a joiner has asked, states are kept for as long without readers, too
@@ -54,12 +57,14 @@ class _Result:
 class SnapshotStore:
     """Recent states and results. `publish` or `publish_in_place` at every commit, `serve` once: in any threads.
 
-    `events` is told of readers that lose their snapshot to a newer one."""
+    `events` is told of readers that lose their snapshot to a newer one. Copies of a state that is not small lie in
+    `folder`, in files without a name, if it is given and its disk has room; else in memory."""
 
     size_bytes: int
     part_bytes_max: int
     limits: SnapshotLimits = field(default_factory=SnapshotLimits)
     events: EventLog = field(default_factory=EventLog)
+    folder: Path | None = None
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()  # held for one memory copy of a chunk at most
@@ -210,11 +215,17 @@ class SnapshotStore:
         few = len(self._snapshots) < limits.snapshots
         return few or (held <= limits.small_bytes and len(self._snapshots) < limits.snapshots_max)
 
+    def _new_copies(self, buffers: Sequence[Tensor]) -> list[Tensor]:
+        if self.folder is not None and kept.snapshots_lie_in_files(self.size_bytes):
+            with suppress(OSError):
+                return floats_on_disk(self.folder, [buffer.numel() for buffer in buffers])
+        return [torch.empty_like(buffer) for buffer in buffers]
+
     def _room_for(self, buffers: Sequence[Tensor]) -> _Snapshot:
         """Return a buffer that may be overwritten: a new one, else the oldest without a lease, else that of the lease
         with the weakest claim."""
         if self._has_room:
-            copies = [torch.empty_like(buffer) for buffer in buffers]
+            copies = self._new_copies(buffers)
             self._snapshots.append(_Snapshot(copies, StateBytes(copies), Lease(self.limits, 0, self._clock)))
             return self._snapshots[-1]
         free = next((s for s in self._snapshots if not s.lease.is_on), None)

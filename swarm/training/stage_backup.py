@@ -64,7 +64,10 @@ class StageBackup:
         self._manifest, self._host = context.manifest, context.host
         self.of = (stage + 1) % self._manifest.stages
         self.snapshots: Final = SnapshotStore(
-            state_bytes(self._manifest, self.of), SLICE_BYTES_MAX, events=self._host.events
+            state_bytes(self._manifest, self.of),
+            SLICE_BYTES_MAX,
+            events=self._host.events,
+            folder=context.home.stage(self.of, self._manifest.stages).path,
         )
         self._store = open_store(context.home, self._manifest, self.of, self._host.identity, self._host.events)
         self._head: Head | None = None

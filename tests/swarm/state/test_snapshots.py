@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from peer.checkpoint.hash_tree import StateBytes, StateTree, hash_state
 from peer.events import Event, EventLog
+from peer.footprint import kept
 from peer.net.rpc import Call
 from swarm.state import snapshots as module
 from swarm.state.messages import AskChunk, AskHashes, StateReply
@@ -84,6 +86,18 @@ async def test_a_reader_that_makes_progress_keeps_its_snapshot(clock: Time) -> N
         assert keeps(snapshots)
     clock.now += 0.2 * snapshots.limits.lease_pause_s
     assert not keeps(snapshots)
+
+
+async def test_copies_of_a_large_state_lie_in_a_folder(
+    clock: Time, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept, "SMALL_BYTES", 0)
+    snapshots = SnapshotStore(TREE.size_bytes, 1 << 16, folder=tmp_path)
+    root = commit(snapshots, 8)
+    data = await read(snapshots, root, 0)
+    assert data == StateBytes(other_state(8)[0]).copy(*TREE.span(0))
+    maps = Path("/proc/self/maps").read_text()
+    assert f"{tmp_path}/" in maps and not list(tmp_path.iterdir()), "a file without a name"
 
 
 async def test_the_newest_state_is_there_whoever_reads(clock: Time) -> None:

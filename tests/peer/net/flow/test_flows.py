@@ -57,7 +57,8 @@ class Door:
 
 
 @pytest.fixture
-async def door() -> AsyncIterator[Door]:
+async def door(mock_clock: trio.testing.MockClock) -> AsyncIterator[Door]:
+    """No time passes: a flow comes to rest after some."""
     async with trio.open_nursery() as nursery:
         yield Door(nursery)
         nursery.cancel_scope.cancel()
