@@ -38,6 +38,11 @@ def results(state_bytes: float, result_bytes: float) -> int:
     return max(RESULTS, min(RESULTS_MAX, int(room // max(1.0, result_bytes))))
 
 
+def result_lies_in_a_file(result_bytes: float) -> bool:
+    """Return whether a kept result of that size is read from its file; each one that is takes a descriptor."""
+    return RESULTS_MAX * result_bytes > SMALL_BYTES
+
+
 def lies_in_a_file(exchange_bytes: float) -> bool:
     """Return whether a kept exchange, of which this peer has so many bytes, lies in a file."""
     return (AUDITED + 1) * exchange_bytes > SMALL_BYTES

@@ -11,6 +11,7 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -22,6 +23,7 @@ from peer.bounds import SLICES_MAX, Hash, Number
 from peer.decoding import MALFORMED
 from peer.errors import ResourceError
 from peer.files import fsync_path, make_folder
+from peer.footprint import kept
 from swarm.protocol.head import Head
 
 FOOTER_BYTES_MAX: Final = 8 << 20
@@ -72,8 +74,8 @@ class ResultLog:
 
     def write(self, result: LoggedResult, name: bytes) -> LoggedResult:
         """Put a result on disk, of which `stage` may have written the bytes under that name: file and folder are synced
-        when this returns. Return it with the parts as they lie in the file, so that those in memory may go. Raises
-        ResourceError."""
+        when this returns. Return it, unless it is small, with the parts as they lie in the file: those in memory may
+        go. Raises ResourceError."""
         sizes = tuple(part.nbytes for part in result.parts)
         footer = msgspec.msgpack.encode(_Footer(result.before, result.leads_to, sizes, result.key))
         footer += len(footer).to_bytes(_SIZE_BYTES, "big")
@@ -81,11 +83,11 @@ class ResultLog:
         staged = path.exists() and path.stat().st_size == sum(sizes)
         self._write(path, () if staged else result.parts, footer, append=staged)
         self._whole[result.leads_to] = path
-        try:
-            with path.open("rb") as file:
-                return replace(result, parts=_mapped(file, sizes))
-        except OSError:
-            return result  # too many maps or files: it stays in memory
+        if not kept.result_lies_in_a_file(sum(sizes)):
+            return result
+        with suppress(OSError), path.open("rb") as file:
+            return replace(result, parts=_mapped(file, sizes))
+        return result  # too many files or maps: it stays in memory
 
     def spool(self, parts: Sequence[memoryview]) -> list[memoryview]:
         """Write bytes into a file without a name, which is gone with the last of what is returned: the parts as they
