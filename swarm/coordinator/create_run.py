@@ -17,6 +17,7 @@ from optim.bundles import BUNDLES_MAX, Bundles
 from optim.strategies.interface import RoundInfo
 from optim.strategies.registry import build_strategy, shared_vectors
 from peer.checkpoint.hash_tree import StateTree, hash_state
+from peer.checkpoint.held_state import HeldState
 from peer.config import ModelConfig, WeightType
 from peer.errors import CheckpointError, ConfigError
 from peer.events import EventLog
@@ -112,8 +113,8 @@ def create_run(path: Path, run: RunConfig, identity: Identity, events: EventLog)
     for stage, state in enumerate(states):
         store = open_store(Home(path), manifest, stage, identity, events)
         store.prepare()
-        head = msgspec.msgpack.encode(manifest.first_head(stage))
-        if not trio.from_thread.run(store.save, 0, head, state.tensors, layout_of(manifest, stage)):
+        head, initial = msgspec.msgpack.encode(manifest.first_head(stage)), HeldState(state.tensors, state.tree)
+        if not trio.from_thread.run(store.save, 0, head, initial, layout_of(manifest, stage)):
             raise CheckpointError(
                 f"the run's initial state cannot be written under {path}: free some space and try again"
             )

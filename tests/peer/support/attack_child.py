@@ -13,6 +13,7 @@ import trio
 from libp2p.exceptions import BaseLibp2pError
 from libp2p.peer.id import ID
 
+from peer.errors import DialError
 from peer.events import EventLog
 from peer.net.host import Host, HostConfig, open_host
 from peer.net.method import Method
@@ -61,9 +62,16 @@ async def flood(host: Host, victim: str, frame: bytes, calls: int) -> None:
                 pass
 
 
+async def reach(host: Host, address: str) -> str:
+    """Return the victim's peer id once it is reached: a busy machine takes its time, and an attacker goes on."""
+    while True:
+        with suppress(DialError):
+            return await host.connect_address(address, timeout_s=60)
+
+
 async def attack(number: int, address: str, kind: str, calls: int, begun: trio.Event) -> None:
     async with open_host(HostConfig(identity=attacker(number), events=EventLog())) as host:
-        victim = await host.connect_address(address, timeout_s=60)
+        victim = await reach(host, address)
         async with trio.open_nursery() as nursery:
             if kind == "garbage":
                 for _ in range(8):
