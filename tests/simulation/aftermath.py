@@ -93,7 +93,7 @@ class Remains:
 def _votes_ahead(node: AgreementNode) -> set[tuple[str, bytes]]:
     """Return whose votes after which heads wait in a process until it reaches these heads."""
     kept = node._early._kept.items()
-    return {(peer, name) for peer, early in kept for name, message in early if isinstance(message, msg.VoteMessage)}
+    return {(peer, one.head_hash) for peer, mine in kept for one in mine if isinstance(one.message, msg.VoteMessage)}
 
 
 def _decoded(kept: dict[str, bytes], key: str, type_: type[Record]) -> Record | None:

@@ -268,6 +268,7 @@ class AgreementNode:
             case msg.ChainMessage():
                 if self._coordinator is not None:
                     self._coordinator.shown(peer, message.links)
+                    self._coordinator.end_early()
                 self._gossip.chain(peer, message)
             case msg.JoinMessage():
                 self._applicants.add(peer, message.join)

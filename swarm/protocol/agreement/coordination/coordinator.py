@@ -108,7 +108,7 @@ class Coordinator:
             inquiry.further.discard(message.voter)
             if self._branches.head(message.head) is None:
                 self._context.out.send(peer, msg.AskChainMessage(self._branches.known))
-            self._end_early()
+            self.end_early()
 
     def told_further(self, peer: str, message: msg.ReportMessage) -> None:
         """Note an answer from a head that is not proved to this node yet."""
@@ -118,7 +118,7 @@ class Coordinator:
         if inquiry is not None and message.nonce == inquiry.nonce and len(inquiry.further) < HEARD_MAX:
             inquiry.further.add(message.voter)
 
-    def _end_early(self) -> None:
+    def end_early(self) -> None:
         """End the operator's inquiry once all peers that are up have answered and proved their heads: a group that
         commits meanwhile would overtake the start. The coordinator's own inquiry lasts its full time."""
         inquiry = self.inquiry
@@ -141,9 +141,8 @@ class Coordinator:
             return
         if self._branches.learn(links) and len(links) > 1:
             self._context.out.send(peer, msg.AskChainMessage(self._branches.known))
-        if self.inquiry is not None:
-            self._end_early()
-        elif self._offered is None and peer not in self._kept.without and self._is_overtaken():
+        quiet = self.inquiry is None and self._offered is None and peer not in self._kept.without
+        if quiet and self._is_overtaken():
             self._inquire(by_operator=True, overtaken=True)
 
     def _is_overtaken(self) -> bool:
