@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ def test_the_merged_result_equals_diloco_in_float64(tmp_path: Path) -> None:
         tell(children, json.dumps([read_json(child) for child in children]))
         assert [read_json(child) for child in children] == ["ready"] * PEERS
         tell(children, "go")
-        reports = [list(iter(lambda child=child: read_json(child), "saved")) for child in children]
+        reports = [list(iter(partial(read_json, child), "saved")) for child in children]
         tell(children, "end")
         assert [child.wait(120) for child in children] == [0] * PEERS
 

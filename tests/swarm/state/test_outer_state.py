@@ -16,7 +16,7 @@ from swarm.state.outer_state import OuterState
 
 MODEL = ModelConfig(hidden_size=32, layers=2, heads=2, kv_heads=1, intermediate_size=64, max_seq_len=64)
 LAYOUT = FlatLayout.of(MODEL)
-METHODS = {
+METHODS: dict[str, OuterConfig] = {
     "diloco": DilocoConfig(steps=2),
     "streaming": StreamingConfig(steps=4, fragments=2),
     "lion": LionConfig(),
@@ -41,7 +41,7 @@ def go(state: OuterState, number: int, merges: bool = True) -> None:
         message = [torch.empty(coding.message_bytes(index), dtype=torch.uint8) for index in range(coding.count)]
         state.strategy.encode(info, coding, product, message)
         for index, data in enumerate(message):
-            state.build(index, memoryview(coding.merge(index, [memoryview(data.numpy())], [1.0]).numpy()))
+            state.build(index, memoryview(coding.merge(index, [memoryview(data.numpy().data)], [1.0]).numpy().data))
         state.commit(state.hash_next())
     else:
         state.commit(state.hash_unchanged())
