@@ -17,7 +17,7 @@ WORKER_BYTES: Final = 0.35e9
 GPU_WORKER_BYTES: Final = 2.5e9
 """A worker that has loaded a GPU's libraries. An estimate."""
 _CHECKPOINTS_ON_THE_WAY: Final = 2  # one being written, and the file of a state being fetched
-_BACKUPS: Final = kept.CHECKPOINTS + _CHECKPOINTS_ON_THE_WAY + 1  # of the next stage, with its snapshot
+_BACKUPS: Final = kept.CHECKPOINTS + _CHECKPOINTS_ON_THE_WAY  # of the next stage
 
 
 def footprint(work: Workload, token_cache_bytes: float = 0.0, next_stage_bytes: float = 0.0) -> Footprint:
@@ -42,6 +42,7 @@ def host_items(work: Workload, next_stage_bytes: float = 0.0) -> dict[str, float
         "snapshots for joiners": 0.0 if kept.snapshots_lie_in_files(state) else kept.snapshots(state) * state,
         "method's own vectors": vector * (exchange.private_vectors + exchange.is_merged_whole),
         "merged result of the round": result,
+        "small results kept": 0.0 if kept.result_lies_in_a_file(result) else _results_kept(work, result),
         "exchange of the round": moved,
         "small exchanges kept": kept.AUDITED * moved if exchange.is_common and not kept.lies_in_a_file(moved) else 0.0,
     }
@@ -63,6 +64,10 @@ def _exchange_bytes(work: Workload) -> tuple[float, float]:
     return sent + received, exchange.result * message
 
 
+def _results_kept(work: Workload, result_bytes: float) -> float:
+    return kept.results(work.state_bytes, result_bytes) * result_bytes if work.exchange.is_common else 0.0
+
+
 def disk_items(work: Workload, token_cache_bytes: float = 0.0, next_stage_bytes: float = 0.0) -> dict[str, float]:
     """Return the bytes on the home's disk at most, by item. The log of results grows until a checkpoint is written."""
     state_bytes, (moved, result) = float(work.state_bytes), _exchange_bytes(work)
@@ -72,10 +77,10 @@ def disk_items(work: Workload, token_cache_bytes: float = 0.0, next_stage_bytes:
         "checkpoint being written": state_bytes,
         "state being fetched": state_bytes,
         "results since the last checkpoint": state_bytes,
-        "merged results kept": kept.results(state_bytes, result) * result if is_common else 0.0,
+        "merged results kept": _results_kept(work, result) if kept.result_lies_in_a_file(result) else 0.0,
         "exchanges kept": kept.AUDITED * moved if is_common and kept.lies_in_a_file(moved) else 0.0,
         "snapshots for joiners": kept.SNAPSHOTS * state_bytes if kept.snapshots_lie_in_files(state_bytes) else 0.0,
-        "backup of the next stage": _BACKUPS * next_stage_bytes,
+        "backup of the next stage": (_BACKUPS + kept.snapshots_lie_in_files(next_stage_bytes)) * next_stage_bytes,
         "token ids": token_cache_bytes,
     }
     return {name: size for name, size in items.items() if size}
