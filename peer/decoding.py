@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Final
+import threading
+from functools import cache
+from typing import Any, Final, TypeVar
 
 import msgspec
+
+Decoded = TypeVar("Decoded")
 
 MALFORMED: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """All that msgspec raises: for wrong types, invalid UTF-8, and arrays nested too deeply."""
@@ -13,6 +17,15 @@ TOLD_CHARS_MAX: Final = 300
 _MARK: Final = b"\xef\xbb\xbf"  # editors on Windows put it before UTF-8
 _NO_NUMBERS: Final = (b"NaN", b"Infinity")  # no JSON, and written by Python
 _LFS: Final = b"version https://git-lfs"
+_FIRST: Final = threading.Lock()
+
+
+@cache
+def decoder_of(type_: type[Decoded]) -> msgspec.msgpack.Decoder[Decoded]:
+    """Return the decoder of a type. Two threads in which msgspec 0.22 decodes a type for the first time end the
+    process (tests/peer/test_decoding.py), so it is made by one at a time."""
+    with _FIRST:
+        return msgspec.msgpack.Decoder(type_)
 
 
 def told(error: Exception) -> str:

@@ -16,7 +16,7 @@ from libp2p.crypto.ed25519 import Ed25519PrivateKey, Ed25519PublicKey, create_ne
 from libp2p.crypto.keys import KeyPair, PublicKey
 from libp2p.peer.id import ID
 
-from peer.decoding import MALFORMED, told
+from peer.decoding import MALFORMED, decoder_of, told
 from peer.errors import IdentityError, ProtocolViolation
 from peer.files import create_private
 
@@ -35,6 +35,9 @@ class Signed(msgspec.Struct, frozen=True):
     body: Annotated[bytes, msgspec.Meta(max_length=64 << 20)]
     signer: Annotated[str, msgspec.Meta(max_length=128)]
     signature: Annotated[bytes, msgspec.Meta(max_length=_SIGNATURE_BYTES)]
+
+
+decoder_of(Signed)  # threads decode it by its type
 
 
 @dataclass(frozen=True)
@@ -171,9 +174,10 @@ def is_genuine(signed: Signed, kind: str) -> bool:
 def read_body(signed: Signed, kind: str, type_: type[Body]) -> Body:
     """Decode what was signed, where the signature is known to be right. Raises ProtocolViolation."""
     try:
-        return msgspec.msgpack.decode(signed.body, type=type_)
+        body: Body = decoder_of(type_).decode(signed.body)
     except MALFORMED as error:
         raise ProtocolViolation(f"this {kind} by {signed.signer} is malformed: {told(error)}") from error
+    return body
 
 
 def sign_bytes(identity: Identity, kind: str, encoded: bytes) -> bytes:
