@@ -1,4 +1,4 @@
-"""A state as it was at one moment, which a thread reads while its owner goes on changing it.
+"""A snapshot of a state that a thread reads while later rounds overwrite its tensors.
 
     owner                                      reader
     keep(place): copies what is not copied     pieces(vector, place): each piece from its copy, else from where it lies

@@ -44,5 +44,5 @@ def result_lies_in_a_file(result_bytes: float) -> bool:
 
 
 def lies_in_a_file(exchange_bytes: float) -> bool:
-    """Return whether a kept exchange, of which this peer has so many bytes, lies in a file."""
+    """Return whether a kept exchange lies in a file. `exchange_bytes`: the slices that this peer sent and received."""
     return (AUDITED + 1) * exchange_bytes > SMALL_BYTES

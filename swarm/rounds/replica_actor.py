@@ -59,7 +59,7 @@ class ReplicaActor:
         self.listener: CommitListener | None = None
         self.head, self.coding = head, coding
         self.told = head
-        """The last head whose commit the listener was told of."""
+        """The last head that was passed to `listener.committed`."""
         self.context = context
         self.builder = builder
         self.training = Training(context, feed)

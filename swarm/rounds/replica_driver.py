@@ -82,7 +82,7 @@ class ReplicaDriver:
         self.group.pause(paused)
 
     async def until_round(self, number: int) -> None:
-        """Wait until the weights of that round, or a later one, are here and the listener was told of it."""
+        """Wait until this replica has committed that round, or a later one, and `listener.committed` has returned."""
         while self.actor.told.round < number or self.head.state_hash != self._parts.state.tree.root:
             await self.actor.committed.wait(1.0)
 

@@ -136,10 +136,12 @@ class PartFile:
 
 def floats_on_disk(folder: Path, sizes: Sequence[int]) -> list[Tensor]:
     """Return flat fp32 tensors of these sizes, not yet filled, that lie in one file of `folder` without a name: memory
-    only caches them. Raises OSError if the disk has no room for them."""
+    only caches them. Raises OSError if the disk has no room for them, or this system cannot reserve it."""
+    if not hasattr(os, "posix_fallocate"):  # macOS: without it a full disk would end the process at a write
+        raise OSError(errno.ENOTSUP, "this system cannot reserve room in a file")
     size_bytes = FLOAT_BYTES * sum(sizes)
     with TemporaryFile(dir=folder) as file:
-        os.posix_fallocate(file.fileno(), 0, size_bytes)  # else a full disk would end the process at a write
+        os.posix_fallocate(file.fileno(), 0, size_bytes)
         return list(torch.frombuffer(mmap.mmap(file.fileno(), size_bytes), dtype=torch.float32).split(list(sizes)))
 
 

@@ -98,8 +98,8 @@ class RoundSlices:
         self.received[index, peer] = ReceivedSlice(name, data, sqnorm)
 
     async def put_away(self, mine: Sequence[memoryview], spool: Spool) -> Sequence[memoryview]:
-        """Move this peer's own slices and what it has received into a file. Return the own ones; all stays in memory
-        where it is little, or the file cannot be written (the next save tells of a full disk)."""
+        """Write the slices that this peer sent and received to a file, and read them from there. Return those that it
+        sent. A small exchange stays in memory; so does one where the write fails: the next save reports a full disk."""
         received = list(self.received.items())
         parts = [*mine, *(part.data for _, part in received)]
         if not kept.lies_in_a_file(sum(part.nbytes for part in parts)):

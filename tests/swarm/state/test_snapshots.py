@@ -100,6 +100,17 @@ async def test_copies_of_a_large_state_lie_in_a_folder(
     assert f"{tmp_path}/" in maps and not list(tmp_path.iterdir()), "a file without a name"
 
 
+async def test_copies_stay_in_memory_where_the_system_cannot_reserve_room(
+    clock: Time, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on macOS."""
+    monkeypatch.setattr(kept, "SMALL_BYTES", 0)
+    monkeypatch.delattr("os.posix_fallocate")
+    snapshots = SnapshotStore(TREE.size_bytes, 1 << 16, folder=tmp_path)
+    assert await read(snapshots, commit(snapshots, 8), 0) == StateBytes(other_state(8)[0]).copy(*TREE.span(0))
+    assert f"{tmp_path}/" not in Path("/proc/self/maps").read_text()
+
+
 async def test_the_newest_state_is_there_whoever_reads(clock: Time) -> None:
     """Once each buffer was read, new states were left out, for as long as half an hour: all joiners heard that the head
     just committed is gone."""
