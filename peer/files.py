@@ -7,8 +7,16 @@ import os
 import stat
 import tempfile
 from pathlib import Path
+from typing import Final
 
 from peer.errors import ResourceError
+
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+
+
+def is_full(error: OSError) -> bool:
+    """Return whether the disk, or what its user may take of it, is full."""
+    return error.errno in _FULL
 
 
 def write_atomically(path: Path, content: bytes) -> None:

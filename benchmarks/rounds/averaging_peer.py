@@ -79,7 +79,7 @@ class NoTraining:
 def diloco_state(numel: int, codec: str, outer: DilocoOuter) -> OuterState:
     """Return a state of zeros with a DiLoCo strategy of its own."""
     strategy = DilocoStrategy(DenseFormat([[slice(0, numel)]], get_codec(codec), get_codec(codec)), outer)
-    return OuterState([torch.zeros(numel), torch.zeros(numel)], strategy)
+    return OuterState.in_memory([torch.zeros(numel), torch.zeros(numel)], strategy)
 
 
 class Observer:

@@ -43,7 +43,7 @@ from swarm.rounds.trainers.trained_rounds import REMEDY
 from swarm.run.home import Home
 
 if TYPE_CHECKING:
-    from swarm.run.peer_context import JoinConfig, Role
+    from swarm.run.peer_context import JoinConfig, Role, StatePlace
     from swarm.training.peer import Beside
 
 
@@ -104,6 +104,14 @@ _STAGE_MAX = (1 << 16) - 1
     metavar="GB",
     help="Beside a GPU: the machine's memory for training.  [default: what is free]",
 )
+@click.option(
+    "--state",
+    type=click.Choice(["auto", "memory", "disk"]),
+    default="auto",
+    show_default=True,
+    help="Where the run's state lies: disk keeps it in files of --home, for a model that memory has no room for. auto:"
+    " memory, where all that the peer takes is at most 0.8 of what is free.",
+)
 @track_option
 @click.option("--serve", "serves", is_flag=True, help="Serve the run's last commit as well, while it trains.")
 @click.option(
@@ -135,6 +143,7 @@ def join(
     stage: int | None,
     memory_limit: float | None,
     host_memory_limit: float | None,
+    state: StatePlace,
     track: str | None,
     serves: bool,
     serve_memory: float | None,
@@ -160,7 +169,7 @@ def join(
     from swarm.training.peer import run_participant
 
     refuse_without("--serve", serves, "serve_memory")
-    refuse_beside("--role feeder", role == "feeder", "compiles", "memory_limit", "host_memory_limit")
+    refuse_beside("--role feeder", role == "feeder", "compiles", "memory_limit", "host_memory_limit", "state")
     conditions = tuple(map(parse_condition, pause_when))
     hardware = chosen_devices(device, devices, layout)
     if compiles and len(hardware.devices) > 1:
@@ -195,6 +204,7 @@ def join(
         stage=stage,
         memory_bytes=None if memory_limit is None else memory_limit * 1e9,
         host_memory_bytes=None if host_memory_limit is None else host_memory_limit * 1e9,
+        state=state,
         choices=chosen(context),
     )
     beside = _server(config, serve_memory) if serves else None

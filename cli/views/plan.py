@@ -74,6 +74,11 @@ def _pace(plan: MachinePlan) -> Table:
         ("a round", f"{plan.round_s:.0f} s, {plan.rounds_a_day:.1f} a day"),
         (f"days to {plan.tokens:.3g} tokens, {several(plan.peers, 'peer')}", f"{plan.days:.3g}"),
         ("traffic a day, each way", size_text(plan.traffic_a_day)),
+        ("written to disk a day", size_text(plan.written_a_day)),
+        (
+            "the run's states lie",
+            "in files (--state disk)" if any(s.state == "disk" for s in plan.stages) else "in memory",
+        ),
     )
     if plan.group_most:
         rows += (("peers that a round merges at most, about", f"{plan.group_most}" + of_each),)

@@ -11,7 +11,9 @@ One rename gives the folder its name, after its content has reached the disk. So
 
 from __future__ import annotations
 
+import errno
 import math
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,9 +25,18 @@ from torch import Tensor
 
 from peer import faults
 from peer.bounds import TENSORS_MAX, Count, Number, ParameterName, Text
+from peer.checkpoint.generation import Generation
 from peer.checkpoint.hash_tree import StateTree, StreamHasher, chunk_size_for, hash_list_bytes, hash_state
-from peer.checkpoint.held_state import HeldState
-from peer.checkpoint.safetensors_file import Shard, check_shard, place_of, plan_shards, read_shard, write_shard
+from peer.checkpoint.mapped_floats import FLOAT_BYTES
+from peer.checkpoint.safetensors_file import (
+    Shard,
+    check_shard,
+    map_shard,
+    place_of,
+    plan_shards,
+    read_shard,
+    write_shard,
+)
 from peer.config import PARAMETERS_MAX, check_range
 from peer.decoding import MALFORMED, told
 from peer.errors import CheckpointError, ProtocolViolation
@@ -39,7 +50,6 @@ VECTORS_MAX: Final = 8
 ROUND_MAX: Final = 1 << 40
 _KIND: Final = "checkpoint"
 _MANIFEST_BYTES_MAX: Final = 64 << 20
-_FLOAT_BYTES: Final = 4
 _PLAIN: Final = re.compile(r"[\w.-]+\.safetensors", re.ASCII)
 
 
@@ -83,23 +93,24 @@ class LoadedCheckpoint:
         return self.tensors["theta"]
 
 
-def describe(run_id: str, round: int, head: bytes, state: HeldState, layout: FlatLayout) -> CheckpointManifest:
+def describe(run_id: str, round: int, head: bytes, state: Generation, layout: FlatLayout) -> CheckpointManifest:
     """Plan the files of a state, and hash it if its tree is not known."""
     shards = tuple(plan_shards(layout, state.vectors))
     return CheckpointManifest(run_id, round, head, dict(layout.slots), layout.numel, state.vectors, shards, state.tree)
 
 
-def write_checkpoint(path: Path, identity: Identity, manifest: CheckpointManifest, state: HeldState) -> None:
+def write_checkpoint(path: Path, identity: Identity, manifest: CheckpointManifest, state: Generation) -> None:
     """Write the folder `path` atomically. Raises OSError, and CheckpointError if the state in memory is not what it was
     when it was hashed; either may leave a `.tmp-` folder."""
     building = path.with_name(TEMPORARY + path.name)
     building.mkdir()
-    hasher = StreamHasher(state.size_bytes)
-    for shard in manifest.shards:
-        pieces = state.pieces(shard.vector, place_of(shard, manifest.layout))
-        write_shard(building, shard, manifest.layout, map(hasher.passed, pieces))
-    if hasher.tree().root != manifest.tree.root:
-        raise CheckpointError("the state in memory is not the one that was hashed")
+    if not _link(building, manifest, state):
+        hasher = StreamHasher(state.size_bytes)
+        for shard in manifest.shards:
+            pieces = state.pieces(shard.vector, place_of(shard, manifest.layout))
+            write_shard(building, shard, manifest.layout, map(hasher.passed, pieces))
+        if hasher.tree().root != manifest.tree.root:
+            raise CheckpointError("the state in memory is not the one that was hashed")
     faults.reach("during_checkpoint", manifest.round)
     signed = sign_body(identity, _KIND, manifest)
     (building / MANIFEST).write_bytes(msgspec.msgpack.encode(signed))
@@ -109,11 +120,27 @@ def write_checkpoint(path: Path, identity: Identity, manifest: CheckpointManifes
     fsync_path(path.parent)
 
 
+def _link(building: Path, manifest: CheckpointManifest, state: Generation) -> bool:
+    """Give the files of a state a second name, once the disk has them; return False where that is not possible."""
+    try:
+        for shard in manifest.shards:
+            os.link(state.files[shard.vector], building / shard.file)
+            fsync_path(building / shard.file)
+    except (KeyError, OSError) as error:
+        if isinstance(error, OSError) and error.errno == errno.EIO:
+            raise  # the disk has lost bytes of it
+        for shard in manifest.shards:
+            (building / shard.file).unlink(missing_ok=True)
+        return False
+    return True
+
+
 def load_checkpoint(path: Path, run_id: str | None = None, signer: str | None = None) -> LoadedCheckpoint:
     """Read and verify the checkpoint in folder `path`. Raises CheckpointError.
 
-    `run_id` demands that run, `signer` that peer's signature: any peer can sign. Nothing is allocated before the files
-    are known to hold as much as the manifest says. Blocks for about 0.5 s per GB: call it in a thread.
+    `run_id` demands that run, `signer` that peer's signature: any peer can sign. Vectors stay mapped from their files,
+    where these are as `write_checkpoint` makes them. Nothing is allocated before the files are known to hold as much as
+    the manifest says. Blocks for about 0.5 s per GB: call it in a thread.
     """
     manifest, signed_by = _read_manifest(path / MANIFEST)
     if signer is not None and signed_by != signer:
@@ -123,10 +150,7 @@ def load_checkpoint(path: Path, run_id: str | None = None, signer: str | None = 
     layout = FlatLayout(manifest.layout, manifest.numel)
     for shard in manifest.shards:
         check_shard(path, shard, manifest.layout)
-    vectors = {vector: torch.empty(manifest.numel) for vector in manifest.vectors}
-    views = {vector: layout.views(flat) for vector, flat in vectors.items()}
-    for shard in manifest.shards:
-        read_shard(path, shard, views[shard.vector])
+    vectors = {vector: _vector(path, vector, manifest) for vector in manifest.vectors}
     tree = hash_state(list(vectors.values()))
     if tree.root != manifest.tree.root:
         raise CheckpointError(
@@ -135,6 +159,20 @@ def load_checkpoint(path: Path, run_id: str | None = None, signer: str | None = 
     if not all(torch.isfinite(flat.norm()) for flat in vectors.values()):
         raise CheckpointError(f"{path} holds values that are not finite: use another checkpoint")
     return LoadedCheckpoint(manifest.round, manifest.head, vectors, tree, layout, signed_by, path)
+
+
+def _vector(path: Path, vector: str, manifest: CheckpointManifest) -> Tensor:
+    """Return a vector of the checkpoint in folder `path`: mapped, or read from files that another release wrote."""
+    shards = [shard for shard in manifest.shards if shard.vector == vector]
+    if shards[0].names == tuple(manifest.layout):
+        mapped = map_shard(path, shards[0], manifest.layout)
+        if mapped is not None:
+            return mapped
+    flat = torch.empty(manifest.numel)
+    views = FlatLayout(manifest.layout, manifest.numel).views(flat)
+    for shard in shards:
+        read_shard(path, shard, views)
+    return flat
 
 
 def _read_manifest(file: Path) -> tuple[CheckpointManifest, str]:
@@ -158,7 +196,7 @@ def _check(manifest: CheckpointManifest, file: Path) -> None:
         offset += slot.numel
     held = sorted((shard.vector, name) for shard in manifest.shards for name in shard.names)
     wanted = sorted((vector, name) for vector in manifest.vectors for name in manifest.layout)
-    size = len(manifest.vectors) * manifest.numel * _FLOAT_BYTES
+    size = len(manifest.vectors) * manifest.numel * FLOAT_BYTES
     if offset != manifest.numel or held != wanted or manifest.tree.size_bytes != size:
         raise CheckpointError(f"{file} does not describe a whole state: use another checkpoint")
     tree = manifest.tree

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -13,13 +13,13 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from peer.bounds import TENSORS_MAX, ParameterName, Text
+from peer.checkpoint.mapped_floats import FLOAT_BYTES, map_floats, map_writable, reserve
 from peer.decoding import told
 from peer.errors import CheckpointError
 from peer.model.layout import FlatLayout, TensorSlot
 
-SHARD_BYTES: Final = 1 << 30
+_OF_ONE: Final = "00001-of-00001"
 FILE_PREFIX: Final = {"theta": "model", "momentum": "momentum"}  # names that other software expects
-_FLOAT_BYTES: Final = 4
 _SIZE_BYTES: Final = 8  # of the header's size, at the start of the file
 _PAGE_BYTES: Final = 4096
 _HEADER_BYTES_MAX: Final = 100 << 20  # what the safetensors library accepts
@@ -33,29 +33,10 @@ class Shard(msgspec.Struct, frozen=True):
     names: Annotated[tuple[ParameterName, ...], msgspec.Meta(max_length=TENSORS_MAX)]
 
 
-def plan_shards(layout: FlatLayout, vectors: Sequence[str], shard_bytes: int = SHARD_BYTES) -> list[Shard]:
-    """Cut each vector into files of at most `shard_bytes` (a larger parameter gets its own file)."""
-    shards = []
-    for vector in vectors:
-        groups = list(_groups(layout, shard_bytes))
-        prefix = FILE_PREFIX.get(vector, vector)
-        for number, names in enumerate(groups, start=1):
-            file = f"{prefix}-{number:05}-of-{len(groups):05}.safetensors"
-            shards.append(Shard(file, vector, names))
-    return shards
-
-
-def _groups(layout: FlatLayout, shard_bytes: int) -> Iterator[tuple[str, ...]]:
-    names: list[str] = []
-    size = 0
-    for name, slot in layout.slots.items():
-        if names and size + slot.numel * _FLOAT_BYTES > shard_bytes:
-            yield tuple(names)
-            names, size = [], 0
-        names.append(name)
-        size += slot.numel * _FLOAT_BYTES
-    if names:
-        yield tuple(names)
+def plan_shards(layout: FlatLayout, vectors: Sequence[str]) -> list[Shard]:
+    """Return the files of a state: one a vector, so that it is mapped as a whole."""
+    names = tuple(layout.slots)
+    return [Shard(f"{FILE_PREFIX.get(vector, vector)}-{_OF_ONE}.safetensors", vector, names) for vector in vectors]
 
 
 def place_of(shard: Shard, slots: Mapping[str, TensorSlot]) -> slice:
@@ -69,26 +50,56 @@ def write_shard(directory: Path, shard: Shard, slots: Mapping[str, TensorSlot], 
 
     The safetensors library writes from whole tensors only. The values lie in the file as in the flat vector, from a
     page's border on."""
-    begin = slots[shard.names[0]].offset
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    for name in shard.names:
-        slot = slots[name]
-        offsets = [_FLOAT_BYTES * (slot.offset - begin), _FLOAT_BYTES * (slot.offset + slot.numel - begin)]
-        header[name] = {"dtype": "F32", "shape": slot.shape, "data_offsets": offsets}
-    text = msgspec.json.encode(header)
-    size = -(-(_SIZE_BYTES + len(text)) // _PAGE_BYTES) * _PAGE_BYTES - _SIZE_BYTES
     with (directory / shard.file).open("wb") as file:
-        file.write(size.to_bytes(_SIZE_BYTES, "little") + text.ljust(size))
+        file.write(_header(shard, slots))
         for piece in pieces:
             file.write(piece)
         file.flush()
         os.fsync(file.fileno())
 
 
+def create_shard(directory: Path, shard: Shard, slots: Mapping[str, TensorSlot]) -> Tensor:
+    """Make a file as `write_shard` does, and return its values, not yet written: writing to them changes the file.
+    Raises OSError if there is no room for them."""
+    header, place = _header(shard, slots), place_of(shard, slots)
+    size = len(header) + FLOAT_BYTES * (place.stop - place.start)
+    with (directory / shard.file).open("w+b") as file:
+        reserve(file.fileno(), size)
+        file.write(header)
+        file.flush()
+        return map_writable(file.fileno(), size)[len(header) // FLOAT_BYTES :]
+
+
+def map_shard(directory: Path, shard: Shard, slots: Mapping[str, TensorSlot]) -> Tensor | None:
+    """Return a file's values, mapped; None if they do not lie as `write_shard` writes them. Raises CheckpointError."""
+    path, header, place = directory / shard.file, _header(shard, slots), place_of(shard, slots)
+    size = len(header) + FLOAT_BYTES * (place.stop - place.start)
+    try:
+        with path.open("rb") as file:
+            if os.fstat(file.fileno()).st_size != size or file.read(len(header)) != header:
+                return None
+        return map_floats(path, size)[len(header) // FLOAT_BYTES :]
+    except (OSError, RuntimeError) as error:
+        raise CheckpointError(f"{path} cannot be read ({told(error)}): use another checkpoint") from error
+
+
+def _header(shard: Shard, slots: Mapping[str, TensorSlot]) -> bytes:
+    """Return what a file begins with, up to a page's border."""
+    begin = slots[shard.names[0]].offset
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    for name in shard.names:
+        slot = slots[name]
+        offsets = [FLOAT_BYTES * (slot.offset - begin), FLOAT_BYTES * (slot.offset + slot.numel - begin)]
+        header[name] = {"dtype": "F32", "shape": slot.shape, "data_offsets": offsets}
+    text = msgspec.json.encode(header)
+    size = -(-(_SIZE_BYTES + len(text)) // _PAGE_BYTES) * _PAGE_BYTES - _SIZE_BYTES
+    return size.to_bytes(_SIZE_BYTES, "little") + text.ljust(size)
+
+
 def check_shard(directory: Path, shard: Shard, slots: Mapping[str, TensorSlot]) -> None:
     """Raise CheckpointError unless the file has the size of these parameters and a header, which is checked later."""
     path = directory / shard.file
-    size = sum(slots[name].numel * _FLOAT_BYTES for name in shard.names)
+    size = sum(slots[name].numel * FLOAT_BYTES for name in shard.names)
     try:
         found = path.lstat()
     except OSError as error:

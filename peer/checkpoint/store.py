@@ -27,16 +27,16 @@ from peer.checkpoint.checkpoint_file import (
     load_checkpoint,
     write_checkpoint,
 )
-from peer.checkpoint.held_state import HeldState
+from peer.checkpoint.generation import Generation
 from peer.errors import CheckpointError, ResourceError
 from peer.events import EventLog
+from peer.files import is_full, make_folder
 from peer.footprint.kept import CHECKPOINTS
 from peer.identity import Identity
 from peer.model.layout import FlatLayout
 
 _NAME: Final = re.compile(r"(\d{6,})-round-(\d{8,})")
 _HEADROOM: Final = 1.2  # the free space needed for a save, in sizes of the state
-_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class CheckpointStore:
         Raises ResourceError if the folder cannot be written.
         """
         try:
-            self._directory.mkdir(parents=True, exist_ok=True)
+            make_folder(self._directory)
             for orphan in self._directory.glob(f"{TEMPORARY}*"):
                 shutil.rmtree(orphan)
             os.rmdir(tempfile.mkdtemp(dir=self._directory, prefix=TEMPORARY))
@@ -98,7 +98,7 @@ class CheckpointStore:
                 found.append(CheckpointEntry(int(match[1]), int(match[2]), path))
         return sorted(found, key=lambda entry: entry.sequence)
 
-    async def save(self, round: int, head: bytes, state: HeldState, layout: FlatLayout) -> bool:
+    async def save(self, round: int, head: bytes, state: Generation, layout: FlatLayout) -> bool:
         """Write a checkpoint of a state, in a thread. Returns whether a new checkpoint is on disk. While an earlier one
         is being written, a new one is skipped, not queued.
         """
@@ -126,7 +126,7 @@ class CheckpointStore:
                 self._events.emit("checkpoint_skipped", path=str(entry.path), reason=str(error))
         return None
 
-    def _write(self, round: int, head: bytes, state: HeldState, layout: FlatLayout) -> bool:
+    def _write(self, round: int, head: bytes, state: Generation, layout: FlatLayout) -> bool:
         started = time.monotonic()
         manifest = describe(self._run_id, round, head, state, layout)
         size = manifest.tree.size_bytes
@@ -134,12 +134,13 @@ class CheckpointStore:
             sequence = max((entry.sequence for entry in self.list()), default=0) + 1
             path = self._directory / f"{sequence:06}-round-{round:08}"
             try:
-                self._make_room(int(size * _HEADROOM))
+                if not state.files:
+                    self._make_room(int(size * _HEADROOM))
                 write_checkpoint(path, self._identity, manifest, state)
                 break
             except (OSError, CheckpointError) as error:
                 self._remove_temporary()
-                if _is_full(error) and self._delete_oldest("the disk is full"):
+                if isinstance(error, OSError) and is_full(error) and self._delete_oldest("the disk is full"):
                     continue
                 sentence = _sentence(error, self._directory) if isinstance(error, OSError) else str(error)
                 reason = f"{sentence}; training continues without new checkpoints"
@@ -188,12 +189,8 @@ class CheckpointStore:
             shutil.rmtree(orphan, ignore_errors=True)
 
 
-def _is_full(error: OSError | CheckpointError) -> bool:
-    return isinstance(error, OSError) and error.errno in _FULL
-
-
 def _sentence(error: OSError, directory: Path) -> str:
     """Return what is wrong with the folder, and the remedy."""
-    if _is_full(error):
+    if is_full(error):
         return f"the disk of {directory} is full ({error.strerror}): free some space or choose another --home"
     return f"the folder {directory} cannot be written ({error.strerror}): choose a writable --home"

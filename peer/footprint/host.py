@@ -23,23 +23,22 @@ _BACKUPS: Final = kept.CHECKPOINTS + _CHECKPOINTS_ON_THE_WAY  # of the next stag
 def footprint(work: Workload, token_cache_bytes: float = 0.0, next_stage_bytes: float = 0.0) -> Footprint:
     """Return all bytes of one peer. `next_stage_bytes`: the state of the stage that it backs up."""
     disk = disk_items(work, token_cache_bytes, next_stage_bytes)
-    host = host_items(work, next_stage_bytes)
+    host = host_items(work)
     return Footprint(device_items(work), host, disk, work.device == "cpu", work.layout.size)
 
 
-def host_items(work: Workload, next_stage_bytes: float = 0.0) -> dict[str, float]:
+def host_items(work: Workload) -> dict[str, float]:
     """Return the bytes in the machine's memory beside the device's, once a run has gone on for some rounds, by item.
-
-    A state that is fetched is held a second time until it is copied: at a start, when most of this is not there yet."""
+    What lies in files is not counted: memory caches them as far as it has room."""
     exchange, vector, state = work.exchange, float(work.vector_bytes), float(work.state_bytes)
     moved, result = _exchange_bytes(work)
     items = {
         "programs": NETWORK_BYTES + work.layout.size * (WORKER_BYTES if work.device == "cpu" else GPU_WORKER_BYTES),
         "shared with the worker: outer weights, product": 2 * vector,
         "shared with the worker: inner optimizer": float(saved_bytes(work.inner.optimizer, work.shapes)),
-        "state": state,
-        "next state": state if exchange.is_common else 0.0,
-        "snapshots for joiners": 0.0 if kept.snapshots_lie_in_files(state) else kept.snapshots(state) * state,
+        "state": 0.0 if work.state_on_disk else state,
+        "next state": state if exchange.is_common and not work.state_on_disk else 0.0,
+        "states kept for joiners": 0.0 if _joiners_read_files(work) else kept.snapshots(state) * state,
         "method's own vectors": vector * (exchange.private_vectors + exchange.is_merged_whole),
         "merged result of the round": result,
         "small results kept": 0.0 if kept.result_lies_in_a_file(result) else _results_kept(work, result),
@@ -49,10 +48,12 @@ def host_items(work: Workload, next_stage_bytes: float = 0.0) -> dict[str, float
     if not work.is_stage:
         items["tokens of a batch"] = float(TOKEN_BYTES * work.inner.batch_size * (work.seq_len + 1))
     if work.is_stage:
-        if not kept.snapshots_lie_in_files(next_stage_bytes):
-            items["backup of the next stage"] = next_stage_bytes
         items["weights being adopted"] = vector
     return {name: size for name, size in items.items() if size}
+
+
+def _joiners_read_files(work: Workload) -> bool:
+    return work.state_on_disk or kept.snapshots_lie_in_files(work.state_bytes)
 
 
 def _exchange_bytes(work: Workload) -> tuple[float, float]:
@@ -68,19 +69,29 @@ def _results_kept(work: Workload, result_bytes: float) -> float:
     return kept.results(work.state_bytes, result_bytes) * result_bytes if work.exchange.is_common else 0.0
 
 
+def written_in_a_round(work: Workload) -> float:
+    """Return the bytes that the disk takes in a round that is long enough for a checkpoint: the state, the result, and
+    the exchange where it is kept in a file."""
+    moved, result = _exchange_bytes(work)
+    kept_bytes = moved if work.exchange.is_common and kept.lies_in_a_file(moved) else 0.0
+    return work.state_bytes + result + kept_bytes
+
+
 def disk_items(work: Workload, token_cache_bytes: float = 0.0, next_stage_bytes: float = 0.0) -> dict[str, float]:
     """Return the bytes on the home's disk at most, by item. The log of results grows until a checkpoint is written."""
     state_bytes, (moved, result) = float(work.state_bytes), _exchange_bytes(work)
     is_common = work.exchange.is_common
     items = {
         "checkpoints kept": kept.CHECKPOINTS * state_bytes,
-        "checkpoint being written": state_bytes,
+        "state, until it is a checkpoint": state_bytes if work.state_on_disk else 0.0,
+        "next state": state_bytes if work.state_on_disk else 0.0,
+        "checkpoint being written": 0.0 if work.state_on_disk else state_bytes,
         "state being fetched": state_bytes,
         "results since the last checkpoint": state_bytes,
         "merged results kept": _results_kept(work, result) if kept.result_lies_in_a_file(result) else 0.0,
         "exchanges kept": kept.AUDITED * moved if is_common and kept.lies_in_a_file(moved) else 0.0,
-        "snapshots for joiners": kept.SNAPSHOTS * state_bytes if kept.snapshots_lie_in_files(state_bytes) else 0.0,
-        "backup of the next stage": (_BACKUPS + kept.snapshots_lie_in_files(next_stage_bytes)) * next_stage_bytes,
+        "states kept for joiners": kept.snapshots(state_bytes) * state_bytes if _joiners_read_files(work) else 0.0,
+        "backup of the next stage": _BACKUPS * next_stage_bytes,
         "token ids": token_cache_bytes,
     }
     return {name: size for name, size in items.items() if size}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 SNAPSHOTS: Final = 2
-"""Copies of states that joiners still read. A replica serves its last one from where it is."""
+"""States before the last one that stay while joiners read them."""
 SMALL_BYTES: Final = 16 << 20
 """Of a small state, more snapshots and results are kept while each kind together is no larger than this: its rounds may
 be over in less time than a joiner takes to ask for a state."""
@@ -23,12 +23,12 @@ CHECKPOINTS: Final = 2
 
 
 def snapshots(state_bytes: float) -> int:
-    """Return how many snapshots of a state of that size there are in the end."""
-    return max(SNAPSHOTS, min(SNAPSHOTS_MAX, int(SMALL_BYTES // max(1.0, state_bytes))))
+    """Return how many states of that size are kept for joiners beside the last one, in the end."""
+    return max(SNAPSHOTS, min(SNAPSHOTS_MAX, int(SMALL_BYTES // max(1.0, state_bytes))) - 1)
 
 
 def snapshots_lie_in_files(state_bytes: float) -> bool:
-    """Return whether snapshots of a state of that size lie in files, else in memory."""
+    """Return whether states of that size that are kept for joiners lie in files, where the others are in memory."""
     return (SNAPSHOTS + 1) * state_bytes > SMALL_BYTES
 
 

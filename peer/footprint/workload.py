@@ -68,6 +68,8 @@ class Workload:
     """Whether a stage keeps the weights of the step before."""
     device: DeviceKind = "cpu"
     bf16: bool = False
+    state_on_disk: bool = False
+    """Whether the states lie in files, which memory only caches (`peer.checkpoint.generation`)."""
     layout: Layout = field(default_factory=Layout)
 
     @cached_property

@@ -16,11 +16,11 @@ from pathlib import Path
 import msgspec
 import trio
 
+from peer.checkpoint.generation import Generation
 from peer.events import Watcher
 from peer.net.host import Host, HostConfig
 from peer.net.lan.discovery import Lan
 from swarm.coordinator.coordinated_group import CoordinatedGroup, Disk
-from swarm.coordinator.create_run import KeptState
 from swarm.coordinator.gossip_end import GossipEnd
 from swarm.coordinator.last_states import LastStates, Place
 from swarm.coordinator.member_news import tell_news
@@ -239,7 +239,7 @@ class _Coordinator:
         )
 
 
-def _snapshots(state: KeptState) -> SnapshotStore:
+def _snapshots(state: Generation) -> SnapshotStore:
     snapshots = SnapshotStore(state.tree.size_bytes, 1 << 16)
-    snapshots.publish_in_place(state.tree, list(state.tensors.values()))  # a kept state does not change
+    snapshots.publish(state)
     return snapshots

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -16,8 +15,7 @@ from torch import Tensor
 from optim.bundles import BUNDLES_MAX, Bundles
 from optim.strategies.interface import RoundInfo
 from optim.strategies.registry import build_strategy, shared_vectors
-from peer.checkpoint.hash_tree import StateTree, hash_state
-from peer.checkpoint.held_state import HeldState
+from peer.checkpoint.generation import Generation
 from peer.config import ModelConfig, WeightType
 from peer.errors import CheckpointError, ConfigError
 from peer.events import EventLog
@@ -46,18 +44,9 @@ from swarm.run.manifest_transfer import save_run_files
 from swarm.run.sections import AUTO_TOKENIZER, BYTES_TOKENIZER, check_fit, check_pipeline
 from swarm.run.tokenizer import end_of_text, ended_by, read_tokenizer
 
-
-@dataclass(frozen=True)
-class KeptState:
-    """The outer state of one stage that the coordinator serves: the initial one or, of a complete run, the last."""
-
-    tensors: dict[str, Tensor]
-    """"theta" and what else the method shares, flat fp32, each of the stage's shape (P,)."""
-    tree: StateTree
-
-
-CreatedRun = tuple[Signed, bytes, list[KeptState]]
-"""The signed manifest, the tokenizer.json (empty for bytes) and each stage's state."""
+CreatedRun = tuple[Signed, bytes, list[Generation]]
+"""The signed manifest, the tokenizer.json (empty for bytes) and each stage's state that the coordinator serves, mapped:
+the initial one or, of a complete run, the last."""
 
 
 def create_run(path: Path, run: RunConfig, identity: Identity, events: EventLog) -> CreatedRun:
@@ -87,7 +76,7 @@ def create_run(path: Path, run: RunConfig, identity: Identity, events: EventLog)
         if run.outer.has_common_state:
             _check_slices(run, layout, list(tensors.values()))
             most_slices = max(most_slices, slices_of_update(run.outer, run.codec, layout, run.inner))
-        states.append(KeptState(tensors, hash_state(list(tensors.values()))))
+        states.append(Generation(tensors))
     _check_roster(run, Bundles.at_most(BUNDLES_MAX, most_slices))
     bundled = (BUNDLES,) if most_slices > BUNDLES_MAX else ()
     manifest = Manifest(
@@ -113,17 +102,17 @@ def create_run(path: Path, run: RunConfig, identity: Identity, events: EventLog)
     for stage, state in enumerate(states):
         store = open_store(Home(path), manifest, stage, identity, events)
         store.prepare()
-        head, initial = msgspec.msgpack.encode(manifest.first_head(stage)), HeldState(state.tensors, state.tree)
-        if not trio.from_thread.run(store.save, 0, head, initial, layout_of(manifest, stage)):
+        head = msgspec.msgpack.encode(manifest.first_head(stage))
+        if not trio.from_thread.run(store.save, 0, head, state, layout_of(manifest, stage)):
             raise CheckpointError(
                 f"the run's initial state cannot be written under {path}: free some space and try again"
             )
     run_files = sign_manifest(identity, manifest)
     save_run_files(path, run_files, tokenizer)
-    return run_files, tokenizer, states
+    return run_files, tokenizer, reload(path, manifest, identity, events)
 
 
-def reload(path: Path, manifest: Manifest, identity: Identity, events: EventLog) -> list[KeptState]:
+def reload(path: Path, manifest: Manifest, identity: Identity, events: EventLog) -> list[Generation]:
     """Read the newest state of each stage that is kept under `path`. Raises CheckpointError."""
     states = []
     for stage in range(manifest.stages):
@@ -132,7 +121,7 @@ def reload(path: Path, manifest: Manifest, identity: Identity, events: EventLog)
         loaded = store.load_latest()
         if loaded is None:
             raise CheckpointError(f"the run's state under {path} is gone or damaged: restore it from a backup")
-        states.append(KeptState(loaded.tensors, loaded.tree))
+        states.append(Generation(loaded.tensors, loaded.tree))
     return states
 
 

@@ -22,6 +22,7 @@ from swarm.coordinator.coordinated_group import CoordinatedGroup
 from swarm.membership.completion import FETCHING, WANTING
 from swarm.membership.proven_heads import ProvenHead, ask_proven_heads
 from swarm.placement.commits import fetch_commit, save_commit
+from swarm.placement.stages import vectors_of
 from swarm.run.home import Home
 from swarm.run.manifest import Manifest
 from swarm.state.fetch import Fetched
@@ -100,7 +101,7 @@ class LastStates:
             async with self._one:
                 await self._announce()
                 fetched = await fetch_commit(self._place, stage, found)
-                await trio.to_thread.run_sync(self._stores[stage].publish, fetched.tree, fetched.tensors)
+                self._stores[stage].publish(fetched.named(vectors_of(self._place.manifest, stage)))
                 saved = await self._save(stage, found, fetched)
         except BarnraiseError as error:
             self._tell_missing(stage, str(error))

@@ -18,8 +18,8 @@ import trio
 from optim.codecs import get_codec
 from optim.config import GossipConfig
 from optim.strategies.interface import RoundInfo
+from peer.checkpoint.generation import Generation
 from peer.checkpoint.hash_tree import hash_state
-from peer.checkpoint.held_state import HeldState
 from peer.checkpoint.store import CheckpointStore
 from peer.compute.train_loop import learning_rate
 from peer.errors import ResourceError
@@ -112,9 +112,7 @@ class _GossipParticipant:
         self._trainer = WorkerTrainer(worker_group, "delta", host.events)
         self._trainer.adopt(replica.theta, None)
         self._upkeep = ReplicaUpkeep(self._trainer, self._save, host.events)
-        snapshots = SnapshotStore(
-            replica.size_bytes, SLICE_BYTES_MAX, events=host.events, folder=context.home.checkpoints
-        )
+        snapshots = SnapshotStore(replica.size_bytes, SLICE_BYTES_MAX, events=host.events)
         snapshots.serve(host.rpc)
         numel = worker_group.layout.numel
         inner_steps = _InnerSteps(self._me, self._trainer, manifest, numel)
@@ -187,9 +185,9 @@ class _GossipParticipant:
         """Return whether the disk has the state of `head`, or there is none yet."""
         if head == self._saved or head.round < 0:
             return True
-        held = HeldState(dict(zip(VECTORS, (self._replica.theta, self._replica.move), strict=True)))
-        held.keep(slice(0, held.numel))  # at once: both change in place
-        if await self._store.save(head.round, msgspec.msgpack.encode(head), held, self._layout):
+        vectors = (self._replica.theta.clone(), self._replica.move.clone())  # at once: both change in place
+        state = Generation(dict(zip(VECTORS, vectors, strict=True)))
+        if await self._store.save(head.round, msgspec.msgpack.encode(head), state, self._layout):
             self._saved = head
         return head == self._saved
 

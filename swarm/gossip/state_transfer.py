@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 import trio
 
+from peer.checkpoint.generation import Generation, MemoryRoom
 from peer.errors import BarnraiseError, NetworkError
 from peer.net.rpc import Call, Rpc
 from swarm.gossip.context import GossipContext, GossipRules
@@ -58,17 +59,24 @@ class GossipStateServer:
 
     def __init__(self, context: GossipContext, rules: GossipRules, replica: Replica) -> None:
         self._context, self._rules, self._replica = context, rules, replica
+        self._copies = MemoryRoom(("theta",), replica.theta.numel(), context.part_file.parent, in_memory=0)
         self._place = StateOffer(-1, b"")
         context.host.rpc.register(OFFER_STATE, self._on_place)
 
     async def publish(self) -> None:
-        """Publish the weights as a snapshot; they must not change meanwhile."""
+        """Publish a copy of the weights; they must not change meanwhile."""
         replica = self._replica
         if replica.round < 0:
             return
         head = msgspec.msgpack.encode(replica.head(self._rules.run_id, self._rules.steps))
-        await trio.to_thread.run_sync(self._context.snapshots.publish, replica.tree, [replica.theta], head)
+        self._context.snapshots.publish(await trio.to_thread.run_sync(self._copied), head)
         self._place = StateOffer(replica.round, replica.tree.root)
+
+    def _copied(self) -> Generation:
+        copy = self._copies.new()
+        copy.tensors["theta"].copy_(self._replica.theta)
+        copy.finish(self._replica.tree)
+        return copy
 
     async def fetch(self, others: dict[str, PeerView]) -> None:
         """Take over the weights of a peer near the median round of the `others`; at the run's beginning, the

@@ -7,7 +7,6 @@ from typing import Protocol
 import msgspec
 import trio
 
-from peer.checkpoint.held_state import HeldState
 from peer.files import write_atomically
 from peer.identity import Identity
 from peer.net.host import Host
@@ -56,7 +55,7 @@ async def save_commit(
     manifest, host, head = place.manifest, place.host, proven.head
     store = open_store(place.home, manifest, stage, owner or host.identity, host.events)
     await trio.to_thread.run_sync(store.prepare)
-    fetched = HeldState(dict(zip(vectors_of(manifest, stage), state.tensors, strict=True)), state.tree)
+    fetched = state.named(vectors_of(manifest, stage))
     if not await store.save(max(head.round, 0), msgspec.msgpack.encode(head), fetched, layout_of(manifest, stage)):
         return False
     folder = place.home.stage(stage, manifest.stages)

@@ -20,6 +20,8 @@ from swarm.run.sections import PipelineConfig, micro_batch_of
 
 USUAL_PEERS: Final = 8
 """Of a stage's group: all peers of a run must find the same costs, however many there are."""
+STATE_SHARE: Final = 0.8
+"""Of a machine's memory: where a peer would take more of it, its states lie in files by default."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,12 @@ class RunShape:
             device=device,
             bf16=bf16,
         )
+
+    def placed(self, work: Workload, memory_bytes: float) -> Workload:
+        """Return that work with the states in files, where they and all else of this peer would take more than
+        `STATE_SHARE` of `memory_bytes`, on a machine without a GPU with what a step takes."""
+        too_large = self.footprint(work).host_bytes > STATE_SHARE * memory_bytes
+        return replace(work, state_on_disk=too_large and work.exchange.is_common)
 
     def footprint(self, work: Workload, token_cache_bytes: float = 0.0) -> Footprint:
         """Return the bytes of a peer that does that work. `token_cache_bytes`: of a peer that reads text."""

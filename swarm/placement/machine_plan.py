@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 from msgspec.structs import replace as changed
@@ -12,6 +12,7 @@ from msgspec.structs import replace as changed
 from optim.bundles import BUNDLES_MAX, Bundles
 from optim.wire_sizes import slices_of
 from peer.errors import ConfigError
+from peer.footprint.host import written_in_a_round
 from peer.footprint.layout import Layout
 from peer.footprint.pace import WAITING, Pace, steps_in
 from peer.footprint.step_size import SMALLEST, sized, step_that_fits
@@ -57,6 +58,8 @@ class StageNeed(msgspec.Struct, frozen=True):
     """Of the machine's memory: with the device's where there is no GPU."""
     disk_bytes: float
     fits: bool
+    state: Literal["memory", "disk"]
+    """Where the run's states lie by default (`peer join --state`)."""
 
 
 class MachinePlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,6 +94,8 @@ class MachinePlan(msgspec.Struct, frozen=True, kw_only=True):
     tokens: float
     days: float
     traffic_a_day: float
+    written_a_day: float
+    """Bytes that the disk takes: states, results, exchanges kept."""
     group_most: int
     """About how many peers of one stage a round can merge, which `max_peers` may not exceed; 0 if rounds are each
     peer's own."""
@@ -152,6 +157,7 @@ def plan_for(
         tokens=tokens,
         days=pace.days(tokens),
         traffic_a_day=pace.traffic_a_day,
+        written_a_day=written_in_a_round(worst) * pace.rounds_a_day,
         group_most=most,
         leader_peers=led,
         leader_bytes=sent,
@@ -201,6 +207,8 @@ def _layout(shape: RunShape, machine: Machine, peers: int) -> Layout:
 def _work(shape: RunShape, machine: Machine, stage: int, peers: int, layout: Layout) -> Workload:
     """Return the part of one peer, with steps that the machine has room for where it may choose them."""
     work = of_each(shape.workload(stage, peers, machine.device, machine.bf16), layout)
+    least = work if work.is_stage else sized(work, SMALLEST)
+    work = replace(work, state_on_disk=shape.placed(least, machine.host_bytes).state_on_disk)
     if work.is_stage:
         return work
     room = machine.device_bytes
@@ -221,6 +229,7 @@ def _need(shape: RunShape, machine: Machine, work: Workload, stage: int) -> Stag
         host_bytes=sizes.host_bytes,
         disk_bytes=sizes.disk_bytes,
         fits=_fits(machine, sizes),
+        state="disk" if work.state_on_disk else "memory",
     )
 
 
@@ -260,8 +269,8 @@ def _room(shape: RunShape, machine: Machine, needs: list[StageNeed]) -> Iterator
     largest = max(needs, key=lambda need: need.host_bytes)
     if largest.host_bytes > machine.host_bytes:
         yield (
-            f"{_gb(largest.host_bytes)} of memory are needed and {_gb(machine.host_bytes)} are there: the run's state,"
-            " its next one and their copies lie in memory, not in files; no setting of this machine changes that"
+            f"{_gb(largest.host_bytes)} of memory are needed, with the run's states in files, and"
+            f" {_gb(machine.host_bytes)} are there; no setting of this machine changes that"
         )
     device = max(need.device_bytes for need in needs)
     if machine.device != "cpu" and device > machine.device_bytes:

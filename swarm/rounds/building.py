@@ -272,7 +272,6 @@ class StateBuilder:
         self._scope.cancel()
         async with self._lock:
             if head.state_hash != self._state.tree.root:
-                await trio.to_thread.run_sync(self._context.snapshots.detach)
                 await self._make_current(head.state_hash)
             self.publish(head, parts)
             self._candidates, self._next = {}, _NextState()
@@ -280,9 +279,8 @@ class StateBuilder:
                 self._fetched = None
 
     def publish(self, head: Head, parts: Sequence[memoryview] = ()) -> None:
-        """Serve the committed state from its own buffers, and the results that led there."""
-        state = self._state
-        self._context.snapshots.publish_in_place(state.tree, state.tensors, msgspec.msgpack.encode(head), parts)
+        """Serve the committed state, and the results that led there."""
+        self._context.snapshots.publish(self._state.current, msgspec.msgpack.encode(head), parts)
 
     async def _make_current(self, state_hash: bytes) -> None:
         """Go to a state that was just built or was fetched whole; else by its results, which after a restart, or where
@@ -292,7 +290,7 @@ class StateBuilder:
             state.commit(state_hash)
             return
         if self._fetched is not None and self._fetched.tree.root == state_hash:
-            await trio.to_thread.run_sync(state.replace, self._fetched.tensors, self._fetched.tree)
+            state.replace(self._fetched.tensors, self._fetched.tree)
             return
         if candidate is not None:
             path = [candidate.result]

@@ -11,10 +11,10 @@ from typing import Final
 import trio
 
 from peer.checkpoint.hash_tree import hash_state
+from peer.checkpoint.mapped_floats import map_floats
 from peer.errors import ResourceError
 from peer.events import EventLog
 from swarm.state.fetch import Fetched, StateFiles
-from swarm.state.partial_file import map_floats
 
 _SUFFIX: Final = ".state"
 

@@ -58,7 +58,7 @@ class Restorer:
             if root != head.state_hash and not path:
                 continue
             if base is not None:
-                await trio.to_thread.run_sync(state.replace, base.tensors, base.tree)
+                state.replace(base.tensors, base.tree)
                 self._fetched.base = root
             for result in path:
                 if not await self._is_whole(result, self._builder.advance):

@@ -160,6 +160,11 @@ class Home:
         return self.path / "checkpoints"
 
     @property
+    def states(self) -> Path:
+        """Where the files of states lie, if they are not in memory."""
+        return self.path / "states"
+
+    @property
     def state_part(self) -> Path:
         return self.path / "state.part"
 

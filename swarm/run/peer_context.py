@@ -17,6 +17,7 @@ from swarm.run.owners_pause import OwnersPause
 from swarm.run.pause_conditions import PauseCondition
 
 Role = Literal["auto", "full", "stage", "feeder"]
+StatePlace = Literal["auto", "memory", "disk"]
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,8 @@ class JoinConfig:
     """How much of the device's memory training may take, on a CPU of the machine's; None for what is free."""
     host_memory_bytes: float | None = None
     """Beside a GPU: how much of the machine's memory training may take."""
+    state: StatePlace = "auto"
+    """Where the run's state lies: "disk" for files, which memory only caches; "auto" for memory where there is room."""
     nice: int = BEHIND_THE_NETWORK
     """The niceness of the processes that train."""
     pause_when: tuple[PauseCondition, ...] = ()

@@ -13,12 +13,14 @@ from pathlib import Path
 import trio
 from torch import Tensor
 
+from peer.checkpoint.generation import Generation
 from peer.checkpoint.hash_tree import StateTree, hash_state
+from peer.checkpoint.mapped_floats import FLOAT_BYTES, map_floats
 from peer.errors import ResourceError
 from peer.events import EventLog
 from peer.net.rpc import Rpc
 from swarm.state.chunk_fetch import ChunkFetch, Holders, StateGone
-from swarm.state.partial_file import FLOAT_BYTES, PartFile, map_floats
+from swarm.state.partial_file import PartFile
 from swarm.state.ranges import ByteRange, chunks_of
 
 Donors = Callable[[], Iterable[str]]
@@ -32,12 +34,13 @@ class StateFiles:
     part: Path
     """While it arrives."""
     kept: Path | None = None
-    """From then on: the file is moved there, and synced. None: it is removed, since its content is in memory."""
+    """From then on: the file is moved there, and synced. None: its name is removed, and it is gone with the last reader
+    of the state."""
 
 
 @dataclass(frozen=True)
 class Fetched:
-    """A whole state, in memory."""
+    """A whole state, mapped from the file that it was fetched to."""
 
     tensors: tuple[Tensor, ...]
     """Flat fp32, each of shape (P,)."""
@@ -47,6 +50,10 @@ class Fetched:
     resumed_bytes: int
     """What an earlier attempt had left in the part file."""
     seconds: float
+
+    def named(self, vectors: Sequence[str]) -> Generation:
+        """Return the state with its vectors' names."""
+        return Generation(dict(zip(vectors, self.tensors, strict=True)), self.tree)
 
 
 @dataclass(frozen=True)
@@ -96,8 +103,7 @@ async def fetch_state(
     try:
         fetch = ChunkFetch(rpc, donors, root, part, events)
         tree = await fetch.run()
-        flat = await trio.to_thread.run_sync(part.load)
-        tensors = flat.chunk(vectors)
+        tensors = (await trio.to_thread.run_sync(map_floats, files.part, size_bytes)).chunk(vectors)
         arrived = await trio.to_thread.run_sync(hash_state, tensors)
         if arrived.root == root and files.kept is not None:
             await trio.to_thread.run_sync(part.keep, files.kept)

@@ -1,98 +1,101 @@
 """A peer's copy of the outer state: the weights and what else its method shares, changed only by a commit.
 
-The next state is built slice by slice in a second set of buffers while results arrive, then hashed and voted on. A
-commit swaps the sets. A discarded round leaves the current set untouched.
+The next state is built slice by slice in another generation while results arrive, then hashed and voted on. A commit
+puts it in the place of the current one. A discarded round leaves the current one untouched.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import weakref
+from collections.abc import Sequence
 
 import torch
 
 from optim.codecs import Buffer
 from optim.strategies.interface import Coding, OuterStrategy, RoundInfo
+from peer.checkpoint.generation import Generation, MemoryRoom, StateRoom
 from peer.checkpoint.hash_tree import StateTree, hash_state
-from peer.checkpoint.held_state import HeldState
 
 
 class OuterState:
     """The current state and the next one.
 
-    `tensors`: [theta, *strategy.shared], each flat fp32, shape (P,). `tree`: their hash tree; its root is the state
+    `current` holds [theta, *strategy.shared], each flat fp32, shape (P,), and their hash tree, whose root is the state
     hash.
     """
 
-    def __init__(self, tensors: Sequence[torch.Tensor], strategy: OuterStrategy) -> None:
-        if len(tensors) != 1 + len(strategy.shared):
-            raise ValueError(f"the method shares {1 + len(strategy.shared)} vectors, not {len(tensors)}")
-        self.tensors = list(tensors)
+    def __init__(self, current: Generation, strategy: OuterStrategy, room: StateRoom) -> None:
+        """`room`: where later states lie. Blocks for a pass over the state if its hash tree is not known."""
+        if len(current.vectors) != 1 + len(strategy.shared):
+            raise ValueError(f"the method shares {1 + len(strategy.shared)} vectors, not {len(current.vectors)}")
         self.strategy = strategy
-        self.tree: StateTree = hash_state(self.tensors)
-        self._next = [torch.empty_like(tensor) for tensor in tensors]
+        self.current = current.hashed()
+        self._whole_place: tuple[slice, ...] = (slice(0, current.numel),)
+        self._room = room
+        self.changed: tuple[slice, ...] = self._whole_place
+        """The slices that the last commit changed."""
+        self._next: Generation | None = None
         self._next_tree: StateTree | None = None
-        self._apart: tuple[slice, ...] = (slice(0, self.numel),)  # where the next set may differ from the current one
+        self._is_unchanged = False  # whether the next state is the current one
+        self._apart: tuple[slice, ...] = self._whole_place  # where what is built may differ from the current state
+        self._before: weakref.ref[torch.Tensor] | None = None  # the weights of the state before the current one
         self._whole: torch.Tensor | None = None  # the merged update, for a method that steps on all of it at once
         self._round_info: RoundInfo | None = None
         self._coding: Coding | None = None
-        self._held: tuple[HeldState, ...] = ()
+
+    @classmethod
+    def in_memory(cls, tensors: Sequence[torch.Tensor], strategy: OuterStrategy) -> OuterState:
+        """Begin with [theta, *strategy.shared]; later states lie in memory."""
+        current = Generation(dict(zip(("theta", *strategy.shared), tensors, strict=True)))
+        return cls(current, strategy, MemoryRoom(current.vectors, current.numel))
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        return list(self.current.tensors.values())
+
+    @property
+    def tree(self) -> StateTree:
+        return self.current.tree
 
     @property
     def theta(self) -> torch.Tensor:
-        return self.tensors[0]
+        return self.current.tensors["theta"]
 
     @property
     def numel(self) -> int:
-        return self.theta.numel()
+        return self.current.numel
 
     @property
     def size_bytes(self) -> int:
-        return len(self.tensors) * 4 * self.numel
+        return self.current.size_bytes
 
     @property
     def next_hash(self) -> bytes:
         """The hash of the complete next state; empty while there is none."""
         return self._next_tree.root if self._next_tree is not None else b""
 
-    @property
-    def changed(self) -> tuple[slice, ...]:
-        """The slices that the last commit changed."""
-        return self._apart
-
-    def named(self) -> dict[str, torch.Tensor]:
-        """Return the tensors by name."""
-        return dict(zip(("theta", *self.strategy.shared), self.tensors, strict=True))
-
-    @contextmanager
-    def held(self) -> Iterator[HeldState]:
-        """Give the current state to a reader in another thread, as it is, inside the block: later ones are built
-        meanwhile."""
-        held = HeldState(self.named(), self.tree)
-        self._held = (*self._held, held)
-        try:
-            yield held
-        finally:
-            self._held = tuple(other for other in self._held if other is not held)
-
-    def _keep(self, tensors: Sequence[torch.Tensor], place: slice) -> None:
-        """Let readers have what is about to change."""
-        for held in self._held:
-            if held.is_of(tensors):
-                held.keep(place)
-
     def begin(self, round_info: RoundInfo, coding: Coding) -> None:
-        """Begin to build the state after that round from the current one. Drops one that was begun before."""
+        """Begin to build the state after that round from the current one. Drops one that was begun before. Raises
+        ResourceError if there is no room for it."""
         self._next_tree = None
         self._round_info, self._coding = round_info, coding
         if not self.strategy.elementwise and self._whole is None:
             self._whole = torch.empty_like(self.theta)
+        after, self._is_unchanged = self._begun(), False
         if sum(place.stop - place.start for place in coding.places) < self.numel:
             for place in self._apart:
-                self._keep(self._next, place)
-                for after, before in zip(self._next, self.tensors, strict=True):
-                    after[place] = before[place]
+                for mine, before in zip(after, self.tensors, strict=True):
+                    mine[place] = before[place]
         self._apart = coding.places
+
+    def _begun(self) -> list[torch.Tensor]:
+        """Return the vectors that the next state is built in. What they hold differs from the current state in
+        `_apart`."""
+        if self._next is None:
+            self._next = self._room.new()
+            if self._before is None or self._next.tensors["theta"] is not self._before():
+                self._apart = self._whole_place
+        return list(self._next.tensors.values())
 
     def build(self, index: int, result: Buffer) -> None:
         """Apply one slice's merged update; `ProtocolViolation` if it does not decode.
@@ -102,43 +105,42 @@ class OuterState:
         """
         assert self._coding is not None and self._round_info is not None
         self._next_tree = None
+        next_tensors, tensors = self._begun(), self.tensors
         for place, update in self._coding.updates(index, result):
             if self._whole is not None:
                 self._whole[place] = update
                 continue
-            self._keep(self._next, place)
-            after, before = [t[place] for t in self._next], [t[place] for t in self.tensors]
+            after, before = [t[place] for t in next_tensors], [t[place] for t in tensors]
             self.strategy.step_into(self._round_info, after, before, update)
 
     def hash_next(self) -> bytes:
         """Hash the complete next state, for the vote. Every slice must have been built."""
+        after = self._begun()
         if self._whole is not None:
             assert self._round_info is not None
-            self._keep(self._next, slice(0, self.numel))
-            self.strategy.step_into(self._round_info, self._next, self.tensors, self._whole)
-        self._next_tree = hash_state(self._next)
+            self.strategy.step_into(self._round_info, after, self.tensors, self._whole)
+        self._next_tree = hash_state(after)
         return self._next_tree.root
 
     def hash_unchanged(self) -> bytes:
         """Make the current state the next one as well, instead of building slices. Return its hash."""
-        self._keep(self._next, slice(0, self.numel))
-        for after, before in zip(self._next, self.tensors, strict=True):
-            after.copy_(before)
-        self._apart = ()
-        self._next_tree = self.tree
+        self._next_tree, self._is_unchanged = self.tree, True
         return self.tree.root
 
     def commit(self, state_hash: bytes) -> None:
         """Make the next state current. Its hash must be `state_hash`."""
         if self._next_tree is None or self._next_tree.root != state_hash:
             raise RuntimeError("only the hashed next state can be committed")
-        self.tensors, self._next = self._next, self.tensors
-        self.tree, self._next_tree = self._next_tree, None
+        if self._is_unchanged:
+            self.changed = ()
+        else:
+            assert self._next is not None
+            self._before = weakref.ref(self.theta)
+            self._next.finish(self._next_tree)
+            self.current, self._next, self.changed = self._next, None, self._apart
+        self._next_tree = None
 
     def replace(self, tensors: Sequence[torch.Tensor], tree: StateTree) -> None:
-        """Take over a state fetched from other peers; the vectors are copied."""
-        self.tree, self._next_tree = tree, None  # first: what is no whole state is not saved as the one before
-        self._keep(self.tensors, slice(0, self.numel))
-        for mine, fetched in zip(self.tensors, tensors, strict=True):
-            mine.copy_(fetched)
-        self._apart = (slice(0, self.numel),)
+        """Take over a state that was fetched from other peers. Its vectors must not change any more."""
+        self.current, self._next_tree = Generation(dict(zip(self.current.vectors, tensors, strict=True)), tree), None
+        self._before, self._apart, self.changed = None, self._whole_place, self._whole_place

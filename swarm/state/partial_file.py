@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import errno
-import mmap
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Final
-
-import torch
-from torch import Tensor
 
 from peer.checkpoint.hash_tree import StateTree
 from peer.errors import ResourceError
-from peer.files import fsync_path, make_folder
+from peer.files import fsync_path, is_full, make_folder
 from swarm.state.ranges import ByteRange, chunks_of, spans_of
 
-FLOAT_BYTES: Final = 4
-_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
-_READ_BYTES: Final = 64 << 20
 _OPTION: Final = "with --home (of an export: --out)"
 
 
@@ -78,18 +70,6 @@ class PartFile:
             raise self._refused(error) from error
         return True
 
-    def load(self) -> Tensor:
-        """Return the whole file as flat fp32, in memory."""
-        flat = torch.empty(self.size_bytes // FLOAT_BYTES)
-        view = memoryview(flat.numpy().view("u1").data)
-        offset = 0
-        while offset < self.size_bytes:
-            count = os.preadv(self._fd, [view[offset : offset + _READ_BYTES]], offset)
-            if count == 0:
-                raise ResourceError(f"{self.path} was cut short by another program: try again")
-            offset += count
-        return flat
-
     def close(self) -> None:
         """Keep the file for the next attempt."""
         if self._fd >= 0:
@@ -126,25 +106,9 @@ class PartFile:
             os.ftruncate(self._fd, self.size_bytes)
 
     def _refused(self, error: OSError) -> ResourceError:
-        if error.errno in _FULL:
+        if is_full(error):
             need = f"{(self.wanted_bytes >> 20) + 1} MiB are needed to receive the run's state"
             return ResourceError(
                 f"the disk of {self.path.parent} is full, {need}: free some space, or choose another folder {_OPTION}"
             )
         return ResourceError(f"{self.path} cannot be written ({error.strerror}): choose a writable folder {_OPTION}")
-
-
-def floats_on_disk(folder: Path, sizes: Sequence[int]) -> list[Tensor]:
-    """Return flat fp32 tensors of these sizes, not yet filled, that lie in one file of `folder` without a name: memory
-    only caches them. Raises OSError if the disk has no room for them, or this system cannot reserve it."""
-    if not hasattr(os, "posix_fallocate"):  # macOS: without it a full disk would end the process at a write
-        raise OSError(errno.ENOTSUP, "this system cannot reserve room in a file")
-    size_bytes = FLOAT_BYTES * sum(sizes)
-    with TemporaryFile(dir=folder) as file:
-        os.posix_fallocate(file.fileno(), 0, size_bytes)
-        return list(torch.frombuffer(mmap.mmap(file.fileno(), size_bytes), dtype=torch.float32).split(list(sizes)))
-
-
-def map_floats(path: Path, size_bytes: int) -> Tensor:
-    """Return a file of flat fp32 as a tensor that is mapped, not read. Writing to it does not change the file."""
-    return torch.from_file(str(path), shared=False, size=size_bytes // FLOAT_BYTES, dtype=torch.float32)

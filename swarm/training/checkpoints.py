@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
-import torch
 import trio
 
 from optim.strategies.interface import OuterStrategy
 from optim.strategies.registry import build_strategy
+from peer.checkpoint.generation import FileRoom, Generation, MemoryRoom, StateRoom
 from peer.checkpoint.store import CheckpointStore
 from peer.decoding import MALFORMED
 from peer.errors import ProtocolViolation, ResourceError
@@ -31,6 +31,7 @@ from swarm.run.home import Home
 from swarm.run.manifest import Manifest
 from swarm.run.peer_context import PeerContext
 from swarm.state.outer_state import OuterState
+from swarm.training.machine_memory import state_lies_on_disk
 
 PROOF_BYTES_MAX: Final = 1 << 20
 
@@ -61,7 +62,8 @@ class LocalCheckpoint:
         store = open_store(context.home, manifest, stage, host.identity, host.events)
         store.prepare()
         strategy = build_strategy(manifest.outer, manifest.codec, layout, manifest.inner)
-        state, head = await trio.to_thread.run_sync(_initial, store, manifest, stage, strategy)
+        room = await trio.to_thread.run_sync(_room, context, stage, layout, strategy)
+        state, head = await trio.to_thread.run_sync(_initial, store, manifest, stage, strategy, room)
         return cls(context, home, layout, store, state, head)
 
     async def save(self, head: Head) -> bool:
@@ -69,8 +71,8 @@ class LocalCheckpoint:
         whether it was written."""
         if not self._is_due(head):
             return False
-        with self.state.held() as held:
-            saved = await self.store.save(max(head.round, 0), msgspec.msgpack.encode(head), held, self.layout)
+        state = self.state.current
+        saved = await self.store.save(max(head.round, 0), msgspec.msgpack.encode(head), state, self.layout)
         self._saved = head if saved else self._saved
         return saved
 
@@ -150,17 +152,31 @@ def last_stage(context: PeerContext) -> int | None:
         return None
 
 
+def _room(context: PeerContext, stage: int, layout: FlatLayout, strategy: OuterStrategy) -> StateRoom:
+    """Return where this peer's states of a stage lie. Raises ResourceError."""
+    home, vectors = context.home.stage(stage, context.manifest.stages), ("theta", *strategy.shared)
+    if state_lies_on_disk(context.config, context.manifest, stage):
+        context.host.events.emit("state_in_files", folder=str(home.states))
+        return FileRoom(vectors, layout, home.states)
+    return MemoryRoom(vectors, layout.numel, home.path)
+
+
 def _initial(
-    store: CheckpointStore, manifest: Manifest, stage: int, strategy: OuterStrategy
+    store: CheckpointStore, manifest: Manifest, stage: int, strategy: OuterStrategy, room: StateRoom
 ) -> tuple[OuterState, Head]:
     loaded = store.load_latest()
     if loaded is not None and tuple(loaded.tensors) == ("theta", *strategy.shared):
         head = msgspec.msgpack.decode(loaded.head, type=Head)
         if head.state_hash == loaded.tree.root:
-            return OuterState(list(loaded.tensors.values()), strategy), head
+            return OuterState(Generation(loaded.tensors, loaded.tree), strategy, room), head
     first = manifest.first_head(stage)
-    theta = init_flat(manifest.model, manifest.run.seed, span=spans_of(manifest.cuts)[stage])
-    state = OuterState([theta, *(torch.zeros_like(theta) for _ in strategy.shared)], strategy)
+    begun = room.new()
+    for vector, tensor in begun.tensors.items():
+        if vector == "theta":
+            init_flat(manifest.model, manifest.run.seed, tensor, spans_of(manifest.cuts)[stage])
+        else:
+            tensor.zero_()
+    state = OuterState(begun, strategy, room)
     if state.tree.root == first.state_hash:
         return state, first
     return state, msgspec.structs.replace(first, round=-1, state_hash=state.tree.root)

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 
+from peer.checkpoint.mapped_floats import can_reserve
 from peer.data.corpus import check_source, token_cache_bytes
 from peer.errors import ConfigError, ResourceError
 from peer.footprint.layout import ONE_DEVICE, Layout
@@ -19,7 +22,7 @@ from swarm.placement.costs import USUAL_PEERS, RunShape
 from swarm.run.manifest import Manifest
 from swarm.run.peer_context import JoinConfig
 from swarm.run.sections import BYTES_TOKENIZER
-from swarm.training.machine_memory import Accelerator, host_limit, layout_of, least_work
+from swarm.training.machine_memory import Accelerator, host_limit, layout_of, least_work, state_lies_on_disk
 
 
 def check_join(config: JoinConfig, manifest: Manifest) -> None:
@@ -55,7 +58,9 @@ def check_memory(config: JoinConfig, manifest: Manifest) -> None:
     ConfigError for the user's limit, which counts where it is given, ResourceError for what is free. What a GPU has
     room for the worker finds out."""
     found = Accelerator.of(config.device, manifest.inner)
-    needs, limit = memory_needs(manifest, found, layout_of(config, manifest)), host_limit(config, found.kind)
+    on_disk = config.state != "memory" and can_reserve() and manifest.outer.has_common_state
+    needs = memory_needs(manifest, found, layout_of(config, manifest), on_disk)
+    limit = host_limit(config, found.kind)
     name = "--memory-limit" if found.kind == "cpu" else "--host-memory-limit"
     needed, what, remedy = min(needs), "the smallest stage", "or join with --role feeder"
     if manifest.stages == 1:
@@ -78,7 +83,8 @@ def check_memory(config: JoinConfig, manifest: Manifest) -> None:
 def check_disk(config: JoinConfig, manifest: Manifest) -> None:
     """Raise ResourceError if the home's disk has too little room for all that this peer writes, in its stage or in the
     smallest one. What the home holds already counts as room."""
-    needs = disk_needs(manifest, config.data_folder)
+    in_files = [stage for stage in range(manifest.stages) if state_lies_on_disk(config, manifest, stage)]
+    needs = disk_needs(manifest, config.data_folder, in_files)
     needed = min(needs) if config.stage is None else needs[config.stage]
     if config.role == "feeder":
         needed = _cached_bytes(manifest, config.data_folder)
@@ -90,27 +96,37 @@ def check_disk(config: JoinConfig, manifest: Manifest) -> None:
         )
 
 
-def disk_needs(manifest: Manifest, data_folder: str) -> list[float]:
-    """Return the bytes on disk that each stage needs. `data_folder` is this machine's text, "" for none."""
-    return [sizes.disk_bytes for sizes in footprints(manifest, Accelerator("cpu", bf16=False), data_folder)]
+def disk_needs(manifest: Manifest, data_folder: str, in_files: Collection[int] = ()) -> list[float]:
+    """Return the bytes on disk that each stage needs. `data_folder`: this machine's text, "" for none; `in_files`: the
+    stages whose states lie there."""
+    cpu = Accelerator("cpu", bf16=False)
+    found = zip(*(footprints(manifest, cpu, data_folder, on_disk=on_disk) for on_disk in (False, True)), strict=True)
+    return [sizes[stage in in_files].disk_bytes for stage, sizes in enumerate(found)]
 
 
 def _cached_bytes(manifest: Manifest, data_folder: str) -> int:
     return 0 if manifest.tokenizer == BYTES_TOKENIZER else token_cache_bytes(manifest.data, data_folder)
 
 
-def memory_needs(manifest: Manifest, device: Accelerator, layout: Layout = ONE_DEVICE) -> list[float]:
+def memory_needs(
+    manifest: Manifest, device: Accelerator, layout: Layout = ONE_DEVICE, on_disk: bool = False
+) -> list[float]:
     """Return the bytes of this machine's memory that each stage needs at least, on a CPU with what a step takes."""
-    return [sizes.host_bytes for sizes in footprints(manifest, device, layout=layout)]
+    return [sizes.host_bytes for sizes in footprints(manifest, device, layout=layout, on_disk=on_disk)]
 
 
 def footprints(
-    manifest: Manifest, device: Accelerator, data_folder: str = "", layout: Layout = ONE_DEVICE
+    manifest: Manifest,
+    device: Accelerator,
+    data_folder: str = "",
+    layout: Layout = ONE_DEVICE,
+    on_disk: bool = False,
 ) -> list[Footprint]:
-    """Return the bytes that each stage takes at least."""
+    """Return the bytes that each stage takes at least. `data_folder`: this machine's text, "" for none; `on_disk`:
+    whether its states lie in files."""
     shape, cached = RunShape.of(manifest), _cached_bytes(manifest, data_folder)
     works = [shape.workload(stage, USUAL_PEERS, device.kind, device.bf16) for stage in range(manifest.stages)]
-    return [shape.footprint(least_work(work, layout), cached) for work in works]
+    return [shape.footprint(replace(least_work(work, layout), state_on_disk=on_disk), cached) for work in works]
 
 
 def room_for_stages(config: JoinConfig, manifest: Manifest) -> float:

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import cast
 
+from peer.checkpoint.mapped_floats import can_reserve
 from peer.compute.device import resolve_device, uses_bf16
 from peer.config import InnerConfig
 from peer.footprint.layout import Layout
@@ -61,6 +62,18 @@ def layout_of(config: JoinConfig, manifest: Manifest) -> Layout:
     return layout
 
 
+def state_lies_on_disk(config: JoinConfig, manifest: Manifest, stage: int) -> bool:
+    """Return whether this peer's states of that stage lie in files: as the user has said, else where its memory has too
+    little room for them. Raises ConfigError for the devices."""
+    if config.state != "auto" or not manifest.outer.has_common_state or not can_reserve():
+        return config.state == "disk" and manifest.outer.has_common_state
+    found, shape = Accelerator.of(config.device, manifest.inner), RunShape.of(manifest)
+    work = shape.workload(stage, USUAL_PEERS, found.kind, found.bf16)
+    limit = host_limit(config, found.kind)
+    memory = free_memory_bytes() if limit is None else limit
+    return shape.placed(least_work(work, layout_of(config, manifest)), memory).state_on_disk
+
+
 def least_work(work: Workload, layout: Layout) -> Workload:
     """Return what each device of a layout does at least: of a whole model the smallest step. The micro-batches of a
     stage are as large as the run says."""
@@ -74,7 +87,8 @@ def step_size(config: JoinConfig, manifest: Manifest) -> StepSize:
     layout, whole = layout_of(config, manifest), StepSize(manifest.inner.batch_size)
     if found.kind != "cpu" and layout.size == 1:
         return whole
-    work = replace(shape.workload(0, USUAL_PEERS, found.kind, found.bf16), layout=layout)
+    work = shape.workload(0, USUAL_PEERS, found.kind, found.bf16)
+    work = replace(work, layout=layout, state_on_disk=state_lies_on_disk(config, manifest, 0))
     room = _room(config, found.kind, found.memory_bytes, shape.footprint(sized(work, whole)))
     return step_that_fits(work, room) or SMALLEST
 

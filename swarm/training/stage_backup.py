@@ -16,6 +16,7 @@ import trio
 from blake3 import blake3
 
 from peer.checkpoint.checkpoint_file import LoadedCheckpoint
+from peer.checkpoint.generation import Generation
 from peer.errors import BarnraiseError
 from peer.net.rpc import Call, Method
 from peer.net.wire import LARGE_HEADER_BYTES
@@ -64,10 +65,7 @@ class StageBackup:
         self._manifest, self._host = context.manifest, context.host
         self.of = (stage + 1) % self._manifest.stages
         self.snapshots: Final = SnapshotStore(
-            state_bytes(self._manifest, self.of),
-            SLICE_BYTES_MAX,
-            events=self._host.events,
-            folder=context.home.stage(self.of, self._manifest.stages).path,
+            state_bytes(self._manifest, self.of), SLICE_BYTES_MAX, events=self._host.events
         )
         self._store = open_store(context.home, self._manifest, self.of, self._host.identity, self._host.events)
         self._head: Head | None = None
@@ -130,7 +128,7 @@ class StageBackup:
             return self._held
 
     def _publish(self, loaded: LoadedCheckpoint) -> BackupHead:
-        self.snapshots.publish(loaded.tree, list(loaded.tensors.values()), loaded.head)
+        self.snapshots.publish(Generation(loaded.tensors, loaded.tree), loaded.head)
         head = msgspec.msgpack.decode(loaded.head, type=Head)
         proof = proof_of(self._context, self.of, head)
         return BackupHead() if proof is None else BackupHead(head, proof)

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from cli.templates import template, with_settings
-from peer.checkpoint.held_state import HeldState
+from peer.checkpoint.generation import Generation
 from peer.config import ModelConfig
 from peer.events import EventLog
 from peer.identity import Identity
@@ -155,7 +155,7 @@ async def home_with_checkpoints(home: Path, manifest: Manifest, authority: Ident
         named = {name: theta[: layout.numel].clone() for name in vectors_of(manifest, stage)}
         store = open_store(Home(home), manifest, stage, identity, EventLog())
         store.prepare()
-        assert await store.save(stage + 4, b"", HeldState(named), layout)
+        assert await store.save(stage + 4, b"", Generation(named), layout)
     return home
 
 

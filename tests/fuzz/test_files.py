@@ -16,8 +16,9 @@ import torch
 
 from cli.progress.event_tail import EventTail
 from peer.checkpoint.checkpoint_file import MANIFEST, describe, load_checkpoint, write_checkpoint
+from peer.checkpoint.generation import Generation
 from peer.checkpoint.hash_tree import hash_state
-from peer.checkpoint.held_state import HeldState
+from peer.checkpoint.mapped_floats import map_floats
 from peer.config import ModelConfig
 from peer.errors import BarnraiseError
 from peer.identity import Identity, Signed, sign_body
@@ -197,7 +198,7 @@ def read_part(path: Path) -> None:
     file = PartFile(path, tree.size_bytes)
     try:
         file.intact(tree)
-        file.load()
+        map_floats(path, tree.size_bytes)
     finally:
         file.close()
 
@@ -258,8 +259,8 @@ def test_files_of_a_home(name: str, count: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("count", MUTATIONS)
 def test_checkpoints(count: int, tmp_path: Path) -> None:
     folder, chance, trial = tmp_path / "checkpoint", chance_for("checkpoints"), Trial("checkpoints", (BarnraiseError,))
-    manifest = describe("run", 3, msgspec.msgpack.encode(HEAD), HeldState(STATE), LAYOUT)
-    write_checkpoint(folder, OWNER, manifest, HeldState(STATE))
+    manifest = describe("run", 3, msgspec.msgpack.encode(HEAD), Generation(STATE), LAYOUT)
+    write_checkpoint(folder, OWNER, manifest, Generation(STATE))
     load_checkpoint(folder)
     shard = next(folder.glob("*.safetensors"))
     described, weights = (folder / MANIFEST).read_bytes(), shard.read_bytes()

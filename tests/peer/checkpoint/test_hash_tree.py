@@ -13,6 +13,7 @@ from peer.checkpoint.hash_tree import (
     MIN_CHUNK,
     StateBytes,
     StateTree,
+    StreamHasher,
     chunk_size_for,
     hash_list_bytes,
     hash_list_bytes_max,
@@ -86,3 +87,14 @@ def test_a_chunk_of_another_length_never_matches() -> None:
 def test_a_strided_tensor_is_refused() -> None:
     with pytest.raises(ValueError, match="contiguous"):
         hash_state([torch.zeros(4, 4).t()])
+
+
+@pytest.mark.parametrize("numel", [1, MIN_CHUNK // 8, MIN_CHUNK // 4, 3 * MIN_CHUNK // 4 + 5])
+@pytest.mark.parametrize("piece", [1, 7, 1 << 20])
+def test_a_stream_has_the_tree_of_the_whole(numel: int, piece: int) -> None:
+    data = torch.arange(numel, dtype=torch.float32)
+    raw, hasher, step = memoryview(data.numpy().tobytes()), StreamHasher(8 * numel), piece * 1009
+    for start in range(0, 8 * numel, step):
+        part = (bytes(raw) * 2)[start : start + step]
+        assert hasher.passed(memoryview(part)) == part
+    assert hasher.tree() == hash_state([data, data])

@@ -19,9 +19,8 @@ import trio.testing
 from safetensors.torch import load_file
 
 from peer.checkpoint.checkpoint_file import load_checkpoint
+from peer.checkpoint.generation import Generation
 from peer.checkpoint.hash_tree import hash_state
-from peer.checkpoint.held_state import HeldState
-from peer.checkpoint.safetensors_file import plan_shards
 from peer.checkpoint.store import CheckpointStore
 from peer.config import ModelConfig
 from peer.errors import CheckpointError, ResourceError
@@ -53,7 +52,7 @@ class Shop:
 
     async def save(self, round_number: int) -> bool:
         with self.events.subscribed(self.seen.append):
-            return await self.store.save(round_number, b"head", HeldState(some_state(round_number)), LAYOUT)
+            return await self.store.save(round_number, b"head", Generation(some_state(round_number)), LAYOUT)
 
     def load_round(self) -> int | None:
         with self.events.subscribed(self.seen.append):
@@ -101,7 +100,7 @@ def mounted(tmp_path: Path, options: str) -> Iterator[Path]:
 
 async def test_a_checkpoint_comes_back_bit_for_bit(shop: Shop) -> None:
     state = some_state(7)
-    assert await shop.store.save(7, b"opaque head", HeldState(state), LAYOUT)
+    assert await shop.store.save(7, b"opaque head", Generation(state), LAYOUT)
     loaded = shop.store.load_latest()
     assert loaded is not None
     assert (loaded.round, loaded.head, loaded.layout) == (7, b"opaque head", LAYOUT)
@@ -120,36 +119,9 @@ async def test_the_files_are_ordinary_safetensors_with_canonical_names(shop: Sho
     assert all(torch.equal(tensor, expected[name]) for name, tensor in parameters.items())
 
 
-def test_large_states_are_cut_into_shards() -> None:
-    shards = plan_shards(LAYOUT, ["theta"], shard_bytes=100_000)
-    assert [name for shard in shards for name in shard.names] == list(LAYOUT.slots)
-    assert len(shards) > 1 and shards[0].file == f"model-00001-of-{len(shards):05}.safetensors"
-    for shard in shards:
-        assert len(shard.names) == 1 or sum(LAYOUT.slots[name].numel * 4 for name in shard.names) <= 100_000
-
-
-async def test_many_shards_are_joined(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("peer.checkpoint.safetensors_file.plan_shards.__defaults__", (100_000,))
-    await shop.save(3)
-    assert len(list(shop.newest.glob("model-*"))) > 1
-    assert shop.load_round() == 3
-
-
-async def test_the_state_may_change_during_a_save(shop: Shop) -> None:
-    state = some_state(1)
-    held = HeldState(state)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(shop.store.save, 1, b"head", held, LAYOUT)
-        await trio.testing.wait_all_tasks_blocked()  # the writer thread is at work now
-        held.keep(slice(0, LAYOUT.numel))
-        for tensor in state.values():
-            tensor.zero_()
-    assert shop.load_round() == 1
-
-
 async def test_a_state_that_is_not_the_hashed_one_is_not_saved(shop: Shop) -> None:
     state = some_state(1)
-    held = HeldState(state, hash_state(list(state.values())))
+    held = Generation(state, hash_state(list(state.values())))
     state["momentum"][17] += 1.0
     with shop.events.subscribed(shop.seen.append):
         assert not await shop.store.save(1, b"head", held, LAYOUT)
@@ -169,7 +141,7 @@ async def test_a_save_during_a_save_is_postponed(shop: Shop) -> None:
     outcomes: list[bool] = []
 
     async def save(round_number: int) -> None:
-        outcomes.append(await shop.store.save(round_number, b"", HeldState(some_state(round_number)), LAYOUT))
+        outcomes.append(await shop.store.save(round_number, b"", Generation(some_state(round_number)), LAYOUT))
 
     with shop.events.subscribed(shop.seen.append):
         async with trio.open_nursery() as nursery:
@@ -251,7 +223,7 @@ async def test_values_that_are_not_finite_are_not_loaded(shop: Shop) -> None:
     await shop.save(1)
     state = some_state(2)
     state["momentum"][17] = float("nan")
-    await shop.store.save(2, b"", HeldState(state), LAYOUT)
+    await shop.store.save(2, b"", Generation(state), LAYOUT)
     assert shop.load_round() == 1
     assert "not finite" in shop.reasons("checkpoint_skipped")[0]
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 import trio
 
-from peer.checkpoint.held_state import HeldState
+from peer.checkpoint.generation import FileRoom, Generation
 from peer.checkpoint.store import CheckpointStore
 from peer.config import ModelConfig
 from peer.events import EventLog
@@ -37,6 +37,16 @@ def state(round_number: int) -> dict[str, torch.Tensor]:
     return {name: torch.full((LAYOUT.numel,), float(round_number)) for name in ("theta", "momentum")}
 
 
+def written(room: FileRoom, round_number: int) -> Generation:
+    """Return the state of a round: of an odd one in memory, else in files."""
+    if round_number % 2:
+        return Generation(state(round_number))
+    generation = room.new()
+    for vector, tensor in state(round_number).items():
+        generation.tensors[vector].copy_(tensor)
+    return generation
+
+
 def store_in(directory: Path, events: EventLog) -> CheckpointStore:
     return CheckpointStore(directory, IDENTITY, RUN_ID, events)
 
@@ -44,10 +54,11 @@ def store_in(directory: Path, events: EventLog) -> CheckpointStore:
 def save_rounds(directory: Path, first: int, last: int, started: int | None = None) -> None:
     torch.set_num_threads(1)
     store = store_in(directory, EventLog())
+    room = FileRoom(("theta", "momentum"), LAYOUT, directory / "states")
 
     async def run() -> None:
         for round_number in range(first, last + 1):
-            await store.save(round_number, b"head", HeldState(state(round_number)), LAYOUT)
+            await store.save(round_number, b"head", written(room, round_number), LAYOUT)
             if started is not None:
                 os.write(started, b".")
 

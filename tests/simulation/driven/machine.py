@@ -156,7 +156,7 @@ class DrivenMachine:
         await group.run(SimpleNamespace(perform=self._perform_nothing))
 
     async def _train(self, host: Any) -> None:
-        self.state = OuterState(first_state(), diloco(NUMEL, CODEC))
+        self.state = OuterState.in_memory(first_state(), diloco(NUMEL, CODEC))
         snapshots = SnapshotStore(self.state.size_bytes, SNAPSHOT_BYTES)
         snapshots.serve(host.rpc)
         timeouts = AdaptiveTimeouts()

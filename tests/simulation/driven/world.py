@@ -60,7 +60,7 @@ class DrivenWorld:
         self.liars: dict[str, object] = {}
         self.gone: set[str] = set()
         self.asked_at = -1e9
-        first = OuterState(first_state(), diloco(NUMEL, CODEC))
+        first = OuterState.in_memory(first_state(), diloco(NUMEL, CODEC))
         self.genesis = genesis("run", first.tree.root)
         self.tensors.states[first.tree.root] = State()
         self.invariants.heads = {self.genesis.hash: self.genesis}

@@ -42,6 +42,7 @@ from swarm.run.manifest import Manifest, open_manifest
 from swarm.run.manifest_transfer import load_run_files
 from swarm.state.snapshots import SnapshotStore
 from tests.dht.support.local_swarm import BRISK
+from tests.swarm.support.donor_child import generation
 from tests.swarm.support.stage_commits import begun, started
 
 STAGES = 3
@@ -82,7 +83,7 @@ class Run:
                 state = [theta, *(torch.zeros_like(theta) for _ in vectors_of(manifest, stage)[1:])]
                 tree = hash_state(state)
                 snapshots = snapshots or SnapshotStore(tree.size_bytes, 1 << 16)
-                snapshots.publish(tree, state)
+                snapshots.publish(generation(state, tree))
                 heads.append(msgspec.structs.replace(start, round=number, state_hash=tree.root))
             assert snapshots is not None
             if serves:

@@ -19,6 +19,7 @@ import trio
 
 from optim.config import DilocoConfig
 from optim.strategies.registry import build_strategy
+from peer.checkpoint.generation import Generation
 from peer.checkpoint.hash_tree import hash_state
 from peer.config import InnerConfig, ModelConfig
 from peer.events import Event, EventLog
@@ -135,7 +136,7 @@ class CoordinatedRun:
         store = SnapshotStore(state_bytes(self.manifest, stage), 1 << 16)
         found = open_store(self.home, self.manifest, stage, self.identity, log).load_latest()
         if found is not None:
-            store.publish(found.tree, list(found.tensors.values()))
+            store.publish(Generation(found.tensors, found.tree))
         return store
 
     async def restart(self, restored: bool = False) -> None:
@@ -163,9 +164,9 @@ class CoordinatedRun:
                 _introduce(host, other)
             layout = layout_of(manifest, stage)
             strategy = build_strategy(manifest.outer, manifest.codec, layout, manifest.inner)
-            state = OuterState([torch.zeros(layout.numel), torch.zeros(layout.numel)], strategy)
+            state = OuterState.in_memory([torch.zeros(layout.numel), torch.zeros(layout.numel)], strategy)
             snapshots = SnapshotStore(state.size_bytes, 8 << 20)
-            snapshots.publish(state.tree, state.tensors)
+            snapshots.publish(state.current)
             snapshots.serve(host.rpc)
             kind = InventedTrainer if manifest.stages == 1 else Idle
             trainer = kind(host.peer_id, _deltas(layout.numel), work_s=0.05)

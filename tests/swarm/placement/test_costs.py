@@ -12,7 +12,6 @@ import torch
 from optim.config import CodecConfig, DilocoConfig
 from optim.strategies.registry import build_strategy
 from optim.wire_sizes import exchange_of
-from peer.checkpoint.hash_tree import hash_state
 from peer.config import DataConfig, InnerConfig, ModelConfig
 from peer.events import EventLog
 from peer.footprint import kept
@@ -23,6 +22,7 @@ from peer.model.layout import FlatLayout
 from peer.worker.config import WorkerBuffers, WorkerConfig
 from swarm.state.outer_state import OuterState
 from swarm.state.snapshots import SnapshotStore
+from tests.swarm.support.donor_child import generation
 
 MODEL = ModelConfig(hidden_size=64, layers=2, heads=4, kv_heads=2, intermediate_size=96, max_seq_len=32)
 LARGE = ModelConfig(hidden_size=2048, layers=16, heads=32, kv_heads=8, intermediate_size=8192, max_seq_len=2048)
@@ -50,7 +50,7 @@ def test_the_vectors_of_the_network_process_are_counted_to_the_byte(tmp_path: Pa
     assert items["shared with the worker: outer weights, product"] == outer + delta
     assert items["shared with the worker: inner optimizer"] == inner
     strategy = build_strategy(DilocoConfig(steps=10), CodecConfig(), layout, INNER)
-    state = OuterState([torch.zeros(layout.numel) for _ in range(2)], strategy)
+    state = OuterState.in_memory([torch.zeros(layout.numel) for _ in range(2)], strategy)
     assert items["state"] == items["next state"] == state.size_bytes
 
 
@@ -61,8 +61,9 @@ def test_snapshots_and_results_are_counted_as_the_store_keeps_them() -> None:
     vectors = [torch.zeros(work.parameters) for _ in range(2)]
     for round in range(80):
         vectors[0][0] = round
-        store.publish(hash_state(vectors), vectors, b"", [result])
-    assert sum(snapshot.bytes.size for snapshot in store._snapshots) == items["snapshots for joiners"]
+        store.publish(generation([vector.clone() for vector in vectors]), b"", [result])
+    held = sum(snapshot.bytes.size for snapshot in store._snapshots)
+    assert held == items["state"] + items["snapshots for joiners"]
     held = sum(result.size_bytes for result in store._results.values())
     assert held == pytest.approx(items["small results kept"], rel=0.05)
 

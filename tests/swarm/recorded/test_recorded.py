@@ -127,7 +127,7 @@ async def test_the_results_in_the_home_lead_to_its_head(recorded: Recorded) -> N
     manifest, head = recorded.manifest, recorded.head
     (checkpoint,) = newest_model([recorded.home.path]).parts
     strategy = build_strategy(manifest.outer, manifest.codec, layout_of(manifest, 0), manifest.inner)
-    state = OuterState(list(checkpoint.tensors.values()), strategy)
+    state = OuterState.in_memory(list(checkpoint.tensors.values()), strategy)
     log = ResultLog(recorded.home.path / "results")
     context = cast(RoundContext, SimpleNamespace(state=state, schedule=schedule_of(manifest, 0)))
     builder = StateBuilder(context, log)

@@ -157,13 +157,14 @@ async def test_a_state_that_the_node_has_gone_to_already_outlives_the_commit_bef
             self.tree = SimpleNamespace(root=HERE)
             self.next_hash = b""
             self.tensors = ()
+            self.current = None
 
         def replace(self, tensors: object, tree: Any) -> None:
             self.tree = tree
 
     state = Replaced()
     fetched = FetchedStates(tmp_path, 8, 2)
-    snapshots = SimpleNamespace(publish_in_place=lambda *_: None, detach=lambda: None)
+    snapshots = SimpleNamespace(publish=lambda *_: None)
     builder = StateBuilder(cast(RoundContext, SimpleNamespace(state=state, snapshots=snapshots)), ResultLog(tmp_path))
     later = b"l" * 32
     for name in (HERE, NEXT, later):

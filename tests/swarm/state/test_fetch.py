@@ -21,7 +21,7 @@ from swarm.state.messages import AskChunk, AskHashes, StateMethods, StateReply
 from swarm.state.partial_file import PartFile
 from swarm.state.snapshots import SnapshotStore
 from swarm.state.upload_limits import SnapshotLimits
-from tests.swarm.support.donor_child import seeded_state
+from tests.swarm.support.donor_child import generation, seeded_state
 from tests.swarm.support.state_donors import (
     METHODS,
     SLOW,
@@ -69,7 +69,7 @@ async def test_a_state_of_two_chunks_comes_from_two_donors(joiner: Joiner, numel
     async with bare_host() as one, bare_host() as two:
         for host in (one, two):
             snapshots = SnapshotStore(tree.size_bytes, 1 << 16)
-            snapshots.publish(tree, state)
+            snapshots.publish(generation(state, tree))
             snapshots.serve(host.rpc)
             joiner.know(host)
         names = [one.peer_id, two.peer_id]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from optim.config import CodecConfig, DilocoConfig, LionConfig, OuterConfig, StreamingConfig
 from optim.strategies.interface import RoundInfo
 from optim.strategies.registry import build_strategy
+from peer.checkpoint.generation import FileRoom, Generation
 from peer.checkpoint.hash_tree import hash_state
-from peer.checkpoint.held_state import HeldState
 from peer.config import InnerConfig, ModelConfig
 from peer.model.layout import FlatLayout
 from swarm.state.outer_state import OuterState
@@ -23,57 +25,89 @@ METHODS: dict[str, OuterConfig] = {
 }
 
 
-def state_of(method: OuterConfig) -> OuterState:
+def state_of(method: OuterConfig, folder: Path | None = None) -> OuterState:
     inner = InnerConfig(lr=1e-3, batch_size=1, total_steps=1000)
     strategy = build_strategy(method, CodecConfig(), LAYOUT, inner)
     theta = torch.randn(LAYOUT.numel, generator=torch.Generator().manual_seed(1))
-    return OuterState([theta, *(torch.zeros_like(theta) for _ in strategy.shared)], strategy)
+    tensors = [theta, *(torch.zeros_like(theta) for _ in strategy.shared)]
+    if folder is None:
+        return OuterState.in_memory(tensors, strategy)
+    names = ("theta", *strategy.shared)
+    first = Generation(dict(zip(names, tensors, strict=True)))
+    return OuterState(first, strategy, FileRoom(names, LAYOUT, folder / "states"))
+
+
+def build(state: OuterState, number: int) -> None:
+    """Build one round."""
+    info = RoundInfo(number, number, 1e-3)
+    coding = state.strategy.coding(info, state.tensors)
+    state.begin(info, coding)
+    size = sum(place.stop - place.start for place in coding.places)
+    product = torch.randn(size, generator=torch.Generator().manual_seed(number)) * 1e-2
+    message = [torch.empty(coding.message_bytes(index), dtype=torch.uint8) for index in range(coding.count)]
+    state.strategy.encode(info, coding, product, message)
+    for index, data in enumerate(message):
+        state.build(index, memoryview(coding.merge(index, [memoryview(data.numpy().data)], [1.0]).numpy().data))
 
 
 def go(state: OuterState, number: int, merges: bool = True) -> None:
     """Build and commit one round."""
-    info = RoundInfo(number, number, 1e-3)
-    coding = state.strategy.coding(info, state.tensors)
-    state.begin(info, coding)
     if merges:
-        size = sum(place.stop - place.start for place in coding.places)
-        product = torch.randn(size, generator=torch.Generator().manual_seed(number)) * 1e-2
-        message = [torch.empty(coding.message_bytes(index), dtype=torch.uint8) for index in range(coding.count)]
-        state.strategy.encode(info, coding, product, message)
-        for index, data in enumerate(message):
-            state.build(index, memoryview(coding.merge(index, [memoryview(data.numpy().data)], [1.0]).numpy().data))
-        state.commit(state.hash_next())
-    else:
-        state.commit(state.hash_unchanged())
+        build(state, number)
+    state.commit(state.hash_next() if merges else state.hash_unchanged())
 
 
-def read(held: HeldState) -> list[torch.Tensor]:
-    vectors = (b"".join(held.pieces(name, slice(0, held.numel))) for name in held.vectors)
+def read(state: Generation) -> list[torch.Tensor]:
+    vectors = (b"".join(state.pieces(name, slice(0, state.numel))) for name in state.vectors)
     return [torch.frombuffer(bytearray(data), dtype=torch.float32) for data in vectors]
 
 
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("merges", [True, False])
-def test_a_state_is_read_as_it_was_through_later_rounds(name: str, merges: bool) -> None:
-    state = state_of(METHODS[name])
+@pytest.mark.parametrize("place", ["memory", "files"])
+def test_a_state_is_read_as_it_was_through_later_rounds(tmp_path: Path, name: str, merges: bool, place: str) -> None:
+    state = state_of(METHODS[name], tmp_path if place == "files" else None)
     go(state, 1)
-    root, tensors = state.tree.root, [tensor.clone() for tensor in state.tensors]
-    with state.held() as held:
-        go(state, 2)
-        assert not held.copied_bytes, "a round builds beside the state"
-        for number in (3, 4, 5):
-            go(state, number, merges)
-        assert held.tree.root == root == hash_state(read(held)).root
-        assert all(map(torch.equal, read(held), tensors))
+    held, tensors = state.current, [tensor.clone() for tensor in state.tensors]
+    for number in (2, 3, 4, 5):
+        go(state, number, merges or number < 4)
+    assert hash_state(read(held)) == held.tree != state.tree
+    assert all(map(torch.equal, read(held), tensors))
+    del held
     go(state, 6)
     assert state.tree.root == hash_state(state.tensors).root
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_where_states_lie_changes_no_bit_of_them(tmp_path: Path, name: str) -> None:
+    """Rounds that are discarded, merge nothing or leave spans alone, with readers of some states and not of others."""
+    states = [state_of(METHODS[name], folder) for folder in (None, tmp_path)]
+    reader = None
+    for number in range(1, 12):
+        for state in states:
+            if number % 3 == 0:
+                build(state, 100 + number)  # of a round that is not committed
+            go(state, number, number % 4 != 0)
+        reader = states[0].current if number % 5 in (1, 2) else None
+        assert len({state.tree.root for state in states}) == 1
+        assert all(state.tree == hash_state(state.tensors) for state in states)
+    assert reader is not None
+
+
 def test_a_state_is_read_as_it_was_where_another_takes_its_place() -> None:
     state = state_of(METHODS["diloco"])
-    before = [tensor.clone() for tensor in state.tensors]
+    held, before = state.current, [tensor.clone() for tensor in state.tensors]
     fetched = [torch.ones(LAYOUT.numel), torch.zeros(LAYOUT.numel)]
-    with state.held() as held:
-        state.replace(fetched, hash_state(fetched))
-        assert all(map(torch.equal, read(held), before))
+    state.replace(fetched, hash_state(fetched))
+    assert all(map(torch.equal, read(held), before))
     assert all(map(torch.equal, state.tensors, fetched)) and state.tree.root == hash_state(fetched).root
+    go(state, 1)
+    assert all(map(torch.equal, fetched, (torch.ones(LAYOUT.numel), torch.zeros(LAYOUT.numel))))
+
+
+def test_what_the_last_commit_changed_is_told() -> None:
+    state = state_of(METHODS["streaming"])
+    go(state, 1)
+    assert 0 < sum(place.stop - place.start for place in state.changed) < LAYOUT.numel
+    go(state, 2, merges=False)
+    assert state.changed == ()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from contextlib import ExitStack
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,13 +12,12 @@ from torch import Tensor
 
 from peer.checkpoint.hash_tree import StateBytes, StateTree, hash_state
 from peer.events import Event, EventLog
-from peer.footprint import kept
 from peer.net.rpc import Call
 from swarm.state import snapshots as module
 from swarm.state.messages import AskChunk, AskHashes, StateReply
 from swarm.state.snapshots import SnapshotStore
 from swarm.state.upload_limits import SnapshotLimits, UploadSlots
-from tests.swarm.support.donor_child import seeded_state
+from tests.swarm.support.donor_child import generation, seeded_state
 from tests.swarm.support.state_donors import NUMEL, STATE, TREE
 
 
@@ -55,23 +54,23 @@ def other_state(seed: int) -> tuple[list[Tensor], StateTree]:
 def commit(snapshots: SnapshotStore, seed: int) -> bytes:
     """Publish a new state, which must be there to be read. Return its hash."""
     state, tree = other_state(seed)
-    snapshots.publish(tree, state)
+    snapshots.publish(generation(state, tree))
     assert tree.root in snapshots.state_hashes
     return tree.root
 
 
 def store(**limits: Any) -> SnapshotStore:
-    """A store of two buffers with TREE in it."""
+    """A store with TREE in it that keeps two states beside the newest."""
     snapshots = SnapshotStore(TREE.size_bytes, 1 << 16, SnapshotLimits(small_bytes=0, **limits))
-    snapshots.publish(TREE, STATE)
+    snapshots.publish(generation(STATE, TREE))
     return snapshots
 
 
 def keeps(snapshots: SnapshotStore, root: bytes = TREE.root) -> bool:
-    """Return whether a state is still there after two more commits."""
-    for seed in (91, 92):
+    """Return whether a state is still there after three more commits."""
+    for seed in (91, 92, 93):
         commit(snapshots, seed)
-    assert len(snapshots.state_hashes) == 2
+    assert len(snapshots.state_hashes) <= 3
     return root in snapshots.state_hashes
 
 
@@ -88,29 +87,6 @@ async def test_a_reader_that_makes_progress_keeps_its_snapshot(clock: Time) -> N
     assert not keeps(snapshots)
 
 
-async def test_copies_of_a_large_state_lie_in_a_folder(
-    clock: Time, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kept, "SMALL_BYTES", 0)
-    snapshots = SnapshotStore(TREE.size_bytes, 1 << 16, folder=tmp_path)
-    root = commit(snapshots, 8)
-    data = await read(snapshots, root, 0)
-    assert data == StateBytes(other_state(8)[0]).copy(*TREE.span(0))
-    maps = Path("/proc/self/maps").read_text()
-    assert f"{tmp_path}/" in maps and not list(tmp_path.iterdir()), "a file without a name"
-
-
-async def test_copies_stay_in_memory_where_the_system_cannot_reserve_room(
-    clock: Time, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As on macOS."""
-    monkeypatch.setattr(kept, "SMALL_BYTES", 0)
-    monkeypatch.delattr("os.posix_fallocate")
-    snapshots = SnapshotStore(TREE.size_bytes, 1 << 16, folder=tmp_path)
-    assert await read(snapshots, commit(snapshots, 8), 0) == StateBytes(other_state(8)[0]).copy(*TREE.span(0))
-    assert f"{tmp_path}/" not in Path("/proc/self/maps").read_text()
-
-
 async def test_the_newest_state_is_there_whoever_reads(clock: Time) -> None:
     """Once each buffer was read, new states were left out, for as long as half an hour: all joiners heard that the head
     just committed is gone."""
@@ -118,17 +94,20 @@ async def test_the_newest_state_is_there_whoever_reads(clock: Time) -> None:
     seen: list[Event] = []
     snapshots = SnapshotStore(TREE.size_bytes, 1 << 16, SnapshotLimits(small_bytes=0), events)
     with events.subscribed(seen.append):
-        snapshots.publish(TREE, STATE)
-        other = commit(snapshots, 8)
+        snapshots.publish(generation(STATE, TREE))
         await read(snapshots, TREE.root, 0, "one")
         clock.now += 1
+        other = commit(snapshots, 8)
         await read(snapshots, other, 0, "two")
-        newest = commit(snapshots, 9)
-        assert snapshots.state_hashes == (TREE.root, newest), "the one that has read for longer comes to an end"
+        clock.now += 1
+        third = commit(snapshots, 9)
+        await read(snapshots, third, 0, "three")
+        newest = commit(snapshots, 10)
+        assert snapshots.state_hashes == (TREE.root, other, newest), "those that have read for longer come to an end"
         [event] = seen
         assert event.name == "snapshot_taken_back" and event.fields["readers"] == 1
-        assert event.fields["state_hash"] == other.hex()
-    answer = await snapshots.send_chunk(Call("two", AskChunk(other, 1), memoryview(b"")))
+        assert event.fields["state_hash"] == third.hex()
+    answer = await snapshots.send_chunk(Call("three", AskChunk(third, 1), memoryview(b"")))
     assert isinstance(answer, StateReply) and answer.outcome == "gone"
 
 
@@ -138,8 +117,10 @@ async def test_the_lease_with_the_oldest_progress_gives_way(clock: Time) -> None
     clock.now += snapshots.limits.lease_pause_s + 1
     other = commit(snapshots, 8)
     await read(snapshots, other, 0, "quick")
-    newest = commit(snapshots, 9)
-    assert snapshots.state_hashes == (other, newest)
+    third = commit(snapshots, 9)
+    await read(snapshots, third, 0, "quick, too")
+    newest = commit(snapshots, 10)
+    assert snapshots.state_hashes == (other, third, newest)
     del slow
 
 
@@ -175,7 +156,7 @@ async def test_a_reader_that_follows_the_group_holds_one_buffer(clock: Time) -> 
     snapshots = SnapshotStore(TREE.size_bytes, 1 << 16, SnapshotLimits(small_bytes=0))
     newest = b""
     for seed in range(8):
-        assert not newest or len(snapshots.state_hashes) == min(seed, 2)
+        assert not newest or len(snapshots.state_hashes) == min(seed, 3)
         newest = commit(snapshots, seed)
         await snapshots.send_hashes(Call("reader", AskHashes(newest), memoryview(b"")))
         await read(snapshots, newest, 0)
@@ -275,56 +256,44 @@ def test_small_states_are_kept_for_longer_than_their_rounds_take(clock: Time) ->
     assert snapshots.state_hashes == tuple(hashes[-4:])
 
 
-# -- states that are served in place -----------------------------------------------------------------------------
+# -- how long states stay ----------------------------------------------------------------------------------------
 
 
-def live_store(**limits: Any) -> tuple[SnapshotStore, list[Tensor]]:
-    """A store that serves TREE from these vectors."""
-    snapshots, mine = SnapshotStore(TREE.size_bytes, 1 << 16, SnapshotLimits(**limits)), [v.clone() for v in STATE]
-    snapshots.publish_in_place(TREE, mine)
-    return snapshots, mine
-
-
-async def test_a_state_without_readers_is_never_copied(clock: Time) -> None:
-    """Each commit copied the whole state, before the next round could begin."""
-    snapshots, _ = live_store(small_bytes=0)
+async def test_a_state_is_gone_with_its_last_reader(clock: Time) -> None:
+    """The room that it lies in is needed for the next one."""
+    state = generation(STATE, TREE)
+    gone = weakref.ref(state)
+    snapshots = SnapshotStore(TREE.size_bytes, 1 << 16, SnapshotLimits(small_bytes=0))
+    snapshots.publish(state)
+    del state
     chunk = await read(snapshots, TREE.root, 0)
     assert bytes(chunk) == StateBytes(STATE).copy(*TREE.span(0))
     chunk.release()
+    newest = commit(snapshots, 8)
+    assert snapshots.state_hashes == (TREE.root, newest) and gone() is not None
     clock.now += 2 * snapshots.limits.lease_pause_s
-    snapshots.detach()
-    assert not snapshots.state_hashes and not snapshots._snapshots
-    newer, tree = other_state(8)
-    snapshots.publish_in_place(tree, newer)
-    assert snapshots.state_hashes == (tree.root,) and not snapshots._snapshots
+    newest = commit(snapshots, 9)
+    assert snapshots.state_hashes == (newest,) and gone() is None
 
 
-async def test_what_a_joiner_reads_is_copied_before_it_changes(clock: Time) -> None:
-    snapshots, mine = live_store(small_bytes=0)
+async def test_what_a_joiner_reads_stays_through_later_commits(clock: Time) -> None:
+    snapshots = store()
     await snapshots.send_hashes(Call("reader", AskHashes(TREE.root), memoryview(b"")))
-    snapshots.detach()
-    for vector in mine:
-        vector.fill_(float("nan"))
-    newer, tree = other_state(8)
-    snapshots.publish_in_place(tree, newer)
-    assert snapshots.state_hashes == (TREE.root, tree.root)
     for index in range(len(TREE.hashes)):
+        newest = commit(snapshots, 20 + index)
+        assert {TREE.root, newest} <= set(snapshots.state_hashes)
         assert bytes(await read(snapshots, TREE.root, index)) == StateBytes(STATE).copy(*TREE.span(index))
-        snapshots.detach()
-        snapshots.publish_in_place(tree, newer)
 
 
 async def test_a_request_that_waits_while_its_state_goes_is_told_so(
     clock: Time, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would be sent what the vectors hold by then, under the hash of the state before."""
-    snapshots, mine = live_store(small_bytes=0)
+    snapshots = store()
     acquire = snapshots._slots.acquire
 
     async def late(*arguments: Any) -> Any:
         clock.now += 2 * snapshots.limits.lease_pause_s
-        snapshots.detach()
-        mine[0].fill_(1.0)
+        commit(snapshots, 8)
         return await acquire(*arguments)
 
     monkeypatch.setattr(snapshots._slots, "acquire", late)
@@ -332,40 +301,29 @@ async def test_a_request_that_waits_while_its_state_goes_is_told_so(
     assert isinstance(answer, StateReply) and answer.outcome == "gone"
 
 
-async def test_of_too_many_states_that_are_read_the_one_read_for_the_shortest_time_goes(clock: Time) -> None:
-    events = EventLog()
-    seen: list[Event] = []
-    snapshots = SnapshotStore(TREE.size_bytes, 1 << 16, SnapshotLimits(small_bytes=0), events)
-    read_ones = []
-    with events.subscribed(seen.append):
-        for seed in range(20, 24):
-            state, tree = other_state(seed)
-            snapshots.detach()
-            snapshots.publish_in_place(tree, state)
-            await read(snapshots, tree.root, 0, f"reader {seed}")
-            clock.now += 0.1
-            read_ones.append(tree.root)
-    assert snapshots.state_hashes == (*read_ones[:2], read_ones[3])
-    assert [event.fields["state_hash"] for event in seen] == [read_ones[2].hex()]
-
-
 async def test_a_joiner_that_comes_late_for_a_state_finds_the_next_ones(clock: Time) -> None:
     """Rounds may take less time than a joiner takes to hear of a state and to ask: it never found one."""
-    snapshots, _ = live_store(small_bytes=0)
-    (first, tree), (second, later) = other_state(8), other_state(9)
-    snapshots.detach()
-    snapshots.publish_in_place(tree, first)
+    snapshots = store()
+    first = commit(snapshots, 8)
     answer = await snapshots.send_hashes(Call("late", AskHashes(TREE.root), memoryview(b"")))
     assert isinstance(answer, StateReply) and answer.outcome == "gone"
-    snapshots.detach()
-    snapshots.publish_in_place(later, second)
-    assert snapshots.state_hashes == (tree.root, later.root)
+    second = commit(snapshots, 9)
+    assert snapshots.state_hashes == (first, second)
     clock.now += module.ASKED_S
-    snapshots.detach()
-    assert snapshots.state_hashes == (tree.root,)
+    third = commit(snapshots, 10)
+    assert snapshots.state_hashes == (third,)
 
 
-def test_a_small_state_is_copied_although_no_joiner_has_asked(clock: Time) -> None:
-    snapshots, _ = live_store(small_bytes=5 * TREE.size_bytes)
-    snapshots.detach()
-    assert snapshots.state_hashes == (TREE.root,)
+def test_a_small_state_stays_although_no_joiner_has_asked(clock: Time) -> None:
+    snapshots = SnapshotStore(TREE.size_bytes, 1 << 16, SnapshotLimits(small_bytes=5 * TREE.size_bytes))
+    snapshots.publish(generation(STATE, TREE))
+    newest = commit(snapshots, 8)
+    assert snapshots.state_hashes == (TREE.root, newest)
+
+
+async def test_a_state_that_is_committed_again_counts_as_the_newest(clock: Time) -> None:
+    snapshots = store()
+    await snapshots.send_hashes(Call("late", AskHashes(b"unknown"), memoryview(b"")))
+    other = commit(snapshots, 8)
+    snapshots.publish(generation(STATE, TREE))
+    assert snapshots.state_hashes == (other, TREE.root)

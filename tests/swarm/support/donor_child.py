@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 
 import torch
 import trio
 
-from peer.checkpoint.hash_tree import hash_state
+from peer.checkpoint.generation import Generation
+from peer.checkpoint.hash_tree import StateTree
 from peer.events import EventLog
 from peer.identity import Identity
 from peer.net.host import HostConfig, open_host
@@ -26,12 +28,16 @@ def seeded_state(numel: int, seed: int) -> list[torch.Tensor]:
     return [torch.randn(numel, generator=generator) for _ in range(2)]
 
 
+def generation(tensors: Sequence[torch.Tensor], tree: StateTree | None = None) -> Generation:
+    """These vectors as a state."""
+    return Generation({f"vector {number}": tensor for number, tensor in enumerate(tensors)}, tree)
+
+
 async def main() -> None:
     torch.set_num_threads(1)
-    state = seeded_state(int(sys.argv[1]), int(sys.argv[2]))
-    tree = hash_state(state)
-    snapshots = SnapshotStore(tree.size_bytes, 1 << 20, SnapshotLimits())
-    snapshots.publish(tree, state)
+    state = generation(seeded_state(int(sys.argv[1]), int(sys.argv[2])))
+    snapshots = SnapshotStore(state.size_bytes, 1 << 20, SnapshotLimits())
+    snapshots.publish(state)
     async with open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as host:
         snapshots.serve(host.rpc)
         sys.stdout.write(json.dumps({"peer": host.peer_id, "addresses": host.addresses}) + "\n")

@@ -176,7 +176,7 @@ class DrivenGroup:
 
     @property
     def genesis(self) -> Head:
-        state = OuterState([self.theta.clone(), torch.zeros_like(self.theta)], self.setting.strategy())
+        state = OuterState.in_memory([self.theta.clone(), torch.zeros_like(self.theta)], self.setting.strategy())
         return genesis("run", state.tree.root)
 
     def exchange_s(self, head: Head) -> float:
@@ -243,7 +243,7 @@ class DrivenGroup:
         for other in (self.coordinator_host, *(member.host for member in self.members)):  # as the DHT would
             host.book.add(other.peer_id, other.addresses)
             other.book.add(host.peer_id, host.addresses)
-        state = OuterState([tensor.clone() for tensor in tensors], setting.strategy())
+        state = OuterState.in_memory([tensor.clone() for tensor in tensors], setting.strategy())
         trainer = InventedTrainer(host.peer_id, deltas, work_s=setting.work_s)
         if setting.keeps_pace:
             heard = lambda: [m for m in self.members if frozenset((m.peer, host.peer_id)) not in self.cut]  # noqa: E731

@@ -179,7 +179,7 @@ async def open_member(
     thetas = split_flat(MODEL, init_flat(MODEL, seed=0), SPLITS[setting.stages])
     strategy = build_strategy(setting.outer, setting.codec, replica.worker_group.layout, setting.inner)
     first_states = [[theta.clone(), *(torch.zeros_like(theta) for _ in strategy.shared)] for theta in thetas]
-    state = OuterState(first_states[stage], strategy)
+    state = OuterState.in_memory(first_states[stage], strategy)
     groups = [
         AgreementConfig(
             genesis=genesis(name, hash_state(tensors).root), peer=host.peer_id, coordinator=authority.peer_id

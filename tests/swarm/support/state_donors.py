@@ -22,7 +22,7 @@ from swarm.state.messages import AskChunk, AskHashes, StateMethods, StateReply
 from swarm.state.ranges import ByteRange
 from swarm.state.snapshots import SnapshotStore
 from swarm.state.upload_limits import SnapshotLimits
-from tests.swarm.support.donor_child import seeded_state
+from tests.swarm.support.donor_child import generation, seeded_state
 
 NUMEL = 500_000  # 4 MB of state: 62 chunks of 64 KiB
 SEED = 7
@@ -82,7 +82,7 @@ async def donors(*limits: SnapshotLimits) -> AsyncIterator[list[Host]]:
         hosts: list[Host] = []
         for limit in limits:
             snapshots = SnapshotStore(TREE.size_bytes, 1 << 16, limit)
-            snapshots.publish(TREE, STATE)
+            snapshots.publish(generation(STATE, TREE))
             hosts.append(await stack.enter_async_context(bare_host()))
             snapshots.serve(hosts[-1].rpc)
         yield hosts

@@ -11,7 +11,6 @@ import pytest
 import trio
 
 from optim.strategies.registry import build_strategy
-from peer.checkpoint.held_state import HeldState
 from peer.errors import ResourceError
 from peer.events import Event
 from peer.identity import Identity
@@ -53,7 +52,7 @@ async def leaving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
         opened = await LocalCheckpoint.open(context, STAGE)
         layout = layout_of(manifest, STAGE)
         strategy = build_strategy(manifest.outer, manifest.codec, layout, manifest.inner)
-        state = OuterState(list(fetched.tensors), strategy)
+        state = OuterState.in_memory(list(fetched.tensors), strategy)
         local = LocalCheckpoint(context, opened.home, layout, opened.store, state, opened.head)
         yield Leaving(local, proven.head, opened.head, seen, room)
 
@@ -80,7 +79,7 @@ async def test_the_last_holder_says_what_is_lost(leaving: Leaving) -> None:
 
 async def test_an_older_checkpoint_is_named(leaving: Leaving) -> None:
     leaving.room[0] = True
-    assert await leaving.local.store.save(3, b"", HeldState(leaving.local.state.named()), leaving.local.layout)
+    assert await leaving.local.store.save(3, b"", leaving.local.state.current, leaving.local.layout)
     leaving.room[0] = False
     with pytest.raises(ResourceError, match=f"round {ROUND} could .* newest checkpoint there is of round 3"):
         await leaving.save()
