@@ -36,7 +36,6 @@ def host_items(work: Workload, next_stage_bytes: float = 0.0) -> dict[str, float
     items = {
         "programs": NETWORK_BYTES + work.layout.size * (WORKER_BYTES if work.device == "cpu" else GPU_WORKER_BYTES),
         "shared with the worker: outer weights, product": 2 * vector,
-        "shared with the worker: inner optimizer": float(saved_bytes(work.inner.optimizer, work.shapes)),
         "state": state,
         "next state": state if exchange.is_common else 0.0,
         "snapshots for joiners": 0.0 if kept.snapshots_lie_in_files(state) else kept.snapshots(state) * state,
@@ -81,6 +80,7 @@ def disk_items(work: Workload, token_cache_bytes: float = 0.0, next_stage_bytes:
         "exchanges kept": kept.AUDITED * moved if is_common and kept.lies_in_a_file(moved) else 0.0,
         "snapshots for joiners": kept.SNAPSHOTS * state_bytes if kept.snapshots_lie_in_files(state_bytes) else 0.0,
         "backup of the next stage": (_BACKUPS + kept.snapshots_lie_in_files(next_stage_bytes)) * next_stage_bytes,
+        "inner optimizer, saved": 2.0 * saved_bytes(work.inner.optimizer, work.shapes),  # one being written
         "token ids": token_cache_bytes,
     }
     return {name: size for name, size in items.items() if size}
