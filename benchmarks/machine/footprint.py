@@ -141,9 +141,8 @@ def row(name: str, file: Path, peers: int, peaks: Peaks) -> Row:
     shape = RunShape(run.model, run.data, run.inner, run.outer, run.codec, run.pipeline, ((0, run.model.layers),))
     work = shape.workload(0, peers)
     sizes = shape.footprint(work)
-    shared = sum(size for item, size in sizes.host.items() if item.startswith("shared"))
-    both_map = sizes.host["shared with the worker: outer weights, product"]
-    network = sum(sizes.host.values()) - WORKER_BYTES - shared + both_map
+    shared = sizes.host["shared with the worker: outer weights, product"]
+    network = sum(sizes.host.values()) - WORKER_BYTES
     foretold = {
         "network": network,
         "worker": WORKER_BYTES + sizes.device_bytes + shared,

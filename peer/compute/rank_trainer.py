@@ -68,9 +68,7 @@ class RankTrainer(ModelTrainer):
             torch.div(mine, max(1, self._sequences), out=strip.of_flat(out, begins_at=at.start))
 
     def save(self, state: Tensor) -> None:
-        """Write what this rank owns of the state. No rank begins before all have made their last step: one that is lost
-        in a step leaves the state before the run."""
-        self._ranks.sum((0.0,))
+        """Write what this rank owns of the state."""
         self._state.save(state)
 
     def load(self, state: Tensor) -> None:

@@ -35,7 +35,6 @@ def host_items(work: Workload) -> dict[str, float]:
     items = {
         "programs": NETWORK_BYTES + work.layout.size * (WORKER_BYTES if work.device == "cpu" else GPU_WORKER_BYTES),
         "shared with the worker: outer weights, product": 2 * vector,
-        "shared with the worker: inner optimizer": float(saved_bytes(work.inner.optimizer, work.shapes)),
         "state": 0.0 if work.state_on_disk else state,
         "next state": state if exchange.is_common and not work.state_on_disk else 0.0,
         "states kept for joiners": 0.0 if _joiners_read_files(work) else kept.snapshots(state) * state,
@@ -92,6 +91,7 @@ def disk_items(work: Workload, token_cache_bytes: float = 0.0, next_stage_bytes:
         "exchanges kept": kept.AUDITED * moved if is_common and kept.lies_in_a_file(moved) else 0.0,
         "states kept for joiners": kept.snapshots(state_bytes) * state_bytes if _joiners_read_files(work) else 0.0,
         "backup of the next stage": _BACKUPS * next_stage_bytes,
+        "inner optimizer, saved": 2.0 * saved_bytes(work.inner.optimizer, work.shapes),  # one being written
         "token ids": token_cache_bytes,
     }
     return {name: size for name, size in items.items() if size}

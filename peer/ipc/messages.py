@@ -34,7 +34,6 @@ class VectorFds(msgspec.Struct, frozen=True):
 
     outer: int
     delta: int
-    inner_state: int
 
 
 class Command(msgspec.Struct, frozen=True):

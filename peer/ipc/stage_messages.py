@@ -26,6 +26,8 @@ class LoadStage(msgspec.Struct, frozen=True, tag="load_stage", kw_only=True):
     """How the ranks share the stage."""
     meeting: str
     """A file in `directory` at which they meet, by a name that no group has used before."""
+    run: str
+    """Names the run: its inner optimizer's state is no other's."""
     model: ModelConfig
     inner: InnerConfig
     stage: StageSpec
@@ -89,8 +91,7 @@ class ImportWeights(Command, frozen=True, tag="stage_import"):
 
 
 class ExportProduct(Command, frozen=True, tag="stage_export"):
-    """Write outer - local, or the local weights, to delta, and the inner optimizer's state to its buffer. The result is
-    None."""
+    """Write outer - local, or the local weights, to delta. The result is None."""
 
     product: Literal["delta", "weights"]
     capture: bool

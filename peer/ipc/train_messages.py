@@ -26,6 +26,8 @@ class LoadTrain(msgspec.Struct, frozen=True, tag="load_train", kw_only=True):
     """How the workers of the group share the model."""
     meeting: str
     """The file in `directory` at which several workers meet; another one for each start of a group."""
+    run: str
+    """Names the run: its inner optimizer's state is no other's."""
     model: ModelConfig
     data: DataConfig
     inner: InnerConfig

@@ -45,8 +45,8 @@ class WorkerGroup(WorkerCommands):
     """Commands to a group that trains a whole model; from `open_worker_group`. One command runs at a time, in the order
     of the calls.
 
-    The caller writes `outer`, never while a command runs that reads it, and reads `delta` after `inner_steps`.
-    `inner_state` is the state after the last `inner_steps`; a new worker begins with it.
+    The caller writes `outer`, never while a command runs that reads it, and reads `delta` after `inner_steps`. A new
+    worker begins with the inner optimizer's state after the last `inner_steps`; a large one may be some minutes older.
     """
 
     def __init__(self, config: WorkerConfig, buffers: WorkerBuffers) -> None:
@@ -119,6 +119,7 @@ class WorkerGroup(WorkerCommands):
             rank=rank,
             layout=config.ranks,
             meeting=self._meeting,
+            run=config.run,
             model=config.model,
             data=config.data,
             inner=config.inner,

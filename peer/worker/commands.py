@@ -24,8 +24,8 @@ _Body = TypeVar("_Body")
 class WorkerCommands(ABC):
     """Commands to a supervised group of workers that run one program, a subclass's.
 
-    `outer` and `delta` are flat fp32 vectors in the canonical order of `layout`; `inner_state` is the inner optimizer's
-    saved state (uint8). The network process owns this memory, so it outlives the workers.
+    `outer` and `delta` are flat fp32 vectors in the canonical order of `layout`. The network process owns this memory,
+    so it outlives the workers. The inner optimizer's state is theirs (`peer.checkpoint.inner_state`).
     """
 
     starts_max: ClassVar[int | None] = None
@@ -36,7 +36,6 @@ class WorkerCommands(ABC):
         self.layout = config.layout
         self.outer = buffers.outer.tensor
         self.delta = buffers.delta.tensor
-        self.inner_state = buffers.inner_state.tensor
         self._ids = itertools.count()
         self._buffers = buffers
         self._meeting = ""

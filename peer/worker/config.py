@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import torch
 
 from peer.config import DataConfig, InnerConfig, ModelConfig
 from peer.data.tokenizer import BYTES
 from peer.events import EventLog
 from peer.footprint.layout import Layout
-from peer.footprint.optimizer_state import saved_bytes
 from peer.footprint.step_size import StepSize
 from peer.ipc.messages import VectorFds
 from peer.ipc.shared_memory import SharedBuffer
@@ -33,6 +30,8 @@ class WorkerConfig:
     directory: Path
     """Takes worker.log and, for the workers, `private_folder`."""
     events: EventLog
+    run: str = ""
+    """Names the run: a worker goes on with the inner optimizer's state in its folder only where that is of it."""
     tokenizer: str = BYTES
     data_folder: str = ""
     """The folder of text that this machine's user has named; "" for none."""
@@ -75,7 +74,8 @@ class WorkerConfig:
 
     @property
     def private_folder(self) -> Path:
-        """The one folder that the workers may write: their home, with cached token ids and temporary files."""
+        """The one folder that the workers may write: their home, with cached token ids, the inner
+        optimizer's state and temporary files."""
         return self.directory.absolute() / "worker"
 
     @property
@@ -96,29 +96,25 @@ class WorkerBuffers:
 
     outer: SharedBuffer
     delta: SharedBuffer
-    inner_state: SharedBuffer
 
     @property
     def fds(self) -> tuple[int, ...]:
         """The descriptors that a worker inherits."""
-        return (self.outer.fd, self.delta.fd, self.inner_state.fd)
+        return (self.outer.fd, self.delta.fd)
 
     @property
     def vectors(self) -> VectorFds:
         """The descriptors as a worker is told them."""
-        return VectorFds(self.outer.fd, self.delta.fd, self.inner_state.fd)
+        return VectorFds(self.outer.fd, self.delta.fd)
 
     @classmethod
     @contextmanager
     def open(cls, config: WorkerConfig) -> Iterator[WorkerBuffers]:
         """Open buffers of the sizes that `config` needs. The memory lives as long as any of the tensors is
         referenced."""
-        layout = config.layout
-        state_size = saved_bytes(config.inner.optimizer, layout.shapes)
-        with ExitStack() as stack:
-
-            def create(numel: int, dtype: torch.dtype) -> SharedBuffer:
-                return stack.enter_context(closing(SharedBuffer.create(config.directory, numel, dtype)))
-
-            weights = layout.numel, torch.float32
-            yield cls(create(*weights), create(*weights), create(state_size, torch.uint8))
+        numel = config.layout.numel
+        with (
+            closing(SharedBuffer.create(config.directory, numel)) as outer,
+            closing(SharedBuffer.create(config.directory, numel)) as delta,
+        ):
+            yield cls(outer, delta)

@@ -71,8 +71,8 @@ class StageWorkerGroup(WorkerCommands):
     worker `generation` has grown, and all that was held, counted, learned and captured is gone.
 
     `outer` and `delta` are this stage's part of the model's vector (`peer.model.layout.split_flat`). The caller writes
-    `outer`, never during `import_weights` or `export`. `inner_state` is the state at the last `export`; a new worker
-    begins with it.
+    `outer`, never during `import_weights` or `export`. A new worker begins with the inner optimizer's state at the last
+    `export`; a large one may be some minutes older.
     """
 
     starts_max = (
@@ -97,7 +97,7 @@ class StageWorkerGroup(WorkerCommands):
             closing(SharedBuffer.create(config.directory, size, torch.uint8)) as slots,
             WorkerBuffers.open(config) as buffers,
         ):
-            yield StageBuffers(buffers.outer, buffers.delta, buffers.inner_state, slots)
+            yield StageBuffers(buffers.outer, buffers.delta, slots)
 
     def _first_message(self, rank: int) -> LoadStage:
         config = self.config
@@ -105,6 +105,7 @@ class StageWorkerGroup(WorkerCommands):
             rank=rank,
             layout=config.ranks,
             meeting=self._meeting,
+            run=config.run,
             model=config.model,
             inner=config.inner,
             stage=self.spec,
@@ -172,8 +173,8 @@ class StageWorkerGroup(WorkerCommands):
         return await self.ask(ImportWeights(next(self._ids), epoch, rebase), Moved)
 
     async def export(self, product: Literal["delta", "weights"] = "delta", *, capture: bool = False) -> None:
-        """Write outer - local, or the local weights, to `delta`, and the optimizer's state to `inner_state`. `capture`:
-        the worker remembers the local weights for an import that rebases."""
+        """Write outer - local, or the local weights, to `delta`. `capture`: the worker remembers the local weights for
+        an import that rebases."""
         await self.ask(ExportProduct(next(self._ids), product, capture), object)
 
     async def _compute(self, command: RunForward | RunBackward, slot: MicroBatchSlot, counts: bool) -> MicroBatchDone:

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from peer.checkpoint.inner_state import InnerStateFile, identity_of
 from peer.compute.device import resolve_device, uses_bf16
 from peer.compute.stage import Stage
 from peer.compute.stage_checks import check_size
@@ -56,9 +57,16 @@ class StageWorker:
         numel = stage.layout.numel
         self._outer = SharedBuffer.attach(load.vectors.outer, numel).tensor
         self._delta = SharedBuffer.attach(load.vectors.delta, numel).tensor
-        state_size = saved_bytes(load.inner.optimizer, stage.layout.shapes)
-        self._inner_state = SharedBuffer.attach(load.vectors.inner_state, state_size, torch.uint8).tensor
-        stage.load_optimizer(self._inner_state)
+        self._saved = InnerStateFile(
+            Path(load.directory),
+            load.meeting,
+            identity_of(load.run, load.model, spec.span, load.inner.optimizer),
+            saved_bytes(load.inner.optimizer, stage.layout.shapes),
+            load.rank,
+            self._ranks.sum,
+            link,
+        )
+        self._saved.load(stage.load_optimizer)
         self._model = load.model
         hidden_size = load.model.hidden_size
         slots = SharedBuffer.attach(load.slots_fd, SlotArea.size_bytes(spec, hidden_size), torch.uint8)
@@ -85,6 +93,8 @@ class StageWorker:
                 self._link.refuse(command, str(refused), refused.reason)
             else:
                 self._link.reply(command, body)
+                if isinstance(command, ExportProduct):
+                    self._saved.save_large(self._stage.save_optimizer)
 
     def _serve(self, command: StageCommand) -> MicroBatchDone | Taken | Moved | None:
         """Run one command and return its result. Raises StageRefused."""
@@ -102,7 +112,7 @@ class StageWorker:
             return stage.import_weights(self._outer, command.epoch, command.rebase)
         assert isinstance(command, ExportProduct)
         stage.export(self._delta, self._outer if command.product == "delta" else None, command.capture)
-        stage.save_optimizer(self._inner_state)
+        self._saved.save_small(stage.save_optimizer)
         return None
 
     def _forward(self, command: RunForward) -> MicroBatchDone:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
-import torch
 
+from peer.checkpoint.inner_state import InnerStateFile, Sum, identity_of
 from peer.compute.device import Device, resolve_device, uses_bf16
 from peer.compute.lr_schedule import learning_rate
 from peer.compute.measured_step import hold_to, measured_step
@@ -23,6 +23,7 @@ from peer.ipc.corpus_messages import LoadCorpus
 from peer.ipc.inner_options import ElementRange, InnerRunOptions
 from peer.ipc.messages import MEETING, ModelLoaded
 from peer.ipc.shared_memory import SharedBuffer
+from peer.ipc.span import Span
 from peer.ipc.train_messages import (
     SMALLER,
     InnerResult,
@@ -49,10 +50,8 @@ class TrainWorker:
         self._link = link
         self._load = load
         layout = FlatLayout.of(load.model)
-        state_size = saved_bytes(load.inner.optimizer, layout.shapes)
         self._outer = SharedBuffer.attach(load.vectors.outer, layout.numel).tensor
         self._delta = SharedBuffer.attach(load.vectors.delta, layout.numel).tensor
-        self._inner_state = SharedBuffer.attach(load.vectors.inner_state, state_size, torch.uint8).tensor
         if load.data.seq_len > load.model.max_seq_len:
             raise ConfigError(
                 f"data.seq_len ({load.data.seq_len}) exceeds model.max_seq_len ({load.model.max_seq_len}): lower it"
@@ -60,7 +59,7 @@ class TrainWorker:
         device = resolve_device(load.device, load.compile)
         self._corpus = _read_corpus(load)
         self._group = ExitStack()  # never left: the end of the process ends it
-        self._trainer = self._one_of_several(device) if load.layout.size > 1 else self._alone(device)
+        self._trainer, self._saved = self._one_of_several(device) if load.layout.size > 1 else self._alone(device)
         self._trainer.on_smaller = self._tell_smaller
         self._has_local = False  # whether trainer.local holds weights to continue from
         self._idle_s = 0.0  # the time without a command since the last inner run
@@ -77,15 +76,16 @@ class TrainWorker:
             )
         )
 
-    def _alone(self, device: Device) -> ModelTrainer:
+    def _alone(self, device: Device) -> tuple[ModelTrainer, InnerStateFile]:
         load = self._load
         trainer = InnerTrainer(load.model, load.inner, device, load.step_size)
-        trainer.load(self._inner_state)
+        saved = self._saved_state(tuple)
+        saved.load(trainer.load)
         if device.torch.type == "cuda":
             trainer.resize(measured_step(trainer, load.data.seq_len, load.device_limit_bytes))
-        return trainer
+        return trainer, saved
 
-    def _one_of_several(self, device: Device) -> ModelTrainer:
+    def _one_of_several(self, device: Device) -> tuple[ModelTrainer, InnerStateFile]:
         from peer.compute.rank_trainer import RankTrainer  # takes long to import, as does what it imports
         from peer.parallel.ranks import open_ranks
 
@@ -94,8 +94,22 @@ class TrainWorker:
             hold_to(device.torch, load.device_limit_bytes)
         ranks = self._group.enter_context(open_ranks(load.layout, load.rank, device.torch, _meeting(load)))
         trainer = RankTrainer(load.model, load.inner, device, ranks, load.step_size)
-        trainer.load(self._inner_state)
-        return trainer
+        saved = self._saved_state(ranks.sum)
+        saved.load(trainer.load)
+        return trainer, saved
+
+    def _saved_state(self, sum: Sum) -> InnerStateFile:
+        load = self._load
+        layout = FlatLayout.of(load.model)
+        return InnerStateFile(
+            Path(load.directory),
+            load.meeting,
+            identity_of(load.run, load.model, Span.whole(load.model.layers), load.inner.optimizer),
+            saved_bytes(load.inner.optimizer, layout.shapes),
+            load.rank,
+            sum,
+            self._link,
+        )
 
     def run(self) -> None:
         """Serve commands without end; the control link ends the process."""
@@ -111,6 +125,8 @@ class TrainWorker:
                 self._link.refuse(command, str(refused), refused.reason)
             else:
                 self._link.reply(command, body)
+                if _learns(command):
+                    self._saved.save_large(self._trainer.save)
 
     def _answer(self, command: TrainCommand) -> InnerResult | float | list[float]:
         match command:
@@ -156,8 +172,8 @@ class TrainWorker:
         )
         result = run_inner(self._trainer, lambda numbers: self._corpus.batch(numbers, self._load.seed), run)
         self._capture(options)
-        if options.product == "delta":
-            self._trainer.save(self._inner_state)
+        if _learns(command):
+            self._saved.save_small(self._trainer.save)
         idle_s, self._idle_s = self._idle_s, 0.0
         return msgspec.structs.replace(result, idle_s=idle_s)
 
@@ -198,6 +214,11 @@ class TrainWorker:
 
     def _tick(self) -> None:
         self._link.ticks += 1
+
+
+def _learns(command: TrainCommand) -> bool:
+    """Whether the command changes the optimizer's state."""
+    return isinstance(command, RunInner) and command.options.product == "delta"
 
 
 def _meeting(load: LoadTrain) -> Path:

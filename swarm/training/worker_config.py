@@ -23,6 +23,7 @@ def worker_config(context: PeerContext, stage: StageSpec | None = None) -> Worke
         model=manifest.model,
         data=within_memory(manifest.data, limit or memory_bytes()),
         inner=manifest.inner,
+        run=manifest.run_id,
         tokenizer=str(config.home / TOKENIZER_FILE) if own_tokenizer else BYTES_TOKENIZER,
         data_folder=config.data_folder,
         text_field=config.text_field,

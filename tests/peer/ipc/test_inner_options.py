@@ -39,6 +39,7 @@ from tests.peer.support.worker_harness import (
     Log,
     freeze,
     open_test_worker_group,
+    saved_state,
     worker_config,
 )
 
@@ -142,7 +143,7 @@ async def _tail(twins: Twins) -> None:
 async def _gradients(twins: Twins) -> None:
     """The mean over sequences at the outer weights; the inner optimizer stays."""
     worker_group, mine = twins.worker_group, twins.mine
-    kept = worker_group.inner_state.clone()
+    kept = saved_state(worker_group)
     twins.new_outer(1)
     result = await worker_group.inner_steps([(40, 50)], 3, HOUR_S, options=InnerRunOptions(product="gradient"))
     assert (result.steps, result.sequences, result.tokens, result.skipped) == (3, 10, 320, 0)
@@ -160,7 +161,7 @@ async def _gradients(twins: Twins) -> None:
     await worker_group.inner_steps([(40, 50)], 3, HOUR_S, options=spans)
     assert torch.equal(worker_group.delta[:106], torch.cat([whole[3:9], whole[100:200]]))
 
-    assert torch.equal(worker_group.inner_state, kept)
+    assert torch.equal(saved_state(worker_group), kept)
     await worker_group.inner_steps([(50, 54)], 3, HOUR_S, options=LOCAL)  # the weights had stayed at outer
     mine.local.copy_(worker_group.outer)
     twins.steps(range(50, 54), 3)
@@ -213,7 +214,7 @@ async def _stops(worker_group: WorkerGroup) -> None:
 async def _new_worker(twins: Twins, monkeypatch: pytest.MonkeyPatch) -> None:
     """A new worker begins at the outer weights. A stop from before its start holds."""
     worker_group, mine = twins.worker_group, twins.mine
-    before = torch.clone(worker_group.inner_state)
+    before = saved_state(worker_group)
     stop_asked = trio.Event()
 
     async def late(

@@ -9,13 +9,16 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+import torch
 import trio
 
+from peer.checkpoint.inner_state import HEAD_BYTES, NAME
 from peer.config import DataConfig, InnerConfig, ModelConfig
 from peer.errors import WorkerError
 from peer.events import Event, EventLog
 from peer.model.layout import init_flat
 from peer.worker.client import WorkerConfig, WorkerGroup, open_worker_group
+from peer.worker.commands import WorkerCommands
 
 MODEL = ModelConfig(hidden_size=32, layers=2, heads=2, kv_heads=1, intermediate_size=48, max_seq_len=32)
 INNER = InnerConfig(lr=1e-2, batch_size=4, total_steps=1000, warmup_steps=5, dtype="fp32")
@@ -59,6 +62,15 @@ def worker_config(directory: Path, text: Path, **changes: object) -> WorkerConfi
         "silence_s": 10.0,
     }
     return WorkerConfig(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def saved_state(worker_group: WorkerCommands) -> torch.Tensor:
+    """Return the inner optimizer's state as the worker has last saved it, uint8."""
+    return torch.frombuffer(bytearray(state_file(worker_group).read_bytes()[HEAD_BYTES:]), dtype=torch.uint8)
+
+
+def state_file(worker_group: WorkerCommands) -> Path:
+    return worker_group.config.private_folder / NAME
 
 
 @asynccontextmanager

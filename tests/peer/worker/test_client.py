@@ -39,6 +39,7 @@ from tests.peer.support.worker_harness import (
     Log,
     hit,
     open_test_worker_group,
+    saved_state,
     worker_config,
 )
 
@@ -107,9 +108,9 @@ async def test_it_trains_and_evaluates(tmp_path: Path, text: Path) -> None:
         assert math.isclose(result.loss, sum(losses) / 10, rel_tol=1e-6)
         assert torch.equal(worker_group.delta, init_flat(MODEL, seed=0) - trainer.local)
         assert torch.equal(worker_group.outer, init_flat(MODEL, seed=0))  # only the network process changes it
-        saved = torch.zeros_like(worker_group.inner_state)
+        saved = torch.zeros_like(saved_state(worker_group))
         trainer.optimizer.save(saved)
-        assert torch.equal(worker_group.inner_state, saved) and trainer.optimizer.steps == 10
+        assert torch.equal(saved_state(worker_group), saved) and trainer.optimizer.steps == 10
 
         # bounds, and a command that its caller gave up
         assert (await worker_group.inner_steps(ENDLESS, 0, HOUR_S, steps=3)).steps == 3

@@ -20,7 +20,7 @@ from peer.ipc.inner_options import InnerRunOptions
 from peer.ipc.train_messages import SMALLER
 from peer.model.layout import init_flat
 from peer.worker.client import InnerResult, WorkerGroup
-from tests.peer.support.worker_harness import HOUR_S, MODEL, Log, freeze, hit, open_test_worker_group
+from tests.peer.support.worker_harness import HOUR_S, MODEL, Log, freeze, hit, open_test_worker_group, state_file
 from tests.support.forking.forked import forked_workers
 
 pytestmark = pytest.mark.process
@@ -51,7 +51,7 @@ async def train(group: WorkerGroup, strike: Callable[[], Awaitable[None]]) -> Ma
 
 async def test_two_ranks_make_what_one_does(tmp_path: Path, text: Path) -> None:
     """A rank that is lost costs its group a restart: the run is repeated with the state before it."""
-    states: list[torch.Tensor] = []
+    states: list[bytes] = []
 
     async def run(layout: Layout, strike: Callable[[WorkerGroup, Log], Awaitable[None]]) -> Made:
         folder = tmp_path / str(layout)
@@ -69,14 +69,14 @@ async def test_two_ranks_make_what_one_does(tmp_path: Path, text: Path) -> None:
                 return await train(group, struck)
 
     async def keep(group: WorkerGroup, log: Log) -> None:
-        states.append(group.inner_state.clone())
+        states.append(state_file(group).read_bytes())
 
     async def kill(group: WorkerGroup, log: Log) -> None:
         assert "SIGKILL" in await hit(group, log, lambda pid: os.kill(pid, signal.SIGKILL), rank=1)
 
     async def freeze_and_resume(group: WorkerGroup, log: Log) -> None:
         """With the state of one device, and the micro-batches that the group had come to."""
-        group.inner_state.copy_(states[0])
+        state_file(group).write_bytes(states[0])
         smaller = StepSize(1, "full")
         log.emit(SMALLER, **asdict(smaller))
         assert "silent for 6 s" in await hit(group, log, freeze, rank=1)

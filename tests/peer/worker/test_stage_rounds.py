@@ -19,7 +19,7 @@ from peer.model.layout import init_flat, split_flat
 from peer.worker.stage_client import MicroBatch, MicroBatchSlot, StageWorkerGroup
 from tests.peer.support.stage_harness import MODEL, open_stages
 from tests.peer.support.stage_worker_harness import STAGES, open_worker
-from tests.peer.support.worker_harness import freeze
+from tests.peer.support.worker_harness import freeze, saved_state
 
 pytestmark = [
     pytest.mark.process,
@@ -73,9 +73,9 @@ async def test_the_worker_equals_a_local_stage(tmp_path: Path) -> None:
         await worker_group.export(capture=True)
         twin.export(out, worker_group.outer, capture=True)
         assert torch.equal(worker_group.delta, out)
-        saved = torch.zeros_like(worker_group.inner_state)
+        saved = torch.zeros_like(saved_state(worker_group))
         twin.optimizer.save(saved)
-        assert torch.equal(worker_group.inner_state, saved)
+        assert torch.equal(saved_state(worker_group), saved)
         await both("c", 6, epoch=0)
         await worker_group.step(1)
         twin.step(1)

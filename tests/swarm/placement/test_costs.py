@@ -44,11 +44,8 @@ def test_the_vectors_of_the_network_process_are_counted_to_the_byte(tmp_path: Pa
     layout, items = FlatLayout.of(MODEL), host_items(workload(MODEL))
     config = WorkerConfig(MODEL, DataConfig(seq_len=32), INNER, tmp_path, EventLog())
     with WorkerBuffers.open(config) as buffers:
-        outer, delta, inner = (
-            buffer.tensor.untyped_storage().nbytes() for buffer in (buffers.outer, buffers.delta, buffers.inner_state)
-        )
+        outer, delta = (buffer.tensor.untyped_storage().nbytes() for buffer in (buffers.outer, buffers.delta))
     assert items["shared with the worker: outer weights, product"] == outer + delta
-    assert items["shared with the worker: inner optimizer"] == inner
     strategy = build_strategy(DilocoConfig(steps=10), CodecConfig(), layout, INNER)
     state = OuterState.in_memory([torch.zeros(layout.numel) for _ in range(2)], strategy)
     assert items["state"] == items["next state"] == state.size_bytes
@@ -76,7 +73,7 @@ def test_a_large_model_takes_what_the_design_counts() -> None:
     assert "snapshots for joiners" not in a_parameter
     assert a_parameter["merged result of the round"] == pytest.approx(1, rel=0.02)
     assert a_parameter["exchange of the round"] == pytest.approx(1.75, rel=0.02)
-    on_disk = (5 + kept.SNAPSHOTS) * 8 + kept.RESULTS + kept.AUDITED * 1.75
+    on_disk = (5 + kept.SNAPSHOTS) * 8 + 2 * 8 + kept.RESULTS + kept.AUDITED * 1.75
     assert sum(disk_items(work).values()) / work.parameters == pytest.approx(on_disk, rel=0.02)
 
 

@@ -15,6 +15,8 @@ import pytest
 from peer.config import DataConfig, InnerConfig, ModelConfig
 from peer.errors import ConfigError, ResourceError
 from peer.footprint.layout import ONE_DEVICE, Layout
+from peer.footprint.optimizer_state import saved_bytes
+from peer.footprint.parameters import parameter_shapes
 from peer.identity import Identity
 from swarm.placement.stages import state_bytes
 from swarm.run.invite import Invite
@@ -43,6 +45,12 @@ SHARED = ("ddp", "fsdp")
 def joining(home: Path, manifest: Manifest, role: Role = "auto", stage: int | None = None, **more: Any) -> JoinConfig:
     invite = Invite(manifest.run_id, manifest.authority, ())
     return JoinConfig(home, invite, role=role, stage=stage, device="cpu", **more)
+
+
+def files_bytes(manifest: Manifest, stage: int = 0) -> int:
+    """Return the bytes of a peer's files, without backups and tokens: five states and two of the inner optimizer."""
+    shapes = parameter_shapes(manifest.model, range(*manifest.cuts[stage]))
+    return 5 * state_bytes(manifest, stage) + 2 * saved_bytes(manifest.inner.optimizer, shapes)
 
 
 def absurd(**changes: object) -> Manifest:
@@ -154,7 +162,7 @@ def test_a_run_that_needs_more_disk_than_there_is_is_refused(tmp_path: Path) -> 
 
 def test_what_the_home_holds_already_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = make_manifest(AUTHORITY)
-    free = 5 * state_bytes(manifest) - 4096
+    free = files_bytes(manifest) - 4096
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
     with pytest.raises(ResourceError, match="free some space"):
         check_join(joining(tmp_path, manifest), manifest)
@@ -171,7 +179,7 @@ def test_the_disk_must_hold_the_token_cache_too(tmp_path: Path, monkeypatch: pyt
     manifest = msgspec.structs.replace(make_manifest(AUTHORITY), data=FOLDER)
     tokenized = msgspec.structs.replace(manifest, tokenizer="ab" * 32)
     (bare,) = disk_needs(manifest, str(text))
-    assert bare == 5 * state_bytes(manifest)
+    assert bare == files_bytes(manifest)
     assert disk_needs(tokenized, str(text)) == [bare + (2 << 20)]  # four bytes for each id of at least two
     assert disk_needs(tokenized, "") == [bare]
     free = bare + (2 << 20) - 1
@@ -187,7 +195,7 @@ def test_the_disk_must_hold_the_token_cache_too(tmp_path: Path, monkeypatch: pyt
 def test_a_stage_of_a_pipeline_keeps_backups_of_the_next_one() -> None:
     manifest = run_of(3)
     sizes = [state_bytes(manifest, stage) for stage in range(3)]
-    assert disk_needs(manifest, "") == [5 * sizes[stage] + 4 * sizes[(stage + 1) % 3] for stage in range(3)]
+    assert disk_needs(manifest, "") == [files_bytes(manifest, stage) + 4 * sizes[(stage + 1) % 3] for stage in range(3)]
 
 
 @pytest.mark.parametrize(("role", "stage"), [("auto", None), ("feeder", None), ("stage", 0)])

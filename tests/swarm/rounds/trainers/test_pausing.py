@@ -17,7 +17,7 @@ from swarm.protocol.head import Member
 from swarm.protocol.plan import Assignment
 from swarm.rounds.trainers.trainer import TrainRequest, TrainResult
 from swarm.rounds.trainers.worker_trainer import WorkerTrainer
-from tests.peer.support.worker_harness import HOUR_S, INNER, Log, open_test_worker_group
+from tests.peer.support.worker_harness import HOUR_S, INNER, Log, open_test_worker_group, state_file
 
 pytestmark = [
     pytest.mark.process,
@@ -49,7 +49,7 @@ async def test_a_pause_loses_no_step_and_no_state(tmp_path: Path) -> None:
         assert os.getpriority(os.PRIO_PROCESS, pid) == 12
 
         await trainer.train(request(group, 0))
-        learned = group.inner_state.clone()
+        learned = state_file(group).read_bytes()
         unpaused = (await trainer.train(request(group, 1))).product.clone()
         result = await _paused_in(trainer, group, log)
         assert 0 < result.steps < MANY and result.samples == result.steps * INNER.batch_size
@@ -59,7 +59,7 @@ async def test_a_pause_loses_no_step_and_no_state(tmp_path: Path) -> None:
         assert (await trainer.train(request(group, 1))).steps == 0
         with pytest.raises(WorkerError, match="this machine's owner has paused it"):
             await group.evaluate()
-        group.inner_state.copy_(learned)
+        state_file(group).write_bytes(learned)
         await trainer.resume()
         assert torch.equal((await trainer.train(request(group, 1))).product, unpaused)
 
