@@ -1,9 +1,14 @@
 """Members whose real driver lies about slices: each changes one thing of what the driver signs, sends or answers.
 
-Two lies are accepted by design. A norm is checked by the owner of its slice only, so nobody checks that of a slice which
-its contributor owns: it can move the bound of `Coding.check_result` for that slice, and its result is audited. And what
-an owner sends is no word of its: the hash that it signs counts, so other bytes cost it nothing but a fetch elsewhere
-(`TwoFacedOwner`, which is therefore not told on). A false result of a possible norm is committed; audits find it later.
+Some lies are accepted by design:
+
+- The norm of a slice is checked by its owner only, so no peer checks that of a slice that its contributor owns itself.
+  It moves the bound of `Coding.check_result` for that slice; whether the result is the merge, an audit tells.
+- A false result that has a possible norm is committed, and stays. Audits find it, and leave its owner out (`FalseOwner`).
+  An owner that merged its own update can keep that from an audit, which then proves nothing: it is left out by a member
+  after `UNSHOWN_MAX` such audits in a row (`FalseShow`).
+- The bytes of a result that one peer gets are no word of its owner: the hash that it has signed is, and those that have
+  other bytes fetch them elsewhere. Nothing shows who has changed them (`TwoFacedOwner`, on whom no peer tells).
 """
 
 from __future__ import annotations
@@ -22,7 +27,7 @@ from swarm.protocol.plan import Contribution
 if TYPE_CHECKING:
     from tests.simulation.driven.world import DrivenWorld
 
-OFTEN: Final = 0.5  # of the slices, results and contributions: the group has rounds with and without the lie
+OFTEN: Final = 0.75  # of the slices, results and contributions: the group has rounds with and without the lie
 CONTRIBUTED: Final = {CONTRIBUTION.name, RELAY.name}
 REFUSED: Final = {"ProtocolViolation", "FalseSlice"}
 """The codes of refusals that name the caller; others say that a slice comes late, or again."""
@@ -96,8 +101,8 @@ class SliceLiar:
         return self._chosen[about]
 
     def tell(self) -> None:
-        """Count a lie that is told."""
-        self._world.covered[f"lie {self.name}"] += 1
+        """Count a lie that is told. Of the core's lies one has the same name."""
+        self._world.covered[f"slice lie {self.name}"] += 1
 
 
 class OtherNorm(SliceLiar):
@@ -168,7 +173,7 @@ class FalseOwner(SliceLiar):
 
 
 class FalseShow(FalseOwner):
-    """Does so, and shows audits other slices than those that it was sent."""
+    """Does so, and shows audits other slices than those that went into it, its own among them."""
 
     def shown(self, named: SliceOf, payload: bytes) -> bytes:
         return _opposite(payload)

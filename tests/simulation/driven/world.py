@@ -298,7 +298,7 @@ class DrivenWorld:
             self.covered[f"told on {liar.name}"] += 1
             liar.told_on_by.add(machine.peer)
         elif event.fields["is_true"] is False and (liar is None or machine.peer not in liar.told_on_by):
-            raise Broken("15 liars are told on", f"{machine.peer} found a false result and told of nobody: {event}")
+            raise Broken("15 liars are told on", f"{machine.peer} found a false result and told on no one: {event}")
 
     # -- what liars have said ------------------------------------------------------------------------------------------
 
@@ -308,7 +308,7 @@ class DrivenWorld:
             if machine.is_honest and not code:
                 raise Broken("15 liars are told on", f"{machine.peer} took {method} of {liar.peer}: {liar.name}")
             if machine.is_honest and code in REFUSED and machine.peer not in liar.told_on_by:
-                raise Broken("15 liars are told on", f"{machine.peer} refused {liar.peer}'s {liar.name} and told nobody")
+                raise Broken("15 liars are told on", f"{machine.peer} refused {liar.name} and told no one")
 
     def merged(self, machine: DrivenMachine, bodies: Iterable[Contribution], bundle: int) -> None:
         """Judge what an honest owner has merged."""
