@@ -4,7 +4,7 @@ Some lies are accepted by design:
 
 - The norm of a slice is checked by its owner only, so no peer checks that of a slice that its contributor owns itself.
   It moves the bound of `Coding.check_result` for that slice; whether the result is the merge, an audit tells.
-- A false result that has a possible norm is committed, and stays. Audits find it, and leave its owner out (`FalseOwner`).
+- A false result of a possible norm is committed, and stays. Audits find it and leave out its owner (`FalseOwner`).
   An owner that merged its own update can keep that from an audit, which then proves nothing: it is left out by a member
   after `UNSHOWN_MAX` such audits in a row (`FalseShow`).
 - The bytes of a result that one peer gets are no word of its owner: the hash that it has signed is, and those that have
@@ -27,7 +27,8 @@ from swarm.protocol.plan import Contribution
 if TYPE_CHECKING:
     from tests.simulation.driven.world import DrivenWorld
 
-OFTEN: Final = 0.75  # of the slices, results and contributions: the group has rounds with and without the lie
+OFTEN: Final = 0.75  # of the contributions
+SELDOM: Final = 0.3  # of the slices and results, of which a round has several: some rounds have no lie
 CONTRIBUTED: Final = {CONTRIBUTION.name, RELAY.name}
 REFUSED: Final = {"ProtocolViolation", "FalseSlice"}
 """The codes of refusals that name the caller; others say that a slice comes late, or again."""
@@ -94,10 +95,10 @@ class SliceLiar:
 
     # -- helpers -------------------------------------------------------------------------------------------------------
 
-    def lies(self, *about: Any) -> bool:
+    def lies(self, *about: Any, share: float = SELDOM) -> bool:
         """Return whether to lie about this: always the same, however often it is sent."""
         if about not in self._chosen:
-            self._chosen[about] = self._random.random() < OFTEN
+            self._chosen[about] = self._random.random() < share
         return self._chosen[about]
 
     def tell(self) -> None:
@@ -109,7 +110,7 @@ class OtherNorm(SliceLiar):
     """Commits to another norm of one bundle than its slices have."""
 
     def contribution(self, body: Contribution) -> Contribution:
-        if not body.sqnorms or not self.lies(body.plan):
+        if not body.sqnorms or not self.lies(body.plan, share=OFTEN):
             return body
         self.tell()
         bundle, factor = self._random.randrange(len(body.sqnorms)), self._random.choice((0.25, 4.0))
@@ -123,7 +124,7 @@ class TooFew(SliceLiar):
     """Commits to fewer hashes or norms than there are bundles."""
 
     def contribution(self, body: Contribution) -> Contribution:
-        if not body.hashes or not self.lies(body.plan):
+        if not body.hashes or not self.lies(body.plan, share=OFTEN):
             return body
         self.tell()
         if self._random.random() < 0.5:
@@ -148,7 +149,7 @@ class OtherLeaf(SliceLiar):
         if not mine or not self.lies(named.key, named.index):
             return named, payload
         self.tell()
-        hashes = named.hashes[::-1] if self.lies("list", named.key, named.index) else named.hashes
+        hashes = named.hashes[::-1] if self.lies("list", named.key, named.index, share=0.5) else named.hashes
         return replace(named, hashes=hashes), bytes(mine[named.index ^ 1])  # in a bundle of two: the other one
 
 
@@ -159,7 +160,7 @@ class TooShort(SliceLiar):
         if not self.lies(named.key, named.index):
             return named, payload
         self.tell()
-        return named, payload[: len(payload) // 2] if self.lies("half", named.key, named.index) else b""
+        return named, payload[: len(payload) // 2] if self.lies("half", named.key, named.index, share=0.5) else b""
 
 
 class FalseOwner(SliceLiar):

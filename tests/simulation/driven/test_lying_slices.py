@@ -31,8 +31,8 @@ def calm_worlds(lie: str) -> Iterator[DrivenWorld]:
     """Return worlds with that lie and without faults, of the setups by turns."""
     setups = [replace(setup, faults_s=TOGETHER_S) for setup in DRIVEN_LYING.values()]
     for turn in range(SEEDS):
-        seed = LIES.index(lie) + turn * len(LIES)
-        world = DrivenWorld(setups[seed % len(setups)], seed, NO_FAULTS)
+        index = LIES.index(lie)
+        world = DrivenWorld(setups[(index + turn) % len(setups)], index + turn * len(LIES), NO_FAULTS)
         assert [liar.name for liar in world.liars.values()] == [lie]
         yield world
 
