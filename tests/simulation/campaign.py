@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from swarm.protocol.agreement import messages as msg
+from tests.simulation.driven.lying_slices import SLICE_LIES
 from tests.simulation.invariants import Broken
 from tests.simulation.liars import LIES
 from tests.simulation.liveness import NOT_PROMISED
@@ -87,10 +88,13 @@ class Tally:
         missed = [tag for tag in messages if not self.covered[tag]]
         kinds = {kind for kind in self.covered if kind.startswith(("fault ", "crash "))}
         lies = [lie for lie in LIES if self.covered[f"lie {lie}"]]
+        of_slices = [lie for lie in SLICE_LIES if self.covered[f"slice lie {lie}"]]
+        told_on = [lie for lie in of_slices if self.covered[f"told on {lie}"]]
         told = f", not {', '.join(missed)}" if missed else ""
         return (
             f"{len(messages) - len(missed)} of {len(msg.Message.__args__)} message types{told};"
-            f" {len(kinds)} kinds of faults; {len(lies)} of {len(LIES)} lies"
+            f" {len(kinds)} kinds of faults; {len(lies)} of {len(LIES)} lies;"
+            f" {len(of_slices)} of {len(SLICE_LIES)} about slices, {len(told_on)} of them told on"
         )
 
 

@@ -200,7 +200,22 @@ LARGE: Final = {
 _DRIVEN: Final = (
     "witness3", "witness4", "witness2-joins", "witness3-joins", "required2", "required3", "required2-joins",
 )  # fmt: skip
-DRIVEN: Final = {f"driven-{name}": replace(SETUPS[name], name=f"driven-{name}", calm_s=180.0) for name in _DRIVEN} | {
-    "driven-bundled": replace(SETUPS["witness3-joins"], name="driven-bundled", calm_s=180.0, bundled=True)
-}  # the driver waits longer for answers than the simulated machines do
-"""Groups of real drivers (`tests.simulation.driven`), without liars: those say what a driver does not."""
+_CALM_S: Final = 180.0  # the driver waits longer for answers than the simulated machines do
+_BUNDLED: Final = replace(SETUPS["witness3-joins"], name="driven-bundled", calm_s=_CALM_S, bundled=True)
+DRIVEN_HONEST: Final = {
+    **{f"driven-{name}": replace(SETUPS[name], name=f"driven-{name}", calm_s=_CALM_S) for name in _DRIVEN},
+    _BUNDLED.name: _BUNDLED,
+}
+"""Groups of real drivers (`tests.simulation.driven`), of honest peers."""
+
+_LYING: Final = Setup("driven-lying-slices", 4, liars=1, calm_s=300.0)
+DRIVEN_LYING: Final = {
+    setup.name: setup
+    for setup in (
+        _LYING,
+        replace(_LYING, name="driven-lying-slices-required", mode="required", lone_survivor=False),
+        replace(_LYING, name="driven-lying-slices-bundled", bundled=True),
+    )
+}
+"""Groups of real drivers with one that lies about its slices (`driven.lying_slices`)."""
+DRIVEN: Final = DRIVEN_HONEST | DRIVEN_LYING

@@ -12,24 +12,29 @@ from unittest.mock import patch
 
 import torch
 import trio
+from blake3 import blake3
 
 from peer.checkpoint.hash_tree import hash_state
+from peer.identity import Signed
 from swarm.protocol.agreement import actions, events
 from swarm.protocol.agreement.config import AgreementConfig
 from swarm.protocol.agreement.node import AgreementNode
 from swarm.protocol.head import Head
 from swarm.protocol.ledger import head_of
-from swarm.protocol.plan import Contribution
+from swarm.protocol.plan import CONTRIBUTION_KIND, Contribution
 from swarm.protocol.timeouts import AdaptiveTimeouts
+from swarm.rounds.exchange.slice_exchange import SliceExchange
 from swarm.rounds.group_driver import GroupDriver
 from swarm.rounds.handlers import serve_agreement, serve_heads
 from swarm.rounds.records import RecordFiles
 from swarm.rounds.replica_driver import ReplicaDriver, ReplicaParts, restore_replica
+from swarm.rounds.trainers.contribution import Contributor, EncodedUpdate
 from swarm.rounds.trainers.trainer import TrainRequest, TrainResult
 from swarm.rounds.work import work_of, work_timeout
 from swarm.state.outer_state import OuterState
 from swarm.state.snapshots import SnapshotStore
 from tests.simulation.driven.disk import PeerDisk
+from tests.simulation.driven.lying_slices import SliceLiar
 from tests.simulation.driven.network import MemoryHost, MemoryRpc
 from tests.simulation.setups import COORDINATOR
 from tests.simulation.tensors import SCHEDULE
@@ -43,6 +48,7 @@ CODEC = "bf16"  # any granule: int8 would make one slice of all values
 SNAPSHOT_BYTES = 1 << 20
 
 _feed, _do = GroupDriver.feed, GroupDriver._do
+_contribute, _merge = Contributor.contribute, SliceExchange._merge
 
 
 @contextmanager
@@ -55,7 +61,24 @@ def watched(machine_of: Callable[[str], DrivenMachine]) -> Iterator[None]:
     async def do(group: GroupDriver, *arguments: Any) -> None:
         await machine_of(group.config.peer).done(group, *arguments)
 
-    with patch.object(GroupDriver, "feed", feed), patch.object(GroupDriver, "_do", do):
+    async def contribute(contributor: Contributor, *arguments: Any) -> tuple[Signed, EncodedUpdate | None]:
+        signed, update = await _contribute(contributor, *arguments)
+        return machine_of(contributor._context.me.peer).contributed(signed), update
+
+    def merge(exchange: SliceExchange, index: int) -> tuple[memoryview, bytes]:
+        result, name = _merge(exchange, index)
+        liar = machine_of(exchange._me).liar
+        if liar is None:
+            return result, name
+        said = memoryview(liar.result(exchange.order.key, index, bytes(result)))
+        return said, blake3(said).digest()
+
+    with (
+        patch.object(GroupDriver, "feed", feed),
+        patch.object(GroupDriver, "_do", do),
+        patch.object(Contributor, "contribute", contribute),
+        patch.object(SliceExchange, "_merge", merge),
+    ):
         yield
 
 
@@ -75,7 +98,7 @@ class DrivenMachine:
         self.train_s, self.sync_s, self.fetch_s = 0.5, 0.005, 0.1
         self.alone = trio.Lock()
         self.lives_left: int | None = None
-        self.dies_as, self.restored, self.is_honest, self.rate = "kept", False, True, 1.0
+        self.dies_as, self.restored, self.rate = "kept", False, 1.0
         self.suspects: set[str] = set()
         self.rpc: MemoryRpc | None = None
         self.group: GroupDriver | None = None
@@ -92,6 +115,21 @@ class DrivenMachine:
     @property
     def is_coordinator(self) -> bool:
         return self.peer == COORDINATOR
+
+    @property
+    def liar(self) -> SliceLiar | None:
+        """The lie of what this machine says, if it has one."""
+        return self.world.liars.get(self.peer)
+
+    @property
+    def is_honest(self) -> bool:
+        return self.liar is None
+
+    @property
+    def slices(self) -> Sequence[memoryview]:
+        """This peer's own encoded slices of the latest update."""
+        update = self.replica.actor.training.update if self.replica is not None else None
+        return update.slices if update is not None else ()
 
     @property
     def up(self) -> bool:
@@ -187,6 +225,7 @@ class DrivenMachine:
                 self.world.at(self.frozen_until + 1e-4, self, partial(self._thaw, group))
             self._held.append(event)
             return
+        self._judge_slices(event)
         if isinstance(event, events.Built) and event.state_hash is not None and event.key in self._build:
             base, roster = self._build[event.key]
             if event.state_hash not in self.world.tensors.states:
@@ -218,8 +257,27 @@ class DrivenMachine:
         if isinstance(action, actions.MergeSlices | actions.Build) and self.replica is not None:
             self._build[action.roster.key] = (self.replica.head.state_hash, action.roster)
 
+    def contributed(self, signed: Signed) -> Signed:
+        """Return the contribution that this peer signs."""
+        if self.liar is None:
+            return signed
+        signatures = self.world.signatures
+        body = self.liar.contribution(signatures.open(signed, CONTRIBUTION_KIND, Contribution))
+        return signatures.of(self.peer).sign(CONTRIBUTION_KIND, body)
+
+    def _judge_slices(self, event: events.Event) -> None:
+        """Judge what an honest driver has merged, and built, of what liars have said."""
+        if not self.is_honest or self.replica is None or not self.world.liars:
+            return
+        if isinstance(event, events.SliceResult) and event.key in self._build:
+            self.world.merged(self, self._build[event.key][1].merged, event.index)
+        elif isinstance(event, events.Built) and event.state_hash is not None:
+            exchange = self.replica.actor.exchanges.get(event.key)
+            if exchange is not None:
+                self.world.built(self, {name for name, _ in exchange.results.values()})
+
     def _judge_weights(self, action: actions.CommitHead) -> None:
-        state = self.state
+        state = self.state if self.is_honest else None
         if state is not None and hash_state(state.tensors).root != action.head.state_hash:
             self.world.broken("5 weights", f"{self.peer} stands at round {action.head.round} with other weights")
 

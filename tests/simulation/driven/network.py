@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -11,12 +12,13 @@ import msgspec
 import trio
 
 from peer.errors import ConnectionLost, DeadlineExceeded, DialError, NetworkError, RemoteError
-from peer.events import EventLog
+from peer.events import EventLog, PenaltyLog
 from peer.net.admissions import Admissions
 from peer.net.limits import NetLimits
 from peer.net.method import Call, Method, Reply
 from peer.net.rpc_server import Outcome, RpcServer, flat
 from swarm.rounds.messages import AGREE
+from tests.simulation.driven.virtual import virtual_time
 
 if TYPE_CHECKING:
     from tests.simulation.driven.machine import DrivenMachine
@@ -59,6 +61,7 @@ class MemoryRpc:
         self._world, self._machine, self._life = world, machine, machine.life
         no_meter: Any = None
         self.server = RpcServer(NetLimits(), no_meter, events, admissions)
+        self.server._penalties = PenaltyLog(events, admissions.is_trusted, virtual_time)
         self.register = self.server.add
         self._answering: set[trio.CancelScope] = set()
         self._ended = False
@@ -84,8 +87,19 @@ class MemoryRpc:
             if self._ended:
                 await trio.sleep_forever()
             self._world.covered[f"call {method.name}"] += 1
-            return await self._carry(peer, method, msgspec.msgpack.encode(body), bytes(flat(payload)))
+            return await self._carry(peer, method, *self._said(peer, method, body, bytes(flat(payload))))
         raise DeadlineExceeded(f"{peer} did not answer {method.name} within {timeout_s:g} s")
+
+    def _said(self, peer: str, method: Method[Any, Any], body: Any, payload: bytes) -> tuple[bytes, bytes]:
+        """Return the body and payload of a call: a liar's may be others than its driver's."""
+        liar, true = self._machine.liar, (msgspec.msgpack.encode(body), payload)
+        if liar is None:
+            return true
+        changed, payload = liar.calls(peer, method, body, payload, self._machine.slices)
+        said = msgspec.msgpack.encode(changed), payload
+        if said != true:
+            liar.note_call(method, *said)
+        return said
 
     async def _carry(self, peer: str, method: Method[Any, Any], encoded: bytes, payload: bytes) -> Reply[Any]:
         world, me = self._world, self._machine.peer
@@ -119,7 +133,11 @@ class MemoryRpc:
         if receiver.rpc is None:
             raise DialError(f"{peer} is down", "refused")
         receiver.suspects.discard(self._machine.peer)
-        return await receiver.rpc.answer(self._machine.peer, method, encoded, memoryview(bytearray(payload)))
+        outcome = await receiver.rpc.answer(self._machine.peer, method, encoded, memoryview(bytearray(payload)))
+        liar = self._machine.liar
+        if liar is not None and (method.name, encoded, payload) in liar.altered:
+            self._world.heard_lie(receiver, liar, method.name, outcome.code)
+        return outcome
 
     async def answer(self, caller: str, method: Method[Any, Any], encoded: bytes, payload: memoryview) -> Outcome:
         """Run a handler, unless its process ends meanwhile."""
@@ -133,7 +151,7 @@ class MemoryRpc:
         with trio.CancelScope() as scope:
             self._answering.add(scope)
             try:
-                if served.check is not None and payload.nbytes:
+                if served.check is not None:
                     refused = await self.server._handled(method, caller, served.check(caller, body, payload.nbytes))
                     outcome = refused if isinstance(refused, Outcome) else None
                 if outcome is None:
@@ -142,4 +160,7 @@ class MemoryRpc:
                 self._answering.discard(scope)
         if outcome is None or self._ended:
             raise ConnectionLost(f"{self._machine.peer} went away")
+        if (liar := self._machine.liar) is not None:
+            told = liar.answers(caller, method, body, bytes(outcome.payload))
+            outcome = replace(outcome, payload=memoryview(told))
         return outcome

@@ -12,12 +12,12 @@ from swarm.rounds.building import StateBuilder
 from swarm.rounds.records import RecordFiles
 from swarm.state.outer_state import OuterState
 from tests.simulation.campaign import run_one, run_world, world_of
-from tests.simulation.setups import DRIVEN
+from tests.simulation.setups import DRIVEN_HONEST
 
 LOOKED_AT = 12  # schedules
 
 
-@pytest.mark.parametrize("setup", DRIVEN)
+@pytest.mark.parametrize("setup", DRIVEN_HONEST)
 def test_schedules_of_the_driver_hold(setup: str) -> None:
     tallies = [run_one(setup, seed) for seed in (0, 1)]
     assert not [found for tally in tallies for found in tally.found] and all(tally.driven == 1 for tally in tallies)
@@ -57,6 +57,6 @@ def test_a_driver_that_does_not_do_its_part_is_noticed(
     monkeypatch: pytest.MonkeyPatch, target: type, name: str, broken: object, invariant: str
 ) -> None:
     monkeypatch.setattr(target, name, broken)
-    names = list(DRIVEN)
+    names = list(DRIVEN_HONEST)
     found = [found.what for seed in range(LOOKED_AT) for found in run_one(names[seed % len(names)], seed).found]
     assert found and found[0].partition(":")[0] in invariant.split("|"), found

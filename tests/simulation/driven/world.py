@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Final
+from unittest.mock import patch
 
 import pytest
 import trio
@@ -21,10 +22,13 @@ from swarm.protocol.agreement import actions
 from swarm.protocol.agreement import messages as msg
 from swarm.protocol.agreement.packing import unpacked
 from swarm.protocol.head import Head, genesis
+from swarm.protocol.plan import Contribution
+from swarm.rounds.exchange import audits
 from swarm.rounds.records import RecordFiles
 from swarm.state.outer_state import OuterState
 from tests.simulation import faults
 from tests.simulation.driven.disk import PeerDisk
+from tests.simulation.driven.lying_slices import REFUSED, SliceLiar, draw
 from tests.simulation.driven.machine import CODEC, NUMEL, DrivenMachine, first_state, watched
 from tests.simulation.driven.virtual import repeatable, run_virtually
 from tests.simulation.histories.checks import History
@@ -42,6 +46,7 @@ PLAYED = {"drop", "duplicate", "tails", "slow_types", "join", "cut", "crash", "f
     "slow_disks",
 }
 """The faults that a driver can be made to have: all processes share one clock, and no disk is put back."""
+AUDITED_SHARE: Final = 1.0  # with liars: each honest member audits each commit
 
 
 class DrivenWorld:
@@ -57,7 +62,7 @@ class DrivenWorld:
         self.network = Network(Random(f"driven net {setup.name} {seed}"), self.heals_at)
         judged = self._judged()
         self.invariants, self.liveness, self.history = Invariants(judged), Liveness(judged), History()
-        self.liars: dict[str, object] = {}
+        self.liars: dict[str, SliceLiar] = {}
         self.gone: set[str] = set()
         self.asked_at = -1e9
         first = OuterState.in_memory(first_state(), diloco(NUMEL, CODEC))
@@ -74,6 +79,8 @@ class DrivenWorld:
         self._count = 0
         self._sooner = trio.Event()
         self._starting: set[str] = set()
+        lies = Random(f"driven lies {setup.name} {seed}")
+        self.liars.update((peer, draw(self, peer, lies)) for peer in sorted(setup.lying))
 
     @property
     def now(self) -> float:
@@ -101,6 +108,7 @@ class DrivenWorld:
             with (
                 repeatable(f"{self.setup.name} {self.seed}", self.signatures, self.disk_s),
                 watched(self.machines.__getitem__),
+                patch.object(audits, "SHARE", AUDITED_SHARE if self.liars else audits.SHARE),
             ):
                 run_virtually(self._run)
         return self
@@ -111,6 +119,8 @@ class DrivenWorld:
 
     async def _run(self) -> None:
         self.began = trio.current_time()
+        for liar in self.liars.values():
+            self.note(liar.peer, f"lies as {liar.name}")
         for fault in self.kept:
             self.at(fault.at, None, self._fault, fault)
         for peer in (COORDINATOR, *self.setup.peers):
@@ -226,6 +236,8 @@ class DrivenWorld:
         """Judge what a driver is told to send, in the order of its node's actions: calls may overtake each other."""
         judged: Any = machine
         self.covered[TAGS[type(message)]] += 1
+        if not machine.is_honest:
+            return
         with self._judging():
             self.invariants.sent(judged, target, unpacked(message))
 
@@ -241,11 +253,15 @@ class DrivenWorld:
         self.note(machine.peer, f"commits term {head.term} round {head.round} {head.hash.hex()[:6]}")
         if machine.is_coordinator:
             self.history.add(machine.peer, [("head_seen", {"round": head.round})])
+        if not machine.is_honest:
+            return
         with self._judging():
             self.invariants.committed(judged, action)
 
     def stood(self, machine: DrivenMachine, head: Head, merged: bool) -> None:
-        """Note what a peer would tell of a commit."""
+        """Note what an honest peer would tell of a commit."""
+        if not machine.is_honest:
+            return
         fields = {
             "round": head.round, "term": head.term, "state_hash": head.state_hash.hex(), "head": head.hash.hex(),
             "previous": head.previous.hex(), "members": len(head.members), "tokens": head.tokens,
@@ -266,10 +282,47 @@ class DrivenWorld:
             with self._judging():
                 if event.name == "bug":
                     raise Broken("0 total", str(event.fields))
-                if event.name == "peer_penalized":
-                    raise Broken("12 honest is never penalized", f"{machine.peer}: {event.fields}")
+                if machine.is_honest:
+                    self._judge_event(machine, event)
 
         return note
+
+    def _judge_event(self, machine: DrivenMachine, event: Event) -> None:
+        """Judge whom an honest peer penalizes, and what its audits find. Raises `Broken`."""
+        if event.name not in ("peer_penalized", "slice_audited"):
+            return
+        liar = self.liars.get(str(event.fields["peer"]))
+        if event.name == "peer_penalized":
+            if liar is None:
+                raise Broken("12 honest is never penalized", f"{machine.peer}: {event.fields}")
+            self.covered[f"told on {liar.name}"] += 1
+            liar.told_on_by.add(machine.peer)
+        elif event.fields["is_true"] is False and (liar is None or machine.peer not in liar.told_on_by):
+            raise Broken("15 liars are told on", f"{machine.peer} found a false result and told on no one: {event}")
+
+    # -- what liars have said ------------------------------------------------------------------------------------------
+
+    def heard_lie(self, machine: DrivenMachine, liar: SliceLiar, method: str, code: str) -> None:
+        """Judge what an honest peer answers to a slice that is not what was committed to."""
+        with self._judging():
+            if machine.is_honest and not code:
+                raise Broken("15 liars are told on", f"{machine.peer} took {method} of {liar.peer}: {liar.name}")
+            if machine.is_honest and code in REFUSED and machine.peer not in liar.told_on_by:
+                raise Broken("15 liars are told on", f"{machine.peer} refused {liar.name} and told no one")
+
+    def merged(self, machine: DrivenMachine, bodies: Iterable[Contribution], bundle: int) -> None:
+        """Judge what an honest owner has merged."""
+        for body in bodies:
+            liar = self.liars.get(body.member.peer)
+            if liar is not None and (body.plan, bundle) in liar.false_norms:
+                self.broken("15 liars are told on", f"{machine.peer} merged slices of another norm: {liar.name}")
+            if len(body.hashes) != len(body.sqnorms) or bundle >= len(body.hashes):
+                self.broken("15 liars are told on", f"{machine.peer} merged a contribution with too few slices")
+
+    def built(self, machine: DrivenMachine, results: Collection[bytes]) -> None:
+        """Judge the results that an honest peer has built a state of."""
+        if any(not liar.impossible.isdisjoint(results) for liar in self.liars.values()):
+            self.broken("5 weights", f"{machine.peer} built a state of a result that is no merge")
 
     def broken(self, invariant: str, what: str) -> None:
         """Say that an invariant does not hold."""
