@@ -142,7 +142,7 @@ class InnerStateFile:
             return True
         with suppress(OSError):
             self._path.unlink()
-        self._reporter.emit(DROPPED, reason=f"{reason}: the inner optimizer begins anew")
+        self._reporter.emit(DROPPED, reason=f"{reason}: the inner optimizer begins at zero")
         return False
 
     def _fault_in(self, file: BinaryIO) -> str | None:
@@ -178,7 +178,7 @@ class InnerStateFile:
         return True
 
     def _fill(self, write: Callable[[Tensor], None]) -> bool:
-        """Write what this rank has of the state; the memory of the mapped file is the kernel's to take back."""
+        """Write what this rank has of the state; what is mapped is the file, no copy in memory."""
         try:
             state = self._mapped(self._part, mmap.ACCESS_WRITE)
         except OSError as error:

@@ -92,7 +92,7 @@ def test_a_damaged_file_is_dropped(tmp_path: Path, at: int) -> None:
     (tmp_path / NAME).write_bytes(content)
     assert loaded(state_file(tmp_path, told)) is None
     [(name, reason)] = told.events
-    assert name == DROPPED and "damaged: the inner optimizer begins anew" in str(reason)
+    assert name == DROPPED and "damaged: the inner optimizer begins at zero" in str(reason)
     assert not os.listdir(tmp_path)
 
 
