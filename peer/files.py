@@ -88,3 +88,16 @@ def read_bounded(path: Path, max_bytes: int) -> bytes:
     if len(content) > max_bytes:
         raise OSError(errno.EFBIG, f"it is larger than {max_bytes} bytes", str(path))
     return content
+
+
+def can_reserve() -> bool:
+    """Return whether this system can reserve a file's room. macOS cannot."""
+    return hasattr(os, "posix_fallocate")
+
+
+def reserve(fd: int, size_bytes: int) -> None:
+    """Reserve a file's room on the disk: with no room left, a write through a map would end the process. Raises OSError
+    if there is none, or this system cannot reserve it."""
+    if not can_reserve():
+        raise OSError(errno.ENOTSUP, "this system cannot reserve room in a file")
+    os.posix_fallocate(fd, 0, size_bytes)

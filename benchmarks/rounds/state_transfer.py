@@ -28,7 +28,7 @@ import trio
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.common.options import add_json, write_results
-from peer.checkpoint.generation import Generation
+from peer.checkpoint.generation import StateGeneration
 from peer.checkpoint.hash_tree import hash_state
 from peer.events import EventLog
 from peer.identity import Identity
@@ -54,7 +54,7 @@ async def serve(numel: int) -> None:
     state = make_state(numel)
     tree = hash_state(state)
     snapshots = SnapshotStore(tree.size_bytes, 1 << 20)
-    snapshots.publish(Generation(dict(zip(("theta", "momentum"), state, strict=True)), tree))
+    snapshots.publish(StateGeneration(dict(zip(("theta", "momentum"), state, strict=True)), tree))
     async with open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as host:
         snapshots.serve(host.rpc)
         print(json.dumps({"peer": host.peer_id, "addresses": host.addresses}), flush=True)

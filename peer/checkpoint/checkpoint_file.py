@@ -25,7 +25,7 @@ from torch import Tensor
 
 from peer import faults
 from peer.bounds import TENSORS_MAX, Count, Number, ParameterName, Text
-from peer.checkpoint.generation import Generation
+from peer.checkpoint.generation import StateGeneration
 from peer.checkpoint.hash_tree import StateTree, StreamHasher, chunk_size_for, hash_list_bytes, hash_state
 from peer.checkpoint.mapped_floats import FLOAT_BYTES
 from peer.checkpoint.safetensors_file import (
@@ -93,13 +93,13 @@ class LoadedCheckpoint:
         return self.tensors["theta"]
 
 
-def describe(run_id: str, round: int, head: bytes, state: Generation, layout: FlatLayout) -> CheckpointManifest:
+def describe(run_id: str, round: int, head: bytes, state: StateGeneration, layout: FlatLayout) -> CheckpointManifest:
     """Plan the files of a state, and hash it if its tree is not known."""
     shards = tuple(plan_shards(layout, state.vectors))
     return CheckpointManifest(run_id, round, head, dict(layout.slots), layout.numel, state.vectors, shards, state.tree)
 
 
-def write_checkpoint(path: Path, identity: Identity, manifest: CheckpointManifest, state: Generation) -> None:
+def write_checkpoint(path: Path, identity: Identity, manifest: CheckpointManifest, state: StateGeneration) -> None:
     """Write the folder `path` atomically. Raises OSError, and CheckpointError if the state in memory is not what it was
     when it was hashed; either may leave a `.tmp-` folder."""
     building = path.with_name(TEMPORARY + path.name)
@@ -120,7 +120,7 @@ def write_checkpoint(path: Path, identity: Identity, manifest: CheckpointManifes
     fsync_path(path.parent)
 
 
-def _link(building: Path, manifest: CheckpointManifest, state: Generation) -> bool:
+def _link(building: Path, manifest: CheckpointManifest, state: StateGeneration) -> bool:
     """Give the files of a state a second name, once the disk has them; return False where that is not possible."""
     try:
         for shard in manifest.shards:

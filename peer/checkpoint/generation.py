@@ -30,7 +30,7 @@ from peer.model.layout import FlatLayout
 PIECE_BYTES: Final = 4 << 20
 
 
-class Generation:
+class StateGeneration:
     """Flat fp32 vectors of one shape (P,), on the CPU; of a state, once they are written."""
 
     def __init__(
@@ -54,7 +54,7 @@ class Generation:
     def size_bytes(self) -> int:
         return FLOAT_BYTES * self.numel * len(self.tensors)
 
-    def hashed(self) -> Generation:
+    def hashed(self) -> StateGeneration:
         """Return this generation, once its tree is known."""
         assert self.tree.hashes
         return self
@@ -80,7 +80,7 @@ class Generation:
 class StateRoom(Protocol):
     """Where the states of one replica lie."""
 
-    def new(self) -> Generation:
+    def new(self) -> StateGeneration:
         """Return vectors to write the next state to; what they hold is undefined. Raises ResourceError if there is no
         room."""
         ...
@@ -95,20 +95,20 @@ class MemoryRoom:
         self._free: deque[dict[str, Tensor]] = deque()  # filled by the garbage collector, in any thread: no lock
         self._made = 0
 
-    def new(self) -> Generation:
+    def new(self) -> StateGeneration:
         with suppress(IndexError):
             return self._recycled(self._free.popleft())
         size_bytes = FLOAT_BYTES * self._numel * len(self._vectors)
         if self._made >= self._in_memory and self._folder is not None and kept.snapshots_lie_in_files(size_bytes):
             with suppress(OSError):
                 found = floats_on_disk(self._folder, [self._numel] * len(self._vectors))
-                return Generation(dict(zip(self._vectors, found, strict=True)))
+                return StateGeneration(dict(zip(self._vectors, found, strict=True)))
         self._made += 1
         return self._recycled({vector: torch.empty(self._numel) for vector in self._vectors})
 
-    def _recycled(self, tensors: dict[str, Tensor]) -> Generation:
+    def _recycled(self, tensors: dict[str, Tensor]) -> StateGeneration:
         """Return a generation whose vectors are free again when nothing refers to it."""
-        generation = Generation(tensors)
+        generation = StateGeneration(tensors)
         weakref.finalize(generation, self._free.append, tensors)
         return generation
 
@@ -127,7 +127,7 @@ class FileRoom:
         except OSError as error:
             raise self._refused(error) from error
 
-    def new(self) -> Generation:
+    def new(self) -> StateGeneration:
         folder = None
         try:
             folder = Path(tempfile.mkdtemp(dir=self._folder))
@@ -136,7 +136,7 @@ class FileRoom:
             if folder is not None:
                 shutil.rmtree(folder, ignore_errors=True)
             raise self._refused(error) from error
-        generation = Generation(tensors, files={shard.vector: folder / shard.file for shard in self._shards})
+        generation = StateGeneration(tensors, files={shard.vector: folder / shard.file for shard in self._shards})
         weakref.finalize(generation, shutil.rmtree, folder, ignore_errors=True)
         return generation
 

@@ -30,7 +30,7 @@ from blake3 import blake3
 from torch import Tensor
 
 from peer.config import ModelConfig
-from peer.footprint.kept import SMALL_BYTES
+from peer.footprint.kept import INNER_STATE_S, SMALL_BYTES
 from peer.ipc.span import Span
 
 NAME: Final = "inner_state"
@@ -38,9 +38,6 @@ DROPPED: Final = "inner_state_dropped"
 """The event of a file that does not fit or is damaged, with the `reason`."""
 UNSAVED: Final = "inner_state_unsaved"
 """The event of a file that could not be written, with the `reason`; once, until one is written again."""
-SAVE_S: Final = 300.0
-"""A large state is written no more often: 8 bytes a parameter of AdamW, which a billion parameters make 8 GB, or 2.3 TB
-a day. What is lost with a worker is a small part of what moments remember in training."""
 _MAGIC: Final = b"barninn1"
 HEAD_BYTES: Final = 4096  # a page: the state behind it is aligned
 _PIECE_BYTES: Final = 4 << 20
@@ -96,9 +93,9 @@ class InnerStateFile:
             self._save(write)
 
     def save_large(self, write: Callable[[Tensor], None]) -> None:
-        """When there is time after a change: write a larger state, at most every `SAVE_S`."""
+        """When there is time after a change: write a larger state, at most every `INNER_STATE_S`."""
         if self._size_bytes > SMALL_BYTES:
-            is_due = self._rank == 0 and time.monotonic() - self._saved_at >= SAVE_S
+            is_due = self._rank == 0 and time.monotonic() - self._saved_at >= INNER_STATE_S
             if any(self._sum((is_due,))):
                 self._save(write)
 

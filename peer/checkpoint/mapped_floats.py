@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import mmap
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -13,20 +11,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from peer.files import reserve
+
 FLOAT_BYTES: Final = 4
-
-
-def can_reserve() -> bool:
-    """Return whether this system can reserve a file's room. macOS cannot."""
-    return hasattr(os, "posix_fallocate")
-
-
-def reserve(fd: int, size_bytes: int) -> None:
-    """Reserve a file's room on the disk: with no room left, a write through a map would end the process. Raises OSError
-    if there is none, or this system cannot reserve it."""
-    if not can_reserve():
-        raise OSError(errno.ENOTSUP, "this system cannot reserve room in a file")
-    os.posix_fallocate(fd, 0, size_bytes)
 
 
 def map_writable(fd: int, size_bytes: int) -> Tensor:

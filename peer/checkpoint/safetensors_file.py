@@ -13,9 +13,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from peer.bounds import TENSORS_MAX, ParameterName, Text
-from peer.checkpoint.mapped_floats import FLOAT_BYTES, map_floats, map_writable, reserve
+from peer.checkpoint.mapped_floats import FLOAT_BYTES, map_floats, map_writable
 from peer.decoding import told
 from peer.errors import CheckpointError
+from peer.files import reserve
 from peer.model.layout import FlatLayout, TensorSlot
 
 _OF_ONE: Final = "00001-of-00001"

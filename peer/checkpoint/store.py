@@ -27,7 +27,7 @@ from peer.checkpoint.checkpoint_file import (
     load_checkpoint,
     write_checkpoint,
 )
-from peer.checkpoint.generation import Generation
+from peer.checkpoint.generation import StateGeneration
 from peer.errors import CheckpointError, ResourceError
 from peer.events import EventLog
 from peer.files import is_full, make_folder
@@ -98,7 +98,7 @@ class CheckpointStore:
                 found.append(CheckpointEntry(int(match[1]), int(match[2]), path))
         return sorted(found, key=lambda entry: entry.sequence)
 
-    async def save(self, round: int, head: bytes, state: Generation, layout: FlatLayout) -> bool:
+    async def save(self, round: int, head: bytes, state: StateGeneration, layout: FlatLayout) -> bool:
         """Write a checkpoint of a state, in a thread. Returns whether a new checkpoint is on disk. While an earlier one
         is being written, a new one is skipped, not queued.
         """
@@ -126,7 +126,7 @@ class CheckpointStore:
                 self._events.emit("checkpoint_skipped", path=str(entry.path), reason=str(error))
         return None
 
-    def _write(self, round: int, head: bytes, state: Generation, layout: FlatLayout) -> bool:
+    def _write(self, round: int, head: bytes, state: StateGeneration, layout: FlatLayout) -> bool:
         started = time.monotonic()
         manifest = describe(self._run_id, round, head, state, layout)
         size = manifest.tree.size_bytes

@@ -16,6 +16,8 @@ WORKER_BYTES: Final = 0.35e9
 """A worker without a model on a CPU, with little text. An estimate."""
 GPU_WORKER_BYTES: Final = 2.5e9
 """A worker that has loaded a GPU's libraries. An estimate."""
+DAY_S: Final = 86400.0
+_SHARED: Final = "shared with the worker: outer weights, product"
 _CHECKPOINTS_ON_THE_WAY: Final = 2  # one being written, and the file of a state being fetched
 _BACKUPS: Final = kept.CHECKPOINTS + _CHECKPOINTS_ON_THE_WAY  # of the next stage
 
@@ -34,7 +36,7 @@ def host_items(work: Workload) -> dict[str, float]:
     moved, result = _exchange_bytes(work)
     items = {
         "programs": NETWORK_BYTES + work.layout.size * (WORKER_BYTES if work.device == "cpu" else GPU_WORKER_BYTES),
-        "shared with the worker: outer weights, product": 2 * vector,
+        _SHARED: 0.0 if work.state_on_disk else 2 * vector,
         "state": 0.0 if work.state_on_disk else state,
         "next state": state if exchange.is_common and not work.state_on_disk else 0.0,
         "states kept for joiners": 0.0 if _joiners_read_files(work) else kept.snapshots(state) * state,
@@ -68,12 +70,16 @@ def _results_kept(work: Workload, result_bytes: float) -> float:
     return kept.results(work.state_bytes, result_bytes) * result_bytes if work.exchange.is_common else 0.0
 
 
-def written_in_a_round(work: Workload) -> float:
-    """Return the bytes that the disk takes in a round that is long enough for a checkpoint: the state, the result, and
-    the exchange where it is kept in a file."""
+def written_in_a_day(work: Workload, rounds: float) -> float:
+    """Return about how many bytes the disk takes in a day of so many rounds: checkpoints, results, exchanges and the
+    inner optimizer's state; with states in files also what is shared with the worker."""
     moved, result = _exchange_bytes(work)
-    kept_bytes = moved if work.exchange.is_common and kept.lies_in_a_file(moved) else 0.0
-    return work.state_bytes + result + kept_bytes
+    a_round = result + 2.0 * work.vector_bytes * work.state_on_disk
+    if work.exchange.is_common and kept.lies_in_a_file(moved):
+        a_round += moved
+    checkpoints = rounds if work.state_on_disk else min(rounds, DAY_S / kept.CHECKPOINT_S)
+    saved = saved_bytes(work.inner.optimizer, work.shapes)
+    return rounds * a_round + checkpoints * work.state_bytes + min(rounds, DAY_S / kept.INNER_STATE_S) * saved
 
 
 def disk_items(work: Workload, token_cache_bytes: float = 0.0, next_stage_bytes: float = 0.0) -> dict[str, float]:
@@ -91,6 +97,7 @@ def disk_items(work: Workload, token_cache_bytes: float = 0.0, next_stage_bytes:
         "exchanges kept": kept.AUDITED * moved if is_common and kept.lies_in_a_file(moved) else 0.0,
         "states kept for joiners": kept.snapshots(state_bytes) * state_bytes if _joiners_read_files(work) else 0.0,
         "backup of the next stage": _BACKUPS * next_stage_bytes,
+        _SHARED: 2.0 * work.vector_bytes if work.state_on_disk else 0.0,
         "inner optimizer, saved": 2.0 * saved_bytes(work.inner.optimizer, work.shapes),  # one being written
         "token ids": token_cache_bytes,
     }

@@ -1,7 +1,7 @@
-"""Flat vectors that the network process and its compute workers both map.
+"""Flat vectors that the network process and its compute workers both map: memory, or a file that memory only caches.
 
-The memory has no name in any file system: a child process inherits its descriptor. So nothing is left behind in
-/dev/shm, not even by SIGKILL, and a container's small /dev/shm is no limit.
+Neither has a name in any file system: a child process inherits its descriptor. So nothing is left behind in /dev/shm,
+not even by SIGKILL, and a container's small /dev/shm is no limit.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 
 from peer.errors import ResourceError
+from peer.files import reserve
+from peer.ipc.early_maps import mapped
 
 
 class SharedBuffer:
@@ -26,17 +28,26 @@ class SharedBuffer:
     """
 
     def __init__(self, fd: int, numel: int, dtype: torch.dtype = torch.float32) -> None:
-        self.fd = fd
+        memory = mapped(fd)
+        self.fd = fd if memory is None else -1
         self.numel = numel
-        self.tensor: Tensor = torch.frombuffer(mmap.mmap(fd, numel * dtype.itemsize), dtype=dtype)
+        self.tensor: Tensor = torch.frombuffer(
+            mmap.mmap(fd, numel * dtype.itemsize) if memory is None else memory, dtype=dtype, count=numel
+        )
 
     @classmethod
-    def create(cls, directory: Path, numel: int, dtype: torch.dtype = torch.float32) -> SharedBuffer:
-        """Create the memory. `directory` takes a file, unlinked at once, if the system has no anonymous shared memory.
-        Raises ResourceError."""
+    def create(
+        cls, directory: Path, numel: int, dtype: torch.dtype = torch.float32, in_file: bool = False
+    ) -> SharedBuffer:
+        """Create the memory, or a file in `directory` that is unlinked at once. It is a file, too, if the system has no
+        anonymous shared memory. Who attaches to a file can cut it off, unless it was mapped by
+        `peer.ipc.early_maps`. Raises ResourceError."""
         size = numel * dtype.itemsize
         fd = -1
         try:
+            if in_file:
+                fd = _file_of(directory, size)
+                return cls(fd, numel, dtype)
             if sys.platform == "linux":
                 fd = os.memfd_create("barnraise", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             else:
@@ -49,6 +60,11 @@ class SharedBuffer:
         except OSError as error:
             if fd >= 0:
                 os.close(fd)
+            if in_file:
+                raise ResourceError(
+                    f"cannot reserve {size >> 20} MiB in {directory} ({error.strerror}): free some space or choose"
+                    " another --home"
+                ) from error
             raise ResourceError(
                 f"cannot map {size >> 20} MiB of shared memory ({error.strerror}): free memory or train a smaller model"
             ) from error
@@ -63,3 +79,15 @@ class SharedBuffer:
             os.close(self.fd)
             self.fd = -1
         self.tensor = torch.empty(0)
+
+
+def _file_of(directory: Path, size_bytes: int) -> int:
+    """Return the descriptor of a file without a name whose room is reserved. Raises OSError."""
+    fd, path = tempfile.mkstemp(dir=directory)
+    os.unlink(path)
+    try:
+        reserve(fd, size_bytes)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd

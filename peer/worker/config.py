@@ -44,6 +44,8 @@ class WorkerConfig:
     """Where nothing better is known: None for whole batches. On one GPU the worker measures what fits."""
     device_limit_bytes: float = math.inf
     """How much of a GPU's memory the workers may take."""
+    vectors_in_files: bool = False
+    """Whether what is shared with the workers lies in files of `directory`, which memory only caches."""
     seed: int = 0
     threads: int | None = None
     """Per worker; None: an equal share of the cores that this process may use."""
@@ -114,7 +116,7 @@ class WorkerBuffers:
         referenced."""
         numel = config.layout.numel
         with (
-            closing(SharedBuffer.create(config.directory, numel)) as outer,
-            closing(SharedBuffer.create(config.directory, numel)) as delta,
+            closing(SharedBuffer.create(config.directory, numel, in_file=config.vectors_in_files)) as outer,
+            closing(SharedBuffer.create(config.directory, numel, in_file=config.vectors_in_files)) as delta,
         ):
             yield cls(outer, delta)

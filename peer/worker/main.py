@@ -26,6 +26,7 @@ from peer.confinement.confine import Restriction, confine
 from peer.confinement.grants import load_nvidia_modules
 from peer.confinement.private_network import enter_network
 from peer.errors import ConfigError
+from peer.ipc.early_maps import map_early
 from peer.ipc.messages import Rejected
 from peer.plain_text import plain
 from peer.worker.control_link import ControlLink
@@ -78,6 +79,8 @@ def main() -> None:
     grants = entry.grants(load)
     if grants.accelerators:
         load_nvidia_modules()
+    for fd in entry.vectors(load):
+        map_early(fd)
     restrictions = confine(grants)
     if grants.tcp:
         own = bool(network)

@@ -48,6 +48,8 @@ class ProgramEntry:
     """Returns what its first message needs beside Python and the devices."""
     niceness: Callable[[Any], int] = lambda load: BEHIND_THE_NETWORK
     """Returns how far its process gives way to others."""
+    vectors: Callable[[Any], tuple[int, ...]] = lambda load: ()
+    """Returns the descriptors of what it maps before it is confined."""
 
 
 def _train() -> type[Program]:
@@ -115,13 +117,17 @@ def _text_grants(load: LoadText) -> Grants:
     return Grants(private=load.directory, readable=_named(load.tokenizer))
 
 
+def _vectors(load: LoadTrain | LoadStage) -> tuple[int, ...]:
+    return (load.vectors.outer, load.vectors.delta)
+
+
 def _named(*paths: str) -> tuple[str, ...]:
     return tuple(filter(None, paths))
 
 
 PROGRAMS: Final[dict[type[FirstMessage], ProgramEntry]] = {
-    LoadTrain: ProgramEntry(_train, _train_grants),
-    LoadStage: ProgramEntry(_stage, _stage_grants),
+    LoadTrain: ProgramEntry(_train, _train_grants, vectors=_vectors),
+    LoadStage: ProgramEntry(_stage, _stage_grants, vectors=_vectors),
     LoadCorpus: ProgramEntry(_corpus, _corpus_grants),
     LoadBlocks: ProgramEntry(_blocks, _block_grants, niceness=_block_niceness),
     LoadText: ProgramEntry(_text, _text_grants, niceness=lambda load: 0),  # between two tokens

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 import trio
 
-from peer.checkpoint.generation import Generation
+from peer.checkpoint.generation import StateGeneration
 from peer.events import Watcher
 from peer.net.host import Host, HostConfig
 from peer.net.lan.discovery import Lan
@@ -239,7 +239,7 @@ class _Coordinator:
         )
 
 
-def _snapshots(state: Generation) -> SnapshotStore:
+def _snapshots(state: StateGeneration) -> SnapshotStore:
     snapshots = SnapshotStore(state.tree.size_bytes, 1 << 16)
     snapshots.publish(state)
     return snapshots

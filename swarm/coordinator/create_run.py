@@ -15,7 +15,7 @@ from torch import Tensor
 from optim.bundles import BUNDLES_MAX, Bundles
 from optim.strategies.interface import RoundInfo
 from optim.strategies.registry import build_strategy, shared_vectors
-from peer.checkpoint.generation import Generation
+from peer.checkpoint.generation import StateGeneration
 from peer.config import ModelConfig, WeightType
 from peer.errors import CheckpointError, ConfigError
 from peer.events import EventLog
@@ -44,7 +44,7 @@ from swarm.run.manifest_transfer import save_run_files
 from swarm.run.sections import AUTO_TOKENIZER, BYTES_TOKENIZER, check_fit, check_pipeline
 from swarm.run.tokenizer import end_of_text, ended_by, read_tokenizer
 
-CreatedRun = tuple[Signed, bytes, list[Generation]]
+CreatedRun = tuple[Signed, bytes, list[StateGeneration]]
 """The signed manifest, the tokenizer.json (empty for bytes) and each stage's state that the coordinator serves, mapped:
 the initial one or, of a complete run, the last."""
 
@@ -76,7 +76,7 @@ def create_run(path: Path, run: RunConfig, identity: Identity, events: EventLog)
         if run.outer.has_common_state:
             _check_slices(run, layout, list(tensors.values()))
             most_slices = max(most_slices, slices_of_update(run.outer, run.codec, layout, run.inner))
-        states.append(Generation(tensors))
+        states.append(StateGeneration(tensors))
     _check_roster(run, Bundles.at_most(BUNDLES_MAX, most_slices))
     bundled = (BUNDLES,) if most_slices > BUNDLES_MAX else ()
     manifest = Manifest(
@@ -112,7 +112,7 @@ def create_run(path: Path, run: RunConfig, identity: Identity, events: EventLog)
     return run_files, tokenizer, reload(path, manifest, identity, events)
 
 
-def reload(path: Path, manifest: Manifest, identity: Identity, events: EventLog) -> list[Generation]:
+def reload(path: Path, manifest: Manifest, identity: Identity, events: EventLog) -> list[StateGeneration]:
     """Read the newest state of each stage that is kept under `path`. Raises CheckpointError."""
     states = []
     for stage in range(manifest.stages):
@@ -121,7 +121,7 @@ def reload(path: Path, manifest: Manifest, identity: Identity, events: EventLog)
         loaded = store.load_latest()
         if loaded is None:
             raise CheckpointError(f"the run's state under {path} is gone or damaged: restore it from a backup")
-        states.append(Generation(loaded.tensors, loaded.tree))
+        states.append(StateGeneration(loaded.tensors, loaded.tree))
     return states
 
 

@@ -18,7 +18,7 @@ import trio
 from optim.codecs import get_codec
 from optim.config import GossipConfig
 from optim.strategies.interface import RoundInfo
-from peer.checkpoint.generation import Generation
+from peer.checkpoint.generation import StateGeneration
 from peer.checkpoint.hash_tree import hash_state
 from peer.checkpoint.store import CheckpointStore
 from peer.compute.train_loop import learning_rate
@@ -186,7 +186,7 @@ class _GossipParticipant:
         if head == self._saved or head.round < 0:
             return True
         vectors = (self._replica.theta.clone(), self._replica.move.clone())  # at once: both change in place
-        state = Generation(dict(zip(VECTORS, vectors, strict=True)))
+        state = StateGeneration(dict(zip(VECTORS, vectors, strict=True)))
         if await self._store.save(head.round, msgspec.msgpack.encode(head), state, self._layout):
             self._saved = head
         return head == self._saved

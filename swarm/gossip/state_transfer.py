@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 import trio
 
-from peer.checkpoint.generation import Generation, MemoryRoom
+from peer.checkpoint.generation import MemoryRoom, StateGeneration
 from peer.errors import BarnraiseError, NetworkError
 from peer.net.rpc import Call, Rpc
 from swarm.gossip.context import GossipContext, GossipRules
@@ -72,7 +72,7 @@ class GossipStateServer:
         self._context.snapshots.publish(await trio.to_thread.run_sync(self._copied), head)
         self._place = StateOffer(replica.round, replica.tree.root)
 
-    def _copied(self) -> Generation:
+    def _copied(self) -> StateGeneration:
         copy = self._copies.new()
         copy.tensors["theta"].copy_(self._replica.theta)
         copy.finish(self._replica.tree)

@@ -12,7 +12,7 @@ from msgspec.structs import replace as changed
 from optim.bundles import BUNDLES_MAX, Bundles
 from optim.wire_sizes import slices_of
 from peer.errors import ConfigError
-from peer.footprint.host import written_in_a_round
+from peer.footprint.host import written_in_a_day
 from peer.footprint.layout import Layout
 from peer.footprint.pace import WAITING, Pace, steps_in
 from peer.footprint.step_size import SMALLEST, sized, step_that_fits
@@ -95,7 +95,7 @@ class MachinePlan(msgspec.Struct, frozen=True, kw_only=True):
     days: float
     traffic_a_day: float
     written_a_day: float
-    """Bytes that the disk takes: states, results, exchanges kept."""
+    """About the bytes that the disk takes."""
     group_most: int
     """About how many peers of one stage a round can merge, which `max_peers` may not exceed; 0 if rounds are each
     peer's own."""
@@ -157,7 +157,7 @@ def plan_for(
         tokens=tokens,
         days=pace.days(tokens),
         traffic_a_day=pace.traffic_a_day,
-        written_a_day=written_in_a_round(worst) * pace.rounds_a_day,
+        written_a_day=written_in_a_day(worst, pace.rounds_a_day),
         group_most=most,
         leader_peers=led,
         leader_bytes=sent,

@@ -13,7 +13,7 @@ from pathlib import Path
 import trio
 from torch import Tensor
 
-from peer.checkpoint.generation import Generation
+from peer.checkpoint.generation import StateGeneration
 from peer.checkpoint.hash_tree import StateTree, hash_state
 from peer.checkpoint.mapped_floats import FLOAT_BYTES, map_floats
 from peer.errors import ResourceError
@@ -51,9 +51,9 @@ class Fetched:
     """What an earlier attempt had left in the part file."""
     seconds: float
 
-    def named(self, vectors: Sequence[str]) -> Generation:
+    def named(self, vectors: Sequence[str]) -> StateGeneration:
         """Return the state with its vectors' names."""
-        return Generation(dict(zip(vectors, self.tensors, strict=True)), self.tree)
+        return StateGeneration(dict(zip(vectors, self.tensors, strict=True)), self.tree)
 
 
 @dataclass(frozen=True)

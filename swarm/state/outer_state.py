@@ -13,7 +13,7 @@ import torch
 
 from optim.codecs import Buffer
 from optim.strategies.interface import Coding, OuterStrategy, RoundInfo
-from peer.checkpoint.generation import Generation, MemoryRoom, StateRoom
+from peer.checkpoint.generation import MemoryRoom, StateGeneration, StateRoom
 from peer.checkpoint.hash_tree import StateTree, hash_state
 
 
@@ -24,7 +24,7 @@ class OuterState:
     hash.
     """
 
-    def __init__(self, current: Generation, strategy: OuterStrategy, room: StateRoom) -> None:
+    def __init__(self, current: StateGeneration, strategy: OuterStrategy, room: StateRoom) -> None:
         """`room`: where later states lie. Blocks for a pass over the state if its hash tree is not known."""
         if len(current.vectors) != 1 + len(strategy.shared):
             raise ValueError(f"the method shares {1 + len(strategy.shared)} vectors, not {len(current.vectors)}")
@@ -34,7 +34,7 @@ class OuterState:
         self._room = room
         self.changed: tuple[slice, ...] = self._whole_place
         """The slices that the last commit changed."""
-        self._next: Generation | None = None
+        self._next: StateGeneration | None = None
         self._next_tree: StateTree | None = None
         self._is_unchanged = False  # whether the next state is the current one
         self._apart: tuple[slice, ...] = self._whole_place  # where what is built may differ from the current state
@@ -46,7 +46,7 @@ class OuterState:
     @classmethod
     def in_memory(cls, tensors: Sequence[torch.Tensor], strategy: OuterStrategy) -> OuterState:
         """Begin with [theta, *strategy.shared]; later states lie in memory."""
-        current = Generation(dict(zip(("theta", *strategy.shared), tensors, strict=True)))
+        current = StateGeneration(dict(zip(("theta", *strategy.shared), tensors, strict=True)))
         return cls(current, strategy, MemoryRoom(current.vectors, current.numel))
 
     @property
@@ -142,5 +142,8 @@ class OuterState:
 
     def replace(self, tensors: Sequence[torch.Tensor], tree: StateTree) -> None:
         """Take over a state that was fetched from other peers. Its vectors must not change any more."""
-        self.current, self._next_tree = Generation(dict(zip(self.current.vectors, tensors, strict=True)), tree), None
+        self.current, self._next_tree = (
+            StateGeneration(dict(zip(self.current.vectors, tensors, strict=True)), tree),
+            None,
+        )
         self._before, self._apart, self.changed = None, self._whole_place, self._whole_place

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from peer import faults
-from peer.checkpoint.generation import Generation
+from peer.checkpoint.generation import StateGeneration
 from peer.checkpoint.hash_tree import StateBytes, StateTree
 from peer.errors import ProtocolViolation
 from peer.events import EventLog
@@ -31,7 +31,7 @@ ASKED_S: Final = 60.0  # after a joiner has asked, states are kept for as long w
 class _Snapshot:
     """One state of the store."""
 
-    state: Generation
+    state: StateGeneration
     bytes: StateBytes
     tree: StateTree
     lease: Lease
@@ -68,7 +68,7 @@ class SnapshotStore:
         self._slots = UploadSlots(self.limits)
         self._clock = LeaseClock()
 
-    def publish(self, state: Generation, head: bytes = b"", parts: Sequence[Buffer] = ()) -> None:
+    def publish(self, state: StateGeneration, head: bytes = b"", parts: Sequence[Buffer] = ()) -> None:
         """Serve the committed state; it must not change. Earlier ones are served on where joiners read them, or have
         lately asked for any, and where they are small: their round may have been over before one could ask.
 

@@ -11,7 +11,7 @@ import trio
 
 from optim.strategies.interface import OuterStrategy
 from optim.strategies.registry import build_strategy
-from peer.checkpoint.generation import FileRoom, Generation, MemoryRoom, StateRoom
+from peer.checkpoint.generation import FileRoom, MemoryRoom, StateGeneration, StateRoom
 from peer.checkpoint.store import CheckpointStore
 from peer.decoding import MALFORMED
 from peer.errors import ProtocolViolation, ResourceError
@@ -168,7 +168,7 @@ def _initial(
     if loaded is not None and tuple(loaded.tensors) == ("theta", *strategy.shared):
         head = msgspec.msgpack.decode(loaded.head, type=Head)
         if head.state_hash == loaded.tree.root:
-            return OuterState(Generation(loaded.tensors, loaded.tree), strategy, room), head
+            return OuterState(StateGeneration(loaded.tensors, loaded.tree), strategy, room), head
     first = manifest.first_head(stage)
     begun = room.new()
     for vector, tensor in begun.tensors.items():

@@ -12,9 +12,9 @@ from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
-from peer.checkpoint.mapped_floats import can_reserve
 from peer.data.corpus import check_source, token_cache_bytes
 from peer.errors import ConfigError, ResourceError
+from peer.files import can_reserve
 from peer.footprint.layout import ONE_DEVICE, Layout
 from peer.footprint.workload import Footprint
 from peer.free_memory import free_memory_bytes

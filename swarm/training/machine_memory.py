@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass, replace
 from typing import cast
 
-from peer.checkpoint.mapped_floats import can_reserve
 from peer.compute.device import resolve_device, uses_bf16
 from peer.config import InnerConfig
+from peer.files import can_reserve
 from peer.footprint.layout import Layout
 from peer.footprint.step_size import SMALLEST, StepSize, sized, step_that_fits
 from peer.footprint.workload import DeviceKind, Footprint, Workload

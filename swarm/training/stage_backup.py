@@ -16,7 +16,7 @@ import trio
 from blake3 import blake3
 
 from peer.checkpoint.checkpoint_file import LoadedCheckpoint
-from peer.checkpoint.generation import Generation
+from peer.checkpoint.generation import StateGeneration
 from peer.errors import BarnraiseError
 from peer.net.rpc import Call, Method
 from peer.net.wire import LARGE_HEADER_BYTES
@@ -128,7 +128,7 @@ class StageBackup:
             return self._held
 
     def _publish(self, loaded: LoadedCheckpoint) -> BackupHead:
-        self.snapshots.publish(Generation(loaded.tensors, loaded.tree), loaded.head)
+        self.snapshots.publish(StateGeneration(loaded.tensors, loaded.tree), loaded.head)
         head = msgspec.msgpack.decode(loaded.head, type=Head)
         proof = proof_of(self._context, self.of, head)
         return BackupHead() if proof is None else BackupHead(head, proof)

@@ -11,7 +11,7 @@ from peer.worker.client import WorkerConfig
 from swarm.run.manifest_transfer import TOKENIZER_FILE
 from swarm.run.peer_context import PeerContext
 from swarm.run.sections import BYTES_TOKENIZER
-from swarm.training.machine_memory import Accelerator, host_limit, layout_of, step_size
+from swarm.training.machine_memory import Accelerator, host_limit, layout_of, state_lies_on_disk, step_size
 
 
 def worker_config(context: PeerContext, stage: StageSpec | None = None) -> WorkerConfig:
@@ -34,6 +34,7 @@ def worker_config(context: PeerContext, stage: StageSpec | None = None) -> Worke
         step_size=step_size(config, manifest) if stage is None else None,
         device_limit_bytes=config.memory_bytes or math.inf,
         directory=config.home,
+        vectors_in_files=state_lies_on_disk(config, manifest, 0 if stage is None else stage.index),
         seed=manifest.run.seed,
         threads=config.threads and max(1, config.threads // max(1, len(config.devices))),
         events=context.host.events,

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from cli.templates import template, with_settings
-from peer.checkpoint.generation import Generation
+from peer.checkpoint.generation import StateGeneration
 from peer.config import ModelConfig
 from peer.events import EventLog
 from peer.identity import Identity
@@ -65,7 +65,7 @@ def guest(home: Path, stages: int) -> tuple[str, Path]:
             r"--memory-limit is 0\.0001 GB and the smallest stage needs .*: raise it, or join",
         ),
         (3, "--memory-limit 0.0001 --stage 2", "and stage 2 needs .* GB: raise it, or join with --role feeder"),
-        (3, "--memory-limit 0.76 --stage 2", "and stage 2 needs .* GB: raise it, or leave --stage out"),
+        (3, "--memory-limit 0.753 --stage 2", "and stage 2 needs .* GB: raise it, or leave --stage out"),
         (1, "--stage 1", "every peer holds the whole model: leave out --role and --stage"),
         (1, "--role feeder", "every peer holds the whole model: leave out --role and --stage"),
         (1, "--memory-limit 0.0001", "and the model needs .* GB: raise it"),
@@ -155,7 +155,7 @@ async def home_with_checkpoints(home: Path, manifest: Manifest, authority: Ident
         named = {name: theta[: layout.numel].clone() for name in vectors_of(manifest, stage)}
         store = open_store(Home(home), manifest, stage, identity, EventLog())
         store.prepare()
-        assert await store.save(stage + 4, b"", Generation(named), layout)
+        assert await store.save(stage + 4, b"", StateGeneration(named), layout)
     return home
 
 

@@ -16,7 +16,7 @@ import torch
 
 from cli.progress.event_tail import EventTail
 from peer.checkpoint.checkpoint_file import MANIFEST, describe, load_checkpoint, write_checkpoint
-from peer.checkpoint.generation import Generation
+from peer.checkpoint.generation import StateGeneration
 from peer.checkpoint.hash_tree import hash_state
 from peer.checkpoint.mapped_floats import map_floats
 from peer.config import ModelConfig
@@ -259,8 +259,8 @@ def test_files_of_a_home(name: str, count: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("count", MUTATIONS)
 def test_checkpoints(count: int, tmp_path: Path) -> None:
     folder, chance, trial = tmp_path / "checkpoint", chance_for("checkpoints"), Trial("checkpoints", (BarnraiseError,))
-    manifest = describe("run", 3, msgspec.msgpack.encode(HEAD), Generation(STATE), LAYOUT)
-    write_checkpoint(folder, OWNER, manifest, Generation(STATE))
+    manifest = describe("run", 3, msgspec.msgpack.encode(HEAD), StateGeneration(STATE), LAYOUT)
+    write_checkpoint(folder, OWNER, manifest, StateGeneration(STATE))
     load_checkpoint(folder)
     shard = next(folder.glob("*.safetensors"))
     described, weights = (folder / MANIFEST).read_bytes(), shard.read_bytes()

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Final, Protocol
+from typing import Protocol
 
 import trio
 
 from peer.events import EventLog
+from peer.footprint.kept import CHECKPOINT_S
 from swarm.protocol.head import Head
 from swarm.rounds.trainers.trained_rounds import TrainedRounds
 from swarm.rounds.trainers.trainer import Trainer
-
-CHECKPOINT_EVERY_S: Final = 10.0
 
 
 class ReplicaTrainer(Trainer, Protocol):
@@ -60,7 +59,7 @@ class ReplicaUpkeep:
         """Ask for what is due once the replica stands at `head`; `measures`: whether this peer measures."""
         self._trainer.validate_round = head.round if measures else None
         now = trio.current_time()
-        if now - self._saved_at >= CHECKPOINT_EVERY_S and self._tasks is not None:
+        if now - self._saved_at >= CHECKPOINT_S and self._tasks is not None:
             self._saved_at = now
             self._tasks.start_soon(self._save, head)
 

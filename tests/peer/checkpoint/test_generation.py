@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from peer.checkpoint.checkpoint_file import load_checkpoint
-from peer.checkpoint.generation import FileRoom, Generation, MemoryRoom
+from peer.checkpoint.generation import FileRoom, MemoryRoom, StateGeneration
 from peer.checkpoint.hash_tree import hash_state
 from peer.checkpoint.store import CheckpointStore
 from peer.config import ModelConfig
@@ -28,7 +28,7 @@ NAMES = ("theta", "momentum")
 MAPS = Path("/proc/self/maps")
 
 
-def write(state: Generation, seed: int) -> Generation:
+def write(state: StateGeneration, seed: int) -> StateGeneration:
     generator = torch.Generator().manual_seed(seed)
     for tensor in state.tensors.values():
         tensor.copy_(torch.randn(LAYOUT.numel, generator=generator))
@@ -101,7 +101,7 @@ class Saved:
         self.store = CheckpointStore(folder, IDENTITY, RUN_ID, events)
         self.store.prepare()
 
-    async def save(self, state: Generation, round_number: int = 1) -> Path:
+    async def save(self, state: StateGeneration, round_number: int = 1) -> Path:
         assert await self.store.save(round_number, b"head", state, LAYOUT), self.seen
         return self.store.list()[-1].path
 

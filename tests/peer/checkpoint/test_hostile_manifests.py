@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from peer.checkpoint.checkpoint_file import CheckpointManifest, describe, load_checkpoint, write_checkpoint
-from peer.checkpoint.generation import Generation
+from peer.checkpoint.generation import StateGeneration
 from peer.checkpoint.hash_tree import chunk_size_for, hash_list_bytes
 from peer.errors import CheckpointError
 from peer.identity import Identity, sign_body
@@ -26,7 +26,7 @@ FIRST = next(iter(LAYOUT.slots))
 @pytest.fixture
 def saved(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
     """A sound checkpoint, and its manifest as plain values."""
-    state = Generation(some_state(1))
+    state = StateGeneration(some_state(1))
     manifest = describe("run", 1, b"head", state, LAYOUT)
     write_checkpoint(tmp_path / "c", SIGNER, manifest, state)
     return tmp_path / "c", msgspec.msgpack.decode(msgspec.msgpack.encode(manifest))

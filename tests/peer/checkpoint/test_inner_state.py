@@ -16,6 +16,7 @@ import torch
 
 from peer.checkpoint import inner_state
 from peer.checkpoint.inner_state import DROPPED, HEAD_BYTES, NAME, UNSAVED, InnerStateFile, Sum, identity_of
+from peer.footprint.kept import INNER_STATE_S
 from peer.ipc.span import Span
 from tests.peer.support.worker_harness import MODEL
 
@@ -75,7 +76,7 @@ def test_a_large_state_is_written_now_and_then(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     file = state_file(tmp_path, Told())
     found = []
-    for value, later_s in enumerate((0, inner_state.SAVE_S - 1, 1, inner_state.SAVE_S - 1, 1)):
+    for value, later_s in enumerate((0, INNER_STATE_S - 1, 1, INNER_STATE_S - 1, 1)):
         now[0] += later_s
         file.save_small(filled(value))
         file.save_large(filled(value))

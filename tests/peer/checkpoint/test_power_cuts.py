@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from peer.checkpoint.generation import FileRoom, Generation, MemoryRoom, StateRoom
+from peer.checkpoint.generation import FileRoom, MemoryRoom, StateGeneration, StateRoom
 from peer.checkpoint.hash_tree import hash_state
 from peer.checkpoint.store import CheckpointStore
 from peer.config import ModelConfig
@@ -75,7 +75,7 @@ class WatchedDisk(ShadowDisk):
         self.moments.append(Moment(self.files(), written, self.saved))
 
 
-def write(state: Generation, number: int) -> None:
+def write(state: StateGeneration, number: int) -> None:
     for tensor in state.tensors.values():
         tensor.fill_(float(number))
     state.finish(hash_state(list(state.tensors.values())))

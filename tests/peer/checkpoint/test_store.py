@@ -19,7 +19,7 @@ import trio.testing
 from safetensors.torch import load_file
 
 from peer.checkpoint.checkpoint_file import load_checkpoint
-from peer.checkpoint.generation import Generation
+from peer.checkpoint.generation import StateGeneration
 from peer.checkpoint.hash_tree import hash_state
 from peer.checkpoint.store import CheckpointStore
 from peer.config import ModelConfig
@@ -52,7 +52,7 @@ class Shop:
 
     async def save(self, round_number: int) -> bool:
         with self.events.subscribed(self.seen.append):
-            return await self.store.save(round_number, b"head", Generation(some_state(round_number)), LAYOUT)
+            return await self.store.save(round_number, b"head", StateGeneration(some_state(round_number)), LAYOUT)
 
     def load_round(self) -> int | None:
         with self.events.subscribed(self.seen.append):
@@ -100,7 +100,7 @@ def mounted(tmp_path: Path, options: str) -> Iterator[Path]:
 
 async def test_a_checkpoint_comes_back_bit_for_bit(shop: Shop) -> None:
     state = some_state(7)
-    assert await shop.store.save(7, b"opaque head", Generation(state), LAYOUT)
+    assert await shop.store.save(7, b"opaque head", StateGeneration(state), LAYOUT)
     loaded = shop.store.load_latest()
     assert loaded is not None
     assert (loaded.round, loaded.head, loaded.layout) == (7, b"opaque head", LAYOUT)
@@ -121,7 +121,7 @@ async def test_the_files_are_ordinary_safetensors_with_canonical_names(shop: Sho
 
 async def test_a_state_that_is_not_the_hashed_one_is_not_saved(shop: Shop) -> None:
     state = some_state(1)
-    held = Generation(state, hash_state(list(state.values())))
+    held = StateGeneration(state, hash_state(list(state.values())))
     state["momentum"][17] += 1.0
     with shop.events.subscribed(shop.seen.append):
         assert not await shop.store.save(1, b"head", held, LAYOUT)
@@ -141,7 +141,7 @@ async def test_a_save_during_a_save_is_postponed(shop: Shop) -> None:
     outcomes: list[bool] = []
 
     async def save(round_number: int) -> None:
-        outcomes.append(await shop.store.save(round_number, b"", Generation(some_state(round_number)), LAYOUT))
+        outcomes.append(await shop.store.save(round_number, b"", StateGeneration(some_state(round_number)), LAYOUT))
 
     with shop.events.subscribed(shop.seen.append):
         async with trio.open_nursery() as nursery:
@@ -223,7 +223,7 @@ async def test_values_that_are_not_finite_are_not_loaded(shop: Shop) -> None:
     await shop.save(1)
     state = some_state(2)
     state["momentum"][17] = float("nan")
-    await shop.store.save(2, b"", Generation(state), LAYOUT)
+    await shop.store.save(2, b"", StateGeneration(state), LAYOUT)
     assert shop.load_round() == 1
     assert "not finite" in shop.reasons("checkpoint_skipped")[0]
 

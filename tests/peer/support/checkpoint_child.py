@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 import trio
 
-from peer.checkpoint.generation import FileRoom, Generation
+from peer.checkpoint.generation import FileRoom, StateGeneration
 from peer.checkpoint.store import CheckpointStore
 from peer.config import ModelConfig
 from peer.events import EventLog
@@ -37,10 +37,10 @@ def state(round_number: int) -> dict[str, torch.Tensor]:
     return {name: torch.full((LAYOUT.numel,), float(round_number)) for name in ("theta", "momentum")}
 
 
-def written(room: FileRoom, round_number: int) -> Generation:
+def written(room: FileRoom, round_number: int) -> StateGeneration:
     """Return the state of a round: of an odd one in memory, else in files."""
     if round_number % 2:
-        return Generation(state(round_number))
+        return StateGeneration(state(round_number))
     generation = room.new()
     for vector, tensor in state(round_number).items():
         generation.tensors[vector].copy_(tensor)

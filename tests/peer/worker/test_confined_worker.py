@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from peer.confinement.landlock import landlock_abi
-from peer.errors import StageRefused
+from peer.errors import ResourceError, StageRefused
 from peer.footprint.layout import Layout
 from peer.ipc.inner_options import InnerRunOptions
 from peer.ipc.shared_memory import SharedBuffer
@@ -127,3 +131,53 @@ def test_a_worker_cannot_cut_off_the_shared_memory(tmp_path: Path) -> None:
     buffer.tensor[-1] = 5.0
     assert buffer.tensor[-1] == 5.0
     buffer.close()
+
+
+_CUTS_OFF = """
+import os, sys
+from peer.ipc.early_maps import map_early, mapped
+fd = int(sys.argv[1])
+map_early(fd)
+from peer.ipc.shared_memory import SharedBuffer
+tensor = SharedBuffer.attach(fd, 1 << 20).tensor
+assert tensor[-1] == 5.0
+tensor[0] = 7.0
+for number in os.listdir("/proc/self/fd"):
+    try:
+        os.ftruncate(int(number), 0)
+    except OSError:
+        pass
+"""
+
+
+def test_a_worker_cannot_cut_off_a_shared_file(tmp_path: Path) -> None:
+    """Files cannot be sealed: it has no descriptor of one any more when the first command of others reaches it."""
+    buffer = SharedBuffer.create(tmp_path, 1 << 20, in_file=True)
+    assert f"{tmp_path}/" in Path("/proc/self/maps").read_text() and not list(tmp_path.iterdir()), "without a name"
+    buffer.tensor[-1] = 5.0
+    command = [sys.executable, "-c", _CUTS_OFF, str(buffer.fd)]
+    subprocess.run(command, pass_fds=[buffer.fd], cwd=Path(__file__).parents[3], check=True, timeout=500)
+    assert os.fstat(buffer.fd).st_size == 4 << 20
+    assert buffer.tensor[0] == 7.0 and buffer.tensor[-1] == 5.0
+    buffer.close()
+
+
+def test_a_shared_file_needs_room_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(ResourceError, match=r"4 MiB in .*: free some space or choose another --home"):
+        SharedBuffer.create(tmp_path, 1 << 20, in_file=True)
+    assert not list(tmp_path.iterdir())
+
+
+async def test_a_worker_trains_alike_on_files_and_on_memory(tmp_path: Path, text: Path) -> None:
+    deltas = []
+    for in_files in (False, True):
+        folder = tmp_path / str(in_files)
+        folder.mkdir()
+        async with open_test_worker_group(folder, text, vectors_in_files=in_files) as (worker_group, _):
+            await worker_group.inner_steps([(0, 8)], 0, HOUR_S)
+            deltas.append(worker_group.delta.clone())
+    assert torch.equal(*deltas) and bool(deltas[0].any())

@@ -19,7 +19,7 @@ import trio
 
 from optim.config import DilocoConfig
 from optim.strategies.registry import build_strategy
-from peer.checkpoint.generation import Generation
+from peer.checkpoint.generation import StateGeneration
 from peer.checkpoint.hash_tree import hash_state
 from peer.config import InnerConfig, ModelConfig
 from peer.events import Event, EventLog
@@ -136,7 +136,7 @@ class CoordinatedRun:
         store = SnapshotStore(state_bytes(self.manifest, stage), 1 << 16)
         found = open_store(self.home, self.manifest, stage, self.identity, log).load_latest()
         if found is not None:
-            store.publish(Generation(found.tensors, found.tree))
+            store.publish(StateGeneration(found.tensors, found.tree))
         return store
 
     async def restart(self, restored: bool = False) -> None:

@@ -60,7 +60,7 @@ def test_snapshots_and_results_are_counted_as_the_store_keeps_them() -> None:
         vectors[0][0] = round
         store.publish(generation([vector.clone() for vector in vectors]), b"", [result])
     held = sum(snapshot.bytes.size for snapshot in store._snapshots)
-    assert held == items["state"] + items["snapshots for joiners"]
+    assert held == items["state"] + items["states kept for joiners"]
     held = sum(result.size_bytes for result in store._results.values())
     assert held == pytest.approx(items["small results kept"], rel=0.05)
 
@@ -70,7 +70,7 @@ def test_a_large_model_takes_what_the_design_counts() -> None:
     work = workload(LARGE)
     a_parameter = {name: size / work.parameters for name, size in host_items(work).items()}
     assert a_parameter["state"] == a_parameter["next state"] == 8
-    assert "snapshots for joiners" not in a_parameter
+    assert "states kept for joiners" not in a_parameter
     assert a_parameter["merged result of the round"] == pytest.approx(1, rel=0.02)
     assert a_parameter["exchange of the round"] == pytest.approx(1.75, rel=0.02)
     on_disk = (5 + kept.SNAPSHOTS) * 8 + 2 * 8 + kept.RESULTS + kept.AUDITED * 1.75

@@ -10,7 +10,7 @@ import torch
 from optim.config import CodecConfig, DilocoConfig, LionConfig, OuterConfig, StreamingConfig
 from optim.strategies.interface import RoundInfo
 from optim.strategies.registry import build_strategy
-from peer.checkpoint.generation import FileRoom, Generation
+from peer.checkpoint.generation import FileRoom, StateGeneration
 from peer.checkpoint.hash_tree import hash_state
 from peer.config import InnerConfig, ModelConfig
 from peer.model.layout import FlatLayout
@@ -33,7 +33,7 @@ def state_of(method: OuterConfig, folder: Path | None = None) -> OuterState:
     if folder is None:
         return OuterState.in_memory(tensors, strategy)
     names = ("theta", *strategy.shared)
-    first = Generation(dict(zip(names, tensors, strict=True)))
+    first = StateGeneration(dict(zip(names, tensors, strict=True)))
     return OuterState(first, strategy, FileRoom(names, LAYOUT, folder / "states"))
 
 
@@ -57,7 +57,7 @@ def go(state: OuterState, number: int, merges: bool = True) -> None:
     state.commit(state.hash_next() if merges else state.hash_unchanged())
 
 
-def read(state: Generation) -> list[torch.Tensor]:
+def read(state: StateGeneration) -> list[torch.Tensor]:
     vectors = (b"".join(state.pieces(name, slice(0, state.numel))) for name in state.vectors)
     return [torch.frombuffer(bytearray(data), dtype=torch.float32) for data in vectors]
 

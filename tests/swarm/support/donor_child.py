@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 import trio
 
-from peer.checkpoint.generation import Generation
+from peer.checkpoint.generation import StateGeneration
 from peer.checkpoint.hash_tree import StateTree
 from peer.events import EventLog
 from peer.identity import Identity
@@ -28,9 +28,9 @@ def seeded_state(numel: int, seed: int) -> list[torch.Tensor]:
     return [torch.randn(numel, generator=generator) for _ in range(2)]
 
 
-def generation(tensors: Sequence[torch.Tensor], tree: StateTree | None = None) -> Generation:
+def generation(tensors: Sequence[torch.Tensor], tree: StateTree | None = None) -> StateGeneration:
     """These vectors as a state."""
-    return Generation({f"vector {number}": tensor for number, tensor in enumerate(tensors)}, tree)
+    return StateGeneration({f"vector {number}": tensor for number, tensor in enumerate(tensors)}, tree)
 
 
 async def main() -> None:

@@ -89,7 +89,7 @@ def test_a_run_that_needs_more_memory_than_there_is_is_refused_before_any_is_tak
 
 def test_the_users_limit_counts_where_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = make_manifest(AUTHORITY)
-    (need,) = memory_needs(manifest, CPU)
+    (need,) = memory_needs(manifest, CPU, on_disk=True)
     monkeypatch.setattr(join_checks, "free_memory_bytes", lambda: need - 1)
     with pytest.raises(ResourceError, match="memory"):
         check_join(joining(tmp_path, manifest), manifest)
@@ -145,7 +145,7 @@ def test_a_step_is_as_large_as_the_share_of_each_rank(tmp_path: Path) -> None:
 
 def test_a_pipeline_needs_room_for_the_smallest_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = run_of(3)
-    needs = memory_needs(manifest, CPU)
+    needs = memory_needs(manifest, CPU, on_disk=True)
     assert min(needs) == needs[1] < needs[0]
     monkeypatch.setattr(join_checks, "free_memory_bytes", lambda: needs[1])
     check_join(joining(tmp_path, manifest), manifest)
