@@ -1,12 +1,18 @@
 """The memory of a peer on a machine without a GPU, by arithmetic (`peer.footprint`) and as measured.
 
-    python benchmarks/machine/footprint.py [--rounds 8] [--only 25M] [--json [FILE]]
+    python benchmarks/machine/footprint.py [--rounds 8] [--only 25M] [--state disk] [--json [FILE]]
 
-One real run a row: `peer coordinate` and `peer join`, the last peer measured. 25M parameters with two peers, 100M with
-one, since two would take 17 GB. The network process and its worker are looked at every 0.2 s: their peak RSS, in which
-both count the vectors that they share, the peak of the sum of their PSS, in which each page counts once, and the peak
-of what the home's files take. Left out of the sum of its disk are a state being fetched, since a founder fetches none,
-and what lies in files without a name, which no folder shows.
+One real run a row: `peer coordinate` and `peer join`, the last of the first peers measured. 25M parameters with two
+peers, more with one, since two would take 17 GB. The network process and its worker are looked at every 0.2 s.
+
+With `--state memory`: their peak RSS, in which both count the vectors that they share, the peak of the sum of their
+PSS, in which each page counts once, and the peak of what the home's files take. Left out of the sum of its disk are a
+state being fetched, since a founder fetches none, and what lies in files without a name, which no folder shows.
+
+With `--state disk` a joiner comes after the third round, and after the fifth the measured peer is ended and started
+again. Then: the peak of what is no file's (anonymous and shared memory, the latter once), and what files take of memory
+beside it, which the kernel takes back when it must. "beside the device" is without what the CPU holds in place of a
+device; the aim is 3 bytes a parameter and 1 GB.
 
 Exits with 1 if a peak is more than 15 percent away from the arithmetic.
 """
@@ -20,6 +26,7 @@ import sys
 import tempfile
 import time
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,9 +43,21 @@ BAR: Final = 0.15
 EVERY_S: Final = 0.2
 DEADLINE_S: Final = 900.0
 LOOPBACK: Final = ("--listen", "/ip4/127.0.0.1/tcp/0")
-MODELS: Final = {"25M": (512, 8, 1408, 2), "100M": (768, 14, 2048, 1)}
+MODELS: Final = {"25M": (512, 8, 1408, 2), "100M": (768, 14, 2048, 1), "350M": (1024, 27, 2816, 1)}
+STATES: Final = {"25M": ("memory", "disk"), "100M": ("memory", "disk"), "350M": ("disk",)}
+JOINS_AFTER: Final = 3
+RESTARTS_AFTER: Final = 5
+AIM: Final = (3.0, 1e9)
+"""Bytes a parameter, and bytes, of a peer with `--state disk`."""
 """Width, blocks, MLP and peers."""
-UNSEEN: Final = ("state being fetched", "snapshots for joiners", "exchanges kept", "merged results kept")
+UNSEEN: Final = (
+    "state being fetched",
+    "states kept for joiners",
+    "exchanges kept",
+    "merged results kept",
+    "inner optimizer, saved",
+    "shared with the worker: outer weights, product",
+)
 RUN: Final = """
 [run]
 name = "footprint"
@@ -71,25 +90,37 @@ Row = dict[str, Any]
 class Peaks:
     """The largest figures seen of a peer's network process, its worker and its home."""
 
-    def __init__(self, pid: int, home: Path) -> None:
-        self._network, self._home = psutil.Process(pid), home
-        self.network = self.worker = self.both = self.disk = 0
+    def __init__(self, home: Path) -> None:
+        self._home = home
+        self.network = self.worker = self.both = self.disk = self.anonymous = self.of_files = 0
 
-    def look(self) -> None:
-        self.disk = max(self.disk, sum(map(_size, self._home.rglob("*"))))
-        with suppress(psutil.Error):
-            workers = self._network.children(recursive=True)
+    def look(self, pid: int) -> None:
+        self.disk = max(self.disk, sum(dict(map(_file, self._home.rglob("*"))).values()))
+        with suppress(psutil.Error, OSError):
+            network = psutil.Process(pid)
+            workers = network.children(recursive=True)
             rss = [worker.memory_info().rss for worker in workers]
-            self.network = max(self.network, self._network.memory_info().rss)
+            self.network = max(self.network, network.memory_info().rss)
             self.worker = max(self.worker, *rss, 0)
-            self.both = max(self.both, sum(process.memory_full_info().pss for process in (self._network, *workers)))
+            self.both = max(self.both, sum(process.memory_full_info().pss for process in (network, *workers)))
+            kinds = [_kinds(process.pid) for process in (network, *workers)]
+            anonymous = sum(kind["RssAnon"] for kind in kinds) + max(kind["RssShmem"] for kind in kinds)
+            self.anonymous = max(self.anonymous, anonymous)
+            self.of_files = max(self.of_files, max(kind["RssFile"] for kind in kinds))
 
 
-def _size(path: Path) -> int:
-    """Return the bytes of a file; none of a folder, or of a file that has just gone."""
+def _kinds(pid: int) -> dict[str, int]:
+    """Return the bytes of a process's memory by kind."""
+    lines = (line.split() for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("Rss"))
+    return {name.rstrip(":"): int(size) << 10 for name, size, _ in lines}
+
+
+def _file(path: Path) -> tuple[int, int]:
+    """Return a file's number on its disk, and its bytes; none of a folder, or of a file that has just gone."""
     with suppress(OSError):
-        return path.stat().st_size if path.is_file() else 0
-    return 0
+        if path.is_file():
+            return path.stat().st_ino, path.stat().st_size
+    return 0, 0
 
 
 def start(stack: ExitStack, folder: Path, *arguments: str) -> subprocess.Popen[bytes]:
@@ -108,7 +139,7 @@ def start(stack: ExitStack, folder: Path, *arguments: str) -> subprocess.Popen[b
     return child
 
 
-def measure(name: str, rounds: int) -> Row:
+def measure(name: str, state: str, rounds: int) -> Row:
     width, layers, inter, peers = MODELS[name]
     with tempfile.TemporaryDirectory() as temporary, ExitStack() as stack:
         folder = Path(temporary)
@@ -121,36 +152,65 @@ def measure(name: str, rounds: int) -> Row:
             if time.monotonic() - begin > DEADLINE_S:
                 raise SystemExit("the coordinator prints no invite")
             time.sleep(EVERY_S)
+
+        def join(number: int) -> subprocess.Popen[bytes]:
+            options = ("--threads", "1", "--device", "cpu", "--state", state, *LOOPBACK)
+            return start(stack, folder, "join", str(invite), "--home", str(folder / str(number)), *options)
+
         for number in range(peers):
-            home = folder / str(number)
-            joined = ("join", str(invite), "--home", str(home), "--threads", "1", "--device", "cpu", *LOOPBACK)
-            last = start(stack, folder, *joined)
-        peaks = Peaks(last.pid, home)
-        while last.poll() is None and time.monotonic() - begin < DEADLINE_S:
-            peaks.look()
+            measured = join(number)
+        home = folder / str(peers - 1)
+        peaks, has_joiner, has_restarted = Peaks(home), state == "memory", state == "memory"
+        while measured.poll() is None and time.monotonic() - begin < DEADLINE_S:
+            peaks.look(measured.pid)
             time.sleep(EVERY_S)
-        if last.returncode != 0:
-            raise SystemExit(f"the run of {name} did not end well: {last.returncode}")
-        return row(name, file, peers, peaks)
+            done = _rounds(home / "events.jsonl")
+            if not has_joiner and done >= JOINS_AFTER:
+                has_joiner = bool(join(peers))
+            if not has_restarted and done >= RESTARTS_AFTER:
+                has_restarted = True
+                measured.terminate()
+                measured.wait(60)
+                measured = join(peers - 1)
+        if measured.returncode != 0:
+            raise SystemExit(f"the run of {name} did not end well: {measured.returncode}")
+        return row(name, state, file, peers, peaks)
 
 
-def row(name: str, file: Path, peers: int, peaks: Peaks) -> Row:
+def _rounds(log: Path) -> int:
+    with suppress(OSError):
+        return log.read_text().count('"round_committed"')
+    return 0
+
+
+def row(name: str, state: str, file: Path, peers: int, peaks: Peaks) -> Row:
     """Return what was measured beside what was foretold."""
     run = read_run_config(file)
     assert run.model is not None
     shape = RunShape(run.model, run.data, run.inner, run.outer, run.codec, run.pipeline, ((0, run.model.layers),))
-    work = shape.workload(0, peers)
+    work = replace(shape.workload(0, peers), state_on_disk=state == "disk")
     sizes = shape.footprint(work)
+    found: Row = {"model": name, "state": state, "parameters": work.parameters, "peers": peers}
+    disk = sizes.disk_bytes - sum(sizes.disk.get(item, 0.0) for item in UNSEEN)
+    if state == "disk":
+        beside = peaks.anonymous - sizes.device_bytes
+        aim = AIM[0] * work.parameters + AIM[1]
+        return found | {
+            "foretold": {"anonymous": sizes.host_bytes, "disk": disk},
+            "measured": {"anonymous": peaks.anonymous, "disk": peaks.disk},
+            "of_files": peaks.of_files,
+            "beside_the_device": beside,
+            "aim": aim,
+        }
     shared = sizes.host["shared with the worker: outer weights, product"]
-    network = sum(sizes.host.values()) - WORKER_BYTES
     foretold = {
-        "network": network,
+        "network": sum(sizes.host.values()) - WORKER_BYTES,
         "worker": WORKER_BYTES + sizes.device_bytes + shared,
         "memory": sizes.host_bytes,
-        "disk": sizes.disk_bytes - sum(sizes.disk.get(item, 0.0) for item in UNSEEN),
+        "disk": disk,
     }
     measured = {"network": peaks.network, "worker": peaks.worker, "memory": peaks.both, "disk": peaks.disk}
-    return {"model": name, "parameters": work.parameters, "peers": peers, "foretold": foretold, "measured": measured}
+    return found | {"foretold": foretold, "measured": measured}
 
 
 def within(found: Row) -> bool:
@@ -162,18 +222,27 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=30, help="of each run; two checkpoints come with fewer than that")
     parser.add_argument("--only", choices=MODELS, help="measure this model alone")
+    parser.add_argument("--state", choices=("memory", "disk"), help="measure these rows alone")
     add_json(parser, "machine/footprint")
     options = parser.parse_args()
     rows = []
     print(f"counted for the programs alone: network {NETWORK_BYTES / 1e6:.0f} MB, worker {WORKER_BYTES / 1e6:.0f} MB")
-    print(f"{'model':7}{'of':9}{'foretold MB':>12}{'measured MB':>12}{'ratio':>7}{'bytes a parameter':>19}")
-    for name in [options.only] if options.only else MODELS:
-        found = measure(name, options.rounds)
+    print(f"{'model':7}{'state':8}{'of':10}{'foretold MB':>12}{'measured MB':>12}{'ratio':>7}{'bytes a parameter':>19}")
+    names = [options.only] if options.only else [name for name in MODELS if name != "350M"]
+    for name, state in ((one, state) for one in names for state in STATES[one]):
+        if options.state not in (None, state):
+            continue
+        found = measure(name, state, options.rounds)
         rows.append(found)
         for what, size in found["measured"].items():
             foretold = found["foretold"][what]
-            a_parameter = size / found["parameters"]
-            print(f"{name:7}{what:9}{foretold / 1e6:12.0f}{size / 1e6:12.0f}{size / foretold:7.2f}{a_parameter:19.1f}")
+            ratio, each = size / foretold, size / found["parameters"]
+            figures = f"{foretold / 1e6:12.0f}{size / 1e6:12.0f}{ratio:7.2f}{each:19.1f}"
+            print(f"{name:7}{state:8}{what:10}{figures}", flush=True)
+        if state == "disk":
+            beside, aim = found["beside_the_device"] / 1e6, found["aim"] / 1e6
+            of_files = found["of_files"] / 1e6
+            print(f"{name:7}{state:8}beside the device {beside:.0f} MB, aim {aim:.0f}; of files {of_files:.0f}")
     passed = all(map(within, rows))
     print(f"{'PASS' if passed else 'FAIL'}  every peak is within {BAR:.0%} of the arithmetic")
     if options.json:

@@ -14,11 +14,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
+import trio
+
 from peer import faults
 from peer.checkpoint.generation import StateGeneration
 from peer.checkpoint.hash_tree import StateBytes, StateTree
 from peer.errors import ProtocolViolation
 from peer.events import EventLog
+from peer.footprint import kept
 from peer.net.rpc import Buffer, Call, Rpc
 from swarm.state.leases import Lease, LeaseClock
 from swarm.state.messages import AskChunk, AskHashes, AskResult, ResultPart, StateMethods, StateReply
@@ -60,7 +63,7 @@ class SnapshotStore:
     events: EventLog = field(default_factory=EventLog)
 
     def __post_init__(self) -> None:
-        self._lock = threading.Lock()  # held for one memory copy of a chunk at most
+        self._lock = threading.Lock()  # held for a moment
         self._snapshots: list[_Snapshot] = []  # in the order of publishing
         self._results: OrderedDict[bytes, _Result] = OrderedDict()
         self._newest: bytes | None = None
@@ -194,8 +197,11 @@ class SnapshotStore:
             if snapshot is None:
                 return StateReply("gone")
             lease.upload(reader, index, end - start)
-            for piece in snapshot.bytes.pieces(start, end):
-                pin += piece
+        pieces = snapshot.bytes.pieces(start, end)
+        if self.size_bytes > kept.SMALL_BYTES:
+            await trio.to_thread.run_sync(_copy, pieces, pin)  # they may lie on a slow disk
+        else:
+            _copy(pieces, pin)
         return StateReply("here"), pin
 
     async def send_result(self, call: Call[AskResult]) -> ResultPart | tuple[ResultPart, Buffer]:
@@ -211,3 +217,8 @@ class SnapshotStore:
             return ResultPart("busy", pin)
         pin += part
         return ResultPart("here", 0.0, len(result.parts), result.leads_to, result.head), pin
+
+
+def _copy(pieces: Sequence[memoryview], target: bytearray) -> None:
+    for piece in pieces:
+        target += piece

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 import trio
@@ -232,7 +233,11 @@ class StageReplica:
 
     async def committed(self, head: Head, merged: Sequence[Contribution] | None) -> None:
         state, host = self._state, self._host
-        self.trainer.adopt(state.theta, self._changed(head, merged is not None), head)
+        adopt = partial(self.trainer.adopt, state.theta, self._changed(head, merged is not None), head)
+        if self._built.whole is not None:
+            await trio.to_thread.run_sync(adopt)  # copies all weights, which may lie on a slow disk
+        else:
+            adopt()
         if merged is not None and not merged:
             host.events.emit("round_empty", round=head.round, members=len(head.members))
         now, trained = trio.current_time(), self.trainer.trained.of(head.round)
