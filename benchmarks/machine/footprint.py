@@ -104,9 +104,9 @@ class Peaks:
             self.worker = max(self.worker, *rss, 0)
             self.both = max(self.both, sum(process.memory_full_info().pss for process in (network, *workers)))
             kinds = [_kinds(process.pid) for process in (network, *workers)]
-            anonymous = sum(kind["RssAnon"] for kind in kinds) + max(kind["RssShmem"] for kind in kinds)
+            anonymous = sum(kind.get("RssAnon", 0) for kind in kinds) + max(kind.get("RssShmem", 0) for kind in kinds)
             self.anonymous = max(self.anonymous, anonymous)
-            self.of_files = max(self.of_files, max(kind["RssFile"] for kind in kinds))
+            self.of_files = max(self.of_files, max(kind.get("RssFile", 0) for kind in kinds))
 
 
 def _kinds(pid: int) -> dict[str, int]:

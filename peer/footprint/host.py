@@ -83,7 +83,8 @@ def written_in_a_day(work: Workload, rounds: float) -> float:
 
 
 def disk_items(work: Workload, token_cache_bytes: float = 0.0, next_stage_bytes: float = 0.0) -> dict[str, float]:
-    """Return the bytes on the home's disk at most, by item. The log of results grows until a checkpoint is written."""
+    """Return the bytes on the home's disk at most, by item. The log of results grows until a checkpoint is
+    written; with states in files each state is one."""
     state_bytes, (moved, result) = float(work.state_bytes), _exchange_bytes(work)
     is_common = work.exchange.is_common
     items = {
@@ -92,7 +93,7 @@ def disk_items(work: Workload, token_cache_bytes: float = 0.0, next_stage_bytes:
         "next state": state_bytes if work.state_on_disk else 0.0,
         "checkpoint being written": 0.0 if work.state_on_disk else state_bytes,
         "state being fetched": state_bytes,
-        "results since the last checkpoint": state_bytes,
+        "results since the last checkpoint": 2 * result if work.state_on_disk else state_bytes,
         "merged results kept": _results_kept(work, result) if kept.result_lies_in_a_file(result) else 0.0,
         "exchanges kept": kept.AUDITED * moved if is_common and kept.lies_in_a_file(moved) else 0.0,
         "states kept for joiners": kept.snapshots(state_bytes) * state_bytes if _joiners_read_files(work) else 0.0,
