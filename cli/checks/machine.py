@@ -148,13 +148,14 @@ def container_findings(root: Path = ROOT) -> Iterator[Finding]:
         yield Finding("container", "ok", f"this process may use {' and '.join(limits)}")
 
 
-def memory_finding(free_bytes: float, needs: Sequence[float]) -> Finding:
-    """Check the free memory. `needs`: bytes for the model, or for each stage.
+def memory_finding(free_bytes: float, needs: Sequence[float], in_files: bool = False) -> Finding:
+    """Check the free memory. `needs`: bytes for the model, or for each stage; `in_files`: whether `peer join` puts the
+    states of one into files, as memory is short.
 
     `peer join` takes no stage, and no whole model, that does not fit.
     """
     least, most = min(needs), max(needs)
-    free = f"{free_bytes / 1e9:.1f} GB free"
+    free = f"{free_bytes / 1e9:.1f} GB free" + in_files * ", so the run's state lies in files of --home (--state disk)"
     if len(needs) == 1:
         detail = f"{free}, about {least / 1e9:.1f} GB needed for this model"
         if free_bytes < least:

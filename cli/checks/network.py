@@ -32,7 +32,7 @@ from swarm.placement.stages import group_most, leader_most
 from swarm.protocol.agreement.round.attempt import SLOW_BITS_S
 from swarm.run.manifest import Manifest, ServedModelManifest
 from swarm.run.peer_context import JoinConfig
-from swarm.training.join_checks import check_text, disk_needs, footprints, memory_needs
+from swarm.training.join_checks import check_text, disk_needs, footprints, own_needs, stages_in_files
 from swarm.training.machine_memory import Accelerator, layout_of
 
 DIAL_S: Final = 8.0
@@ -166,16 +166,17 @@ def source_findings(manifest: Manifest, config: JoinConfig) -> Iterator[Finding]
 def size_findings(manifest: Manifest, config: JoinConfig) -> Iterator[Finding]:
     """Check that the run's model, or a stage of it, fits on this machine's disk and in its memory, and how its devices
     would share it."""
-    yield disk_finding(config.home, disk_needs(manifest, ""))
     found = Accelerator.of(config.device, manifest.inner)
     try:
-        layout = layout_of(config, manifest)
+        layout, in_files = layout_of(config, manifest), stages_in_files(config, manifest)
     except BarnraiseError as error:
+        yield disk_finding(config.home, disk_needs(manifest, ""))
         yield failure("layout", error)
         return
+    yield disk_finding(config.home, disk_needs(manifest, "", in_files))
     if layout.size > 1:
         yield layout_finding(manifest, found, layout)
-    yield memory_finding(free_memory_bytes(), memory_needs(manifest, found, layout))
+    yield memory_finding(free_memory_bytes(), own_needs(config, manifest, found, layout), bool(in_files))
 
 
 def layout_finding(manifest: Manifest, found: Accelerator, layout: Layout) -> Finding:

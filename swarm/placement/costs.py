@@ -91,12 +91,12 @@ def cut(stages: int, model: ModelConfig, seq_len: int) -> tuple[tuple[int, int],
 
 def stage_costs(manifest: Manifest) -> tuple[StageCost, ...]:
     """Return the cost of each stage: work in FLOPs for forward and backward of a micro-batch, bytes of state to
-    download, and bytes of memory on a machine without a GPU."""
+    download, and bytes of memory on a machine without a GPU, with states in files."""
     shape, found = RunShape.of(manifest), []
     seq_len, recompute = manifest.data.seq_len, manifest.pipeline.recompute
     for stage in range(manifest.stages):
         work = shape.workload(stage, USUAL_PEERS)
         flops = work.tokens * training_work(manifest.model, work.blocks, seq_len, recompute)
-        memory = shape.footprint(work).host_bytes
+        memory = shape.footprint(replace(work, state_on_disk=work.exchange.is_common)).host_bytes
         found.append(StageCost(flops, work.state_bytes, memory, needs_text=stage == 0))
     return tuple(found)

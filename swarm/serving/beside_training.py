@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from peer.free_memory import free_memory_bytes
 from swarm.inference.record import check_commits
 from swarm.membership.open_peer import OpenPeer
-from swarm.placement.costs import stage_costs
+from swarm.placement.costs import USUAL_PEERS, RunShape
 from swarm.run.home import Home
 from swarm.run.manifest import Manifest
 from swarm.run.peer_context import JoinConfig
@@ -45,6 +45,8 @@ class BesideTraining:
 
 
 def _left_by_training(manifest: Manifest) -> float:
-    """Return what the server may have: the trainer has just been started."""
-    trains = max(cost.memory_bytes for cost in stage_costs(manifest))
+    """Return what the server may have: the trainer has just been started, and may keep its states in memory."""
+    shape = RunShape.of(manifest)
+    works = (shape.workload(stage, USUAL_PEERS) for stage in range(manifest.stages))
+    trains = max(shape.footprint(work).host_bytes for work in works)
     return FREE_SHARE * max(0.0, free_memory_bytes() - trains)

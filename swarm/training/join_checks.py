@@ -14,7 +14,6 @@ from pathlib import Path
 
 from peer.data.corpus import check_source, token_cache_bytes
 from peer.errors import ConfigError, ResourceError
-from peer.files import can_reserve
 from peer.footprint.layout import ONE_DEVICE, Layout
 from peer.footprint.workload import Footprint
 from peer.free_memory import free_memory_bytes
@@ -22,7 +21,14 @@ from swarm.placement.costs import USUAL_PEERS, RunShape
 from swarm.run.manifest import Manifest
 from swarm.run.peer_context import JoinConfig
 from swarm.run.sections import BYTES_TOKENIZER
-from swarm.training.machine_memory import Accelerator, host_limit, layout_of, least_work, state_lies_on_disk
+from swarm.training.machine_memory import (
+    Accelerator,
+    host_limit,
+    layout_of,
+    least_work,
+    may_lie_on_disk,
+    state_lies_on_disk,
+)
 
 
 def check_join(config: JoinConfig, manifest: Manifest) -> None:
@@ -58,8 +64,7 @@ def check_memory(config: JoinConfig, manifest: Manifest) -> None:
     ConfigError for the user's limit, which counts where it is given, ResourceError for what is free. What a GPU has
     room for the worker finds out."""
     found = Accelerator.of(config.device, manifest.inner)
-    on_disk = config.state != "memory" and can_reserve() and manifest.outer.has_common_state
-    needs = memory_needs(manifest, found, layout_of(config, manifest), on_disk)
+    needs = memory_needs(manifest, found, layout_of(config, manifest), may_lie_on_disk(config, manifest))
     limit = host_limit(config, found.kind)
     name = "--memory-limit" if found.kind == "cpu" else "--host-memory-limit"
     needed, what, remedy = min(needs), "the smallest stage", "or join with --role feeder"
@@ -83,8 +88,7 @@ def check_memory(config: JoinConfig, manifest: Manifest) -> None:
 def check_disk(config: JoinConfig, manifest: Manifest) -> None:
     """Raise ResourceError if the home's disk has too little room for all that this peer writes, in its stage or in the
     smallest one. What the home holds already counts as room."""
-    in_files = [stage for stage in range(manifest.stages) if state_lies_on_disk(config, manifest, stage)]
-    needs = disk_needs(manifest, config.data_folder, in_files)
+    needs = disk_needs(manifest, config.data_folder, stages_in_files(config, manifest))
     needed = min(needs) if config.stage is None else needs[config.stage]
     if config.role == "feeder":
         needed = _cached_bytes(manifest, config.data_folder)
@@ -115,6 +119,18 @@ def memory_needs(
     return [sizes.host_bytes for sizes in footprints(manifest, device, layout=layout, on_disk=on_disk)]
 
 
+def own_needs(config: JoinConfig, manifest: Manifest, device: Accelerator, layout: Layout) -> list[float]:
+    """Return the bytes of this machine's memory that each stage needs, with its states where this peer puts them."""
+    in_memory, in_files = (memory_needs(manifest, device, layout, on_disk) for on_disk in (False, True))
+    found = enumerate(zip(in_memory, in_files, strict=True))
+    return [needs[state_lies_on_disk(config, manifest, stage)] for stage, needs in found]
+
+
+def stages_in_files(config: JoinConfig, manifest: Manifest) -> list[int]:
+    """Return the stages whose states this peer puts into files."""
+    return [stage for stage in range(manifest.stages) if state_lies_on_disk(config, manifest, stage)]
+
+
 def footprints(
     manifest: Manifest,
     device: Accelerator,
@@ -130,11 +146,12 @@ def footprints(
 
 
 def room_for_stages(config: JoinConfig, manifest: Manifest) -> float:
-    """Return the bytes of this machine's memory that a stage may take, as all peers count them: on one device. What
-    several devices take beyond that is not there for a stage."""
+    """Return the bytes of this machine's memory that a stage may take, as all peers count them: on one device, with
+    states in files. What several devices, or states in memory, take beyond that is not there for a stage."""
     found = Accelerator.of(config.device, manifest.inner)
-    alone, shared = memory_needs(manifest, found), memory_needs(manifest, found, layout_of(config, manifest))
-    beyond = max(several - one for one, several in zip(alone, shared, strict=True))
+    counted = memory_needs(manifest, found, on_disk=manifest.outer.has_common_state)
+    taken = memory_needs(manifest, found, layout_of(config, manifest), may_lie_on_disk(config, manifest))
+    beyond = max(own - usual for usual, own in zip(counted, taken, strict=True))
     return max(0.0, (host_limit(config, found.kind) or free_memory_bytes()) - beyond)
 
 

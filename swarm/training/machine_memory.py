@@ -62,10 +62,15 @@ def layout_of(config: JoinConfig, manifest: Manifest) -> Layout:
     return layout
 
 
+def may_lie_on_disk(config: JoinConfig, manifest: Manifest) -> bool:
+    """Return whether this peer's states may lie in files."""
+    return config.state != "memory" and can_reserve() and manifest.outer.has_common_state
+
+
 def state_lies_on_disk(config: JoinConfig, manifest: Manifest, stage: int) -> bool:
     """Return whether this peer's states of that stage lie in files: as the user has said, else where its memory has too
     little room for them. Raises ConfigError for the devices."""
-    if config.state != "auto" or not manifest.outer.has_common_state or not can_reserve():
+    if config.state == "disk" or not may_lie_on_disk(config, manifest):
         return config.state == "disk" and manifest.outer.has_common_state
     found, shape = Accelerator.of(config.device, manifest.inner), RunShape.of(manifest)
     work = shape.workload(stage, USUAL_PEERS, found.kind, found.bf16)

@@ -85,6 +85,7 @@ def test_a_stage_that_fits_is_enough(tmp_path: Path) -> None:
     found = memory_finding(1e9, [3e9, 0.5e9])
     assert found.state == "warning" and "0.5 GB needed for the smallest stage and 3.0 GB" in found.detail
     assert memory_finding(1e9, [0.5e9, 0.6e9]).state == "ok"
+    assert "in files of --home (--state disk), about 0.5 GB" in memory_finding(1e9, [0.5e9], in_files=True).detail
 
 
 def test_each_stage_of_a_pipeline_is_measured(tmp_path: Path) -> None:

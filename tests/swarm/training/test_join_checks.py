@@ -28,7 +28,9 @@ from swarm.training.join_checks import (
     check_join,
     disk_needs,
     memory_needs,
+    own_needs,
     room_for_stages,
+    stages_in_files,
 )
 from swarm.training.machine_memory import Accelerator, layout_of, step_size
 from tests.swarm.run.test_manifest import make_manifest
@@ -122,6 +124,36 @@ def test_devices_share_a_stage(tmp_path: Path) -> None:
         assert all(shared - one <= room - left for one, shared in needs)
     with pytest.raises(ConfigError, match="tp shares whole models only"):
         layout_of(replace(several, layout="tp"), manifest)
+
+
+def test_states_lie_in_files_where_memory_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest = make_manifest(AUTHORITY)
+    (in_memory,), (in_files,) = (memory_needs(manifest, CPU, on_disk=on_disk) for on_disk in (False, True))
+    assert in_files < in_memory
+    much, little = (joining(tmp_path, manifest, memory_bytes=in_memory * factor) for factor in (1.26, 1.24))
+    assert not stages_in_files(much, manifest) and stages_in_files(little, manifest) == [0]
+    assert own_needs(much, manifest, CPU, ONE_DEVICE) == [in_memory]
+    assert own_needs(little, manifest, CPU, ONE_DEVICE) == [in_files]
+    assert disk_needs(manifest, "", [0]) > disk_needs(manifest, "")
+    assert not stages_in_files(replace(little, state="memory"), manifest)
+    assert stages_in_files(replace(much, state="disk"), manifest) == [0]
+    short = joining(tmp_path, manifest, memory_bytes=in_files)
+    check_join(short, manifest)
+    with pytest.raises(ConfigError, match="--memory-limit is"):
+        check_join(replace(short, state="memory"), manifest)
+    monkeypatch.delattr("os.posix_fallocate")  # as on macOS
+    assert not stages_in_files(little, manifest)
+    with pytest.raises(ConfigError, match="--memory-limit is"):
+        check_join(short, manifest)
+
+
+def test_states_in_memory_leave_less_room_for_a_stage(tmp_path: Path) -> None:
+    manifest = run_of(3)
+    auto = joining(tmp_path, manifest, memory_bytes=1e12)
+    usual, own = (memory_needs(manifest, CPU, on_disk=on_disk) for on_disk in (True, False))
+    assert room_for_stages(auto, manifest) == 1e12
+    beyond = max(mine - theirs for theirs, mine in zip(usual, own, strict=True))
+    assert room_for_stages(replace(auto, state="memory"), manifest) == 1e12 - beyond < 1e12
 
 
 def test_devices_share_a_model_that_is_too_large_for_each(tmp_path: Path) -> None:
