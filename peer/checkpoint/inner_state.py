@@ -29,7 +29,9 @@ import torch
 from blake3 import blake3
 from torch import Tensor
 
+from peer.bounds import Hash, Number
 from peer.config import ModelConfig
+from peer.decoding import MALFORMED
 from peer.footprint.kept import INNER_STATE_S, SMALL_BYTES
 from peer.ipc.span import Span
 
@@ -46,9 +48,9 @@ Sum = Callable[[Sequence[float]], Sequence[float]]
 
 
 class _Head(msgspec.Struct, frozen=True, array_like=True):
-    of: bytes
-    size_bytes: int
-    digest: bytes
+    of: Hash
+    size_bytes: Number
+    digest: Hash
 
 
 class Reporter(Protocol):
@@ -149,7 +151,7 @@ class InnerStateFile:
             if magic != _MAGIC:
                 raise ValueError
             head = msgspec.msgpack.decode(head_bytes.rstrip(b"\0"), type=_Head)
-        except ValueError:
+        except (ValueError, *MALFORMED):
             return "its head is damaged"
         if (head.of, head.size_bytes) != (self._of, self._size_bytes):
             return "it is of another run, model, stage or optimizer"
