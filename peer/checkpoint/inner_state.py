@@ -111,8 +111,11 @@ class InnerStateFile:
         self._saved_at = time.monotonic()
 
     def _together(self, work: Callable[[], bool]) -> bool:
-        """Return whether `work` returns True at all ranks. Meanwhile they meet each second, and tick: none waits longer
-        in a collective, nor is taken for hung, however slow a disk is."""
+        """Return whether `work` returns True at all ranks. With a large state they meet each second, and tick: none
+        waits longer in a collective, nor is taken for hung, however slow a disk is. A small one takes no thread: where
+        memory is short there may be no room for its stack."""
+        if self._size_bytes <= SMALL_BYTES:
+            return not any(self._sum((not work(),)))
         with ThreadPoolExecutor(1) as pool:
             future = pool.submit(work)
             while True:
@@ -220,7 +223,7 @@ class InnerStateFile:
     @staticmethod
     def _digest(file: BinaryIO) -> bytes:
         """Hash the rest of a file in pieces. Raises OSError."""
-        hasher, piece = blake3(), memoryview(bytearray(_PIECE_BYTES))
+        hasher, piece = blake3(), memoryview(bytearray(min(_PIECE_BYTES, os.fstat(file.fileno()).st_size)))
         while count := file.readinto(piece):  # type: ignore[attr-defined]  # not in the type, but in every file
             hasher.update(piece[:count])
         return hasher.digest()

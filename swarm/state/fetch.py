@@ -103,7 +103,7 @@ async def fetch_state(
     try:
         fetch = ChunkFetch(rpc, donors, root, part, events)
         tree = await fetch.run()
-        tensors = (await trio.to_thread.run_sync(map_floats, files.part, size_bytes)).chunk(vectors)
+        tensors = (await trio.to_thread.run_sync(part.mapped)).chunk(vectors)
         arrived = await trio.to_thread.run_sync(hash_state, tensors)
         if arrived.root == root and files.kept is not None:
             await trio.to_thread.run_sync(part.keep, files.kept)

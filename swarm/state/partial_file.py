@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
+
+import torch
+from torch import Tensor
 
 from peer.checkpoint.hash_tree import StateTree
 from peer.errors import ResourceError
@@ -69,6 +73,11 @@ class PartFile:
         except OSError as error:
             raise self._refused(error) from error
         return True
+
+    def mapped(self) -> Tensor:
+        """Return the whole file as flat fp32, mapped, also where its name is gone by now. Writing to it does not change
+        the file."""
+        return torch.frombuffer(mmap.mmap(self._fd, self.size_bytes, access=mmap.ACCESS_COPY), dtype=torch.float32)
 
     def close(self) -> None:
         """Keep the file for the next attempt."""

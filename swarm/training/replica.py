@@ -261,7 +261,8 @@ class StageReplica:
         )
         self._round_began = now
         self._committed.notify()
-        self._checkpoint.home.state_part.unlink(missing_ok=True)  # of a fetch that is no longer needed
+        if not self.driver.actor.fetching:
+            self._checkpoint.home.state_part.unlink(missing_ok=True)  # of a fetch that is no longer needed
         self._upkeep.committed(head, self._measures(head))
 
     def donors(self, head: Head) -> Iterable[str]:

@@ -56,6 +56,19 @@ async def test_a_state_arrives_bit_for_bit_from_all_donors(joiner: Joiner) -> No
     assert not joiner.part_file.exists()
 
 
+async def test_a_state_arrives_although_its_file_was_removed_meanwhile(joiner: Joiner) -> None:
+    """A commit removes what earlier fetches have left, and the joiner ended with a traceback."""
+    async with donors(SnapshotLimits()) as (host,):
+        peer = joiner.know(host)
+
+        def removed() -> list[str]:
+            joiner.part_file.unlink(missing_ok=True)
+            return [peer]
+
+        fetched = await joiner.fetch_from(removed)
+    assert arrived_whole(fetched) and fetched.tree == TREE and not joiner.part_file.exists()
+
+
 async def test_one_donor_is_enough(joiner: Joiner) -> None:
     async with donors(SnapshotLimits()) as hosts:
         assert arrived_whole(await joiner.fetch(*hosts))
