@@ -32,6 +32,7 @@ from torch import Tensor
 from peer.bounds import Hash, Number
 from peer.config import ModelConfig
 from peer.decoding import MALFORMED
+from peer.files import can_reserve, reserve
 from peer.footprint.kept import INNER_STATE_S, SMALL_BYTES
 from peer.ipc.span import Span
 
@@ -54,7 +55,7 @@ class _Head(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Reporter(Protocol):
-    """What the file tells the network process through."""
+    """Takes the events of the file, and the heartbeats (`ticks`) of the worker while it is written."""
 
     ticks: int
 
@@ -170,8 +171,8 @@ class InnerStateFile:
         try:
             with open(self._part, "wb") as file:
                 size = HEAD_BYTES + self._size_bytes
-                if hasattr(os, "posix_fallocate"):
-                    os.posix_fallocate(file.fileno(), 0, size)
+                if can_reserve():
+                    reserve(file.fileno(), size)
                 else:  # macOS
                     for at in range(0, size, _PIECE_BYTES):
                         file.write(bytes(min(_PIECE_BYTES, size - at)))

@@ -31,5 +31,5 @@ def map_early(fd: int) -> None:
 
 
 def mapped(fd: int) -> ctypes.Array[ctypes.c_char] | None:
-    """Return the memory that was behind a descriptor, for as long as the process lives; None if it was not mapped."""
+    """Return the memory that `map_early` mapped from this descriptor, until the process ends; else None."""
     return _mapped.get(fd)

@@ -31,7 +31,7 @@ class WorkerConfig:
     """Takes worker.log and, for the workers, `private_folder`."""
     events: EventLog
     run: str = ""
-    """Names the run: a worker goes on with the inner optimizer's state in its folder only where that is of it."""
+    """The id of the run. A worker takes the saved inner optimizer's state only of the same run."""
     tokenizer: str = BYTES
     data_folder: str = ""
     """The folder of text that this machine's user has named; "" for none."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
@@ -158,6 +159,7 @@ def _room(context: PeerContext, stage: int, layout: FlatLayout, strategy: OuterS
     if state_lies_on_disk(context.config, context.manifest, stage):
         context.host.events.emit("state_in_files", folder=str(home.states))
         return FileRoom(vectors, layout, home.states)
+    shutil.rmtree(home.states, ignore_errors=True)  # what a killed process left that kept them there
     return MemoryRoom(vectors, layout.numel, home.path)
 
 

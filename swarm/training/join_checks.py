@@ -41,7 +41,10 @@ def check_join(config: JoinConfig, manifest: Manifest) -> None:
 
 
 def check_role(config: JoinConfig, manifest: Manifest) -> None:
-    """Raise ConfigError unless the run has a place for the role and stage of `config`."""
+    """Raise ConfigError unless the run has a place for the role and stage of `config`, and a state where it wants one
+    in files."""
+    if config.state == "disk" and not manifest.outer.has_common_state:
+        raise ConfigError("this run's peers change their weights in place, in memory: leave out --state disk")
     if manifest.stages == 1:
         if config.role not in ("auto", "full") or config.stage not in (None, 0):
             raise ConfigError("in this run every peer holds the whole model: leave out --role and --stage")

@@ -70,8 +70,8 @@ def may_lie_on_disk(config: JoinConfig, manifest: Manifest) -> bool:
 def state_lies_on_disk(config: JoinConfig, manifest: Manifest, stage: int) -> bool:
     """Return whether this peer's states of that stage lie in files: as the user has said, else where its memory has too
     little room for them. Raises ConfigError for the devices."""
-    if config.state == "disk" or not may_lie_on_disk(config, manifest):
-        return config.state == "disk" and manifest.outer.has_common_state
+    if config.state != "auto" or not may_lie_on_disk(config, manifest):
+        return config.state == "disk"
     found, shape = Accelerator.of(config.device, manifest.inner), RunShape.of(manifest)
     work = shape.workload(stage, USUAL_PEERS, found.kind, found.bf16)
     limit = host_limit(config, found.kind)

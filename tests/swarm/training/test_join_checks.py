@@ -12,6 +12,7 @@ import msgspec
 import psutil
 import pytest
 
+from optim.config import GossipConfig
 from peer.config import DataConfig, InnerConfig, ModelConfig
 from peer.errors import ConfigError, ResourceError
 from peer.footprint.layout import ONE_DEVICE, Layout
@@ -145,6 +146,13 @@ def test_states_lie_in_files_where_memory_is_short(tmp_path: Path, monkeypatch: 
     assert not stages_in_files(little, manifest)
     with pytest.raises(ConfigError, match="--memory-limit is"):
         check_join(short, manifest)
+
+
+def test_a_gossip_run_has_no_state_for_files(tmp_path: Path) -> None:
+    manifest = make_manifest(AUTHORITY, outer=GossipConfig(steps=2))
+    assert not stages_in_files(joining(tmp_path, manifest, memory_bytes=1.0), manifest)
+    with pytest.raises(ConfigError, match="leave out --state disk"):
+        check_join(replace(joining(tmp_path, manifest), state="disk"), manifest)
 
 
 def test_states_in_memory_leave_less_room_for_a_stage(tmp_path: Path) -> None:
