@@ -41,8 +41,9 @@ class SliceLiar:
         self.peer, self.name = peer, type(self).__name__
         self.altered: set[tuple[str, bytes, bytes]] = set()
         """Calls (method, body, payload) that say something else than the driver's."""
-        self.false_norms: set[tuple[bytes, int]] = set()
-        """(hash of the plan, bundle) of norms that are not those of the slices."""
+        self.false_norms: set[tuple[bytes, int, float]] = set()
+        """(hash of the plan, bundle, norm) of norms that are not those of the slices. A member that starts again signs
+        another contribution to the same plan, which may be false elsewhere."""
         self.impossible: set[bytes] = set()
         """The hashes of results of a norm that no merge has."""
         self.told_on_by: set[str] = set()
@@ -116,7 +117,7 @@ class OtherNorm(SliceLiar):
         bundle, factor = self._random.randrange(len(body.sqnorms)), self._random.choice((0.25, 4.0))
         norms = list(body.sqnorms)
         norms[bundle] *= factor
-        self.false_norms.add((body.plan, bundle))
+        self.false_norms.add((body.plan, bundle, norms[bundle]))
         return replace(body, sqnorms=tuple(norms))
 
 

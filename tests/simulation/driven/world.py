@@ -314,10 +314,10 @@ class DrivenWorld:
         """Judge what an honest owner has merged."""
         for body in bodies:
             liar = self.liars.get(body.member.peer)
-            if liar is not None and (body.plan, bundle) in liar.false_norms:
-                self.broken("15 liars are told on", f"{machine.peer} merged slices of another norm: {liar.name}")
             if len(body.hashes) != len(body.sqnorms) or bundle >= len(body.hashes):
                 self.broken("15 liars are told on", f"{machine.peer} merged a contribution with too few slices")
+            if liar is not None and (body.plan, bundle, body.sqnorms[bundle]) in liar.false_norms:
+                self.broken("15 liars are told on", f"{machine.peer} merged slices of another norm: {liar.name}")
 
     def built(self, machine: DrivenMachine, results: Collection[bytes]) -> None:
         """Judge the results that an honest peer has built a state of."""
