@@ -1,7 +1,8 @@
 """Base58: bytes as letters and digits alone, without 0, O, I and l, which look alike.
 
 A text has as many letters as the largest number of that many bytes needs, so each length of bytes has a length of text
-of its own, and each bytes have one text. (Peer ids are base58, too, but count leading zeros in another way.)
+of its own, and each bytes have one text. libp2p's base58 counts leading zeros in another way, and makes the same text
+of an Ed25519 peer's id.
 """
 
 from __future__ import annotations

@@ -2,20 +2,22 @@
 
 A peer id is the multihash of its public key ("12D3Koo..."), so the id is enough to check a signature.
 Every signature covers the protocol version and a kind, so that bytes signed for one purpose never pass for another.
+
+Ids, keys and signatures are libp2p's, made without it: importing it takes longer than most commands run.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Annotated, TypeVar
 
 import msgspec
-from libp2p.crypto.ed25519 import Ed25519PrivateKey, Ed25519PublicKey, create_new_key_pair
-from libp2p.crypto.keys import KeyPair, PublicKey
-from libp2p.peer.id import ID
+from nacl.exceptions import BadSignatureError
+from nacl.signing import SigningKey, VerifyKey
 
+from peer.base58 import from_base58, to_base58
 from peer.decoding import MALFORMED, decoder_of, told
 from peer.errors import IdentityError, ProtocolViolation
 from peer.files import create_private
@@ -44,18 +46,17 @@ decoder_of(Signed)  # threads decode it by its type
 class Identity:
     """One peer's key, usually from `Identity.load_or_create(path)`."""
 
-    key_pair: KeyPair
+    seed: bytes = field(repr=False)
+    """The private key, 32 bytes."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a key of another length."""
+        assert self._key
 
     @classmethod
     def generate(cls) -> Identity:
         """Return a new identity that exists in memory only."""
-        return cls(create_new_key_pair())
-
-    @classmethod
-    def from_seed(cls, seed: bytes) -> Identity:
-        """Return the identity of a 32-byte private seed."""
-        private = Ed25519PrivateKey.from_bytes(seed)
-        return cls(KeyPair(private, private.get_public_key()))
+        return cls(bytes(SigningKey.generate()))
 
     @classmethod
     def load_or_create(cls, path: Path) -> Identity:
@@ -68,12 +69,21 @@ class Identity:
             raise IdentityError(f"cannot read the key {path} ({error.strerror}): check who owns it") from error
 
     @cached_property
+    def _key(self) -> SigningKey:
+        return SigningKey(self.seed)
+
+    @property
+    def public_key(self) -> bytes:
+        """The public key, 32 bytes."""
+        return bytes(self._key.verify_key)
+
+    @cached_property
     def peer_id(self) -> str:
-        return str(ID.from_pubkey(self.key_pair.public_key))
+        return peer_id_of(self.public_key)
 
     def sign(self, message: bytes) -> bytes:
         """Return the Ed25519 signature (64 bytes) of `message`."""
-        return bytes(self.key_pair.private_key.sign(message))
+        return self._key.sign(message).signature
 
     @classmethod
     def _load(cls, path: Path) -> Identity:
@@ -86,7 +96,7 @@ class Identity:
                 f"the key {path} is damaged ({len(seed)} bytes instead of {_SEED_BYTES}): restore it from a backup,"
                 " or delete it to join as a new peer"
             )
-        return cls.from_seed(seed)
+        return cls(seed)
 
     @classmethod
     def _create(cls, path: Path) -> Identity:
@@ -96,7 +106,7 @@ class Identity:
         """Write the key to `path` (mode 0600), and return the identity that is kept there: the one before, if there was
         one. Raises IdentityError."""
         try:
-            create_private(path, self.key_pair.private_key.to_bytes())
+            create_private(path, self.seed)
         except FileExistsError:
             return self._load(path)
         except OSError as error:
@@ -106,7 +116,7 @@ class Identity:
         return self
 
 
-def _public_key(peer_id: str) -> PublicKey | None:
+def _public_key(peer_id: str) -> VerifyKey | None:
     """Return the Ed25519 key inside a peer id, or None if there is none."""
     if len(peer_id) != _PEER_ID_CHARS:  # before it is decoded or kept: decoding is quadratic in its length
         return None
@@ -114,10 +124,10 @@ def _public_key(peer_id: str) -> PublicKey | None:
 
 
 @lru_cache(maxsize=4096)
-def _decoded_key(peer_id: str) -> PublicKey | None:
+def _decoded_key(peer_id: str) -> VerifyKey | None:
     try:
-        multihash = ID.from_base58(peer_id).to_bytes()
-        return Ed25519PublicKey.from_bytes(multihash[6:]) if multihash[:6] == MULTIHASH_PREFIX else None
+        multihash = from_base58(peer_id)
+        return VerifyKey(multihash[6:]) if multihash[:6] == MULTIHASH_PREFIX else None
     except ValueError:
         return None
 
@@ -127,12 +137,12 @@ def public_key_of(peer_id: str) -> bytes:
     key = _public_key(peer_id)
     if key is None:
         raise ValueError(f"{peer_id[:64]!r} is not the id of an Ed25519 peer")
-    return bytes(key.to_bytes())
+    return bytes(key)
 
 
 def peer_id_of(public_key: bytes) -> str:
     """Return the peer id of a public key of 32 bytes."""
-    return str(ID(MULTIHASH_PREFIX + public_key))
+    return to_base58(MULTIHASH_PREFIX + public_key)
 
 
 def is_peer_id(text: str) -> bool:
@@ -145,7 +155,10 @@ def verify_signature(peer_id: str, message: bytes, signature: bytes) -> bool:
     if len(signature) != _SIGNATURE_BYTES:
         return False
     key = _public_key(peer_id)
-    return key is not None and bool(key.verify(message, signature))
+    try:
+        return key is not None and key.verify(message, signature) == message
+    except BadSignatureError:
+        return False
 
 
 def sign_body(identity: Identity, kind: str, body: msgspec.Struct) -> Signed:

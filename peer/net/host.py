@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import trio
 from libp2p import new_host
+from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.custom_types import TProtocol
 from libp2p.network.config import ConnectionConfig, RetryConfig
 
@@ -348,7 +349,7 @@ async def open_host(config: HostConfig) -> AsyncIterator[Host]:
         split_address(relay)  # checked here, where no nursery wraps the error
     limits = config.limits
     libp2p_host = new_host(
-        key_pair=config.identity.key_pair,
+        key_pair=create_new_key_pair(config.identity.seed),
         muxer_preference="YAMUX",
         connection_config=ConnectionConfig(
             max_connections=limits.connections,

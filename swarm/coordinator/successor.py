@@ -91,7 +91,7 @@ def make_successor(home: Home, path: Path, passphrase: Callable[[], str]) -> str
     words = passphrase()
     _check_passphrase(words)
     salt = nacl.utils.random(argon2id.SALTBYTES)
-    locked = nacl.secret.SecretBox(_key(words, salt)).encrypt(identity.key_pair.private_key.to_bytes())
+    locked = nacl.secret.SecretBox(_key(words, salt)).encrypt(identity.seed)
     content = SuccessorFile(manifest.run.name, manifest.run_id, addresses, salt, bytes(locked))
     try:
         create_private(path, msgspec.json.encode(content) + b"\n")
@@ -108,7 +108,7 @@ def open_successor(path: Path, passphrase: str, more: tuple[str, ...] = ()) -> S
     content = read_successor(path)
     try:
         seed = nacl.secret.SecretBox(_key(passphrase, content.salt)).decrypt(content.locked)
-        identity = Identity.from_seed(bytes(seed))
+        identity = Identity(bytes(seed))
     except (nacl.exceptions.CryptoError, ValueError) as error:
         raise ConfigError(f"that passphrase does not open {path}: try again") from error
     addresses = tuple(dict.fromkeys((*more, *content.addresses)))[:ADDRESSES_MAX]

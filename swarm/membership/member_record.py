@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from typing import Annotated, Final, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Final, Literal, Protocol, TypeVar
 
 import msgspec
 
@@ -19,12 +19,14 @@ from dht.records import Schema, UnvouchedRecord
 from peer.bounds import HASH_BYTES, Hash, Loss, UnixTime, finite_loss
 from peer.errors import NotAdmitted
 from peer.net.address_book import is_circuit
-from peer.net.host import Host
 from swarm.protocol.head import Head
 from swarm.rounds.trainers.trained_rounds import TrainedRounds
 from swarm.run.credentials import Chain
 from swarm.run.gate import Gate
 from swarm.run.sections import STAGES_MAX
+
+if TYPE_CHECKING:
+    from peer.net.host import Host
 
 NAME_CHARS_MAX: Final = 64
 ADDRESSES_MAX: Final = 8

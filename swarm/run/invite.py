@@ -82,7 +82,7 @@ class Invite(msgspec.Struct, frozen=True):
         """Return what this invite makes of a peer that takes part: nothing new in an open run or for one peer."""
         if not self.key:
             return self.chain
-        signer = Identity.from_seed(self.key)
+        signer = Identity(self.key)
         return (*self.chain, member_link(signer, self.run_id, identity.peer_id, self.chain, self.chain[-1].expires))
 
     def client_chain(self, client: str, owner: Identity | None, now: float) -> Chain:
@@ -93,7 +93,7 @@ class Invite(msgspec.Struct, frozen=True):
         """
         expires = now + CLIENT_S
         if self.key:
-            return (*self.chain, client_link(Identity.from_seed(self.key), self.run_id, client, expires))
+            return (*self.chain, client_link(Identity(self.key), self.run_id, client, expires))
         if owner is not None and (owner.peer_id == self.authority or self.chain):
             return (*self.chain, client_link(owner, self.run_id, client, expires))
         if self.chain:
@@ -246,7 +246,7 @@ class _Reader:
         chain = [self._link(has_key and number == links) for number in range(1, links + 1)]
         seed = self._take(_KEY_BYTES) if has_key else b""
         if has_key and chain:
-            own = public_key_of(Identity.from_seed(seed).peer_id)
+            own = public_key_of(Identity(seed).peer_id)
             chain[-1] = msgspec.structs.replace(chain[-1], key=own)
         invite = Invite(run_id_text(run_id), peer_id_of(authority), addresses, tuple(chain), seed)
         if _Writer().invite(invite) != self._raw:
@@ -347,6 +347,6 @@ def _checksum(payload: bytes, domain: bytes) -> bytes:
 
 def _fits(invite: Invite) -> bool:
     """Whether an invite's private key is that of the last link, and the chain is what its signers have signed."""
-    if not invite.chain or Identity.from_seed(invite.key).peer_id != peer_id_of(invite.chain[-1].key):
+    if not invite.chain or Identity(invite.key).peer_id != peer_id_of(invite.chain[-1].key):
         return False
     return is_signed(invite.run_id, invite.authority, invite.chain)

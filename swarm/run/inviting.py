@@ -38,7 +38,7 @@ def make_invite(
     key = Identity.generate()
     may_bring = min(guests, chain[-1].guests) if chain else guests
     link = sign_link(inviter, manifest.run_id, "invite", public_key_of(key.peer_id), guests=may_bring, expires=expires)
-    return Invite(manifest.run_id, manifest.authority, named, (*chain, link), key.key_pair.private_key.to_bytes())
+    return Invite(manifest.run_id, manifest.authority, named, (*chain, link), key.seed)
 
 
 def make_personal_invite(

@@ -42,7 +42,7 @@ def taken_port() -> Iterator[int]:
 
 
 def invite_to(port: int) -> str:
-    authority = Identity.from_seed(bytes(32)).peer_id  # the same in each worker
+    authority = Identity(bytes(32)).peer_id  # the same in each worker
     return str(Invite(RUN_ID, authority, (f"/ip4/127.0.0.1/tcp/{port}/p2p/{authority}",)))
 
 

@@ -41,6 +41,18 @@ def test_status_does_not_load_torch() -> None:
     assert subprocess.run([sys.executable, "-c", probe], timeout=120).returncode == 0
 
 
+def test_no_commands_help_imports_what_takes_seconds() -> None:
+    probe = """
+import importlib, sys
+from cli.commands import command_summaries
+for name in command_summaries():
+    importlib.import_module(f"cli.commands.{name}")
+    assert not {"torch", "libp2p", "transformers"} & set(sys.modules), name
+"""
+    done = subprocess.run([sys.executable, "-c", probe], stderr=subprocess.PIPE, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("name", command_summaries())
 def test_every_command_describes_itself(name: str) -> None:
     result = CliRunner().invoke(group, [name, "--help"])

@@ -54,8 +54,8 @@ from tests.swarm.run.test_invite import content_of_format2, opened, sealed, seal
 from tests.swarm.run.test_manifest import make_manifest
 from tests.swarm.support.stage_commits import begun
 
-OWNER = Identity.from_seed(bytes(32))
-GUEST = Identity.from_seed(b"\1" * 32)
+OWNER = Identity(bytes(32))
+GUEST = Identity(b"\1" * 32)
 RUN = make_manifest(OWNER.peer_id)
 HEAD = RUN.first_head()
 BEGUN = begun(HEAD, Member(GUEST.peer_id, "s"))
@@ -206,7 +206,7 @@ def read_part(path: Path) -> None:
 def formats() -> dict[str, Format]:
     """Return every file of a home but checkpoints and tokens."""
     encode = msgspec.msgpack.encode
-    guests = {OWNER.key_pair.public_key.to_bytes(): {GUEST.key_pair.public_key.to_bytes(): ("192.0.2.0/24", 9.5)}}
+    guests = {OWNER.public_key: {GUEST.public_key: ("192.0.2.0/24", 9.5)}}
     book = msgspec.json.encode({"addresses": {OWNER.peer_id: ["/ip4/127.0.0.1/tcp/1", "/dns4/a.example/tcp/2"]}})
     signed = encode(sign_manifest(OWNER, RUN))
     asked = msgspec.json.encode(RegroupRequest("n", (GUEST.peer_id,), (OWNER.peer_id,), True))

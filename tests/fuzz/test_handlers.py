@@ -44,7 +44,7 @@ pytestmark = pytest.mark.slow
 
 NOT_HERE = {"backup.held"}  # reads a stage number only; test_messages.py mutates it
 CHECKED = {"bug", "peer_penalized"}  # the events that a scene looks at in the end
-IDENTITY = Identity.from_seed(bytes(32))
+IDENTITY = Identity(bytes(32))
 SIGNED: dict[str, type[msgspec.Struct]] = {
     **evidence.ONE_AN_ATTEMPT,
     CONTRIBUTION_KIND: Contribution,

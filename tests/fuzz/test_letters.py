@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 VERIFIED_MAX = 256
 """Of one letter. It has room for 3,300 signatures, which would block the event loop for half a second."""
-STRANGERS = [Identity.from_seed(number.to_bytes(32, "big")) for number in range(1, 33)]
+STRANGERS = [Identity(number.to_bytes(32, "big")) for number in range(1, 33)]
 replace = msgspec.structs.replace
 
 

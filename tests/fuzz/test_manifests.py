@@ -20,7 +20,7 @@ from tests.fuzz.support.mutations import of_msgpack
 from tests.fuzz.support.resign import resigned
 from tests.swarm.run.test_manifest import make_manifest
 
-AUTHORITY = Identity.from_seed(bytes(32))
+AUTHORITY = Identity(bytes(32))
 FREE = {"created_at"}  # shown, never computed with
 
 

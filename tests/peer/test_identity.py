@@ -7,9 +7,21 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from libp2p.crypto.ed25519 import create_new_key_pair
+from libp2p.peer.id import ID
 
 from peer.errors import IdentityError, ProtocolViolation
-from peer.identity import Identity, Signed, is_peer_id, open_body, sign_body, verify_signature
+from peer.identity import (
+    MULTIHASH_PREFIX,
+    Identity,
+    Signed,
+    is_peer_id,
+    open_body,
+    peer_id_of,
+    public_key_of,
+    sign_body,
+    verify_signature,
+)
 
 ALICE, BOB = Identity.generate(), Identity.generate()
 
@@ -21,6 +33,30 @@ class Note(msgspec.Struct, frozen=True):
 
 class Other(msgspec.Struct, frozen=True):
     text: int
+
+
+@given(st.binary(min_size=32, max_size=32), st.binary(max_size=100))
+def test_ids_and_signatures_are_those_of_libp2p(seed: bytes, message: bytes) -> None:
+    mine, pair = Identity(seed), create_new_key_pair(seed)
+    assert mine.public_key == pair.public_key.to_bytes() and mine.seed == pair.private_key.to_bytes()
+    assert mine.peer_id == str(ID.from_pubkey(pair.public_key))
+    assert mine.sign(message) == pair.private_key.sign(message)
+    assert public_key_of(mine.peer_id) == mine.public_key and peer_id_of(mine.public_key) == mine.peer_id
+
+
+@given(st.text(alphabet="123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz0 ", min_size=52, max_size=52))
+def test_no_text_is_an_id_that_libp2p_reads_otherwise(text: str) -> None:
+    if is_peer_id(text):
+        assert ID.from_base58(text).to_bytes() == MULTIHASH_PREFIX + public_key_of(text)
+
+
+def test_a_key_is_never_shown() -> None:
+    assert ALICE.seed.hex() not in repr(ALICE) and repr(ALICE.seed) not in repr(ALICE)
+
+
+def test_a_seed_of_another_length_is_refused() -> None:
+    with pytest.raises(ValueError, match="32"):
+        Identity(bytes(31))
 
 
 def test_the_key_file_is_private_and_keeps_the_identity(tmp_path: Path) -> None:
@@ -60,7 +96,7 @@ def test_two_processes_that_create_at_once_agree(tmp_path: Path, monkeypatch: py
     link = os.link
 
     def someone_was_faster(source: str, target: Path) -> None:
-        path.write_bytes(ALICE.key_pair.private_key.to_bytes())
+        path.write_bytes(ALICE.seed)
         path.chmod(0o600)
         link(source, target)
 

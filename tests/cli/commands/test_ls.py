@@ -21,7 +21,7 @@ from swarm.run.sections import RunRules
 from tests.cli.support.typed import Peer, said
 from tests.swarm.run.test_manifest import make_manifest
 
-OWNER = Identity.from_seed(bytes(32))
+OWNER = Identity(bytes(32))
 
 
 def make_home(path: Path, name: str, created_at: int = 1, owns: bool = False, trains: bool = True) -> str:

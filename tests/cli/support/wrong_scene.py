@@ -15,7 +15,7 @@ RUN_ID: Final = "abcdefgh234567abcdefgh234567abcd"
 
 def invite() -> str:
     """Return an invite to a run of which no peer answers."""
-    authority = Identity.from_seed(bytes(32)).peer_id  # the same in each process
+    authority = Identity(bytes(32)).peer_id  # the same in each process
     return str(Invite(RUN_ID, authority, (f"/ip4/127.0.0.1/tcp/1/p2p/{authority}",)))
 
 

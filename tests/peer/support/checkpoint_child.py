@@ -29,7 +29,7 @@ LAYOUT = FlatLayout.of(
     ModelConfig(hidden_size=128, layers=2, heads=4, kv_heads=2, intermediate_size=256, max_seq_len=64)
 )
 RUN_ID = "run"
-IDENTITY = Identity.from_seed(b"checkpoint child".ljust(32, b"."))
+IDENTITY = Identity(b"checkpoint child".ljust(32, b"."))
 
 
 def state(round_number: int) -> dict[str, torch.Tensor]:

@@ -17,7 +17,7 @@ from peer.identity import Identity
 from peer.net.host import HostConfig, open_host
 from tests.peer.support.clock import CLOCK, Ask, cpu_s
 
-CALLER = Identity.from_seed(bytes([201]) * 32)
+CALLER = Identity(bytes([201]) * 32)
 CALLS_PER_S = 100
 CALLS_MIN = 200
 

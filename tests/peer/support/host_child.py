@@ -56,7 +56,7 @@ async def cost(call: Call[Number]) -> Cost:
 async def main() -> None:
     listen = sys.argv[1] if len(sys.argv) > 1 else "/ip4/127.0.0.1/tcp/0"
     seed = bytes.fromhex(sys.argv[2]) if len(sys.argv) > 2 else b""
-    identity = Identity.from_seed(seed) if seed else Identity.generate()
+    identity = Identity(seed) if seed else Identity.generate()
     async with open_host(HostConfig(identity=identity, events=EventLog(), listen=(listen,))) as host:
         host.rpc.register(ECHO, echo)
         host.rpc.register(STALL, stall)

@@ -43,10 +43,10 @@ TAKE = Method("test/take", Text, Text, request_payload_max=SLICE)
 
 
 def attacker(number: int) -> Identity:
-    return Identity.from_seed(bytes([1 + number]) * 32)
+    return Identity(bytes([1 + number]) * 32)
 
 
-HONEST = Identity.from_seed(bytes([200]) * 32)
+HONEST = Identity(bytes([200]) * 32)
 
 
 def resident_bytes() -> int:

@@ -117,5 +117,5 @@ async def _circuit_bytes(relay: GoRelay, asking: Host) -> int:
 
 def _go_private_key(identity: Identity) -> bytes:
     """Encode the identity for go-libp2p: protobuf {type: Ed25519, data: 32 bytes of seed, 32 of public key}."""
-    data = identity.key_pair.private_key.to_bytes() + identity.key_pair.public_key.to_bytes()
+    data = identity.seed + identity.public_key
     return bytes([0x08, 0x01, 0x12, len(data)]) + data

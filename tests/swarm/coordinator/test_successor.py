@@ -43,7 +43,7 @@ async def test_a_successor_takes_over_with_what_members_hold(tmp_path: Path) -> 
         lost.invite.write_text(str(run.invite))
         assert make_successor(lost, file, lambda: WORDS) == run.manifest.run.name
         assert file.stat().st_mode & 0o077 == 0
-        seed = Identity.load_or_create(lost.identity).key_pair.private_key.to_bytes()
+        seed = Identity.load_or_create(lost.identity).seed
         assert seed not in file.read_bytes() and seed.hex().encode() not in file.read_bytes()
         heir = open_successor(file, WORDS)
         assert heir.identity.peer_id == run.manifest.authority and heir.addresses == run.invite.addresses

@@ -35,7 +35,7 @@ KEY = Identity.generate()
 CHAIN = (sign_link(AUTHORITY, RUN_ID, "invite", public_key_of(KEY.peer_id), guests=4, expires=1060.0),)
 RSA = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
 P2P = bytes.fromhex("a50326002408011220")  # /p2p/ of an Ed25519 key, but for the key
-CLOSED = Invite(RUN_ID, AUTHORITY.peer_id, ADDRESSES, CHAIN, KEY.key_pair.private_key.to_bytes())
+CLOSED = Invite(RUN_ID, AUTHORITY.peer_id, ADDRESSES, CHAIN, KEY.seed)
 
 
 def sealed(payload: bytes) -> str:
@@ -66,7 +66,7 @@ def of_format2(invite: Invite) -> str:
 
 
 def test_a_key_of_another_invite_is_refused() -> None:
-    other = Identity.generate().key_pair.private_key.to_bytes()
+    other = Identity.generate().seed
     with pytest.raises(ConfigError, match="does not fit"):
         Invite.parse(str(msgspec.structs.replace(CLOSED, key=other)))
 
@@ -143,7 +143,7 @@ def test_any_text_is_refused(text: str) -> None:
         Invite.parse(PREFIX + VERSION + text)
 
 
-PEERS = [Identity.from_seed(bytes([number]) * 32) for number in range(1, 6)]
+PEERS = [Identity(bytes([number]) * 32) for number in range(1, 6)]
 
 
 @st.composite
@@ -171,7 +171,7 @@ def invites(draw: Any) -> Invite:
         chain.append(
             sign_link(signer, run_id, kind, public_key_of(holder.peer_id), guests=guests, expires=expires)  # type: ignore[arg-type]
         )
-        signer, key = holder, holder.key_pair.private_key.to_bytes()
+        signer, key = holder, holder.seed
     return Invite(run_id, PEERS[0].peer_id, addresses, tuple(chain), key if draw(st.booleans()) else b"")
 
 

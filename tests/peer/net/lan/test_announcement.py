@@ -16,7 +16,7 @@ from peer.net.lan.announcement import (
 )
 
 RUN, OTHER = "r" * 32, "s" * 32
-ANN, BO = (Identity.from_seed(bytes([number]) * 32).peer_id for number in (1, 2))  # the same in each worker
+ANN, BO = (Identity(bytes([number]) * 32).peer_id for number in (1, 2))  # the same in each worker
 
 
 def test_a_name_tells_the_peer_to_those_who_know_the_run() -> None:
