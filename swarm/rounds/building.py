@@ -252,6 +252,11 @@ class StateBuilder:
         if self._next.candidate is candidate:
             self._next.candidate = written
 
+    async def prepare(self) -> None:
+        """Make room on disk for the results of the next round, while nothing waits for it."""
+        with suppress(ResourceError):  # `save` will try again, and tell
+            await trio.to_thread.run_sync(self._log.prepare)
+
     async def spool(self, parts: Sequence[memoryview]) -> list[memoryview]:
         """Return the same bytes as they lie in a file without a name. Raises ResourceError."""
         return await trio.to_thread.run_sync(self._log.spool, parts)

@@ -190,6 +190,7 @@ class ReplicaActor:
         merged_in = self.exchanges.get(result.key) if result is not None and result.parts else None
         drawn = await self._loss_checks.draw(merged_in, head) if merged_in is not None else None
         await self._stand_at(head, bodies, list(result.parts) if result is not None else [])
+        tasks.start_soon(self.builder.prepare)
         if result is not None and merged_in is not None:
             if drawn is not None:
                 tasks.start_soon(self._loss_checks.check, drawn)

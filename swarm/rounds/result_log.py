@@ -2,7 +2,8 @@
 for or committed since.
 
 A result is a fraction of a state's size, so it can be on disk before a vote is sent; whole states are written seldom.
-Its bytes are staged while the state is hashed. A footer at their end then says to which state they lead: one sync.
+The bytes of a large one are staged while the state is hashed. A footer at their end then says to which state they lead.
+A vote waits for one sync of them: the file was made before, and its entry in the folder is on disk already.
 The node only names the state that a record needs (`Persist.state`): it holds no bytes, so they are kept here.
 """
 
@@ -14,7 +15,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryFile
+from tempfile import TemporaryFile, mkstemp
+from threading import Lock
 from typing import IO, Annotated, Final
 
 import msgspec
@@ -29,6 +31,8 @@ from swarm.protocol.head import Head
 FOOTER_BYTES_MAX: Final = 8 << 20
 _SUFFIX: Final = ".result"
 STAGED_MAX: Final = 4
+STAGED_BYTES: Final = 4 << 20
+"""A result of fewer bytes is not staged: one sync of it takes no longer than a second one."""
 _SIZE_BYTES: Final = 4  # of the footer's size, at the end of the file
 
 
@@ -61,28 +65,36 @@ class ResultLog:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._whole: dict[bytes, Path] = {}  # the file of each result that is whole, by the state that it leads to
+        self._begun: dict[bytes, Path] = {}  # the file of each result that is not, by its name
+        self._spare: Path | None = None  # the file of the next result
+        self._making = Lock()
 
     def has(self, leads_to: bytes) -> bool:
         """Return whether a whole result that leads to that state was written or loaded."""
         return leads_to in self._whole
 
+    def prepare(self) -> None:
+        """Make the file of the next result. Raises ResourceError."""
+        with self._making:
+            self._spare = self._spare or self._new_file()
+
     def stage(self, name: bytes, parts: Sequence[memoryview]) -> None:
-        """Put the bytes of a result on disk while it is not known yet to which state it leads. Raises ResourceError."""
-        path = self._path(name)
-        if path not in self._whole.values():  # else it is there since an earlier process
-            self._write(path, parts, b"")
+        """Put the bytes of a large result on disk while it is not known yet to which state it leads. Raises
+        ResourceError."""
+        if sum(part.nbytes for part in parts) >= STAGED_BYTES:
+            self._write(self._file_of(name), parts, b"")
 
     def write(self, result: LoggedResult, name: bytes) -> LoggedResult:
-        """Put a result on disk, of which `stage` may have written the bytes under that name: file and folder are synced
-        when this returns. Return it, unless it is small, with the parts as they lie in the file: those in memory may
+        """Put a result on disk, of which `stage` may have written the bytes under that name: it is synced when this
+        returns. Return it, unless it is small, with the parts as they lie in the file: those in memory may
         go. Raises ResourceError."""
         sizes = tuple(part.nbytes for part in result.parts)
         footer = msgspec.msgpack.encode(_Footer(result.before, result.leads_to, sizes, result.key))
         footer += len(footer).to_bytes(_SIZE_BYTES, "big")
-        path = self._path(name)
+        path = self._file_of(name)
         staged = path.exists() and path.stat().st_size == sum(sizes)
         self._write(path, () if staged else result.parts, footer, append=staged)
-        self._whole[result.leads_to] = path
+        self._whole[result.leads_to] = self._begun.pop(name)
         if not kept.result_lies_in_a_file(sum(sizes)):
             return result
         with suppress(OSError), path.open("rb") as file:
@@ -102,21 +114,34 @@ class ResultLog:
         except OSError as error:
             raise _unwritable(self._folder, error) from error
 
-    def _path(self, name: bytes) -> Path:
-        return self._folder / f"{name.hex()[:40]}{_SUFFIX}"
+    def _file_of(self, name: bytes) -> Path:
+        """Return the file of a result that is not whole; its entry in the folder is on disk."""
+        with self._making:
+            path = self._begun.get(name)
+            if path is None or not path.exists():
+                path, self._spare = self._spare, None
+                self._begun[name] = path = path if path is not None and path.exists() else self._new_file()
+            return path
 
-    def _write(self, path: Path, parts: Sequence[memoryview], footer: bytes, append: bool = False) -> None:
-        """Write and sync a file, and the folder's entry of a new one."""
+    def _new_file(self) -> Path:
         try:
             make_folder(self._folder)
+            fd, path = mkstemp(_SUFFIX, dir=self._folder)
+            os.close(fd)
+            fsync_path(self._folder)
+        except OSError as error:
+            raise _unwritable(self._folder, error) from error
+        return Path(path)
+
+    def _write(self, path: Path, parts: Sequence[memoryview], footer: bytes, append: bool = False) -> None:
+        """Write and sync a file."""
+        try:
             with path.open("ab" if append else "wb") as file:
                 for piece in parts:
                     file.write(piece)
                 file.write(footer)
                 file.flush()
                 os.fsync(file.fileno())
-            if not append:
-                fsync_path(self._folder)
         except OSError as error:
             raise _unwritable(path, error) from error
 
@@ -142,12 +167,15 @@ class ResultLog:
         for path in sorted(self._folder.glob(f"*{_SUFFIX}"), key=lambda path: path.stat().st_mtime):
             footer = _read_footer(path)
             if footer is None:
-                staged.append(path)
+                if path != self._spare:
+                    staged.append(path)
             elif footer.before.round + 1 <= until_round:
                 path.unlink(missing_ok=True)
                 self._whole.pop(footer.leads_to, None)
         for path in staged[:-STAGED_MAX]:
             path.unlink(missing_ok=True)
+        with self._making:
+            self._begun = {name: path for name, path in self._begun.items() if path.exists()}
 
 
 def reachable(results: Mapping[bytes, LoggedResult], state_hash: bytes) -> list[bytes]:
