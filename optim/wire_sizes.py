@@ -37,7 +37,13 @@ def exchange_of(
         case config.LionConfig():
             down = _VOTE_BITS if method.vote == "majority" else math.ceil(math.log2(2 * peers + 1))
             return ExchangeSize(
-                state_vectors=1, up=_VOTE_BITS / 8, result=down / 8, peers=peers, private_vectors=1, product="gradient"
+                state_vectors=1,
+                up=_VOTE_BITS / 8,
+                result=down / 8,
+                peers=peers,
+                private_vectors=1,
+                memory_vectors=1,
+                product="gradient",
             )
         case config.GossipConfig():  # to one partner: weights and delta
             both = _bits(codec.up) / 8, _bits(codec.down) / 8
@@ -57,9 +63,10 @@ def _dense(
 ) -> ExchangeSize:
     if codec.up == "powersgd":
         up = _low_rank_bits(shapes, codec.rank) / 8
-        result, private = peers * up, 1.0
-    else:  # with feedback a residual, and its sum with the product while it is coded
-        up, result, private = _bits(codec.up) / 8, _bits(codec.down) / 8, 2.0 * (codec.up in _FEEDBACK)
+        result, memory = peers * up, 1.0
+    else:  # with feedback a residual
+        up, result, memory = _bits(codec.up) / 8, _bits(codec.down) / 8, 1.0 * (codec.up in _FEEDBACK)
+    private = memory
     every_step = isinstance(method, config.AllReduceConfig)
     fragments, overlap = 1, 0.0
     if isinstance(method, config.StreamingConfig):
@@ -74,6 +81,7 @@ def _dense(
         result=result,
         peers=peers,
         private_vectors=private,
+        memory_vectors=memory,
         is_merged_whole=every_step,
         product="gradient" if every_step else "delta",
         fragments=fragments,
@@ -84,7 +92,13 @@ def _dense(
 def _gathered(bits: float, peers: int, product: Product) -> ExchangeSize:
     """Return the exchange of a method whose result has every contributor's message in it."""
     return ExchangeSize(
-        state_vectors=1, up=bits / 8, result=peers * bits / 8, peers=peers, private_vectors=1, product=product
+        state_vectors=1,
+        up=bits / 8,
+        result=peers * bits / 8,
+        peers=peers,
+        private_vectors=1,
+        memory_vectors=1,
+        product=product,
     )
 
 

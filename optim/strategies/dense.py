@@ -14,7 +14,7 @@ from optim.codecs.interface import as_bytes, bytes_of
 from optim.codecs.rows import absmax
 from optim.rules.interface import MergeRule
 from optim.rules.registry import MEAN
-from optim.strategies.interface import Check, Coding, Sent, go_on
+from optim.strategies.interface import Check, Coding, NewVector, Sent, go_on, in_memory
 from optim.wire_sizes import SLICE_VALUES_MAX as SLICE_VALUES_MAX
 from optim.wire_sizes import SLICE_VALUES_MIN, SLICES_WANTED
 from peer.errors import ProtocolViolation
@@ -109,7 +109,8 @@ class Feedback:
 
     Each set of places (a fragment) has its own residual, which is added to the next message of the same places."""
 
-    def __init__(self) -> None:
+    def __init__(self, new_vector: NewVector = in_memory) -> None:
+        self._new_vector = new_vector
         self._residuals: dict[tuple[tuple[int, int], ...], torch.Tensor] = {}
 
     def encode(self, coding: DenseCoding, vector: torch.Tensor, out: Sequence[torch.Tensor]) -> list[float]:
@@ -119,12 +120,12 @@ class Feedback:
             return [coding.code(i).encode_with_sqnorm(vector[coding.span(i)], out[i])[1] for i in range(coding.count)]
         absmax(vector)  # finite: nothing else may enter the residual
         residual = self._residual(coding)
-        wanted = residual + vector
         sqnorms = []
         for i in range(coding.count):
             span = coding.span(i)
-            sqnorms.append(coding.up.encode_with_sqnorm(wanted[span], out[i])[1])
-            torch.sub(wanted[span], coding.up.decode(out[i], coding.size(i)), out=residual[span])
+            wanted = residual[span] + vector[span]
+            sqnorms.append(coding.up.encode_with_sqnorm(wanted, out[i])[1])
+            torch.sub(wanted, coding.up.decode(out[i], coding.size(i)), out=residual[span])
         return sqnorms
 
     def memory(self, coding: DenseCoding) -> Sequence[torch.Tensor]:
@@ -140,7 +141,7 @@ class Feedback:
     def _residual(self, coding: DenseCoding) -> torch.Tensor:
         key = tuple((place.start, place.stop) for place in coding.places)
         if key not in self._residuals:
-            self._residuals[key] = torch.zeros(coding.numel, dtype=torch.float32)
+            self._residuals[key] = self._new_vector(coding.numel)
         return self._residuals[key]
 
 
@@ -178,10 +179,17 @@ class MessageFormat(ABC):
 class DenseFormat(MessageFormat):
     """Dense messages with one codec up and one down, merged by a rule. `fragments`: the places of each."""
 
-    def __init__(self, fragments: Sequence[Sequence[slice]], up: Codec, down: Codec, rule: MergeRule = MEAN) -> None:
+    def __init__(
+        self,
+        fragments: Sequence[Sequence[slice]],
+        up: Codec,
+        down: Codec,
+        rule: MergeRule = MEAN,
+        new_vector: NewVector = in_memory,
+    ) -> None:
         self.fragments, self.rule = len(fragments), rule
         self._codings = [DenseCoding(places, up, down, rule) for places in fragments]
-        self._feedback = Feedback()
+        self._feedback = Feedback(new_vector)
 
     def coding(self, fragment: int, momentum: torch.Tensor, check: Check = go_on) -> DenseCoding:
         return self._codings[fragment]

@@ -23,12 +23,19 @@ from optim.merge import contribution_weights
 from optim.schedule import RoundInfo as RoundInfo
 
 Product = Literal["delta", "gradient"]
+NewVector = Callable[[int], torch.Tensor]
+"""Makes a vector of a method's memory: fp32 zeros of that length, wherever this peer keeps its states."""
 Check = Callable[[], None]
 """Called now and then in a long computation. It raises to end that."""
 
 
 def go_on() -> None:
     """Let a computation go on to its end."""
+
+
+def in_memory(numel: int) -> torch.Tensor:
+    """Return fp32 zeros of shape (numel,) in the machine's memory."""
+    return torch.zeros(numel, dtype=torch.float32)
 
 
 @dataclass(frozen=True)

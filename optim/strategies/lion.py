@@ -19,7 +19,17 @@ from optim.codecs.interface import as_bytes
 from optim.codecs.rows import absmax
 from optim.codecs.votes import SENDERS_MAX, Votes, pack_tally, tally_bytes, unpack_tally
 from optim.strategies.dense import CHUNK, DenseCoding
-from optim.strategies.interface import Check, Coding, OuterStrategy, Product, RoundInfo, Sent, go_on
+from optim.strategies.interface import (
+    Check,
+    Coding,
+    NewVector,
+    OuterStrategy,
+    Product,
+    RoundInfo,
+    Sent,
+    go_on,
+    in_memory,
+)
 from peer.errors import ProtocolViolation
 
 
@@ -88,13 +98,13 @@ class LionStrategy(OuterStrategy):
 
     product: ClassVar[Product] = "gradient"
 
-    def __init__(self, numel: int, rule: LionRule, majority: bool) -> None:
-        self.rule = rule
+    def __init__(self, numel: int, rule: LionRule, majority: bool, new_vector: NewVector = in_memory) -> None:
+        self.rule, self._new_vector = rule, new_vector
         self._coding = MajorityCoding(numel) if majority else AverageCoding(numel)
 
     @cached_property
     def _momentum(self) -> torch.Tensor:
-        return torch.zeros(self._coding.numel, dtype=torch.float32)
+        return self._new_vector(self._coding.numel)
 
     def coding(self, round_info: RoundInfo, state: Sequence[torch.Tensor], check: Check = go_on) -> MajorityCoding:
         return self._coding
@@ -117,8 +127,11 @@ class LionStrategy(OuterStrategy):
     ) -> list[float]:
         assert isinstance(coding, MajorityCoding)
         absmax(product)  # finite
-        ballot = self.rule.vote(self._momentum, product)
-        return [coding.up.encode_with_sqnorm(ballot[coding.span(i)], out[i])[1] for i in range(coding.count)]
+        sqnorms = []
+        for i in range(coding.count):
+            ballot = self.rule.vote(self._momentum[coding.span(i)], product[coding.span(i)])
+            sqnorms.append(coding.up.encode_with_sqnorm(ballot, out[i])[1])
+        return sqnorms
 
     def restore_residual(self, round_info: RoundInfo, coding: Coding, messages: Sequence[Buffer]) -> None:
         pass

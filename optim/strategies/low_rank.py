@@ -27,7 +27,7 @@ from optim.codecs.rows import absmax
 from optim.deterministic import square_sum
 from optim.strategies.dense import CHUNK, SLICE_VALUES_MAX, MessageFormat, slice_length
 from optim.strategies.gathered import GatheredCoding
-from optim.strategies.interface import Check, Coding, go_on
+from optim.strategies.interface import Check, Coding, NewVector, go_on, in_memory
 from peer.errors import ProtocolViolation
 from peer.model.layout import FlatLayout
 
@@ -139,8 +139,11 @@ class LowRankCoding(GatheredCoding[list[Factors]]):
 class LowRankFormat(MessageFormat):
     """Low-rank messages. `fragments`: the parameter names of each. Residual and warm start are this peer's own."""
 
-    def __init__(self, layout: FlatLayout, fragments: Sequence[Sequence[str]], rank: int) -> None:
+    def __init__(
+        self, layout: FlatLayout, fragments: Sequence[Sequence[str]], rank: int, new_vector: NewVector = in_memory
+    ) -> None:
         self.fragments = len(fragments)
+        self._new_vector = new_vector
         self._codings = [LowRankCoding(layout, names, rank) for names in fragments]
         self._errors: dict[LowRankCoding, torch.Tensor] = {}
         self._warm: dict[int, torch.Tensor] = {}  # by a block's start
@@ -191,7 +194,7 @@ class LowRankFormat(MessageFormat):
 
     def _residual(self, coding: LowRankCoding) -> torch.Tensor:
         if coding not in self._errors:
-            self._errors[coding] = torch.zeros(coding.numel, dtype=torch.float32)
+            self._errors[coding] = self._new_vector(coding.numel)
         return self._errors[coding]
 
 

@@ -18,7 +18,7 @@ from optim.strategies.allocated import AllocatedFormat
 from optim.strategies.allreduce import AllReduceStrategy
 from optim.strategies.dense import DenseFormat, MessageFormat
 from optim.strategies.diloco import DilocoStrategy
-from optim.strategies.interface import OuterStrategy
+from optim.strategies.interface import NewVector, OuterStrategy, in_memory
 from optim.strategies.lion import LionStrategy
 from optim.strategies.low_rank import LowRankFormat
 from optim.strategies.sparse import DemoStrategy, SparseLocoStrategy
@@ -28,9 +28,14 @@ from peer.model.layout import FlatLayout
 
 
 def build_strategy(
-    method: config.OuterConfig, codec: config.CodecConfig, layout: FlatLayout, inner: InnerConfig
+    method: config.OuterConfig,
+    codec: config.CodecConfig,
+    layout: FlatLayout,
+    inner: InnerConfig,
+    new_vector: NewVector = in_memory,
 ) -> OuterStrategy:
-    """Return a peer's own strategy, with new private state. `ConfigError` if the codec does not fit the method.
+    """Return a peer's own strategy, with new private state, which `new_vector` makes when it is first needed.
+    `ConfigError` if the codec does not fit the method.
 
     Gossip has no common rounds and therefore no strategy."""
     if not isinstance(method, config.DENSE) and codec != config.CodecConfig():
@@ -42,26 +47,27 @@ def build_strategy(
     merge = build_rule(method)
     match method:
         case config.DilocoConfig():
-            strategy = DilocoStrategy(build_format(codec, layout, 1, merge), _outer(method))
+            strategy = DilocoStrategy(build_format(codec, layout, 1, merge, new_vector), _outer(method))
             strategy.check_by_loss = method.check_by_loss
             return strategy
         case config.EagerConfig():
-            return DilocoStrategy(build_format(codec, layout, 1, merge), _outer(method))
+            return DilocoStrategy(build_format(codec, layout, 1, merge, new_vector), _outer(method))
         case config.StreamingConfig():
-            return DilocoStrategy(build_format(codec, layout, method.fragments, merge), _outer(method))
+            return DilocoStrategy(build_format(codec, layout, method.fragments, merge, new_vector), _outer(method))
         case config.AllReduceConfig():
             rule = LargeBatchStep(
                 method.optimizer, inner.betas, inner.eps, inner.weight_decay, inner.clip_norm, matrices_only=True
             )
-            return AllReduceStrategy(layout, build_format(codec, layout, 1), rule)
+            return AllReduceStrategy(layout, build_format(codec, layout, 1, MEAN, new_vector), rule)
         case config.DemoConfig():
-            return DemoStrategy(layout, DemoScheme(method.decay, method.topk, inner.weight_decay), method.chunk)
+            demo = DemoScheme(method.decay, method.topk, inner.weight_decay)
+            return DemoStrategy(layout, demo, method.chunk, new_vector)
         case config.SparseLocoConfig():
             scheme = SparseLocoScheme(method.topk, method.bins or None, method.lr, method.ef_decay, method.clip_norm)
-            return SparseLocoStrategy(layout, scheme, method.chunk)
+            return SparseLocoStrategy(layout, scheme, method.chunk, new_vector)
         case config.LionConfig():
             rule_of_votes = LionRule(method.b1, method.b2, inner.weight_decay)
-            return LionStrategy(layout.numel, rule_of_votes, majority=method.vote == "majority")
+            return LionStrategy(layout.numel, rule_of_votes, method.vote == "majority", new_vector)
         case _:
             raise ValueError("gossip has an engine of its own: build no strategy for it")
 
@@ -80,17 +86,23 @@ def shared_vectors(
 
 
 def build_format(
-    codec: config.CodecConfig, layout: FlatLayout, fragments: int, rule: MergeRule = MEAN
+    codec: config.CodecConfig,
+    layout: FlatLayout,
+    fragments: int,
+    rule: MergeRule = MEAN,
+    new_vector: NewVector = in_memory,
 ) -> MessageFormat:
     """Return the form of dense messages, of one fragment at a time. A `rule` other than the mean has a codec that
     `check_merge` allows."""
     if codec.up == "powersgd":  # matrices stay whole
         names = strided_fragments(list(layout.slots), fragments) if fragments > 1 else [list(layout.slots)]
-        return LowRankFormat(layout, [[n for n in layout.slots if n in fragment] for fragment in names], codec.rank)
+        return LowRankFormat(
+            layout, [[n for n in layout.slots if n in fragment] for fragment in names], codec.rank, new_vector
+        )
     places, down = even_fragments(layout, fragments), get_codec(codec.down)
     if codec.up == "lgreco":
         return AllocatedFormat(places, down, codec.error_budget)
-    return DenseFormat(places, get_codec(codec.up), down, rule)
+    return DenseFormat(places, get_codec(codec.up), down, rule, new_vector)
 
 
 def even_fragments(layout: FlatLayout, count: int) -> list[list[slice]]:

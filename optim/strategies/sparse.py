@@ -25,7 +25,16 @@ from optim.deterministic import square_sum
 from optim.merge import gradient_weights
 from optim.strategies.dense import CHUNK, SLICE_VALUES_MAX, slice_length
 from optim.strategies.gathered import GatheredCoding
-from optim.strategies.interface import Check, Coding, OuterStrategy, Product, RoundInfo, go_on
+from optim.strategies.interface import (
+    Check,
+    Coding,
+    NewVector,
+    OuterStrategy,
+    Product,
+    RoundInfo,
+    go_on,
+    in_memory,
+)
 from peer.errors import ProtocolViolation
 from peer.model.layout import FlatLayout
 
@@ -65,14 +74,14 @@ class SparseCoding(GatheredCoding[Sparse]):
 class SparseStrategy(OuterStrategy):
     """A scheme as a strategy. Members share only theta; the memory is each peer's own."""
 
-    def __init__(self, layout: FlatLayout, scheme: Scheme, chunk: int) -> None:
+    def __init__(self, layout: FlatLayout, scheme: Scheme, chunk: int, new_vector: NewVector = in_memory) -> None:
         self.scheme = scheme
         self._coding = SparseCoding(layout, scheme, chunk)
-        self._numel = layout.numel
+        self._numel, self._new_vector = layout.numel, new_vector
 
     @cached_property
     def _memory(self) -> torch.Tensor:
-        return torch.zeros(self._numel, dtype=torch.float32)
+        return self._new_vector(self._numel)
 
     def coding(self, round_info: RoundInfo, state: Sequence[torch.Tensor], check: Check = go_on) -> SparseCoding:
         return self._coding
@@ -116,8 +125,8 @@ class DemoStrategy(SparseStrategy):
 
     product: ClassVar[Product] = "gradient"
 
-    def __init__(self, layout: FlatLayout, scheme: DemoScheme, chunk: int) -> None:
-        super().__init__(layout, scheme, chunk)
+    def __init__(self, layout: FlatLayout, scheme: DemoScheme, chunk: int, new_vector: NewVector = in_memory) -> None:
+        super().__init__(layout, scheme, chunk, new_vector)
 
     def weights(self, tokens: Sequence[int], norms: Sequence[float]) -> tuple[float, ...]:
         return gradient_weights(tokens, norms)
@@ -128,8 +137,10 @@ class SparseLocoStrategy(SparseStrategy):
 
     product: ClassVar[Product] = "delta"
 
-    def __init__(self, layout: FlatLayout, scheme: SparseLocoScheme, chunk: int) -> None:
-        super().__init__(layout, scheme, chunk)
+    def __init__(
+        self, layout: FlatLayout, scheme: SparseLocoScheme, chunk: int, new_vector: NewVector = in_memory
+    ) -> None:
+        super().__init__(layout, scheme, chunk, new_vector)
 
 
 def cut_into_slices(whole: Sequence[TileRange]) -> list[list[TileRange]]:

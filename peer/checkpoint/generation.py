@@ -85,6 +85,11 @@ class StateRoom(Protocol):
         room."""
         ...
 
+    def vector(self, numel: int) -> Tensor:
+        """Return fp32 zeros, (numel,), for what a method keeps beside the state, until nothing refers to them. Raises
+        ResourceError if there is no room."""
+        ...
+
 
 class MemoryRoom:
     """Keeps two states in memory, and small ones all. Where more are needed, as joiners read them, the others lie in
@@ -105,6 +110,9 @@ class MemoryRoom:
                 return StateGeneration(dict(zip(self._vectors, found, strict=True)))
         self._made += 1
         return self._recycled({vector: torch.empty(self._numel) for vector in self._vectors})
+
+    def vector(self, numel: int) -> Tensor:
+        return torch.zeros(numel, dtype=torch.float32)
 
     def _recycled(self, tensors: dict[str, Tensor]) -> StateGeneration:
         """Return a generation whose vectors are free again when nothing refers to it."""
@@ -139,6 +147,12 @@ class FileRoom:
         generation = StateGeneration(tensors, files={shard.vector: folder / shard.file for shard in self._shards})
         weakref.finalize(generation, shutil.rmtree, folder, ignore_errors=True)
         return generation
+
+    def vector(self, numel: int) -> Tensor:
+        try:
+            return floats_on_disk(self._folder, [numel])[0]
+        except OSError as error:
+            raise self._refused(error) from error
 
     def _refused(self, error: OSError) -> ResourceError:
         if is_full(error):

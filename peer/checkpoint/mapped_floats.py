@@ -27,7 +27,7 @@ def map_floats(path: Path, size_bytes: int) -> Tensor:
 
 
 def floats_on_disk(folder: Path, sizes: Sequence[int]) -> list[Tensor]:
-    """Return flat tensors of these sizes, not yet filled, that lie in one file of `folder` without a name. Raises
+    """Return flat tensors of these sizes, zero at first, that lie in one file of `folder` without a name. Raises
     OSError, as `reserve`."""
     size_bytes = FLOAT_BYTES * sum(sizes)
     with TemporaryFile(dir=folder) as file:

@@ -17,6 +17,7 @@ WORKER_BYTES: Final = 0.35e9
 GPU_WORKER_BYTES: Final = 2.5e9
 """A worker that has loaded a GPU's libraries. An estimate."""
 DAY_S: Final = 86400.0
+_OWN: Final = "method's own vectors"
 _SHARED: Final = "shared with the worker: outer weights, product"
 _CHECKPOINTS_ON_THE_WAY: Final = 2  # one being written, and the file of a state being fetched
 _BACKUPS: Final = kept.CHECKPOINTS + _CHECKPOINTS_ON_THE_WAY  # of the next stage
@@ -34,13 +35,14 @@ def host_items(work: Workload) -> dict[str, float]:
     Files are not counted: memory caches them as far as it has room."""
     exchange, vector, state = work.exchange, float(work.vector_bytes), float(work.state_bytes)
     moved, result = _exchange_bytes(work)
+    own = exchange.private_vectors + exchange.is_merged_whole
     items = {
         "programs": NETWORK_BYTES + work.layout.size * (WORKER_BYTES if work.device == "cpu" else GPU_WORKER_BYTES),
         _SHARED: 0.0 if work.state_on_disk else 2 * vector,
         "state": 0.0 if work.state_on_disk else state,
         "next state": state if exchange.is_common and not work.state_on_disk else 0.0,
         "states kept for joiners": 0.0 if _joiners_read_files(work) else kept.snapshots(state) * state,
-        "method's own vectors": vector * (exchange.private_vectors + exchange.is_merged_whole),
+        _OWN: vector * own - _in_files(work),
         "merged result of the round": result,
         "small results kept": 0.0 if kept.result_lies_in_a_file(result) else _results_kept(work, result),
         "exchange of the round": moved,
@@ -51,6 +53,12 @@ def host_items(work: Workload) -> dict[str, float]:
     if work.is_stage:
         items["weights being adopted"] = vector
     return {name: size for name, size in items.items() if size}
+
+
+def _in_files(work: Workload) -> float:
+    """Return the bytes of the method's own vectors that lie beside the state in files."""
+    exchange = work.exchange
+    return work.state_on_disk * work.vector_bytes * (exchange.memory_vectors + exchange.is_merged_whole)
 
 
 def _joiners_read_files(work: Workload) -> bool:
@@ -72,9 +80,9 @@ def _results_kept(work: Workload, result_bytes: float) -> float:
 
 def written_in_a_day(work: Workload, rounds: float) -> float:
     """Return about how many bytes the disk takes in a day of so many rounds: checkpoints, results, exchanges and the
-    inner optimizer's state; with states in files also what is shared with the worker."""
+    inner optimizer's state; with states in files also what is shared with the worker and the method's own vectors."""
     moved, result = _exchange_bytes(work)
-    a_round = result + 2.0 * work.vector_bytes * work.state_on_disk
+    a_round = result + 2.0 * work.vector_bytes * work.state_on_disk + _in_files(work)
     if work.exchange.is_common and kept.lies_in_a_file(moved):
         a_round += moved
     checkpoints = rounds if work.state_on_disk else min(rounds, DAY_S / kept.CHECKPOINT_S)
@@ -99,6 +107,7 @@ def disk_items(work: Workload, token_cache_bytes: float = 0.0, next_stage_bytes:
         "states kept for joiners": kept.snapshots(state_bytes) * state_bytes if _joiners_read_files(work) else 0.0,
         "backup of the next stage": _BACKUPS * next_stage_bytes,
         _SHARED: 2.0 * work.vector_bytes if work.state_on_disk else 0.0,
+        _OWN: _in_files(work),
         "inner optimizer, saved": 2.0 * saved_bytes(work.inner.optimizer, work.shapes),  # one being written
         "token ids": token_cache_bytes,
     }

@@ -33,6 +33,8 @@ class ExchangeSize:
     """Contributors of a round."""
     private_vectors: float = 0.0
     """Vectors (P,) of this peer's own: coding errors, momentum, offsets."""
+    memory_vectors: float = 0.0
+    """Of these, what the method itself remembers: it lies where the state does."""
     is_merged_whole: bool = False
     """The merged update is gathered before the step, in one vector more."""
     product: Product = "delta"

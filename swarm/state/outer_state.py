@@ -80,7 +80,7 @@ class OuterState:
         self._next_tree = None
         self._round_info, self._coding = round_info, coding
         if not self.strategy.elementwise and self._whole is None:
-            self._whole = torch.empty_like(self.theta)
+            self._whole = self._room.vector(self.numel)
         after, self._is_unchanged = self._begun(), False
         if sum(place.stop - place.start for place in coding.places) < self.numel:
             for place in self._apart:

@@ -19,7 +19,7 @@ from peer.errors import ProtocolViolation, ResourceError
 from peer.files import read_bounded, write_atomically
 from peer.ipc.span import spans_of
 from peer.model.layout import FlatLayout, init_flat
-from swarm.placement.stages import layout_of, open_store
+from swarm.placement.stages import layout_of, open_store, vectors_of
 from swarm.protocol.agreement.messages import ChainLink
 from swarm.protocol.agreement.proof import HeadProof, ProofChecker
 from swarm.protocol.head import Head
@@ -62,8 +62,8 @@ class LocalCheckpoint:
         home, layout = context.home.stage(stage, manifest.stages), layout_of(manifest, stage)
         store = open_store(context.home, manifest, stage, host.identity, host.events)
         store.prepare()
-        strategy = build_strategy(manifest.outer, manifest.codec, layout, manifest.inner)
-        room = await trio.to_thread.run_sync(_room, context, stage, layout, strategy)
+        room = await trio.to_thread.run_sync(_room, context, stage, layout)
+        strategy = build_strategy(manifest.outer, manifest.codec, layout, manifest.inner, room.vector)
         state, head = await trio.to_thread.run_sync(_initial, store, manifest, stage, strategy, room)
         return cls(context, home, layout, store, state, head)
 
@@ -153,9 +153,9 @@ def last_stage(context: PeerContext) -> int | None:
         return None
 
 
-def _room(context: PeerContext, stage: int, layout: FlatLayout, strategy: OuterStrategy) -> StateRoom:
+def _room(context: PeerContext, stage: int, layout: FlatLayout) -> StateRoom:
     """Return where this peer's states of a stage lie. Raises ResourceError."""
-    home, vectors = context.home.stage(stage, context.manifest.stages), ("theta", *strategy.shared)
+    home, vectors = context.home.stage(stage, context.manifest.stages), vectors_of(context.manifest, stage)
     if state_lies_on_disk(context.config, context.manifest, stage):
         context.host.events.emit("state_in_files", folder=str(home.states))
         return FileRoom(vectors, layout, home.states)

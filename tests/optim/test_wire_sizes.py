@@ -57,6 +57,29 @@ def test_messages_and_results_have_the_size_foretold(method: config.OuterConfig,
     assert bool(strategy.memory(coding)) <= (foretold.private_vectors >= 1)
 
 
+@pytest.mark.parametrize(("method", "codec"), CASES, ids=str)
+def test_what_a_method_remembers_is_foretold_and_made_where_it_is_told_to(
+    method: config.OuterConfig, codec: config.CodecConfig
+) -> None:
+    made: list[int] = []
+
+    def new_vector(numel: int) -> torch.Tensor:
+        made.append(numel)
+        return torch.zeros(numel)
+
+    foretold = exchange_of(method, codec, LAYOUT.shapes, PEERS)
+    strategy = build_strategy(method, codec, LAYOUT, INNER, new_vector)
+    state = [torch.zeros(LAYOUT.numel) for _ in range(foretold.state_vectors)]
+    for number in range(1, 2 * foretold.fragments + 1):
+        round_info = RoundInfo(number, 0, 1e-3)
+        coding = strategy.coding(round_info, state)
+        product = torch.randn(sum(place.stop - place.start for place in coding.places))
+        out = [torch.empty(coding.message_bytes(index), dtype=torch.uint8) for index in range(coding.count)]
+        strategy.encode(round_info, coding, product, out)
+    assert sum(made) == foretold.memory_vectors * LAYOUT.numel
+    assert foretold.memory_vectors <= foretold.private_vectors
+
+
 def test_the_bits_of_every_codec_are_known() -> None:
     for name, codec in CODECS.items():
         assert BITS[name] == pytest.approx(codec.bits_per_value, rel=0.01)

@@ -77,8 +77,9 @@ def test_a_full_disk_is_told_before_anything_is_written(tmp_path: Path, monkeypa
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(ResourceError, match="1 MiB are needed for the next state: free some space"):
-        room.new()
+    for take in (room.new, lambda: room.vector(8)):
+        with pytest.raises(ResourceError, match="1 MiB are needed for the next state: free some space"):
+            take()
     assert not list((tmp_path / "states").iterdir())
 
 
@@ -87,6 +88,17 @@ def test_a_system_that_cannot_reserve_room_is_told_of(tmp_path: Path, monkeypatc
     monkeypatch.delattr("os.posix_fallocate")
     with pytest.raises(ResourceError, match="--state memory"):
         FileRoom(NAMES, LAYOUT, tmp_path / "states").new()
+
+
+def test_what_a_method_keeps_lies_in_a_file_without_a_name(tmp_path: Path) -> None:
+    """A coding error is of the size of the weights."""
+    room, before = FileRoom(NAMES, LAYOUT, tmp_path / "states"), MAPS.read_text().count(str(tmp_path))
+    kept_vector = room.vector(1 << 20)
+    assert not kept_vector.any() and not memory().vector(8).any()
+    kept_vector += 1.0
+    assert MAPS.read_text().count(f"{tmp_path}/states") == before + 1 and not list((tmp_path / "states").iterdir())
+    del kept_vector
+    assert MAPS.read_text().count(f"{tmp_path}/states") == before
 
 
 # -- as checkpoints ----------------------------------------------------------------------------------------------------
