@@ -298,13 +298,20 @@ class BulkConnection:
             self._fewer.unpark_all()
 
     async def _send(self, parts: deque[memoryview]) -> None:
+        """Send what is there, and take what was sent from `parts`."""
         while parts:
-            with trio.move_on_after(GIVE_UP_S) as timeout:
-                parts[0] = parts[0][await self.tls.send_some(parts[0]) :]
-            if timeout.cancelled_caught and self._giving_up:
-                self.close()
+            parts[0] = parts[0][self.tls.send_now(parts[0]) or await self._send_some(parts[0]) :]
             if not parts[0]:
                 parts.popleft()
+
+    async def _send_some(self, data: memoryview) -> int:
+        """Send the beginning of `data` once the other side takes more, and return the count, which may be 0."""
+        sent = 0
+        with trio.move_on_after(GIVE_UP_S) as timeout:
+            sent = await self.tls.send_some(data)
+        if timeout.cancelled_caught and self._giving_up:
+            self.close()
+        return sent
 
     async def _send_rest(self, parts: deque[memoryview]) -> None:
         try:
