@@ -1,6 +1,6 @@
 """The memory of a peer on a machine without a GPU, by arithmetic (`peer.footprint`) and as measured.
 
-    python benchmarks/machine/footprint.py [--rounds 8] [--only 25M] [--state disk] [--json [FILE]]
+    python benchmarks/machine/footprint.py [--rounds 8] [--only 25M] [--state disk] [--limit 3] [--json [FILE]]
 
 One real run a row: `peer coordinate` and `peer join`, the last of the first peers measured. 25M parameters with two
 peers, more with one, since two would take 17 GB. The network process and its worker are looked at every 0.2 s.
@@ -14,7 +14,9 @@ again. Then: the peak of what is no file's (anonymous and shared memory, the lat
 beside it, which the kernel takes back when it must. "beside the device" is without what the CPU holds in place of a
 device; the aim is 3 bytes a parameter and 1 GB.
 
-Exits with 1 if a peak is more than 15 percent away from the arithmetic.
+With `--limit` the measured peer runs in a memory group of so many GB beside the device's own bytes.
+
+Exits with 1 if a peak is more than 15 percent away from the arithmetic, or the run does not end well.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -34,14 +37,16 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from benchmarks.common.memory_group import memory_group
 from benchmarks.common.options import ROOT, add_json, write_results
 from peer.footprint.host import NETWORK_BYTES, WORKER_BYTES
+from peer.footprint.workload import Footprint, Workload
 from swarm.placement.costs import RunShape
 from swarm.run.config import read_run_config
 
 BAR: Final = 0.15
 EVERY_S: Final = 0.2
-DEADLINE_S: Final = 900.0
+DEADLINE_S: Final = 2400.0
 LOOPBACK: Final = ("--listen", "/ip4/127.0.0.1/tcp/0")
 MODELS: Final = {"25M": (512, 8, 1408, 2), "100M": (768, 14, 2048, 1), "350M": (1024, 27, 2816, 1)}
 STATES: Final = {"25M": ("memory", "disk"), "100M": ("memory", "disk"), "350M": ("disk",)}
@@ -123,13 +128,15 @@ def _file(path: Path) -> tuple[int, int]:
     return 0, 0
 
 
-def start(stack: ExitStack, folder: Path, *arguments: str) -> subprocess.Popen[bytes]:
-    """Start `peer` with its output in a file; it is stopped when the stack is left."""
+def start(
+    stack: ExitStack, folder: Path, *arguments: str, first: Callable[[], None] | None = None
+) -> subprocess.Popen[bytes]:
+    """Start `peer` with its output in a file; it is stopped when the stack is left. `first`: what the new process does
+    before."""
     log = stack.enter_context((folder / f"{arguments[0]}-{time.monotonic_ns()}.log").open("wb"))
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    child = subprocess.Popen(
-        [sys.executable, "-m", "cli.main", *arguments], stdout=log, stderr=subprocess.STDOUT, env=environment
-    )
+    command = [sys.executable, "-m", "cli.main", *arguments]
+    child = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment, preexec_fn=first)
 
     def stop() -> None:
         child.terminate()
@@ -139,7 +146,8 @@ def start(stack: ExitStack, folder: Path, *arguments: str) -> subprocess.Popen[b
     return child
 
 
-def measure(name: str, state: str, rounds: int) -> Row:
+def measure(name: str, state: str, rounds: int, limit: float | None = None) -> Row:
+    """Run a swarm, and measure one peer of it, which has at most `limit` bytes beside the device's own."""
     width, layers, inter, peers = MODELS[name]
     with tempfile.TemporaryDirectory() as temporary, ExitStack() as stack:
         folder = Path(temporary)
@@ -153,9 +161,15 @@ def measure(name: str, state: str, rounds: int) -> Row:
                 raise SystemExit("the coordinator prints no invite")
             time.sleep(EVERY_S)
 
+        enter = None
+        if limit is not None:
+            device = footprint_of(file, state, peers).device_bytes
+            enter = stack.enter_context(memory_group(int(device + limit)))
+
         def join(number: int) -> subprocess.Popen[bytes]:
             options = ("--threads", "1", "--device", "cpu", "--state", state, *LOOPBACK)
-            return start(stack, folder, "join", str(invite), "--home", str(folder / str(number)), *options)
+            command = ("join", str(invite), "--home", str(folder / str(number)), *options)
+            return start(stack, folder, *command, first=enter if number == peers - 1 else None)
 
         for number in range(peers):
             measured = join(number)
@@ -173,8 +187,11 @@ def measure(name: str, state: str, rounds: int) -> Row:
                 measured.wait(60)
                 measured = join(peers - 1)
         if measured.returncode != 0:
-            raise SystemExit(f"the run of {name} did not end well: {measured.returncode}")
-        return row(name, state, file, peers, peaks)
+            said = "\n".join(log.read_text()[-2000:] for log in sorted(folder.glob("join-*.log")))
+            raise SystemExit(f"the run of {name} did not end well: {measured.returncode}\n{said}")
+        if not has_restarted:
+            raise SystemExit(f"the run of {name} ended before the restart: give it more rounds")
+        return row(name, state, file, peers, peaks) | ({} if limit is None else {"limit": limit})
 
 
 def _rounds(log: Path) -> int:
@@ -183,13 +200,22 @@ def _rounds(log: Path) -> int:
     return 0
 
 
-def row(name: str, state: str, file: Path, peers: int, peaks: Peaks) -> Row:
-    """Return what was measured beside what was foretold."""
+def workload_of(file: Path, state: str, peers: int) -> tuple[RunShape, Workload]:
     run = read_run_config(file)
     assert run.model is not None
     shape = RunShape(run.model, run.data, run.inner, run.outer, run.codec, run.pipeline, ((0, run.model.layers),))
-    work = replace(shape.workload(0, peers), state_on_disk=state == "disk")
-    sizes = shape.footprint(work)
+    return shape, replace(shape.workload(0, peers), state_on_disk=state == "disk")
+
+
+def footprint_of(file: Path, state: str, peers: int) -> Footprint:
+    shape, work = workload_of(file, state, peers)
+    return shape.footprint(work)
+
+
+def row(name: str, state: str, file: Path, peers: int, peaks: Peaks) -> Row:
+    """Return what was measured beside what was foretold."""
+    _, work = workload_of(file, state, peers)
+    sizes = footprint_of(file, state, peers)
     found: Row = {"model": name, "state": state, "parameters": work.parameters, "peers": peers}
     disk = sizes.disk_bytes - sum(sizes.disk.get(item, 0.0) for item in UNSEEN)
     if state == "disk":
@@ -223,6 +249,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=30, help="of each run; two checkpoints come with fewer than that")
     parser.add_argument("--only", choices=MODELS, help="measure this model alone")
     parser.add_argument("--state", choices=("memory", "disk"), help="measure these rows alone")
+    parser.add_argument("--limit", type=float, help="GB that the measured peer has beside the device's own bytes")
     add_json(parser, "machine/footprint")
     options = parser.parse_args()
     rows = []
@@ -232,7 +259,7 @@ def main() -> int:
     for name, state in ((one, state) for one in names for state in STATES[one]):
         if options.state not in (None, state):
             continue
-        found = measure(name, state, options.rounds)
+        found = measure(name, state, options.rounds, options.limit and options.limit * 1e9)
         rows.append(found)
         for what, size in found["measured"].items():
             foretold = found["foretold"][what]

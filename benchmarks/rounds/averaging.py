@@ -1,7 +1,7 @@
 """One averaging round among real processes: ours, beside hivemind's, beside what the machine allows.
 
     python benchmarks/rounds/averaging.py --peers 4 --params 25000000 --bits 8,16 --rival hivemind [--fault kill]
-                                   [--json [FILE]]
+                                   [--state disk] [--json [FILE]]
 
 Every peer is a process with one torch thread and a random pseudo-gradient; there is no training. Everything runs on
 127.0.0.1, so times are those of the software.
@@ -44,8 +44,8 @@ ROUND_S = 90.0
 Figures = dict[str, Any]
 
 
-def run_ours(peers: int, numel: int, bits: int, rounds: int, fault: str | None, folder: Path) -> Figures:
-    codec = CODECS[bits]
+def run_ours(options: argparse.Namespace, bits: int, rounds: int, folder: Path) -> Figures:
+    codec, peers, fault = CODECS[bits], options.peers, options.fault
     with ExitStack() as stack:
         children: list[Child] = []
         for number in range(peers):
@@ -53,7 +53,8 @@ def run_ours(peers: int, numel: int, bits: int, rounds: int, fault: str | None, 
             if fault and number == peers - 1:
                 action = {"kill": "kill", "freeze": "stop"}[fault]
                 env["BARNRAISE_FAULT"] = f"{action}:during_exchange:{rounds}"
-            child = Child("benchmarks.rounds.averaging_peer", number, numel, codec, rounds, folder, env=env)
+            arguments = (number, options.params, codec, rounds, options.state, folder)
+            child = Child("benchmarks.rounds.averaging_peer", *arguments, env=env)
             stack.callback(child.end)
             children.append(child)
             if number == 0:
@@ -152,7 +153,7 @@ def measure(options: argparse.Namespace, bits: int, means: dict[str, Any]) -> di
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         limits = measure_limits(int(ideal), 20 * numel * peers)
-        sides["ours"] = judge(run_ours(peers, numel, bits, rounds, options.fault, folder), means, peers, numel)
+        sides["ours"] = judge(run_ours(options, bits, rounds, folder), means, peers, numel)
         if options.rival == "hivemind":
             tried = []
             for compression in RIVALS[bits][: 1 if options.fault else None]:
@@ -211,6 +212,7 @@ def main() -> None:
     parser.add_argument("--bits", default="8,16", help="8, 16 or both")
     parser.add_argument("--rounds", type=int, default=6, help="the first is not counted")
     parser.add_argument("--rival", choices=["hivemind", "none"], default="none")
+    parser.add_argument("--state", choices=["memory", "disk"], default="memory", help="where our outer state lies")
     parser.add_argument("--fault", choices=list(SIGNALS))
     add_json(parser, "averaging")
     options = parser.parse_args()
@@ -224,6 +226,7 @@ def main() -> None:
         means["survivors"] = float64_mean(range(options.peers - 1), options.params)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("the benchmark was ended"))  # with its children
     report: dict[str, Any] = {"peers": options.peers, "params": options.params, "fault": options.fault}
+    report["state"] = options.state
     report |= {"cores": os.cpu_count(), "load": os.getloadavg()[0], "bits": {}}
     load = f"load {report['load']:.1f}"
     print(f"{options.peers} peers, {options.params:,} parameters, {report['cores']} cores ({load} before we began)")

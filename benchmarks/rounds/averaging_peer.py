@@ -1,10 +1,10 @@
 """One of our peers for averaging.py: a host, a replica's driver and random gradients in a process.
 
-    python -m benchmarks.rounds.averaging_peer NUMBER PARAMS CODEC ROUNDS FOLDER
+    python -m benchmarks.rounds.averaging_peer NUMBER PARAMS CODEC ROUNDS STATE FOLDER
 
-Prints its address, reads the whole group, takes part in ROUNDS rounds and prints its figures. All peers hold the key of
-a temporary coordinator (in FOLDER) and sign the start of the first term with it. Ed25519 is deterministic, so they sign
-the same bytes, and no further process is needed.
+STATE is where the outer state lies, as `peer join --state` has it. Prints its address, reads the whole group, takes
+part in ROUNDS rounds and prints its figures. All peers hold the key of a temporary coordinator (in FOLDER) and sign the
+start of the first term with it. Ed25519 is deterministic, so they sign the same bytes: no further process is needed.
 """
 
 from __future__ import annotations
@@ -29,9 +29,11 @@ from optim.codecs import get_codec
 from optim.config import DilocoConfig
 from optim.strategies.dense import DenseFormat
 from optim.strategies.diloco import DilocoStrategy
+from peer.checkpoint.generation import FileRoom, MemoryRoom, StateRoom
 from peer.config import InnerConfig
 from peer.events import EventLog
 from peer.identity import Identity, sign_body
+from peer.model.layout import FlatLayout, TensorSlot
 from peer.net.host import HostConfig, open_host
 from swarm.protocol.agreement import events
 from swarm.protocol.agreement.config import AgreementConfig
@@ -76,10 +78,17 @@ class NoTraining:
         await trio.sleep_forever()
 
 
-def diloco_state(numel: int, codec: str, outer: DilocoOuter) -> OuterState:
-    """Return a state of zeros with a DiLoCo strategy of its own."""
+def diloco_state(numel: int, codec: str, outer: DilocoOuter, folder: Path | None = None) -> OuterState:
+    """Return a state of zeros with a DiLoCo strategy of its own: in memory, or in files of `folder`."""
     strategy = DilocoStrategy(DenseFormat([[slice(0, numel)]], get_codec(codec), get_codec(codec)), outer)
-    return OuterState.in_memory([torch.zeros(numel), torch.zeros(numel)], strategy)
+    vectors, slot = ("theta", *strategy.shared), TensorSlot(0, (numel,), numel)
+    room: StateRoom = MemoryRoom(vectors, numel)
+    if folder is not None:
+        room = FileRoom(vectors, FlatLayout({"values": slot}, numel), folder)
+    zeros = room.new()
+    for tensor in zeros.tensors.values():
+        tensor.zero_()
+    return OuterState(zeros, strategy, room)
 
 
 class Observer:
@@ -133,11 +142,12 @@ async def end_with_parent(everything: trio.CancelScope) -> None:
     everything.cancel()
 
 
-async def main(number: int, numel: int, codec: str, rounds: int, folder: Path) -> None:
+async def main(number: int, numel: int, codec: str, rounds: int, state_place: str, folder: Path) -> None:
     torch.set_num_threads(1)
     authority = Identity.load_or_create(folder / "authority.key")
     identity = Identity.generate()
-    state = diloco_state(numel, codec, DilocoOuter(lr=1.0, momentum=0.0))
+    states = folder / f"states-{number}" if state_place == "disk" else None
+    state = diloco_state(numel, codec, DilocoOuter(lr=1.0, momentum=0.0), states)
     log = EventLog()
     async with open_host(HostConfig(identity=identity, events=log)) as host, trio.open_nursery() as nursery:
         snapshots = SnapshotStore(state.size_bytes, 8 << 20)
@@ -175,4 +185,4 @@ async def main(number: int, numel: int, codec: str, rounds: int, folder: Path) -
 
 
 if __name__ == "__main__":
-    trio.run(main, int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4]), Path(sys.argv[5]))
+    trio.run(main, int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4]), *sys.argv[5:6], Path(sys.argv[6]))
