@@ -7,7 +7,7 @@ import ctypes
 from collections.abc import Sequence
 from ctypes import POINTER, byref, c_double, c_float, c_int, c_int64, c_void_p
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 
@@ -20,6 +20,17 @@ _ARGUMENTS: Final[dict[str, list[Any]]] = {
     "merge": [POINTER(c_void_p), POINTER(c_float), c_int64, c_int64, c_void_p],
     "step": [c_void_p, c_int64, c_int64, c_float, c_float, c_int, c_void_p, c_void_p, c_void_p, c_void_p],
 }
+
+
+class StepRule(Protocol):
+    """The factors of an outer step, as `DilocoOuter` has them."""
+
+    @property
+    def lr(self) -> float: ...
+    @property
+    def momentum(self) -> float: ...
+    @property
+    def nesterov(self) -> bool: ...
 
 
 class CodecKernels:
@@ -64,15 +75,16 @@ class CodecKernels:
         self,
         data: torch.Tensor,
         first: int,
-        hyper: tuple[float, float, bool],
+        rule: StepRule,
         before: Sequence[torch.Tensor],
         after: Sequence[torch.Tensor],
     ) -> bool:
         """Make the outer step of `DilocoOuter` on n values of an encoded update, from its value `first` on.
 
-        `hyper`: lr, momentum, whether it is Nesterov's; `before`, `after`: weights and velocity (n,) fp32."""
+        `before`, `after`: weights and velocity (n,) fp32; they may be the same."""
         vectors = [vector.data_ptr() for vector in (*before, *after)]
-        return not self._calls["step"](data.data_ptr(), first, before[0].numel(), *hyper, *vectors)
+        factors = rule.lr, rule.momentum, rule.nesterov
+        return not self._calls["step"](data.data_ptr(), first, before[0].numel(), *factors, *vectors)
 
 
 def _load() -> dict[str, CodecKernels]:

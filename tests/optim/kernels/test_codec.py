@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -102,7 +103,7 @@ def test_values_that_are_not_finite_are_refused_alike(bad: float, place: int) ->
     x = vector(ROW + 100)
     x[place] = bad
     for call in (INT8.encode, INT8.encode_with_sqnorm):
-        here, wanted = both(lambda call=call: call(x))
+        here, wanted = both(partial(call, x))
         assert here == wanted and "not finite" in here
 
 
@@ -120,7 +121,7 @@ def test_scales_are_refused_alike(scale: float, row: int) -> None:
     scales[row] = scale
     data = message(numel, scales)
     for call in (INT8.decode, INT8.decoded_sqnorm):
-        here, wanted = both(lambda call=call: call(data, numel))
+        here, wanted = both(partial(call, data, numel))
         assert here == wanted and "negative, infinite or not a number" in here
 
 
@@ -176,7 +177,7 @@ def test_any_values_and_any_bytes(values: list[float], numel: int, raw: bytes) -
     here, wanted = both(lambda: INT8.encode(x))
     assert here == wanted if isinstance(wanted, str) else same_bits(here, wanted)
     for call in (INT8.encode_with_sqnorm, lambda x: (x, INT8.decoded_sqnorm(raw, len(raw) - 4))):
-        here, wanted = both(lambda call=call: call(x))
+        here, wanted = both(partial(call, x))
         if isinstance(wanted, str):
             assert here == wanted
         else:
