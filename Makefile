@@ -107,4 +107,4 @@ bench: $(TOOLS)
 	$(BIN)/python benchmarks/rounds/averaging.py --peers 4 --params 25000000 --rival hivemind
 
 clean:
-	rm -rf $(VENV) $(FLOORS) $(AUDIT) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build *.egg-info
+	rm -rf $(VENV) $(FLOORS) $(AUDIT) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build *.egg-info optim/kernels/*.so
