@@ -34,7 +34,7 @@ setup: $(STAMP)
 tools: $(TOOLS)
 
 # constraints.txt with TORCH in place of its pin, if given; one pip call, so that one resolution fits everything
-$(STAMP): pyproject.toml constraints.txt tools/check_system.sh
+$(STAMP): pyproject.toml constraints.txt tools/check_system.sh $(wildcard optim/kernels/*.c)
 	@PYTHON='$(PYTHON)' sh tools/check_system.sh
 	@$(PYTHON) -m venv $(VENV)
 	@sed $(if $(TORCH),'s/^torch==.*/$(TORCH)/',-n p) constraints.txt > $(VENV)/constraints.txt
@@ -107,4 +107,4 @@ bench: $(TOOLS)
 	$(BIN)/python benchmarks/rounds/averaging.py --peers 4 --params 25000000 --rival hivemind
 
 clean:
-	rm -rf $(VENV) $(FLOORS) $(AUDIT) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build *.egg-info
+	rm -rf $(VENV) $(FLOORS) $(AUDIT) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build *.egg-info optim/kernels/*.so

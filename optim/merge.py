@@ -16,6 +16,7 @@ import torch
 
 from optim.codecs import ROW, Buffer, Codec
 from optim.codecs.interface import as_bytes
+from optim.kernels import kernels_for
 
 CHUNK: Final = 64 * ROW  # values; the sum and one decoded contribution stay in the L2 cache
 Reason = Literal["", "no_tokens", "not_finite", "norm_low", "norm_high"]
@@ -140,9 +141,14 @@ def merge_part(
     `ProtocolViolation` if a contribution does not decode.
     """
     views = encoded_slices(codec, encoded, weights, numel)
+    out = torch.empty(out_codec.encoded_size(numel), dtype=torch.uint8)
+    if codec.name == out_codec.name:
+        whole = [view.bytes(0, numel) for view in views]
+        kernels = kernels_for(codec.name, out, *whole)
+        if kernels is not None and kernels.merge(whole, weights, numel, out):
+            return out
     step = CHUNK if CHUNK % codec.granule == 0 and CHUNK % out_codec.granule == 0 else max(numel, 1)
     total, work = (torch.empty(min(step, numel), dtype=torch.float32) for _ in range(2))
-    out = torch.empty(out_codec.encoded_size(numel), dtype=torch.uint8)
     for first in range(0, numel, step):
         last = min(first + step, numel)
         part, scratch = total[: last - first], work[: last - first]

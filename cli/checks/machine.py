@@ -16,6 +16,7 @@ import msgspec
 from peer.cgroup import ROOT, cpu_limit, memory_limit
 from peer.cores import usable_cores
 from peer.errors import BarnraiseError, ConfigError, IdentityError, ResourceError
+from peer.native import SWITCH, is_switched_off
 
 State = Literal["ok", "warning", "failure"]
 PYTHON_MIN: Final = (3, 10)
@@ -43,6 +44,7 @@ def local_findings(home: Path, devices: Sequence[str], make_key: bool = False) -
     """Check versions, device and home; open no socket. With `make_key` make the home's key if it is missing."""
     yield python_finding(sys.version_info[:3])
     yield from _library_findings()
+    yield kernels_finding()
     for device in dict.fromkeys(devices):
         yield _device_finding(device)
     yield from container_findings()
@@ -119,6 +121,20 @@ def _library_findings() -> Iterator[Finding]:
             yield Finding(name, "failure", f"version {found} is not the one that barnraise has fixes for", remedy, 2)
         else:
             yield Finding(name, "ok", found)
+
+
+def kernels_finding() -> Finding:
+    """Tell whether this installation computes rounds by compiled kernels; without them it gets the same bits later."""
+    try:
+        from optim.kernels.codec_kernels import KERNELS
+    except (ImportError, OSError) as error:  # a broken installation of torch
+        return Finding("kernels", "failure", f"torch cannot be loaded ({error})", "reinstall torch", 2)
+    if KERNELS:
+        return Finding("kernels", "ok", f"compiled for {', '.join(KERNELS)}")
+    if is_switched_off():
+        return Finding("kernels", "warning", f"off: torch codes and merges, slower ({SWITCH}=0)", f"unset {SWITCH}")
+    slower = "not compiled: torch codes and merges, slower"
+    return Finding("kernels", "warning", slower, "install a C compiler, then barnraise again")
 
 
 def _device_finding(spec: str) -> Finding:

@@ -2,7 +2,7 @@
 
 Peers compare hashes of the result, so every CPU must get the same bits. IEEE 754 fixes the bits of one multiplication
 or addition, but not whether two are fused: torch's `add(alpha=...)`, `addcmul`, `lerp` and `torch.optim.SGD` fuse on
-some CPUs only. Here every operation is its own call with its own rounding.
+some CPUs only. Here every operation is its own call with its own rounding; `optim/kernels` computes the same bits.
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@ Shapes: n values; a row is `ROW` values, the unit in which codecs work and vecto
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cmp_to_key
 from typing import Final, Protocol
 
 import numpy as np
@@ -15,6 +17,7 @@ from peer.errors import ProtocolViolation
 Buffer = bytes | bytearray | memoryview | torch.Tensor
 
 ROW: Final = 4096
+_PIECE: Final = 4096  # bytes of two messages that are compared at a time
 
 
 class Codec(Protocol):
@@ -98,6 +101,21 @@ def as_bytes(data: Buffer, size: int) -> torch.Tensor:
 def bytes_of(data: Buffer) -> bytes:
     """Return a copy as bytes, to compare with others."""
     return data.numpy().tobytes() if isinstance(data, torch.Tensor) else bytes(data)
+
+
+def order_by_bytes(messages: Sequence[Buffer], weights: Sequence[float]) -> list[int]:
+    """Return the messages' indices in the order of their own bytes, of equal ones by weight, so that a sum does not
+    depend on the senders' order. Reads no further than to the first difference of two."""
+    views = [memoryview(data.numpy().data if isinstance(data, torch.Tensor) else data) for data in messages]
+
+    def compared(i: int, j: int) -> int:
+        for first in range(0, max(views[i].nbytes, views[j].nbytes), _PIECE):
+            a, b = (bytes(view[first : first + _PIECE]) for view in (views[i], views[j]))
+            if a != b:
+                return -1 if a < b else 1
+        return (weights[i] > weights[j]) - (weights[i] < weights[j])
+
+    return sorted(range(len(messages)), key=cmp_to_key(compared))
 
 
 def check_vector(x: torch.Tensor) -> torch.Tensor:

@@ -5,7 +5,8 @@
 
 A vector may therefore be cut at any row: the pieces' bytes, concatenated, are the bytes of the whole. And a chunk of
 rows fits in the L2 cache: a codec's four or five passes over it, into scratch that the next chunk reuses, cost little
-more than one pass over memory. That is several times faster than the same passes over the whole vector.
+more than one pass over memory. That is several times faster than the same passes over the whole vector. Where
+`optim.kernels` has the codec in C, that makes one pass, a row at a time, to the same bits.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import ClassVar, Final
 import torch
 
 from optim.codecs.interface import ROW, Buffer, as_bytes, check_vector
+from optim.kernels import kernels_for
 from peer.errors import ProtocolViolation
 
 CHUNK_CPU: Final = 64 * ROW  # values; x and scratch, 1 MiB each, are about one core's L2 cache (often 2 MiB)
@@ -80,6 +82,8 @@ class RowCodec(ABC):
         out = torch.empty(numel, dtype=torch.float32, device=raw.device) if out is None else check_vector(out)
         if out.numel() != numel:
             raise ValueError(f"the vector to decode into has {out.numel()} values: pass one of {numel}")
+        if (kernels := kernels_for(self.name, raw, out)) is not None and kernels.decode(raw, out):
+            return out
         work = self._scratch(numel, out.device)
         for first, last, begin, end in self._chunks(numel, out.device):
             rows, m = self._shape(last - first)
@@ -94,6 +98,10 @@ class RowCodec(ABC):
 
     def decoded_sqnorm(self, data: Buffer, numel: int) -> float:
         raw = as_bytes(data, self.encoded_size(numel))
+        if (kernels := kernels_for(self.name, raw)) is not None:
+            sqnorm = kernels.sqnorm(raw, numel)
+            if sqnorm is not None:
+                return sqnorm
         meter = _SquareMeter(self, raw.device)
         values = self._scratch(numel, raw.device)
         for first, last, begin, end in self._chunks(numel, raw.device):
@@ -106,6 +114,10 @@ class RowCodec(ABC):
         out = torch.empty(size, dtype=torch.uint8, device=x.device) if out is None else out
         if out.dtype != torch.uint8 or out.shape != (size,) or not out.is_contiguous():
             raise ValueError(f"{n} values do not fit the output: pass a flat contiguous uint8 tensor of {size} bytes")
+        if (kernels := kernels_for(self.name, x, out)) is not None:
+            sqnorm = kernels.encode(x, out, measure)
+            if sqnorm is not None:
+                return out, sqnorm
         work = self._scratch(n, x.device)
         meter = _SquareMeter(self, x.device) if measure else None
         for first, last, begin, end in self._chunks(n, x.device):

@@ -10,7 +10,7 @@ from typing import Final
 import torch
 
 from optim.codecs import Buffer, Codec
-from optim.codecs.interface import as_bytes, bytes_of
+from optim.codecs.interface import as_bytes, order_by_bytes
 from optim.codecs.rows import absmax
 from optim.rules.interface import MergeRule
 from optim.rules.registry import MEAN
@@ -64,7 +64,7 @@ class DenseCoding(Coding):
 
     def merge(self, index: int, messages: Sequence[Buffer], weights: Sequence[float]) -> torch.Tensor:
         """Merge in the order of the messages' own bytes, so that the result does not depend on the senders' order."""
-        order = sorted(range(len(messages)), key=lambda i: (bytes_of(messages[i]), weights[i]))
+        order = order_by_bytes(messages, weights)
         return self.rule.merge(
             self.code(index), [messages[i] for i in order], [weights[i] for i in order], self.size(index), self.down
         )
@@ -91,16 +91,22 @@ class DenseCoding(Coding):
         for first in range(0, numel, step):
             size, begin = min(step, numel - first), self.down.encoded_size(first)
             piece = self.down.decode(encoded[begin : begin + self.down.encoded_size(size)], size, values[:size])
-            yield from self._placed(index * self.length + first, piece)
+            for place, part in self._placed(index * self.length + first, size):
+                yield place, piece[part]
 
-    def _placed(self, first: int, piece: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
+    def placed(self, index: int) -> Iterator[tuple[slice, slice]]:
+        """Yield where the values of a slice belong: a span of the flat vector, and the same values' span of the
+        slice."""
+        return self._placed(index * self.length, self.size(index))
+
+    def _placed(self, first: int, size: int) -> Iterator[tuple[slice, slice]]:
         """Cut a piece of the message, which begins at value `first`, at the ends of its places."""
         reached = 0  # values of the message before this place
         for place in self.places:
-            begin, end = max(first, reached), min(first + len(piece), reached + place.stop - place.start)
+            begin, end = max(first, reached), min(first + size, reached + place.stop - place.start)
             if begin < end:
                 offset = place.start - reached
-                yield slice(begin + offset, end + offset), piece[begin - first : end - first]
+                yield slice(begin + offset, end + offset), slice(begin - first, end - first)
             reached += place.stop - place.start
 
 

@@ -8,7 +8,9 @@ import torch
 
 from optim.algorithms.outer_step import DilocoOuter
 from optim.codecs import Buffer
-from optim.strategies.dense import MessageFormat
+from optim.codecs.interface import as_bytes
+from optim.kernels import kernels_for
+from optim.strategies.dense import DenseCoding, MessageFormat
 from optim.strategies.interface import Check, Coding, OuterStrategy, RoundInfo, go_on
 
 
@@ -37,6 +39,35 @@ class DilocoStrategy(OuterStrategy):
         self, round_info: RoundInfo, after: Sequence[torch.Tensor], before: Sequence[torch.Tensor], update: torch.Tensor
     ) -> None:
         self._outer.step_into(after[0], after[1], before[0], before[1], update)
+
+    def apply(
+        self,
+        round_info: RoundInfo,
+        coding: Coding,
+        index: int,
+        result: Buffer,
+        after: Sequence[torch.Tensor],
+        before: Sequence[torch.Tensor],
+    ) -> None:
+        """Step in one pass with the decoding, where there are kernels for that."""
+        if not (isinstance(coding, DenseCoding) and self._apply_encoded(coding, index, result, after, before)):
+            super().apply(round_info, coding, index, result, after, before)
+
+    def _apply_encoded(
+        self,
+        coding: DenseCoding,
+        index: int,
+        result: Buffer,
+        after: Sequence[torch.Tensor],
+        before: Sequence[torch.Tensor],
+    ) -> bool:
+        """Return False, with `after` partly written, if no kernels step so or they refuse the result."""
+        encoded = as_bytes(result, coding.down.encoded_size(coding.size(index)))
+        kernels = kernels_for(coding.down.name, encoded, *after, *before)
+        return kernels is not None and all(
+            kernels.step(encoded, part.start, self._outer, [t[place] for t in before], [t[place] for t in after])
+            for place, part in coding.placed(index)
+        )
 
     def weights(self, tokens: Sequence[int], norms: Sequence[float]) -> tuple[float, ...]:
         return self._format.rule.weights(tokens, norms)

@@ -18,7 +18,7 @@ from blake3 import blake3
 
 from optim.bundles import bundle_hash
 from optim.codecs import Buffer
-from optim.codecs.interface import as_bytes, bytes_of
+from optim.codecs.interface import as_bytes, order_by_bytes
 from optim.strategies.interface import Coding, Sent
 from peer.errors import ProtocolViolation
 
@@ -73,7 +73,7 @@ class GatheredCoding(Coding, Generic[M]):
     def updates(self, index: int, data: Buffer) -> Iterator[tuple[slice, torch.Tensor]]:
         """Sum in the order of the messages' own bytes, so that the result does not depend on the senders' order."""
         messages, weights = self._split(index, data)
-        order = sorted(range(len(messages)), key=lambda i: (bytes_of(messages[i]), weights[i]))
+        order = order_by_bytes(messages, weights)
         yield from self.mean(index, [self.unpack(index, messages[i]) for i in order], [weights[i] for i in order])
 
     def _split(self, index: int, data: Buffer) -> tuple[list[torch.Tensor], list[float]]:

@@ -120,6 +120,23 @@ class OuterStrategy(ABC):
         """Write the state after the round. `after`, `before`: the same piece of [theta, *shared]; `update`: the merged
         update there. All CPUs must get the same bits: one IEEE rounding an operation."""
 
+    def apply(
+        self,
+        round_info: RoundInfo,
+        coding: Coding,
+        index: int,
+        result: Buffer,
+        after: Sequence[torch.Tensor],
+        before: Sequence[torch.Tensor],
+    ) -> None:
+        """Make `step_into` with a slice's encoded result, where it changes the state. `after`, `before`: all of [theta,
+        *shared]. `ProtocolViolation` if the result does not decode; `after` may be partly written then.
+
+        One piece at a time: the old state is read once, the new one written once, and the decoded update stays in the
+        cache."""
+        for place, update in coding.updates(index, result):
+            self.step_into(round_info, [t[place] for t in after], [t[place] for t in before], update)
+
     def weights(self, tokens: Sequence[int], norms: Sequence[float]) -> tuple[float, ...]:
         """Return each contributor's weight in the merge; 0 leaves it out. `tokens`: its work; `norms`: L2 norm of its
         whole message."""

@@ -98,20 +98,15 @@ class OuterState:
         return list(self._next.tensors.values())
 
     def build(self, index: int, result: Buffer) -> None:
-        """Apply one slice's merged update; `ProtocolViolation` if it does not decode.
-
-        One piece at a time: the old state is read once, the new one written once, and the decoded update stays in the
-        cache.
-        """
+        """Apply one slice's merged update; `ProtocolViolation` if it does not decode."""
         assert self._coding is not None and self._round_info is not None
         self._next_tree = None
-        next_tensors, tensors = self._begun(), self.tensors
+        after = self._begun()
+        if self._whole is None:
+            self.strategy.apply(self._round_info, self._coding, index, result, after, self.tensors)
+            return
         for place, update in self._coding.updates(index, result):
-            if self._whole is not None:
-                self._whole[place] = update
-                continue
-            after, before = [t[place] for t in next_tensors], [t[place] for t in tensors]
-            self.strategy.step_into(self._round_info, after, before, update)
+            self._whole[place] = update
 
     def hash_next(self) -> bytes:
         """Hash the complete next state, for the vote. Every slice must have been built."""

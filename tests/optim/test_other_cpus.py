@@ -1,4 +1,5 @@
-"""The same messages make the same next state, bit for bit, on CPUs with other instruction sets and more threads."""
+"""The same messages make the same next state, bit for bit, on CPUs with other instruction sets, more threads
+and without compiled kernels."""
 
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ OTHERS = {
         "NPY_DISABLE_CPU_FEATURES": "AVX2 FMA3",
     },
     "avx2, two threads": {"ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2", "OMP_NUM_THREADS": "2"},
+    "without our kernels": {"BARNRAISE_KERNELS": "0"},
 }
 
 

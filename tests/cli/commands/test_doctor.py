@@ -18,6 +18,7 @@ from cli.checks.machine import (
     disk_finding,
     failure,
     home_finding,
+    kernels_finding,
     local_findings,
     memory_finding,
     python_finding,
@@ -36,6 +37,7 @@ from cli.checks.network import (
 from cli.checks.text import text_finding
 from cli.terminal.figures import duration_text
 from optim.config import CodecConfig, GossipConfig
+from optim.kernels import codec_kernels
 from peer.confinement.confine import NOT_HERE, Restriction
 from peer.errors import ConfigError, NotAdmitted
 from peer.identity import Identity
@@ -59,7 +61,7 @@ def joining(home: Path, invite: Invite = NOWHERE, **more: Any) -> JoinConfig:
 def test_this_machine_passes(tmp_path: Path) -> None:
     findings = list(local_findings(tmp_path / "home", ["cpu"]))
     assert all(finding.state == "ok" for finding in findings), findings
-    assert {"python", "torch", "libp2p", "device", "home"} <= {finding.check for finding in findings}
+    assert {"python", "torch", "libp2p", "kernels", "device", "home"} <= {finding.check for finding in findings}
     assert not (tmp_path / "home").exists()  # looking leaves nothing behind
 
 
@@ -121,6 +123,14 @@ def test_a_home_that_is_in_use_or_cannot_be_written(tmp_path: Path) -> None:
         assert is_failure(home_finding(tmp_path), 5)
     (tmp_path / "file").touch()
     assert is_failure(home_finding(tmp_path / "file" / "home"), 5)
+
+
+def test_kernels_that_are_not_compiled_or_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codec_kernels, "KERNELS", {})
+    missing = kernels_finding()
+    assert missing.state == "warning" and "not compiled" in missing.detail and "compiler" in missing.remedy
+    monkeypatch.setenv("BARNRAISE_KERNELS", "0")
+    assert kernels_finding().remedy == "unset BARNRAISE_KERNELS"
 
 
 def test_unknown_device(tmp_path: Path) -> None:

@@ -74,10 +74,12 @@ def next_state(name: str, folder: Path) -> str:
     coding = strategy.coding(ROUND_INFO, before)
     for index in range(coding.count):
         messages = [(folder / f"{name}-{k}-{index}.bin").read_bytes() for k in range(len(WEIGHTS))]
-        for place, update in coding.updates(index, coding.merge(index, messages, WEIGHTS)):
+        result = coding.merge(index, messages, WEIGHTS)
+        if strategy.elementwise:
+            strategy.apply(ROUND_INFO, coding, index, result, after, before)
+            continue
+        for place, update in coding.updates(index, result):
             whole[place] = update
-            if strategy.elementwise:
-                strategy.step_into(ROUND_INFO, [t[place] for t in after], [t[place] for t in before], update)
     if not strategy.elementwise:
         strategy.step_into(ROUND_INFO, after, before, whole)
     return hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in after)).hexdigest()
