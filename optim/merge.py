@@ -17,6 +17,7 @@ import torch
 from optim.codecs import ROW, Buffer, Codec
 from optim.codecs.interface import as_bytes
 from optim.kernels import kernels_for
+from peer.buffers import allocate
 
 CHUNK: Final = 64 * ROW  # values; the sum and one decoded contribution stay in the L2 cache
 Reason = Literal["", "no_tokens", "not_finite", "norm_low", "norm_high"]
@@ -141,7 +142,8 @@ def merge_part(
     `ProtocolViolation` if a contribution does not decode.
     """
     views = encoded_slices(codec, encoded, weights, numel)
-    out = torch.empty(out_codec.encoded_size(numel), dtype=torch.uint8)
+    out = torch.frombuffer(allocate(max(1, out_codec.encoded_size(numel))), dtype=torch.uint8)
+    out = out[: out_codec.encoded_size(numel)]
     if codec.name == out_codec.name:
         whole = [view.bytes(0, numel) for view in views]
         kernels = kernels_for(codec.name, out, *whole)

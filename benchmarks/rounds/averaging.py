@@ -83,6 +83,7 @@ def ours_of(
         "fault_seconds": took[-1] if fault else None,
         "wire_bytes": sum(report["wire_bytes"] for report in reports) / rounds,
         "cpu_s": sum(report["cpu_s"] for report in reports) / len(reports),
+        "faults": median(count for report in reports for count in report["faults"][2:]),
         "identical": len({r["state_hash"] for r in reports}) == 1 == len({r["hash"] for r in reports if r["hash"]}),
         "agreed": f"{len(reports)} of {len(group)} committed",
         "incomplete": sum(len(who) < len(group) for who in (merged[:-1] if fault else merged)),
@@ -176,6 +177,7 @@ def print_table(bits: int, results: dict[str, Figures], fault: str | None) -> No
         ("seconds a round, median", lambda f: f"{f['median_s']:.3f}"),
         ("  fastest", lambda f: f"{f['fastest_s']:.3f}"),
         ("CPU s a peer and round", lambda f: f"{f['cpu_s']:.3f}"),
+        ("  page faults", lambda f: f"{f['faults']:,.0f}" if "faults" in f else "-"),
     ]
     if fault:
         lines += [

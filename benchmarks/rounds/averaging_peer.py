@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +100,7 @@ class Observer:
         self.seconds: dict[int, float] = {}  # by round; time.monotonic, the same clock in all processes
         self.merged: dict[int, list[str]] = {}  # by round, but for those whose state was fetched
         self.cpu_s: dict[int, float] = {}  # by round: of this process since its start
+        self.faults: dict[int, int] = {}  # by round: pages that it has had mapped since its start
         self.before_last: torch.Tensor | None = None
         self._parts, self._rounds = parts, rounds
 
@@ -109,6 +112,7 @@ class Observer:
         if merged is not None:
             self.merged[head.round] = [body.member.peer for body in merged]
         self.cpu_s[head.round] = time.process_time()
+        self.faults[head.round] = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
         if head.round == self._rounds - 1:
             self.before_last = self._parts.state.theta.clone()
 
@@ -173,6 +177,7 @@ async def main(number: int, numel: int, codec: str, rounds: int, state_place: st
             "seconds": observer.seconds,
             "merged": observer.merged,
             "cpu_s": (max(observer.cpu_s.values()) - min(observer.cpu_s.values())) / (rounds - min(observer.cpu_s)),
+            "faults": [later - before for before, later in pairwise(observer.faults.values())],
             "wire_bytes": sent_bytes([os.getpid()]),
             "payload_bytes": host.bytes_up,
             "state_hash": state.tree.root.hex(),

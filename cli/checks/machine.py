@@ -6,6 +6,8 @@ import os
 import platform
 import shutil
 import sys
+import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -22,6 +24,8 @@ State = Literal["ok", "warning", "failure"]
 PYTHON_MIN: Final = (3, 10)
 LIBP2P: Final = "0.8.1"
 DISK_MIN_BYTES: Final = 1 << 30
+PROBE_BYTES: Final = 128 << 20  # written to measure a disk
+SLOW_S: Final = 60.0  # of writing in a round: longer than many an exchange
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -59,13 +63,18 @@ def python_finding(running: tuple[int, ...]) -> Finding:
     return Finding("python", "ok", f"{text} on {platform.system()} {platform.machine()}")
 
 
+def _existing(home: Path) -> Path:
+    """Return the folder under which a home is, or will be made."""
+    return next((folder for folder in (home, *home.resolve().parents) if os.path.isdir(folder)), Path("/"))
+
+
 def disk_finding(home: Path, needs: Sequence[float]) -> Finding:
     """Check the free space of the disk under `home`, which need not exist yet.
 
     `needs`: bytes for the model, or for each stage. Less than the smallest need is a failure, as a peer takes a stage
     that fits; less than the largest is a warning.
     """
-    place = next((folder for folder in (home, *home.resolve().parents) if os.path.isdir(folder)), Path("/"))
+    place = _existing(home)
     try:
         free = shutil.disk_usage(place).free
     except OSError as error:
@@ -149,6 +158,28 @@ def _device_finding(spec: str) -> Finding:
     extras = [word for word, has in (("bf16", device.bf16), ("torch.compile", device.compile)) if has]
     with_extras = f" with {' and '.join(extras)}" if extras else ""
     return Finding("device", "ok", f"{device.name} ({device.torch}){with_extras}, {usable_cores()} cores")
+
+
+def disk_speed_finding(home: Path, round_bytes: float) -> Finding:
+    """Measure how fast the disk under `home` takes files, and say how long it writes in a round of so many bytes."""
+    place = _existing(home)
+    began = time.perf_counter()
+    try:
+        with tempfile.TemporaryFile(dir=place) as file:
+            for _ in range(PROBE_BYTES >> 20):
+                file.write(os.urandom(1 << 20))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        return failure(
+            "disk speed", ResourceError(f"{place} cannot be written ({error.strerror}): choose another --home")
+        )
+    rate = PROBE_BYTES / max(1e-6, time.perf_counter() - began)
+    detail = f"{rate / 1e6:.0f} MB/s; a round writes {round_bytes / 1e9:.2g} GB in {round_bytes / rate:.2g} s"
+    if round_bytes > SLOW_S * rate:
+        remedy = "choose a --home on a faster disk; each round waits for it"
+        return Finding("disk speed", "warning", detail, remedy)
+    return Finding("disk speed", "ok", detail)
 
 
 def container_findings(root: Path = ROOT) -> Iterator[Finding]:

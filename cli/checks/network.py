@@ -13,7 +13,7 @@ import trio
 from libp2p.utils.address_validation import get_available_interfaces
 from multiaddr import Multiaddr
 
-from cli.checks.machine import Finding, State, disk_finding, failure, memory_finding
+from cli.checks.machine import Finding, State, disk_finding, disk_speed_finding, failure, memory_finding
 from cli.checks.served_model import model_findings
 from cli.checks.text import text_finding
 from cli.terminal.figures import duration_text, several, size_text
@@ -32,7 +32,7 @@ from swarm.placement.stages import group_most, leader_most
 from swarm.protocol.agreement.round.attempt import SLOW_BITS_S
 from swarm.run.manifest import Manifest, ServedModelManifest
 from swarm.run.peer_context import JoinConfig
-from swarm.training.join_checks import check_text, disk_needs, footprints, own_needs, stages_in_files
+from swarm.training.join_checks import check_text, disk_needs, footprints, own_needs, stages_in_files, written_a_round
 from swarm.training.machine_memory import Accelerator, layout_of
 
 DIAL_S: Final = 8.0
@@ -174,6 +174,8 @@ def size_findings(manifest: Manifest, config: JoinConfig) -> Iterator[Finding]:
         yield failure("layout", error)
         return
     yield disk_finding(config.home, disk_needs(manifest, "", in_files))
+    if in_files:
+        yield disk_speed_finding(config.home, max(written_a_round(config, manifest, stage) for stage in in_files))
     if layout.size > 1:
         yield layout_finding(manifest, found, layout)
     yield memory_finding(free_memory_bytes(), own_needs(config, manifest, found, layout), bool(in_files))

@@ -10,17 +10,17 @@ cancelled.
 
 from __future__ import annotations
 
-import mmap
 import struct
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Annotated, ClassVar, Final, TypeVar
 
 import msgspec
 import trio
 
+from peer.buffers import allocate
 from peer.decoding import MALFORMED, told
 from peer.errors import ConnectionLost, ProtocolViolation, TooLarge
 from peer.net.rate_limit import Meter
@@ -32,7 +32,6 @@ HEADER_BYTES: Final = 16 << 10
 LARGE_HEADER_BYTES: Final = 1 << 20
 """The largest that a method may declare: for heads, plans and rosters, which grow with members and slices."""
 _NAME_AHEAD_BYTES: Final = 260  # hold the method of a request: at most 255 characters behind 3 bytes
-_HUGE_PAGE: Final = 2 << 20
 _SIZE: Final = struct.Struct("!I")
 
 Buffer = bytes | bytearray | memoryview
@@ -58,21 +57,6 @@ class ReplyHeader(msgspec.Struct, frozen=True, array_like=True):
     message: Annotated[str, msgspec.Meta(max_length=1 << 16)]
     payload_bytes: PayloadBytes
     body: msgspec.Raw
-
-
-def allocate(size_bytes: int) -> memoryview:
-    """Return a writable buffer of zeros. A big one takes no memory before bytes arrive, and uses huge pages.
-
-    Measured: filling 1 GB takes 0.60 s of CPU in bytearrays of 100 MB, 0.15 s in these.
-    """
-    if size_bytes < PIECE_BYTES or not hasattr(mmap, "MAP_PRIVATE"):
-        return memoryview(bytearray(size_bytes))
-    whole = -(-size_bytes // _HUGE_PAGE) * _HUGE_PAGE
-    pages = mmap.mmap(-1, whole, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # a kernel without huge pages
-            pages.madvise(mmap.MADV_HUGEPAGE)
-    return memoryview(pages)[:size_bytes]
 
 
 def _first_name(encoded: bytearray) -> str:

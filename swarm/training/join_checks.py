@@ -14,6 +14,7 @@ from pathlib import Path
 
 from peer.data.corpus import check_source, token_cache_bytes
 from peer.errors import ConfigError, ResourceError
+from peer.footprint.host import written_in_a_day
 from peer.footprint.layout import ONE_DEVICE, Layout
 from peer.footprint.workload import Footprint
 from peer.free_memory import free_memory_bytes
@@ -132,6 +133,13 @@ def own_needs(config: JoinConfig, manifest: Manifest, device: Accelerator, layou
 def stages_in_files(config: JoinConfig, manifest: Manifest) -> list[int]:
     """Return the stages whose states this peer puts into files."""
     return [stage for stage in range(manifest.stages) if state_lies_on_disk(config, manifest, stage)]
+
+
+def written_a_round(config: JoinConfig, manifest: Manifest, stage: int) -> float:
+    """Return about how many bytes a peer whose states of that stage lie in files writes in a round."""
+    found, shape = Accelerator.of(config.device, manifest.inner), RunShape.of(manifest)
+    work = shape.workload(stage, USUAL_PEERS, found.kind, found.bf16)
+    return written_in_a_day(replace(work, state_on_disk=True), rounds=1.0)
 
 
 def footprints(

@@ -18,6 +18,7 @@ from typing import Any, Final, Protocol
 import msgspec
 import trio
 
+from peer.buffers import allocate
 from peer.decoding import MALFORMED, told
 from peer.errors import BarnraiseError, ConnectionLost, ProtocolViolation
 from peer.net.admissions import Admissions
@@ -25,7 +26,7 @@ from peer.net.flow import frames
 from peer.net.flow.frames import Frame, FrameBuffer
 from peer.net.limits import ByteBudget
 from peer.net.rate_limit import Meter
-from peer.net.wire import Buffer, allocate
+from peer.net.wire import Buffer
 
 BEAT_S: Final = 0.15
 QUIET_S: Final = 0.35  # of silence, before a ping; at least two beats

@@ -14,9 +14,9 @@ from blake3 import blake3
 
 from optim.strategies.interface import Coding, RoundInfo
 from peer.bounds import finite_loss
+from peer.buffers import allocate
 from peer.errors import BarnraiseError, Diverged, ProtocolViolation, WorkerError
 from peer.identity import Signed, sign_body
-from peer.net.wire import allocate
 from swarm.protocol.plan import CONTRIBUTION_KIND, Contribution, WorkPlan
 from swarm.rounds.context import RoundContext
 from swarm.rounds.trainers.trainer import TrainRequest, TrainResult

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from cli.checks.confinement import confinement_finding, confinement_findings, en
 from cli.checks.machine import (
     Finding,
     disk_finding,
+    disk_speed_finding,
     failure,
     home_finding,
     kernels_finding,
@@ -83,6 +85,20 @@ def test_a_stage_that_fits_is_enough(tmp_path: Path) -> None:
     found = disk_finding(tmp_path, [1, 1 << 60])
     assert found.state == "warning" and "for the largest stage" in found.detail and found.exit_code == 0
     assert disk_finding(tmp_path, [1, 2]).state == "ok"
+
+
+def test_a_slow_disk_is_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = disk_speed_finding(tmp_path / "not" / "yet", 1e6)
+    assert found.state == "ok" and "a round writes 0.001 GB" in found.detail
+    assert is_failure(disk_speed_finding(Path("/proc"), 1e9), 5)
+    clock = iter([0.0, 128.0])
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+    found = disk_speed_finding(tmp_path, 1e9)
+    assert found.state == "warning" and "1 MB/s; a round writes 1 GB in 9.5e+02 s" in found.detail
+    assert not list(tmp_path.iterdir())
+
+
+def test_memory_that_is_short_is_told_of() -> None:
     assert is_failure(memory_finding(1e9, [3e9, 2e9]), 2) and "feeder" in memory_finding(1e9, [3e9, 2e9]).remedy
     found = memory_finding(1e9, [3e9, 0.5e9])
     assert found.state == "warning" and "0.5 GB needed for the smallest stage and 3.0 GB" in found.detail
@@ -100,7 +116,7 @@ def test_each_stage_of_a_pipeline_is_measured(tmp_path: Path) -> None:
         cuts=((0, 1), (1, 2), (2, 3), (3, 4)),
         genesis=(bytes(32),) * 4,
     )
-    disk, memory = size_findings(four, joining(tmp_path))
+    disk, _, memory = size_findings(four, joining(tmp_path))
     assert wide.vocab_size * wide.hidden_size > 1 << 35, "the first and the last stage fit nowhere"
     assert (disk.state, memory.state) == ("warning", "warning")
 
