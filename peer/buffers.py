@@ -29,30 +29,30 @@ class BufferPool:
     longer than `KEPT_S` goes back to the system at the next `take`."""
 
     def __init__(self) -> None:
-        self._given_back: deque[_Memory] = deque()  # filled by the garbage collector, in any thread: no lock
+        self._recycled: deque[_Memory] = deque()  # filled by the garbage collector, in any thread: no lock
         self._free: list[_Memory] = []
         self._lock = Lock()
 
     @property
     def free_bytes(self) -> int:
         """What is kept for later."""
-        return sum(len(memory.pages) for memory in (*self._free, *self._given_back))
+        return sum(len(memory.pages) for memory in (*self._free, *self._recycled))
 
     def take(self, size_bytes: int) -> memoryview:
         """Return a writable buffer of `size_bytes`, more than 0; what it holds is undefined."""
         with self._lock:
             pages = self._found(size_bytes) or _fresh(size_bytes)
         whole = (ctypes.c_char * len(pages)).from_buffer(pages)
-        weakref.finalize(whole, self._give_back, pages).atexit = False
+        weakref.finalize(whole, self._recycle, pages).atexit = False
         return memoryview(whole).cast("B")[:size_bytes]
 
-    def _give_back(self, pages: mmap.mmap) -> None:
-        self._given_back.append(_Memory(pages, time.monotonic()))
+    def _recycle(self, pages: mmap.mmap) -> None:
+        self._recycled.append(_Memory(pages, time.monotonic()))
 
     def _found(self, size_bytes: int) -> mmap.mmap | None:
         """Return the smallest free memory that does, if any."""
-        while self._given_back:
-            self._free.append(self._given_back.popleft())
+        while self._recycled:
+            self._free.append(self._recycled.popleft())
         oldest = time.monotonic() - KEPT_S
         self._free = [memory for memory in self._free if memory.free_since > oldest]
         most = _SLACK * size_bytes + _HUGE_PAGE

@@ -347,16 +347,16 @@ async def open_host(config: HostConfig) -> AsyncIterator[Host]:
     announce = [announced_address(address, config.identity.peer_id) for address in config.announce]
     for relay in config.relays:
         split_address(relay)  # checked here, where no nursery wraps the error
-    limits = config.limits
+    failure: BaseException | None = None
     libp2p_host = new_host(
         key_pair=create_new_key_pair(config.identity.seed),
         muxer_preference="YAMUX",
         connection_config=ConnectionConfig(
-            max_connections=limits.connections,
-            high_watermark=limits.connections,
+            max_connections=config.limits.connections,
+            high_watermark=config.limits.connections,
             min_connections=0,
             low_watermark=0,
-            max_connections_per_peer=limits.connections_per_peer,
+            max_connections_per_peer=config.limits.connections_per_peer,
         ),
         announce_addrs=announce or None,
     )
@@ -366,7 +366,6 @@ async def open_host(config: HostConfig) -> AsyncIterator[Host]:
     for address in config.listen:
         check_port_free(address)
     harden(libp2p_host)
-    failure: BaseException | None = None
     try:
         async with trio.open_nursery() as nursery:
             host = Host(config, libp2p_host, nursery)

@@ -68,7 +68,7 @@ def test_no_two_buffers_share_memory(steps: list[tuple[int, bool]]) -> None:
         assert all(one[0] == one[-1] == mark for mark, one in held)
 
 
-def test_threads_may_take_and_give_back_at_once() -> None:
+def test_threads_may_take_and_return_at_once() -> None:
     pool, wrong = BufferPool(), list[int]()
 
     def use(mark: int) -> None:

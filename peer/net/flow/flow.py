@@ -1,9 +1,8 @@
 """A flow: one long-lived two-way stream of messages with another peer, for all that the two have to say to each other.
 
-A call costs headers, tasks and a deadline of its own. A flow has one reader, one writer and one timer, and what is sent
-while it is idle goes to the socket at once. Small messages pass large ones, which go in pieces. While someone holds the
-flow it asks for signs of life: a killed peer ends the connection, and a frozen one is told from a slow one by a ping
-over the control connection, in 0.6 s.
+A call costs headers, tasks and a deadline. A flow has one reader, one writer and one timer; what is sent while it is
+idle goes to the socket at once. Small messages pass large ones, which go in pieces. While it is held it asks for signs
+of life: a killed peer ends the connection, and a ping over the control connection finds a frozen one in 0.6 s.
 """
 
 from __future__ import annotations

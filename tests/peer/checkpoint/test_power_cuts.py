@@ -14,7 +14,7 @@ from peer.config import ModelConfig
 from peer.events import EventLog
 from peer.model.layout import FlatLayout
 from tests.peer.support.checkpoint_child import IDENTITY, RUN_ID
-from tests.support.shadow_disk import WatchedDisk, put_back
+from tests.support.disk.shadow_disk import WatchedDisk, put_back
 
 ROUNDS = 6
 CUTS = 40

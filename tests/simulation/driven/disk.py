@@ -13,7 +13,7 @@ import pytest
 from peer.decoding import MALFORMED
 from swarm.protocol.agreement.records import LINK_KEY, LinkRecord
 from swarm.rounds.records import LOG_NAME, entries_in
-from tests.support.shadow_disk import ShadowDisk, put_back
+from tests.support.disk.shadow_disk import ShadowDisk, put_back
 
 
 @lru_cache(maxsize=4096)

@@ -34,9 +34,9 @@ from swarm.run.owners_pause import OwnersPause
 from swarm.run.peer_context import JoinConfig, PeerContext
 from swarm.state.snapshots import SnapshotStore
 from swarm.training.checkpoints import LocalCheckpoint
+from tests.support.disk.shadow_disk import Moment, put_back
+from tests.support.disk.watched_peer import read_moments
 from tests.support.process_group import Launch
-from tests.support.shadow_disk import Moment, put_back
-from tests.support.watched_peer import read_moments
 from tests.swarm.support.group import InventedTrainer
 from tests.swarm.support.swarm_harness import Swarm, open_swarm
 
@@ -115,7 +115,7 @@ async def test_a_peer_that_is_killed_comes_back_where_it_was(tmp_path: Path) -> 
 
 
 async def test_a_power_cut_at_any_moment_leaves_what_was_told_of(tmp_path: Path) -> None:
-    watched = Launch(module="tests.support.watched_peer")
+    watched = Launch(module="tests.support.disk.watched_peer")
     launch = lambda name: watched if name == "p2" else Launch()  # noqa: E731
     async with open_swarm(tmp_path, min_peers=2, steps=4, launch=launch) as swarm:
         others = [swarm.join(f"p{number}", *DISK) for number in range(2)]

@@ -24,7 +24,7 @@ from swarm.rounds.messages import AGREE
 from swarm.rounds.records import RecordFiles
 from swarm.state.partial_file import PartFile
 from swarm.state.upload_limits import SnapshotLimits
-from tests.support.shadow_disk import ShadowDisk, put_back
+from tests.support.disk.shadow_disk import ShadowDisk, put_back
 from tests.swarm.rounds.test_catch_up import miss, open_gates
 from tests.swarm.rounds.test_driver import deltas
 from tests.swarm.rounds.test_losses import QUICK

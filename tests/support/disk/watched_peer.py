@@ -1,8 +1,8 @@
 """`peer` in a process that looks at its home's disk all the time, and tells at its end what was there at each moment.
 
-    python -m tests.support.watched_peer join ... --home HOME
+    python -m tests.support.disk.watched_peer join ... --home HOME
 
-writes HOME.moments: a pickled list of `tests.support.shadow_disk.Moment`.
+writes HOME.moments: a pickled list of `tests.support.disk.shadow_disk.Moment`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from cli.main import main as peer
-from tests.support.shadow_disk import Moment, WatchedDisk
+from tests.support.disk.shadow_disk import Moment, WatchedDisk
 
 
 def moments_file(home: Path) -> Path:
