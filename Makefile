@@ -34,7 +34,7 @@ setup: $(STAMP)
 tools: $(TOOLS)
 
 # constraints.txt with TORCH in place of its pin, if given; one pip call, so that one resolution fits everything
-$(STAMP): pyproject.toml constraints.txt tools/check_system.sh $(wildcard optim/kernels/*.c)
+$(STAMP): pyproject.toml constraints.txt tools/check_system.sh $(wildcard optim/kernels/*.[ch])
 	@PYTHON='$(PYTHON)' sh tools/check_system.sh
 	@$(PYTHON) -m venv $(VENV)
 	@sed $(if $(TORCH),'s/^torch==.*/$(TORCH)/',-n p) constraints.txt > $(VENV)/constraints.txt

@@ -1,8 +1,8 @@
 """Merge rules: what an owner computes, and how far attackers move the result.
 
-    python benchmarks/arithmetic/merging.py [--values 25000000] [--repeat 3] [--json [FILE]]
+    python benchmarks/arithmetic/merging.py [--values 25000000] [--repeat 3] [--codec int8] [--json [FILE]]
 
-CPU seconds are of one process with one torch thread, for all slices of n int8 messages, the least of several. The error
+CPU seconds are of one process with one torch thread, for all slices of n messages, the least of several. The error
 is that of the merged update against the honest peers' common direction, |merged - g| / |g|, in fp32 over 20,000 values,
 the mean of three draws. Honest updates are g plus noise of their own; `cosine` is how much two of them agree. The
 attacker's norm is at most 1.45 of an honest one, so that no gate stops it. With so few values chance adds about 0.01 to
@@ -38,22 +38,22 @@ def rules() -> dict[str, Any]:
     return {name: build_rule(DilocoConfig(steps=1, merge=name)) for name in ("mean", "trimmed_mean", "median", "flag")}
 
 
-def measure_time(values: int, repeat: int) -> list[Figures]:
+def measure_time(values: int, repeat: int, codec_name: str) -> list[Figures]:
     import torch
 
     from optim.codecs import get_codec
     from optim.strategies.dense import DenseCoding
 
-    int8, generator, found = get_codec("int8"), torch.Generator().manual_seed(0), []
-    plain = DenseCoding([slice(0, values)], int8, int8)
+    codec, generator, found = get_codec(codec_name), torch.Generator().manual_seed(0), []
+    plain = DenseCoding([slice(0, values)], codec, codec)
     messages = [
-        [int8.encode(torch.randn(plain.size(i), generator=generator)) for i in range(plain.count)]
+        [codec.encode(torch.randn(plain.size(i), generator=generator)) for i in range(plain.count)]
         for _ in range(max(CONTRIBUTORS))
     ]
     for n in CONTRIBUTORS:
         row: Figures = {"contributors": n}
         for name, rule in rules().items():
-            coding, least = DenseCoding([slice(0, values)], int8, int8, rule), math.inf
+            coding, least = DenseCoding([slice(0, values)], codec, codec, rule), math.inf
             for _ in range(repeat):
                 begin = time.process_time()
                 for i in range(coding.count):
@@ -120,12 +120,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--values", type=int, default=25_000_000, help="length of the update (default 25,000,000)")
     parser.add_argument("--repeat", type=int, default=3, help="times each is measured; the least counts")
+    parser.add_argument("--codec", default="int8", help="codec of the messages whose merge is timed (default int8)")
     add_json(parser, "merging")
     options = parser.parse_args()
     import torch
 
     torch.set_num_threads(1)
-    report = {"values": options.values, "seconds": measure_time(options.values, options.repeat)}
+    report = {"values": options.values, "seconds": measure_time(options.values, options.repeat, options.codec)}
     report["errors"] = measure_errors()
     show(report["seconds"])
     show(report["errors"])

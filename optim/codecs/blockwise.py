@@ -7,7 +7,7 @@ that its reciprocal is finite.
 The error of a value is at most half its block's scale, which is at most absmax / qmax * (1 + 2^-16) in int8,
 (1 + 2^-7) in int4.
 
-`optim/kernels/int8.c` computes the same bits as `Int8`: change both.
+`optim/kernels/blockwise.c` computes the same bits: change both.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""fp32, fp16 and bf16: plain casts."""
+"""fp32, fp16 and bf16: plain casts.
+
+`optim/kernels/floats.c` computes the same bits: change both.
+"""
 
 from __future__ import annotations
 

@@ -18,8 +18,9 @@ _ARGUMENTS: Final[dict[str, list[Any]]] = {
     "decode": [c_void_p, c_int64, c_void_p],
     "sqnorm": [c_void_p, c_int64, POINTER(c_double)],
     "merge": [POINTER(c_void_p), POINTER(c_float), c_int64, c_int64, c_void_p],
-    "step": [c_void_p, c_int64, c_int64, c_float, c_float, c_int, c_void_p, c_void_p, c_void_p, c_void_p],
+    "step": [c_void_p, *[c_int64] * 3, c_float, c_float, c_int, *[c_void_p] * 4],
 }
+_CODECS: Final = ("int8", "int4", "fp16", "bf16", "fp32")
 
 
 class StepRule(Protocol):
@@ -74,24 +75,25 @@ class CodecKernels:
     def step(
         self,
         data: torch.Tensor,
+        numel: int,
         first: int,
         rule: StepRule,
         before: Sequence[torch.Tensor],
         after: Sequence[torch.Tensor],
     ) -> bool:
-        """Make the outer step of `DilocoOuter` on n values of an encoded update, from its value `first` on.
+        """Make the outer step of `DilocoOuter` on n values of an encoded update of `numel`, from its value `first` on.
 
         `before`, `after`: weights and velocity (n,) fp32; they may be the same."""
         vectors = [vector.data_ptr() for vector in (*before, *after)]
         factors = rule.lr, rule.momentum, rule.nesterov
-        return not self._calls["step"](data.data_ptr(), first, before[0].numel(), *factors, *vectors)
+        return not self._calls["step"](data.data_ptr(), numel, first, before[0].numel(), *factors, *vectors)
 
 
 def _load() -> dict[str, CodecKernels]:
     """Return the kernels that are here, by the codec's name. A library of other sources than these counts as none."""
     library = open_library(Path(__file__).parent, "_codecs")
     try:
-        return {} if library is None else {codec: CodecKernels(library, codec) for codec in ("int8",)}
+        return {} if library is None else {codec: CodecKernels(library, codec) for codec in _CODECS}
     except AttributeError:
         return {}
 

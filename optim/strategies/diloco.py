@@ -62,10 +62,11 @@ class DilocoStrategy(OuterStrategy):
         before: Sequence[torch.Tensor],
     ) -> bool:
         """Return False, with `after` partly written, if no kernels step so or they refuse the result."""
-        encoded = as_bytes(result, coding.down.encoded_size(coding.size(index)))
+        numel = coding.size(index)
+        encoded = as_bytes(result, coding.down.encoded_size(numel))
         kernels = kernels_for(coding.down.name, encoded, *after, *before)
         return kernels is not None and all(
-            kernels.step(encoded, part.start, self._outer, [t[place] for t in before], [t[place] for t in after])
+            kernels.step(encoded, numel, part.start, self._outer, [t[place] for t in before], [t[place] for t in after])
             for place, part in coding.placed(index)
         )
 

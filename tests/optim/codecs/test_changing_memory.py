@@ -1,9 +1,10 @@
-"""Coding of memory that somebody else writes at the same time: what was checked is what is coded."""
+"""Coding of memory that somebody else writes at the same time: what was checked is what is coded. (The kernels read a
+value once; here they are off.)"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import torch
 from optim.codecs import CODECS, bits, blockwise, codebook, floats, tables, topk
 from optim.codecs.rows import absmax
 from peer.errors import ProtocolViolation
+from tests.optim.kernels.torch_only import torch_only
 
 Spoil = Callable[[torch.Tensor], object]
 SPOILS: dict[str, Spoil] = {
@@ -18,6 +20,12 @@ SPOILS: dict[str, Spoil] = {
     "infinity": lambda x: x.fill_(math.inf),
     "huge": lambda x: x.fill_(3e38),
 }
+
+
+@pytest.fixture(autouse=True)
+def without_kernels() -> Iterator[None]:
+    with torch_only():
+        yield
 
 
 def spoiling(monkeypatch: pytest.MonkeyPatch, x: torch.Tensor, spoil: Spoil) -> None:

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import math
-import struct
-from collections.abc import Callable
 from functools import partial
-from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -15,64 +11,38 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optim.codecs import ROW, get_codec
+from optim.codecs import ROW, Codec, get_codec
 from optim.codecs.blockwise import Int8
 from optim.kernels.codec_kernels import KERNELS
-from peer.errors import ProtocolViolation
+from tests.optim.kernels.messages import (
+    FP16_MAX,
+    LENGTHS,
+    NAMES,
+    bad_messages,
+    both,
+    each_codec,
+    int8_message,
+    message,
+    refusing_torch,
+    same_bits,
+    vector,
+)
 from tests.optim.kernels.torch_only import torch_only
 
 INT8 = get_codec("int8")
-LENGTHS = (0, 1, 3, 31, 1000, 1024, ROW - 1, ROW, ROW + 1, 3 * ROW + 2048, 64 * ROW, 65 * ROW + 77)
-REFUSED_SCALES = (math.nan, -math.nan, math.inf, -math.inf, -1.0, -1e-45, 3e38, 2.0**120 * (1 + 2**-23))
 TAKEN_SCALES = (0.0, -0.0, 1e-45, 2.0**-126, 1 / 3, 2.0**120)
 
 
-def both(call: Callable[[], Any]) -> tuple[Any, Any]:
-    """What the kernels give and what torch gives: a result, or the words of the refusal."""
-
-    def outcome() -> Any:
-        try:
-            return call()
-        except ProtocolViolation as error:
-            return str(error)
-
-    here = outcome()
-    with torch_only():
-        return here, outcome()
-
-
-def vector(numel: int, seed: int = 1) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    spread = torch.randn(numel // ROW + 1, generator=generator).mul_(8).exp_().repeat_interleave(ROW)[:numel]
-    return torch.randn(numel, generator=generator).mul_(spread)
-
-
-def message(numel: int, scales: list[float], seed: int = 1) -> bytes:
-    """Any q, -128 too, in rows with these scales."""
-    random = np.random.default_rng(seed)
-    rows = [min(ROW, numel - first) for first in range(0, numel, ROW)]
-    packed = zip(rows, scales * len(rows), strict=False)
-    return b"".join(struct.pack("<f", scale) + random.bytes(m) for m, scale in packed)
-
-
-def same_bits(x: torch.Tensor, y: torch.Tensor) -> bool:
-    return x.dtype == y.dtype and x.numpy().tobytes() == y.numpy().tobytes()
-
-
-def refusing_torch() -> Any:
-    """Fail where the torch code runs, so that a test of the kernels is one."""
-    return patch.object(Int8, "_chunks", side_effect=AssertionError("not the kernel"))
-
-
+@each_codec
 @pytest.mark.parametrize("numel", LENGTHS)
-def test_bytes_and_norms_are_those_of_torch(numel: int) -> None:
-    x = vector(numel)
+def test_bytes_and_norms_are_those_of_torch(codec: Codec, numel: int) -> None:
+    x = vector(numel, codec=codec)
     with refusing_torch():
-        data, sqnorm = INT8.encode_with_sqnorm(x)
-        found = INT8.decode(data, numel), INT8.decoded_sqnorm(data, numel), INT8.encode(x)
+        data, sqnorm = codec.encode_with_sqnorm(x)
+        found = codec.decode(data, numel), codec.decoded_sqnorm(data, numel), codec.encode(x)
     with torch_only():
-        wanted, wanted_sqnorm = INT8.encode_with_sqnorm(x)
-        decoded = INT8.decode(wanted, numel)
+        wanted, wanted_sqnorm = codec.encode_with_sqnorm(x)
+        decoded = codec.decode(wanted, numel)
     assert same_bits(data, wanted) and same_bits(found[2], wanted)
     assert same_bits(found[0], decoded)
     assert sqnorm == found[1] == pytest.approx(wanted_sqnorm, rel=1e-12, abs=0)
@@ -86,23 +56,32 @@ SPECIAL = {
     "halves": torch.arange(-254, 255) / 2 * 2.0**-10,
     "scale of 2^120": torch.linspace(-127 * 2.0**120, 127 * 2.0**120, 999),
     "a tie of the largest": torch.tensor([-3.0, 3.0] * 700),
+    "around fp16's smallest": torch.linspace(-(2.0**-22), 2.0**-22, 12_345),
+    "around fp16's smallest normal": torch.linspace(2.0**-15, 2.0**-13, 12_345),
+    "fp16's largest": torch.linspace(-FP16_MAX, FP16_MAX, 12_345),
 }
 
 
+@each_codec
 @pytest.mark.parametrize("x", SPECIAL.values(), ids=SPECIAL.keys())
-def test_special_values_have_the_same_bytes(x: torch.Tensor) -> None:
-    (data, sqnorm), (wanted, wanted_sqnorm) = both(lambda: INT8.encode_with_sqnorm(x))
+def test_special_values_have_the_same_bytes(codec: Codec, x: torch.Tensor) -> None:
+    here, there = both(lambda: codec.encode_with_sqnorm(x))
+    if isinstance(there, str):
+        assert here == there and float(x.abs().max()) > {"fp16": FP16_MAX, "int4": 7 * 2.0**120}[codec.name]
+        return
+    (data, sqnorm), (wanted, wanted_sqnorm) = here, there
     assert same_bits(data, wanted)
     assert sqnorm == pytest.approx(wanted_sqnorm, rel=1e-12, abs=0)
-    assert same_bits(*both(lambda: INT8.decode(data, len(x))))
+    assert same_bits(*both(lambda: codec.decode(data, len(x))))
 
 
+@each_codec
 @pytest.mark.parametrize("bad", [math.nan, -math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("place", [0, ROW - 1, ROW, ROW + 99])
-def test_values_that_are_not_finite_are_refused_alike(bad: float, place: int) -> None:
-    x = vector(ROW + 100)
+def test_values_that_are_not_finite_are_refused_alike(codec: Codec, bad: float, place: int) -> None:
+    x = vector(ROW + 100, codec=codec)
     x[place] = bad
-    for call in (INT8.encode, INT8.encode_with_sqnorm):
+    for call in (codec.encode, codec.encode_with_sqnorm):
         here, wanted = both(partial(call, x))
         assert here == wanted and "not finite" in here
 
@@ -114,21 +93,40 @@ def test_huge_values_are_encoded_alike_and_their_scale_is_refused_alike() -> Non
     assert here == wanted and "scale" in here
 
 
-@pytest.mark.parametrize("scale", REFUSED_SCALES)
-@pytest.mark.parametrize("row", [0, 1, 2])
-def test_scales_are_refused_alike(scale: float, row: int) -> None:
-    numel, scales = 2 * ROW + 100, [1.0, 1.0, 1.0]
-    scales[row] = scale
-    data = message(numel, scales)
-    for call in (INT8.decode, INT8.decoded_sqnorm):
-        here, wanted = both(partial(call, data, numel))
-        assert here == wanted and "negative, infinite or not a number" in here
+@pytest.mark.parametrize(("name", "largest"), [("fp16", 65520.0), ("bf16", 3.3962e38)])
+@pytest.mark.parametrize("place", [0, 7, ROW, ROW + 99])
+def test_values_that_a_cast_makes_infinite_are_refused_alike(name: str, largest: float, place: int) -> None:
+    codec, x = get_codec(name), torch.ones(ROW + 100)
+    for x[place] in (largest, -largest, 3.4e38):
+        here, wanted = both(partial(codec.encode, x))
+        assert here == wanted and f"too large for {name}" in here
+
+
+@each_codec
+@pytest.mark.parametrize("place", [0, ROW + 1, 2 * ROW + 99])
+def test_bad_messages_are_refused_alike(codec: Codec, place: int) -> None:
+    numel = 2 * ROW + 100
+    for data in bad_messages(codec, numel, place):
+        for call in (codec.decode, codec.decoded_sqnorm):
+            here, wanted = both(partial(call, data, numel))
+            assert here == wanted and "infinite or not a number" in here
+
+
+@each_codec
+@pytest.mark.parametrize("numel", LENGTHS)
+def test_any_good_bytes_decode_alike(codec: Codec, numel: int) -> None:
+    data = message(codec, numel)
+    with refusing_torch():
+        decoded, sqnorm = codec.decode(data, numel), codec.decoded_sqnorm(data, numel)
+    with torch_only():
+        assert same_bits(decoded, codec.decode(data, numel))
+        assert sqnorm == pytest.approx(codec.decoded_sqnorm(data, numel), rel=1e-12, abs=0)
 
 
 @pytest.mark.parametrize("scale", TAKEN_SCALES)
 def test_any_bytes_with_a_good_scale_decode_alike(scale: float) -> None:
     numel = ROW + 333
-    data = message(numel, [scale])
+    data = int8_message(numel, [scale])
     with refusing_torch():
         decoded, sqnorm = INT8.decode(data, numel), INT8.decoded_sqnorm(data, numel)
     with torch_only():
@@ -136,47 +134,65 @@ def test_any_bytes_with_a_good_scale_decode_alike(scale: float) -> None:
         assert sqnorm == pytest.approx(INT8.decoded_sqnorm(data, numel), rel=1e-12, abs=0)
 
 
-@pytest.mark.parametrize("call", [INT8.decode, INT8.decoded_sqnorm])
+def test_every_byte_of_int4_is_decoded_as_by_numpy() -> None:
+    """Those too that no encoder writes, whose low half would be 8 or -8."""
+    scales = np.array([0x3F80, 0x3EAA, 0x0001, 0x7B80], np.uint16)  # 1, a third, the smallest, 2^120
+    both = np.arange(256, dtype=np.uint8).view(np.int8).astype(np.float32)
+    high = np.round(both / np.float32(16))
+    scale = (scales.astype(np.uint32) << 16).view(np.float32).repeat(128)
+    wanted = np.concatenate([both - 16 * high, high]) * scale
+    with refusing_torch():
+        decoded = get_codec("int4").decode(scales.tobytes() + bytes(range(256)), 512)
+    assert decoded.numpy().tobytes() == wanted.tobytes()
+
+
+@each_codec
 @pytest.mark.parametrize("difference", [-1, 1])
-def test_a_wrong_length_is_refused_alike(call: Callable[[bytes, int], Any], difference: int) -> None:
-    data = bytes(INT8.encoded_size(ROW + 1) + difference)
-    here, wanted = both(lambda: call(data, ROW + 1))
-    assert here == wanted and "bytes instead of" in here
+def test_a_wrong_length_is_refused_alike(codec: Codec, difference: int) -> None:
+    data = bytes(codec.encoded_size(ROW + 1) + difference)
+    for call in (codec.decode, codec.decoded_sqnorm):
+        here, wanted = both(partial(call, data, ROW + 1))
+        assert here == wanted and "bytes instead of" in here
 
 
+@each_codec
 @pytest.mark.parametrize("offset", range(9))
-def test_a_message_may_begin_at_any_byte(offset: int) -> None:
+def test_a_message_may_begin_at_any_byte(codec: Codec, offset: int) -> None:
     numel = 2 * ROW + 5
-    data = bytes(offset) + message(numel, [0.25])
+    data = bytes(offset) + message(codec, numel)
     view = memoryview(data)[offset:]
-    assert same_bits(*both(lambda: INT8.decode(view, numel)))
-    assert same_bits(*both(lambda: INT8.decode(torch.frombuffer(bytearray(data), dtype=torch.uint8)[offset:], numel)))
-    out = torch.zeros(len(data), dtype=torch.uint8)
-    INT8.encode(vector(numel), out[offset:])
-    assert same_bits(out[offset:], INT8.encode(vector(numel))) and not out[:offset].any()
+    assert same_bits(*both(lambda: codec.decode(view, numel)))
+    assert same_bits(*both(lambda: codec.decode(torch.frombuffer(bytearray(data), dtype=torch.uint8)[offset:], numel)))
+    out, x = torch.zeros(len(data), dtype=torch.uint8), vector(numel, codec=codec)
+    codec.encode(x, out[offset:])
+    assert same_bits(out[offset:], codec.encode(x)) and not out[:offset].any()
 
 
+@each_codec
 @pytest.mark.parametrize("offset", range(1, 5))
-def test_a_vector_may_begin_at_any_value(offset: int) -> None:
-    x = vector(ROW + 100)[offset:]
-    (data, _), (wanted, _) = both(lambda: INT8.encode_with_sqnorm(x))
+def test_a_vector_may_begin_at_any_value(codec: Codec, offset: int) -> None:
+    x = vector(ROW + 100, codec=codec)[offset:]
+    (data, _), (wanted, _) = both(lambda: codec.encode_with_sqnorm(x))
     assert same_bits(data, wanted)
     out = torch.zeros(len(x) + offset)
-    INT8.decode(data, len(x), out[offset:])
-    assert same_bits(out[offset:], INT8.decode(data, len(x))) and not out[:offset].any()
+    codec.decode(data, len(x), out[offset:])
+    assert same_bits(out[offset:], codec.decode(data, len(x))) and not out[:offset].any()
 
 
+@each_codec
 @settings(max_examples=150, deadline=None)
 @given(
     st.lists(st.floats(width=32), min_size=1, max_size=40),
     st.integers(1, 2 * ROW),
-    st.binary(min_size=8, max_size=60),
+    st.binary(min_size=8, max_size=200),
 )
-def test_any_values_and_any_bytes(values: list[float], numel: int, raw: bytes) -> None:
+def test_any_values_and_any_bytes(codec: Codec, values: list[float], numel: int, raw: bytes) -> None:
     x = torch.tensor(values).repeat(-(-numel // len(values)))[:numel].contiguous()
-    here, wanted = both(lambda: INT8.encode(x))
+    here, wanted = both(lambda: codec.encode(x))
     assert here == wanted if isinstance(wanted, str) else same_bits(here, wanted)
-    for call in (INT8.encode_with_sqnorm, lambda x: (x, INT8.decoded_sqnorm(raw, len(raw) - 4))):
+    received = next(n for n in range(2 * len(raw), -1, -1) if codec.encoded_size(n) <= len(raw))
+    data = raw[: codec.encoded_size(received)]
+    for call in (codec.encode_with_sqnorm, lambda x: (x, codec.decoded_sqnorm(data, received))):
         here, wanted = both(partial(call, x))
         if isinstance(wanted, str):
             assert here == wanted
@@ -186,7 +202,7 @@ def test_any_values_and_any_bytes(values: list[float], numel: int, raw: bytes) -
 
 def test_they_are_here() -> None:
     """A set-up has a compiler: tools/check_system.sh asks for one."""
-    assert set(KERNELS) == {"int8"}
+    assert set(KERNELS) == set(NAMES)
 
 
 def test_other_codecs_and_other_rows_are_left_to_torch() -> None:
