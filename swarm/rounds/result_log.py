@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryFile, mkstemp
@@ -67,6 +67,7 @@ class ResultLog:
         self._whole: dict[bytes, Path] = {}  # the file of each result that is whole, by the state that it leads to
         self._begun: dict[bytes, Path] = {}  # the file of each result that is not, by its name
         self._spare: Path | None = None  # the file of the next result
+        self._in_use: list[Path] = []  # what is written now: no drop removes it
         self._making = Lock()
 
     def has(self, leads_to: bytes) -> bool:
@@ -82,7 +83,8 @@ class ResultLog:
         """Put the bytes of a large result on disk while it is not known yet to which state it leads. Raises
         ResourceError."""
         if sum(part.nbytes for part in parts) >= STAGED_BYTES:
-            self._write(self._file_of(name), parts, b"")
+            with self._file_of(name) as path:
+                self._write(path, parts, b"")
 
     def write(self, result: LoggedResult, name: bytes) -> LoggedResult:
         """Put a result on disk, of which `stage` may have written the bytes under that name: it is synced when this
@@ -91,10 +93,11 @@ class ResultLog:
         sizes = tuple(part.nbytes for part in result.parts)
         footer = msgspec.msgpack.encode(_Footer(result.before, result.leads_to, sizes, result.key))
         footer += len(footer).to_bytes(_SIZE_BYTES, "big")
-        path = self._file_of(name)
-        staged = path.exists() and path.stat().st_size == sum(sizes)
-        self._write(path, () if staged else result.parts, footer, append=staged)
-        self._whole[result.leads_to] = self._begun.pop(name)
+        with self._file_of(name) as path:
+            staged = path.exists() and path.stat().st_size == sum(sizes)
+            self._write(path, () if staged else result.parts, footer, append=staged)
+            self._whole[result.leads_to] = path
+            self._begun.pop(name, None)
         if not kept.result_lies_in_a_file(sum(sizes)):
             return result
         with suppress(OSError), path.open("rb") as file:
@@ -114,14 +117,20 @@ class ResultLog:
         except OSError as error:
             raise _unwritable(self._folder, error) from error
 
-    def _file_of(self, name: bytes) -> Path:
-        """Return the file of a result that is not whole; its entry in the folder is on disk."""
+    @contextmanager
+    def _file_of(self, name: bytes) -> Iterator[Path]:
+        """Give the file of a result that is not whole; its entry in the folder is on disk."""
         with self._making:
             path = self._begun.get(name)
             if path is None or not path.exists():
                 path, self._spare = self._spare, None
                 self._begun[name] = path = path if path is not None and path.exists() else self._new_file()
-            return path
+            self._in_use.append(path)
+        try:
+            yield path
+        finally:
+            with self._making:
+                self._in_use.remove(path)
 
     def _new_file(self) -> Path:
         try:
@@ -167,14 +176,14 @@ class ResultLog:
         for path in sorted(self._folder.glob(f"*{_SUFFIX}"), key=lambda path: path.stat().st_mtime):
             footer = _read_footer(path)
             if footer is None:
-                if path != self._spare:
-                    staged.append(path)
+                staged.append(path)
             elif footer.before.round + 1 <= until_round:
                 path.unlink(missing_ok=True)
                 self._whole.pop(footer.leads_to, None)
-        for path in staged[:-STAGED_MAX]:
-            path.unlink(missing_ok=True)
         with self._making:
+            for path in staged[:-STAGED_MAX]:
+                if path not in (self._spare, *self._in_use):
+                    path.unlink(missing_ok=True)
             self._begun = {name: path for name, path in self._begun.items() if path.exists()}
 
 
