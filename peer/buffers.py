@@ -65,14 +65,18 @@ class BufferPool:
 
 
 def _fresh(size_bytes: int) -> mmap.mmap:
-    """Return memory that takes none before it is touched, and uses huge pages.
+    """Return memory that takes none before it is touched, and uses huge pages, but for its end: a slice has a few bytes
+    more than one, for which a second one would be as much again. Linux places only whole huge pages at their border.
 
     Measured: filling 1 GB takes 0.60 s of CPU in bytearrays of 100 MB, 0.15 s in these."""
-    whole = -(-size_bytes // _HUGE_PAGE) * _HUGE_PAGE
+    whole, huge = -(-size_bytes // _HUGE_PAGE) * _HUGE_PAGE, size_bytes // _HUGE_PAGE * _HUGE_PAGE
     pages = mmap.mmap(-1, whole, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a kernel without huge pages
-            pages.madvise(mmap.MADV_HUGEPAGE)
+            if huge:
+                pages.madvise(mmap.MADV_HUGEPAGE, 0, huge)
+            if huge < whole:
+                pages.madvise(mmap.MADV_NOHUGEPAGE, huge, whole - huge)
     return pages
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import sys
 import time
+from pathlib import Path
 from threading import Thread
 
 import pytest
@@ -86,6 +88,22 @@ def test_threads_may_take_and_return_at_once() -> None:
     for thread in threads:
         thread.join()
     assert not wrong and pool.free_bytes <= len(threads) * 2 * MIB
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_buffer_takes_no_more_memory_than_its_bytes() -> None:
+    """A slice is two MiB and a little: as two huge pages it would take twice its size."""
+    pool, size, count = BufferPool(), 2 * MIB + 2048, 64
+    before = _resident_bytes()
+    held = [pool.take(size) for _ in range(count)]
+    for buffer in held:
+        torch.frombuffer(buffer, dtype=torch.uint8).fill_(1)
+    assert _resident_bytes() - before < 1.2 * count * size
+
+
+def _resident_bytes() -> int:
+    found = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon"))
+    return int(found.split()[1]) << 10
 
 
 def test_a_small_buffer_is_fresh() -> None:
