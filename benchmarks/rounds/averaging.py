@@ -41,6 +41,7 @@ CODECS = {8: "int8", 16: "fp16"}
 RIVALS = {8: ("uniform8", "blockwise8"), 16: ("float16",)}
 SIGNALS = {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP}
 ROUND_S = 90.0
+FAULTS_FROM = 2  # of the counts between commits: a round uses the memory of those before
 Figures = dict[str, Any]
 
 
@@ -76,6 +77,7 @@ def ours_of(
     merged: list[list[str]] = [
         next((who for r in reports if (who := r["merged"].get(str(n + 1)))), []) for n in range(rounds)
     ]
+    faults = [count for report in reports for count in report["faults"][FAULTS_FROM:]]
     numbers = {hello["peer"]: number for number, hello in enumerate(group)}
     files = {r["peer"]: folder / f"ours-{numbers[r['peer']]}" for r in reports if r["hash"]}
     return {
@@ -83,7 +85,7 @@ def ours_of(
         "fault_seconds": took[-1] if fault else None,
         "wire_bytes": sum(report["wire_bytes"] for report in reports) / rounds,
         "cpu_s": sum(report["cpu_s"] for report in reports) / len(reports),
-        "faults": median(count for report in reports for count in report["faults"][2:]),
+        "faults": median(faults) if faults else None,
         "identical": len({r["state_hash"] for r in reports}) == 1 == len({r["hash"] for r in reports if r["hash"]}),
         "agreed": f"{len(reports)} of {len(group)} committed",
         "incomplete": sum(len(who) < len(group) for who in (merged[:-1] if fault else merged)),
@@ -177,7 +179,7 @@ def print_table(bits: int, results: dict[str, Figures], fault: str | None) -> No
         ("seconds a round, median", lambda f: f"{f['median_s']:.3f}"),
         ("  fastest", lambda f: f"{f['fastest_s']:.3f}"),
         ("CPU s a peer and round", lambda f: f"{f['cpu_s']:.3f}"),
-        ("  page faults", lambda f: f"{f['faults']:,.0f}" if "faults" in f else "-"),
+        ("  page faults", lambda f: f"{f['faults']:,.0f}" if f.get("faults") is not None else "-"),
     ]
     if fault:
         lines += [

@@ -16,7 +16,7 @@ GROUP = [{"peer": "A"}, {"peer": "B"}, {"peer": "C"}]
 
 def report(peer: str, seconds: dict[str, float], merged: dict[str, list[str]], hash: str | None) -> dict[str, Any]:
     figures = {"peer": peer, "seconds": seconds, "merged": merged, "members": 3, "cpu_s": 1.0, "wire_bytes": 30}
-    return {**figures, "state_hash": "s", "hash": hash}
+    return {**figures, "state_hash": "s", "hash": hash, "faults": [900, 300, 7, 9][: len(seconds)]}
 
 
 def test_a_peer_that_was_late_with_a_round_does_not_spoil_the_figures(tmp_path: Path) -> None:
@@ -27,6 +27,9 @@ def test_a_peer_that_was_late_with_a_round_does_not_spoil_the_figures(tmp_path: 
     ]
     reports.append(report("C", {"1": 1.5, "3": 5.0}, {"1": full}, None))
     figures = ours_of(reports, GROUP, 3, None, tmp_path)
+    assert figures["faults"] == 7, "of the third round on; C was not there in all"
+    quick = [{**one, "faults": one["faults"][:2]} for one in reports]
+    assert ours_of(quick, GROUP, 3, None, tmp_path)["faults"] is None
     assert figures["seconds"] == [1.0, 2.5], "each round from the last commit to the last commit"
     assert figures["incomplete"] == 1 and figures["merged"] == [0, 1, 2] and figures["identical"]
     assert figures["files"] == [tmp_path / "ours-0", tmp_path / "ours-1"], "C was not there before the last round"

@@ -184,6 +184,9 @@ class RecordedTls:
         view[:size], self._left = self._left[:size], self._left[size:]
         return size
 
+    def send_now(self, data: memoryview) -> int:
+        return len(data) // 2  # the rest waits
+
     async def send_some(self, data: memoryview) -> int:
         await trio.lowlevel.checkpoint()
         return len(data)
