@@ -51,7 +51,8 @@ class Identity:
 
     def __post_init__(self) -> None:
         """Raises ValueError for a key of another length."""
-        assert self._key
+        if len(self.seed) != _SEED_BYTES:
+            raise ValueError(f"a private key has {_SEED_BYTES} bytes, not {len(self.seed)}")
 
     @classmethod
     def generate(cls) -> Identity:

@@ -161,7 +161,7 @@ def _device_finding(spec: str) -> Finding:
 
 
 def disk_speed_finding(home: Path, round_bytes: float) -> Finding:
-    """Measure how fast the disk under `home` takes files, and say how long it writes in a round of so many bytes."""
+    """Measure how many bytes a second the disk under `home` writes, and tell how long `round_bytes` of a round take."""
     place = _existing(home)
     began = time.perf_counter()
     try:

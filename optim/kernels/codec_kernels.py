@@ -90,7 +90,7 @@ class CodecKernels:
 
 
 def _load() -> dict[str, CodecKernels]:
-    """Return the kernels that are here, by the codec's name. A library of other sources than these counts as none."""
+    """Return the kernels of each codec, by its name; none if the library is not there or lacks one of the functions."""
     library = open_library(Path(__file__).parent, "_codecs")
     try:
         return {} if library is None else {codec: CodecKernels(library, codec) for codec in _CODECS}

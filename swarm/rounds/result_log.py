@@ -32,7 +32,7 @@ FOOTER_BYTES_MAX: Final = 8 << 20
 _SUFFIX: Final = ".result"
 STAGED_MAX: Final = 4
 STAGED_BYTES: Final = 4 << 20
-"""A result of fewer bytes is not staged: one sync of it takes no longer than a second one."""
+"""A result of fewer bytes is not staged, but written and synced once."""
 _SIZE_BYTES: Final = 4  # of the footer's size, at the end of the file
 
 

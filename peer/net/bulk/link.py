@@ -298,7 +298,7 @@ class BulkConnection:
             self._fewer.unpark_all()
 
     async def _send(self, parts: deque[memoryview]) -> None:
-        """Send what is there, and take what was sent from `parts`."""
+        """Send all of `parts`, and remove from it what was sent, so that another task can send the rest."""
         while parts:
             parts[0] = parts[0][self.tls.send_now(parts[0]) or await self._send_some(parts[0]) :]
             if not parts[0]:
