@@ -3,16 +3,13 @@
     python benchmarks/machine/footprint.py [--rounds 8] [--only 25M] [--state disk] [--limit 3] [--json [FILE]]
 
 One real run a row: `peer coordinate` and `peer join`, the last of the first peers measured. 25M parameters with two
-peers, more with one, since two would take 17 GB. The network process and its worker are looked at every 0.2 s.
+peers, more with one, since two would take 17 GB. The network process and its worker are looked at every 0.2 s: the peaks of what is no file's
+(anonymous and shared memory) of each, and of both with what they share counted once; what files take of memory beside
+it, libraries among them, which the kernel takes back when it must; and what the home's files take. Left out of the sum
+of the disk is what lies in files without a name, which no folder shows.
 
-With `--state memory`: their peak RSS, in which both count the vectors that they share, the peak of the sum of their
-PSS, in which each page counts once, and the peak of what the home's files take. Left out of the sum of its disk are a
-state being fetched, since a founder fetches none, and what lies in files without a name, which no folder shows.
-
-With `--state disk` a joiner comes after the third round, and after the fifth the measured peer is ended and started
-again. Then: the peak of what is no file's (anonymous and shared memory, the latter once), and what files take of memory
-beside it, which the kernel takes back when it must. "beside the device" is without what the CPU holds in place of a
-device; the aim is 3 bytes a parameter and 1 GB.
+A joiner comes after the third round, and after the fifth the measured peer is ended and started again. "beside the
+device" is without what the CPU holds in place of a device; with `--state disk` the aim is 3 bytes a parameter and 1 GB.
 
 With `--limit` the measured peer runs in a memory group of so many GB beside the device's own bytes.
 
@@ -49,15 +46,17 @@ BAR: Final = 0.15
 EVERY_S: Final = 0.2
 DEADLINE_S: Final = 2400.0
 LOOPBACK: Final = ("--listen", "/ip4/127.0.0.1/tcp/0")
-MODELS: Final = {"25M": (512, 8, 1408, 2), "100M": (768, 14, 2048, 1), "350M": (1024, 27, 2816, 1)}
+MODELS: Final = {  # width, blocks, MLP and peers
+    "25M": (512, 8, 1408, 2),
+    "100M": (768, 14, 2048, 1),
+    "350M": (1024, 27, 2816, 1),
+}
 STATES: Final = {"25M": ("memory", "disk"), "100M": ("memory", "disk"), "350M": ("disk",)}
 JOINS_AFTER: Final = 3
 RESTARTS_AFTER: Final = 5
 AIM: Final = (3.0, 1e9)
 """Bytes a parameter, and bytes, of a peer with `--state disk`."""
-"""Width, blocks, MLP and peers."""
 UNSEEN: Final = (
-    "state being fetched",
     "states kept for joiners",
     "exchanges kept",
     "merged results kept",
@@ -98,21 +97,19 @@ class Peaks:
 
     def __init__(self, home: Path) -> None:
         self._home = home
-        self.network = self.worker = self.both = self.disk = self.anonymous = self.of_files = 0
+        self.network = self.worker = self.both = self.disk = self.of_files = 0
 
     def look(self, pid: int) -> None:
         self.disk = max(self.disk, sum(dict(map(_file, self._home.rglob("*"))).values()))
         with suppress(psutil.Error, OSError):
             network = psutil.Process(pid)
             workers = network.children(recursive=True)
-            rss = [worker.memory_info().rss for worker in workers]
-            self.network = max(self.network, network.memory_info().rss)
-            self.worker = max(self.worker, *rss, 0)
-            self.both = max(self.both, sum(process.memory_full_info().pss for process in (network, *workers)))
             kinds = [_kinds(process.pid) for process in (network, *workers)]
-            anonymous = sum(kind.get("RssAnon", 0) for kind in kinds) + max(kind.get("RssShmem", 0) for kind in kinds)
-            self.anonymous = max(self.anonymous, anonymous)
-            self.of_files = max(self.of_files, max(kind.get("RssFile", 0) for kind in kinds))
+            own, shared, files = ([kind.get(name, 0) for kind in kinds] for name in ("RssAnon", "RssShmem", "RssFile"))
+            self.network = max(self.network, own[0] + shared[0])
+            self.worker = max(self.worker, *map(sum, zip(own[1:], shared[1:], strict=True)), 0)
+            self.both = max(self.both, sum(own) + max(shared))
+            self.of_files = max(self.of_files, *files)
 
 
 def _kinds(pid: int) -> dict[str, int]:
@@ -175,7 +172,7 @@ def measure(name: str, state: str, rounds: int, limit: float | None = None) -> R
         for number in range(peers):
             measured = join(number)
         home = folder / str(peers - 1)
-        peaks, has_joiner, has_restarted = Peaks(home), state == "memory", state == "memory"
+        peaks, has_joiner, has_restarted = Peaks(home), False, False
         while measured.poll() is None and time.monotonic() - begin < DEADLINE_S:
             peaks.look(measured.pid)
             time.sleep(EVERY_S)
@@ -217,19 +214,8 @@ def row(name: str, state: str, file: Path, peers: int, peaks: Peaks) -> Row:
     """Return what was measured beside what was foretold."""
     _, work = workload_of(file, state, peers)
     sizes = footprint_of(file, state, peers)
-    found: Row = {"model": name, "state": state, "parameters": work.parameters, "peers": peers}
     disk = sizes.disk_bytes - sum(sizes.disk.get(item, 0.0) for item in UNSEEN)
-    if state == "disk":
-        beside = peaks.anonymous - sizes.device_bytes
-        aim = AIM[0] * work.parameters + AIM[1]
-        return found | {
-            "foretold": {"anonymous": sizes.host_bytes, "disk": disk},
-            "measured": {"anonymous": peaks.anonymous, "disk": peaks.disk},
-            "of_files": peaks.of_files,
-            "beside_the_device": beside,
-            "aim": aim,
-        }
-    shared = sizes.host["shared with the worker: outer weights, product"]
+    shared = sizes.host.get("shared with the worker: outer weights, product", 0.0)
     foretold = {
         "network": sum(sizes.host.values()) - WORKER_BYTES,
         "worker": WORKER_BYTES + sizes.device_bytes + shared,
@@ -237,7 +223,17 @@ def row(name: str, state: str, file: Path, peers: int, peaks: Peaks) -> Row:
         "disk": disk,
     }
     measured = {"network": peaks.network, "worker": peaks.worker, "memory": peaks.both, "disk": peaks.disk}
-    return found | {"foretold": foretold, "measured": measured}
+    return {
+        "model": name,
+        "state": state,
+        "parameters": work.parameters,
+        "peers": peers,
+        "foretold": foretold,
+        "measured": measured,
+        "of_files": peaks.of_files,
+        "beside_the_device": peaks.both - sizes.device_bytes,
+        "aim": AIM[0] * work.parameters + AIM[1] if state == "disk" else None,
+    }
 
 
 def within(found: Row) -> bool:
@@ -268,10 +264,9 @@ def main() -> int:
             ratio, each = size / foretold, size / found["parameters"]
             figures = f"{foretold / 1e6:12.0f}{size / 1e6:12.0f}{ratio:7.2f}{each:19.1f}"
             print(f"{name:7}{state:8}{what:10}{figures}", flush=True)
-        if state == "disk":
-            beside, aim = found["beside_the_device"] / 1e6, found["aim"] / 1e6
-            of_files = found["of_files"] / 1e6
-            print(f"{name:7}{state:8}beside the device {beside:.0f} MB, aim {aim:.0f}; of files {of_files:.0f}")
+        aim = f", aim {found['aim'] / 1e6:.0f}" if found["aim"] else ""
+        beside, of_files = found["beside_the_device"] / 1e6, found["of_files"] / 1e6
+        print(f"{name:7}{state:8}beside the device {beside:.0f} MB{aim}; of files {of_files:.0f}", flush=True)
     passed = all(map(within, rows))
     verdict = f"every peak of memory is within {BAR:.0%} of the arithmetic, that of the disk below"
     print(f"{'PASS' if passed else 'FAIL'}  {verdict}")

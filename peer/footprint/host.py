@@ -9,11 +9,11 @@ from peer.footprint.device import TOKEN_BYTES, device_items
 from peer.footprint.optimizer_state import saved_bytes
 from peer.footprint.workload import Footprint, Workload
 
-NETWORK_BYTES: Final = 0.40e9
-"""The network process without a run: Python, torch, libp2p. An estimate; `benchmarks/machine/footprint.py` compares the
-sums with peaks that were measured, and found 0.2 to 0.3 GB more."""
-WORKER_BYTES: Final = 0.35e9
-"""A worker without a model on a CPU, with little text. An estimate."""
+NETWORK_BYTES: Final = 0.25e9
+"""The network process without a run, beside the libraries that it maps, which are files. An estimate;
+`benchmarks/machine/footprint.py` compares the sums with peaks that were measured."""
+WORKER_BYTES: Final = 0.25e9
+"""A worker without a model on a CPU, with little text, counted alike."""
 GPU_WORKER_BYTES: Final = 2.5e9
 """A worker that has loaded a GPU's libraries. An estimate."""
 DAY_S: Final = 86400.0

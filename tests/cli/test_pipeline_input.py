@@ -65,7 +65,7 @@ def guest(home: Path, stages: int) -> tuple[str, Path]:
             r"--memory-limit is 0\.0001 GB and the smallest stage needs .*: raise it, or join",
         ),
         (3, "--memory-limit 0.0001 --stage 2", "and stage 2 needs .* GB: raise it, or join with --role feeder"),
-        (3, "--memory-limit 0.753 --stage 2", "and stage 2 needs .* GB: raise it, or leave --stage out"),
+        (3, "--memory-limit 0.503 --stage 2", "and stage 2 needs .* GB: raise it, or leave --stage out"),
         (1, "--stage 1", "every peer holds the whole model: leave out --role and --stage"),
         (1, "--role feeder", "every peer holds the whole model: leave out --role and --stage"),
         (1, "--memory-limit 0.0001", "and the model needs .* GB: raise it"),
