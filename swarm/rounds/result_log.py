@@ -9,24 +9,23 @@ The node only names the state that a record needs (`Persist.state`): it holds no
 
 from __future__ import annotations
 
-import mmap
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryFile, mkstemp
+from tempfile import mkstemp
 from threading import Lock
-from typing import IO, Annotated, Final
+from typing import Annotated, Final
 
 import msgspec
 
 from peer.bounds import SLICES_MAX, Hash, Number
 from peer.decoding import MALFORMED
-from peer.errors import ResourceError
-from peer.files import fsync_path, make_folder
+from peer.files import fsync_path, make_folder, map_parts, uncache, unwritable
 from peer.footprint import kept
 from swarm.protocol.head import Head
+from swarm.rounds.exchange.spool_files import SpoolFiles
 
 FOOTER_BYTES_MAX: Final = 8 << 20
 _SUFFIX: Final = ".result"
@@ -69,6 +68,8 @@ class ResultLog:
         self._spare: Path | None = None  # the file of the next result
         self._in_use: list[Path] = []  # what is written now: no drop removes it
         self._making = Lock()
+        self.spool = SpoolFiles(folder).write
+        """Write bytes into a file without a name, and return the parts as they lie there. Raises ResourceError."""
 
     def has(self, leads_to: bytes) -> bool:
         """Return whether a whole result that leads to that state was written or loaded."""
@@ -101,21 +102,8 @@ class ResultLog:
         if not kept.result_lies_in_a_file(sum(sizes)):
             return result
         with suppress(OSError), path.open("rb") as file:
-            return replace(result, parts=_mapped(file, sizes))
+            return replace(result, parts=map_parts(file, sizes)[1])
         return result  # too many files or maps: it stays in memory
-
-    def spool(self, parts: Sequence[memoryview]) -> list[memoryview]:
-        """Write bytes into a file without a name, which is gone with the last of what is returned: the parts as they
-        lie there. Raises ResourceError."""
-        try:
-            make_folder(self._folder)
-            with TemporaryFile(dir=self._folder) as file:
-                for piece in parts:
-                    file.write(piece)
-                file.flush()
-                return _mapped(file, [part.nbytes for part in parts])
-        except OSError as error:
-            raise _unwritable(self._folder, error) from error
 
     @contextmanager
     def _file_of(self, name: bytes) -> Iterator[Path]:
@@ -139,11 +127,11 @@ class ResultLog:
             os.close(fd)
             fsync_path(self._folder)
         except OSError as error:
-            raise _unwritable(self._folder, error) from error
+            raise unwritable(self._folder, error) from error
         return Path(path)
 
     def _write(self, path: Path, parts: Sequence[memoryview], footer: bytes, append: bool = False) -> None:
-        """Write and sync a file."""
+        """Write and sync a file. A large one is seldom read again."""
         try:
             with path.open("ab" if append else "wb") as file:
                 for piece in parts:
@@ -151,8 +139,10 @@ class ResultLog:
                 file.write(footer)
                 file.flush()
                 os.fsync(file.fileno())
+                if file.tell() >= STAGED_BYTES:
+                    uncache(file.fileno())
         except OSError as error:
-            raise _unwritable(path, error) from error
+            raise unwritable(path, error) from error
 
     def load(self) -> dict[bytes, LoggedResult]:
         """Return all results that are whole, by the state that they lead to."""
@@ -230,18 +220,5 @@ def _read(path: Path) -> LoggedResult | None:
     if footer is None:
         return None
     with path.open("rb") as file:
-        return LoggedResult(footer.before, footer.leads_to, _mapped(file, footer.sizes), footer.key)
-
-
-def _mapped(file: IO[bytes], sizes: Sequence[int]) -> list[memoryview]:
-    """Return what a file begins with, in parts of these sizes. Nothing is read before it is used: the results on disk
-    can be many times the state's size together."""
-    view, parts = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)), list[memoryview]()
-    for size in sizes:
-        parts.append(view[:size])
-        view = view[size:]
-    return parts
-
-
-def _unwritable(path: Path, error: OSError) -> ResourceError:
-    return ResourceError(f"cannot write {path} ({error.strerror}): free some space or choose another --home")
+        # the results on disk can be many times the state's size together: nothing is read before it is used
+        return LoggedResult(footer.before, footer.leads_to, map_parts(file, footer.sizes)[1], footer.key)
