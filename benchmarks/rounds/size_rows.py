@@ -1,0 +1,49 @@
+"""The section of RESULTS.md about rounds of several sizes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.common.markdown import table
+
+
+def section(figures: dict[str, Any]) -> str:
+    """Return the medians of each size as a row."""
+    head = [
+        "peers x values",
+        "ours, s",
+        "hivemind, s",
+        "times as fast (bar)",
+        "CPU s a peer",
+        "hivemind",
+        "share (bar)",
+    ]
+    rows = [
+        [
+            row["name"],
+            f"{row['ours_s']:.3f}",
+            f"{row['hivemind_s']:.3f}",
+            judged(row["times"], row["bar"], row["bar"] is None or row["times"] >= row["bar"]),
+            f"{row['ours_cpu_s']:.3f}",
+            f"{row['hivemind_cpu_s']:.3f}",
+            judged(row["cpu_share"], row["cpu_bar"], row["cpu_bar"] is None or row["cpu_share"] <= row["cpu_bar"]),
+            f"{row['faults']:,.0f}",
+            f"{row['tcp_s']:.3f} / {row['memory_s']:.3f}",
+        ]
+        for row in figures["rows"]
+    ]
+    runs = max(len(row["runs"]) for row in figures["rows"])
+    agreed = "yes" if all(row["identical"] for row in figures["rows"]) else "**no**"
+    return (
+        table([*head, "page faults", "TCP / memory, s"], rows)
+        + f"\n\nMedians of {runs} runs where there is a bar, by turns, else one run. Page faults are a peer's in a"
+        f" round after the third. All peers of each run have the same bits: {agreed}. The last column is the machine's"
+        " limit for the same bytes."
+    )
+
+
+def judged(value: float, bar: float | None, passed: bool) -> str:
+    """Return the figure and its bar; bold if it misses it."""
+    if bar is None:
+        return f"{value:.2f}"
+    return f"{value:.2f} ({bar:g})" if passed else f"**{value:.2f}** ({bar:g})"
