@@ -7,14 +7,16 @@ import mmap
 import os
 import stat
 import tempfile
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO, Final
 
+from peer.buffers import allocate
 from peer.errors import ResourceError
 
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+_DIRECT_BYTES: Final = 4 << 20  # of whole pages
+_BLOCK_BYTES: Final = 4096  # of a disk, or several of them
 
 
 def is_full(error: OSError) -> bool:
@@ -107,12 +109,40 @@ def map_parts(file: IO[bytes], sizes: Sequence[int]) -> tuple[mmap.mmap, list[me
     return pages, parts
 
 
-def uncache(fd: int) -> None:
-    """Take what is on disk of a file out of the system's cache, where the system can: the pages of the next file are
-    then warm ones (measured: 25 MB take 10 ms of CPU to write and sync, 90 else)."""
-    if hasattr(os, "posix_fadvise"):
-        with suppress(OSError):
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+def write_direct(path: Path, parts: Iterable[memoryview]) -> int:
+    """Write the beginning of a file past the system's cache, as much of `parts` as fills whole blocks. Return how many
+    bytes that are; 0 where the system or the folder cannot. They last once the file is synced, which then has little to
+    wait for. Raises OSError.
+
+    Measured: 25 MB take 7 ms of CPU, in the cache's pages 8 to 90, as they are warm or fresh."""
+    if not hasattr(os, "O_DIRECT"):
+        return 0
+    room, filled, written = allocate(_DIRECT_BYTES), 0, 0
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_DIRECT | os.O_CLOEXEC)
+        try:
+            for part in parts:
+                while part:
+                    size = min(len(part), len(room) - filled)
+                    room[filled : filled + size] = part[:size]
+                    part, filled = part[size:], filled + size
+                    if filled == len(room):
+                        written += _write_whole(fd, room)
+                        filled = 0
+            return written + _write_whole(fd, room[: filled // _BLOCK_BYTES * _BLOCK_BYTES])
+        finally:
+            os.close(fd)
+    except OSError as error:
+        if error.errno == errno.EINVAL:
+            return 0
+        raise
+
+
+def _write_whole(fd: int, data: memoryview) -> int:
+    done = 0
+    while done < len(data):
+        done += os.write(fd, data[done:])
+    return done
 
 
 def can_reserve() -> bool:

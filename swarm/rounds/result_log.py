@@ -22,7 +22,7 @@ import msgspec
 
 from peer.bounds import SLICES_MAX, Hash, Number
 from peer.decoding import MALFORMED
-from peer.files import fsync_path, make_folder, map_parts, uncache, unwritable
+from peer.files import fsync_path, make_folder, map_parts, unwritable, write_direct
 from peer.footprint import kept
 from swarm.protocol.head import Head
 from swarm.rounds.exchange.spool_files import SpoolFiles
@@ -81,11 +81,11 @@ class ResultLog:
             self._spare = self._spare or self._new_file()
 
     def stage(self, name: bytes, parts: Sequence[memoryview]) -> None:
-        """Put the bytes of a large result on disk while it is not known yet to which state it leads. Raises
-        ResourceError."""
+        """Bring the bytes of a large result to the disk while it is not known yet to which state it leads: `write` has
+        to sync little more than the footer then. Raises ResourceError."""
         if sum(part.nbytes for part in parts) >= STAGED_BYTES:
-            with self._file_of(name) as path:
-                self._write(path, parts, b"")
+            with self._file_of(name) as path, _writing(path):
+                _write_body(path, parts)
 
     def write(self, result: LoggedResult, name: bytes) -> LoggedResult:
         """Put a result on disk, of which `stage` may have written the bytes under that name: it is synced when this
@@ -95,8 +95,13 @@ class ResultLog:
         footer = msgspec.msgpack.encode(_Footer(result.before, result.leads_to, sizes, result.key))
         footer += len(footer).to_bytes(_SIZE_BYTES, "big")
         with self._file_of(name) as path:
-            staged = path.exists() and path.stat().st_size == sum(sizes)
-            self._write(path, () if staged else result.parts, footer, append=staged)
+            with _writing(path):
+                if not path.exists() or path.stat().st_size != sum(sizes):
+                    _write_body(path, result.parts)
+                with path.open("ab") as file:
+                    file.write(footer)
+                    file.flush()
+                    os.fsync(file.fileno())
             self._whole[result.leads_to] = path
             self._begun.pop(name, None)
         if not kept.result_lies_in_a_file(sum(sizes)):
@@ -129,20 +134,6 @@ class ResultLog:
         except OSError as error:
             raise unwritable(self._folder, error) from error
         return Path(path)
-
-    def _write(self, path: Path, parts: Sequence[memoryview], footer: bytes, append: bool = False) -> None:
-        """Write and sync a file. A large one is seldom read again."""
-        try:
-            with path.open("ab" if append else "wb") as file:
-                for piece in parts:
-                    file.write(piece)
-                file.write(footer)
-                file.flush()
-                os.fsync(file.fileno())
-                if file.tell() >= STAGED_BYTES:
-                    uncache(file.fileno())
-        except OSError as error:
-            raise unwritable(path, error) from error
 
     def load(self) -> dict[bytes, LoggedResult]:
         """Return all results that are whole, by the state that they lead to."""
@@ -197,6 +188,25 @@ def path_between(results: Mapping[bytes, LoggedResult], state_hash: bytes, goal:
         path.append(results[goal])
         goal = results[goal].before.state_hash
     return path[::-1]
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise unwritable(path, error) from error
+
+
+def _write_body(path: Path, parts: Sequence[memoryview]) -> None:
+    """Write a file anew, without a sync. A large one is seldom read again, so it goes past the system's cache."""
+    with path.open("wb") as file:
+        is_large = sum(part.nbytes for part in parts) >= STAGED_BYTES
+        here = write_direct(path, parts) if is_large else 0
+        file.seek(here)
+        for part in parts:
+            file.write(part[min(here, part.nbytes) :])
+            here -= min(here, part.nbytes)
 
 
 def _read_footer(path: Path) -> _Footer | None:
