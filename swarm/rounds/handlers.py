@@ -83,7 +83,7 @@ class SliceHandlers:
 
     async def _on_contribution(self, call: Call[SliceOf]) -> Done:
         exchange = await self._actor.exchange_named(call.body.key, call.peer)
-        exchange.take_contribution(call.body, call.peer, call.payload)
+        await exchange.take_contribution(call.body, call.peer, call.payload)
         return Done()
 
     async def _on_relay(self, call: Call[SliceOf]) -> Done:

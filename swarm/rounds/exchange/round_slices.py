@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from math import fsum, isclose
-from typing import NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
+import trio
 from blake3 import blake3
 
 from optim.bundles import Bundles, bundle_hash
@@ -16,6 +17,8 @@ from peer.errors import ProtocolViolation, ResourceError
 from peer.footprint import kept
 from swarm.protocol.plan import Contribution
 
+INLINE_BYTES: Final = 1 << 18  # to hash them takes as long as the way to a thread and back
+Found = TypeVar("Found")
 Spool = Callable[[Sequence[memoryview]], Awaitable[list[memoryview]]]
 """Returns the same bytes as they lie in a file. Raises ResourceError."""
 
@@ -28,9 +31,31 @@ class ReceivedSlice(NamedTuple):
     sqnorm: float
 
 
+class Measured(NamedTuple):
+    """What a pass over a slice's bytes has found."""
+
+    hash: bytes
+    sqnorm: float | ProtocolViolation
+    """What is wrong with a slice that does not decode."""
+
+
 class FalseSlice(ProtocolViolation):
     """A slice has the hash that its contributor has committed to, and does not decode or has another norm. A peer that
     passes it on is not to blame."""
+
+
+def measure(coding: Coding, index: int, data: memoryview) -> Measured:
+    """Hash a slice and decode it, in one thread: the second pass finds its bytes in the cache."""
+    name = blake3(data).digest()
+    try:
+        return Measured(name, coding.message_sqnorm(index, data))
+    except ProtocolViolation as error:
+        return Measured(name, error)
+
+
+async def off_the_loop(work: Callable[[memoryview], Found], data: memoryview) -> Found:
+    """Work on a slice's bytes: on many of them in a thread, since other calls wait for this one."""
+    return work(data) if len(data) <= INLINE_BYTES else await trio.to_thread.run_sync(work, data)
 
 
 @dataclass
@@ -78,19 +103,18 @@ class RoundSlices:
         found = self.received.get((index, body.member.peer))
         return found is not None and found.hash == self.hash_of(bundles, index, body)
 
-    def take(self, coding: Coding, bundles: Bundles, index: int, body: Contribution, data: memoryview) -> None:
-        """Keep a contributor's slice. Raise `ProtocolViolation` if its hash is not the one that the contributor has
-        committed to, `FalseSlice` if only its values or their norm are wrong."""
-        name = blake3(data).digest()
+    def take(self, bundles: Bundles, index: int, body: Contribution, data: memoryview, found: Measured) -> None:
+        """Keep a contributor's slice, of which `measure` has found this. Raise `ProtocolViolation` if its hash is not
+        the one that the contributor has committed to, `FalseSlice` if only its values or their norm are wrong."""
+        name, sqnorm = found
         if name != self.hash_of(bundles, index, body):
             raise ProtocolViolation("a slice differs from the hash its sender committed to")
         bundle, peer = bundles.of(index), body.member.peer
         others = [i for i in bundles.indices(bundle) if i != index]
         here = [self.received[i, peer].sqnorm for i in others if self.has(bundles, i, body)]
-        try:
-            sqnorm, committed = coding.message_sqnorm(index, data), body.sqnorms[bundle]
-        except ProtocolViolation as error:
-            raise FalseSlice(str(error)) from error
+        if isinstance(sqnorm, ProtocolViolation):
+            raise FalseSlice(str(sqnorm)) from sqnorm
+        committed = body.sqnorms[bundle]
         total = fsum([*here, sqnorm])
         below = total <= committed * (1 + SQNORM_CLOSE)  # also refuses NaN
         if not (isclose(total, committed, rel_tol=SQNORM_CLOSE) if len(here) == len(others) else below):

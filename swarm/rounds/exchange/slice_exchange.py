@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 import trio
@@ -30,11 +31,10 @@ from swarm.protocol.messages import CONTRIBUTION, FETCH_RESULT, RELAY, RESULT, D
 from swarm.protocol.plan import Contribution
 from swarm.rounds.context import RoundContext
 from swarm.rounds.exchange.merge_order import MergeOrder
-from swarm.rounds.exchange.round_slices import FalseSlice, RoundSlices, Spool
+from swarm.rounds.exchange.round_slices import FalseSlice, RoundSlices, Spool, measure, off_the_loop
 
 SENDS_PER_PEER: Final = 2  # keeps a link busy while a call waits for its answer, and leaves room for other peers
 THREADS: Final = max(1, usable_cores() // 2)  # two threads on one core compete for its cache
-HASHED_INLINE_BYTES: Final = 1 << 18  # takes as long as the way to a thread and back
 RETRY_PAUSE_S: Final = 0.25
 RETRY_PAUSE_MAX_S: Final = 1.0  # a dead peer is tried until the exchange ends
 REFUSALS_MAX: Final = 8
@@ -227,7 +227,7 @@ class SliceExchange:
                 data = await self._fetch_slice(index, holder)
                 if data is None:
                     return
-                here[index] = await trio.to_thread.run_sync(_hash, data), data
+                here[index] = await off_the_loop(_hash, data), data
             if bundle_hash([here[index][0] for index in indices]) == name:
                 for index in indices:
                     self._keep(index, *here[index])
@@ -262,15 +262,16 @@ class SliceExchange:
         if self._has(named.index, body):
             raise RoundError("that slice is here already: send the next")
 
-    def take_contribution(self, named: SliceOf, sender: str, data: memoryview) -> None:
+    async def take_contribution(self, named: SliceOf, sender: str, data: memoryview) -> None:
         """Keep a contributor's slice. Raise `ProtocolViolation` unless it is what the contributor committed to; where
         the contributor itself has committed to a false one, a peer that passed it on is not to blame."""
         index, peer = named.index, named.contributor or sender
         body = self._contributor(index, peer)
         if self._has(index, body):
             return  # sent again after a lost answer
+        found = await off_the_loop(partial(measure, self.order.coding, index), data)
         try:
-            self._slices.take(self.order.coding, self._bundles, index, body, data)
+            self._slices.take(self._bundles, index, body, data, found)
         except FalseSlice as error:
             if peer == sender:
                 raise
@@ -291,7 +292,7 @@ class SliceExchange:
         """Send a contributor's slice to its owner. Raise `ProtocolViolation` unless it is what the peer committed to:
         the owner would take it for this peer's fault. Raises `NetworkError` if the owner is not reached from here."""
         body = self._relayed(index, peer)
-        if await trio.to_thread.run_sync(_hash, data) != self._slices.hash_of(self._bundles, index, body):
+        if await off_the_loop(_hash, data) != self._slices.hash_of(self._bundles, index, body):
             raise ProtocolViolation("a slice differs from the hash its sender committed to")
         owner, named = self.owners[index], SliceOf(self.order.key, index, peer, self.list_of(index, body))
         try:
@@ -319,7 +320,7 @@ class SliceExchange:
 
     async def take_result(self, index: int, data: memoryview) -> None:
         """Keep a merged slice from its owner."""
-        name = _hash(data) if len(data) <= HASHED_INLINE_BYTES else await trio.to_thread.run_sync(_hash, data)
+        name = await off_the_loop(_hash, data)
         if index not in self.results:
             self._keep(index, name, data)
 

@@ -147,7 +147,7 @@ async def test_a_peer_that_passes_a_slice_on_is_not_blamed_where_it_does_not_dec
     body: Any = SimpleNamespace(member=OTHER, hashes=BUNDLES.hashes(HASHES), sqnorms=(1.0, 1.0))
     exchange = exchange_at(["A", "A", "A"], host, body, message_sqnorm=fails)
     with pytest.raises(RoundDiscarded):
-        exchange.take_contribution(SliceOf(b"key", 2, "C"), "B", DATA[2])
+        await exchange.take_contribution(SliceOf(b"key", 2, "C"), "B", DATA[2])
     assert server.penalized == ["C"]
 
 
@@ -214,10 +214,10 @@ async def test_a_peer_that_passes_a_slice_on_is_not_blamed_for_its_contributors_
     listed = tuple(HASHES[:2])
     for index in (0, 1):
         exchange.expect_contribution(SliceOf(b"key", index, "C", listed), "B", 4)
-    exchange.take_contribution(SliceOf(b"key", 0, "C", listed), "B", DATA[0])
+    await exchange.take_contribution(SliceOf(b"key", 0, "C", listed), "B", DATA[0])
     with pytest.raises(RoundDiscarded):
-        exchange.take_contribution(SliceOf(b"key", 1, "C", listed), "B", DATA[1])
+        await exchange.take_contribution(SliceOf(b"key", 1, "C", listed), "B", DATA[1])
     assert server.penalized == ["C"]
     with pytest.raises(ProtocolViolation, match="another norm"):  # from the contributor itself
-        exchange.take_contribution(SliceOf(b"key", 1, "", listed), "C", DATA[1])
+        await exchange.take_contribution(SliceOf(b"key", 1, "", listed), "C", DATA[1])
     assert exchange.input_of(0, body) == DATA[0] and exchange.input_of(1, body) is None
