@@ -199,7 +199,8 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 def _write_body(path: Path, parts: Sequence[memoryview]) -> None:
-    """Write a file anew, without a sync. A large one is seldom read again, so it goes past the system's cache."""
+    """Write all but the footer, without a sync. A large result is seldom read again, so it goes past the system's
+    cache."""
     with path.open("wb") as file:
         is_large = sum(part.nbytes for part in parts) >= STAGED_BYTES
         here = write_direct(path, parts) if is_large else 0
