@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from benchmarks.common.markdown import table
+
+HEAD: Final = (
+    "peers x values|runs|ours, s|hivemind, s|times as fast (bar)|CPU s a peer|hivemind|share (bar)|page faults"
+)
 
 
 def section(figures: dict[str, Any]) -> str:
     """Return the medians of each size as a row."""
-    head = [
-        "peers x values",
-        "ours, s",
-        "hivemind, s",
-        "times as fast (bar)",
-        "CPU s a peer",
-        "hivemind",
-        "share (bar)",
-    ]
     rows = [
         [
             row["name"],
+            str(len(row["runs"])),
             f"{row['ours_s']:.3f}",
             f"{row['hivemind_s']:.3f}",
             judged(row["times"], row["bar"], row["bar"] is None or row["times"] >= row["bar"]),
@@ -32,13 +28,11 @@ def section(figures: dict[str, Any]) -> str:
         ]
         for row in figures["rows"]
     ]
-    runs = max(len(row["runs"]) for row in figures["rows"])
     agreed = "yes" if all(row["identical"] for row in figures["rows"]) else "**no**"
     return (
-        table([*head, "page faults", "TCP / memory, s"], rows)
-        + f"\n\nMedians of {runs} runs where there is a bar, by turns, else one run. Page faults are a peer's in a"
-        f" round after the third. All peers of each run have the same bits: {agreed}. The last column is the machine's"
-        " limit for the same bytes."
+        table([*HEAD.split("|"), "TCP / memory, s"], rows)
+        + "\n\nMedians of the runs, which went by turns. Page faults are a peer's in a round after the third. All peers"
+        f" of each run have the same bits: {agreed}. The last column is the machine's limit for the same bytes."
     )
 
 

@@ -10,6 +10,8 @@ import torch
 
 from benchmarks.rounds.averaging import judge, ours_of
 from benchmarks.rounds.averaging_data import float64_mean, save
+from benchmarks.rounds.averaging_sizes import Size, summary
+from benchmarks.rounds.size_rows import section
 
 GROUP = [{"peer": "A"}, {"peer": "B"}, {"peer": "C"}]
 
@@ -43,3 +45,24 @@ def test_the_result_is_compared_with_the_mean_of_those_that_were_merged(
     figures = {"files": [tmp_path / "ours-0"], "merged": merged, "seconds": [1.0]}
     judged = judge(figures, {"all": float64_mean(range(3), 100)}, peers=3, numel=100)
     assert judged["error_all"] >= error and (error or judged["error_all"] < 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("times", "share", "identical", "passed", "said"),
+    [
+        ([2.0, 2.4, 3.0], 0.5, True, True, ("2.40 (2.3)", "0.50 (0.5)", "same bits: yes")),
+        ([3.0, 2.2, 2.1], 0.5, True, False, ("**2.20** (2.3)", "0.50 (0.5)", "same bits: yes")),
+        ([2.4, 2.4, 2.4], 0.6, True, False, ("2.40 (2.3)", "**0.60** (0.5)", "same bits: yes")),
+        ([2.4, 2.4, 2.4], 0.4, False, False, ("2.40 (2.3)", "0.40 (0.5)", "same bits: **no**")),
+    ],
+)
+def test_a_size_keeps_its_bars_by_the_medians_of_its_runs(
+    times: list[float], share: float, identical: bool, passed: bool, said: tuple[str, ...]
+) -> None:
+    names = ("ours_s", "hivemind_s", "ours_cpu_s", "hivemind_cpu_s", "faults", "tcp_s", "memory_s")
+    one = {**dict.fromkeys(names, 1.0), "cpu_share": share, "codec": "blockwise8"}
+    runs = [{**one, "times": ratio, "identical": identical or number > 0} for number, ratio in enumerate(times)]
+    row = summary(Size(4, 25_000_000, 8, 7, bar=2.3, cpu_bar=0.5), runs)
+    assert row["name"] == "4 x 25M, 8 bits" and row["passed"] is passed
+    page = section({"rows": [row]})
+    assert all(words in page for words in said), page
