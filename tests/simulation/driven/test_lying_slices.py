@@ -55,7 +55,7 @@ def test_schedules_with_lies_hold(setup: str, seed: int) -> None:
     assert not tally.found and tally.heads > 1
 
 
-def _takes_any_bytes(slices: RoundSlices, coding: Any, bundles: Any, index: int, body: Any, data: memoryview) -> None:
+def _takes_any_bytes(slices: RoundSlices, bundles: Any, index: int, body: Any, data: memoryview, found: Any) -> None:
     name = slices.hash_of(bundles, index, body) or b""
     slices.received[index, body.member.peer] = round_slices.ReceivedSlice(name, data, 0.0)
 
