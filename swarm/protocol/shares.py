@@ -1,0 +1,152 @@
+"""How large a part of a round each member merges, by the speed of its link.
+
+The owner of a share a of the slices receives that part of all other updates and sends its results to all others; like
+everybody it sends the rest of its own update and receives the rest of the results. With updates of M bytes, results of
+R bytes, n contributors and a link of u bytes/s up and d down, it needs at least
+
+    up  (M + ((n - 1) R - M) a) / u        down  (R + ((n - 1) M - R) a) / d        seconds.
+
+The shares are those with which the slowest needs the least time. For M = R and u = d that is what hivemind's
+`load_balance_peers` minimises. One member with all slices is a parameter server, equal shares are a butterfly.
+
+Speeds are what other members have measured: nobody counts by its own claim, and one false measurement moves no median.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil, inf, log2
+from statistics import median_low
+from typing import Final
+
+SHARE_MAX: Final = 255  # of the largest share, in a plan
+MOST_OF_EQUAL: Final = 4.0  # times an equal share
+MOST_OF_ALL: Final = 0.5
+GAIN_MIN: Final = 1.25  # times as quick as with equal shares: measurements are noisy
+WORTH_S: Final = 1.0  # an exchange in less time is limited by processors and round trips
+HALVINGS: Final = 60
+
+CODE_MAX: Final = 255
+_CODE_STEPS: Final = 12.0  # a factor of two
+_CODE_ONE: Final = 1000.0  # bytes/s of code 1
+CODES_EACH: Final = 2  # up and down
+
+
+@dataclass(frozen=True)
+class Link:
+    """What a member's link carries, bytes/s; infinity where nothing shows a limit."""
+
+    up: float
+    down: float = inf
+
+
+def seconds(share: float, link: Link, contributors: int, message: float, result: float) -> float:
+    """Return the least time of a member with this share; `message`, `result`: bytes of a whole update and result."""
+    up = message + ((contributors - 1) * result - message) * share
+    down = result + ((contributors - 1) * message - result) * share
+    return max(up / link.up, down / link.down)
+
+
+def divide(links: Sequence[Link | None], message: float, result: float) -> list[float]:
+    """Return the shares with which the slowest owner needs the least time; 0 for None, which contributes and owns
+    nothing. The least time is found by bisection: the more time, the larger a share a link can carry. A link too slow
+    for its own update gets 0 too. Raises ValueError if nobody may own."""
+    owners = [link for link in links if link is not None]
+    if not owners:
+        raise ValueError("a round needs an owner")
+    n, most = len(links), most_of(len(owners), len(owners))
+
+    def carried(link: Link | None, time_s: float) -> float:
+        if link is None:
+            return 0.0
+        share = most
+        for rate, fixed, other in ((link.up, message, result), (link.down, result, message)):
+            slope = (n - 1) * other - fixed
+            if slope > 0 and rate < inf:
+                share = min(share, (time_s * rate - fixed) / slope)
+        return max(0.0, share)
+
+    low, high = 0.0, max(seconds(1.0, link, n, message, result) for link in owners)
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        if sum(carried(link, middle) for link in links) >= 1.0:
+            high = middle
+        else:
+            low = middle
+    shares = [carried(link, high) for link in links]
+    whole = sum(shares)
+    return [share / whole for share in shares]
+
+
+def weights_of(links: Sequence[Link | None], message: float, result: float) -> tuple[int, ...]:
+    """Return the shares of a plan, the largest as `SHARE_MAX`; none where equal ones are about as quick."""
+    n, owners = len(links), sum(link is not None for link in links)
+    if not owners or message <= 0:
+        return ()
+    shares = divide(links, message, result)
+    equal_s = max(seconds(1 / owners, link, n, message, result) for link in links if link is not None)
+    time_s = max(seconds(a, link, n, message, result) for a, link in zip(shares, links, strict=True) if link)
+    if equal_s < max(WORTH_S, GAIN_MIN * time_s):
+        return ()
+    return tuple(round(SHARE_MAX * share / max(shares)) for share in shares)
+
+
+def most_of(members: int, owners: int) -> float:
+    """Return the largest share that one of `members` may have, if `owners` of them share all: four times an equal one,
+    and half, as far as the others can take the rest."""
+    return max(min(MOST_OF_EQUAL / members, MOST_OF_ALL), 1 / owners)
+
+
+def deal(weights: Sequence[int], slices: int) -> list[int]:
+    """Return how many slices each member gets: in proportion to its weight (Webster's method), none above `most_of`.
+    Where no weight is above 0, all are alike."""
+    weights = weights if any(weights) else [1] * len(weights)
+    most = ceil(slices * most_of(len(weights), sum(weight > 0 for weight in weights)))
+    counts = [0] * len(weights)
+    waiting = [(-float(weight), index) for index, weight in enumerate(weights) if weight > 0]
+    heapq.heapify(waiting)
+    for _ in range(slices):
+        _, index = waiting[0]
+        counts[index] += 1
+        if counts[index] < most:
+            heapq.heapreplace(waiting, (-weights[index] / (2 * counts[index] + 1), index))
+        else:
+            heapq.heappop(waiting)
+    return counts
+
+
+# -- measurements ------------------------------------------------------------------------------------------------------
+
+
+def code_of(rate: float) -> int:
+    """Return a rate in bytes/s as a byte: steps of 6 percent from 1 kB/s on; 0 for an unknown one."""
+    if not 0 < rate < inf:
+        return 0
+    return max(1, min(CODE_MAX, round(1 + _CODE_STEPS * log2(rate / _CODE_ONE))))
+
+
+def rate_of(code: int) -> float:
+    """Return the rate of a code above 0, bytes/s."""
+    return float(_CODE_ONE * 2.0 ** ((code - 1) / _CODE_STEPS))
+
+
+def links_of(measured: Mapping[int, bytes], members: int) -> list[Link]:
+    """Return the links of all members, each the lower median of what the others have measured of it; one that nobody
+    has measured counts as the usual one. Empty if nothing is known.
+
+    `measured`: what a member says, by its number: `CODES_EACH` codes a member, in order, of the rate at which that one
+    can send and of the rate at which it can receive, 0 where nothing showed it."""
+    ups, downs = list[float](), list[float]()
+    for number in range(members):
+        told = [codes[CODES_EACH * number :][:CODES_EACH] for by, codes in measured.items() if by != number]
+        told = [codes for codes in told if len(codes) == CODES_EACH]
+        up = [rate_of(codes[0]) for codes in told if codes[0]]
+        down = [rate_of(codes[1]) if codes[1] else inf for codes in told]
+        ups.append(median_low(up) if up else 0.0)
+        downs.append(median_low(down) if down else inf)
+    known = [up for up in ups if up]
+    if not known:
+        return []
+    return [Link(up or median_low(known), down) for up, down in zip(ups, downs, strict=True)]
