@@ -5,6 +5,7 @@
 STATE is where the outer state lies, as `peer join --state` has it. Prints its address, reads the whole group, takes
 part in ROUNDS rounds and prints its figures. All peers hold the key of a temporary coordinator (in FOLDER) and sign the
 start of the first term with it. Ed25519 is deterministic, so they sign the same bytes: no further process is needed.
+`BENCHMARK_LISTEN` names the IP address to listen at; with `BENCHMARK_BY_LINK` members merge by their links.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import resource
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -33,7 +35,7 @@ from optim.strategies.dense import DenseFormat
 from optim.strategies.diloco import DilocoStrategy
 from peer.checkpoint.generation import FileRoom, MemoryRoom, StateRoom
 from peer.config import InnerConfig
-from peer.events import EventLog
+from peer.events import Event, EventLog
 from peer.identity import Identity, sign_body
 from peer.model.layout import FlatLayout, TensorSlot
 from peer.net.host import HostConfig, open_host
@@ -101,8 +103,14 @@ class Observer:
         self.merged: dict[int, list[str]] = {}  # by round, but for those whose state was fetched
         self.cpu_s: dict[int, float] = {}  # by round: of this process since its start
         self.faults: dict[int, int] = {}  # by round: pages that it has had mapped since its start
+        self.phases: dict[str, dict[int, float]] = {"exchange": {}, "vote": {}}  # by round: when it began
         self.before_last: torch.Tensor | None = None
         self._parts, self._rounds = parts, rounds
+
+    def note(self, event: Event) -> None:
+        """Note when an exchange begins and ends."""
+        if event.name == "phase_entered" and (begun := self.phases.get(str(event.fields["phase"]))) is not None:
+            begun[int(str(event.fields["round"]))] = time.monotonic()
 
     async def committed(self, head: Head, merged: Sequence[Contribution] | None) -> None:
         await trio.lowlevel.checkpoint()
@@ -153,21 +161,26 @@ async def main(number: int, numel: int, codec: str, rounds: int, state_place: st
     states = folder / f"states-{number}" if state_place == "disk" else None
     state = diloco_state(numel, codec, DilocoOuter(lr=1.0, momentum=0.0), states)
     log = EventLog()
-    async with open_host(HostConfig(identity=identity, events=log)) as host, trio.open_nursery() as nursery:
+    listen = (f"/ip4/{os.environ.get('BENCHMARK_LISTEN', '127.0.0.1')}/tcp/0",)
+    schedule = replace(SCHEDULE, by_link="BENCHMARK_BY_LINK" in os.environ)
+    config = HostConfig(identity=identity, events=log, listen=listen)
+    async with open_host(config) as host, trio.open_nursery() as nursery:
         snapshots = SnapshotStore(state.size_bytes, 8 << 20)
         snapshots.serve(host.rpc)
         fault = "BARNRAISE_FAULT" in os.environ or "BENCHMARK_FAULT" in os.environ
         trainer, timeouts = NoTraining(delta_of(number, numel)), AdaptiveTimeouts(0.0 if fault else TIMEOUT_S)
-        parts = ReplicaParts(host, state, snapshots, trainer, SCHEDULE, timeouts, folder / host.peer_id)
-        config = AgreementConfig(
+        parts = ReplicaParts(host, state, snapshots, trainer, schedule, timeouts, folder / host.peer_id)
+        agreement = AgreementConfig(
             genesis=genesis("benchmark", state.tree.root),
             peer=host.peer_id,
             coordinator=authority.peer_id,
             rounds=rounds,
         )
-        work = work_of(state.strategy, SCHEDULE, lambda head: timeouts.exchange_s(timeouts.exchange_bytes))
-        driver = await restore_replica(parts, config, work, lambda: ())
+        exchange_s = lambda head: timeouts.exchange_s(timeouts.exchange_bytes)  # noqa: E731
+        work = work_of(state.strategy, schedule, exchange_s, bytes_of=lambda head: timeouts.update_bytes)
+        driver = await restore_replica(parts, agreement, work, lambda: ())
         observer = Observer(parts, rounds)
+        log.subscribe(observer.note)
         driver.listen(observer)
         me = driver.me
         print(json.dumps({"peer": me.peer, "session": me.session, "addresses": host.addresses}), flush=True)
@@ -176,6 +189,8 @@ async def main(number: int, numel: int, codec: str, rounds: int, state_place: st
             "peer": me.peer,
             "seconds": observer.seconds,
             "merged": observer.merged,
+            "phases": observer.phases,
+            "owned": list(driver.actor.exchanges.values())[-1].order.owners.count(me.peer),
             "cpu_s": (max(observer.cpu_s.values()) - min(observer.cpu_s.values())) / (rounds - min(observer.cpu_s)),
             "faults": [later - before for before, later in pairwise(observer.faults.values())],
             "wire_bytes": sent_bytes([os.getpid()]),

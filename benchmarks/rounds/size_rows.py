@@ -1,4 +1,4 @@
-"""The section of RESULTS.md about rounds of several sizes."""
+"""The sections of RESULTS.md about rounds of several sizes, and on links of unequal speed."""
 
 from __future__ import annotations
 
@@ -41,3 +41,22 @@ def judged(value: float, bar: float | None, passed: bool) -> str:
     if bar is None:
         return f"{value:.2f}"
     return f"{value:.2f} ({bar:g})" if passed else f"**{value:.2f}** ({bar:g})"
+
+
+def by_link(figures: dict[str, Any]) -> str:
+    """Return the seconds of an exchange on each network as a row."""
+    rows = [
+        [
+            row["name"],
+            f"{row['equal']['exchange_s']:.2f} ({row['limits']['equal_s']:.2f})",
+            f"{row['by_link']['exchange_s']:.2f} ({row['limits']['by_link_s']:.2f})",
+            judged(row["times"], row["bar"], row["times"] >= row["bar"]),
+            " ".join(map(str, row["by_link"]["owned"])),
+        ]
+        for row in figures["rows"]
+    ]
+    head = ["links", "equal shares, s (limit)", "by link, s (limit)", "times as quick (bar)", "slices by peer"]
+    return (
+        f"{figures['params']:,} values at 8 bits. The limit is what the slowest link needs for its bytes; hivemind's"
+        f" `load_balance_peers` finds the same one by link.\n\n{table(head, rows)}"
+    )

@@ -11,7 +11,6 @@ from typing import Final
 
 import trio
 from libp2p.utils.address_validation import get_available_interfaces
-from multiaddr import Multiaddr
 
 from cli.checks.machine import Finding, State, disk_finding, disk_speed_finding, failure, memory_finding
 from cli.checks.served_model import model_findings
@@ -27,7 +26,7 @@ from peer.net.host import Host, open_host
 from peer.net.nat.reachability import Reachability, probe
 from swarm.client.session import DialBackConfig, RunClient, open_client
 from swarm.inference.record import run_schemas
-from swarm.membership.reachability import CONNECT_S, DIAL_BACK, DialBackReply, DialBackRequest
+from swarm.membership.reachability import CONNECT_S, DIAL_BACK, DialBackReply, DialBackRequest, tcp_ports
 from swarm.placement.stages import group_most, leader_most
 from swarm.protocol.agreement.round.attempt import SLOW_BITS_S
 from swarm.run.manifest import Manifest, ServedModelManifest
@@ -216,7 +215,8 @@ def reach_finding(
         )
     if relay:
         return Finding("reachable", "ok", f"relayed: through {relay}; {why}", remedy)
-    return Finding("reachable", "warning", why, remedy)
+    role = f"client: {why}. It takes part all the same: it dials the others, and merges nothing"
+    return Finding("reachable", "warning", why if reach is None else role, remedy)
 
 
 def _why_not_dialled(reach: DialBackReply | None, own: tuple[str, ...]) -> tuple[str, str]:
@@ -267,16 +267,15 @@ def path_finding(path: Reachability) -> Finding:
 async def _reach_finding(client: RunClient, paths: Sequence[Reachability] = ()) -> Finding:
     """Ask the connected peers to dial this machine. One on this machine itself counts only if there is no other."""
     host = client.host
-    addresses = [Multiaddr(address) for address in host.addresses if not is_circuit(address)]
-    ports = tuple({int(address.value_for_protocol("tcp")) for address in addresses})
+    ports = tcp_ports(address for address in host.addresses if not is_circuit(address))
     relayed = [address for address in host.addresses if is_circuit(address)]
     reach: DialBackReply | None = None
     for peer in host.connected:
         try:
-            reply = await host.rpc.call(peer, DIAL_BACK, DialBackRequest(ports[:4]), timeout_s=2 * CONNECT_S)
+            reply = await host.rpc.call(peer, DIAL_BACK, DialBackRequest(ports), timeout_s=2 * CONNECT_S)
         except BarnraiseError:
             continue
-        if not answers(reply.body, ports[:4]):
+        if not answers(reply.body, ports):
             continue
         reach = reply.body
         is_open = any(outcome == "open" for _, outcome in reach.outcomes)

@@ -119,6 +119,11 @@ _STAGE_MAX = (1 << 16) - 1
 )
 @network_options(listen="/ip4/0.0.0.0/tcp/0")
 @map_port_option
+@click.option(
+    "--client/--no-client",
+    default=False,
+    help="Dial the other peers, be dialled by none, and merge nothing: so a peer is by itself where it is not reached.",
+)
 @lan_option
 @click.option("--json", "as_json", is_flag=True, help="Print every event as a JSON line instead of a live view.")
 @tied_option
@@ -151,6 +156,7 @@ def join(
     announce: tuple[str, ...],
     relays: tuple[str, ...],
     map_port: bool,
+    client: bool,
     lan: bool,
     as_json: bool,
     tied: bool,
@@ -188,6 +194,7 @@ def join(
         announce=announce,
         relays=relays,
         map_port=map_port,
+        client=client,
         lan=lan,
         device=hardware.device,
         devices=hardware.devices,

@@ -168,6 +168,8 @@ def _show(seen: SwarmStatus) -> None:
     for peer in seen.peers:
         if peer.skipped:
             console.print(Text(_skipped_text(peer), style="red" if peer.skipped == peer.steps else ""))
+    if clients := [plain(peer.name) for peer in seen.peers if peer.client]:
+        console.print(f"{', '.join(clients)} cannot be dialled: {'they merge' if clients[1:] else 'it merges'} nothing")
     if any(_is_outside(seen, peer) for peer in seen.peers):
         console.print("+  not a member of the last commit: joining, or behind")
     if seen.silent:

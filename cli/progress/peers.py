@@ -187,6 +187,14 @@ def _port_mapped(view: ViewState, row: Row, at: float, fields: Fields) -> None:
     view.note(f"{row.name}: the router forwards {fields['address']} to this machine")
 
 
+def _client_mode(view: ViewState, row: Row, at: float, fields: Fields) -> None:
+    view.note(f"{row.name} cannot be dialled: it dials the others, and merges nothing")
+
+
+def _client_mode_ended(view: ViewState, row: Row, at: float, fields: Fields) -> None:
+    view.note(f"{row.name} can be dialled again")
+
+
 def _peer_suspect(view: ViewState, row: Row, at: float, fields: Fields) -> None:
     peer = str(fields.get("peer", ""))
     if peer not in view.missed:
@@ -306,6 +314,8 @@ PEER_EVENTS: Final[dict[str, Callable[[ViewState, Row, float, Fields], None]]] =
     "state_progress": _state_progress,
     "contact_failed": _problem,
     "lan_unusable": _problem,
+    "client_mode": _client_mode,
+    "client_mode_ended": _client_mode_ended,
     "port_mapped": _port_mapped,
     "port_not_mapped": _problem,
     "relay_failed": _relay_failed,

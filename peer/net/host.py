@@ -130,7 +130,7 @@ class Host:
     def addresses(self) -> tuple[str, ...]:
         """Full multiaddrs at which other peers can dial us, those through a relay last; as many as others keep."""
         most, relayed = self._config.limits.addresses_per_peer, self.traversal.addresses
-        direct = self._config.announce or (*self.traversal.mapped, *self.listening())
+        direct = self.traversal.direct(self._config.announce, self.listening())
         announced = (*direct[: max(1, most - len(relayed))], *relayed)[:most]
         return tuple(f"{address.removesuffix(f'/p2p/{self.peer_id}')}/p2p/{self.peer_id}" for address in announced)
 
@@ -157,10 +157,10 @@ class Host:
     def bytes_by_peer(self) -> Mapping[str, Traffic]:
         return self._meter.by_peer
 
-    def measured_bandwidth(self, peer_id: str) -> float | None:
-        """Return the smoothed bytes/s of bulk transfers with a peer, None before the first."""
+    def received_from(self, peer_id: str) -> tuple[int, float]:
+        """Return the bytes of payloads that came from a peer, and the seconds in which they were read."""
         traffic = self._meter.by_peer.get(peer_id)
-        return None if traffic is None else traffic.bandwidth
+        return (0, 0.0) if traffic is None else (traffic.payload_bytes, traffic.payload_s)
 
     def is_connected(self, peer_id: str) -> bool:
         """Return whether there is a live connection to a peer."""

@@ -1,4 +1,4 @@
-"""Upload and download caps: token buckets, and the counters behind `bytes_up` and `measured_bandwidth`."""
+"""Upload and download caps: token buckets, and the counters behind `bytes_up` and `received_from`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ import trio
 
 _BURST_S = 0.25
 _TICK_S = 1e-3  # no sleep shorter than a clock can tell
-_SMOOTHING = 0.1
 _PEERS_MAX = 4096
-_BULK_BYTES = 256 << 10  # below this a transfer measures latency, not bandwidth
 
 
 class TokenBucket:
@@ -71,7 +69,10 @@ class Traffic:
     bytes_down: int = 0
     heard_at: float = float("-inf")
     """trio's time at the last byte from this peer."""
-    bandwidth: float | None = None
+    payload_bytes: int = 0
+    """Of the payloads from this peer, what came while they were read."""
+    payload_s: float = 0.0
+    """The seconds in which that came."""
 
 
 @dataclass
@@ -110,14 +111,8 @@ class Meter:
         traffic.bytes_down += size_bytes
         traffic.heard_at = trio.current_time()
 
-    def transferred(self, peer: str, size_bytes: int, seconds: float) -> None:
-        """Fold one payload's speed into the peer's smoothed bandwidth (bytes/s).
-
-        Averages seconds a byte, because a payload that was buffered already seems infinitely fast.
-        """
-        if size_bytes < _BULK_BYTES:
-            return
-        speed = size_bytes / max(seconds, 1e-4)
+    def read(self, peer: str, size_bytes: int, seconds: float) -> None:
+        """Count what came of a payload while it was read."""
         traffic = self.traffic(peer)
-        old = traffic.bandwidth
-        traffic.bandwidth = speed if old is None else 1 / ((1 - _SMOOTHING) / old + _SMOOTHING / speed)
+        traffic.payload_bytes += size_bytes
+        traffic.payload_s += seconds

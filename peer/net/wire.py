@@ -136,12 +136,9 @@ class Frames:
             self._meter.sent(self._peer, len(frame), self._channel.bulk)
             return
         async with self._channel.turn():
-            began = time.perf_counter()
             await self._channel.send(frame)  # only now: a peer that has the header waits for the payload
             self._meter.sent(self._peer, len(frame), self._channel.bulk)
             await self._send_pieces(payload, advance)
-            seconds = time.perf_counter() - began
-        self._meter.transferred(self._peer, payload.nbytes, seconds)
 
     async def _send_pieces(self, payload: memoryview, advance: Callable[[int], None] | None) -> None:
         step = self._meter.upload.piece_bytes(PIECE_BYTES)
@@ -197,7 +194,7 @@ class Frames:
             advance(ready)
         if ready == size_bytes:
             return view
-        started = time.perf_counter()
+        started, ahead = time.perf_counter(), ready
         with trio.CancelScope() as idle:
             while ready < size_bytes:
                 if idle_s is not None:
@@ -211,7 +208,7 @@ class Frames:
                 await self._count(count)
         if idle.cancelled_caught:
             raise ConnectionLost(f"{self._peer} paused for more than {idle_s:g} s at {ready} of {size_bytes} bytes")
-        self._meter.transferred(self._peer, size_bytes, time.perf_counter() - started)
+        self._meter.read(self._peer, size_bytes - ahead, time.perf_counter() - started)
         return view
 
     async def ended(self) -> None:

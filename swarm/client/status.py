@@ -66,6 +66,8 @@ class MemberStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Micro-batches a second that were counted there lately."""
     ready_in_s: float
     """Seconds until the peer expects to be at work in `stage`."""
+    client: bool = False
+    """Whether no other peer can dial it, by its own word: it merges nothing."""
 
 
 class StageStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -300,6 +302,7 @@ def _member(peer: str, record: MemberRecord, in_head: bool, now: float) -> Membe
         service_s=record.service_s,
         rate=record.rate,
         ready_in_s=round(record.ready_at - now, 1) if record.moving(now) else 0.0,
+        client=record.client,
     )
 
 

@@ -34,6 +34,7 @@ from swarm.run.hub_models import hub_id, located
 from swarm.run.manifest import (
     BUNDLES,
     PROTOCOL_VERSION,
+    SHARES,
     Manifest,
     features_of,
     fit_templates,
@@ -79,11 +80,12 @@ def create_run(path: Path, run: RunConfig, identity: Identity, events: EventLog)
         states.append(StateGeneration(tensors))
     _check_roster(run, Bundles.at_most(BUNDLES_MAX, most_slices))
     bundled = (BUNDLES,) if most_slices > BUNDLES_MAX else ()
+    shared = (SHARES,) if run.outer.has_common_state else ()
     manifest = Manifest(
         protocol=PROTOCOL_VERSION,
         authority=identity.peer_id,
         created_at=int(time.time()),
-        requires=features_of(run.run, data) + model_features(model) + bundled,
+        requires=features_of(run.run, data) + model_features(model) + bundled + shared,
         run=run.run,
         model=model,
         tokenizer=tokenizer_name,

@@ -102,6 +102,8 @@ class MemberRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Of these the ones whose loss or gradient was NaN or infinite: they have changed nothing."""
     val_round: Round = -1
     """The round of `val_loss`: most rounds are not measured. -1: not told."""
+    client: bool = False
+    """Whether no other peer can dial this one, so that it merges nothing."""
     credential: Chain = ()
     """In a closed run, what makes the peer a member."""
 
@@ -193,6 +195,7 @@ def member_record(
         bytes_down=host.bytes_down,
         joined_at=joined_at,
         at=time.time(),
+        client=host.traversal.is_client,
     )
 
 

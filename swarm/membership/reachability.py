@@ -6,15 +6,21 @@ The caller names ports only, no address, so no peer can be made to dial a third 
 
 from __future__ import annotations
 
+import random
 from collections import OrderedDict
+from collections.abc import Iterable
 from typing import Annotated, Final, Literal
 
 import msgspec
 import trio
 
-from peer.errors import ProtocolViolation
+from peer.errors import BarnraiseError, ProtocolViolation
 from peer.net.host import Host
 from peer.net.rpc import Call, Method
+
+LOOK_S: Final = 60.0
+LOOK_AGAIN_S: Final = 5.0  # while nothing is known, or the peer cannot be dialled
+ASKED_MAX: Final = 3
 
 Outcome = Literal["open", "refused", "timeout", "unreachable"]
 PORTS_MAX: Final = 4
@@ -65,6 +71,48 @@ def serve_dial_back(host: Host) -> None:
         return DialBackReply(ip, tuple(sorted(outcomes.items())))
 
     host.rpc.register(DIAL_BACK, answer)
+
+
+class DialWatch:
+    """Finds out again and again whether other peers can dial this one. If not it becomes a client
+    (`Traversal.set_client`): it announces no address of its own, dials the others, and merges nothing."""
+
+    def __init__(self, host: Host, always: bool = False) -> None:
+        """`always`: it is a client in any case, as its owner wants."""
+        self._host, self._always = host, always
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        if self._always:
+            self._host.traversal.set_client(True)
+            return
+        while True:
+            open_to = await self.is_open()
+            if open_to is not None:
+                self._host.traversal.set_client(not open_to)
+            await trio.sleep(LOOK_S if open_to else LOOK_AGAIN_S)
+
+    async def is_open(self) -> bool | None:
+        """Ask some peers to dial this one. Return whether one of them could; None if too few have tried: two, where
+        there are two. What one peer says makes no client."""
+        ports = tcp_ports(self._host.listening())
+        connected, tried = sorted(self._host.connected), 0
+        for peer in random.sample(connected, min(ASKED_MAX, len(connected))):
+            try:
+                reply = await self._host.rpc.call(peer, DIAL_BACK, DialBackRequest(ports), timeout_s=2 * CONNECT_S)
+            except BarnraiseError:
+                continue
+            outcomes = [outcome for port, outcome in reply.body.outcomes if port in ports]
+            if "open" in outcomes:
+                return True
+            tried += bool(outcomes)
+        return False if tried >= max(1, min(2, len(connected))) else None
+
+
+def tcp_ports(addresses: Iterable[str]) -> tuple[int, ...]:
+    """Return the TCP ports of multiaddrs, as many as may be asked about."""
+    found = (int(parts[parts.index("tcp") + 1]) for address in addresses if "tcp" in (parts := address.split("/")))
+    return tuple(dict.fromkeys(found))[:PORTS_MAX]
 
 
 async def _try(ip: str, port: int, outcomes: dict[int, Outcome]) -> None:

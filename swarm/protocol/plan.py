@@ -22,12 +22,15 @@ from swarm.protocol.head import Head, Member
 from swarm.protocol.ledger import Ledger, Range, Ranges, contains, count, head_of, overlaps, union
 from swarm.protocol.receipts import Receipts, StageProof
 from swarm.protocol.round_schedule import RoundSchedule, with_surplus
+from swarm.protocol.shares import SHARE_MAX
 
-EQUAL_WITHIN: Final = 3.0  # links whose speeds differ by a smaller factor share equally: measurements are noisy
 ROUND_TIME_SLACK: Final = 2.0  # a contributor may take this many times the expected compute time
 RANGES_MAX: Final = 1 << 15  # of samples, in one contribution
 RETURNED_MAX: Final = 2048  # ranges that a later stage's ledger keeps on either side of its members' position
 REACH_MAX: Final = 1 << 40  # samples that a contribution may be ahead of the ledger, so that numbers do not run out
+
+Share = Annotated[int, msgspec.Meta(ge=0, le=SHARE_MAX)]
+Shares = Annotated[tuple[Share, ...], msgspec.Meta(max_length=MEMBERS_MAX)]
 
 CONTRIBUTION_KIND: Final = "contribution"
 PLAN_KIND: Final = "plan"
@@ -57,6 +60,8 @@ class WorkPlan(msgspec.Struct, frozen=True):
     assignments: Annotated[tuple[Assignment, ...], msgspec.Meta(max_length=MEMBERS_MAX)]
     deadline_s: Seconds
     """Seconds from receipt after which a contributor stops where it is."""
+    shares: Shares | msgspec.UnsetType = msgspec.UNSET
+    """How much each of `assignments` merges, in proportion (`swarm.protocol.shares`). Unset: all the same."""
 
     @property
     def hash(self) -> bytes:
@@ -65,6 +70,12 @@ class WorkPlan(msgspec.Struct, frozen=True):
     def of(self, member: Member) -> Assignment | None:
         """Return the member's assignment, or None."""
         return next((a for a in self.assignments if a.member == member), None)
+
+    def weights(self, owners: Sequence[Contribution]) -> list[int]:
+        """Return how much each of these contributors merges, in proportion: nothing if it cannot be dialled."""
+        shares = self.shares if isinstance(self.shares, tuple) else (1,) * len(self.assignments)
+        given = {a.member: share for a, share in zip(self.assignments, shares, strict=True)}
+        return [0 if body.client is True else given[body.member] for body in owners]
 
 
 class Contribution(msgspec.Struct, frozen=True):
@@ -91,6 +102,8 @@ class Contribution(msgspec.Struct, frozen=True):
     """In the last round of a later stage: the proof of the first stage's last head, which says what that has merged."""
     exhausted: bool = msgspec.field(default=False, name="dry")  # as protocol 8 calls it
     """No work can come in this round. Where most contributors say so and none has any, nothing is merged."""
+    client: bool | msgspec.UnsetType = msgspec.UNSET
+    """No other peer can dial this one, so it merges nothing. Unset: others can."""
 
     @property
     def norm(self) -> float:
@@ -99,10 +112,15 @@ class Contribution(msgspec.Struct, frozen=True):
 
 
 def make_plan(
-    head: Head, attempt: int, members: Mapping[Member, float], schedule: RoundSchedule, reset: Collection[Member] = ()
+    head: Head,
+    attempt: int,
+    members: Mapping[Member, float],
+    schedule: RoundSchedule,
+    reset: Collection[Member] = (),
+    shares: Mapping[Member, int] | None = None,
 ) -> WorkPlan:
     """Assign a round's work. `members` maps each member to its measured inner steps a second, 0 if unknown; members in
-    `reset` must forget what they have counted."""
+    `reset` must forget what they have counted. `shares`: how much each merges, if not all the same."""
     counts, expected_s = schedule.divide(head, members)
     ordered = sorted(members)
     assignments = [Assignment(m, (), counts[m]) for m in ordered] if schedule.stage else _assign(head, counts, schedule)
@@ -112,6 +130,7 @@ def make_plan(
         attempt=attempt,
         assignments=tuple(msgspec.structs.replace(a, reset=a.member in reset) for a in assignments),
         deadline_s=min(schedule.compute_s_max, ROUND_TIME_SLACK * expected_s + 5.0),
+        shares=tuple(shares[m] for m in ordered) if shares else msgspec.UNSET,
     )
 
 
@@ -136,6 +155,8 @@ def check_plan(plan: WorkPlan, head: Head, schedule: RoundSchedule) -> None:
         raise ProtocolViolation("the plan is for another round")
     if len(ranges) != len(plan.assignments) or not plan.assignments:
         raise ProtocolViolation("the plan names a peer twice, or no peer")
+    if isinstance(plan.shares, tuple) and not (schedule.by_link and len(plan.shares) == len(plan.assignments)):
+        raise ProtocolViolation("the plan gives shares of the merging to other members than it names, or in this run")
     schedule.check(head, {a.member: a.steps for a in plan.assignments})
     if not 0 < plan.deadline_s <= schedule.compute_s_max:
         raise ProtocolViolation("the plan's deadline is outside what the run's manifest allows")
@@ -177,6 +198,8 @@ def check_contribution(body: Contribution, plan: WorkPlan, slices: int, head: He
         raise ProtocolViolation("a contribution names samples, which only a stage of a pipeline does")
     elif body.steps < 0 or body.samples != body.steps * schedule.batch_size or body.samples > count(assignment.ranges):
         raise ProtocolViolation("a contribution claims more work than was assigned")
+    if body.client is not msgspec.UNSET and not schedule.by_link:
+        raise ProtocolViolation("a contribution is of a client, which this run does not know")
     if body.exhausted and body.steps:
         raise ProtocolViolation("a contribution has work and says that none can come")
     expected = slices if body.steps else 0

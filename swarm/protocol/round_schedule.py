@@ -49,6 +49,8 @@ class RoundSchedule:
     """The run is complete after this many; 0: it has no end."""
     bundled: bool = False
     """Whether a message of many slices is committed to in bundles of several."""
+    by_link: bool = False
+    """Whether plans may say how large a part of the merging each member takes."""
 
     @property
     def batch_size(self) -> int:

@@ -9,7 +9,7 @@ R bytes, n contributors and a link of u bytes/s up and d down, it needs at least
 The shares are those with which the slowest needs the least time. For M = R and u = d that is what hivemind's
 `load_balance_peers` minimises. One member with all slices is a parameter server, equal shares are a butterfly.
 
-Speeds are what other members have measured: nobody counts by its own claim, and one false measurement moves no median.
+Speeds are what other members have measured: no member counts by its own claim, and one false measurement moves no median.
 """
 
 from __future__ import annotations
@@ -32,33 +32,33 @@ CODE_MAX: Final = 255
 _CODE_STEPS: Final = 12.0  # a factor of two
 _CODE_ONE: Final = 1000.0  # bytes/s of code 1
 CODES_EACH: Final = 2  # up and down
+UNKNOWN: Final = bytes(CODES_EACH)
 
 
 @dataclass(frozen=True)
-class Link:
+class LinkSpeed:
     """What a member's link carries, bytes/s; infinity where nothing shows a limit."""
 
     up: float
     down: float = inf
 
 
-def seconds(share: float, link: Link, contributors: int, message: float, result: float) -> float:
+def seconds(share: float, link: LinkSpeed, contributors: int, message: float, result: float) -> float:
     """Return the least time of a member with this share; `message`, `result`: bytes of a whole update and result."""
     up = message + ((contributors - 1) * result - message) * share
     down = result + ((contributors - 1) * message - result) * share
     return max(up / link.up, down / link.down)
 
 
-def divide(links: Sequence[Link | None], message: float, result: float) -> list[float]:
-    """Return the shares with which the slowest owner needs the least time; 0 for None, which contributes and owns
-    nothing. The least time is found by bisection: the more time, the larger a share a link can carry. A link too slow
-    for its own update gets 0 too. Raises ValueError if nobody may own."""
-    owners = [link for link in links if link is not None]
+def divide(links: Sequence[LinkSpeed | None], message: float, result: float, most: float = 1.0) -> list[float]:
+    """Return the shares, none above `most`, with which the slowest owner needs the least time; 0 for None, which
+    contributes and owns nothing. The least time is found by bisection: the more time, the larger a share a link can
+    carry. A link too slow for its own update gets 0 too. Raises ValueError if there is no owner."""
+    owners, n = [link for link in links if link is not None], len(links)
     if not owners:
         raise ValueError("a round needs an owner")
-    n, most = len(links), most_of(len(owners), len(owners))
 
-    def carried(link: Link | None, time_s: float) -> float:
+    def carried(link: LinkSpeed | None, time_s: float) -> float:
         if link is None:
             return 0.0
         share = most
@@ -80,12 +80,12 @@ def divide(links: Sequence[Link | None], message: float, result: float) -> list[
     return [share / whole for share in shares]
 
 
-def weights_of(links: Sequence[Link | None], message: float, result: float) -> tuple[int, ...]:
+def weights_of(links: Sequence[LinkSpeed | None], message: float, result: float) -> tuple[int, ...]:
     """Return the shares of a plan, the largest as `SHARE_MAX`; none where equal ones are about as quick."""
     n, owners = len(links), sum(link is not None for link in links)
     if not owners or message <= 0:
         return ()
-    shares = divide(links, message, result)
+    shares = divide(links, message, result, most_of(owners, owners))
     equal_s = max(seconds(1 / owners, link, n, message, result) for link in links if link is not None)
     time_s = max(seconds(a, link, n, message, result) for a, link in zip(shares, links, strict=True) if link)
     if equal_s < max(WORTH_S, GAIN_MIN * time_s):
@@ -132,8 +132,8 @@ def rate_of(code: int) -> float:
     return float(_CODE_ONE * 2.0 ** ((code - 1) / _CODE_STEPS))
 
 
-def links_of(measured: Mapping[int, bytes], members: int) -> list[Link]:
-    """Return the links of all members, each the lower median of what the others have measured of it; one that nobody
+def links_of(measured: Mapping[int, bytes], members: int) -> list[LinkSpeed]:
+    """Return the links of all members, each the lower median of what the others have measured of it; one that no member
     has measured counts as the usual one. Empty if nothing is known.
 
     `measured`: what a member says, by its number: `CODES_EACH` codes a member, in order, of the rate at which that one
@@ -149,4 +149,4 @@ def links_of(measured: Mapping[int, bytes], members: int) -> list[Link]:
     known = [up for up in ups if up]
     if not known:
         return []
-    return [Link(up or median_low(known), down) for up, down in zip(ups, downs, strict=True)]
+    return [LinkSpeed(up or median_low(known), down) for up, down in zip(ups, downs, strict=True)]

@@ -15,11 +15,16 @@ class AdaptiveTimeouts:
     """Deadlines for calls, exchanges and batches. None is shorter than `timeout_floor_s`, the only setting."""
 
     def __init__(self, timeout_floor_s: float = 0.0) -> None:
-        self.exchange_bytes = 0
-        """What this peer sends in the next exchange, about; 0 while unknown."""
+        self.update_bytes = 0, 0
+        """Of a whole update in the next exchange, and of its result, as they are coded; 0 while unknown."""
         self._timeout_floor_s = timeout_floor_s
         self._exchanges: deque[float] = deque(maxlen=HISTORY)
         self._batches: deque[float] = deque(maxlen=HISTORY)
+
+    @property
+    def exchange_bytes(self) -> int:
+        """What this peer sends in the next exchange, about: its update, and as much again as an owner."""
+        return sum(self.update_bytes)
 
     @property
     def answer_s(self) -> float:

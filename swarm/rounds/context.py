@@ -10,6 +10,7 @@ from peer.net.host import Host
 from swarm.protocol.head import Member
 from swarm.protocol.round_schedule import RoundSchedule
 from swarm.protocol.timeouts import AdaptiveTimeouts
+from swarm.rounds.exchange.link_rates import LinkRates
 from swarm.rounds.trainers.trainer import Trainer
 from swarm.state.outer_state import OuterState
 from swarm.state.snapshots import SnapshotStore
@@ -27,6 +28,7 @@ class RoundContext:
     trainer: Trainer
     schedule: RoundSchedule
     timeouts: AdaptiveTimeouts
+    links: LinkRates
 
     @property
     def identity(self) -> Identity:

@@ -75,7 +75,7 @@ class ReplicaActor:
         self.exchanges: OrderedDict[bytes, SliceExchange] = OrderedDict()
         self._feed, self._fetched, self._group = feed, fetched, group
         self._slices = RoundSlices()
-        context.timeouts.exchange_bytes = self._exchange_bytes()
+        context.timeouts.update_bytes = self._update_bytes()
 
     async def perform(self, action: actions.Action, tasks: trio.Nursery) -> None:
         """Carry out an action, or begin to."""
@@ -120,7 +120,9 @@ class ReplicaActor:
         for exchange in self.exchanges.values():
             exchange.scope.cancel()
         exchange = self._exchange(roster)
-        self.context.events.emit("phase_entered", round=self.head.round + 1, phase="exchange")
+        owned = exchange.owners.count(self.context.me.peer)
+        self.context.events.emit("phase_entered", round=self.head.round + 1, phase="exchange", owned=owned)
+        self.context.links.begin(exchange.order.peers, exchange.owners)
         tasks.start_soon(exchange.run)
         tasks.start_soon(self._build_ahead, exchange, self.head)
 
@@ -155,15 +157,15 @@ class ReplicaActor:
     def _built(self, exchange: SliceExchange, name: bytes, state_hash: bytes | None) -> None:
         if state_hash is not None and not exchange.is_built:
             exchange.is_built = True
+            self.context.links.end()
             self.context.timeouts.note_exchange(trio.current_time() - exchange.began_at)
             self.context.events.emit("phase_entered", round=self.head.round + 1, phase="vote")
         self._feed(events.Built(exchange.order.key, name, state_hash))
 
-    def _exchange_bytes(self) -> int:
-        """Estimate what this peer sends in one exchange: its update, and as much again as an owner."""
-        members = max(1, len(self.head.members))
-        slices = range(self.coding.count)
-        return sum(self.coding.message_bytes(i) + self.coding.result_bytes(i, members) for i in slices)
+    def _update_bytes(self) -> tuple[int, int]:
+        """Return the bytes of an update and of its result."""
+        members, slices = max(1, len(self.head.members)), range(self.coding.count)
+        return sum(map(self.coding.message_bytes, slices)), sum(self.coding.result_bytes(i, members) for i in slices)
 
     async def exchange_named(self, key: bytes, sender: str) -> SliceExchange:
         """Return an exchange; wait for its roster if a slice was faster. Raises `RoundDiscarded`."""
@@ -221,7 +223,7 @@ class ReplicaActor:
         state, round_info = self.context.state, self.context.schedule.round_info(self.head)
         check = trio.from_thread.check_cancelled
         self.coding = await trio.to_thread.run_sync(state.strategy.coding, round_info, state.tensors, check)
-        self.context.timeouts.exchange_bytes = self._exchange_bytes()
+        self.context.timeouts.update_bytes = self._update_bytes()
 
     def _bodies(self, action: actions.CommitHead) -> list[Contribution] | None:
         """Return the contributions that a commit has merged; None where its state was fetched, so that they are not

@@ -17,6 +17,7 @@ from swarm.protocol.round_schedule import RoundSchedule
 from swarm.protocol.timeouts import AdaptiveTimeouts
 from swarm.rounds.building import StateBuilder
 from swarm.rounds.context import RoundContext
+from swarm.rounds.exchange.link_rates import LinkRates
 from swarm.rounds.fetched_states import FetchedStates
 from swarm.rounds.gathering import gather_batches
 from swarm.rounds.group_driver import NO_OPTIONS, DriverOptions, GroupDriver
@@ -116,7 +117,8 @@ async def restore_replica(
     found = await load_states(state, log, fetched, host.events)
     records, options = RecordFiles(parts.folder / "agreement"), replace(options, states=found.hashes)
     group = GroupDriver(host, config, work, records, parts.timeouts, known_peers, options)
-    context = RoundContext(group.me, host, state, parts.snapshots, parts.trainer, schedule, parts.timeouts)
+    measured = parts.timeouts, LinkRates(host)
+    context = RoundContext(group.me, host, state, parts.snapshots, parts.trainer, schedule, *measured)
     builder = StateBuilder(context, log)
     for missing in await Restorer(found, builder, log, fetched, host.events).restore(group.head):
         group.feed(events.StateFetched(missing, False))

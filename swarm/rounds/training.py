@@ -93,7 +93,8 @@ class Training:
                 self.update = update
                 self._note(plan)
                 context.events.emit("phase_entered", round=plan.round, phase="submit")
-                self._feed(events.Submitted(signed, context.trainer.speed))
+                rates = context.links.codes if context.schedule.by_link else {}
+                self._feed(events.Submitted(signed, context.trainer.speed, rates))
         finally:
             idle.set()
 

@@ -11,7 +11,7 @@ from optim.strategies.interface import OuterStrategy
 from peer.identity import Identity
 from swarm.protocol.agreement.config import AgreementConfig
 from swarm.protocol.agreement.proof import StageProofs
-from swarm.protocol.agreement.work import Work, WorkTimeout, until_deadline
+from swarm.protocol.agreement.work import Work, WorkTimeout, unknown_bytes, until_deadline
 from swarm.protocol.head import Head
 from swarm.protocol.plan import ROUND_TIME_SLACK, WorkPlan
 from swarm.protocol.receipts import NO_STAGES
@@ -34,8 +34,10 @@ def work_of(
     exchange_s: Callable[[Head], float],
     timeout: WorkTimeout = until_deadline,
     stages: Mapping[int, AgreementConfig] | None = None,
+    bytes_of: Callable[[Head], tuple[float, float]] = unknown_bytes,
 ) -> Work:
-    """Return the rules of a method's rounds. `exchange_s`: the seconds that an exchange after a head may take.
+    """Return the rules of a method's rounds. `exchange_s`: the seconds that an exchange after a head may take;
+    `bytes_of`: the bytes of an update in it and of its result.
     `stages`: at a later stage of a pipeline, the groups of the first stage and of the one before."""
 
     def weights(tokens: Sequence[int], norms: Sequence[float]) -> Sequence[float]:
@@ -49,6 +51,7 @@ def work_of(
         schedule=schedule,
         slices_of=lambda head: schedule.bundles(strategy.slices(schedule.round_info(head))).count,
         exchange_s_of=exchange_s,
+        bytes_of=bytes_of,
         weights_of=weights,
         timeout_of=timeout,
         stages=StageProofs(stages, signer) if stages else NO_STAGES,

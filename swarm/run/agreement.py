@@ -16,7 +16,7 @@ from swarm.protocol.head import Sponsor
 from swarm.protocol.round_schedule import RoundSchedule
 from swarm.run.credentials import Chain, check_chain
 from swarm.run.gate import Gate
-from swarm.run.manifest import BUNDLES, Manifest
+from swarm.run.manifest import BUNDLES, SHARES, Manifest
 
 UNDO_S: Final = 600.0
 STAGE_UNDO_S: Final = 20.0  # all stages stand still while one has lost its last commit; it goes on from a backup
@@ -36,6 +36,7 @@ def schedule_of(manifest: Manifest, stage: int) -> RoundSchedule:
         manifest.micro_batch,
         manifest.run.rounds,
         BUNDLES in manifest.requires,
+        SHARES in manifest.requires,
     )
 
 

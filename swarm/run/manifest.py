@@ -49,7 +49,8 @@ END_OF_TEXT: Final = "end_of_text"
 ROPE_KIND: Final = "rope_kind"
 OUTPUT_BIAS: Final = "output_bias"
 BUNDLES: Final = "bundles"
-FEATURES: Final = frozenset({COMPUTE_CEILING, END_OF_TEXT, ROPE_KIND, OUTPUT_BIAS, BUNDLES})
+SHARES: Final = "shares_by_link"
+FEATURES: Final = frozenset({COMPUTE_CEILING, END_OF_TEXT, ROPE_KIND, OUTPUT_BIAS, BUNDLES, SHARES})
 """What a manifest may require (`CommonManifest.requires`)."""
 FEATURES_MAX: Final = 16
 _KIND: Final = "manifest"

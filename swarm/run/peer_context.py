@@ -30,6 +30,8 @@ class JoinConfig:
     listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
     announce: tuple[str, ...] = ()
     relays: tuple[str, ...] = ()
+    client: bool = False
+    """Whether the peer dials others and is never dialled, though it might be."""
     map_port: bool = False
     """Whether to have the router forward the port."""
     lan: bool = False

@@ -17,6 +17,7 @@ from peer.worker.client import open_worker_group
 from swarm.gossip.peer import run_gossip
 from swarm.inference.record import run_schemas
 from swarm.membership.open_peer import OpenPeer, PeerConfig, open_home, open_peer
+from swarm.membership.reachability import DialWatch
 from swarm.run.bootstrap import EnteredRun, enter_run
 from swarm.run.home import Home
 from swarm.run.manifest import Manifest, open_manifest
@@ -85,6 +86,7 @@ async def run_participant(config: JoinConfig, watch: Watcher | None = None, besi
             home.note_listening(peer.host.addresses)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(pause.run)
+                nursery.start_soon(DialWatch(peer.host, config.client).run)
                 if beside is not None:
                     nursery.start_soon(beside, peer, home)
                 await _train(context)

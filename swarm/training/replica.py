@@ -82,7 +82,7 @@ async def _restore_driver(
     config = agreement_config(manifest, stage, host.peer_id, context.gate)
     timeout = work_timeout(schedule, timeouts, lambda: trainer.speed)
     exchange_s = lambda head: timeouts.exchange_s(timeouts.exchange_bytes)  # noqa: E731
-    work = work_of(state.strategy, schedule, exchange_s, timeout, before)
+    work = work_of(state.strategy, schedule, exchange_s, timeout, before, lambda head: timeouts.update_bytes)
     work = replace(work, sponsors_of=sponsors_of(manifest))
     proof = await trio.to_thread.run_sync(saved_proof, checkpoint.home)
     options = DriverOptions(per_prefix=manifest.run.members_per_prefix, proof=proof)

@@ -1,4 +1,5 @@
 """Peers behind two NATs and one in public reach each other: through a relay, and past the NATs where those let them.
+Without a relay, a peer behind a NAT takes part in a run as a client.
 
 Runs where network namespaces can be made (root, ip, iptables); else it says why not.
 """
@@ -16,6 +17,9 @@ import pytest
 
 from tests.support.forking.forked import ForkedProcess
 from tests.support.nat.lab import PUBLIC_IP, Lab, Unavailable, nat_lab
+from tests.support.peer_process import PeerProcess
+from tests.support.process_group import Launch
+from tests.swarm.support.swarm_harness import WITNESS, open_swarm
 
 pytestmark = pytest.mark.process
 
@@ -89,3 +93,41 @@ def test_peers_behind_nat_form_one_group(lab_of: Callable[[bool], Lab], tmp_path
         assert reach("b", "a") == ("relayed" if random_ports else "hole-punched")
         assert reach("a", "public") == "public"
         assert reach("public", "b") == "public"  # through the relay at first, then b dials back
+
+
+HOME_PORT = 4002
+
+
+def merges(peer: PeerProcess, since: int) -> int:
+    """Return how many slices a peer owned in its last exchange after that place in its facts; -1 without one."""
+    owned = [fact.fields["owned"] for fact in peer.facts[since:] if fact.fields.get("phase") == "exchange"]
+    return int(owned[-1]) if owned else -1
+
+
+async def test_a_peer_behind_a_nat_takes_part_as_a_client(lab_of: Callable[[bool], Lab], tmp_path: Path) -> None:
+    """It dials the others, none dials it, its updates are merged, and it merges nothing until its port is forwarded."""
+    lab = lab_of(False)
+    ports = iter(range(4001, 4010))
+
+    def launch(name: str) -> Launch:
+        if name == "home":
+            return Launch(f"/ip4/0.0.0.0/tcp/{HOME_PORT}", lab.namespace("home-a"))
+        return Launch(f"/ip4/{PUBLIC_IP}/tcp/{next(ports)}", lab.namespace("public"))
+
+    async with open_swarm(tmp_path, launch=launch, run=WITNESS) as swarm:
+        a, b, home = (swarm.join(name) for name in ("a", "b", "home"))
+        await home.wait_for("client_mode")
+        lab.count_dials("a")
+        await home.wait_for("round_committed", lambda fields: fields["members"] == 3 == fields["contributions"])
+        start = [peer.mark() for peer in (a, b, home)]
+        await swarm.committed(home.round + 3)
+        assert merges(home, start[2]) == 0 < min(merges(a, start[0]), merges(b, start[1]))
+        assert home.commits[-1].fields["contributions"] == 3, "its update is merged"
+        assert lab.dials() == 0, "its address behind the NAT was dialled"
+
+        lab.forward("a", HOME_PORT)
+        since = home.mark()
+        await home.wait_for("client_mode_ended", since=since)
+        since = home.mark()
+        await swarm.committed(home.round + 2)
+        assert merges(home, since) > 0, "it owns slices again two rounds later"

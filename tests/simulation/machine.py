@@ -21,7 +21,7 @@ from swarm.protocol.plan import CONTRIBUTION_KIND, Contribution, WorkPlan
 from tests.simulation.disk import Disk
 from tests.simulation.setups import COORDINATOR
 from tests.simulation.synchronous import CountedBatch
-from tests.simulation.tensors import GENESIS, MICRO_BATCH, SCHEDULE, SLICES
+from tests.simulation.tensors import GENESIS, MICRO_BATCH, SCHEDULE, SLICES, told_of_links
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -235,11 +235,11 @@ class Machine:
         samples = steps * SCHEDULE.unit
         if self.world.setup.batch:
             counted = self.batch.capture()
-            samples = count(counted)
-            steps = samples // MICRO_BATCH
+            steps, samples = count(counted) // MICRO_BATCH, count(counted)
         if self.paused:
             steps, samples, counted = 0, 0, ()
         self.updates.add(plan.hash)
+        rates, client = told_of_links(self.world.setup, plan.hash, self.peer)
         slices = SLICES if steps else 0
         body = Contribution(
             head=plan.head,
@@ -251,9 +251,10 @@ class Machine:
             hashes=tuple(blake3(self.peer.encode() + encode(plan) + bytes([i])).digest() for i in range(slices)),
             sqnorms=(1.0,) * slices,
             counted=counted,
+            client=client,
         )
         contribution = self.signer.sign(CONTRIBUTION_KIND, self.world.contribution(self, body))
-        self.step(events.Submitted(contribution, speed=SCHEDULE.steps(GENESIS) / self.train_s))
+        self.step(events.Submitted(contribution, SCHEDULE.steps(GENESIS) / self.train_s, rates))
 
     def _merge_slices(self, action: actions.MergeSlices) -> None:
         self.exchange, self.owners = action.roster.key, tuple(member.peer for member in action.roster.owners)

@@ -59,6 +59,8 @@ class Setup:
     """Rare faults that happen here, too (`rare_faults.py`): `absence`, `damage`, `pause`, `waylay`."""
     bundled: bool = False
     """Whether slices are committed to in bundles of two."""
+    uneven: bool = False
+    """Whether members measure links of every speed, and some cannot be dialled at times: shares differ."""
     odd: int = 0
     """The first so many members have another build, whose states differ in a bit."""
     batch: int = 0
@@ -124,7 +126,7 @@ def _all() -> list[Setup]:
     waiting = replace(with_liar, liars=0, lying_joiners=2, lies=("FalseOwner",), rare=("waylay",), faults_s=24.0)
     found += [replace(waiting, name="required3-waylaid", members=3)]
     found += [replace(waiting, name="required3-moved", members=3, joiners=3, moved=2)]
-    return [*found, *_longer(), *_rare(), *_synchronous()]
+    return [*found, *_longer(), *_rare(), *_synchronous(), *_uneven()]
 
 
 def _longer() -> list[Setup]:
@@ -187,6 +189,18 @@ def _synchronous() -> list[Setup]:
         replace(first, name="witness4-synchronous-liar", **lying),
         replace(later, name="required3-synchronous"),
         replace(later, name="required4-synchronous-liar", stage=0, lone_survivor=False, **lying),
+    ]
+
+
+def _uneven() -> list[Setup]:
+    """Return groups whose members merge unequal shares, by what they have measured of each other's links."""
+    uneven = Setup("", 0, uneven=True)
+    return [
+        replace(uneven, name="witness3-uneven", members=3),
+        replace(uneven, name="witness5-uneven", members=5),
+        replace(uneven, name="witness3-uneven-joins", members=3, joiners=2, must_join=True),
+        replace(uneven, name="witness5-uneven-liar", members=5, liars=1, calm_s=150.0),
+        replace(uneven, name="required3-uneven", members=3, mode="required"),
     ]
 
 

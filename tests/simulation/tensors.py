@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
+import msgspec
 from blake3 import blake3
 
 from optim.config import AllReduceConfig, DilocoConfig
@@ -18,11 +19,19 @@ from swarm.protocol.round_schedule import RoundSchedule
 from tests.simulation.setups import Setup
 
 SLICES = 4
+UPDATE_BYTES = 25e6
+SLOWEST, FASTEST = 100, 220  # codes of links: 0.3 MB/s and 310 MB/s
+CLIENT_EVERY = 8  # contributions come with one of a peer that cannot be dialled
 GENESIS = genesis("run", blake3(b"genesis").digest())
 SCHEDULE = RoundSchedule(
     DilocoConfig(steps=4), InnerConfig(lr=1e-2, batch_size=2, total_steps=1000), seq_len=8, compute_s_max=10.0
 )
-WORK = Work(SCHEDULE, slices_of=lambda head: SLICES, exchange_s_of=lambda head: 4.0)
+WORK = Work(
+    SCHEDULE,
+    slices_of=lambda head: SLICES,
+    exchange_s_of=lambda head: 4.0,
+    bytes_of=lambda head: (UPDATE_BYTES, UPDATE_BYTES),
+)
 MICRO_BATCH = 4
 COMPUTE_MAX_S = 6.0  # of a synchronous pipeline's rounds, which last until the batch is counted
 
@@ -93,12 +102,22 @@ class Tensors:
         return self._merged[roster.key]
 
 
+def told_of_links(setup: Setup, plan: bytes, me: str) -> tuple[dict[str, bytes], bool | msgspec.UnsetType]:
+    """Return what a peer says in a round that it has measured of the links of others, which differs from all others'
+    words, and whether it says that it cannot be dialled."""
+    if not setup.uneven:
+        return {}, msgspec.UNSET
+    names = {peer: blake3(plan + f"{me} {peer}".encode()).digest() for peer in setup.peers if peer != me}
+    rates = {peer: bytes(SLOWEST + n % (FASTEST - SLOWEST) for n in name[:2]) for peer, name in names.items()}
+    return rates, blake3(plan + me.encode()).digest()[0] % CLIENT_EVERY == 0 or msgspec.UNSET
+
+
 def work_of(setup: Setup) -> Work:
     """Return the rules of a group's method: local steps, or batches of a synchronous pipeline."""
-    schedule = SCHEDULE
+    schedule = replace(SCHEDULE, by_link=setup.uneven)
     if setup.batch:
         schedule = replace(
-            SCHEDULE,
+            schedule,
             outer=AllReduceConfig(batch=setup.batch),
             compute_s_max=COMPUTE_MAX_S,
             stage=setup.stage,

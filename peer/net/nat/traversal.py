@@ -8,7 +8,7 @@ through. Calls prefer the direct connection as soon as there is one.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final, Protocol
 
@@ -75,6 +75,7 @@ class Traversal:
         """Returns the port that the router is asked to forward; None for none."""
         self.mapped: tuple[str, ...] = ()
         """The address at the router that leads here, if it forwards the port."""
+        self._is_client = False
         self.ask_addresses: Callable[[str], Awaitable[tuple[str, ...]]] = _nowhere
         """Asks a connected peer for the direct addresses at which it listens."""
 
@@ -82,6 +83,22 @@ class Traversal:
     def addresses(self) -> tuple[str, ...]:
         """The circuit addresses under which we can be reached now, freshest first."""
         return tuple(f"{relay}/p2p-circuit" for relay in reversed(self._reserved))
+
+    @property
+    def is_client(self) -> bool:
+        """Whether no other peer can dial this host: then it announces no address, and dials the others."""
+        return self._is_client and not self._reserved
+
+    def direct(self, announced: tuple[str, ...], listening: Sequence[str]) -> tuple[str, ...]:
+        """Return the addresses to announce, of those the user names and those where the host listens."""
+        return () if self.is_client else announced or (*self.mapped, *listening)
+
+    def set_client(self, is_client: bool) -> None:
+        """Note whether others can dial this host at an address of its own."""
+        if is_client != self._is_client:
+            self._is_client = is_client
+            self._events.emit("client_mode" if is_client else "client_mode_ended")
+            self.changed()
 
     def is_relay(self, peer: str) -> bool:
         """Whether we know `peer` as a relay, which speaks none of our protocols."""

@@ -1,7 +1,9 @@
-"""What a node keeps from head to head: its join request, those of others, its speed, and proofs against liars."""
+"""What a node keeps from head to head: its join request, those of others, what it has measured, and proofs
+against liars."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from peer.errors import ProtocolViolation
@@ -14,6 +16,7 @@ from swarm.protocol.agreement.rules.electorate import room_for_newcomers
 from swarm.protocol.agreement.rules.sponsors import Sponsors
 from swarm.protocol.agreement.rules.succession import Succession
 from swarm.protocol.head import Head, Member
+from swarm.protocol.shares import UNKNOWN
 
 JOINS_MAX: Final = 1024
 JOIN_LASTS_S: Final = 10.0
@@ -42,8 +45,15 @@ class Applicants:
         """Whether this machine's owner has paused the peer's work (`events.Paused`)."""
         self.speed = 0.0
         """This node's own measured inner steps a second; 0 while unknown."""
+        self.rates: Mapping[str, bytes] = {}
+        """What this node has measured of the links of others (`events.Submitted`)."""
 
     # -- this node -----------------------------------------------------------------------------------------------------
+
+    def measured(self, head: Head) -> msg.Measurements:
+        """Return what this node has measured, as it tells a leader after `head`."""
+        codes = b"".join(self.rates.get(member.peer, UNKNOWN) for member in head.members) if self.rates else b""
+        return msg.Measurements(self.speed, codes)
 
     def request(self) -> Signed | None:
         """Return this node's request to join, if it is in no group, holds the head's state and may work."""

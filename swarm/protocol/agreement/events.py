@@ -53,7 +53,9 @@ class Submitted(msgspec.Struct, frozen=True):
 
     contribution: Signed
     speed: float = 0.0
-    """Measured inner steps a second; 0 while unknown."""
+    """Measurements inner steps a second; 0 while unknown."""
+    rates: dict[str, bytes] = {}
+    """What this peer has measured of the links of others, by peer: the codes of `swarm.protocol.shares.links_of`."""
 
 
 class Paused(msgspec.Struct, frozen=True):

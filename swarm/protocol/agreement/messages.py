@@ -8,6 +8,7 @@ Receivers are idempotent: any message may be lost, late, doubled or out of order
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Final
 
 import msgspec
@@ -15,12 +16,15 @@ import msgspec
 from peer.bounds import MEMBERS_MAX, SLICES_MAX, Count, Hash, Name, Names, Rate
 from peer.identity import Signed
 from swarm.protocol.head import Head, Member
+from swarm.protocol.shares import CODES_EACH
 
 CREDENTIAL_BYTES_MAX: Final = 1024
 UNPACKED_MAX: Final = 1 << 20  # bytes of a packed message, deflated or not: as one call holds
 LINKS_MAX: Final = 64  # in one message
 SIGNED_MAX: Final = MEMBERS_MAX
 
+Rates = Annotated[bytes, msgspec.Meta(max_length=CODES_EACH * MEMBERS_MAX)] | msgspec.UnsetType
+"""What a voter has measured of the links of the members of a head, in order (`swarm.protocol.shares.links_of`)."""
 SignedBodies = Annotated[tuple[Signed, ...], msgspec.Meta(max_length=SIGNED_MAX)]
 Position = tuple[Count, Count, Count]
 """(term, boot, round) of a head: the higher one supersedes the lower one."""
@@ -155,6 +159,16 @@ class ChainLink(msgspec.Struct, frozen=True):
 # -- messages ----------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Measurements:
+    """What a voter tells a leader that it has measured."""
+
+    speed: float = 0.0
+    """Its own inner steps a second; 0 while unknown."""
+    rates: bytes = b""
+    """Of the links of a head's members (`Rates`); empty while unknown."""
+
+
 class PrepareMessage(msgspec.Struct, frozen=True, tag="prepare"):
     """Phase 1a: the leader of `attempt` asks for promises."""
 
@@ -172,7 +186,7 @@ class PromiseMessage(msgspec.Struct, frozen=True, tag="promise"):
     support: Support | None = None
     """Of the accepted value."""
     speed: Rate = 0.0
-    """Measured inner steps a second; 0 while unknown."""
+    """Measurements inner steps a second; 0 while unknown."""
     plan: Signed | None = None
     """The plan that the sender works under."""
     contribution: Signed | None = None
@@ -181,6 +195,12 @@ class PromiseMessage(msgspec.Struct, frozen=True, tag="promise"):
     """Its `JoinBody`, if it is neither member nor learner."""
     missing: tuple[Names, Names] | None = None
     """As `events.Missing`, of the last exchange."""
+    rates: Rates = msgspec.UNSET
+    """Of the links of the members of the promise's head."""
+
+    @property
+    def measured(self) -> Measurements:
+        return _measured(self.speed, self.rates)
 
 
 class PlanMessage(msgspec.Struct, frozen=True, tag="plan"):
@@ -247,6 +267,12 @@ class VoteMessage(msgspec.Struct, frozen=True, tag="vote"):
     vote: Signed
     speed: Rate = 0.0
     """As in a promise."""
+    rates: Rates = msgspec.UNSET
+    """Of the links of the members of the head that it votes for."""
+
+    @property
+    def measured(self) -> Measurements:
+        return _measured(self.speed, self.rates)
 
 
 class StatusMessage(msgspec.Struct, frozen=True, tag="status"):
@@ -355,3 +381,7 @@ Message = (
     | ProofMessage
     | PackedMessage
 )
+
+
+def _measured(speed: float, rates: Rates) -> Measurements:
+    return Measurements(speed, rates if isinstance(rates, bytes) else b"")

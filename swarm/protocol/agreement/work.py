@@ -9,7 +9,7 @@ from statistics import median
 from typing import Final
 
 from peer.errors import ProtocolViolation
-from swarm.protocol.agreement.messages import JoinBody
+from swarm.protocol.agreement.messages import JoinBody, Measurements
 from swarm.protocol.head import Head, Member, Sponsor
 from swarm.protocol.ledger import Ledger
 from swarm.protocol.overlaps import covers_batch, select_disjoint
@@ -24,6 +24,7 @@ from swarm.protocol.plan import (
 )
 from swarm.protocol.receipts import NO_STAGES, OtherStages, names_of, receipted
 from swarm.protocol.round_schedule import RoundSchedule
+from swarm.protocol.shares import links_of, weights_of
 
 FINISH_EARLY_FACTOR: Final = 1.5  # times the median compute time, after which slow members submit what they have
 FINISH_EARLY_SLACK_S: Final = 2.0
@@ -55,6 +56,11 @@ def admit_all(join: JoinBody, signer: str) -> tuple[Sponsor, ...]:
     return ()
 
 
+def unknown_bytes(head: Head) -> tuple[float, float]:
+    """Give no size to updates: then all members merge the same."""
+    return 0.0, 0.0
+
+
 @dataclass(frozen=True)
 class Settlement:
     """What a roster's contributions lead to."""
@@ -70,12 +76,14 @@ class Settlement:
 
 @dataclass(frozen=True)
 class Work:
-    """The rules of one method and run, which are pure; those that raise, raise `ProtocolViolation`. `slices_of` and
-    `exchange_s_of` depend on how updates are coded, which is not."""
+    """The rules of one method and run, which are pure; those that raise, raise `ProtocolViolation`. `slices_of`,
+    `exchange_s_of` and `bytes_of` (of a whole update, and of its result) depend on how updates are coded, which is
+    not."""
 
     schedule: RoundSchedule
     slices_of: Callable[[Head], int]
     exchange_s_of: Callable[[Head], float]
+    bytes_of: Callable[[Head], tuple[float, float]] = unknown_bytes
     weights_of: Weights = equal_weights
     sponsors_of: Callable[[JoinBody, str], tuple[Sponsor, ...] | None] = admit_all
     fast_forward_of: Callable[[Head], Head] = stay
@@ -89,10 +97,24 @@ class Work:
         """Return the number of slices of an update in the round after `head`."""
         return self.slices_of(head)
 
-    def plan(self, head: Head, attempt: int, speeds: Mapping[Member, float], reset: Collection[Member]) -> WorkPlan:
-        """Assign the round's work. `speeds`: measured inner steps a second, 0 if unknown; members in `reset` must
-        forget what they have counted."""
-        return make_plan(head, attempt, speeds, self.schedule, reset)
+    def plan(
+        self, head: Head, attempt: int, told: Mapping[Member, Measurements], reset: Collection[Member]
+    ) -> WorkPlan:
+        """Assign the round's work to these members, by what they have measured; members in `reset` must forget what
+        they have counted."""
+        speeds = {member: measured.speed for member, measured in told.items()}
+        return make_plan(head, attempt, speeds, self.schedule, reset, self._shares(head, told))
+
+    def _shares(self, head: Head, told: Mapping[Member, Measurements]) -> Mapping[Member, int] | None:
+        """Return how much each merges; None where all merge the same."""
+        numbers = {member: number for number, member in enumerate(head.members)}
+        rates = {numbers[m]: measured.rates for m, measured in told.items() if m in numbers and measured.rates}
+        links = links_of(rates, len(numbers)) if self.schedule.by_link and rates else []
+        if not links:
+            return None
+        ordered = sorted(told)
+        weights = weights_of([links[numbers[m]] if m in numbers else None for m in ordered], *self.bytes_of(head))
+        return dict(zip(ordered, weights, strict=True)) if weights else None
 
     def divides_batch(self) -> bool:
         """Return whether members divide a fixed batch, which is incomplete without the part of each."""

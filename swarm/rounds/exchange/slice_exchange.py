@@ -368,7 +368,8 @@ class SliceExchange:
                 if method is CONTRIBUTION and await self._relay(peer, message, data):
                     return True
                 try:
-                    await self._rpc.call(peer, method, message, data, timeout_s=self.timeout_s, bulk=True)
+                    with self._context.links.sending(peer, len(data)):
+                        await self._rpc.call(peer, method, message, data, timeout_s=self.timeout_s, bulk=True)
                     return True
                 except RemoteError as error:
                     if error.code != "RoundDiscarded":  # the peer may not have begun this exchange yet

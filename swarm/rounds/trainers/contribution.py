@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import torch
 import trio
 from blake3 import blake3
@@ -94,6 +95,7 @@ class Contributor:
             stage_before=usable.stage_before if usable else (),
             first_stage=work.first_stage if work else (),
             exhausted=usable is None and context.trainer.is_exhausted(plan.round),
+            client=True if context.schedule.by_link and context.host.traversal.is_client else msgspec.UNSET,
         )
         return sign_body(context.identity, CONTRIBUTION_KIND, body), update
 

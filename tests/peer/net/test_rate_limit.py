@@ -53,20 +53,16 @@ def test_a_slow_cap_is_taken_in_small_pieces() -> None:
     assert TokenBucket(100_000.0, clock=lambda: 0.0).piece_bytes(1 << 20) == 25_000
 
 
-async def test_the_meter_counts_and_smooths() -> None:
+async def test_the_meter_counts() -> None:
     meter = Meter(TokenBucket(None), TokenBucket(None))
     meter.sent("a", 10)
     meter.received("a", 20)
     meter.received("b", 5)
     assert (meter.bytes_up, meter.bytes_down) == (10, 25)
     assert meter.by_peer["a"].bytes_down == 20
-    meter.transferred("a", 1000, 0.1)
-    assert meter.by_peer["a"].bandwidth is None  # too small to tell
-    meter.transferred("a", 1 << 20, 1.0)
-    assert meter.by_peer["a"].bandwidth == 1 << 20
-    meter.transferred("a", 1 << 20, 0.5)
-    bandwidth = meter.by_peer["a"].bandwidth
-    assert bandwidth is not None and 1 << 20 < bandwidth < 2 << 20
+    meter.read("a", 1000, 0.5)
+    meter.read("a", 2000, 0.25)
+    assert (meter.by_peer["a"].payload_bytes, meter.by_peer["a"].payload_s) == (3000, 0.75)
 
 
 async def test_the_meter_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,6 +52,22 @@ class Lab:
             self._run(f"home-{home}", f"ip route add default via 10.{number}.0.1")
             self._masquerade(f"nat-{home}", random_ports)
 
+    def count_dials(self, home: str) -> None:
+        """Count from now on who dials the address that a home has behind its NAT."""
+        self._run("public", f"iptables -A OUTPUT -p tcp --syn -d 10.{_HOMES[home]}.0.0/24")
+
+    def dials(self) -> int:
+        """Return how many packets asked for a connection to such an address."""
+        place = self.namespace("public")
+        listed = _call(["ip", "netns", "exec", place, "iptables", "-L", "OUTPUT", "-v", "-x", "-n"])
+        return sum(int(line.split()[0]) for line in listed.splitlines()[2:])
+
+    def forward(self, home: str, port: int) -> None:
+        """Have a home's router forward a TCP port."""
+        inside = f"10.{_HOMES[home]}.0.2"
+        self._run(f"nat-{home}", f"iptables -t nat -A PREROUTING -i wan -p tcp --dport {port} -j DNAT --to {inside}")
+        self._run(f"nat-{home}", f"iptables -I FORWARD -i wan -p tcp -d {inside} --dport {port} -j ACCEPT")
+
     def check_kernel(self) -> None:
         """CalledProcessError if this machine lets us have no namespaces, or no NAT in them."""
         self._add("check")

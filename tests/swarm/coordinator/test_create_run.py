@@ -64,7 +64,7 @@ def test_a_message_of_many_slices_is_committed_to_in_bundles(
     run_files = load_run_files(tmp_path)
     assert run_files is not None
     manifest = open_manifest(run_files[0])
-    assert manifest.requires == (("bundles",) if bundled else ())
+    assert manifest.requires == (*(("bundles",) if bundled else ()), "shares_by_link")
     assert schedule_of(manifest, 0).bundles(12).count == (4 if bundled else 12)
 
 

@@ -14,7 +14,7 @@ from optim.config import DilocoConfig
 from peer.config import InnerConfig
 from peer.errors import ProtocolViolation
 from peer.identity import Signed
-from swarm.protocol.agreement.messages import ChainLink
+from swarm.protocol.agreement.messages import ChainLink, Measurements
 from swarm.protocol.agreement.work import Work
 from swarm.protocol.head import Head, Member, genesis
 from swarm.protocol.ledger import Range, common, count, overlaps, union, without
@@ -76,7 +76,7 @@ class Stage:
         self.head = msgspec.structs.replace(genesis(f"group {self.stage}", b"s" * 32), members=MEMBERS)
 
     def plan(self) -> WorkPlan:
-        return self.work.plan(self.head, 0, dict.fromkeys(MEMBERS, 1.0), ())
+        return self.work.plan(self.head, 0, dict.fromkeys(MEMBERS, Measurements(1.0)), ())
 
     def commit(self, plan: WorkPlan, bodies: list[Contribution]) -> bool:
         """Merge what may be merged; return whether there is a new head."""

@@ -38,8 +38,9 @@ class Attempt:
     number: int
     phase: Phase = Phase.PREPARE
     asked: tuple[str, ...] = ()
-    present: dict[Member, float] = field(default_factory=dict)
-    """Peers that take part, with their speeds: those that have promised, or in the first attempt voted for its head."""
+    present: dict[Member, msg.Measurements] = field(default_factory=dict)
+    """Peers that take part, with what they have measured: those that have promised, or in the first attempt voted for
+    its head."""
     promises: dict[Member, msg.PromiseMessage] = field(default_factory=dict)
     accepted: dict[Member, msg.AcceptedValue | None] = field(default_factory=dict)
     joins: dict[Member, Signed] = field(default_factory=dict)

@@ -57,10 +57,10 @@ class Collector:
         if adopted is not None:
             attempt.signed_plan, attempt.plan = adopted
         else:
-            speeds = self._speeds(attempt)
-            if not speeds:
+            told = self._told(attempt)
+            if not told:
                 return False
-            plan = context.work.plan(head, attempt.number, speeds, sorted(self._reset))
+            plan = context.work.plan(head, attempt.number, told, sorted(self._reset))
             attempt.plan, attempt.signed_plan = plan, context.signer.sign(PLAN_KIND, plan)
         attempt.end_at = context.now + attempt.plan.deadline_s
         if attempt.plan.hash == self._gathered:  # in an earlier attempt
@@ -69,10 +69,10 @@ class Collector:
         context.out.timer(TIMER, attempt.end_at)
         return True
 
-    def _speeds(self, attempt: Attempt) -> dict[Member, float]:
-        """Return the speed of each peer to plan for: those present, and newcomers, which may be a moment late with the
-        last commit. A newcomer that does not take part costs a moment (`_newcomers_had_time`). This node is left out
-        while its owner has paused it, if the plan has another member: a roster needs one."""
+    def _told(self, attempt: Attempt) -> dict[Member, msg.Measurements]:
+        """Return each peer to plan for, and what it has measured: those present, and newcomers, which may be a moment
+        late with the last commit. A newcomer that does not take part costs a moment (`_newcomers_had_time`). This node
+        is left out while its owner has paused it, if the plan has another member: a roster needs one."""
         learners = [learner.member for learner in self._instance.head.learners]
         late = [] if self._context.work.divides_batch() else [*learners, *attempt.joins]
         chosen = {member.peer: member for member in (*late, *sorted(attempt.present))}  # one incarnation of each peer
@@ -81,7 +81,7 @@ class Collector:
         me, head = self._context.me, self._instance.head
         if self._applicants.paused and any(head.has(member) for member in chosen.values() if member != me):
             chosen.pop(me.peer, None)
-        return {m: attempt.present.get(m, 0.0) for m in sorted(chosen.values())}
+        return {m: attempt.present.get(m, msg.Measurements()) for m in sorted(chosen.values())}
 
     def _adoptable(self, attempt: Attempt) -> tuple[Signed, WorkPlan] | None:
         """Return the latest plan that a majority of the head's members can still complete, so that a dead leader costs

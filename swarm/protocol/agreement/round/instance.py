@@ -87,11 +87,11 @@ class Instance:
     proposed: dict[int, Proposed] = field(default_factory=dict)
     votes: dict[Member, dict[int, tuple[bytes, Signed]]] = field(default_factory=dict)
     """Value and signed body, by voter and attempt."""
-    speeds: dict[Member, float] = field(default_factory=dict)
-    """What voters have said of themselves with their votes."""
-    here: dict[Member, float] | None = None
-    """Voters for this head, which hold its state, with their speeds. None: the head was found on disk, so an earlier
-    process may have led the first attempt."""
+    told: dict[Member, msg.Measurements] = field(default_factory=dict)
+    """What voters have said with their votes that they have measured."""
+    here: dict[Member, msg.Measurements] | None = None
+    """Voters for this head, which hold its state, with what they have measured. None: the head was found on disk, so an
+    earlier process may have led the first attempt."""
 
     @classmethod
     def load(cls, head: Head, head_hash: bytes, record: bytes | None) -> Instance:
@@ -141,10 +141,10 @@ class Instance:
         self.proposed[attempt] = proposed
         _prune(self.proposed)
 
-    def voters_of(self, value: bytes) -> dict[Member, float]:
-        """Return those that have voted for that value in any attempt, with their speeds."""
+    def voters_of(self, value: bytes) -> dict[Member, msg.Measurements]:
+        """Return those that have voted for that value in any attempt, with what they have measured."""
         found = (voter for voter, cast in sorted(self.votes.items()) if any(name == value for name, _ in cast.values()))
-        return {voter: self.speeds.get(voter, 0.0) for voter in found}
+        return {voter: self.told.get(voter, msg.Measurements()) for voter in found}
 
     def votes_for(self, attempt: int, value: bytes) -> dict[Member, Signed]:
         """Return the votes for that value in that attempt, by voter."""

@@ -79,7 +79,7 @@ class AttemptLeader:
         attempt.asked = tuple(dict.fromkeys(member.peer for member in asked))
         context.out.emit("attempt_begun", round=head.round + 1, attempt=attempt.number)
         if self._goes_without_promises(attempt):
-            here = {**(self._instance.here or {}), context.me: self._applicants.speed}
+            here = {**(self._instance.here or {}), context.me: self._applicants.measured(head)}
             attempt.phase, attempt.present = Phase.ASSEMBLE, {m: here[m] for m in head.members if m in here}
             self.assemble()
         else:
@@ -94,11 +94,11 @@ class AttemptLeader:
         most = 2 * sum(member in here or member == self._context.me for member in head.members) > len(head.members)
         return most and not needs_promises(attempt.number) and not attempt.joins and not head.learners
 
-    def here(self, member: Member, speed: float) -> None:
+    def here(self, member: Member, measured: msg.Measurements) -> None:
         """Note that a member has voted for this head, so that it takes part."""
         attempt = self._attempt
         if attempt is not None and attempt.phase is not Phase.PREPARE and self._instance.head.has(member):
-            attempt.present.setdefault(member, speed)
+            attempt.present.setdefault(member, measured)
             self.assemble()
 
     def assemble(self) -> None:
@@ -153,7 +153,7 @@ class AttemptLeader:
             self._require_support(body.accepted.value, message.support)
         if not votes and not self._may_join(body.voter, message, attempt):
             return
-        attempt.promises[body.voter], attempt.present[body.voter] = message, message.speed
+        attempt.promises[body.voter], attempt.present[body.voter] = message, message.measured
         if votes:
             attempt.accepted[body.voter] = body.accepted
         if not self._context.electorate.enough(instance.head, attempt.accepted):
@@ -191,7 +191,7 @@ class AttemptLeader:
         """Take in the ready contribution of a peer whose promise has come late; a member may vote in any case."""
         if self._chain.is_voter(voter) or self._may_join(voter, message, attempt):
             attempt.promises.setdefault(voter, message)
-            attempt.present.setdefault(voter, message.speed)
+            attempt.present.setdefault(voter, message.measured)
         if message.contribution is not None and attempt.phase is Phase.COLLECT:
             self.submit(peer, msg.SubmitMessage(self._instance.hash, message.contribution, message.join))
 

@@ -134,8 +134,8 @@ class OpenRound:
         that repeats its vote lacks those of others."""
         news = body.voter not in (self.instance.here or {})
         if self.instance.here is not None and self.instance.head.has(body.voter):
-            self.instance.here[body.voter] = message.speed
-            self.leader.here(body.voter, message.speed)
+            self.instance.here[body.voter] = message.measured
+            self.leader.here(body.voter, message.measured)
         return news
 
     def peer_down(self) -> None:

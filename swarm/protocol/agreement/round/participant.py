@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from peer.errors import ProtocolViolation
 from swarm.protocol.agreement import events
 from swarm.protocol.agreement import messages as msg
@@ -80,15 +82,17 @@ class Participant:
 
     def _promise(self, attempt: int) -> msg.PromiseMessage:
         instance, context = self._instance, self._context
+        measured = self._applicants.measured(instance.head)
         body = msg.PromiseBody(instance.hash, attempt, context.me, instance.accepted)
         return msg.PromiseMessage(
             promise=context.signer.sign(evidence.PROMISE, body),
             support=instance.support if instance.accepted is not None else None,
-            speed=self._applicants.speed,
+            speed=measured.speed,
             plan=instance.signed_plan,
             contribution=instance.contribution,
             join=self._applicants.request(),
             missing=instance.missing,
+            rates=measured.rates or msgspec.UNSET,
         )
 
     # -- work ----------------------------------------------------------------------------------------------------------
@@ -139,7 +143,7 @@ class Participant:
     def submitted(self, event: events.Submitted) -> None:
         """Take this node's own contribution."""
         instance = self._instance
-        self._applicants.speed = event.speed or self._applicants.speed
+        self._applicants.speed, self._applicants.rates = event.speed or self._applicants.speed, event.rates
         if instance.plan is None or instance.contribution is not None:
             return
         body = self._context.signer.open(event.contribution, "contribution", Contribution)

@@ -143,7 +143,8 @@ class Voter:
     def _send_vote(self, attempt: int, value: Head, value_hash: bytes, again: bool = False) -> None:
         """Send this node's vote to the leader, to the next leader, which learns so who takes part and sends the
         certificate to all, and to the witness; `again`: to all voters and the next members, as those may be dead."""
-        message = msg.VoteMessage(self._sign_vote(attempt, value_hash), self._applicants.speed)
+        measured = self._applicants.measured(value)
+        message = msg.VoteMessage(self._sign_vote(attempt, value_hash), measured.speed, measured.rates or msgspec.UNSET)
         head, electorate = self._instance.head, self._context.electorate
         if again:
             told = {*electorate.voters(head), *value.members}
@@ -175,7 +176,7 @@ class Voter:
         body = self._context.evidence.vote(message.vote)
         if not self._note(body, message.vote):
             return
-        self._instance.speeds[body.voter] = message.speed
+        self._instance.told[body.voter] = message.measured
         if self._context.config.is_coordinator:
             self.consider(body.attempt)
         self._count(body.attempt, body.value)

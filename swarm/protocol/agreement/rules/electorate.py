@@ -9,6 +9,7 @@ from blake3 import blake3
 
 from swarm.protocol.agreement.config import Mode
 from swarm.protocol.head import Head, Member
+from swarm.protocol.shares import deal
 
 
 @dataclass(frozen=True)
@@ -71,13 +72,19 @@ def attempt_of(head: Head, head_hash: bytes, member: Member, floor: int) -> int:
     return floor + (first - int.from_bytes(head_hash[:8], "big") - floor) % len(head.members)
 
 
-def owners_of(head_hash: bytes, contributors: Sequence[Member], slices: int) -> tuple[Member, ...]:
-    """Return the owner of each slice: equal contiguous parts, in an order that the head fixes and no peer chooses.
+def owners_of(
+    head_hash: bytes, contributors: Sequence[Member], slices: int, weights: Sequence[int] = ()
+) -> tuple[Member, ...]:
+    """Return the owner of each slice: contiguous parts in proportion to `weights`, equal ones without, in an order that
+    the head fixes and no peer chooses.
 
     `contributors`: the members of the head that are in the roster."""
     start = int.from_bytes(blake3(head_hash).digest()[:8], "big") % len(contributors)
     order = [*contributors[start:], *contributors[:start]]
-    return tuple(order[index * len(order) // slices] for index in range(slices))
+    if len(set(weights)) < 2:
+        return tuple(order[index * len(order) // slices] for index in range(slices))
+    counts = deal([*weights[start:], *weights[:start]], slices)
+    return tuple(owner for owner, count in zip(order, counts, strict=True) for _ in range(count))
 
 
 def room_for_newcomers(members: int) -> int:

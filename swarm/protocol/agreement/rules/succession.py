@@ -90,7 +90,8 @@ class Succession:
         witness = head.witness if roster.witness is None else context.evidence.witness(roster.witness)
         culprits = {context.evidence.culprit(proof) for proof in roster.proofs}
         merged = {body.member for body, w in zip(bodies, settlement.weights, strict=True) if w > 0}
-        owners = owners_of(head_hash, owning, context.work.slices(head))
+        weights = plan.weights([body for body in bodies if head.has(body.member)])
+        owners = owners_of(head_hash, owning, context.work.slices(head), weights)
         contributions = dict(zip(present, roster.contributions, strict=True))
         room = context.roster_room(head, head_hash)
         left_out = room.left_out(contributions, set(head.members).difference(present))

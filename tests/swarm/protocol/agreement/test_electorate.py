@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -12,6 +13,7 @@ from peer.errors import ProtocolViolation
 from peer.identity import Signed
 from swarm.protocol.agreement import messages as msg
 from swarm.protocol.agreement.config import Mode
+from swarm.protocol.agreement.messages import Measurements
 from swarm.protocol.agreement.rules import evidence
 from swarm.protocol.agreement.rules.electorate import (
     Electorate,
@@ -23,6 +25,7 @@ from swarm.protocol.agreement.rules.electorate import (
 from swarm.protocol.agreement.rules.opened_roster import OpenedRoster
 from swarm.protocol.agreement.rules.sponsors import Sponsors
 from swarm.protocol.agreement.rules.succession import MISSED_MAX, Succession
+from swarm.protocol.agreement.work import Work
 from swarm.protocol.head import Absence, Head, Learner, Member, Sponsor, Sponsorship
 from swarm.protocol.ledger import count
 from swarm.protocol.plan import PLAN_KIND
@@ -43,23 +46,32 @@ def head_of(names: str, **changes: object) -> Head:
 class Scene:
     """Rosters of a head, made by whichever member leads the attempt."""
 
-    def __init__(self, head: Head, **config: Any) -> None:
-        self.group = GroupOfNodes("A", **config)
+    def __init__(self, head: Head, work: Work = WORK, **config: Any) -> None:
+        self.group, self.work = GroupOfNodes("A", work=work, **config), work
         self.head, self.name = head, head.hash
         self.succession = Succession(self.group.machines["A"].node._context)
 
     def roster(
-        self, present: str, leader: str = "", joins: str = "", asked: tuple[Signed, ...] = (), turned: bool = False
+        self,
+        present: str,
+        leader: str = "",
+        joins: str = "",
+        asked: tuple[Signed, ...] = (),
+        turned: bool = False,
+        clients: str = "",
+        told: Mapping[str, Measurements] | None = None,
     ) -> OpenedRoster:
         """Open the roster of these contributors; `joins` are those of them that ask to join, or `asked` their requests.
-        `turned`: the contributions stand in reverse order."""
+        `turned`: the contributions stand in reverse order. `clients` say that they cannot be dialled; `told`: what each
+        has measured."""
         attempt = attempt_of(self.head, self.name, Member(leader, f"{leader}0"), 0) if leader else 0
         signer = leader_of(self.head, self.name, attempt).peer
-        plan = WORK.plan(self.head, attempt, dict.fromkeys(members(present), 0.0), ())
+        measured = {member: (told or {}).get(member.peer, Measurements()) for member in members(present)}
+        plan = self.work.plan(self.head, attempt, measured, ())
         signed_plan = self.group.sign(signer, PLAN_KIND, plan)
-        contributions = [
-            self.group.sign(member.peer, "contribution", contribution_body(member, plan)) for member in members(present)
-        ]
+        bodies = [contribution_body(member, plan) for member in members(present)]
+        bodies = [msgspec.structs.replace(b, client=True) if b.member.peer in clients else b for b in bodies]
+        contributions = [self.group.sign(body.member.peer, "contribution", body) for body in bodies]
         body = msg.RosterBody(
             head=self.name,
             attempt=attempt,
@@ -212,7 +224,7 @@ def test_a_round_with_nothing_merged_needs_the_word_of_most(exhausted: str, work
     """It was each voter's own view: what an exhausted leader had voted for itself was proposed again by all
     that followed, and refused by those that were not exhausted, for ever."""
     scene = Scene(head_of("ABC"))
-    plan = WORK.plan(scene.head, 0, dict.fromkeys(members("ABC"), 0.0), ())
+    plan = WORK.plan(scene.head, 0, dict.fromkeys(members("ABC"), Measurements()), ())
     bodies = [
         msgspec.structs.replace(
             contribution_body(member, plan),
@@ -233,7 +245,7 @@ def test_issued_samples_are_merged_or_free() -> None:
     scene = Scene(head_of("ABC"))
     ledger = scene.after("ABC").ledger
     assert ledger.cursor == 24 and ledger.returned == ()
-    plan = WORK.plan(scene.head, 0, dict.fromkeys(members("ABC"), 0.0), ())
+    plan = WORK.plan(scene.head, 0, dict.fromkeys(members("ABC"), Measurements()), ())
     bodies = [contribution_body(member, plan) for member in members("AB")]
     settled = WORK.settle(scene.head, plan, bodies)
     assert settled is not None
@@ -291,7 +303,7 @@ def test_newcomers_that_do_not_come_cost_no_time() -> None:
 def contribution_bytes() -> int:
     """Return what one contribution of these groups takes of a roster."""
     scene = Scene(head_of("A"))
-    plan = WORK.plan(scene.head, 0, {Member("A", "A0"): 0.0}, ())
+    plan = WORK.plan(scene.head, 0, {Member("A", "A0"): Measurements()}, ())
     return bytes_of(scene.group.sign("A", "contribution", contribution_body(Member("A", "A0"), plan)))
 
 

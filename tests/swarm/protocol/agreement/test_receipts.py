@@ -13,7 +13,7 @@ from optim.config import AllReduceConfig, DilocoConfig, OuterConfig
 from peer.config import InnerConfig
 from peer.errors import ProtocolViolation
 from peer.identity import Signed
-from swarm.protocol.agreement.messages import ChainLink
+from swarm.protocol.agreement.messages import ChainLink, Measurements
 from swarm.protocol.head import Head, Member, genesis
 from swarm.protocol.ledger import Range, common, count
 from swarm.protocol.plan import CONTRIBUTION_KIND, Contribution, WorkPlan
@@ -118,7 +118,7 @@ def test_a_receipt_counts_for_one_peer_and_round() -> None:
     group = stage_one(DilocoConfig(steps=8), {"A": ((0, 8),), "B": ((8, 16),)}, {})
     group.run_to(1)
     head, work = group.head("A"), group.work
-    plan = work.plan(head, 0, {group.member("A"): 1.0, group.member("B"): 1.0}, ())
+    plan = work.plan(head, 0, {group.member("A"): Measurements(1.0), group.member("B"): Measurements(1.0)}, ())
     samples = ((BATCH, BATCH + 8),)
     body = Contribution(
         plan.head, plan.hash, group.member("A"), 1, 8, 1.0, (b"h" * 32,) * 4, (1.0,) * 4, counted=samples

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from mmap import mmap
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +15,8 @@ from blake3 import blake3
 
 from peer.errors import RemoteError, RoundDiscarded
 from peer.footprint import kept
+from peer.identity import Identity
+from swarm.protocol.head import Member
 from swarm.protocol.messages import ACCUSE, SHOW, SliceOf
 from swarm.rounds.exchange import audits
 from swarm.rounds.exchange.slice_exchange import SliceExchange
@@ -164,3 +168,22 @@ async def test_a_member_may_leave_while_it_commits(tmp_path: Path) -> None:
         with trio.fail_after(300):
             await member.gone.wait()
         await scene.group.until(lambda: all(not m.head.has(member.driver.me) for m in scene.honest))
+
+
+def test_each_slice_of_another_owner_is_drawn_as_often_however_many_it_owns() -> None:
+    """As security.md says: of S slices and n contributors a member draws one in S / 32n rounds, from those that it does
+    not own; so who owns more is audited more."""
+    slices, contributors, rounds = 64, 8, 16_000
+    owners = ["me"] * 4 + ["large"] * 32 + [f"small{index % 6}" for index in range(28)]
+    order = SimpleNamespace(indices=range(slices), merged=[None] * contributors)
+    exchange: Any = SimpleNamespace(order=order, owners=owners)
+    auditor: Any = SimpleNamespace(_context=SimpleNamespace(identity=Identity.generate(), me=Member("me", "s")))
+    heads: list[Any] = [
+        SimpleNamespace(hash=blake3(bytes([index % 256, index // 256])).digest()) for index in range(rounds)
+    ]
+    drawn = Counter(audits.Audits._draw(auditor, exchange, head) for head in heads)
+    done = rounds - drawn.pop(None)
+    assert done / rounds == pytest.approx(slices / (32 * contributors), rel=0.1)
+    assert all(owners[index] != "me" for index in drawn if index is not None) and len(drawn) == slices - 4
+    large = sum(count for index, count in drawn.items() if index is not None and owners[index] == "large")
+    assert large / done == pytest.approx(32 / 60, rel=0.1)

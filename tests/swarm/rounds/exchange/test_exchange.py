@@ -17,6 +17,7 @@ from peer.net.method import Method
 from swarm.protocol.agreement import events
 from swarm.protocol.head import Member
 from swarm.protocol.messages import CONTRIBUTION, RELAY, SliceOf
+from swarm.rounds.exchange.link_rates import LinkRates
 from swarm.rounds.exchange.round_slices import RoundSlices
 from swarm.rounds.exchange.slice_exchange import SliceExchange
 
@@ -42,7 +43,8 @@ async def test_a_peer_that_restarted_after_it_had_submitted_tells_that_its_updat
     )
     host = SimpleNamespace(rpc=None, suspects=frozenset())
     snapshots = SimpleNamespace(stepping_back=nullcontext)
-    context: Any = SimpleNamespace(me=ME, host=host, snapshots=snapshots, events=EventLog())
+    links: Any = LinkRates(host)  # type: ignore[arg-type]
+    context: Any = SimpleNamespace(me=ME, host=host, snapshots=snapshots, events=EventLog(), links=links)
     told: list[events.Event] = []
     exchange = SliceExchange(context, order, (), RoundSlices(), 10.0, told.append)
     with trio.move_on_after(20.0):
@@ -104,9 +106,8 @@ async def test_a_slice_goes_by_another_peer_once_its_owner_is_suspected_as_it_is
             exchange.scope.cancel()
 
     host.rpc = BrokenLink()
-    context: Any = SimpleNamespace(
-        me=ME, host=host, snapshots=SimpleNamespace(stepping_back=nullcontext), events=EventLog()
-    )
+    snapshots, links = SimpleNamespace(stepping_back=nullcontext), LinkRates(host)  # type: ignore[arg-type]
+    context: Any = SimpleNamespace(me=ME, host=host, snapshots=snapshots, events=EventLog(), links=links)
     slices = RoundSlices()
     exchange = SliceExchange(context, order, (memoryview(b"data"),), slices, 60.0, lambda event: None)
     with trio.move_on_after(30.0):

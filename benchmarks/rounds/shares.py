@@ -1,0 +1,144 @@
+"""Exchanges on links of unequal speed: with shares of the merging by link, beside equal ones.
+
+    python benchmarks/rounds/shares.py [--params 25000000] [--rounds 8] [--json [FILE]]
+
+Every peer is a process in a network namespace of its own, behind a link that tbf shapes in both directions (root):
+seven of 100 Mbit/s and one of 20, and eight of 100. Rounds are those of averaging.py, at 8 bits. An exchange lasts from
+its begin at the first peer until the last one has all results. The first rounds have equal shares in any case, since
+nothing is measured yet: they are not counted. The limit is the least time in which the slowest link carries its bytes
+(`swarm/protocol/shares.py`), as hivemind's `load_balance_peers` finds it, too.
+
+Exits with 1 if the exchange by link is not at least 1.5 times as quick on the mixed links, or takes more than 5 percent
+longer on equal ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from benchmarks.common.children import START_S, Child, ChildFailed, begin
+from benchmarks.common.options import add_json, write_results
+from benchmarks.common.shaped_lan import Lan, Unavailable, shaped_lan
+from swarm.protocol.shares import LinkSpeed, divide, seconds
+
+ROUND_S: Final = 120.0
+WARM_UP: Final = 3  # rounds until the plan follows what was measured
+BITS: Final = 8
+Figures = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Network:
+    """Links in Mbit/s, each way. `bar`: how many times as quick as with equal shares."""
+
+    name: str
+    mbit: tuple[float, ...]
+    bar: float
+
+
+NETWORKS: Final = (
+    Network("7 at 100 Mbit/s, 1 at 20", (*(100.0,) * 7, 20.0), 1.5),
+    Network("8 at 100 Mbit/s", (100.0,) * 8, 0.95),
+)
+
+
+def run(lan: Lan, peers: int, options: argparse.Namespace, by_link: bool, folder: Path) -> Figures:
+    """Return the figures of one run."""
+    with ExitStack() as stack:
+        children: list[Child] = []
+        group: list[Figures] = []
+        for number in range(peers):
+            env = {"BENCHMARK_LISTEN": lan.ip(number), **({"BENCHMARK_BY_LINK": "1"} if by_link else {})}
+            arguments = (number, options.params, "int8", options.rounds, "memory", folder)
+            child = Child("benchmarks.rounds.averaging_peer", *arguments, env=env, place=partial(lan.at_host, number))
+            stack.callback(child.end)
+            children.append(child)
+            if not number:
+                group = [child.read(START_S)]  # it creates the authority's key
+        group += [child.read(START_S) for child in children[1:]]
+        begin(children, group)
+        reports = [child.read(ROUND_S * options.rounds) for child in children]
+    took = {
+        number: max(r["phases"]["vote"][str(number)] for r in reports)
+        - min(r["phases"]["exchange"][str(number)] for r in reports)
+        for number in range(1, options.rounds + 1)
+        if all(str(number) in r["phases"]["vote"] for r in reports)
+    }
+    counted = [seconds for number, seconds in took.items() if number > WARM_UP]
+    return {
+        "exchange_s": median(counted),
+        "each_s": list(took.values()),
+        "owned": [report["owned"] for report in reports],
+        "identical": len({report["state_hash"] for report in reports}) == 1,
+        "wire_bytes": sum(report["wire_bytes"] for report in reports) / options.rounds,
+    }
+
+
+def limits(network: Network, params: int) -> Figures:
+    """Return the seconds of the slowest link, by link and with equal shares, by arithmetic."""
+    links = [LinkSpeed(mbit * 1e6 / 8, mbit * 1e6 / 8) for mbit in network.mbit]
+    size, n = params * BITS / 8, len(links)
+    shares = divide(links, size, size, max(0.5, 1 / n))
+    by_link = max(seconds(share, link, n, size, size) for share, link in zip(shares, links, strict=True))
+    return {"by_link_s": by_link, "equal_s": max(seconds(1 / n, link, n, size, size) for link in links)}
+
+
+def measure(options: argparse.Namespace) -> list[Figures]:
+    found = []
+    for network in NETWORKS:
+        rates, sides = [(mbit, mbit) for mbit in network.mbit], Figures()
+        for side in ("equal", "by_link"):
+            with tempfile.TemporaryDirectory() as name, shaped_lan(len(rates), rates) as lan:
+                sides[side] = run(lan, len(rates), options, side == "by_link", Path(name))
+        times = sides["equal"]["exchange_s"] / sides["by_link"]["exchange_s"]
+        same = all(side["identical"] for side in sides.values())
+        row = {"name": network.name, "bar": network.bar, **sides, "limits": limits(network, options.params)}
+        found.append({**row, "times": times, "passed": same and times >= network.bar})
+        print_row(found[-1])
+    return found
+
+
+def print_row(row: Figures) -> None:
+    equal, by_link, bounds = row["equal"], row["by_link"], row["limits"]
+    print(
+        f"{row['name']:26}{equal['exchange_s']:9.2f}{bounds['equal_s']:9.2f}{by_link['exchange_s']:9.2f}"
+        f"{bounds['by_link_s']:9.2f}{row['times']:7.2f}   {' '.join(map(str, by_link['owned']))}",
+        flush=True,
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--params", type=int, default=25_000_000)
+    parser.add_argument("--rounds", type=int, default=8)
+    add_json(parser, "shares")
+    options = parser.parse_args()
+    if options.rounds <= WARM_UP:
+        parser.error(f"give more than {WARM_UP} rounds")
+    load = os.getloadavg()[0]
+    print(f"{options.params:,} parameters at {BITS} bits; seconds an exchange, and the limit by arithmetic")
+    print(f"{'':26}{'equal':>9}{'limit':>9}{'by link':>9}{'limit':>9}{'times':>7}   slices by peer")
+    try:
+        rows = measure(options)
+    except (Unavailable, ChildFailed) as error:
+        sys.exit(f"the benchmark cannot run: {error}")
+    if options.json:
+        write_results(options.json, {"params": options.params, "load": load, "rows": rows})
+    failed = [row["name"] for row in rows if not row["passed"]]
+    print(f"FAIL  {', '.join(failed)}" if failed else "PASS")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
