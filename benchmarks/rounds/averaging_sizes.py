@@ -91,7 +91,7 @@ def summary(size: Size, runs: list[Row]) -> Row:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=3, help="of each size that has a bar")
-    add_json(parser, "averaging_sizes")
+    add_json(parser, "rounds/sizes")
     options = parser.parse_args()
     if options.runs < 1:
         parser.error("give at least one run")

@@ -122,7 +122,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--params", type=int, default=25_000_000)
     parser.add_argument("--rounds", type=int, default=8)
-    add_json(parser, "shares")
+    add_json(parser, "rounds/shares")
     options = parser.parse_args()
     if options.rounds <= WARM_UP:
         parser.error(f"give more than {WARM_UP} rounds")

@@ -9,7 +9,8 @@ R bytes, n contributors and a link of u bytes/s up and d down, it needs at least
 The shares are those with which the slowest needs the least time. For M = R and u = d that is what hivemind's
 `load_balance_peers` minimises. One member with all slices is a parameter server, equal shares are a butterfly.
 
-Speeds are what other members have measured: no member counts by its own claim, and one false measurement moves no median.
+Speeds are what other members have measured: no member counts by its own claim, and one false measurement moves no
+median.
 """
 
 from __future__ import annotations

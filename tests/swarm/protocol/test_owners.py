@@ -46,8 +46,8 @@ def test_owners_follow_what_members_have_measured_of_each_other() -> None:
     """The others' medians count, not what a member says of itself; in a run without the feature, nothing does."""
     fast, slow = code_of(12.5e6), code_of(2.5e6)
     honest = Measurements(1.0, bytes((fast, 0)) * 4 + bytes((slow, slow)))
-    boast = Measurements(1.0, bytes((1, 1)) * 4 + bytes((CODE_MAX, 0)))
-    told = {**dict.fromkeys("ABCD", honest), "E": boast}
+    claim = Measurements(1.0, bytes((1, 1)) * 4 + bytes((CODE_MAX, 0)))
+    told = {**dict.fromkeys("ABCD", honest), "E": claim}
     owners = Counter(owner.peer for owner in Scene(head_of("ABCDE"), BY_LINK).roster("ABCDE", told=told).owners)
     assert set(owners) == set("ABCD") and set(owners.values()) == {1}
     plain = Scene(head_of("ABCDE"))

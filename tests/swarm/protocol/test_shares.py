@@ -140,8 +140,8 @@ def test_no_claim_of_its_own_counts_and_one_lie_moves_no_median() -> None:
     before = links_of(honest, 8)
     for lie in (bytes((CODE_MAX, CODE_MAX)), bytes((1, 1)), UNKNOWN):
         assert links_of({**honest, 7: lie * 8}, 8) == before
-    boast = {**honest, 7: honest[7][:14] + bytes((code_of(1e5 * MBIT), 0))}
-    assert links_of(boast, 8) == before
+    claim = {**honest, 7: honest[7][:14] + bytes((code_of(1e5 * MBIT), 0))}
+    assert links_of(claim, 8) == before
     assert links_of({**honest, 7: b"\xff"}, 8) == before, "words of another length say nothing of those they lack"
 
 
