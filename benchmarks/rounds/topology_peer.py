@@ -50,6 +50,7 @@ class PlanRun:
         self._host, self._peers, self._plan, self._round = host, peers, plan, round
         self._sum = PartialSum(own)
         mine = [index for index, transfer in enumerate(plan) if transfer.sender == number]
+        self._first = [index for index in mine if not plan[index].after]
         self._waits_for = {index: len(plan[index].after) for index in mine}
         self._unlocks: dict[int, list[int]] = {}
         for index in mine:
@@ -63,9 +64,8 @@ class PlanRun:
     async def run(self) -> Vector:
         """Send and receive everything; return the sum."""
         async with trio.open_nursery() as nursery:
-            for index, count in self._waits_for.items():
-                if not count:
-                    self._enqueue(index)
+            for index in self._first:
+                self._enqueue(index)
             for to in self._queues:
                 for _ in range(SENDS_PER_PEER):
                     nursery.start_soon(self._send_all, to)
