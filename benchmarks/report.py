@@ -324,7 +324,7 @@ def plain(figures: Figures) -> str:
 SECTIONS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "averaging": ("Averaging: whole rounds beside hivemind", averaging),
     "averaging_sizes": ("Averaging: other sizes beside hivemind", size_rows.section),
-    "topologies": ("Averaging: ways of the updates", topology_rows.section),
+    "rounds/topologies": ("Averaging: ways of the updates", topology_rows.section),
     "averaging_kill": ("Averaging: one of four peers is killed in the exchange", averaging_fault),
     "averaging_freeze": ("Averaging: one of four peers freezes in the exchange", averaging_fault),
     "codecs": ("Codecs", codecs),

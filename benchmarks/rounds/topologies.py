@@ -210,7 +210,7 @@ def main() -> int:
     parser.add_argument("--mbit", type=float, default=100.0, help="of each link, each way")
     parser.add_argument("--runs", type=int, default=3, help="of each topology on shaped links")
     parser.add_argument("--only", choices=PARTS)
-    add_json(parser, "topologies")
+    add_json(parser, "rounds/topologies")
     options = parser.parse_args()
     options.peers = [int(peers) for peers in options.peers.split(",")]
     if min(options.peers) < 2 or options.runs < 1 or options.mbytes <= 0 or options.mbit <= 0:

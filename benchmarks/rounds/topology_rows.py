@@ -15,7 +15,7 @@ FORMULAS: Final = {  # of the bytes that all peers send, and that the busiest on
     "server": ("2(n-1) M", "(n-1) M"),
     "naive": ("n(n-1) M", "(n-1) M"),
     "ring": ("2(n-1) M", "2(n-1)/n M"),
-    "halving": ("2(n-1) M", "2(n-1)/n M; n no power of two p: 2(p-1)/p M + M"),
+    "halving": ("2(n-1) M", "2(n-1)/n M; for n above a power of two p: 2(p-1)/p M + M"),
     "butterfly": ("2(n-1) M", "2(n-1)/n M"),
     "by link": ("2(n-1) M", "M + (n-2) a M"),
 }
@@ -60,7 +60,7 @@ def _off(rows: Sequence[Figures], most: float) -> str:
     if not rows:
         return "-"
     low, high = (f(row["off"] for row in rows) for f in (min, max))
-    text = f"{low:+.1%} to {high:+.1%}"
+    text = f"{low:+.2%} to {high:+.2%}"
     return text if max(abs(low), abs(high)) <= most else f"**{text}**"
 
 
@@ -76,7 +76,7 @@ def _simulated(rows: Sequence[Figures]) -> str:
     sizes = list(dict.fromkeys(row["peers"] for row in rows))
     found = {(row["topology"], row["peers"]): row for row in rows}
     cells = [
-        [name, *(" / ".join(f"{found[name, n][f'{part}_s']:.1f}" for part in ("even", "uneven", "far")) for n in sizes)]
+        [name, *("{even_s:.1f} / {uneven_s:.1f} / {far_s:.2f}".format(**found[name, n]) for n in sizes)]
         for name in FORMULAS
     ]
     return (

@@ -181,5 +181,11 @@ def test_the_page_marks_bytes_off_the_formula_and_wrong_sums() -> None:
     assert row["off"] == pytest.approx(0.04) and row["seconds"] == 2.0 and not row["exact"]
     assert (row["total_bytes"], row["total_formula"], row["busiest_down"]) == (2010, 2000, 1040)
     page = section({"mbytes": 4, "mbit": 100, "runs": 3, "off_max": 0.03, "loopback": [row]})
-    assert "**+4.0% to +4.0%**" in page and "exact: **no**" in page
+    assert "**+4.00% to +4.00%**" in page and "exact: **no**" in page
     assert set(FORMULAS) == set(TOPOLOGIES)
+    simulated = [
+        {"topology": name, "peers": 4, "plan_off": -0.04, "even_s": 1.0, "uneven_s": 2.0, "far_s": 0.25}
+        for name in TOPOLOGIES
+    ]
+    page = section({"mbytes": 4, "mbit": 100, "runs": 3, "off_max": 0.03, "simulated": simulated})
+    assert "| 1.0 / 2.0 / 0.25 |" in page and "off by 4.00% at most" in page and "exact: yes" in page
