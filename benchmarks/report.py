@@ -21,7 +21,7 @@ from benchmarks.common import scenario_rows
 from benchmarks.common.markdown import table
 from benchmarks.common.options import RESULTS
 from benchmarks.network import flow_rows
-from benchmarks.rounds import size_rows
+from benchmarks.rounds import size_rows, topology_rows
 
 FILE = RESULTS.parent / "RESULTS.md"
 INTRODUCTION = """# Results
@@ -167,10 +167,8 @@ def late_join(figures: Sequence[Figures]) -> str:
         for run in figures
     ]
     head = ["nice of the joiner", "s a round alone", "beside a fetch", "slower", "CPU s a round", "fetch, MB/s"]
-    first = figures[0]
-    return (
-        f"{first['peers']} peers, {first['params']:,} parameters; the joiner shares their cores.\n\n{table(head, rows)}"
-    )
+    peers, params = figures[0]["peers"], figures[0]["params"]
+    return f"{peers} peers, {params:,} parameters; the joiner shares their cores.\n\n{table(head, rows)}"
 
 
 def overlap(figures: Figures) -> str:
@@ -326,6 +324,8 @@ def plain(figures: Figures) -> str:
 SECTIONS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "averaging": ("Averaging: whole rounds beside hivemind", averaging),
     "rounds/sizes": ("Averaging: other sizes beside hivemind", size_rows.section),
+    "rounds/shares": ("Averaging: links of unequal speed", size_rows.by_link),
+    "rounds/topologies": ("Averaging: ways of the updates", topology_rows.section),
     "averaging_kill": ("Averaging: one of four peers is killed in the exchange", averaging_fault),
     "averaging_freeze": ("Averaging: one of four peers freezes in the exchange", averaging_fault),
     "codecs": ("Codecs", codecs),

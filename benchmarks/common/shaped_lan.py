@@ -11,7 +11,7 @@ import select
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,6 +23,9 @@ HUB_IP = "10.77.0.1"
 LINE_BURST_KB = 160  # a frame is 64 KiB: smaller frames would cost more CPU here
 LINE_S = 60.0  # for a delay line to start
 
+Mbit = float | Sequence[tuple[float, float]]
+"""The rates of the links, Mbit/s: one for all of them, each way, or for each host that of its way up and down."""
+
 
 class Unavailable(Exception):
     """This machine cannot make such a network; the text says why and names the remedy."""
@@ -31,10 +34,13 @@ class Unavailable(Exception):
 class Lan:
     """`hosts` shaped hosts and the hub; from `shaped_lan`."""
 
-    def __init__(self, hosts: int, mbit: float, burst_kb: int = BURST_KB) -> None:
+    def __init__(self, hosts: int, mbit: Mbit, burst_kb: int = BURST_KB) -> None:
         self._prefix = f"barnraise-lan-{os.getpid()}-"
         self._hosts = hosts
-        self._shape = f"root tbf rate {mbit}mbit burst {burst_kb}kb latency {QUEUE_MS}ms"
+        self._rates = mbit if isinstance(mbit, Sequence) else [(mbit, mbit)] * hosts
+        if len(self._rates) != hosts:
+            raise ValueError(f"{len(self._rates)} rates for {hosts} hosts: give one for each")
+        self._burst_kb = burst_kb
         self._made: list[str] = []
 
     def ip(self, host: int) -> str:
@@ -60,11 +66,15 @@ class Lan:
             self._add(str(host))
             self._lay_cable(host)
             self._run(str(host), f"ip address add {self.ip(host)}/24 dev wan")
-            self._run(str(host), f"tc qdisc add dev wan {self._shape}")
-            self._run("hub", f"tc qdisc add dev to-{host} {self._shape}")
+            up, down = self._rates[host]
+            self._run(str(host), f"tc qdisc add dev wan {self._shape(up)}")
+            self._run("hub", f"tc qdisc add dev to-{host} {self._shape(down)}")
             self._run("hub", f"ip link set dev to-{host} master lan up")
             self._run(str(host), "ip link set wan up")
             self._run(str(host), f"ip route replace 10.77.0.0/24 dev wan src {self.ip(host)} congctl {CONGESTION}")
+
+    def _shape(self, mbit: float) -> str:
+        return f"root tbf rate {mbit}mbit burst {self._burst_kb}kb latency {QUEUE_MS}ms"
 
     def _lay_cable(self, host: int) -> None:
         """Create the cable's ends: `wan` at the host and `to-{host}` at the hub."""
@@ -88,7 +98,7 @@ class DelayedLan(Lan):
     """A network with delay for kernels without netem. A cable is two TAP devices and a process that carries frames
     between them (`benchmarks.common.delay_line`), half of the delay late each way."""
 
-    def __init__(self, hosts: int, mbit: float, delay_ms: float) -> None:
+    def __init__(self, hosts: int, mbit: Mbit, delay_ms: float) -> None:
         super().__init__(hosts, mbit, LINE_BURST_KB)
         self._delay_ms = delay_ms
         self._lines: list[subprocess.Popen[bytes]] = []
@@ -121,7 +131,7 @@ class DelayedLan(Lan):
 
 
 @contextmanager
-def shaped_lan(hosts: int, mbit: float, delay_ms: float = 0.0) -> Iterator[Lan]:
+def shaped_lan(hosts: int, mbit: Mbit, delay_ms: float = 0.0) -> Iterator[Lan]:
     """Open a network for the block; end its processes before. A packet between two hosts takes at least `delay_ms`.
     `Unavailable` if this machine cannot make it."""
     if os.geteuid() != 0:
