@@ -98,13 +98,11 @@ class PlanRun:
             await self._host.rpc.call(self._peers[to], CARRY, named, content, timeout_s=CALL_S, bulk=True)
 
 
-async def next_line() -> dict[str, Any]:
-    """Return the next message of the process that started this one. EOFError once that has ended."""
-    line = await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True)
-    if not line:
-        raise EOFError
-    message: dict[str, Any] = json.loads(line)
-    return message
+async def read_lines(lines: trio.MemorySendChannel[dict[str, Any]], everything: trio.CancelScope) -> None:
+    """Read the messages of the process that started this one. Cancel everything once that has ended."""
+    while line := await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True):
+        await lines.send(json.loads(line))
+    everything.cancel()
 
 
 def say(**message: object) -> None:
@@ -114,8 +112,8 @@ def say(**message: object) -> None:
 class TopologyPeer:
     """The rounds of one host, each when the process that started this one says so."""
 
-    def __init__(self, host: Host, number: int) -> None:
-        self._host, self._number = host, number
+    def __init__(self, host: Host, number: int, lines: trio.MemoryReceiveChannel[dict[str, Any]]) -> None:
+        self._host, self._number, self._lines = host, number, lines
         self._peers: list[str] = []
         self._run: PlanRun | None = None
         host.rpc.register(CARRY, self._carried)
@@ -129,16 +127,16 @@ class TopologyPeer:
 
     async def serve(self) -> None:
         """Connect to the group, then run a plan for every pair of lines that is read."""
-        group = (await next_line())["group"]
+        group = (await self._lines.receive())["group"]
         self._peers = [hello["peer"] for hello in group]
         for hello in group:
             self._host.book.add(hello["peer"], hello["addresses"])
         for peer in self._peers[self._number + 1 :] + self._peers[: self._number]:
             await self._host.rpc.call(peer, CARRY, Carried(0), timeout_s=CALL_S, bulk=True)
         say(ready=True)
-        await next_line()
+        await self._lines.receive()
         while True:
-            await self._one(await next_line())
+            await self._one(await self._lines.receive())
 
     async def _one(self, order: dict[str, Any]) -> None:
         plan = plan_of(order["topology"], len(self._peers), order["values"], order["weights"])
@@ -146,7 +144,7 @@ class TopologyPeer:
         run = self._run = PlanRun(self._host, self._peers, self._number, plan, order["round"], own)
         up, down = self._host.bytes_up, self._host.bytes_down
         say(ready=True)
-        await next_line()
+        await self._lines.receive()
         began_s = time.monotonic()
         found = await run.run()
         ended_s = time.monotonic()
@@ -156,13 +154,12 @@ class TopologyPeer:
 
 async def main(number: int, ip: str) -> None:
     config = HostConfig(identity=Identity.generate(), events=EventLog(), listen=(f"/ip4/{ip}/tcp/0",))
-    async with open_host(config) as host:
-        peer = TopologyPeer(host, number)
+    async with open_host(config) as host, trio.open_nursery() as nursery:
+        send, lines = trio.open_memory_channel[dict[str, Any]](1)
+        peer = TopologyPeer(host, number, lines)
+        nursery.start_soon(read_lines, send, nursery.cancel_scope)
         say(peer=host.peer_id, addresses=host.addresses)
-        try:
-            await peer.serve()
-        except EOFError:
-            return
+        await peer.serve()
 
 
 if __name__ == "__main__":
