@@ -5,7 +5,8 @@
 STATE is where the outer state lies, as `peer join --state` has it. Prints its address, reads the whole group, takes
 part in ROUNDS rounds and prints its figures. All peers hold the key of a temporary coordinator (in FOLDER) and sign the
 start of the first term with it. Ed25519 is deterministic, so they sign the same bytes: no further process is needed.
-`BENCHMARK_LISTEN` names the IP address to listen at; with `BENCHMARK_BY_LINK` members merge by their links.
+`BENCHMARK_LISTEN` names the IP address to listen at, `BENCHMARK_TRAIN_S` the seconds of training; with
+`BENCHMARK_BY_LINK` members merge by their links.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ from swarm.state.outer_state import OuterState
 from swarm.state.snapshots import SnapshotStore
 
 SCHEDULE = RoundSchedule(DilocoConfig(steps=1), InnerConfig(lr=1e-3, batch_size=1, total_steps=1), 8, 60.0)
+TRAIN_S = float(os.environ.get("BENCHMARK_TRAIN_S", "0"))
 TIMEOUT_S = 60.0  # without a fault an exchange waits for all peers, however slow the machine
 
 
@@ -66,7 +68,7 @@ class NoTraining:
         self._delta = delta
 
     async def train(self, order: TrainRequest) -> TrainResult:
-        await trio.lowlevel.checkpoint()
+        await trio.sleep(TRAIN_S)
         return TrainResult(order.assignment.steps, order.assignment.steps, 1.0, self._delta)
 
     def finish_early(self) -> None:

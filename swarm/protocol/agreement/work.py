@@ -24,7 +24,7 @@ from swarm.protocol.plan import (
 )
 from swarm.protocol.receipts import NO_STAGES, OtherStages, names_of, receipted
 from swarm.protocol.round_schedule import RoundSchedule
-from swarm.protocol.shares import links_of, weights_of
+from swarm.protocol.shares import LinkSpeed, links_of, weights_of
 
 FINISH_EARLY_FACTOR: Final = 1.5  # times the median compute time, after which slow members submit what they have
 FINISH_EARLY_SLACK_S: Final = 2.0
@@ -105,16 +105,25 @@ class Work:
         speeds = {member: measured.speed for member, measured in told.items()}
         return make_plan(head, attempt, speeds, self.schedule, reset, self._shares(head, told))
 
-    def _shares(self, head: Head, told: Mapping[Member, Measurements]) -> Mapping[Member, int] | None:
-        """Return how much each merges; None where all merge the same."""
+    def _links(self, head: Head, told: Mapping[Member, Measurements]) -> dict[Member, LinkSpeed]:
+        """Return the link of each member of the head; empty where nothing is known of them."""
         numbers = {member: number for number, member in enumerate(head.members)}
         rates = {numbers[m]: measured.rates for m, measured in told.items() if m in numbers and measured.rates}
         links = links_of(rates, len(numbers)) if self.schedule.by_link and rates else []
-        if not links:
-            return None
-        ordered = sorted(told)
-        weights = weights_of([links[numbers[m]] if m in numbers else None for m in ordered], *self.bytes_of(head))
+        return dict(zip(head.members, links, strict=True)) if links else {}
+
+    def _shares(self, head: Head, told: Mapping[Member, Measurements]) -> Mapping[Member, int] | None:
+        """Return how much each merges; None where all merge the same."""
+        links, ordered = self._links(head, told), sorted(told)
+        weights = weights_of([links.get(member) for member in ordered], *self.bytes_of(head)) if links else ()
         return dict(zip(ordered, weights, strict=True)) if weights else None
+
+    def later(self, head: Head, told: Mapping[Member, Measurements], seconds: float) -> list[Member]:
+        """Return the members that finish an exchange later than the first ones by more than so many seconds, since
+        their links need that for their own update and the result."""
+        links, (message, result) = self._links(head, told), self.bytes_of(head)
+        took = {member: max(message / link.up, result / link.down) for member, link in links.items()}
+        return [member for member, took_s in took.items() if took_s > min(took.values()) + seconds]
 
     def divides_batch(self) -> bool:
         """Return whether members divide a fixed batch, which is incomplete without the part of each."""

@@ -60,6 +60,16 @@ def test_owners_follow_what_members_have_measured_of_each_other() -> None:
         BY_LINK.check_plan(short, plain.head)
 
 
+def test_members_with_slow_links_are_planned_for_though_they_come_late() -> None:
+    """They were left out of each plan, since others had the result before them: for ever, where nothing is waited for
+    but the exchange."""
+    fast, slow = code_of(12.5e6), code_of(2.5e6)
+    told = {m: Measurements(1.0, bytes((fast, 0)) * 4 + bytes((slow, 0))) for m in members("ABCD")}
+    assert BY_LINK.later(head_of("ABCDE"), told, 0.25) == list(members("E"))
+    assert BY_LINK.later(head_of("ABCDE"), told, 9.0) == [] == WORK.later(head_of("ABCDE"), told, 0.25)
+    assert BY_LINK.later(head_of("ABCDE"), dict.fromkeys(members("ABCD"), Measurements()), 0.25) == []
+
+
 def test_a_run_without_shares_encodes_plans_and_contributions_as_before() -> None:
     opened = Scene(head_of("ABC")).roster("ABC")
     assert b"shares" not in opened.signed_plan.body

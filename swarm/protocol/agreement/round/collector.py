@@ -70,15 +70,18 @@ class Collector:
         return True
 
     def _told(self, attempt: Attempt) -> dict[Member, msg.Measurements]:
-        """Return each peer to plan for, and what it has measured: those present, and newcomers, which may be a moment
-        late with the last commit. A newcomer that does not take part costs a moment (`_newcomers_had_time`). This node
-        is left out while its owner has paused it, if the plan has another member: a roster needs one."""
-        learners = [learner.member for learner in self._instance.head.learners]
-        late = [] if self._context.work.divides_batch() else [*learners, *attempt.joins]
+        """Return each peer to plan for, and what it has measured: those present, members whose links make them late
+        with the last commit, and newcomers, which may be a moment late, too. A newcomer that does not take part costs a
+        moment (`_newcomers_had_time`). This node is left out while its owner has paused it, if the plan has another
+        member: a roster needs one."""
+        context, head = self._context, self._instance.head
+        later = context.work.later(head, attempt.present, context.config.grace_s / 2)
+        coming = [member for member in later if member.peer not in context.down]
+        late = [] if context.work.divides_batch() else [*(e.member for e in head.learners), *attempt.joins, *coming]
         chosen = {member.peer: member for member in (*late, *sorted(attempt.present))}  # one incarnation of each peer
-        for peer in (*self._applicants.proofs, self._context.config.coordinator):
+        for peer in (*self._applicants.proofs, context.config.coordinator):
             chosen.pop(peer, None)
-        me, head = self._context.me, self._instance.head
+        me = context.me
         if self._applicants.paused and any(head.has(member) for member in chosen.values() if member != me):
             chosen.pop(me.peer, None)
         return {m: attempt.present.get(m, msg.Measurements()) for m in sorted(chosen.values())}
