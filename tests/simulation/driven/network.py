@@ -50,6 +50,9 @@ class MemoryHost:
     def remote_ip(self, peer_id: str) -> None:
         return None
 
+    def received_from(self, peer_id: str) -> tuple[int, float]:
+        return 0, 0.0
+
     def watch(self, peers: Iterable[str], cause: str = "") -> None:
         """The world notices what a failure detector would."""
 
