@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import msgspec
 from blake3 import blake3
 
+from peer.identity import Signed
 from swarm.protocol.agreement import messages as msg
 from swarm.protocol.head import Head, Member
 from swarm.protocol.ledger import Ledger, Range, union, without
@@ -133,13 +136,40 @@ def require_forged_by_owners(setup: Setup, tensors: Tensors, before: Head, head:
     if tensors.forged.isdisjoint(results):
         return
     signed = msgspec.msgpack.decode(tensors.rosters[head.state_hash].body, type=msg.RosterBody).contributions
-    present = [msgspec.msgpack.decode(one.body, type=Contribution).member for one in signed]
-    owning = [member.peer for member in present if member in before.members]
-    first = int.from_bytes(blake3(head.previous).digest()[:8], "big")
-    for index, name in enumerate(results):
-        owner = owning[(first + index * len(owning) // len(results)) % len(owning)]
+    bodies = [msgspec.msgpack.decode(one.body, type=Contribution) for one in signed]
+    owning = [body for body in bodies if body.member in before.members]
+    first = int.from_bytes(blake3(head.previous).digest()[:8], "big") % len(owning)
+    owning = [*owning[first:], *owning[:first]]
+    counts = dealt([_share(tensors.plans.get(head.state_hash), body) for body in owning], len(results))
+    owners = [body.member.peer for body, count in zip(owning, counts, strict=True) for _ in range(count)]
+    for owner, name in zip(owners, results, strict=True):
         if name in tensors.forged and owner not in setup.lying:
             raise Broken("5 weights", f"round {head.round} has made-up weights in a slice of {owner}")
+
+
+def _share(signed_plan: Signed | None, body: Contribution) -> int:
+    """Return how much a contributor merges, in proportion."""
+    plan = None if signed_plan is None else msgspec.msgpack.decode(signed_plan.body)
+    if body.client is True or plan is None or "shares" not in plan:
+        return int(body.client is not True)
+    names = [assignment["member"] for assignment in plan["assignments"]]
+    return int(plan["shares"][names.index(msgspec.to_builtins(body.member))])
+
+
+def dealt(weights: Sequence[int], slices: int) -> list[int]:
+    """Return how many slices each gets: equal contiguous parts if all weights are; else the next one always goes to the
+    largest weight for each half slice that it has (Webster), none to who has four equal parts or half already, unless
+    all that may have more have."""
+    n = len(weights)
+    if len(set(weights)) == 1:
+        starts = [index * n // slices for index in range(slices)]
+        return [starts.count(place) for place in range(n)]
+    owners, counts = sum(weight > 0 for weight in weights), [0] * n
+    most = -(-slices * max(Fraction(1, owners), min(Fraction(4, n), Fraction(1, 2))) // 1)
+    for _ in range(slices):
+        open_places = [place for place in range(n) if weights[place] and counts[place] < most]
+        counts[max(open_places, key=lambda place: (Fraction(weights[place], 2 * counts[place] + 1), -place))] += 1
+    return counts
 
 
 def trained(ledger: Ledger) -> tuple[Range, ...]:

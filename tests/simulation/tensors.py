@@ -58,6 +58,8 @@ class Tensors:
         """Names of the results that lead to each state."""
         self.rosters: dict[bytes, Signed] = {}
         """The roster that each state was merged by."""
+        self.plans: dict[bytes, Signed] = {}
+        """The plan of that roster."""
         self._merged: dict[bytes, tuple[tuple[Range, ...], bool]] = {}  # by roster
 
     def merge(self, key: bytes, index: int) -> bytes:
@@ -69,7 +71,7 @@ class Tensors:
         build's state differs."""
         name = blake3(base + b"".join(results) + bit).digest()
         if name not in self.states:
-            self.results[name], self.rosters[name] = results, roster.signed
+            self.results[name], self.rosters[name], self.plans[name] = results, roster.signed, roster.signed_plan
             self.note(name, base, roster, forged=not self.forged.isdisjoint(results))
         return name
 
@@ -87,6 +89,7 @@ class Tensors:
         self.states = {name: state for name, state in self.states.items() if name in names}
         self.results = {name: results for name, results in self.results.items() if name in names}
         self.rosters = {name: roster for name, roster in self.rosters.items() if name in names}
+        self.plans = {name: plan for name, plan in self.plans.items() if name in names}
         self._merged.clear()
 
     def _samples(self, roster: OpenedRoster) -> tuple[tuple[Range, ...], bool]:
