@@ -47,7 +47,8 @@ def plan_of(attempt: int) -> WorkPlan:
 
 
 def training_of(encoder: Encoder) -> tuple[Training, list[events.Event]]:
-    schedule = SimpleNamespace(synchronous=False, round_info=lambda head: SimpleNamespace(round=1, step=0))
+    first = SimpleNamespace(round=1, step=0)
+    schedule = SimpleNamespace(synchronous=False, by_link=False, round_info=lambda head: first)
     trainer = SimpleNamespace(is_exhausted=lambda number: False, speed=1.0, finish_early=lambda: None)
     context = SimpleNamespace(me=ME, events=EventLog(), schedule=schedule, trainer=trainer)
     told: list[events.Event] = []
