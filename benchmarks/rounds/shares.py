@@ -5,7 +5,8 @@
 Every peer is a process in a network namespace of its own, behind a link that tbf shapes in both directions (root):
 seven of 100 Mbit/s and one of 20, and eight of 100. Rounds are those of averaging.py, at 8 bits, with --train-s seconds
 of training, which trains nothing. An exchange lasts from its begin at the first peer until the last one has committed
-its result. The first rounds have equal shares in any case, since nothing is measured yet: they are not counted. The
+its result. Rounds that have merged the updates of some only are not counted: with equal shares a slow member is left
+behind. Nor are the first ones by link, which have equal shares, since nothing is measured yet. The
 limit is the least time in which the slowest link carries its bytes (`swarm/protocol/shares.py`), as hivemind's
 `load_balance_peers` finds it, too.
 
@@ -73,12 +74,13 @@ def run(lan: Lan, peers: int, options: argparse.Namespace, by_link: bool, folder
         begin(children, group)
         reports = [child.read(ROUND_S * options.rounds) for child in children]
     took, merged = [], []
-    for number in map(str, range(1, options.rounds + 1)):
-        began = min(r["phases"]["exchange"][number] for r in reports if number in r["phases"]["exchange"])
-        took.append(max(r["seconds"].get(number, inf) for r in reports) - began)
-        merged.append(max(len(r["merged"].get(number, ())) for r in reports))
+    for name in map(str, range(1, options.rounds + 1)):
+        began = min(r["phases"]["exchange"][name] for r in reports if name in r["phases"]["exchange"])
+        took.append(max(r["seconds"].get(name, inf) for r in reports) - began)
+        merged.append(max(len(r["merged"].get(name, ())) for r in reports))
+    whole = [s for s, who in zip(took, merged, strict=True) if who == peers and s < inf]
     return {
-        "exchange_s": median(took[WARM_UP:]),
+        "exchange_s": median(whole[WARM_UP:] or whole or [inf]) if by_link else median(whole or [inf]),
         "each_s": took,
         "merged": merged,
         "owned": [report["owned"] for report in reports],

@@ -114,7 +114,8 @@ async def test_a_peer_behind_a_nat_takes_part_as_a_client(lab_of: Callable[[bool
             return Launch(f"/ip4/0.0.0.0/tcp/{HOME_PORT}", lab.namespace("home-a"))
         return Launch(f"/ip4/{PUBLIC_IP}/tcp/{next(ports)}", lab.namespace("public"))
 
-    async with open_swarm(tmp_path, launch=launch, run=WITNESS) as swarm:
+    run = WITNESS.replace("hidden_size = 32", "hidden_size = 128")  # so that there are slices for all
+    async with open_swarm(tmp_path, launch=launch, run=run) as swarm:
         a, b, home = (swarm.join(name) for name in ("a", "b", "home"))
         await home.wait_for("client_mode")
         lab.count_dials("a")
