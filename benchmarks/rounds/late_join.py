@@ -21,7 +21,6 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from itertools import pairwise
 from pathlib import Path
@@ -44,8 +43,7 @@ from peer.identity import Identity
 from peer.net.host import HostConfig, open_host
 from swarm.membership.proven_heads import ask_proven_heads
 from swarm.protocol.agreement.config import AgreementConfig
-from swarm.protocol.head import Head, genesis
-from swarm.protocol.plan import Contribution
+from swarm.protocol.head import genesis
 from swarm.protocol.timeouts import AdaptiveTimeouts
 from swarm.rounds.replica_driver import ReplicaParts, restore_replica
 from swarm.rounds.trainers.trainer import TrainRequest, TrainResult
@@ -72,18 +70,6 @@ class Pausing(NoTraining):
         return await super().train(request)
 
 
-class Meter(Observer):
-    """Also notes the CPU seconds of the process at each commit."""
-
-    def __init__(self, parts: ReplicaParts, rounds: int) -> None:
-        super().__init__(parts, rounds)
-        self.cpu: list[float] = []
-
-    async def committed(self, head: Head, merged: Sequence[Contribution] | None) -> None:
-        await super().committed(head, merged)
-        self.cpu.append(time.process_time())
-
-
 def config_of(peer: str, numel: int, rounds: int, folder: Path) -> AgreementConfig:
     """Return the part of `peer` in the group. The coordinator takes no part: its key is in `folder`."""
     authority = Identity.load_or_create(folder / "authority.key")
@@ -104,12 +90,13 @@ async def member(number: int, numel: int, pause_s: float, rounds: int, folder: P
         parts = ReplicaParts(host, state, snapshots, trainer, SCHEDULE, AdaptiveTimeouts(), folder / host.peer_id)
         work = work_of(state.strategy, SCHEDULE, lambda head: ROUND_S)
         driver = await restore_replica(parts, config_of(host.peer_id, numel, rounds, folder), work, lambda: ())
-        observer = Meter(parts, rounds)
+        observer = Observer(parts, rounds)
         driver.listen(observer)
         me = driver.me
         print(json.dumps({"peer": me.peer, "session": me.session, "addresses": host.addresses}), flush=True)
         await take_part(driver, parts, authority, rounds, nursery)
-        print(json.dumps({"seconds": observer.seconds, "cpu": observer.cpu}), flush=True)
+        seconds, cpu = list(observer.seconds.values()), list(observer.cpu_s.values())
+        print(json.dumps({"seconds": seconds, "cpu": cpu}), flush=True)
         await trio.sleep_forever()  # other members may still need this one; the parent ends it
 
 
