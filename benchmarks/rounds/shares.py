@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import tempfile
 from contextlib import ExitStack
@@ -131,6 +132,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.rounds <= WARM_UP:
         parser.error(f"give more than {WARM_UP} rounds")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("the benchmark was ended"))  # with its children and namespaces
     load = os.getloadavg()[0]
     print(f"{options.params:,} parameters at {BITS} bits; seconds an exchange, and the limit by arithmetic")
     print(f"{'':26}{'equal':>9}{'limit':>9}{'by link':>9}{'limit':>9}{'times':>7}   slices by peer")

@@ -93,11 +93,12 @@ class DialWatch:
             await trio.sleep(LOOK_S if open_to else LOOK_AGAIN_S)
 
     async def is_open(self) -> bool | None:
-        """Ask some peers to dial this one. Return whether one of them could; None if too few have tried: two, where
-        there are two. What one peer says makes no client."""
+        """Ask some members to dial this peer. Return whether one of them could; None if too few have tried: two, where
+        two are connected. Strangers and clients are not asked: their keys cost nothing, and they could make any peer a
+        client."""
         ports = tcp_ports(self._host.listening())
-        connected, tried = sorted(self._host.connected), 0
-        for peer in random.sample(connected, min(ASKED_MAX, len(connected))):
+        members, tried = sorted(filter(self._host.admissions.is_anchor, self._host.connected)), 0
+        for peer in random.sample(members, min(ASKED_MAX, len(members))):
             try:
                 reply = await self._host.rpc.call(peer, DIAL_BACK, DialBackRequest(ports), timeout_s=2 * CONNECT_S)
             except BarnraiseError:
@@ -106,7 +107,7 @@ class DialWatch:
             if "open" in outcomes:
                 return True
             tried += bool(outcomes)
-        return False if tried >= max(1, min(2, len(connected))) else None
+        return False if tried >= max(1, min(2, len(members))) else None
 
 
 def tcp_ports(addresses: Iterable[str]) -> tuple[int, ...]:

@@ -86,7 +86,8 @@ async def run_participant(config: JoinConfig, watch: Watcher | None = None, besi
             home.note_listening(peer.host.addresses)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(pause.run)
-                nursery.start_soon(DialWatch(peer.host, config.client).run)
+                if config.client or not config.announce:  # who names an address knows that it leads here
+                    nursery.start_soon(DialWatch(peer.host, config.client).run)
                 if beside is not None:
                     nursery.start_soon(beside, peer, home)
                 await _train(context)

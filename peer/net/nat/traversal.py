@@ -87,7 +87,7 @@ class Traversal:
     @property
     def is_client(self) -> bool:
         """Whether no other peer can dial this host: then it announces no address, and dials the others."""
-        return self._is_client and not self._reserved
+        return self._is_client and not self._reserved and not self.mapped
 
     def direct(self, announced: tuple[str, ...], listening: Sequence[str]) -> tuple[str, ...]:
         """Return the addresses to announce, of those the user names and those where the host listens."""

@@ -27,7 +27,7 @@ Answers = list[Outcome | None]
 @asynccontextmanager
 async def peers(answers: Answers) -> AsyncIterator[tuple[Host, list[Event]]]:
     """A host with its events, connected to others that say what their place in `answers` holds at the time."""
-    seen: list[Event] = []
+    seen, members = list[Event](), list[str]()
     async with AsyncExitStack() as stack:
         for place in range(len(answers) + 1):
             events = EventLog(watch=seen.append if not place else None)
@@ -36,6 +36,8 @@ async def peers(answers: Answers) -> AsyncIterator[tuple[Host, list[Event]]]:
                 first = host
             else:
                 answer_with(host, answers, place - 1)
+                members.append(host.peer_id)
+                first.admissions.trust("head", members)
                 await first.connect_address(host.addresses[0], timeout_s=SOON)
         yield first, seen
 
@@ -53,7 +55,9 @@ def answer_with(host: Host, answers: Sequence[Outcome | None], place: int) -> No
 async def until(host: Host, is_client: bool) -> None:
     with trio.fail_after(SOON):
         while host.traversal.is_client != is_client:
-            await trio.sleep(0.01)
+            changed = trio.Event()
+            host.traversal.changed = changed.set
+            await changed.wait()
 
 
 async def test_a_peer_that_nobody_can_dial_announces_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,6 +94,20 @@ async def test_one_that_can_dial_it_is_enough_and_one_of_two_that_cannot_is_not(
 ) -> None:
     async with peers(answers) as (host, _):
         assert await DialWatch(host).is_open() is is_open
+
+
+async def test_strangers_make_no_peer_a_client() -> None:
+    async with peers(["timeout", "timeout"]) as (host, _):
+        host.admissions.trust("head", ["another"])
+        assert await DialWatch(host).is_open() is None
+
+
+async def test_who_has_a_mapped_port_is_no_client() -> None:
+    """The router's port may be another than the one at which it listens, which others have tried in vain."""
+    async with peers([]) as (host, _):
+        host.traversal.set_client(True)
+        host.traversal.mapped = ("/ip4/203.0.113.7/tcp/4001",)
+        assert not host.traversal.is_client and host.addresses[0].startswith("/ip4/203.0.113.7/tcp/4001")
 
 
 async def test_a_client_by_choice_asks_nobody() -> None:
