@@ -37,6 +37,9 @@ class SliceOf(msgspec.Struct, frozen=True):
     hashes: SliceHashes = ()
     """Of the contributor's slices in the same bundle, if there are several; what was committed to is the hash of
     these."""
+    flows: Count = 0
+    """How many slices the sender sends at that moment, to all peers: its link carries as many times the rate of this
+    one."""
 
 
 class ShownSlice(msgspec.Struct, frozen=True):

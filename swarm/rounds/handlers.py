@@ -79,7 +79,7 @@ class SliceHandlers:
 
     async def _expect_result(self, peer: str, asked: SliceOf, size_bytes: int) -> None:
         exchange = await self._actor.exchange_named(asked.key, peer)
-        exchange.expect_result(asked.index, peer, size_bytes)
+        exchange.expect_result(asked, peer, size_bytes)
 
     async def _on_contribution(self, call: Call[SliceOf]) -> Done:
         exchange = await self._actor.exchange_named(call.body.key, call.peer)

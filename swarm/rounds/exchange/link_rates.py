@@ -1,8 +1,8 @@
 """What this peer measures, in exchanges, of the links of others: for the shares of `swarm.protocol.shares`.
 
-All flows of an exchange move at once, so a peer's link carries as many times the rate of one flow as it has flows. How
-fast another peer can send is what arrives from it; how fast it can receive is what it takes from this peer, where it
-takes less than others do.
+A peer's link carries as many times the rate of one flow as it has flows. How fast another peer can send is what arrives
+from it, times the flows that it says it has, which are no more than it can have. Results go to all at once: how fast
+another peer can receive is what it takes of this one's, where it takes less than others do, times the owners.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import trio
 
 from peer.net.host import Host
 from swarm.protocol.shares import code_of
+from swarm.rounds.exchange.send_window import SENDS_PER_OWNER, SendWindow
 
 MEASURED_MIN: Final = 256 << 10  # bytes; fewer measure round trips and buffers
 LIMITED: Final = 0.7  # of what others take: a peer that takes less is limited by its own link
@@ -26,7 +27,7 @@ MEMORY: Final = 0.5  # weight of the exchanges before
 
 @dataclass
 class _Sent:
-    """What was delivered to one peer, and for how long any of it was under way."""
+    """The results delivered to one peer, and for how long any of them was under way."""
 
     size_bytes: int = 0
     seconds: float = 0.0
@@ -42,11 +43,13 @@ class LinkRates:
     """The links of the members of one group, smoothed over exchanges."""
 
     def __init__(self, host: Host) -> None:
-        self._host = host
+        self.window: Final = SendWindow()
+        self._host, self._flows = host, 0
         self._peers: tuple[str, ...] = ()
         self._owners: frozenset[str] = frozenset()
         self._received: dict[str, tuple[int, float]] = {}
         self._sent: dict[str, _Sent] = {}
+        self._told: dict[str, tuple[int, int]] = {}  # slices from a peer, and the sum of their flows
         self._ups: dict[str, float] = {}
         self._downs: dict[str, float] = {}
 
@@ -61,10 +64,32 @@ class LinkRates:
         self._peers, self._owners = tuple(peer for peer in peers if peer != self._host.peer_id), frozenset(owners)
         self._received = {peer: self._host.received_from(peer) for peer in self._peers}
         self._sent = {peer: _Sent() for peer in self._peers}
+        self._told = dict.fromkeys(self._peers, (0, 0))
+
+    def receiving(self, peer: str, flows: int) -> None:
+        """Note that a peer sends one slice, and so many with it."""
+        if peer in self._told:
+            others = max(1, len(self._peers))
+            most = others * SENDS_PER_OWNER + (others if peer in self._owners else 0)
+            count, total = self._told[peer]
+            self._told[peer] = count + 1, total + min(max(1, flows), most)
 
     @contextmanager
-    def sending(self, peer: str, size_bytes: int) -> Iterator[None]:
-        """Measure a delivery in the block; one that fails takes time and delivers nothing."""
+    def sending(self, peer: str, size_bytes: int, is_result: bool) -> Iterator[int]:
+        """Count a delivery in the block, and measure it if it is a result; one that fails takes time and delivers
+        nothing. Gives the flows under way with it."""
+        self._flows += 1
+        try:
+            if is_result:
+                with self._measuring(peer, size_bytes):
+                    yield self._flows
+            else:
+                yield self._flows
+        finally:
+            self._flows -= 1
+
+    @contextmanager
+    def _measuring(self, peer: str, size_bytes: int) -> Iterator[None]:
         sent = self._sent.setdefault(peer, _Sent())
         sent.since = trio.current_time() if not sent.under_way else sent.since
         sent.under_way += 1
@@ -85,11 +110,11 @@ class LinkRates:
         for peer in self._peers:
             size, seconds = self._host.received_from(peer)
             size, seconds = size - self._received[peer][0], seconds - self._received[peer][1]
-            flows = len(self._peers) if peer in self._owners else len(self._owners)
-            if size >= MEASURED_MIN and seconds > 0:
-                self._ups[peer] = _smoothed(self._ups.get(peer), flows * size / seconds)
+            count, flows = self._told[peer]
+            if size >= MEASURED_MIN and seconds > 0 and count:
+                self._ups[peer] = _smoothed(self._ups.get(peer), flows / count * size / seconds)
             if 0 < taken[peer] < LIMITED * usual:
-                self._downs[peer] = _smoothed(self._downs.get(peer), flows * taken[peer])
+                self._downs[peer] = _smoothed(self._downs.get(peer), len(self._owners - {peer}) * taken[peer])
             elif taken[peer]:
                 self._downs.pop(peer, None)
         for known in (self._ups, self._downs):

@@ -5,19 +5,19 @@
 
 Where a contributor does not hear an owner that the others hear, one of those passes its slices on.
 
-All slices move at once. Slices received or delivered are kept over the attempts of a round, so that the loss of a
-member costs only the slices it owned. Results are sent as soon as they are merged; which of them count, their owners'
-signatures say, through the agreement.
+A peer sends its update as its link carries it (`send_window`), results as soon as they are merged. Slices received or delivered are kept over the attempts of a round, so that the
+loss of a member costs only the slices it owned. Which results count, their owners' signatures say, through the
+agreement.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Final
 
+import msgspec
 import trio
 from blake3 import blake3
 
@@ -32,8 +32,8 @@ from swarm.protocol.plan import Contribution
 from swarm.rounds.context import RoundContext
 from swarm.rounds.exchange.merge_order import MergeOrder
 from swarm.rounds.exchange.round_slices import FalseSlice, RoundSlices, Spool, measure, off_the_loop
+from swarm.rounds.exchange.send_window import SENDS_PER_OWNER
 
-SENDS_PER_PEER: Final = 2  # keeps a link busy while a call waits for its answer, and leaves room for other peers
 THREADS: Final = max(1, usable_cores() // 2)  # two threads on one core compete for its cache
 RETRY_PAUSE_S: Final = 0.25
 RETRY_PAUSE_MAX_S: Final = 1.0  # a dead peer is tried until the exchange ends
@@ -75,7 +75,7 @@ class SliceExchange:
         self._others = _clockwise(list(others), self._me)
         self._arrived = {index: trio.Event() for index in self._owned}
         self._came = {index: trio.Event() for index in order.indices}
-        self._links = {peer: trio.CapacityLimiter(SENDS_PER_PEER) for peer in {*self._others, *self.owners}}
+        self._links = {peer: trio.CapacityLimiter(SENDS_PER_OWNER) for peer in {*self._others, *self.owners}}
         self._mergers = trio.CapacityLimiter(THREADS)
 
     # -- what this peer does -------------------------------------------------------------------------------------------
@@ -87,8 +87,7 @@ class SliceExchange:
             async with trio.open_nursery() as nursery:
                 own = next((body for body in self._merged if body.member == self._context.me), None)
                 if self._mine and own is not None:
-                    for owner in _clockwise(sorted(set(self.owners) - {self._me}), self._me):
-                        nursery.start_soon(self._send_part, owner, own)
+                    nursery.start_soon(self._send_update, own)
                 if not self._owned:
                     nursery.start_soon(self._merge_nothing)
                 for index in self._owned:
@@ -116,24 +115,21 @@ class SliceExchange:
         if missing or silent:
             self._feed(events.Missing(self.order.key, missing, silent))
 
-    async def _send_part(self, owner: str, own: Contribution) -> None:
-        left = deque(
-            index
-            for index in self.order.indices
-            if self.owners[index] == owner and (index, owner) not in self._delivered
-        )
-        async with trio.open_nursery() as nursery:
-            for _ in range(SENDS_PER_PEER):
-                nursery.start_soon(self._send_slices, left, owner, own)
+    async def _send_update(self, own: Contribution) -> None:
+        parts = {owner: list[int]() for owner in _clockwise(sorted(set(self.owners) - {self._me}), self._me)}
+        for index in self.order.indices:
+            if (owner := self.owners[index]) != self._me and (index, owner) not in self._delivered:
+                parts[owner].append(index)
+        sizes = [len(data) for data in self._mine]
+        await self._context.links.window.send_all(parts, sizes, partial(self._send_own, own))
 
-    async def _send_slices(self, left: deque[int], owner: str, own: Contribution) -> None:
-        """Send slices in the same order as every contributor, so that the owner can merge the first ones early."""
-        while left:
-            index = left.popleft()
-            named = SliceOf(self.order.key, index, hashes=self.list_of(index, own))
-            if await self._send(owner, CONTRIBUTION, named, self._mine[index]):
-                self._delivered.add((index, owner))
-            faults.reach("during_exchange", self.order.round_info.round)
+    async def _send_own(self, own: Contribution, owner: str, index: int) -> bool:
+        named = SliceOf(self.order.key, index, hashes=self.list_of(index, own))
+        taken = await self._send(owner, CONTRIBUTION, named, self._mine[index])
+        if taken:
+            self._delivered.add((index, owner))
+        faults.reach("during_exchange", self.order.round_info.round)
+        return taken
 
     async def _relay(self, owner: str, named: SliceOf, data: memoryview) -> bool:
         """Have another peer pass one slice on, if this one does not hear the owner. Return whether it has arrived."""
@@ -261,6 +257,7 @@ class SliceExchange:
         self._check_header(named, body, size_bytes)
         if self._has(named.index, body):
             raise RoundError("that slice is here already: send the next")
+        self._context.links.receiving(sender, named.flows)
 
     async def take_contribution(self, named: SliceOf, sender: str, data: memoryview) -> None:
         """Keep a contributor's slice. Raise `ProtocolViolation` unless it is what the contributor committed to; where
@@ -309,14 +306,16 @@ class SliceExchange:
             raise RoundDiscarded("this peer does not pass on slices of that exchange")
         return body
 
-    def expect_result(self, index: int, peer: str, size_bytes: int) -> None:
+    def expect_result(self, named: SliceOf, peer: str, size_bytes: int) -> None:
         """Raise unless a merged slice of that size, from its owner, is still wanted."""
+        index = named.index
         if index not in self._came or self.owners[index] != peer:
             raise ProtocolViolation("a result was sent by a peer that does not own the slice")
         if size_bytes != self.order.coding.result_bytes(index, len(self._merged)):
             raise ProtocolViolation("a result has the wrong size")
         if index in self.results:
             raise RoundError("that result is here already: send the next")
+        self._context.links.receiving(peer, named.flows)
 
     async def take_result(self, index: int, data: memoryview) -> None:
         """Keep a merged slice from its owner."""
@@ -368,8 +367,9 @@ class SliceExchange:
                 if method is CONTRIBUTION and await self._relay(peer, message, data):
                     return True
                 try:
-                    with self._context.links.sending(peer, len(data)):
-                        await self._rpc.call(peer, method, message, data, timeout_s=self.timeout_s, bulk=True)
+                    with self._context.links.sending(peer, len(data), is_result=method is RESULT) as flows:
+                        told = msgspec.structs.replace(message, flows=flows)
+                        await self._rpc.call(peer, method, told, data, timeout_s=self.timeout_s, bulk=True)
                     return True
                 except RemoteError as error:
                     if error.code != "RoundDiscarded":  # the peer may not have begun this exchange yet
