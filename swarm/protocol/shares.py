@@ -10,7 +10,7 @@ The shares are those with which the slowest needs the least time. For M = R and 
 `load_balance_peers` minimises. One member with all slices is a parameter server, equal shares are a butterfly.
 
 Speeds are what other members have measured: no member counts by its own claim, and one false measurement moves no
-median.
+median. Of itself a member says only how much it can merge at most, by the memory that it has.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ _CODE_STEPS: Final = 12.0  # a factor of two
 _CODE_ONE: Final = 1000.0  # bytes/s of code 1
 CODES_EACH: Final = 2  # up and down
 UNKNOWN: Final = bytes(CODES_EACH)
+TELLERS_MIN: Final = 3
+"""Of a link, where there are so many other members: of two, one could lie."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,8 @@ class LinkSpeed:
 
     up: float
     down: float = inf
+    most: float = 1.0
+    """The largest share that the member can hold."""
 
 
 def seconds(share: float, link: LinkSpeed, contributors: int, message: float, result: float) -> float:
@@ -62,7 +66,7 @@ def divide(links: Sequence[LinkSpeed | None], message: float, result: float, mos
     def carried(link: LinkSpeed | None, time_s: float) -> float:
         if link is None:
             return 0.0
-        share = most
+        share = min(most, link.most)
         for rate, fixed, other in ((link.up, message, result), (link.down, result, message)):
             slope = (n - 1) * other - fixed
             if slope > 0 and rate < inf:
@@ -133,21 +137,34 @@ def rate_of(code: int) -> float:
     return float(_CODE_ONE * 2.0 ** ((code - 1) / _CODE_STEPS))
 
 
+def room_code(free_bytes: float, message: float, members: int) -> int:
+    """Return the largest share that a peer can merge with so much memory, in 255ths: at least an equal one, which it
+    has made room for. The owner of a share a holds that part of all other updates."""
+    equal = 1 / max(1, members)
+    held = message * max(1, members - 1)
+    return ceil(SHARE_MAX * min(1.0, max(equal, free_bytes / held if held else 1.0)))
+
+
 def links_of(measured: Mapping[int, bytes], members: int) -> list[LinkSpeed]:
     """Return the links of all members, each the lower median of what the others have measured of it; one that no member
-    has measured counts as the usual one. Empty if nothing is known.
+    or too few have measured counts as the usual one. Empty if nothing is known.
 
     `measured`: what a member says, by its number: `CODES_EACH` codes a member, in order, of the rate at which that one
-    can send and of the rate at which it can receive, 0 where nothing showed it."""
-    ups, downs = list[float](), list[float]()
+    can send and of the rate at which it can receive, 0 where nothing showed it. In its own place is the code of
+    `room_code`."""
+    ups, downs, most = list[float](), list[float](), list[float]()
+    tellers = max(1, min(TELLERS_MIN, members - 1))
     for number in range(members):
         told = [codes[CODES_EACH * number :][:CODES_EACH] for by, codes in measured.items() if by != number]
         told = [codes for codes in told if len(codes) == CODES_EACH]
         up = [rate_of(codes[0]) for codes in told if codes[0]]
         down = [rate_of(codes[1]) if codes[1] else inf for codes in told]
-        ups.append(median_low(up) if up else 0.0)
-        downs.append(median_low(down) if down else inf)
+        ups.append(median_low(up) if len(up) >= tellers else 0.0)
+        downs.append(median_low(down) if len(down) >= tellers else inf)
+        own = measured.get(number, b"")[CODES_EACH * number :][:1]
+        most.append(own[0] / SHARE_MAX if own and own[0] else 1.0)
     known = [up for up in ups if up]
     if not known:
         return []
-    return [LinkSpeed(up or median_low(known), down) for up, down in zip(ups, downs, strict=True)]
+    usual = median_low(known)
+    return [LinkSpeed(up or usual, down, room) for up, down, room in zip(ups, downs, most, strict=True)]

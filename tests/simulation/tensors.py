@@ -107,10 +107,10 @@ class Tensors:
 
 def told_of_links(setup: Setup, plan: bytes, me: str) -> tuple[dict[str, bytes], bool | msgspec.UnsetType]:
     """Return what a peer says in a round that it has measured of the links of others, which differs from all others'
-    words, and whether it says that it cannot be dialled."""
+    words, of its own room for merging, and whether it says that it cannot be dialled."""
     if not setup.uneven:
         return {}, msgspec.UNSET
-    names = {peer: blake3(plan + f"{me} {peer}".encode()).digest() for peer in setup.peers if peer != me}
+    names = {peer: blake3(plan + f"{me} {peer}".encode()).digest() for peer in setup.peers}
     rates = {peer: bytes(SLOWEST + n % (FASTEST - SLOWEST) for n in name[:2]) for peer, name in names.items()}
     return rates, blake3(plan + me.encode()).digest()[0] % CLIENT_EVERY == 0 or msgspec.UNSET
 

@@ -6,6 +6,7 @@ import json
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from math import ceil, inf, isclose
 from typing import Final
 
@@ -24,6 +25,7 @@ from swarm.protocol.shares import (
     links_of,
     most_of,
     rate_of,
+    room_code,
     seconds,
     weights_of,
 )
@@ -122,26 +124,57 @@ def test_no_member_gets_more_than_its_bound(weights: list[int], slices: int) -> 
 
 
 def of_all(members: int, rate: float) -> dict[int, bytes]:
-    return {by: bytes((code_of(rate), 0)) * members for by in range(members)}
+    link = bytes((code_of(rate), 0))
+    return {by: link * by + UNKNOWN + link * (members - 1 - by) for by in range(members)}
 
 
 def test_a_link_is_what_the_others_have_measured() -> None:
     links = links_of(of_all(4, 100 * MBIT), 4)
     assert links == [LinkSpeed(rate_of(code_of(100 * MBIT)), inf)] * 4
-    slow = {by: codes[:6] + bytes((code_of(20 * MBIT), code_of(25 * MBIT))) for by, codes in of_all(4, 1e7).items()}
+    told = of_all(4, 1e7)
+    slow = {by: told[by][:6] + bytes((code_of(20 * MBIT), code_of(25 * MBIT))) for by in range(3)}
     assert links_of(slow, 4)[3] == LinkSpeed(rate_of(code_of(20 * MBIT)), rate_of(code_of(25 * MBIT)))
-    assert links_of({}, 4) == [] == links_of({0: UNKNOWN * 4}, 4)
-    one_known = links_of({0: UNKNOWN + bytes((code_of(1e6), 0)) + UNKNOWN}, 3)
-    assert one_known == [LinkSpeed(rate_of(code_of(1e6)))] * 3, "who was not measured counts as the usual one"
+    assert links_of({}, 4) == [] == links_of({0: UNKNOWN * 4}, 4) == links_of({0: b"\xff\xff"}, 1)
+    known = UNKNOWN + bytes((code_of(1e6), 0)) + UNKNOWN
+    assert links_of({0: known, 2: known}, 3) == [LinkSpeed(rate_of(code_of(1e6)))] * 3, "who was not measured is usual"
+
+
+@pytest.mark.parametrize(("members", "tellers"), [(3, 2), (4, 3), (9, 3)])
+def test_a_link_counts_once_enough_have_measured_it(members: int, tellers: int) -> None:
+    def told_by(few: int) -> list[LinkSpeed]:
+        told = of_all(members, 1e6)
+        for by in range(1, members):
+            told[by] = (bytes((code_of(1e8), 0)) if by <= few else UNKNOWN) + told[by][2:]
+        return links_of(told, members)
+
+    usual = LinkSpeed(rate_of(code_of(1e6)))
+    assert told_by(tellers) == [LinkSpeed(rate_of(code_of(1e8)))] + [usual] * (members - 1)
+    assert told_by(tellers - 1) == [usual] * members
+
+
+def test_who_has_little_memory_merges_no_more_than_it_can_hold() -> None:
+    """A quick link would be given up to half of all updates."""
+    assert room_code(8 * UPDATE, UPDATE, 9) == SHARE_MAX == room_code(inf, UPDATE, 9) == room_code(0.0, 0.0, 1)
+    assert room_code(2 * UPDATE, UPDATE, 9) == ceil(SHARE_MAX / 4)
+    assert room_code(0.0, UPDATE, 8) == ceil(SHARE_MAX / 8), "an equal share it has made room for"
+    quick, slow = bytes((code_of(1e9), 0)), bytes((code_of(1e7), 0))
+    measured = {by: (UNKNOWN if by == 0 else quick) + slow * 8 for by in range(9)}
+    links = links_of(measured, 9)
+    assert divide(links, UPDATE, UPDATE, most_of(9, 9))[0] == pytest.approx(4 / 9)
+    measured[0] = bytes((room_code(2 * UPDATE, UPDATE, 9), 0)) + measured[0][2:]
+    links = links_of(measured, 9)
+    assert links[0].most == pytest.approx(0.25, abs=0.01)
+    assert divide(links, UPDATE, UPDATE, most_of(9, 9))[0] <= links[0].most + 1e-9
 
 
 def test_no_claim_of_its_own_counts_and_one_lie_moves_no_median() -> None:
     honest = of_all(8, 100 * MBIT)
     before = links_of(honest, 8)
     for lie in (bytes((CODE_MAX, CODE_MAX)), bytes((1, 1)), UNKNOWN):
-        assert links_of({**honest, 7: lie * 8}, 8) == before
-    claim = {**honest, 7: honest[7][:14] + bytes((code_of(1e5 * MBIT), 0))}
-    assert links_of(claim, 8) == before
+        assert links_of({**honest, 7: lie * 7 + UNKNOWN}, 8) == before
+    for claimed in (code_of(1e5 * MBIT), CODE_MAX):
+        links = links_of({**honest, 7: honest[7][:14] + bytes((claimed, claimed))}, 8)
+        assert links[7].most <= 1.0 and [replace(link, most=1.0) for link in links] == before
     assert links_of({**honest, 7: b"\xff"}, 8) == before, "words of another length say nothing of those they lack"
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from swarm.protocol.agreement.messages import VoteMessage
-from swarm.protocol.shares import CODES_EACH, UNKNOWN
+from swarm.protocol.shares import CODES_EACH, SHARE_MAX, UNKNOWN
 from swarm.rounds.messages import AGREE
 from tests.swarm.rounds.test_driver import deltas
 from tests.swarm.support.driven_group import DrivenReplica, GroupSetting, open_driven_group
@@ -62,4 +62,6 @@ async def test_votes_tell_what_was_measured_of_links(tmp_path: Path) -> None:
     rates = [message.rates for message in told if isinstance(message.rates, bytes)]
     assert rates, "no vote tells any"
     others = [rates[-1][at : at + CODES_EACH] for at in range(0, len(rates[-1]), CODES_EACH)]
-    assert others.count(UNKNOWN) == 1 and len(others) == 3, "of both other members, and not of itself"
+    assert others.count(bytes((SHARE_MAX, 0))) == 1 and UNKNOWN not in others and len(others) == 3, (
+        "its room, for itself"
+    )

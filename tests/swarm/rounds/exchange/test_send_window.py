@@ -56,7 +56,9 @@ async def test_a_slow_link_sends_two_slices_at_a_time(autojump_clock: MockClock)
     assert link.most == 2 and took < 1.1 * 24 / 2.5
     assert sorted(link.arrivals) == list(range(12))
     assert min(link.arrivals.values()) < 0.2 * took
-    assert [index // 2 for index in link.arrivals] == sorted(index // 2 for index in range(12)), "each owner in its turn"
+    assert [index // 2 for index in link.arrivals] == sorted(index // 2 for index in range(12)), (
+        "each owner in its turn"
+    )
 
 
 async def test_a_quick_link_soon_sends_all_at_once(autojump_clock: MockClock) -> None:
