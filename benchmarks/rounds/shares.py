@@ -1,6 +1,6 @@
 """Exchanges on links of unequal speed: with shares of the merging by link, beside equal ones.
 
-    python benchmarks/rounds/shares.py [--params 25000000] [--rounds 8] [--train-s 6] [--json [FILE]]
+    python benchmarks/rounds/shares.py [--params 50000000] [--rounds 5] [--train-s 25] [--json [FILE]]
 
 Every peer is a process in a network namespace of its own, behind a link that tbf shapes in both directions (root):
 seven of 100 Mbit/s and one of 20, and eight of 100. Rounds are those of averaging.py, at 8 bits, with --train-s seconds
@@ -37,7 +37,7 @@ from benchmarks.common.shaped_lan import Lan, Unavailable, shaped_lan
 from swarm.protocol.shares import LinkSpeed, divide, seconds
 
 ROUND_S: Final = 120.0
-WARM_UP: Final = 3  # rounds until the plan follows what was measured
+WARM_UP: Final = 2  # rounds: the plan of the second follows what the first has shown, and that is smoothed
 BITS: Final = 8
 Figures = dict[str, Any]
 
@@ -125,9 +125,9 @@ def print_row(row: Figures) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--params", type=int, default=25_000_000)
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--train-s", type=float, default=6.0, help="between two exchanges")
+    parser.add_argument("--params", type=int, default=50_000_000)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--train-s", type=float, default=25.0, help="between two exchanges")
     add_json(parser, "rounds/shares")
     options = parser.parse_args()
     if options.rounds <= WARM_UP:

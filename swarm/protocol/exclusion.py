@@ -6,7 +6,9 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 
 
-def choose_excluded(waits: Mapping[str, tuple[Collection[str], Collection[str]]], tie_breaker: int) -> set[str]:
+def choose_excluded(
+    waits: Mapping[str, tuple[Collection[str], Collection[str]]], tie_breaker: int, me: str = ""
+) -> set[str]:
     """Return the peers that probably made an exchange time out.
 
     `waits` maps each peer to the contributors whose slices it still lacked as an owner, and to the owners whose
@@ -14,7 +16,8 @@ def choose_excluded(waits: Mapping[str, tuple[Collection[str], Collection[str]]]
 
     If one peer waited for another, either may be at fault: the one did not send, or the other lies. An owner that
     sent no result because it lacked slices itself is excused. The peer in most of these accusations is excluded
-    first, until no accusation is left; `tie_breaker` chooses among equals."""
+    first, until no accusation is left; `tie_breaker` chooses among equals, but never `me`, the peer that chooses: of
+    itself it knows that it does not lie, and it does not leave itself out."""
     accusations = {
         frozenset((peer, other))
         for peer, (missing, silent) in waits.items()
@@ -25,7 +28,8 @@ def choose_excluded(waits: Mapping[str, tuple[Collection[str], Collection[str]]]
     while accusations:
         counts = Counter(peer for pair in accusations for peer in pair)
         tied = sorted(peer for peer, count in counts.items() if count == max(counts.values()))
+        tied = [peer for peer in tied if peer != me] or tied
         worst = tied[tie_breaker % len(tied)]
         excluded.add(worst)
         accusations = {pair for pair in accusations if worst not in pair}
-    return excluded
+    return excluded - {me}

@@ -10,10 +10,12 @@ import trio
 
 from optim.strategies.interface import Coding
 from peer.errors import RoundDiscarded
+from peer.free_memory import free_memory_bytes
 from swarm.protocol.agreement import actions, events
 from swarm.protocol.agreement.rules.opened_roster import OpenedRoster
 from swarm.protocol.head import Head
 from swarm.protocol.plan import Contribution
+from swarm.protocol.shares import room_code
 from swarm.rounds.building import StateBuilder
 from swarm.rounds.catch_up import CatchUp
 from swarm.rounds.context import RoundContext
@@ -28,6 +30,7 @@ from swarm.rounds.notifier import Notifier
 from swarm.rounds.training import Training
 
 EXCHANGES_MAX: Final = 4  # the latest, whose results other peers may fetch
+FREE_SHARE: Final = 0.5  # of the free memory, for merging: other programs want some, too
 LINGER_S: Final = 20.0  # after a commit, to serve slower peers the slices that they lack
 
 
@@ -122,7 +125,7 @@ class ReplicaActor:
         exchange = self._exchange(roster)
         owned = exchange.owners.count(self.context.me.peer)
         self.context.events.emit("phase_entered", round=self.head.round + 1, phase="exchange", owned=owned)
-        self.context.links.begin(exchange.order.peers, exchange.owners)
+        self.context.links.begin(exchange.order.peers, exchange.owners, [m.peer for m in self.head.members])
         tasks.start_soon(exchange.run)
         tasks.start_soon(self._build_ahead, exchange, self.head)
 
@@ -157,10 +160,19 @@ class ReplicaActor:
     def _built(self, exchange: SliceExchange, name: bytes, state_hash: bytes | None) -> None:
         if state_hash is not None and not exchange.is_built:
             exchange.is_built = True
-            self.context.links.end()
+            self._measure()
             self.context.timeouts.note_exchange(trio.current_time() - exchange.began_at)
             self.context.events.emit("phase_entered", round=self.head.round + 1, phase="vote")
         self._feed(events.Built(exchange.order.key, name, state_hash))
+
+    def _measure(self) -> None:
+        """Tell the node what the exchange shows of links, and how much this peer has room to merge."""
+        links = self.context.links
+        links.end()
+        if self.context.schedule.by_link and links.codes:
+            free_bytes = FREE_SHARE * free_memory_bytes()
+            room = room_code(free_bytes, self._update_bytes()[0], len(self.head.members))
+            self._feed(events.Measured(links.codes | {self.context.me.peer: bytes((room, 0))}))
 
     def _update_bytes(self) -> tuple[int, int]:
         """Return the bytes of an update and of its result."""

@@ -8,15 +8,12 @@ from typing import Final
 import trio
 
 from optim.strategies.interface import Coding
-from peer.free_memory import free_memory_bytes
 from swarm.protocol.agreement import events
 from swarm.protocol.head import Head
 from swarm.protocol.plan import WorkPlan
-from swarm.protocol.shares import room_code
 from swarm.rounds.context import RoundContext
 from swarm.rounds.trainers.contribution import Contributor, EncodedUpdate
 
-FREE_SHARE: Final = 0.5  # of the memory that is free as an update is sent: other programs want some, too
 _STOPPED: Final = "a new plan replaced it"
 
 
@@ -96,18 +93,9 @@ class Training:
                 self.update = update
                 self._note(plan)
                 context.events.emit("phase_entered", round=plan.round, phase="submit")
-                self._feed(events.Submitted(signed, context.trainer.speed, self._measured(head, coding)))
+                self._feed(events.Submitted(signed, context.trainer.speed))
         finally:
             idle.set()
-
-    def _measured(self, head: Head, coding: Coding) -> dict[str, bytes]:
-        """Return what votes tell of links, and of the room that this peer has for merging."""
-        context = self._context
-        if not context.schedule.by_link or not context.links.codes:
-            return {}
-        update_bytes = sum(map(coding.message_bytes, range(coding.count)))
-        room = room_code(FREE_SHARE * free_memory_bytes(), update_bytes, len(head.members))
-        return context.links.codes | {context.me.peer: bytes((room, 0))}
 
     def _note(self, plan: WorkPlan) -> None:
         if self._context.schedule.synchronous:

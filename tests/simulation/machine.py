@@ -227,8 +227,7 @@ class Machine:
             return
         began = self.plan[1]
         self.plan = (plan, began, True)
-        mine = plan.of(self.node.me)
-        if mine is None:
+        if (mine := plan.of(self.node.me)) is None:
             return
         steps = max(1, min(mine.steps, round(mine.steps * (self.world.now - began) / (0.8 * self.train_s))))
         counted: tuple[Range, ...] = ()
@@ -254,7 +253,8 @@ class Machine:
             client=client,
         )
         contribution = self.signer.sign(CONTRIBUTION_KIND, self.world.contribution(self, body))
-        self.step(events.Submitted(contribution, SCHEDULE.steps(GENESIS) / self.train_s, rates))
+        self.step(events.Measured(rates))
+        self.step(events.Submitted(contribution, SCHEDULE.steps(GENESIS) / self.train_s))
 
     def _merge_slices(self, action: actions.MergeSlices) -> None:
         self.exchange, self.owners = action.roster.key, tuple(member.peer for member in action.roster.owners)

@@ -54,8 +54,12 @@ class Submitted(msgspec.Struct, frozen=True):
     contribution: Signed
     speed: float = 0.0
     """Measurements inner steps a second; 0 while unknown."""
-    rates: dict[str, bytes] = {}
+
+
+class Measured(msgspec.Struct, frozen=True):
     """What this peer has measured of the links of others, by peer: the codes of `swarm.protocol.shares.links_of`."""
+
+    rates: dict[str, bytes]
 
 
 class Paused(msgspec.Struct, frozen=True):
@@ -146,6 +150,7 @@ Event = (
     | TimerFired
     | Persisted
     | Submitted
+    | Measured
     | Paused
     | Gathered
     | SliceResult

@@ -194,7 +194,7 @@ class PromiseMessage(msgspec.Struct, frozen=True, tag="promise"):
     join: Signed | None = None
     """Its `JoinBody`, if it is neither member nor learner."""
     missing: tuple[Names, Names] | None = None
-    """As `events.Missing`, of the last exchange."""
+    """As `events.Missing`: contributors of all of the round's exchanges, owners of the last."""
     rates: Rates = msgspec.UNSET
     """Of the links of the members of the promise's head."""
 

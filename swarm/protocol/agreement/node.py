@@ -183,6 +183,8 @@ class AgreementNode:
                 context.out.persisted(event.id)
             case events.Submitted():
                 open_round.submitted(event)
+            case events.Measured():
+                self._applicants.rates = event.rates
             case events.Paused():
                 self._applicants.paused = event.paused
                 self._request_join()

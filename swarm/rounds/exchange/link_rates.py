@@ -59,8 +59,12 @@ class LinkRates:
         known = sorted({*self._ups, *self._downs})
         return {p: bytes((code_of(self._ups.get(p, 0.0)), code_of(self._downs.get(p, inf)))) for p in known}
 
-    def begin(self, peers: Sequence[str], owners: Collection[str]) -> None:
-        """Measure an exchange among these contributors, of whom some own slices."""
+    def begin(self, peers: Sequence[str], owners: Collection[str], members: Collection[str] = ()) -> None:
+        """Measure an exchange among these contributors, of whom some own slices. Who is none of them, nor of `members`,
+        is forgotten."""
+        for known in (self._ups, self._downs):
+            for peer in set(known).difference(peers, members):
+                del known[peer]
         self._peers, self._owners = tuple(peer for peer in peers if peer != self._host.peer_id), frozenset(owners)
         self._received = {peer: self._host.received_from(peer) for peer in self._peers}
         self._sent = {peer: _Sent() for peer in self._peers}
@@ -117,9 +121,6 @@ class LinkRates:
                 self._downs[peer] = _smoothed(self._downs.get(peer), len(self._owners - {peer}) * taken[peer])
             elif taken[peer]:
                 self._downs.pop(peer, None)
-        for known in (self._ups, self._downs):
-            for peer in set(known).difference(self._peers):
-                del known[peer]
         self._peers = ()
 
 

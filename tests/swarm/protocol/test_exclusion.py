@@ -39,5 +39,20 @@ def test_peers_that_accuse_each_other_are_excluded_in_turn() -> None:
     assert choices == [{"a"}, {"b"}] * 4, "the wrong choice costs one more exchange at most"
 
 
+@pytest.mark.parametrize("tie_breaker", TIE_BREAKERS)
+def test_a_leader_that_waited_in_vain_excludes_the_other(tie_breaker: int) -> None:
+    """A liar sent other bytes to the owner that led next. In half of its attempts the owner chose itself, so it left
+    none out and led into the same wait again, each longer than the one before."""
+    waits: dict[str, tuple[list[str], list[str]]] = {"liar": ([], []), "me": (["liar"], []), "b": ([], ["me"])}
+    assert choose_excluded(waits, tie_breaker, "me") == {"liar"}
+
+
+@pytest.mark.parametrize("tie_breaker", TIE_BREAKERS)
+def test_a_leader_that_waited_for_all_leaves_none_out(tie_breaker: int) -> None:
+    """Its own links are at fault."""
+    waits: dict[str, tuple[list[str], list[str]]] = {"me": (["a", "b"], []), "a": ([], []), "b": ([], [])}
+    assert choose_excluded(waits, tie_breaker, "me") == set()
+
+
 def test_no_peer_is_excluded_without_an_accusation() -> None:
     assert choose_excluded({"a": ([], []), "b": ([], ["a peer that has left"])}, 0) == set()

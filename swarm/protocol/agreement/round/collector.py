@@ -114,7 +114,7 @@ class Collector:
         reported = {member.peer: message.missing for member, message in attempt.promises.items()}
         waits = {peer: missing or ((), ()) for peer, missing in sorted(reported.items())}
         tie_breaker = self._context.pick(b"exclude", self._instance.hash, attempt.number.to_bytes(8, "big"))
-        self._excluded = choose_excluded(waits, tie_breaker) - {self._context.config.peer}
+        self._excluded = choose_excluded(waits, tie_breaker, self._context.config.peer)
 
     def send_plan(self, attempt: Attempt, done: Collection[Member]) -> None:
         """Send the plan to all but `done`. Members that have not promised see that the leader makes progress."""

@@ -22,6 +22,7 @@ from swarm.protocol.head import Member
 
 TIMER: Final = "turn"
 STEPS_PER_LEADER: Final = 8  # extensions of one leader's turns: two attempts of four steps
+EXCHANGES_PER_LEADER: Final = 2  # a liar that leads could spoil each one
 GROWTH: Final = 1.5
 GROWN_MAX: Final = 32
 ATTEMPTS_AHEAD_MAX: Final = 1 << 20  # that a leader may skip, so that numbers do not run out
@@ -168,6 +169,8 @@ class ElectionTimeouts:
     def extend(self, leader: Member, attempt: int, step: str, seconds: float) -> None:
         """Give the leader time for the next step of its attempt, once a step."""
         steps = self._extended.setdefault(leader, set())
+        if step == "roster" and sum(taken == step for _, taken in steps) >= EXCHANGES_PER_LEADER:
+            return
         if leader == self.leader and (attempt, step) not in steps and len(steps) < STEPS_PER_LEADER:
             steps.add((attempt, step))
             self._wait(max(seconds, self._until - self._context.now))

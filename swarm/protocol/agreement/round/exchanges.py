@@ -72,7 +72,7 @@ class Exchanges:
         exchange = Exchange(opened, building_at=context.now)
         instance.remember(exchange)
         instance.set_roster(opened.attempt, opened.signed)
-        instance.missing = None
+        instance.missing = None if instance.missing is None else (instance.missing[0], ())
         self._tell_full(opened)
         if not context.config.is_coordinator:
             context.out.add(MergeSlices(opened))
@@ -193,6 +193,9 @@ class Exchanges:
         return None if hashes is None else exchange.building.get(name_build(exchange.opened.key, hashes))
 
     def missing(self, event: events.Missing) -> None:
-        """Note what the present exchange waits for: promises report it to the next leader."""
+        """Note what the present exchange waits for: promises report it to the next leader, and which contributors the
+        round's exchanges before it waited for. So a contributor that deceives one owner after the other is accused by
+        more than each of them is."""
         if event.key in self._instance.exchanges:
-            self._instance.missing = (event.contributors, event.owners)
+            before = self._instance.missing[0] if self._instance.missing else ()
+            self._instance.missing = (tuple(sorted({*before, *event.contributors})), event.owners)

@@ -143,7 +143,7 @@ class Participant:
     def submitted(self, event: events.Submitted) -> None:
         """Take this node's own contribution."""
         instance = self._instance
-        self._applicants.speed, self._applicants.rates = event.speed or self._applicants.speed, event.rates
+        self._applicants.speed = event.speed or self._applicants.speed
         if instance.plan is None or instance.contribution is not None:
             return
         body = self._context.signer.open(event.contribution, "contribution", Contribution)

@@ -24,6 +24,7 @@ from swarm.protocol.agreement import events
 from swarm.protocol.head import Member
 from swarm.protocol.messages import SliceOf
 from swarm.rounds.exchange import audits
+from swarm.rounds.exchange.link_rates import LinkRates
 from swarm.rounds.exchange.round_slices import RoundSlices
 from swarm.rounds.exchange.slice_exchange import SliceExchange
 from tests.swarm.rounds.test_liars import corrupt_results, lying_norms, other_bytes, relays_other_bytes, soak
@@ -134,7 +135,7 @@ def exchange_at(
         before=SimpleNamespace(members=(ME, OWNER, OTHER)),
         coding=SimpleNamespace(message_bytes=lambda index: 4, result_bytes=lambda index, senders: 4, **coding),
     )
-    context: Any = SimpleNamespace(me=ME, host=host, events=EventLog())
+    context: Any = SimpleNamespace(me=ME, host=host, events=EventLog(), links=LinkRates(host))
     return SliceExchange(context, order, (), RoundSlices(), 10.0, feed)
 
 
