@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import click
 
 from cli.known_homes import invite_called
 from peer.errors import ConfigError
 from peer.footprint.layout import Layout, parse_devices
+from peer.ipc.corpus_messages import OwnText
 from swarm.run.invite import PREFIX, Invite, read_saved_invite
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -75,6 +77,25 @@ def invite_argument(required: bool = True) -> Callable[[Command], Command]:
     )
 
 
+def _handed_as(name: str, build: Callable[..., object], *options: Callable[[Any], Any]) -> Callable[[Command], Command]:
+    """Add options. The command gets, as `name`, what `build` makes of their values."""
+
+    def add(function: Command) -> Command:
+        @wraps(function)
+        def command(*words: Any, **values: Any) -> Any:
+            own = {option: values.pop(option) for option in names}
+            return function(*words, **values, **{name: build(**own)})
+
+        params = command.__dict__.setdefault("__click_params__", [])  # where click.option keeps them
+        others = len(params)
+        for option in reversed(options):
+            option(command)
+        names = [param.name for param in params[others:]]
+        return cast("Command", command)
+
+    return add
+
+
 def network_options(listen: str) -> Callable[[Command], Command]:
     """Add --listen (with this default), --announce and --relay: how other peers reach this machine."""
     options = (
@@ -125,8 +146,8 @@ def lan_option(function: Command) -> Command:
     return click.option("--lan/--no-lan", default=False, help=text)(function)
 
 
-def text_field_option(function: Command) -> Command:
-    """Add --text-field, of the commands that read training text; "" for the field of that name."""
+def text_options(what: str) -> Callable[[Command], Command]:
+    """Add --data, described by `what`, and --text-field. The command gets both as `text`."""
 
     def checked(context: click.Context, parameter: click.Parameter, name: str | None) -> str:
         if name is None:
@@ -138,8 +159,13 @@ def text_field_option(function: Command) -> Command:
             )
         return name
 
-    text = "The field of JSON objects, and column of .parquet files, that holds the text.  [default: text]"
-    return click.option("--text-field", metavar="NAME", callback=checked, help=text)(function)
+    field = "The field of JSON objects, and column of .parquet files, that holds the text.  [default: text]"
+    return _handed_as(
+        "text",
+        lambda data, text_field: OwnText("" if data is None else str(data), text_field),
+        click.option("--data", type=click.Path(path_type=Path, exists=True), metavar="PATH", help=what),
+        click.option("--text-field", metavar="NAME", callback=checked, help=field),
+    )
 
 
 @dataclass(frozen=True)

@@ -79,8 +79,8 @@ async def swarm_findings(
                 return
             for finding in size_findings(client.training, config):
                 yield finding
-            if config.data_folder:
-                yield await text_finding(Path(config.data_folder), config.text_field, client.training, client.tokenizer)
+            if config.text.folder:
+                yield await text_finding(config.text, client.training, client.tokenizer)
             else:
                 for finding in source_findings(client.training, config):
                     yield finding

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 import msgspec
+from msgspec.structs import replace
 from rich.text import Text
 
 from cli.checks.confinement import confinement_findings
@@ -24,12 +25,13 @@ from cli.options import (
     invite_argument,
     network_options,
     read_invite,
-    text_field_option,
+    text_options,
 )
 from cli.run import run_until_stopped
 from cli.terminal.figures import several
 from cli.terminal.lines import LINE_MAX, say, say_json
 from cli.terminal.screen import screen
+from peer.ipc.corpus_messages import OwnText
 from peer.plain_text import plain
 
 _MARKS = {"ok": ("ok     ", "green"), "warning": ("warning", "yellow"), "failure": ("FAILURE", "red")}
@@ -39,13 +41,7 @@ _MARKS = {"ok": ("ok     ", "green"), "warning": ("warning", "yellow"), "failure
 @invite_argument(required=False)
 @home_option("The home that `peer join` would use.  [default: ~/.barnraise/<run id>]")
 @devices_options
-@click.option(
-    "--data",
-    type=click.Path(path_type=Path, exists=True),
-    metavar="PATH",
-    help="Say what the text in this folder or file is for the run, or without INVITE for any.",
-)
-@text_field_option
+@text_options("Say what the text in this folder or file is for the run, or without INVITE for any.")
 @network_options(listen="/ip4/0.0.0.0/tcp/0")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per check.")
 def doctor(
@@ -54,8 +50,7 @@ def doctor(
     device: str | None,
     devices: str | None,
     layout: str | None,
-    data: Path | None,
-    text_field: str,
+    text: OwnText,
     listen: tuple[str, ...],
     announce: tuple[str, ...],
     relays: tuple[str, ...],
@@ -70,13 +65,13 @@ def doctor(
     stage must fit; a larger one that does not fit is a warning. The exit code is 0 if this machine can take part, else
     that of the error that `peer join INVITE` would end with.
     """
-    refuse_without("--data or INVITE", data is not None or invite is not None, "text_field")
+    refuse_without("--data or INVITE", bool(text.folder) or invite is not None, "text_field")
     chosen = chosen_devices(device, devices, layout)
     opened = None if invite is None else read_invite(invite)
     make_key = home is not None
     home = home or default_home("peer" if opened is None else opened.run_id[:12])
     kept = home if os.path.exists(home) else None  # Path.exists raises for a name that is too long
-    text = None if data is None else data.absolute()
+    text = replace(text, folder=text.folder and str(Path(text.folder).absolute()))
     findings: list[Finding] = []
 
     def report(finding: Finding) -> None:
@@ -100,10 +95,10 @@ def doctor(
         report(port)
         if opened is None:
             report(disk_finding(home, [DISK_MIN_BYTES]))
-            if text is not None:
+            if text.folder:
                 from cli.checks.text import text_finding
 
-                report(await text_finding(text, text_field))
+                report(await text_finding(text))
         elif port.state == "ok":
             config = JoinConfig(
                 home,
@@ -111,8 +106,7 @@ def doctor(
                 device=chosen.device,
                 devices=chosen.devices,
                 layout=chosen.layout,
-                data_folder="" if text is None else str(text),
-                text_field=text_field,
+                text=text,
             )
             async for finding in swarm_findings(config, kept, dial_back_config):
                 report(finding)

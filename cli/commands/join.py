@@ -26,7 +26,7 @@ from cli.options import (
     map_port_option,
     network_options,
     read_invite,
-    text_field_option,
+    text_options,
     threads_option,
     tied_option,
 )
@@ -39,6 +39,7 @@ from cli.tracking import track_option, tracked
 from cli.views.live import follow, read_tails
 from cli.views.loss_picture import leave_picture
 from peer.errors import Diverged, NotAdmitted
+from peer.ipc.corpus_messages import OwnText
 from swarm.rounds.trainers.trained_rounds import REMEDY
 from swarm.run.home import Home
 
@@ -56,13 +57,7 @@ _STAGE_MAX = (1 << 16) - 1
 @click.option("--name", default="", help="The name shown by `peer status`.  [default: this machine's name]")
 @devices_options
 @threads_option("CPU threads for training.")
-@click.option(
-    "--data",
-    type=click.Path(path_type=Path, exists=True),
-    metavar="PATH",
-    help="Train on the text in this folder or file.  [default: the run's source, unless that is a folder]",
-)
-@text_field_option
+@text_options("Train on the text in this folder or file.  [default: the run's source, unless that is a folder]")
 @click.option("--compile", "compiles", is_flag=True, help="Use torch.compile, which runs a compiler here.")
 @click.option("--upload-limit", type=Amount(), metavar="MB/S", help="Never send faster.")
 @click.option("--download-limit", type=Amount(), metavar="MB/S", help="Never receive faster.")
@@ -137,8 +132,7 @@ def join(
     devices: str | None,
     layout: str | None,
     threads: int | None,
-    data: Path | None,
-    text_field: str,
+    text: OwnText,
     compiles: bool,
     upload_limit: float | None,
     download_limit: float | None,
@@ -199,8 +193,7 @@ def join(
         device=hardware.device,
         devices=hardware.devices,
         layout=hardware.layout,
-        data_folder="" if data is None else str(data),
-        text_field=text_field,
+        text=text,
         compile=compiles,
         threads=threads,
         upload_bytes_per_s=None if upload_limit is None else upload_limit * 1e6,

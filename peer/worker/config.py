@@ -13,6 +13,7 @@ from peer.data.tokenizer import BYTES
 from peer.events import EventLog
 from peer.footprint.layout import Layout
 from peer.footprint.step_size import StepSize
+from peer.ipc.corpus_messages import LoadCorpus, OwnText
 from peer.ipc.messages import VectorFds
 from peer.ipc.shared_memory import SharedBuffer
 from peer.ipc.stage_spec import StageSpec
@@ -33,10 +34,7 @@ class WorkerConfig:
     run: str = ""
     """The id of the run. A worker takes the saved inner optimizer's state only of the same run."""
     tokenizer: str = BYTES
-    data_folder: str = ""
-    """The folder of text that this machine's user has named; "" for none."""
-    text_field: str = ""
-    """What holds the text in .jsonl and .parquet files, as this machine's user has named it; "" for `text`."""
+    text: OwnText = field(default_factory=OwnText)
     compile: bool = False
     """Whether this machine's user wants torch.compile."""
     device: str = "auto"
@@ -85,6 +83,13 @@ class WorkerConfig:
         """The one folder that a worker that only tokenizes may write. This process maps the ids there, so no worker
         that lives on may change them."""
         return self.directory.absolute() / "corpus"
+
+    def load_corpus(self, folder: Path) -> LoadCorpus:
+        """Return what a worker that reads the text is told; `folder` is the one that it may write."""
+        vocabulary = self.model.vocab_size
+        return LoadCorpus(
+            data=self.data, tokenizer=self.tokenizer, vocab_size=vocabulary, text=self.text, directory=str(folder)
+        )
 
     @property
     def layout(self) -> FlatLayout:

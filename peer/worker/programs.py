@@ -6,7 +6,7 @@ This table is read before the process is confined, so it imports no program. A p
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final, Protocol
 
 from peer.confinement.grants import Grants
@@ -83,9 +83,8 @@ def _text() -> type[Program]:
 
 
 def _train_grants(load: LoadTrain) -> Grants:
-    return Grants(
-        private=load.directory,
-        readable=_named(load.data_folder, load.tokenizer),
+    return replace(
+        _corpus_grants(load.corpus),
         compiles=load.compile,
         accelerators=load.device != "cpu",
         tcp=load.layout.size > 1,
@@ -102,7 +101,7 @@ def _stage_grants(load: LoadStage) -> Grants:
 
 
 def _corpus_grants(load: LoadCorpus) -> Grants:
-    return Grants(private=load.directory, readable=_named(load.data_folder, load.tokenizer))
+    return Grants(private=load.directory, readable=_named(load.text.folder, load.tokenizer))
 
 
 def _block_grants(load: LoadBlocks) -> Grants:

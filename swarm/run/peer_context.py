@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from dht.node import Node
+from peer.ipc.corpus_messages import OwnText
 from peer.net.host import Host
 from peer.worker.launch import BEHIND_THE_NETWORK
 from swarm.run.gate import Gate
@@ -41,10 +42,8 @@ class JoinConfig:
     """Several devices, of which `device` is the first; () for that one alone."""
     layout: str = "auto"
     """How several devices share the model, as `Layout.parse` takes it."""
-    data_folder: str = ""
-    """The folder of text to train on; "": the run's source, where that is on every machine."""
-    text_field: str = ""
-    """What holds the text in its .jsonl and .parquet files; "": `text`."""
+    text: OwnText = field(default_factory=OwnText)
+    """Where it names none, the run's source is read, if that is on every machine."""
     compile: bool = False
     """Whether to use torch.compile, which runs a compiler on this machine."""
     threads: int | None = None

@@ -60,7 +60,7 @@ def check_role(config: JoinConfig, manifest: Manifest) -> None:
 def check_text(config: JoinConfig, manifest: Manifest) -> None:
     """Raise ConfigError if this peer is to read text that its user has not named."""
     if manifest.stages == 1 or config.role == "feeder" or config.stage == 0:
-        check_source(manifest.data, config.data_folder)
+        check_source(manifest.data, config.text.folder)
 
 
 def check_memory(config: JoinConfig, manifest: Manifest) -> None:
@@ -92,10 +92,10 @@ def check_memory(config: JoinConfig, manifest: Manifest) -> None:
 def check_disk(config: JoinConfig, manifest: Manifest) -> None:
     """Raise ResourceError if the home's disk has too little room for all that this peer writes, in its stage or in the
     smallest one. What the home holds already counts as room."""
-    needs = disk_needs(manifest, config.data_folder, stages_in_files(config, manifest))
+    needs = disk_needs(manifest, config.text.folder, stages_in_files(config, manifest))
     needed = min(needs) if config.stage is None else needs[config.stage]
     if config.role == "feeder":
-        needed = _cached_bytes(manifest, config.data_folder)
+        needed = _cached_bytes(manifest, config.text.folder)
     free = shutil.disk_usage(config.home).free
     if needed > free and needed > free + _held_bytes(config.home):
         raise ResourceError(

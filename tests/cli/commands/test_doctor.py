@@ -43,6 +43,7 @@ from optim.kernels import codec_kernels
 from peer.confinement.confine import NOT_HERE, Restriction
 from peer.errors import ConfigError, NotAdmitted
 from peer.identity import Identity
+from peer.ipc.corpus_messages import OwnText
 from swarm.client.session import DialBackConfig
 from swarm.membership.reachability import DialBackReply, Outcome
 from swarm.run.home import Home
@@ -307,10 +308,10 @@ async def test_the_text_is_described_with_a_run_and_without(tmp_path: Path) -> N
     lines = "".join(json.dumps({"text": f"text {number}\n"}) + "\n" for number in range(500))
     (tmp_path / "a.jsonl").write_text(lines)
     (tmp_path / "b.docx").touch()
-    alone = await text_finding(tmp_path)
+    alone = await text_finding(OwnText(str(tmp_path)))
     assert alone.state == "ok" and alone.detail.startswith("1 file (500 texts) read, ") and "1 .docx" in alone.detail
     manifest = manifest_of(Identity.generate(), 1)
-    assert "tokens of the run's tokenizer" in (await text_finding(tmp_path / "a.jsonl", manifest=manifest)).detail
+    assert "tokens of the run's tokenizer" in (await text_finding(OwnText(str(tmp_path / "a.jsonl")), manifest)).detail
     (tmp_path / "a.jsonl").write_text("")
-    missing = await text_finding(tmp_path)
+    missing = await text_finding(OwnText(str(tmp_path)))
     assert missing.state == "failure" and missing.exit_code == 2 and "add text" in missing.remedy

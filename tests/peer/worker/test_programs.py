@@ -15,7 +15,7 @@ from peer.confinement.grants import Grants
 from peer.footprint.layout import Layout
 from peer.footprint.step_size import StepSize
 from peer.ipc.block_messages import Fds, LoadBlocks, RingEnds
-from peer.ipc.corpus_messages import LoadCorpus
+from peer.ipc.corpus_messages import LoadCorpus, OwnText
 from peer.ipc.first_message import FirstMessage
 from peer.ipc.messages import VectorFds, frame
 from peer.ipc.span import Span
@@ -36,13 +36,9 @@ LOADS: dict[str, FirstMessage] = {
         meeting="meeting-1",
         run="run",
         model=MODEL,
-        data=DATA,
         inner=INNER,
-        tokenizer="bytes",
-        data_folder="/text",
-        text_field="",
+        corpus=LoadCorpus(data=DATA, tokenizer="bytes", vocab_size=9, text=OwnText("/text"), directory="/own"),
         compile=False,
-        directory="/own",
         step_size=StepSize(1),
         device_limit_bytes=1e9,
         device="cpu",
@@ -63,7 +59,7 @@ LOADS: dict[str, FirstMessage] = {
         vectors=VectorFds(3, 4),
         slots_fd=6,
     ),
-    "corpus": LoadCorpus(data=DATA, tokenizer="/tokens", vocab_size=9, data_folder="", text_field="", directory="/own"),
+    "corpus": LoadCorpus(data=DATA, tokenizer="/tokens", vocab_size=9, text=OwnText(), directory="/own"),
     "block": LoadBlocks(
         model=MODEL,
         span=Span.whole(MODEL.layers),

@@ -19,6 +19,7 @@ from peer.footprint.layout import ONE_DEVICE, Layout
 from peer.footprint.optimizer_state import saved_bytes
 from peer.footprint.parameters import parameter_shapes
 from peer.identity import Identity
+from peer.ipc.corpus_messages import OwnText
 from swarm.placement.stages import state_bytes
 from swarm.run.invite import Invite
 from swarm.run.manifest import Manifest
@@ -86,7 +87,7 @@ def test_a_run_that_needs_more_memory_than_there_is_is_refused_before_any_is_tak
     with pytest.raises(
         ResourceError, match=r"GB of memory are free and the model needs .*: free some, .*--memory-limit"
     ):
-        check_join(joining(tmp_path, manifest, data_folder=str(tmp_path)), manifest)
+        check_join(joining(tmp_path, manifest, text=OwnText(str(tmp_path))), manifest)
     assert psutil.Process().memory_info().rss - before < 16 << 20
 
 
@@ -224,12 +225,12 @@ def test_the_disk_must_hold_the_token_cache_too(tmp_path: Path, monkeypatch: pyt
     assert disk_needs(tokenized, "") == [bare]
     free = bare + (2 << 20) - 1
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
-    check_disk(joining(home, manifest, data_folder=str(text)), manifest)
+    check_disk(joining(home, manifest, text=OwnText(str(text))), manifest)
     with pytest.raises(ResourceError, match="checkpoints, results and tokens need"):
-        check_disk(joining(home, tokenized, data_folder=str(text)), tokenized)
+        check_disk(joining(home, tokenized, text=OwnText(str(text))), tokenized)
     free = (2 << 20) - 1
     with pytest.raises(ResourceError, match="tokens need"):
-        check_disk(joining(home, tokenized, "feeder", data_folder=str(text)), tokenized)
+        check_disk(joining(home, tokenized, "feeder", text=OwnText(str(text))), tokenized)
 
 
 def test_a_stage_of_a_pipeline_keeps_backups_of_the_next_one() -> None:
@@ -243,7 +244,7 @@ def test_a_run_of_text_of_ones_own_needs_a_folder(tmp_path: Path, role: Role, st
     manifest = msgspec.structs.replace(run_of(1 if role == "auto" else 3), data=FOLDER)
     with pytest.raises(ConfigError, match="text of your own: name a file or folder of text with --data PATH"):
         check_join(joining(tmp_path, manifest, role, stage), manifest)
-    check_join(joining(tmp_path, manifest, role, stage, data_folder="text"), manifest)
+    check_join(joining(tmp_path, manifest, role, stage, text=OwnText("text")), manifest)
 
 
 def test_a_later_stage_reads_no_text(tmp_path: Path) -> None:
