@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 import click
 
@@ -15,6 +15,7 @@ from cli.known_homes import invite_called
 from peer.errors import ConfigError
 from peer.footprint.layout import Layout, parse_devices
 from peer.ipc.corpus_messages import OwnText
+from peer.net.reach import Reach
 from swarm.run.invite import PREFIX, Invite, read_saved_invite
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -96,23 +97,40 @@ def _handed_as(name: str, build: Callable[..., object], *options: Callable[[Any]
     return add
 
 
-def network_options(listen: str) -> Callable[[Command], Command]:
-    """Add --listen (with this default), --announce and --relay: how other peers reach this machine."""
-    options = (
-        click.option(
-            "--relay",
-            "relays",
-            multiple=True,
-            metavar="MULTIADDR",
-            help="A relay (`peer relay`) that makes this machine reachable. May be given several times.",
-        ),
-        click.option(
-            "--announce",
-            multiple=True,
-            metavar="MULTIADDR",
-            help="Address to publish instead of the listening ones, e.g. /ip4/203.0.113.7/tcp/31337 behind a forwarded"
-            " port. May be given several times.",
-        ),
+_REACH: Final = {
+    "relay": click.option(
+        "--relay",
+        "relays",
+        multiple=True,
+        metavar="MULTIADDR",
+        help="A relay (`peer relay`) that makes this machine reachable. May be given several times.",
+    ),
+    "map_port": click.option(
+        "--map-port/--no-map-port",
+        default=False,
+        help="Have this network's router forward the port (UPnP) while the command runs.",
+    ),
+    "lan": click.option(
+        "--lan/--no-lan",
+        default=False,
+        help="Find peers of the run on this local network, and tell it that this machine is a peer of Barnraise"
+        " (multicast DNS).",
+    ),
+    "bootstrap": click.option(
+        "--bootstrap",
+        multiple=True,
+        metavar="MULTIADDR",
+        help="A further bootstrap address to put into the invite. May be given several times.",
+    ),
+}
+
+
+def reach_options(listen: str, *others: str) -> Callable[[Command], Command]:
+    """Add --listen (with this default), --announce and others: how peers reach this machine. The command gets them as
+    `reach`."""
+    return _handed_as(
+        "reach",
+        Reach,
         click.option(
             "--listen",
             multiple=True,
@@ -121,29 +139,15 @@ def network_options(listen: str) -> Callable[[Command], Command]:
             show_default=True,
             help="Address to accept connections on; port 0 picks a free port. May be given several times.",
         ),
+        click.option(
+            "--announce",
+            multiple=True,
+            metavar="MULTIADDR",
+            help="Address to publish instead of the listening ones, e.g. /ip4/203.0.113.7/tcp/31337 behind a forwarded"
+            " port. May be given several times.",
+        ),
+        *(_REACH[name] for name in others),
     )
-
-    def add(function: Command) -> Command:
-        for option in options:
-            function = option(function)
-        return function
-
-    return add
-
-
-def map_port_option(function: Command) -> Command:
-    """Add --map-port, of the commands that stay reachable."""
-    text = "Have this network's router forward the port (UPnP) while the command runs."
-    return click.option("--map-port/--no-map-port", default=False, help=text)(function)
-
-
-def lan_option(function: Command) -> Command:
-    """Add --lan, of the commands that take part in a run."""
-    text = (
-        "Find peers of the run on this local network, and tell it that this machine is a peer of Barnraise (multicast"
-        " DNS)."
-    )
-    return click.option("--lan/--no-lan", default=False, help=text)(function)
 
 
 def text_options(what: str) -> Callable[[Command], Command]:

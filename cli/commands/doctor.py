@@ -23,7 +23,7 @@ from cli.options import (
     devices_options,
     home_option,
     invite_argument,
-    network_options,
+    reach_options,
     read_invite,
     text_options,
 )
@@ -32,6 +32,7 @@ from cli.terminal.figures import several
 from cli.terminal.lines import LINE_MAX, say, say_json
 from cli.terminal.screen import screen
 from peer.ipc.corpus_messages import OwnText
+from peer.net.reach import Reach
 from peer.plain_text import plain
 
 _MARKS = {"ok": ("ok     ", "green"), "warning": ("warning", "yellow"), "failure": ("FAILURE", "red")}
@@ -42,7 +43,7 @@ _MARKS = {"ok": ("ok     ", "green"), "warning": ("warning", "yellow"), "failure
 @home_option("The home that `peer join` would use.  [default: ~/.barnraise/<run id>]")
 @devices_options
 @text_options("Say what the text in this folder or file is for the run, or without INVITE for any.")
-@network_options(listen="/ip4/0.0.0.0/tcp/0")
+@reach_options("/ip4/0.0.0.0/tcp/0", "relay")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per check.")
 def doctor(
     invite: str | None,
@@ -51,9 +52,7 @@ def doctor(
     devices: str | None,
     layout: str | None,
     text: OwnText,
-    listen: tuple[str, ...],
-    announce: tuple[str, ...],
-    relays: tuple[str, ...],
+    reach: Reach,
     as_json: bool,
 ) -> None:
     """Check whether this machine can take part in the run of INVITE: versions, device, the
@@ -87,11 +86,9 @@ def doctor(
 
     async def check_network() -> None:
         from cli.checks.network import port_finding, swarm_findings
-        from swarm.client.session import DialBackConfig
         from swarm.run.peer_context import JoinConfig
 
-        dial_back_config = DialBackConfig(listen, announce, relays)
-        port = await port_finding(dial_back_config)
+        port = await port_finding(reach)
         report(port)
         if opened is None:
             report(disk_finding(home, [DISK_MIN_BYTES]))
@@ -103,12 +100,13 @@ def doctor(
             config = JoinConfig(
                 home,
                 opened,
+                reach=reach,
                 device=chosen.device,
                 devices=chosen.devices,
                 layout=chosen.layout,
                 text=text,
             )
-            async for finding in swarm_findings(config, kept, dial_back_config):
+            async for finding in swarm_findings(config, kept):
                 report(finding)
 
     run_until_stopped(check_network)

@@ -22,9 +22,7 @@ from cli.options import (
     devices_options,
     home_option,
     invite_argument,
-    lan_option,
-    map_port_option,
-    network_options,
+    reach_options,
     read_invite,
     text_options,
     threads_option,
@@ -40,6 +38,7 @@ from cli.views.live import follow, read_tails
 from cli.views.loss_picture import leave_picture
 from peer.errors import Diverged, NotAdmitted
 from peer.ipc.corpus_messages import OwnText
+from peer.net.reach import Reach
 from swarm.rounds.trainers.trained_rounds import REMEDY
 from swarm.run.home import Home
 
@@ -112,14 +111,12 @@ _STAGE_MAX = (1 << 16) - 1
 @click.option(
     "--serve-memory", type=Amount(), metavar="GB", help="With --serve.  [default: 0.6 of what training leaves free]"
 )
-@network_options(listen="/ip4/0.0.0.0/tcp/0")
-@map_port_option
+@reach_options("/ip4/0.0.0.0/tcp/0", "relay", "map_port", "lan")
 @click.option(
     "--client/--no-client",
     default=False,
     help="Dial the other peers, be dialled by none, and merge nothing: so a peer is by itself where it is not reached.",
 )
-@lan_option
 @click.option("--json", "as_json", is_flag=True, help="Print every event as a JSON line instead of a live view.")
 @tied_option
 @click.pass_context
@@ -146,12 +143,8 @@ def join(
     track: str | None,
     serves: bool,
     serve_memory: float | None,
-    listen: tuple[str, ...],
-    announce: tuple[str, ...],
-    relays: tuple[str, ...],
-    map_port: bool,
+    reach: Reach,
     client: bool,
-    lan: bool,
     as_json: bool,
     tied: bool,
 ) -> None:
@@ -184,12 +177,8 @@ def join(
         home=home,
         invite=opened,
         name=name or socket.gethostname(),
-        listen=on_a_free_port(home, listen, announce),
-        announce=announce,
-        relays=relays,
-        map_port=map_port,
+        reach=on_a_free_port(home, reach),
         client=client,
-        lan=lan,
         device=hardware.device,
         devices=hardware.devices,
         layout=hardware.layout,

@@ -23,8 +23,7 @@ from cli.options import (
     dtype_option,
     home_option,
     invite_argument,
-    map_port_option,
-    network_options,
+    reach_options,
     read_invite,
     template_option,
     threads_option,
@@ -37,6 +36,7 @@ from cli.terminal.lines import say, say_json
 from cli.views.live import follow, read_tails
 from cli.views.served_blocks import served_blocks_view
 from peer.errors import ConfigError
+from peer.net.reach import Reach
 from swarm.run.home import Home
 from swarm.run.invite import PREFIX, Invite, read_saved_invite
 
@@ -85,8 +85,7 @@ class BlockRange(click.ParamType):  # type: ignore[type-arg]
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:1, mps, ...")
 @threads_option("CPU threads.")
 @click.option("--open", "is_open", is_flag=True, help="A model that is founded: let any peer serve and use it.")
-@network_options(listen="/ip4/0.0.0.0/tcp/0")
-@map_port_option
+@reach_options("/ip4/0.0.0.0/tcp/0", "relay", "map_port")
 @click.option("--json", "as_json", is_flag=True, help="Print every event as a JSON line.")
 @tied_option
 @click.pass_context
@@ -103,10 +102,7 @@ def serve(
     device: str,
     threads: int | None,
     is_open: bool,
-    listen: tuple[str, ...],
-    announce: tuple[str, ...],
-    relays: tuple[str, ...],
-    map_port: bool,
+    reach: Reach,
     as_json: bool,
     tied: bool,
 ) -> None:
@@ -140,10 +136,7 @@ def serve(
         invite=opened,
         folder=folder,
         name=name or socket.gethostname(),
-        listen=on_a_free_port(home, listen, announce),
-        announce=announce,
-        relays=relays,
-        map_port=map_port,
+        reach=on_a_free_port(home, reach),
         device=device,
         threads=threads,
         blocks=blocks,

@@ -9,6 +9,7 @@ from typing import Literal
 from dht.node import Node
 from peer.ipc.corpus_messages import OwnText
 from peer.net.host import Host
+from peer.net.reach import Reach
 from peer.worker.launch import BEHIND_THE_NETWORK
 from swarm.run.gate import Gate
 from swarm.run.home import Home
@@ -28,15 +29,9 @@ class JoinConfig:
     home: Path
     invite: Invite
     name: str = ""
-    listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
-    announce: tuple[str, ...] = ()
-    relays: tuple[str, ...] = ()
+    reach: Reach = field(default_factory=Reach)
     client: bool = False
     """Whether the peer dials others and is never dialled, though it might be."""
-    map_port: bool = False
-    """Whether to have the router forward the port."""
-    lan: bool = False
-    """Whether to find, and be found by, peers of the run on the local network."""
     device: str = "auto"
     devices: tuple[str, ...] = ()
     """Several devices, of which `device` is the first; () for that one alone."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from peer.ipc.block_messages import HiddenType
+from peer.net.reach import Reach
 from swarm.run.invite import Invite
 
 
@@ -19,11 +20,7 @@ class ServeConfig:
     folder: Path | None = None
     """A checkpoint in the Hugging Face layout; with an invite: a copy to read parts from."""
     name: str = ""
-    listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
-    announce: tuple[str, ...] = ()
-    relays: tuple[str, ...] = ()
-    map_port: bool = False
-    """Whether to have the router forward the port."""
+    reach: Reach = field(default_factory=Reach)
     device: str = "auto"
     threads: int | None = None
     blocks: tuple[int, int] | None = None

@@ -54,10 +54,7 @@ async def run_server(config: ServeConfig, ready: Callable[[Invite, Span], None],
         host_config = HostConfig(
             identity=identity,
             events=opened.events,
-            listen=config.listen,
-            announce=config.announce,
-            relays=config.relays,
-            map_port=config.map_port,
+            reach=config.reach,
         )
         trees = list[StateTree]()
 

@@ -46,15 +46,12 @@ async def run_participant(config: JoinConfig, watch: Watcher | None = None, besi
         host_config = HostConfig(
             identity=opened.identity,
             events=opened.events,
-            listen=config.listen,
-            announce=config.announce,
-            relays=config.relays,
-            map_port=config.map_port,
+            reach=config.reach,
             upload_bytes_per_s=config.upload_bytes_per_s,
             download_bytes_per_s=config.download_bytes_per_s,
         )
 
-        lan = Lan(config.invite.run_id) if config.lan else None
+        lan = Lan(config.invite.run_id) if config.reach.lan else None
         found = tuple if lan is None else lan.found
 
         async def enter(host: Host) -> EnteredRun[Manifest]:
@@ -86,7 +83,7 @@ async def run_participant(config: JoinConfig, watch: Watcher | None = None, besi
             home.note_listening(peer.host.addresses)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(pause.run)
-                if config.client or not config.announce:  # who names an address knows that it leads here
+                if config.client or not config.reach.announce:  # who names an address knows that it leads here
                     nursery.start_soon(DialWatch(peer.host, config.client).run)
                 if beside is not None:
                     nursery.start_soon(beside, peer, home)

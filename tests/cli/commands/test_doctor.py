@@ -44,7 +44,7 @@ from peer.confinement.confine import NOT_HERE, Restriction
 from peer.errors import ConfigError, NotAdmitted
 from peer.identity import Identity
 from peer.ipc.corpus_messages import OwnText
-from swarm.client.session import DialBackConfig
+from peer.net.reach import LOCAL, Reach
 from swarm.membership.reachability import DialBackReply, Outcome
 from swarm.run.home import Home
 from swarm.run.invite import Invite
@@ -166,9 +166,9 @@ def test_failed_checks_are_counted(peer: Peer, tmp_path: Path) -> None:
 
 async def test_port_in_use_and_port_free() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        finding = await port_finding(DialBackConfig((f"/ip4/127.0.0.1/tcp/{server.getsockname()[1]}",)))
+        finding = await port_finding(Reach((f"/ip4/127.0.0.1/tcp/{server.getsockname()[1]}",)))
         assert is_failure(finding, 5) and "--listen" in finding.remedy
-    assert (await port_finding(DialBackConfig())).state == "ok"
+    assert (await port_finding(LOCAL)).state == "ok"
 
 
 @pytest.mark.parametrize(
@@ -237,7 +237,7 @@ async def test_that_no_address_answers_is_reported_once(tmp_path: Path) -> None:
         await closed.bind(("127.0.0.1", 0))
         address = f"/ip4/127.0.0.1/tcp/{closed.getsockname()[1]}/p2p/{absent}"
         invite = Invite("a" * 32, absent, (address, address.replace("127.0.0.1", "127.0.0.2")))
-        findings = [finding async for finding in swarm_findings(joining(tmp_path, invite), None, DialBackConfig())]
+        findings = [finding async for finding in swarm_findings(joining(tmp_path, invite, reach=LOCAL), None)]
     (finding,) = findings
     assert finding.check == "bootstrap" and is_failure(finding, 3)
     assert finding.detail.startswith("refused") and "none of the 2 addresses" in finding.detail
