@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
@@ -13,7 +12,7 @@ import click
 
 from cli.known_homes import invite_called
 from peer.errors import ConfigError
-from peer.footprint.layout import Layout, parse_devices
+from peer.footprint.layout import Compute, Layout, parse_devices
 from peer.ipc.corpus_messages import OwnText
 from peer.net.reach import Reach
 from swarm.run.invite import PREFIX, Invite, read_saved_invite
@@ -172,44 +171,63 @@ def text_options(what: str) -> Callable[[Command], Command]:
     )
 
 
-@dataclass(frozen=True)
-class Devices:
-    """What trains: `device`, or where `devices` are several all of them, of which it is the first."""
-
-    device: str
-    devices: tuple[str, ...]
-    layout: str
-
-    @property
-    def all_devices(self) -> tuple[str, ...]:
-        return self.devices or (self.device,)
-
-
-def devices_options(function: Command) -> Command:
-    """Add --device, --devices and --layout; see `chosen_devices`."""
+def compute_options(*others: str) -> Callable[[Command], Command]:
+    """Add --device, --devices, --layout and others: what trains. The command gets them as `compute`."""
+    several = "Several: GPUs by number such as 0,1, or cpu:2 for processes on the CPU."
     cut = (
         "With --devices, how they share the model: auto, ddp, fsdp, tp, or sizes such as fsdp:2,tp:2.  [default: auto]"
     )
-    function = click.option("--layout", metavar="LAYOUT", help=cut)(function)
-    several = "Several: GPUs by number such as 0,1, or cpu:2 for processes on the CPU."
-    function = click.option("--devices", metavar="LIST", help=several)(function)
-    return click.option("--device", help="auto, cpu, cuda, cuda:1, mps, ...  [default: auto]")(function)
+    more = {
+        "threads": threads_option("CPU threads for training."),
+        "compile": click.option(
+            "--compile", "compiles", is_flag=True, help="Use torch.compile, which runs a compiler here."
+        ),
+        "memory_limit": click.option(
+            "--memory-limit",
+            type=Amount(),
+            metavar="GB",
+            help="The device's memory for training: a GPU's, or without one the machine's.  [default: what is free]",
+        ),
+        "host_memory_limit": click.option(
+            "--host-memory-limit",
+            type=Amount(),
+            metavar="GB",
+            help="Beside a GPU: the machine's memory for training.  [default: what is free]",
+        ),
+    }
+    return _handed_as(
+        "compute",
+        _compute,
+        click.option("--device", help="auto, cpu, cuda, cuda:1, mps, ...  [default: auto]"),
+        click.option("--devices", metavar="LIST", help=several),
+        click.option("--layout", metavar="LAYOUT", help=cut),
+        *(more[name] for name in others),
+    )
 
 
-def chosen_devices(device: str | None, devices: str | None, layout: str | None) -> Devices:
-    """Return what the three options say together. Raises ConfigError for a list that is none."""
-    if devices is None:
-        if layout is not None:
-            raise click.UsageError("--layout was given without --devices: it is for several devices, name them.")
-        return Devices(device or "auto", (), "auto")
-    if device is not None:
+def _compute(
+    device: str | None,
+    devices: str | None,
+    layout: str | None,
+    threads: int | None = None,
+    compiles: bool = False,
+    memory_limit: float | None = None,
+    host_memory_limit: float | None = None,
+) -> Compute:
+    """Return what the options say together; the limits are in GB. Raises ConfigError for a list that is none."""
+    if devices is None and layout is not None:
+        raise click.UsageError("--layout was given without --devices: it is for several devices, name them.")
+    if devices is not None and device is not None:
         raise click.UsageError("--device and --devices were both given: --devices is for several, --device for one.")
-    names = parse_devices(devices)
+    names = (device or "auto",) if devices is None else parse_devices(devices)
     if layout is not None:
         if len(names) == 1:
             raise click.UsageError("--layout was given with one of --devices: it is for several devices, name them.")
         Layout.parse(layout, len(names), fits=lambda layout: True)  # a typo is told at once
-    return Devices(names[0], names if len(names) > 1 else (), layout or "auto")
+    if compiles and len(names) > 1:
+        raise click.UsageError("--compile was given with several --devices: it is for one, leave it out.")
+    limits = [None if limit is None else limit * 1e9 for limit in (memory_limit, host_memory_limit)]
+    return Compute(names[0], names if len(names) > 1 else (), layout or "auto", threads, compiles, *limits)
 
 
 def tied_option(function: Command) -> Command:

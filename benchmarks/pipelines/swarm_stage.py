@@ -27,6 +27,7 @@ import trio
 
 from benchmarks.pipelines.swarm_setting import HIDDEN_SIZE, SEED, SETTINGS, VOCAB_SIZE, Setting, some_tokens
 from peer.events import EventLog
+from peer.footprint.layout import Compute
 from peer.identity import Identity
 from peer.ipc.span import spans_of
 from peer.ipc.stage_spec import StageSpec
@@ -67,8 +68,7 @@ def worker_config(setting: Setting, stages: int, index: int, folder: Path) -> Wo
         inner=setting.inner,
         directory=folder,
         events=EventLog(),
-        device="cpu",
-        threads=1,
+        compute=Compute("cpu", threads=1),
         stage=StageSpec(
             span=spans_of(setting.cuts(stages))[index], index=index, max_tokens=setting.tokens, staleness=1
         ),

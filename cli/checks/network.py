@@ -164,7 +164,7 @@ def source_findings(manifest: Manifest, config: JoinConfig) -> Iterator[Finding]
 def size_findings(manifest: Manifest, config: JoinConfig) -> Iterator[Finding]:
     """Check that the run's model, or a stage of it, fits on this machine's disk and in its memory, and how its devices
     would share it."""
-    found = Accelerator.of(config.device, manifest.inner)
+    found = Accelerator.of(config.compute.device, manifest.inner)
     try:
         layout, in_files = layout_of(config, manifest), stages_in_files(config, manifest)
     except BarnraiseError as error:

@@ -19,8 +19,7 @@ from cli.checks.machine import DISK_MIN_BYTES, Finding, disk_finding, local_find
 from cli.combinations import refuse_without
 from cli.homes import default_home
 from cli.options import (
-    chosen_devices,
-    devices_options,
+    compute_options,
     home_option,
     invite_argument,
     reach_options,
@@ -31,6 +30,7 @@ from cli.run import run_until_stopped
 from cli.terminal.figures import several
 from cli.terminal.lines import LINE_MAX, say, say_json
 from cli.terminal.screen import screen
+from peer.footprint.layout import Compute
 from peer.ipc.corpus_messages import OwnText
 from peer.net.reach import Reach
 from peer.plain_text import plain
@@ -41,16 +41,14 @@ _MARKS = {"ok": ("ok     ", "green"), "warning": ("warning", "yellow"), "failure
 @click.command()
 @invite_argument(required=False)
 @home_option("The home that `peer join` would use.  [default: ~/.barnraise/<run id>]")
-@devices_options
+@compute_options()
 @text_options("Say what the text in this folder or file is for the run, or without INVITE for any.")
 @reach_options("/ip4/0.0.0.0/tcp/0", "relay")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per check.")
 def doctor(
     invite: str | None,
     home: Path | None,
-    device: str | None,
-    devices: str | None,
-    layout: str | None,
+    compute: Compute,
     text: OwnText,
     reach: Reach,
     as_json: bool,
@@ -65,7 +63,6 @@ def doctor(
     that of the error that `peer join INVITE` would end with.
     """
     refuse_without("--data or INVITE", bool(text.folder) or invite is not None, "text_field")
-    chosen = chosen_devices(device, devices, layout)
     opened = None if invite is None else read_invite(invite)
     make_key = home is not None
     home = home or default_home("peer" if opened is None else opened.run_id[:12])
@@ -80,7 +77,7 @@ def doctor(
         else:
             _show(finding)
 
-    named = chosen.all_devices
+    named = compute.all_devices
     for finding in (*local_findings(home, named, make_key), *gpu_findings(named), *confinement_findings()):
         report(finding)
 
@@ -101,9 +98,7 @@ def doctor(
                 home,
                 opened,
                 reach=reach,
-                device=chosen.device,
-                devices=chosen.devices,
-                layout=chosen.layout,
+                compute=compute,
                 text=text,
             )
             async for finding in swarm_findings(config, kept):

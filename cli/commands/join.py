@@ -18,14 +18,12 @@ from cli.homes import ResumingCommand, chosen, default_home, on_a_free_port, res
 from cli.known_homes import home_meant, note_home
 from cli.options import (
     Amount,
-    chosen_devices,
-    devices_options,
+    compute_options,
     home_option,
     invite_argument,
     reach_options,
     read_invite,
     text_options,
-    threads_option,
     tied_option,
 )
 from cli.progress.event_feed import EventFeed
@@ -37,6 +35,7 @@ from cli.tracking import track_option, tracked
 from cli.views.live import follow, read_tails
 from cli.views.loss_picture import leave_picture
 from peer.errors import Diverged, NotAdmitted
+from peer.footprint.layout import Compute
 from peer.ipc.corpus_messages import OwnText
 from peer.net.reach import Reach
 from swarm.rounds.trainers.trained_rounds import REMEDY
@@ -54,10 +53,8 @@ _STAGE_MAX = (1 << 16) - 1
 @invite_argument(required=False)
 @home_option("Folder for this peer's key, checkpoints and event log.  [default: ~/.barnraise/<run id>]")
 @click.option("--name", default="", help="The name shown by `peer status`.  [default: this machine's name]")
-@devices_options
-@threads_option("CPU threads for training.")
+@compute_options("threads", "compile", "memory_limit", "host_memory_limit")
 @text_options("Train on the text in this folder or file.  [default: the run's source, unless that is a folder]")
-@click.option("--compile", "compiles", is_flag=True, help="Use torch.compile, which runs a compiler here.")
 @click.option("--upload-limit", type=Amount(), metavar="MB/S", help="Never send faster.")
 @click.option("--download-limit", type=Amount(), metavar="MB/S", help="Never receive faster.")
 @click.option(
@@ -87,18 +84,6 @@ _STAGE_MAX = (1 << 16) - 1
     "--stage", type=click.IntRange(0, _STAGE_MAX), help="Stay at this stage of a pipeline.  [default: where needed]"
 )
 @click.option(
-    "--memory-limit",
-    type=Amount(),
-    metavar="GB",
-    help="The device's memory for training: a GPU's, or without one the machine's.  [default: what is free]",
-)
-@click.option(
-    "--host-memory-limit",
-    type=Amount(),
-    metavar="GB",
-    help="Beside a GPU: the machine's memory for training.  [default: what is free]",
-)
-@click.option(
     "--state",
     type=click.Choice(["auto", "memory", "disk"]),
     default="auto",
@@ -125,20 +110,14 @@ def join(
     invite: str | None,
     home: Path | None,
     name: str,
-    device: str | None,
-    devices: str | None,
-    layout: str | None,
-    threads: int | None,
+    compute: Compute,
     text: OwnText,
-    compiles: bool,
     upload_limit: float | None,
     download_limit: float | None,
     role: Role,
     nice: int,
     pause_when: tuple[str, ...],
     stage: int | None,
-    memory_limit: float | None,
-    host_memory_limit: float | None,
     state: StatePlace,
     track: str | None,
     serves: bool,
@@ -164,10 +143,7 @@ def join(
     refuse_without("--serve", serves, "serve_memory")
     refuse_beside("--role feeder", role == "feeder", "compiles", "memory_limit", "host_memory_limit", "state")
     conditions = tuple(map(parse_condition, pause_when))
-    hardware = chosen_devices(device, devices, layout)
-    if compiles and len(hardware.devices) > 1:
-        raise click.UsageError("--compile was given with several --devices: it is for one, leave it out.")
-    for each in dict.fromkeys(hardware.all_devices):  # before the network is asked
+    for each in dict.fromkeys(compute.all_devices):  # before the network is asked
         if resolve_device(each).torch.type == "cpu":
             refuse("on a CPU --memory-limit is that of the machine", "host_memory_limit")
     home = home or (None if invite is None else home_meant(invite)) or default_home(opened.run_id[:12])
@@ -179,20 +155,14 @@ def join(
         name=name or socket.gethostname(),
         reach=on_a_free_port(home, reach),
         client=client,
-        device=hardware.device,
-        devices=hardware.devices,
-        layout=hardware.layout,
+        compute=compute,
         text=text,
-        compile=compiles,
-        threads=threads,
         upload_bytes_per_s=None if upload_limit is None else upload_limit * 1e6,
         download_bytes_per_s=None if download_limit is None else download_limit * 1e6,
         role=role,
         nice=nice,
         pause_when=conditions,
         stage=stage,
-        memory_bytes=None if memory_limit is None else memory_limit * 1e9,
-        host_memory_bytes=None if host_memory_limit is None else host_memory_limit * 1e9,
         state=state,
         choices=chosen(context),
     )

@@ -8,7 +8,7 @@ import msgspec
 
 from peer.bounds import Number, Seconds
 from peer.config import InnerConfig, ModelConfig
-from peer.footprint.layout import Layout
+from peer.footprint.layout import Compute, Layout
 from peer.footprint.step_size import StepSize
 from peer.ipc.corpus_messages import LoadCorpus
 from peer.ipc.inner_options import InnerRunOptions
@@ -33,13 +33,9 @@ class LoadTrain(msgspec.Struct, frozen=True, tag="load_train", kw_only=True):
     inner: InnerConfig
     corpus: LoadCorpus
     """The text, and the one folder that the worker may write."""
-    compile: bool
-    """Whether this machine's user wants torch.compile."""
-    device: str
+    compute: Compute
     step_size: StepSize
     """Where nothing better is known: on one GPU the worker measures what fits."""
-    device_limit_bytes: float
-    """How much of a GPU's memory the worker may take."""
     seed: int
     vectors: VectorFds
 

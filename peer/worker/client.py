@@ -123,10 +123,8 @@ class WorkerGroup(WorkerCommands):
             model=config.model,
             inner=config.inner,
             corpus=config.load_corpus(config.private_folder),
-            compile=config.compile,
-            device=config.device_of(rank),
+            compute=config.compute,
             step_size=self._step_size,
-            device_limit_bytes=config.device_limit_bytes,
             seed=config.seed,
             vectors=self._buffers.vectors,
         )

@@ -24,7 +24,7 @@ LIMIT_S: Final = 600.0
 async def read_corpus_apart(config: WorkerConfig) -> Corpus:
     """Return the corpus of a peer. Raises as `read_text_apart`."""
     load = config.load_corpus(config.corpus_folder)
-    return await read_text_apart(load, config.directory / LOG, config.threads, config.load_timeout_s)
+    return await read_text_apart(load, config.directory / LOG, config.compute.threads_each, config.load_timeout_s)
 
 
 async def read_text_apart(load: LoadCorpus, log: Path, threads: int | None = None, limit_s: float = LIMIT_S) -> Corpus:

@@ -85,8 +85,8 @@ def _text() -> type[Program]:
 def _train_grants(load: LoadTrain) -> Grants:
     return replace(
         _corpus_grants(load.corpus),
-        compiles=load.compile,
-        accelerators=load.device != "cpu",
+        compiles=load.compute.compile,
+        accelerators=load.compute.device_of(load.rank) != "cpu",
         tcp=load.layout.size > 1,
     )
 
@@ -94,8 +94,8 @@ def _train_grants(load: LoadTrain) -> Grants:
 def _stage_grants(load: LoadStage) -> Grants:
     return Grants(
         private=load.directory,
-        compiles=load.compile,
-        accelerators=load.device != "cpu",
+        compiles=load.compute.compile,
+        accelerators=load.compute.device_of(load.rank) != "cpu",
         tcp=load.layout.size > 1,
     )
 

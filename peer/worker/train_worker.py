@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -53,7 +54,7 @@ class TrainWorker:
         self._delta = SharedBuffer.attach(load.vectors.delta, layout.numel).tensor
         if (length := load.corpus.data.seq_len) > load.model.max_seq_len:
             raise ConfigError(f"data.seq_len ({length}) exceeds model.max_seq_len ({load.model.max_seq_len}): lower it")
-        device = resolve_device(load.device, load.compile)
+        device = resolve_device(load.compute.device_of(load.rank), load.compute.compile)
         self._corpus = _read_corpus(load)
         self._group = ExitStack()  # never left: the end of the process ends it
         self._trainer, self._saved = self._one_of_several(device) if load.layout.size > 1 else self._alone(device)
@@ -79,7 +80,7 @@ class TrainWorker:
         saved = self._saved_state(tuple)
         saved.load(trainer.load)
         if device.torch.type == "cuda":
-            trainer.resize(measured_step(trainer, load.corpus.data.seq_len, load.device_limit_bytes))
+            trainer.resize(measured_step(trainer, load.corpus.data.seq_len, load.compute.memory_bytes or math.inf))
         return trainer, saved
 
     def _one_of_several(self, device: Device) -> tuple[ModelTrainer, InnerStateFile]:
@@ -88,7 +89,7 @@ class TrainWorker:
 
         load = self._load
         if device.torch.type == "cuda":
-            hold_to(device.torch, load.device_limit_bytes)
+            hold_to(device.torch, load.compute.memory_bytes or math.inf)
         ranks = self._group.enter_context(open_ranks(load.layout, load.rank, device.torch, _meeting(load)))
         trainer = RankTrainer(load.model, load.inner, device, ranks, load.step_size)
         saved = self._saved_state(ranks.sum)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from dht.node import Node
+from peer.footprint.layout import Compute
 from peer.ipc.corpus_messages import OwnText
 from peer.net.host import Host
 from peer.net.reach import Reach
@@ -32,16 +33,9 @@ class JoinConfig:
     reach: Reach = field(default_factory=Reach)
     client: bool = False
     """Whether the peer dials others and is never dialled, though it might be."""
-    device: str = "auto"
-    devices: tuple[str, ...] = ()
-    """Several devices, of which `device` is the first; () for that one alone."""
-    layout: str = "auto"
-    """How several devices share the model, as `Layout.parse` takes it."""
+    compute: Compute = field(default_factory=Compute)
     text: OwnText = field(default_factory=OwnText)
     """Where it names none, the run's source is read, if that is on every machine."""
-    compile: bool = False
-    """Whether to use torch.compile, which runs a compiler on this machine."""
-    threads: int | None = None
     upload_bytes_per_s: float | None = None
     """A cap, None for no cap; so is `download_bytes_per_s`."""
     download_bytes_per_s: float | None = None
@@ -49,10 +43,6 @@ class JoinConfig:
     """In a pipeline "auto" is "stage"."""
     stage: int | None = None
     """The stage of a pipeline to stay in; None lets the peer choose and move."""
-    memory_bytes: float | None = None
-    """How much of the device's memory training may take, on a CPU of the machine's; None for what is free."""
-    host_memory_bytes: float | None = None
-    """Beside a GPU: how much of the machine's memory training may take."""
     state: StatePlace = "auto"
     """Where the run's state lies: "disk" for files, which memory only caches; "auto" for memory where there is room."""
     nice: int = BEHIND_THE_NETWORK

@@ -36,8 +36,8 @@ class BesideTraining:
             home=config.home,
             invite=config.invite,
             name=config.name,
-            device=config.device,
-            threads=config.threads,
+            device=config.compute.device,
+            threads=config.compute.threads,
             memory_bytes=_left_by_training(manifest) if self.memory_bytes is None else self.memory_bytes,
             beside_training=True,
         )

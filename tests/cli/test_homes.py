@@ -69,17 +69,17 @@ def test_a_home_alone_continues_as_it_was_started(tmp_path: Path, joined: Callab
     first = joined(invite, "--home", home, "--data", data, "--name", "ann", "--json", *limits, listening=port)
     again = joined("--home", home, listening=port)
     assert again.invite == invite
-    assert (again.text.folder, again.name, again.upload_bytes_per_s, again.devices, again.threads) == (
-        first.text.folder, "ann", 2.5e6, first.devices, 2,
+    assert (again.text.folder, again.name, again.upload_bytes_per_s, again.compute.devices, again.compute.threads) == (
+        first.text.folder, "ann", 2.5e6, first.compute.devices, 2,
     )  # fmt: skip
     assert (first.text.field, again.text.field) == ("body", "body")
     assert first.reach.listen == ("/ip4/0.0.0.0/tcp/0",) and again.reach.listen == (f"/ip4/0.0.0.0/tcp/{port}",)
     assert "as_json" not in choices_in(home)
     other = joined("--home", home, "--device", "cpu", "--name", "bo", listening=port)
-    assert (other.name, other.device, other.devices, other.text.folder) == ("bo", "cpu", (), str(data))
+    assert (other.name, other.compute.device, other.compute.devices, other.text.folder) == ("bo", "cpu", (), str(data))
     assert joined("--home", home).name == "bo", "what is given once more is remembered from then on"
     anew = joined(invite, "--home", home)
-    assert (anew.text.folder, anew.devices, anew.text.field) == ("", (), ""), (
+    assert (anew.text.folder, anew.compute.devices, anew.text.field) == ("", (), ""), (
         "with the invite only what is given counts"
     )
 

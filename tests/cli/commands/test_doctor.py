@@ -42,6 +42,7 @@ from optim.config import CodecConfig, GossipConfig
 from optim.kernels import codec_kernels
 from peer.confinement.confine import NOT_HERE, Restriction
 from peer.errors import ConfigError, NotAdmitted
+from peer.footprint.layout import Compute
 from peer.identity import Identity
 from peer.ipc.corpus_messages import OwnText
 from peer.net.reach import LOCAL, Reach
@@ -58,7 +59,7 @@ NOWHERE = Invite("a" * 32, Identity.generate().peer_id, ())
 
 
 def joining(home: Path, invite: Invite = NOWHERE, **more: Any) -> JoinConfig:
-    return JoinConfig(home, invite, device="cpu", **more)
+    return JoinConfig(home, invite, **{"compute": Compute("cpu"), **more})
 
 
 def test_this_machine_passes(tmp_path: Path) -> None:
@@ -124,14 +125,14 @@ def test_each_stage_of_a_pipeline_is_measured(tmp_path: Path) -> None:
 
 def test_it_tells_what_a_layout_gives(tmp_path: Path) -> None:
     whole, stages = (manifest_of(Identity.generate(), count) for count in (1, 3))
-    two = joining(tmp_path, devices=("cpu", "cpu"), layout="fsdp")
+    two = joining(tmp_path, compute=Compute("cpu", ("cpu", "cpu"), "fsdp"))
     _, layout, memory = size_findings(whole, two)
     assert layout.detail.startswith("fsdp:2: each device holds 1/2 of the model, 0.0") and memory.state == "ok"
     _, layout, _ = size_findings(stages, two)
     assert layout.detail.startswith("fsdp:2: each device holds 1/2 of a stage, 0.0")
-    across = list(size_findings(stages, joining(tmp_path, devices=("cpu", "cpu"), layout="tp")))[1]
+    across = list(size_findings(stages, joining(tmp_path, compute=Compute("cpu", ("cpu", "cpu"), "tp"))))[1]
     assert is_failure(across, 2) and "tp shares whole models only" in across.detail
-    wrong = joining(tmp_path, devices=("cpu", "cpu"), layout="tp:3")
+    wrong = joining(tmp_path, compute=Compute("cpu", ("cpu", "cpu"), "tp:3"))
     assert "make the product" in list(size_findings(whole, wrong))[1].remedy
 
 

@@ -16,6 +16,7 @@ from peer.checkpoint.inner_state import HEAD_BYTES, NAME
 from peer.config import DataConfig, InnerConfig, ModelConfig
 from peer.errors import WorkerError
 from peer.events import Event, EventLog
+from peer.footprint.layout import Compute
 from peer.ipc.corpus_messages import OwnText
 from peer.model.layout import init_flat
 from peer.worker.client import WorkerConfig, WorkerGroup, open_worker_group
@@ -58,8 +59,7 @@ def worker_config(directory: Path, folder: Path, **changes: object) -> WorkerCon
         "inner": INNER,
         "directory": directory,
         "events": Log(),
-        "device": "cpu",
-        "threads": 1,
+        "compute": Compute("cpu", threads=1),
         "silence_s": 10.0,
     }
     return WorkerConfig(**{**values, **changes})  # type: ignore[arg-type]

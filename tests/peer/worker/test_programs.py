@@ -12,7 +12,7 @@ import pytest
 
 from peer.config import DataConfig
 from peer.confinement.grants import Grants
-from peer.footprint.layout import Layout
+from peer.footprint.layout import Compute, Layout
 from peer.footprint.step_size import StepSize
 from peer.ipc.block_messages import Fds, LoadBlocks, RingEnds
 from peer.ipc.corpus_messages import LoadCorpus, OwnText
@@ -38,10 +38,8 @@ LOADS: dict[str, FirstMessage] = {
         model=MODEL,
         inner=INNER,
         corpus=LoadCorpus(data=DATA, tokenizer="bytes", vocab_size=9, text=OwnText("/text"), directory="/own"),
-        compile=False,
+        compute=Compute("cpu", memory_bytes=1e9),
         step_size=StepSize(1),
-        device_limit_bytes=1e9,
-        device="cpu",
         seed=7,
         vectors=VectorFds(3, 4),
     ),
@@ -53,9 +51,8 @@ LOADS: dict[str, FirstMessage] = {
         model=MODEL,
         inner=INNER,
         stage=StageSpec(span=Span.whole(MODEL.layers), index=0, max_tokens=8),
-        compile=True,
+        compute=Compute(compile=True),
         directory="/own",
-        device="auto",
         vectors=VectorFds(3, 4),
         slots_fd=6,
     ),
