@@ -171,38 +171,27 @@ def text_options(what: str) -> Callable[[Command], Command]:
     )
 
 
-def compute_options(*others: str) -> Callable[[Command], Command]:
-    """Add --device, --devices, --layout and others: what trains. The command gets them as `compute`."""
-    several = "Several: GPUs by number such as 0,1, or cpu:2 for processes on the CPU."
-    cut = (
-        "With --devices, how they share the model: auto, ddp, fsdp, tp, or sizes such as fsdp:2,tp:2.  [default: auto]"
-    )
-    more = {
-        "threads": threads_option("CPU threads for training."),
-        "compile": click.option(
-            "--compile", "compiles", is_flag=True, help="Use torch.compile, which runs a compiler here."
-        ),
-        "memory_limit": click.option(
-            "--memory-limit",
-            type=Amount(),
-            metavar="GB",
-            help="The device's memory for training: a GPU's, or without one the machine's.  [default: what is free]",
-        ),
-        "host_memory_limit": click.option(
-            "--host-memory-limit",
-            type=Amount(),
-            metavar="GB",
-            help="Beside a GPU: the machine's memory for training.  [default: what is free]",
-        ),
-    }
-    return _handed_as(
-        "compute",
-        _compute,
-        click.option("--device", help="auto, cpu, cuda, cuda:1, mps, ...  [default: auto]"),
-        click.option("--devices", metavar="LIST", help=several),
-        click.option("--layout", metavar="LAYOUT", help=cut),
-        *(more[name] for name in others),
-    )
+class Number(click.FloatRange):
+    """A finite number in a range. Every option that takes a number which may have a fraction is of this type."""
+
+    def __init__(self, least: float, most: float, min_open: bool = False) -> None:
+        super().__init__(least, most, min_open=min_open)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = float(super().convert(value, param, ctx))
+        if math.isnan(number):  # neither below nor above any bound
+            self.fail(f"{value} is no finite number: give one from {self.min:g} to {self.max:g}", param, ctx)
+        return number
+
+
+def amount_option(name: str, unit: str, what: str) -> Callable[[Command], Command]:
+    """Add an option for a number of MB/s, GB or Mbit/s above 0, described by `what`."""
+    return click.option(name, type=Number(0, _AMOUNT_MAX, min_open=True), metavar=unit, help=what)
+
+
+def threads_option(what: str) -> Callable[[Command], Command]:
+    """Add --threads, described by `what`."""
+    return click.option("--threads", type=click.IntRange(1, _THREADS_MAX), help=f"{what}  [default: all cores]")
 
 
 def _compute(
@@ -230,34 +219,39 @@ def _compute(
     return Compute(names[0], names if len(names) > 1 else (), layout or "auto", threads, compiles, *limits)
 
 
+_DEVICES: Final = (
+    click.option("--device", help="auto, cpu, cuda, cuda:1, mps, ...  [default: auto]"),
+    click.option(
+        "--devices", metavar="LIST", help="Several: GPUs by number such as 0,1, or cpu:2 for processes on the CPU."
+    ),
+    click.option(
+        "--layout",
+        metavar="LAYOUT",
+        help="With --devices, how they share the model: auto, ddp, fsdp, tp, or sizes such as fsdp:2,tp:2.  [default:"
+        " auto]",
+    ),
+)
+device_options: Final = _handed_as("compute", _compute, *_DEVICES)
+compute_options: Final = _handed_as(
+    "compute",
+    _compute,
+    *_DEVICES,
+    threads_option("CPU threads for training."),
+    click.option("--compile", "compiles", is_flag=True, help="Use torch.compile, which runs a compiler here."),
+    amount_option(
+        "--memory-limit",
+        "GB",
+        "The device's memory for training: a GPU's, or without one the machine's.  [default: what is free]",
+    ),
+    amount_option(
+        "--host-memory-limit", "GB", "Beside a GPU: the machine's memory for training.  [default: what is free]"
+    ),
+)
+
+
 def tied_option(function: Command) -> Command:
     """Add the hidden --tied: leave when standard input ends. For parents such as `peer quickstart`."""
     return click.option("--tied", is_flag=True, hidden=True)(function)
-
-
-class Number(click.FloatRange):
-    """A finite number in a range. Every option that takes a number which may have a fraction is of this type."""
-
-    def __init__(self, least: float, most: float, min_open: bool = False) -> None:
-        super().__init__(least, most, min_open=min_open)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        number = float(super().convert(value, param, ctx))
-        if math.isnan(number):  # neither below nor above any bound
-            self.fail(f"{value} is no finite number: give one from {self.min:g} to {self.max:g}", param, ctx)
-        return number
-
-
-class Amount(Number):
-    """A number of MB/s or GB above 0."""
-
-    def __init__(self) -> None:
-        super().__init__(0, _AMOUNT_MAX, min_open=True)
-
-
-def threads_option(what: str) -> Callable[[Command], Command]:
-    """Add --threads, described by `what`."""
-    return click.option("--threads", type=click.IntRange(1, _THREADS_MAX), help=f"{what}  [default: all cores]")
 
 
 def dtype_option(what: str) -> Callable[[Command], Command]:

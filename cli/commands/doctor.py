@@ -19,7 +19,7 @@ from cli.checks.machine import DISK_MIN_BYTES, Finding, disk_finding, local_find
 from cli.combinations import refuse_without
 from cli.homes import default_home
 from cli.options import (
-    compute_options,
+    device_options,
     home_option,
     invite_argument,
     reach_options,
@@ -41,7 +41,7 @@ _MARKS = {"ok": ("ok     ", "green"), "warning": ("warning", "yellow"), "failure
 @click.command()
 @invite_argument(required=False)
 @home_option("The home that `peer join` would use.  [default: ~/.barnraise/<run id>]")
-@compute_options()
+@device_options
 @text_options("Say what the text in this folder or file is for the run, or without INVITE for any.")
 @reach_options("/ip4/0.0.0.0/tcp/0", "relay")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per check.")

@@ -17,7 +17,7 @@ from cli.combinations import refuse, refuse_beside, refuse_without
 from cli.homes import ResumingCommand, chosen, default_home, on_a_free_port, resumed_invite
 from cli.known_homes import home_meant, note_home
 from cli.options import (
-    Amount,
+    amount_option,
     compute_options,
     home_option,
     invite_argument,
@@ -53,10 +53,10 @@ _STAGE_MAX = (1 << 16) - 1
 @invite_argument(required=False)
 @home_option("Folder for this peer's key, checkpoints and event log.  [default: ~/.barnraise/<run id>]")
 @click.option("--name", default="", help="The name shown by `peer status`.  [default: this machine's name]")
-@compute_options("threads", "compile", "memory_limit", "host_memory_limit")
+@compute_options
 @text_options("Train on the text in this folder or file.  [default: the run's source, unless that is a folder]")
-@click.option("--upload-limit", type=Amount(), metavar="MB/S", help="Never send faster.")
-@click.option("--download-limit", type=Amount(), metavar="MB/S", help="Never receive faster.")
+@amount_option("--upload-limit", "MB/S", "Never send faster.")
+@amount_option("--download-limit", "MB/S", "Never receive faster.")
 @click.option(
     "--role",
     type=click.Choice(["auto", "full", "stage", "feeder"]),
@@ -93,9 +93,7 @@ _STAGE_MAX = (1 << 16) - 1
 )
 @track_option
 @click.option("--serve", "serves", is_flag=True, help="Serve the run's last commit as well, while it trains.")
-@click.option(
-    "--serve-memory", type=Amount(), metavar="GB", help="With --serve.  [default: 0.6 of what training leaves free]"
-)
+@amount_option("--serve-memory", "GB", "With --serve.  [default: 0.6 of what training leaves free]")
 @reach_options("/ip4/0.0.0.0/tcp/0", "relay", "map_port", "lan")
 @click.option(
     "--client/--no-client",

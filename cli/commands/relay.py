@@ -13,7 +13,7 @@ import trio
 
 from cli.homes import default_home
 from cli.known_homes import note_home
-from cli.options import Amount, Number, home_option, reach_options
+from cli.options import Number, amount_option, home_option, reach_options
 from cli.run import run_until_stopped
 from cli.terminal.figures import several, size_text
 from cli.terminal.lines import say, say_json
@@ -30,7 +30,7 @@ _FILES: Final = 4096  # more than the host has connections
 
 @click.command()
 @reach_options("/ip4/0.0.0.0/tcp/4001")
-@click.option("--rate", type=Amount(), metavar="MBIT", help="Forward at most so many Mbit/s, all peers together.")
+@amount_option("--rate", "MBIT", "Forward at most so many Mbit/s, all peers together.")
 @click.option(
     "--reservations",
     type=click.IntRange(1, _RESERVATIONS_MAX),

@@ -18,7 +18,7 @@ from cli.combinations import is_given, refuse_beside, refuse_without
 from cli.homes import ResumingServer, chosen, default_home, on_a_free_port
 from cli.known_homes import note_home, word_for
 from cli.options import (
-    Amount,
+    amount_option,
     checkpoint_folder,
     dtype_option,
     home_option,
@@ -70,12 +70,7 @@ class BlockRange(click.ParamType):  # type: ignore[type-arg]
     " model of it. With one: read its parts from here instead of fetching them.",
 )
 @click.option("--blocks", type=BlockRange(), default="auto", show_default=True, help="The blocks to serve, as 0:16.")
-@click.option(
-    "--memory",
-    type=Amount(),
-    metavar="GB",
-    help="For weights and caches.  [default: 0.6 of what is free, or of the GPU's]",
-)
+@amount_option("--memory", "GB", "For weights and caches.  [default: 0.6 of what is free, or of the GPU's]")
 @home_option("Folder for this peer's key, fetched weights and event log.  [default: ~/.barnraise/<model>]")
 @click.option("--name", default="", help="The name that others see.  [default: this machine's name]")
 @dtype_option("A model that is founded: what it is served in.  [default: the checkpoint's own type]")
