@@ -20,7 +20,7 @@ class Reach:
     lan: bool = False
     """Whether to find, and be found by, peers of the run on the local network."""
     bootstrap: tuple[str, ...] = ()
-    """Full addresses of further peers of the run, which a coordinator names in its invite."""
+    """Full addresses of peers of the run. A coordinator names them in its invite."""
 
 
 LOCAL: Final = Reach(("/ip4/127.0.0.1/tcp/0",))

@@ -10,7 +10,7 @@ import shutil
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,7 +25,7 @@ from peer.net.reach import LOCAL, Reach
 from peer.temp_folder import temporary_folder
 from swarm.membership.member_record import MEMBERS, MemberRecord, member_schema
 from swarm.membership.membership import read_records
-from swarm.membership.open_peer import PeerConfig, Schemas, open_peer
+from swarm.membership.open_peer import Schemas, open_peer
 from swarm.membership.proven_heads import ASKED_MAX, ProvenHead, ask_proven_heads
 from swarm.run.agreement import agreement_config
 from swarm.run.bootstrap import EnteredRun, enter_run
@@ -123,8 +123,8 @@ async def open_client(
 
             return await enter_run(host, invite, own, sign(time.time()), open_any_manifest, sign)
 
-        config = PeerConfig(client_host(reach), own, invite.addresses, is_client=True)
-        async with open_peer(config, enter, schemas) as peer, _renewing(peer.run.gate):
+        config = client_host(replace(reach, bootstrap=invite.addresses))
+        async with open_peer(config, own, enter, schemas, is_client=True) as peer, _renewing(peer.run.gate):
             yield RunClient(peer.host, peer.node, peer.run.signed, peer.run.manifest, peer.run.tokenizer)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -38,7 +38,7 @@ from swarm.membership.completion import COMPLETE
 from swarm.membership.living import note_living
 from swarm.membership.member_record import MEMBERS, MemberRecord, member_record
 from swarm.membership.membership import Membership
-from swarm.membership.open_peer import OpenPeer, PeerConfig, open_home, open_peer
+from swarm.membership.open_peer import OpenPeer, open_home, open_peer
 from swarm.protocol.head import Head
 from swarm.rounds.handlers import serve_agreement, serve_heads
 from swarm.run.bootstrap import EnteredRun
@@ -110,11 +110,9 @@ async def run_coordinator(
             stages=stages,
             tokenizer=manifest.tokenizer,
         )
-        host_config = HostConfig(
-            identity=identity,
-            events=events,
-            reach=config.reach,
-        )
+        others = () if config.successor is None else config.successor.others
+        reach = replace(config.reach, bootstrap=(*config.reach.bootstrap, *others))
+        host_config = HostConfig(identity=identity, events=events, reach=reach)
         stores = list[SnapshotStore]()
 
         async def enter(host: Host) -> EnteredRun[Manifest]:
@@ -129,9 +127,8 @@ async def run_coordinator(
             serve_second(host)
             return EnteredRun(run_files, manifest, tokenizer, gate)
 
-        known = (*config.reach.bootstrap, *(config.successor.others if config.successor else ()))
-        peer_config = PeerConfig(host_config, home, known, Lan(manifest.run_id) if config.reach.lan else None)
-        async with open_peer(peer_config, enter, run_schemas) as peer:
+        lan = Lan(manifest.run_id) if reach.lan else None
+        async with open_peer(host_config, home, enter, run_schemas, lan) as peer:
             await _coordinate(config, disk, home, peer, stores, ready)
 
 

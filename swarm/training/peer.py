@@ -6,6 +6,7 @@ home lock -> identity -> host -> run files -> gate -> DHT node -> a replica, and
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import trio
 
@@ -16,7 +17,7 @@ from peer.net.lan.discovery import Lan
 from peer.worker.client import open_worker_group
 from swarm.gossip.peer import run_gossip
 from swarm.inference.record import run_schemas
-from swarm.membership.open_peer import OpenPeer, PeerConfig, open_home, open_peer
+from swarm.membership.open_peer import OpenPeer, open_home, open_peer
 from swarm.membership.reachability import DialWatch
 from swarm.run.bootstrap import EnteredRun, enter_run
 from swarm.run.home import Home
@@ -46,7 +47,7 @@ async def run_participant(config: JoinConfig, watch: Watcher | None = None, besi
         host_config = HostConfig(
             identity=opened.identity,
             events=opened.events,
-            reach=config.reach,
+            reach=replace(config.reach, bootstrap=config.invite.addresses),
             upload_bytes_per_s=config.upload_bytes_per_s,
             download_bytes_per_s=config.download_bytes_per_s,
         )
@@ -68,8 +69,7 @@ async def run_participant(config: JoinConfig, watch: Watcher | None = None, besi
             )
             return entered
 
-        peer_config = PeerConfig(host_config, home, config.invite.addresses, lan)
-        async with open_peer(peer_config, enter, run_schemas) as peer:
+        async with open_peer(host_config, home, enter, run_schemas, lan) as peer:
             manifest = peer.run.manifest
             pause = OwnersPause(peer.host.events, home.paused, condition_of(config.pause_when))
             pause.look()
