@@ -94,13 +94,7 @@ def doctor(
 
                 report(await text_finding(text))
         elif port.state == "ok":
-            config = JoinConfig(
-                home,
-                opened,
-                reach=reach,
-                compute=compute,
-                text=text,
-            )
+            config = JoinConfig(home, opened, reach=reach, compute=compute, text=text)
             async for finding in swarm_findings(config, kept):
                 report(finding)
 

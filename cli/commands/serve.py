@@ -36,6 +36,7 @@ from cli.terminal.lines import say, say_json
 from cli.views.live import follow, read_tails
 from cli.views.served_blocks import served_blocks_view
 from peer.errors import ConfigError
+from peer.footprint.layout import Compute
 from peer.net.reach import Reach
 from swarm.run.home import Home
 from swarm.run.invite import PREFIX, Invite, read_saved_invite
@@ -132,10 +133,8 @@ def serve(
         folder=folder,
         name=name or socket.gethostname(),
         reach=on_a_free_port(home, reach),
-        device=device,
-        threads=threads,
+        compute=Compute(device, threads=threads, memory_bytes=given_memory(memory, computes_on.memory_bytes)),
         blocks=blocks,
-        memory_bytes=given_memory(memory, computes_on.memory_bytes),
         is_open=is_open,
         dtype=dtype,
         template=template,

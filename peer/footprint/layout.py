@@ -1,4 +1,4 @@
-"""What trains on one machine, and how its devices share a model."""
+"""What computes on one machine, and how its devices share a model."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def parse_devices(text: str) -> tuple[str, ...]:
 
 
 class Compute(msgspec.Struct, frozen=True):
-    """The user's choices of what trains on one machine."""
+    """The user's choices of what computes on one machine."""
 
     device: str = "auto"
     """The first of `devices`, or the one."""
@@ -52,9 +52,9 @@ class Compute(msgspec.Struct, frozen=True):
     compile: bool = False
     """Whether to use torch.compile, which runs a compiler on this machine."""
     memory_bytes: float | None = None
-    """How much of the device's memory training may take, on a CPU of the machine's; None for what is free."""
+    """How much of the device's memory may be taken, on a CPU of the machine's; None for what is free."""
     host_memory_bytes: float | None = None
-    """Beside a GPU: how much of the machine's memory training may take."""
+    """Beside a GPU: how much of the machine's memory may be taken."""
 
     @property
     def all_devices(self) -> tuple[str, ...]:

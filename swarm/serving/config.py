@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from peer.footprint.layout import Compute
 from peer.ipc.block_messages import HiddenType
 from peer.net.reach import Reach
 from swarm.run.invite import Invite
@@ -21,12 +22,10 @@ class ServeConfig:
     """A checkpoint in the Hugging Face layout; with an invite: a copy to read parts from."""
     name: str = ""
     reach: Reach = field(default_factory=Reach)
-    device: str = "auto"
-    threads: int | None = None
+    compute: Compute = field(default_factory=Compute)
+    """Its memory is that for weights and caches; None: six tenths of what is free."""
     blocks: tuple[int, int] | None = None
     """The blocks to serve; None: where they are needed most."""
-    memory_bytes: float | None = None
-    """For weights and caches; None: six tenths of what is free."""
     is_open: bool = False
     """Whether any peer may serve and use a model that is founded; else only with its invite."""
     beside_training: bool = False

@@ -106,7 +106,7 @@ def _reopen_or_prepare(config: ServeConfig, identity: Identity) -> CreatedModel 
     founded = _founded(config, identity)
     if founded is not None:
         weights = founded if isinstance(founded, PreparedModel) else founded.manifest
-        check_room(weights, config.blocks, config.memory_bytes)
+        check_room(weights, config.blocks, config.compute.memory_bytes)
     return founded
 
 
