@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,6 +16,7 @@ from click.core import ParameterSource
 from peer.decoding import MALFORMED, told
 from peer.errors import BarnraiseError, ConfigError, ResourceError
 from peer.files import read_bounded
+from peer.net.reach import Reach
 from swarm.run.home import Home
 from swarm.run.invite import Invite, read_saved_invite
 
@@ -104,15 +106,15 @@ def chosen(context: click.Context, *without: str) -> bytes:
     return encoded({name: context.params[name] for name in names if context.get_parameter_source(name) in made})
 
 
-def on_the_port_of(home: Path, listen: tuple[str, ...], announce: tuple[str, ...]) -> tuple[str, ...]:
-    """Return `listen` with the port that this home's peer had last, where a single address leaves the port open.
+def on_the_port_of(home: Path, reach: Reach) -> Reach:
+    """Return `reach` listening at the port that this home's peer had last, where a single address leaves the port open.
 
     What is announced tells of no port here.
     """
-    if announce or len(listen) != 1 or not listen[0].endswith("/tcp/0"):
-        return listen
+    if reach.announce or len(reach.listen) != 1 or not reach.listen[0].endswith("/tcp/0"):
+        return reach
     port = last_port(home)
-    return (f"{listen[0].removesuffix('0')}{port}",) if port else listen
+    return replace(reach, listen=(f"{reach.listen[0].removesuffix('0')}{port}",)) if port else reach
 
 
 def last_port(home: Path) -> int | None:
@@ -125,16 +127,16 @@ def last_port(home: Path) -> int | None:
     return None
 
 
-def on_a_free_port(home: Path, listen: tuple[str, ...], announce: tuple[str, ...]) -> tuple[str, ...]:
+def on_a_free_port(home: Path, reach: Reach) -> Reach:
     """Return `on_the_port_of` if that port is free: other peers know it. Else what leaves it open."""
     from peer.net.listen_address import check_port_free
 
-    again = on_the_port_of(home, listen, announce)
+    again = on_the_port_of(home, reach)
     with suppress(ResourceError):
-        for address in again if again != listen else ():
+        for address in again.listen if again != reach else ():
             check_port_free(address)
         return again
-    return listen
+    return reach
 
 
 def resumed_invite(home: Path | None) -> Invite:

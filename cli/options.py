@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 import click
 
 from cli.known_homes import invite_called
 from peer.errors import ConfigError
-from peer.footprint.layout import Layout, parse_devices
+from peer.footprint.layout import Compute, Layout, parse_devices
+from peer.ipc.corpus_messages import OwnText
+from peer.net.reach import Reach
 from swarm.run.invite import PREFIX, Invite, read_saved_invite
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -75,23 +77,59 @@ def invite_argument(required: bool = True) -> Callable[[Command], Command]:
     )
 
 
-def network_options(listen: str) -> Callable[[Command], Command]:
-    """Add --listen (with this default), --announce and --relay: how other peers reach this machine."""
-    options = (
-        click.option(
-            "--relay",
-            "relays",
-            multiple=True,
-            metavar="MULTIADDR",
-            help="A relay (`peer relay`) that makes this machine reachable. May be given several times.",
-        ),
-        click.option(
-            "--announce",
-            multiple=True,
-            metavar="MULTIADDR",
-            help="Address to publish instead of the listening ones, e.g. /ip4/203.0.113.7/tcp/31337 behind a forwarded"
-            " port. May be given several times.",
-        ),
+def _handed_as(name: str, build: Callable[..., object], *options: Callable[[Any], Any]) -> Callable[[Command], Command]:
+    """Add options. The command gets, as `name`, what `build` makes of their values."""
+
+    def add(function: Command) -> Command:
+        @wraps(function)
+        def command(*words: Any, **values: Any) -> Any:
+            own = {option: values.pop(option) for option in names}
+            return function(*words, **values, **{name: build(**own)})
+
+        params = command.__dict__.setdefault("__click_params__", [])  # where click.option keeps them
+        others = len(params)
+        for option in reversed(options):
+            option(command)
+        names = [param.name for param in params[others:]]
+        return cast("Command", command)
+
+    return add
+
+
+_REACH: Final = {
+    "relay": click.option(
+        "--relay",
+        "relays",
+        multiple=True,
+        metavar="MULTIADDR",
+        help="A relay (`peer relay`) that makes this machine reachable. May be given several times.",
+    ),
+    "map_port": click.option(
+        "--map-port/--no-map-port",
+        default=False,
+        help="Have this network's router forward the port (UPnP) while the command runs.",
+    ),
+    "lan": click.option(
+        "--lan/--no-lan",
+        default=False,
+        help="Find peers of the run on this local network, and tell it that this machine is a peer of Barnraise"
+        " (multicast DNS).",
+    ),
+    "bootstrap": click.option(
+        "--bootstrap",
+        multiple=True,
+        metavar="MULTIADDR",
+        help="A further bootstrap address to put into the invite. May be given several times.",
+    ),
+}
+
+
+def reach_options(listen: str, *others: str) -> Callable[[Command], Command]:
+    """Add --listen (with this default), --announce and others: how peers reach this machine. The command gets them as
+    `reach`."""
+    return _handed_as(
+        "reach",
+        Reach,
         click.option(
             "--listen",
             multiple=True,
@@ -100,33 +138,19 @@ def network_options(listen: str) -> Callable[[Command], Command]:
             show_default=True,
             help="Address to accept connections on; port 0 picks a free port. May be given several times.",
         ),
+        click.option(
+            "--announce",
+            multiple=True,
+            metavar="MULTIADDR",
+            help="Address to publish instead of the listening ones, e.g. /ip4/203.0.113.7/tcp/31337 behind a forwarded"
+            " port. May be given several times.",
+        ),
+        *(_REACH[name] for name in others),
     )
 
-    def add(function: Command) -> Command:
-        for option in options:
-            function = option(function)
-        return function
 
-    return add
-
-
-def map_port_option(function: Command) -> Command:
-    """Add --map-port, of the commands that stay reachable."""
-    text = "Have this network's router forward the port (UPnP) while the command runs."
-    return click.option("--map-port/--no-map-port", default=False, help=text)(function)
-
-
-def lan_option(function: Command) -> Command:
-    """Add --lan, of the commands that take part in a run."""
-    text = (
-        "Find peers of the run on this local network, and tell it that this machine is a peer of Barnraise (multicast"
-        " DNS)."
-    )
-    return click.option("--lan/--no-lan", default=False, help=text)(function)
-
-
-def text_field_option(function: Command) -> Command:
-    """Add --text-field, of the commands that read training text; "" for the field of that name."""
+def text_options(what: str) -> Callable[[Command], Command]:
+    """Add --data, described by `what`, and --text-field. The command gets both as `text`."""
 
     def checked(context: click.Context, parameter: click.Parameter, name: str | None) -> str:
         if name is None:
@@ -138,53 +162,13 @@ def text_field_option(function: Command) -> Command:
             )
         return name
 
-    text = "The field of JSON objects, and column of .parquet files, that holds the text.  [default: text]"
-    return click.option("--text-field", metavar="NAME", callback=checked, help=text)(function)
-
-
-@dataclass(frozen=True)
-class Devices:
-    """What trains: `device`, or where `devices` are several all of them, of which it is the first."""
-
-    device: str
-    devices: tuple[str, ...]
-    layout: str
-
-    @property
-    def all_devices(self) -> tuple[str, ...]:
-        return self.devices or (self.device,)
-
-
-def devices_options(function: Command) -> Command:
-    """Add --device, --devices and --layout; see `chosen_devices`."""
-    cut = (
-        "With --devices, how they share the model: auto, ddp, fsdp, tp, or sizes such as fsdp:2,tp:2.  [default: auto]"
+    field = "The field of JSON objects, and column of .parquet files, that holds the text.  [default: text]"
+    return _handed_as(
+        "text",
+        lambda data, text_field: OwnText("" if data is None else str(data), text_field),
+        click.option("--data", type=click.Path(path_type=Path, exists=True), metavar="PATH", help=what),
+        click.option("--text-field", metavar="NAME", callback=checked, help=field),
     )
-    function = click.option("--layout", metavar="LAYOUT", help=cut)(function)
-    several = "Several: GPUs by number such as 0,1, or cpu:2 for processes on the CPU."
-    function = click.option("--devices", metavar="LIST", help=several)(function)
-    return click.option("--device", help="auto, cpu, cuda, cuda:1, mps, ...  [default: auto]")(function)
-
-
-def chosen_devices(device: str | None, devices: str | None, layout: str | None) -> Devices:
-    """Return what the three options say together. Raises ConfigError for a list that is none."""
-    if devices is None:
-        if layout is not None:
-            raise click.UsageError("--layout was given without --devices: it is for several devices, name them.")
-        return Devices(device or "auto", (), "auto")
-    if device is not None:
-        raise click.UsageError("--device and --devices were both given: --devices is for several, --device for one.")
-    names = parse_devices(devices)
-    if layout is not None:
-        if len(names) == 1:
-            raise click.UsageError("--layout was given with one of --devices: it is for several devices, name them.")
-        Layout.parse(layout, len(names), fits=lambda layout: True)  # a typo is told at once
-    return Devices(names[0], names if len(names) > 1 else (), layout or "auto")
-
-
-def tied_option(function: Command) -> Command:
-    """Add the hidden --tied: leave when standard input ends. For parents such as `peer quickstart`."""
-    return click.option("--tied", is_flag=True, hidden=True)(function)
 
 
 class Number(click.FloatRange):
@@ -200,16 +184,74 @@ class Number(click.FloatRange):
         return number
 
 
-class Amount(Number):
-    """A number of MB/s or GB above 0."""
-
-    def __init__(self) -> None:
-        super().__init__(0, _AMOUNT_MAX, min_open=True)
+def amount_option(name: str, unit: str, what: str) -> Callable[[Command], Command]:
+    """Add an option for a number of MB/s, GB or Mbit/s above 0, described by `what`."""
+    return click.option(name, type=Number(0, _AMOUNT_MAX, min_open=True), metavar=unit, help=what)
 
 
 def threads_option(what: str) -> Callable[[Command], Command]:
     """Add --threads, described by `what`."""
     return click.option("--threads", type=click.IntRange(1, _THREADS_MAX), help=f"{what}  [default: all cores]")
+
+
+def _compute(
+    device: str | None,
+    devices: str | None,
+    layout: str | None,
+    threads: int | None = None,
+    compiles: bool = False,
+    memory_limit: float | None = None,
+    host_memory_limit: float | None = None,
+) -> Compute:
+    """Return what the options say together; the limits are in GB. Raises ConfigError for a list that is none."""
+    if devices is None and layout is not None:
+        raise click.UsageError("--layout was given without --devices: it is for several devices, name them.")
+    if devices is not None and device is not None:
+        raise click.UsageError("--device and --devices were both given: --devices is for several, --device for one.")
+    names = (device or "auto",) if devices is None else parse_devices(devices)
+    if layout is not None:
+        if len(names) == 1:
+            raise click.UsageError("--layout was given with one of --devices: it is for several devices, name them.")
+        Layout.parse(layout, len(names), fits=lambda layout: True)  # a typo is told at once
+    if compiles and len(names) > 1:
+        raise click.UsageError("--compile was given with several --devices: it is for one, leave it out.")
+    limits = [None if limit is None else limit * 1e9 for limit in (memory_limit, host_memory_limit)]
+    return Compute(names[0], names if len(names) > 1 else (), layout or "auto", threads, compiles, *limits)
+
+
+_DEVICES: Final = (
+    click.option("--device", help="auto, cpu, cuda, cuda:1, mps, ...  [default: auto]"),
+    click.option(
+        "--devices", metavar="LIST", help="Several: GPUs by number such as 0,1, or cpu:2 for processes on the CPU."
+    ),
+    click.option(
+        "--layout",
+        metavar="LAYOUT",
+        help="With --devices, how they share the model: auto, ddp, fsdp, tp, or sizes such as fsdp:2,tp:2.  [default:"
+        " auto]",
+    ),
+)
+device_options: Final = _handed_as("compute", _compute, *_DEVICES)
+compute_options: Final = _handed_as(
+    "compute",
+    _compute,
+    *_DEVICES,
+    threads_option("CPU threads for training."),
+    click.option("--compile", "compiles", is_flag=True, help="Use torch.compile, which runs a compiler here."),
+    amount_option(
+        "--memory-limit",
+        "GB",
+        "The device's memory for training: a GPU's, or without one the machine's.  [default: what is free]",
+    ),
+    amount_option(
+        "--host-memory-limit", "GB", "Beside a GPU: the machine's memory for training.  [default: what is free]"
+    ),
+)
+
+
+def tied_option(function: Command) -> Command:
+    """Add the hidden --tied: leave when standard input ends. For parents such as `peer quickstart`."""
+    return click.option("--tied", is_flag=True, hidden=True)(function)
 
 
 def dtype_option(what: str) -> Callable[[Command], Command]:

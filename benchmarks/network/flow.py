@@ -39,6 +39,7 @@ from peer.ipc.ring import Ring
 from peer.net.flow.flow import Flow
 from peer.net.host import Host, HostConfig, open_host
 from peer.net.method import Call, Method
+from peer.net.reach import Reach
 
 SIZES = (1 << 10, 16 << 10)
 COLD_S = 0.004
@@ -99,7 +100,10 @@ async def serve(ip: str, bulk: bool) -> None:
     listener = socket.create_server((ip, 0))
     threading.Thread(target=echo_plain, args=(listener,), daemon=True).start()
     config = HostConfig(
-        identity=Identity.generate(), events=EventLog(), listen=(f"/ip4/{ip}/tcp/0",), bulk_port=0 if bulk else None
+        identity=Identity.generate(),
+        events=EventLog(),
+        reach=Reach((f"/ip4/{ip}/tcp/0",)),
+        bulk_port=0 if bulk else None,
     )
     async with open_host(config) as host:
 
@@ -170,7 +174,7 @@ async def timed(
 
 async def caller(address: str, plain: int, ip: str, way: str, messages: int, beside: bool) -> dict[str, Any]:
     """Measure one way to the process at `address`."""
-    own = HostConfig(identity=Identity.generate(), events=EventLog(), listen=(f"/ip4/{ip}/tcp/0",))
+    own = HostConfig(identity=Identity.generate(), events=EventLog(), reach=Reach((f"/ip4/{ip}/tcp/0",)))
     async with open_host(own) as host:
         peer = await host.connect_address(address, timeout_s=60)
 

@@ -33,6 +33,7 @@ from peer.events import EventLog
 from peer.identity import Identity
 from peer.net.flow.flow import Flow
 from peer.net.host import Host, HostConfig, open_host
+from peer.net.reach import Reach
 
 SETTLE_S = 8.0
 FLOODED = 24  # MiB that a flood has sent before anything is measured
@@ -91,7 +92,7 @@ async def trips(flow: Flow, handler: messages.Handler, seconds: float) -> dict[s
 
 
 async def caller(address: str, ip: str, way: str, seconds: float, drain_port: int) -> dict[str, Any]:
-    own = HostConfig(identity=Identity.generate(), events=EventLog(), listen=(f"/ip4/{ip}/tcp/0",))
+    own = HostConfig(identity=Identity.generate(), events=EventLog(), reach=Reach((f"/ip4/{ip}/tcp/0",)))
     async with open_host(own) as host:
         peer = await host.connect_address(address, timeout_s=60)
         handler = messages.Handler(answers=False)

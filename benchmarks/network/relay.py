@@ -26,6 +26,8 @@ from libp2p.peer.id import ID
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from dataclasses import replace
+
 from benchmarks.common.options import add_json, write_results
 from peer.events import EventLog
 from peer.identity import Identity
@@ -33,7 +35,9 @@ from peer.net.host import Host, HostConfig, open_host
 from peer.net.method import Call, Method
 from peer.net.nat import circuit_relay
 from peer.net.nat.traversal import Traversal
-from peer.net.relay.server import RelayConfig, open_relay
+from peer.net.reach import LOCAL
+from peer.net.relay.ledger import RelayLimits
+from peer.net.relay.server import open_relay
 from tests.support.nat.go_relay import open_go_relay
 
 ECHOES = 200
@@ -57,14 +61,16 @@ async def _run_relay(kind: str) -> None:
         async with open_go_relay() as rival:
             print(rival.process.pid, rival.address, flush=True)
             await trio.sleep_forever()
-    async with open_relay(RelayConfig(Identity.generate(), ("/ip4/127.0.0.1/tcp/0",))) as ours:
+    async with open_relay(Identity.generate(), LOCAL, RelayLimits()) as ours:
         print(os.getpid(), ours.addresses[0], flush=True)
         await trio.sleep_forever()
 
 
 @asynccontextmanager
 async def _host(*relays: str) -> AsyncIterator[Host]:
-    config = HostConfig(identity=Identity.generate(), events=EventLog(), relays=relays, bulk_port=None)
+    config = HostConfig(
+        identity=Identity.generate(), events=EventLog(), reach=replace(LOCAL, relays=relays), bulk_port=None
+    )
     async with open_host(config) as host:
         yield host
 

@@ -27,11 +27,13 @@ import trio
 
 from benchmarks.pipelines.swarm_setting import HIDDEN_SIZE, SEED, SETTINGS, VOCAB_SIZE, Setting, some_tokens
 from peer.events import EventLog
+from peer.footprint.layout import Compute
 from peer.identity import Identity
 from peer.ipc.span import spans_of
 from peer.ipc.stage_spec import StageSpec
 from peer.model.layout import init_flat, split_flat
 from peer.net.host import HostConfig, open_host
+from peer.net.reach import Reach
 from peer.worker.config import WorkerConfig
 from peer.worker.stage_client import StageWorkerGroup, open_stage_worker_group
 from swarm.pipeline.accounting import SampleAccounting
@@ -66,8 +68,7 @@ def worker_config(setting: Setting, stages: int, index: int, folder: Path) -> Wo
         inner=setting.inner,
         directory=folder,
         events=EventLog(),
-        device="cpu",
-        threads=1,
+        compute=Compute("cpu", threads=1),
         stage=StageSpec(
             span=spans_of(setting.cuts(stages))[index], index=index, max_tokens=setting.tokens, staleness=1
         ),
@@ -112,7 +113,7 @@ async def main() -> None:
     torch.set_num_threads(1)
     setting = SETTINGS[name]
     rules = rules_of(setting, stages)
-    config = HostConfig(identity=Identity.generate(), events=EventLog(), listen=(f"/ip4/{ip}/tcp/0",))
+    config = HostConfig(identity=Identity.generate(), events=EventLog(), reach=Reach((f"/ip4/{ip}/tcp/0",)))
     async with (
         open_host(config) as host,
         open_stage_worker_group(worker_config(setting, stages, index, folder)) as worker_group,

@@ -24,6 +24,7 @@ from peer.events import EventLog
 from peer.identity import Identity
 from peer.net.host import Host, HostConfig, open_host
 from peer.net.method import Call, Method
+from peer.net.reach import Reach
 
 CALL_S: Final = 300.0
 SENDS_PER_PEER: Final = 2  # as the product has it (`swarm.rounds.exchange.slice_exchange`)
@@ -153,7 +154,7 @@ class TopologyPeer:
 
 
 async def main(number: int, ip: str) -> None:
-    config = HostConfig(identity=Identity.generate(), events=EventLog(), listen=(f"/ip4/{ip}/tcp/0",))
+    config = HostConfig(identity=Identity.generate(), events=EventLog(), reach=Reach((f"/ip4/{ip}/tcp/0",)))
     async with open_host(config) as host, trio.open_nursery() as nursery:
         send, lines = trio.open_memory_channel[dict[str, Any]](1)
         peer = TopologyPeer(host, number, lines)

@@ -24,7 +24,8 @@ from peer.free_memory import free_memory_bytes
 from peer.net.address_book import is_circuit
 from peer.net.host import Host, open_host
 from peer.net.nat.reachability import Reachability, probe
-from swarm.client.session import DialBackConfig, RunClient, open_client
+from peer.net.reach import Reach
+from swarm.client.session import RunClient, client_host, open_client
 from swarm.inference.record import run_schemas
 from swarm.membership.reachability import CONNECT_S, DIAL_BACK, DialBackReply, DialBackRequest, tcp_ports
 from swarm.placement.stages import group_most, leader_most
@@ -45,11 +46,11 @@ _ASK: Final = (
 CLOCK_WARNING_S: Final = 5.0  # records live for 9 s
 
 
-async def port_finding(dial_back_config: DialBackConfig) -> Finding:
+async def port_finding(reach: Reach) -> Finding:
     """Check that the addresses can be listened on, and the announced ones can be announced."""
     try:
-        async with open_host(dial_back_config.config()) as host:
-            published = ", published as" if dial_back_config.announce else ":"
+        async with open_host(client_host(reach)) as host:
+            published = ", published as" if reach.announce else ":"
             return Finding(
                 "port", "ok", f"listening works{published} {', '.join(_bare(a, host) for a in host.addresses)}"
             )
@@ -57,19 +58,17 @@ async def port_finding(dial_back_config: DialBackConfig) -> Finding:
         return failure("port", error)
 
 
-async def swarm_findings(
-    config: JoinConfig, kept: Path | None, dial_back_config: DialBackConfig
-) -> AsyncIterator[Finding]:
+async def swarm_findings(config: JoinConfig, kept: Path | None) -> AsyncIterator[Finding]:
     """Check what needs the run's peers, for a peer with this `config`. `kept` is its home if that exists."""
     invite = config.invite
-    async with open_host(dial_back_config.config()) as host:
+    async with open_host(client_host(config.reach)) as host:
         found = [await _dial_finding(host, address) for address in invite.addresses]
     for finding in judged(found):
         yield finding
     if all(finding.state != "ok" for finding in found):
         return
     try:
-        async with open_client(invite, kept, dial_back_config, run_schemas) as client:
+        async with open_client(invite, kept, config.reach, run_schemas) as client:
             yield Finding("admission", "ok", f"run {client.manifest.name!r} admits this machine")
             if isinstance(client.manifest, ServedModelManifest):
                 async for finding in model_findings(client):
@@ -79,8 +78,8 @@ async def swarm_findings(
                 return
             for finding in size_findings(client.training, config):
                 yield finding
-            if config.data_folder:
-                yield await text_finding(Path(config.data_folder), config.text_field, client.training, client.tokenizer)
+            if config.text.folder:
+                yield await text_finding(config.text, client.training, client.tokenizer)
             else:
                 for finding in source_findings(client.training, config):
                     yield finding
@@ -165,7 +164,7 @@ def source_findings(manifest: Manifest, config: JoinConfig) -> Iterator[Finding]
 def size_findings(manifest: Manifest, config: JoinConfig) -> Iterator[Finding]:
     """Check that the run's model, or a stage of it, fits on this machine's disk and in its memory, and how its devices
     would share it."""
-    found = Accelerator.of(config.device, manifest.inner)
+    found = Accelerator.of(config.compute.device, manifest.inner)
     try:
         layout, in_files = layout_of(config, manifest), stages_in_files(config, manifest)
     except BarnraiseError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Final
 
 from cli.checks.machine import Finding, failure
@@ -11,7 +10,7 @@ from peer.data.corpus import within_memory
 from peer.data.tokenizer import ByteTokenizer
 from peer.errors import BarnraiseError
 from peer.free_memory import memory_bytes
-from peer.ipc.corpus_messages import LoadCorpus
+from peer.ipc.corpus_messages import LoadCorpus, OwnText
 from peer.temp_folder import temporary_folder
 from peer.worker.corpus_client import read_text_apart
 from swarm.run.manifest import Manifest
@@ -21,11 +20,9 @@ from swarm.run.sections import BYTES_TOKENIZER
 ANY_RUN: Final = DataConfig(seq_len=1, source="folder")
 
 
-async def text_finding(
-    text: Path, text_field: str = "", manifest: Manifest | None = None, tokenizer: bytes = b""
-) -> Finding:
-    """Read the text, an absolute path, as a worker of that run would; without one, as bytes, for any sequences.
-    `text_field`: what holds it, "" for `text`. `tokenizer`: the run's tokenizer.json, empty for bytes."""
+async def text_finding(text: OwnText, manifest: Manifest | None = None, tokenizer: bytes = b"") -> Finding:
+    """Read the text, at an absolute path, as a worker of that run would; without one, as bytes, for any sequences.
+    `tokenizer`: the run's tokenizer.json, empty for bytes."""
     data = ANY_RUN if manifest is None else manifest.data
     try:
         with temporary_folder("barnraise-text-") as folder:
@@ -35,8 +32,7 @@ async def text_finding(
                 data=within_memory(data, memory_bytes()),
                 tokenizer=str(folder / TOKENIZER_FILE) if tokenizer else BYTES_TOKENIZER,
                 vocab_size=ByteTokenizer.vocab_size if manifest is None else manifest.model.vocab_size,
-                data_folder=str(text),
-                text_field=text_field,
+                text=text,
                 directory=str(folder / "worker"),
             )
             facts = (await read_text_apart(load, folder / "worker.log")).facts

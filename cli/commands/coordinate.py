@@ -6,8 +6,9 @@ It also starts the run, and votes as its witness.
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 import trio
@@ -16,7 +17,7 @@ from click.core import ParameterSource
 from cli.combinations import refuse_others
 from cli.homes import coordinator_home, encoded, last_port, on_the_port_of, taken_over
 from cli.known_homes import note_home
-from cli.options import home_option, lan_option, map_port_option, network_options, tied_option
+from cli.options import home_option, reach_options, tied_option
 from cli.progress.event_feed import EventFeed
 from cli.progress.progress import Progress
 from cli.run import run_until_stopped
@@ -29,6 +30,7 @@ from cli.views.live import follow, read_tails
 from cli.views.loss_picture import leave_picture
 from optim.config import EagerConfig
 from peer.errors import ConfigError, ResourceError
+from peer.net.reach import Reach
 from swarm.run.config import RunConfig, read_run_config
 from swarm.run.home import Home
 from swarm.run.sections import check_name, schedule_caution
@@ -44,12 +46,6 @@ if TYPE_CHECKING:
 @click.argument("run_toml", required=False, type=click.Path(path_type=Path), metavar="[RUN.toml]")
 @click.option("--init", is_flag=True, help="Write a commented template, with a run of the file's name, and stop.")
 @home_option("Key, initial weights and state of the run: keep it.  [default: ~/.barnraise/coordinator-NAME]")
-@click.option(
-    "--bootstrap",
-    multiple=True,
-    metavar="MULTIADDR",
-    help="A further bootstrap address to put into the invite. May be given several times.",
-)
 @click.option(
     "--ban",
     "banned",
@@ -97,9 +93,7 @@ if TYPE_CHECKING:
     help="POST a small JSON object to this address when members are missing and when the run is complete.",
 )
 @track_option
-@network_options(listen="/ip4/0.0.0.0/tcp/31337")
-@map_port_option
-@lan_option
+@reach_options("/ip4/0.0.0.0/tcp/31337", "relay", "map_port", "lan", "bootstrap")
 @click.option("--json", "as_json", is_flag=True, help="Print the invite and every event as JSON lines.")
 @tied_option
 @click.pass_context
@@ -108,7 +102,6 @@ def coordinate(
     run_toml: Path | None,
     init: bool,
     home: Path | None,
-    bootstrap: tuple[str, ...],
     banned: tuple[str, ...],
     kept: tuple[str, ...],
     new_invite: bool,
@@ -117,11 +110,7 @@ def coordinate(
     successor: Path | None,
     notify: str,
     track: str | None,
-    listen: tuple[str, ...],
-    announce: tuple[str, ...],
-    relays: tuple[str, ...],
-    map_port: bool,
-    lan: bool,
+    reach: Reach,
     as_json: bool,
     tied: bool,
 ) -> None:
@@ -139,7 +128,7 @@ def coordinate(
         refuse_others("--make-successor", "make_successor", "home")
         _make_successor(home or coordinator_home(), make_successor)
         return
-    heir = None if successor is None else _opened(successor, run_toml, bootstrap)
+    heir = None if successor is None else _opened(successor, run_toml, reach.bootstrap)
     run = None if run_toml is None else read_run_config(run_toml)  # before the slow imports: a typo is reported at once
     for caution in () if run is None else _cautions(run):
         say(f"Warning: {caution}.", err=True)
@@ -150,14 +139,13 @@ def coordinate(
     home = home or coordinator_home(heir.run if heir else None if run is None else run.run.name)
     if not tied:
         note_home(home)
-    listen, announce, relays, bootstrap = (taken_over(context, home, name) for name in _KEPT)
+    again: dict[str, Any] = {name: taken_over(context, home, name) for name in _KEPT}
+    reach = replace(reach, **again)
     if (port := last_port(home)) and context.get_parameter_source("listen") is not ParameterSource.COMMANDLINE:
-        listen = _kept_port(home, listen, announce, port)
+        reach = _kept_port(home, reach, port)
     from swarm.coordinator.coordinator import CoordinatorConfig
 
-    config = CoordinatorConfig(
-        home, run, listen, announce, relays, bootstrap, banned, kept, new_invite, restored, map_port, notify, lan, heir
-    )
+    config = CoordinatorConfig(home, run, reach, banned, kept, new_invite, restored, notify, heir)
     _run(config, track, as_json, tied)
 
 
@@ -170,16 +158,15 @@ def _cautions(run: RunConfig) -> list[str]:
 _KEPT: Final = ("listen", "announce", "relays", "bootstrap")
 
 
-def _kept_port(home: Path, listen: tuple[str, ...], announce: tuple[str, ...], port: int) -> tuple[str, ...]:
-    """Return the addresses to listen on again, with the port that the invite names. Raises ResourceError if one is
-    taken."""
+def _kept_port(home: Path, reach: Reach, port: int) -> Reach:
+    """Return `reach` listening again at the port that the invite names. Raises ResourceError if one is taken."""
     from peer.net.listen_address import check_port_free
     from swarm.coordinator.second_process import refuse_second
 
-    if not (announce or os.path.exists(Home(home).choices)):  # as an earlier release left it, or as no start was chosen
-        listen = (f"{listen[0].rpartition('/')[0]}/{port}",)
-    listen = on_the_port_of(home, listen, announce)
-    for address in listen:
+    if not (reach.announce or os.path.exists(Home(home).choices)):  # an earlier release's, or no start was chosen
+        reach = replace(reach, listen=(f"{reach.listen[0].rpartition('/')[0]}/{port}",))
+    reach = on_the_port_of(home, reach)
+    for address in reach.listen:
         try:
             check_port_free(address)
         except ResourceError as error:
@@ -188,7 +175,7 @@ def _kept_port(home: Path, listen: tuple[str, ...], announce: tuple[str, ...], p
                 f"the port of {address}, which this run's invites name, is taken or closed ({error.__cause__}): end the"
                 " process that has it, or give another address with --listen and send the new invite"
             ) from error
-    return listen
+    return reach
 
 
 def _make_successor(home: Path, path: Path) -> None:
@@ -249,7 +236,7 @@ def _run(config: CoordinatorConfig, track: str | None, as_json: bool, tied: bool
         write_atomically(Home(config.home).invite, f"{text}\n".encode())
         if again:  # it names other members: the one on the screen stays good
             return
-        write_atomically(Home(config.home).choices, encoded({name: getattr(config, name) for name in _KEPT}))
+        write_atomically(Home(config.home).choices, encoded({name: getattr(config.reach, name) for name in _KEPT}))
         if as_json:
             shown = {"event": "invite", "invite": text, "run_id": invite.run_id, "addresses": list(invite.addresses)}
             say_json(shown, uncut=True)

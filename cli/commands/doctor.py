@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 import msgspec
+from msgspec.structs import replace
 from rich.text import Text
 
 from cli.checks.confinement import confinement_findings
@@ -18,18 +19,20 @@ from cli.checks.machine import DISK_MIN_BYTES, Finding, disk_finding, local_find
 from cli.combinations import refuse_without
 from cli.homes import default_home
 from cli.options import (
-    chosen_devices,
-    devices_options,
+    device_options,
     home_option,
     invite_argument,
-    network_options,
+    reach_options,
     read_invite,
-    text_field_option,
+    text_options,
 )
 from cli.run import run_until_stopped
 from cli.terminal.figures import several
 from cli.terminal.lines import LINE_MAX, say, say_json
 from cli.terminal.screen import screen
+from peer.footprint.layout import Compute
+from peer.ipc.corpus_messages import OwnText
+from peer.net.reach import Reach
 from peer.plain_text import plain
 
 _MARKS = {"ok": ("ok     ", "green"), "warning": ("warning", "yellow"), "failure": ("FAILURE", "red")}
@@ -38,27 +41,16 @@ _MARKS = {"ok": ("ok     ", "green"), "warning": ("warning", "yellow"), "failure
 @click.command()
 @invite_argument(required=False)
 @home_option("The home that `peer join` would use.  [default: ~/.barnraise/<run id>]")
-@devices_options
-@click.option(
-    "--data",
-    type=click.Path(path_type=Path, exists=True),
-    metavar="PATH",
-    help="Say what the text in this folder or file is for the run, or without INVITE for any.",
-)
-@text_field_option
-@network_options(listen="/ip4/0.0.0.0/tcp/0")
+@device_options
+@text_options("Say what the text in this folder or file is for the run, or without INVITE for any.")
+@reach_options("/ip4/0.0.0.0/tcp/0", "relay")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per check.")
 def doctor(
     invite: str | None,
     home: Path | None,
-    device: str | None,
-    devices: str | None,
-    layout: str | None,
-    data: Path | None,
-    text_field: str,
-    listen: tuple[str, ...],
-    announce: tuple[str, ...],
-    relays: tuple[str, ...],
+    compute: Compute,
+    text: OwnText,
+    reach: Reach,
     as_json: bool,
 ) -> None:
     """Check whether this machine can take part in the run of INVITE: versions, device, the
@@ -70,13 +62,12 @@ def doctor(
     stage must fit; a larger one that does not fit is a warning. The exit code is 0 if this machine can take part, else
     that of the error that `peer join INVITE` would end with.
     """
-    refuse_without("--data or INVITE", data is not None or invite is not None, "text_field")
-    chosen = chosen_devices(device, devices, layout)
+    refuse_without("--data or INVITE", bool(text.folder) or invite is not None, "text_field")
     opened = None if invite is None else read_invite(invite)
     make_key = home is not None
     home = home or default_home("peer" if opened is None else opened.run_id[:12])
     kept = home if os.path.exists(home) else None  # Path.exists raises for a name that is too long
-    text = None if data is None else data.absolute()
+    text = replace(text, folder=text.folder and str(Path(text.folder).absolute()))
     findings: list[Finding] = []
 
     def report(finding: Finding) -> None:
@@ -86,35 +77,25 @@ def doctor(
         else:
             _show(finding)
 
-    named = chosen.all_devices
+    named = compute.all_devices
     for finding in (*local_findings(home, named, make_key), *gpu_findings(named), *confinement_findings()):
         report(finding)
 
     async def check_network() -> None:
         from cli.checks.network import port_finding, swarm_findings
-        from swarm.client.session import DialBackConfig
         from swarm.run.peer_context import JoinConfig
 
-        dial_back_config = DialBackConfig(listen, announce, relays)
-        port = await port_finding(dial_back_config)
+        port = await port_finding(reach)
         report(port)
         if opened is None:
             report(disk_finding(home, [DISK_MIN_BYTES]))
-            if text is not None:
+            if text.folder:
                 from cli.checks.text import text_finding
 
-                report(await text_finding(text, text_field))
+                report(await text_finding(text))
         elif port.state == "ok":
-            config = JoinConfig(
-                home,
-                opened,
-                device=chosen.device,
-                devices=chosen.devices,
-                layout=chosen.layout,
-                data_folder="" if text is None else str(text),
-                text_field=text_field,
-            )
-            async for finding in swarm_findings(config, kept, dial_back_config):
+            config = JoinConfig(home, opened, reach=reach, compute=compute, text=text)
+            async for finding in swarm_findings(config, kept):
                 report(finding)
 
     run_until_stopped(check_network)

@@ -17,17 +17,13 @@ from cli.combinations import refuse, refuse_beside, refuse_without
 from cli.homes import ResumingCommand, chosen, default_home, on_a_free_port, resumed_invite
 from cli.known_homes import home_meant, note_home
 from cli.options import (
-    Amount,
-    chosen_devices,
-    devices_options,
+    amount_option,
+    compute_options,
     home_option,
     invite_argument,
-    lan_option,
-    map_port_option,
-    network_options,
+    reach_options,
     read_invite,
-    text_field_option,
-    threads_option,
+    text_options,
     tied_option,
 )
 from cli.progress.event_feed import EventFeed
@@ -39,6 +35,9 @@ from cli.tracking import track_option, tracked
 from cli.views.live import follow, read_tails
 from cli.views.loss_picture import leave_picture
 from peer.errors import Diverged, NotAdmitted
+from peer.footprint.layout import Compute
+from peer.ipc.corpus_messages import OwnText
+from peer.net.reach import Reach
 from swarm.rounds.trainers.trained_rounds import REMEDY
 from swarm.run.home import Home
 
@@ -54,18 +53,10 @@ _STAGE_MAX = (1 << 16) - 1
 @invite_argument(required=False)
 @home_option("Folder for this peer's key, checkpoints and event log.  [default: ~/.barnraise/<run id>]")
 @click.option("--name", default="", help="The name shown by `peer status`.  [default: this machine's name]")
-@devices_options
-@threads_option("CPU threads for training.")
-@click.option(
-    "--data",
-    type=click.Path(path_type=Path, exists=True),
-    metavar="PATH",
-    help="Train on the text in this folder or file.  [default: the run's source, unless that is a folder]",
-)
-@text_field_option
-@click.option("--compile", "compiles", is_flag=True, help="Use torch.compile, which runs a compiler here.")
-@click.option("--upload-limit", type=Amount(), metavar="MB/S", help="Never send faster.")
-@click.option("--download-limit", type=Amount(), metavar="MB/S", help="Never receive faster.")
+@compute_options
+@text_options("Train on the text in this folder or file.  [default: the run's source, unless that is a folder]")
+@amount_option("--upload-limit", "MB/S", "Never send faster.")
+@amount_option("--download-limit", "MB/S", "Never receive faster.")
 @click.option(
     "--role",
     type=click.Choice(["auto", "full", "stage", "feeder"]),
@@ -93,18 +84,6 @@ _STAGE_MAX = (1 << 16) - 1
     "--stage", type=click.IntRange(0, _STAGE_MAX), help="Stay at this stage of a pipeline.  [default: where needed]"
 )
 @click.option(
-    "--memory-limit",
-    type=Amount(),
-    metavar="GB",
-    help="The device's memory for training: a GPU's, or without one the machine's.  [default: what is free]",
-)
-@click.option(
-    "--host-memory-limit",
-    type=Amount(),
-    metavar="GB",
-    help="Beside a GPU: the machine's memory for training.  [default: what is free]",
-)
-@click.option(
     "--state",
     type=click.Choice(["auto", "memory", "disk"]),
     default="auto",
@@ -114,17 +93,13 @@ _STAGE_MAX = (1 << 16) - 1
 )
 @track_option
 @click.option("--serve", "serves", is_flag=True, help="Serve the run's last commit as well, while it trains.")
-@click.option(
-    "--serve-memory", type=Amount(), metavar="GB", help="With --serve.  [default: 0.6 of what training leaves free]"
-)
-@network_options(listen="/ip4/0.0.0.0/tcp/0")
-@map_port_option
+@amount_option("--serve-memory", "GB", "With --serve.  [default: 0.6 of what training leaves free]")
+@reach_options("/ip4/0.0.0.0/tcp/0", "relay", "map_port", "lan")
 @click.option(
     "--client/--no-client",
     default=False,
     help="Dial the other peers, be dialled by none, and merge nothing: so a peer is by itself where it is not reached.",
 )
-@lan_option
 @click.option("--json", "as_json", is_flag=True, help="Print every event as a JSON line instead of a live view.")
 @tied_option
 @click.pass_context
@@ -133,31 +108,20 @@ def join(
     invite: str | None,
     home: Path | None,
     name: str,
-    device: str | None,
-    devices: str | None,
-    layout: str | None,
-    threads: int | None,
-    data: Path | None,
-    text_field: str,
-    compiles: bool,
+    compute: Compute,
+    text: OwnText,
     upload_limit: float | None,
     download_limit: float | None,
     role: Role,
     nice: int,
     pause_when: tuple[str, ...],
     stage: int | None,
-    memory_limit: float | None,
-    host_memory_limit: float | None,
     state: StatePlace,
     track: str | None,
     serves: bool,
     serve_memory: float | None,
-    listen: tuple[str, ...],
-    announce: tuple[str, ...],
-    relays: tuple[str, ...],
-    map_port: bool,
+    reach: Reach,
     client: bool,
-    lan: bool,
     as_json: bool,
     tied: bool,
 ) -> None:
@@ -177,10 +141,7 @@ def join(
     refuse_without("--serve", serves, "serve_memory")
     refuse_beside("--role feeder", role == "feeder", "compiles", "memory_limit", "host_memory_limit", "state")
     conditions = tuple(map(parse_condition, pause_when))
-    hardware = chosen_devices(device, devices, layout)
-    if compiles and len(hardware.devices) > 1:
-        raise click.UsageError("--compile was given with several --devices: it is for one, leave it out.")
-    for each in dict.fromkeys(hardware.all_devices):  # before the network is asked
+    for each in dict.fromkeys(compute.all_devices):  # before the network is asked
         if resolve_device(each).torch.type == "cpu":
             refuse("on a CPU --memory-limit is that of the machine", "host_memory_limit")
     home = home or (None if invite is None else home_meant(invite)) or default_home(opened.run_id[:12])
@@ -190,27 +151,16 @@ def join(
         home=home,
         invite=opened,
         name=name or socket.gethostname(),
-        listen=on_a_free_port(home, listen, announce),
-        announce=announce,
-        relays=relays,
-        map_port=map_port,
+        reach=on_a_free_port(home, reach),
         client=client,
-        lan=lan,
-        device=hardware.device,
-        devices=hardware.devices,
-        layout=hardware.layout,
-        data_folder="" if data is None else str(data),
-        text_field=text_field,
-        compile=compiles,
-        threads=threads,
+        compute=compute,
+        text=text,
         upload_bytes_per_s=None if upload_limit is None else upload_limit * 1e6,
         download_bytes_per_s=None if download_limit is None else download_limit * 1e6,
         role=role,
         nice=nice,
         pause_when=conditions,
         stage=stage,
-        memory_bytes=None if memory_limit is None else memory_limit * 1e9,
-        host_memory_bytes=None if host_memory_limit is None else host_memory_limit * 1e9,
         state=state,
         choices=chosen(context),
     )

@@ -13,10 +13,11 @@ import trio
 
 from cli.homes import default_home
 from cli.known_homes import note_home
-from cli.options import Amount, Number, home_option
+from cli.options import Number, amount_option, home_option, reach_options
 from cli.run import run_until_stopped
 from cli.terminal.figures import several, size_text
 from cli.terminal.lines import say, say_json
+from peer.net.reach import Reach
 
 if TYPE_CHECKING:
     from peer.net.relay.circuit import RelayCounts
@@ -28,21 +29,8 @@ _FILES: Final = 4096  # more than the host has connections
 
 
 @click.command()
-@click.option(
-    "--listen",
-    multiple=True,
-    metavar="MULTIADDR",
-    default=("/ip4/0.0.0.0/tcp/4001",),
-    show_default=True,
-    help="Address to accept connections on. May be given several times.",
-)
-@click.option(
-    "--announce",
-    multiple=True,
-    metavar="MULTIADDR",
-    help="Address to publish instead, e.g. /ip4/203.0.113.7/tcp/4001. May be given several times.",
-)
-@click.option("--rate", type=Amount(), metavar="MBIT", help="Forward at most so many Mbit/s, all peers together.")
+@reach_options("/ip4/0.0.0.0/tcp/4001")
+@amount_option("--rate", "MBIT", "Forward at most so many Mbit/s, all peers together.")
 @click.option(
     "--reservations",
     type=click.IntRange(1, _RESERVATIONS_MAX),
@@ -87,8 +75,7 @@ _FILES: Final = 4096  # more than the host has connections
     help='Print one JSON object, {"peer", "addresses"}, once it runs, and then one for each status.',
 )
 def relay(
-    listen: tuple[str, ...],
-    announce: tuple[str, ...],
+    reach: Reach,
     rate: float | None,
     reservations: int,
     circuits: int,
@@ -105,7 +92,7 @@ def relay(
     """
     from peer.identity import Identity
     from peer.net.relay.ledger import RelayLimits
-    from peer.net.relay.server import RelayConfig, open_relay
+    from peer.net.relay.server import open_relay
     from swarm.run.home import Home
 
     folder = Home(home or default_home("relay"))
@@ -120,8 +107,7 @@ def relay(
     )
 
     async def serve() -> None:
-        config = RelayConfig(Identity.load_or_create(folder.identity), listen, announce, limits)
-        async with open_relay(config) as running:
+        async with open_relay(Identity.load_or_create(folder.identity), reach, limits) as running:
             _print_addresses(running.peer_id, running.addresses, as_json)
             while True:
                 await trio.sleep(status_every)

@@ -18,13 +18,12 @@ from cli.combinations import is_given, refuse_beside, refuse_without
 from cli.homes import ResumingServer, chosen, default_home, on_a_free_port
 from cli.known_homes import note_home, word_for
 from cli.options import (
-    Amount,
+    amount_option,
     checkpoint_folder,
     dtype_option,
     home_option,
     invite_argument,
-    map_port_option,
-    network_options,
+    reach_options,
     read_invite,
     template_option,
     threads_option,
@@ -37,6 +36,8 @@ from cli.terminal.lines import say, say_json
 from cli.views.live import follow, read_tails
 from cli.views.served_blocks import served_blocks_view
 from peer.errors import ConfigError
+from peer.footprint.layout import Compute
+from peer.net.reach import Reach
 from swarm.run.home import Home
 from swarm.run.invite import PREFIX, Invite, read_saved_invite
 
@@ -70,12 +71,7 @@ class BlockRange(click.ParamType):  # type: ignore[type-arg]
     " model of it. With one: read its parts from here instead of fetching them.",
 )
 @click.option("--blocks", type=BlockRange(), default="auto", show_default=True, help="The blocks to serve, as 0:16.")
-@click.option(
-    "--memory",
-    type=Amount(),
-    metavar="GB",
-    help="For weights and caches.  [default: 0.6 of what is free, or of the GPU's]",
-)
+@amount_option("--memory", "GB", "For weights and caches.  [default: 0.6 of what is free, or of the GPU's]")
 @home_option("Folder for this peer's key, fetched weights and event log.  [default: ~/.barnraise/<model>]")
 @click.option("--name", default="", help="The name that others see.  [default: this machine's name]")
 @dtype_option("A model that is founded: what it is served in.  [default: the checkpoint's own type]")
@@ -85,8 +81,7 @@ class BlockRange(click.ParamType):  # type: ignore[type-arg]
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:1, mps, ...")
 @threads_option("CPU threads.")
 @click.option("--open", "is_open", is_flag=True, help="A model that is founded: let any peer serve and use it.")
-@network_options(listen="/ip4/0.0.0.0/tcp/0")
-@map_port_option
+@reach_options("/ip4/0.0.0.0/tcp/0", "relay", "map_port")
 @click.option("--json", "as_json", is_flag=True, help="Print every event as a JSON line.")
 @tied_option
 @click.pass_context
@@ -103,10 +98,7 @@ def serve(
     device: str,
     threads: int | None,
     is_open: bool,
-    listen: tuple[str, ...],
-    announce: tuple[str, ...],
-    relays: tuple[str, ...],
-    map_port: bool,
+    reach: Reach,
     as_json: bool,
     tied: bool,
 ) -> None:
@@ -140,14 +132,9 @@ def serve(
         invite=opened,
         folder=folder,
         name=name or socket.gethostname(),
-        listen=on_a_free_port(home, listen, announce),
-        announce=announce,
-        relays=relays,
-        map_port=map_port,
-        device=device,
-        threads=threads,
+        reach=on_a_free_port(home, reach),
+        compute=Compute(device, threads=threads, memory_bytes=given_memory(memory, computes_on.memory_bytes)),
         blocks=blocks,
-        memory_bytes=given_memory(memory, computes_on.memory_bytes),
         is_open=is_open,
         dtype=dtype,
         template=template,

@@ -1,4 +1,4 @@
-"""How the devices of one peer share a model."""
+"""What computes on one machine, and how its devices share a model."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from peer.config import ModelConfig
 from peer.errors import ConfigError
@@ -34,6 +36,38 @@ def parse_devices(text: str) -> tuple[str, ...]:
             f" of processes on the CPU, such as cpu:2, {_RANKS_MAX} at most"
         )
     return tuple(names)
+
+
+class Compute(msgspec.Struct, frozen=True):
+    """The user's choices of what computes on one machine."""
+
+    device: str = "auto"
+    """The first of `devices`, or the one."""
+    devices: tuple[str, ...] = ()
+    """Where there are several."""
+    layout: str = "auto"
+    """How several devices share the model, as `Layout.parse` takes it."""
+    threads: int | None = None
+    """Of all devices' processes together; None: as many as the cores that this process may use."""
+    compile: bool = False
+    """Whether to use torch.compile, which runs a compiler on this machine."""
+    memory_bytes: float | None = None
+    """How much of the device's memory may be taken, on a CPU of the machine's; None for what is free."""
+    host_memory_bytes: float | None = None
+    """Beside a GPU: how much of the machine's memory may be taken."""
+
+    @property
+    def all_devices(self) -> tuple[str, ...]:
+        return self.devices or (self.device,)
+
+    @property
+    def threads_each(self) -> int | None:
+        """The threads of each device's process; None: an equal share of the cores."""
+        return self.threads and max(1, self.threads // len(self.all_devices))
+
+    def device_of(self, rank: int) -> str:
+        """Return the device of one of several processes."""
+        return self.devices[rank] if self.devices else self.device
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,15 @@ import msgspec
 from peer.config import DataConfig
 
 
+class OwnText(msgspec.Struct, frozen=True):
+    """The text that this machine's user has named."""
+
+    folder: str = ""
+    """A folder or file; "" for none."""
+    field: str = ""
+    """What holds the text in .jsonl and .parquet files; "" for `text`."""
+
+
 class LoadCorpus(msgspec.Struct, frozen=True, tag="load_corpus", kw_only=True):
     """The first message to a worker that reads a corpus."""
 
@@ -14,9 +23,6 @@ class LoadCorpus(msgspec.Struct, frozen=True, tag="load_corpus", kw_only=True):
     tokenizer: str
     vocab_size: int
     """Of the model: the tokenizer may have no more ids."""
-    data_folder: str
-    """The folder of text that this machine's user has named; "" for none."""
-    text_field: str
-    """What holds the text in .jsonl and .parquet files, as this machine's user has named it; "" for `text`."""
+    text: OwnText
     directory: str
     """The one folder that the worker may write."""

@@ -12,7 +12,7 @@ import msgspec
 
 from peer.bounds import Loss, Seconds
 from peer.config import InnerConfig, ModelConfig
-from peer.footprint.layout import Layout
+from peer.footprint.layout import Compute, Layout
 from peer.ipc.messages import Command, VectorFds
 from peer.ipc.stage_spec import MicroBatch, PassKey, StageSpec
 
@@ -31,11 +31,9 @@ class LoadStage(msgspec.Struct, frozen=True, tag="load_stage", kw_only=True):
     model: ModelConfig
     inner: InnerConfig
     stage: StageSpec
-    compile: bool
-    """Whether this machine's user wants torch.compile."""
+    compute: Compute
     directory: str
     """The one folder that the worker may write."""
-    device: str
     vectors: VectorFds
     """Of this stage's part of the model."""
     slots_fd: int

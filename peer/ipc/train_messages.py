@@ -7,9 +7,10 @@ from typing import Final
 import msgspec
 
 from peer.bounds import Number, Seconds
-from peer.config import DataConfig, InnerConfig, ModelConfig
-from peer.footprint.layout import Layout
+from peer.config import InnerConfig, ModelConfig
+from peer.footprint.layout import Compute, Layout
 from peer.footprint.step_size import StepSize
+from peer.ipc.corpus_messages import LoadCorpus
 from peer.ipc.inner_options import InnerRunOptions
 from peer.ipc.messages import Command, VectorFds
 
@@ -25,26 +26,16 @@ class LoadTrain(msgspec.Struct, frozen=True, tag="load_train", kw_only=True):
     layout: Layout
     """How the workers of the group share the model."""
     meeting: str
-    """The file in `directory` at which several workers meet; another one for each start of a group."""
+    """The file in the worker's folder at which several workers meet; another one for each start of a group."""
     run: str
     """Names the run: its inner optimizer's state is no other's."""
     model: ModelConfig
-    data: DataConfig
     inner: InnerConfig
-    tokenizer: str
-    data_folder: str
-    """The folder of text that this machine's user has named; "" for none."""
-    text_field: str
-    """What holds the text in .jsonl and .parquet files, as this machine's user has named it; "" for `text`."""
-    compile: bool
-    """Whether this machine's user wants torch.compile."""
-    directory: str
-    """The one folder that the worker may write."""
-    device: str
+    corpus: LoadCorpus
+    """The text, and the one folder that the worker may write."""
+    compute: Compute
     step_size: StepSize
     """Where nothing better is known: on one GPU the worker measures what fits."""
-    device_limit_bytes: float
-    """How much of a GPU's memory the worker may take."""
     seed: int
     vectors: VectorFds
 

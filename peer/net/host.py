@@ -47,6 +47,7 @@ from peer.net.nat.hole_punch import Path
 from peer.net.nat.port_mapping import port_to_map
 from peer.net.nat.traversal import Traversal
 from peer.net.rate_limit import Meter, TokenBucket, Traffic
+from peer.net.reach import LOCAL, Reach
 from peer.net.rpc import Rpc
 from peer.net.strangers.turns import accept_in_turn, turns_of
 from peer.net.stream_channel import GREETING, PROTOCOL, StreamChannel
@@ -64,20 +65,14 @@ class HostConfig:
 
     identity: Identity
     events: EventLog
-    listen: tuple[str, ...] = ("/ip4/127.0.0.1/tcp/0",)
-    announce: tuple[str, ...] = ()
-    """Addresses to announce in place of those derived from `listen`."""
+    reach: Reach = LOCAL
     upload_bytes_per_s: float | None = None
     """None for no cap, here and below."""
     download_bytes_per_s: float | None = None
     bulk_port: int | None = 0
-    """The port of the bulk transport at the first address of `listen`: 0 for any free one, None for no listener.
+    """The port of the bulk transport at the first address of `reach.listen`: 0 for any free one, None for no listener.
 
     Behind a firewall it should be an open port; if it cannot be reached, payloads take libp2p streams."""
-    relays: tuple[str, ...] = ()
-    """Full addresses of public relays at which to hold a reservation, for a peer that cannot be dialled."""
-    map_port: bool = False
-    """Whether the router is asked to forward the port (`peer.net.nat.port_mapping`), unless `announce` is given."""
     limits: NetLimits = field(default_factory=NetLimits)
 
 
@@ -112,9 +107,9 @@ class Host:
         penalize, ping, prefix = self.rpc.server.penalize, self._heartbeat.ping, self.rpc.prefix
         parts = FlowParts(self._meter, budget, self.admissions, penalize, ping, prefix)
         self.flows: Final[Flows] = open_flows(nursery, libp2p_host, self.rpc, self._connections, self._bulk, parts)
-        self.traversal: Final = Traversal(libp2p_host, self._connections, config.relays, config.events)
+        self.traversal: Final = Traversal(libp2p_host, self._connections, config.reach.relays, config.events)
         self.traversal.ask_addresses = self._ask_addresses
-        if config.map_port and not config.announce:
+        if config.reach.map_port and not config.reach.announce:
             self.traversal.port_to_map = lambda: port_to_map(self.listening())
         self._connections.traversal = self.traversal
         self._connections.on_dialled = lambda peer: nursery.start_soon(self._say_hello, peer)
@@ -130,7 +125,7 @@ class Host:
     def addresses(self) -> tuple[str, ...]:
         """Full multiaddrs at which other peers can dial us, those through a relay last; as many as others keep."""
         most, relayed = self._config.limits.addresses_per_peer, self.traversal.addresses
-        direct = self.traversal.direct(self._config.announce, self.listening())
+        direct = self.traversal.direct(self._config.reach.announce, self.listening())
         announced = (*direct[: max(1, most - len(relayed))], *relayed)[:most]
         return tuple(f"{address.removesuffix(f'/p2p/{self.peer_id}')}/p2p/{self.peer_id}" for address in announced)
 
@@ -227,7 +222,7 @@ class Host:
         return within is None or within in {closed_range(own) for own in self._own_ips()}
 
     def _own_ips(self) -> set[str]:
-        ips = (ip_of(address) for address in (*self.listening(), *self._config.announce))
+        ips = (ip_of(address) for address in (*self.listening(), *self._config.reach.announce))
         return {ip for ip in ips if ip is not None}
 
     async def verify(self, peer_id: str) -> bool:
@@ -271,10 +266,10 @@ class Host:
     async def listen_bulk(self) -> None:
         """Open the port of the bulk transport. Raises ResourceError if it is taken."""
         port = self._config.bulk_port
-        if port is None or not self._config.listen:
+        if port is None or not self._config.reach.listen:
             return
         try:
-            await self._bulk.listen(self._config.listen[0].split("/")[2], port)
+            await self._bulk.listen(self._config.reach.listen[0].split("/")[2], port)
         except OSError as error:
             problem = f"the bulk port {port} cannot be opened ({error.strerror})"
             raise ResourceError(f"{problem}: choose another, or 0 for any free one") from error
@@ -343,9 +338,9 @@ async def open_host(config: HostConfig) -> AsyncIterator[Host]:
     Raises ConfigError for a bad address and ResourceError for a port that is taken.
     """
     apply_fixes()
-    listen = [listen_address(address) for address in config.listen]
-    announce = [announced_address(address, config.identity.peer_id) for address in config.announce]
-    for relay in config.relays:
+    listen = [listen_address(address) for address in config.reach.listen]
+    announce = [announced_address(address, config.identity.peer_id) for address in config.reach.announce]
+    for relay in config.reach.relays:
         split_address(relay)  # checked here, where no nursery wraps the error
     failure: BaseException | None = None
     libp2p_host = new_host(
@@ -363,7 +358,7 @@ async def open_host(config: HostConfig) -> AsyncIterator[Host]:
     network: Any = libp2p_host.get_network()
     network.retry_config = RetryConfig(max_retries=0)
     network.auto_connector.maybe_connect = _dial_no_peer
-    for address in config.listen:
+    for address in config.reach.listen:
         check_port_free(address)
     harden(libp2p_host)
     try:

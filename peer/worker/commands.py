@@ -48,7 +48,7 @@ class WorkerCommands(ABC):
                 open_descriptors=self._descriptors,
                 first_message=self._first_message,
                 world_size=config.world_size,
-                threads=config.threads,
+                threads=config.compute.threads_each,
                 nice=config.nice,
                 silence_s=config.silence_s,
                 stall_s=config.stall_s,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -11,8 +10,9 @@ from pathlib import Path
 from peer.config import DataConfig, InnerConfig, ModelConfig
 from peer.data.tokenizer import BYTES
 from peer.events import EventLog
-from peer.footprint.layout import Layout
+from peer.footprint.layout import Compute, Layout
 from peer.footprint.step_size import StepSize
+from peer.ipc.corpus_messages import LoadCorpus, OwnText
 from peer.ipc.messages import VectorFds
 from peer.ipc.shared_memory import SharedBuffer
 from peer.ipc.stage_spec import StageSpec
@@ -33,22 +33,13 @@ class WorkerConfig:
     run: str = ""
     """The id of the run. A worker takes the saved inner optimizer's state only of the same run."""
     tokenizer: str = BYTES
-    data_folder: str = ""
-    """The folder of text that this machine's user has named; "" for none."""
-    text_field: str = ""
-    """What holds the text in .jsonl and .parquet files, as this machine's user has named it; "" for `text`."""
-    compile: bool = False
-    """Whether this machine's user wants torch.compile."""
-    device: str = "auto"
+    text: OwnText = field(default_factory=OwnText)
+    compute: Compute = field(default_factory=Compute)
     step_size: StepSize | None = None
     """Where nothing better is known: None for whole batches. On one GPU the worker measures what fits."""
-    device_limit_bytes: float = math.inf
-    """How much of a GPU's memory the workers may take."""
     vectors_in_files: bool = False
     """Whether what is shared with the workers lies in files of `directory`, which memory only caches."""
     seed: int = 0
-    threads: int | None = None
-    """Per worker; None: an equal share of the cores that this process may use."""
     silence_s: float = 15.0
     """A worker silent for this long is hung (stopped, or swapped out) and is killed."""
     stall_s: float = 300.0
@@ -60,8 +51,6 @@ class WorkerConfig:
     """Whether no worker is started before `WorkerCommands.resume`."""
     stage: StageSpec | None = None
     """The stage of a pipeline to compute; None: the whole model."""
-    devices: tuple[str, ...] = ()
-    """Of each worker, where there are several; else `device` is that of the one."""
     ranks: Layout = field(default_factory=Layout)
     """How the workers share the model."""
 
@@ -69,10 +58,6 @@ class WorkerConfig:
     def world_size(self) -> int:
         """The number of worker processes in the group."""
         return self.ranks.size
-
-    def device_of(self, rank: int) -> str:
-        """Return the device of one of the workers."""
-        return self.devices[rank] if self.devices else self.device
 
     @property
     def private_folder(self) -> Path:
@@ -85,6 +70,13 @@ class WorkerConfig:
         """The one folder that a worker that only tokenizes may write. This process maps the ids there, so no worker
         that lives on may change them."""
         return self.directory.absolute() / "corpus"
+
+    def load_corpus(self, folder: Path) -> LoadCorpus:
+        """Return what a worker that reads the text is told; `folder` is the one that it may write."""
+        vocabulary = self.model.vocab_size
+        return LoadCorpus(
+            data=self.data, tokenizer=self.tokenizer, vocab_size=vocabulary, text=self.text, directory=str(folder)
+        )
 
     @property
     def layout(self) -> FlatLayout:

@@ -23,17 +23,17 @@ LIMIT_S: Final = 600.0
 
 async def read_corpus_apart(config: WorkerConfig) -> Corpus:
     """Return the corpus of a peer. Raises as `read_text_apart`."""
-    return await read_text_apart(_load_message(config), config.directory / LOG, config.threads, config.load_timeout_s)
+    load = config.load_corpus(config.corpus_folder)
+    return await read_text_apart(load, config.directory / LOG, config.compute.threads_each, config.load_timeout_s)
 
 
 async def read_text_apart(load: LoadCorpus, log: Path, threads: int | None = None, limit_s: float = LIMIT_S) -> Corpus:
     """Return this machine's corpus. A tokenizer of the run's, and what unpacks text, run in a worker process of their
     own, which is ended when the ids are on disk. Raises ConfigError if there is too little text or the tokenizer is
     refused, WorkerError."""
-    if load.tokenizer == BYTES and not await trio.to_thread.run_sync(has_packed_text, load.data_folder):
-        return await trio.to_thread.run_sync(
-            load_corpus, load.data, ByteTokenizer(), load.data_folder, None, load.text_field
-        )
+    if load.tokenizer == BYTES and not await trio.to_thread.run_sync(has_packed_text, load.text.folder):
+        text = load.text
+        return await trio.to_thread.run_sync(load_corpus, load.data, ByteTokenizer(), text.folder, None, text.field)
     make_private(Path(load.directory))
     worker = WorkerProcess.start(log, Path(load.directory), threads or usable_cores(), ())
     try:
@@ -44,17 +44,6 @@ async def read_text_apart(load: LoadCorpus, log: Path, threads: int | None = Non
         raise ConfigError(answer.message)
     assert answer.corpus_files is not None and answer.corpus is not None
     return await trio.to_thread.run_sync(_mapped, load, answer.corpus_digest, answer.corpus, answer.corpus_files)
-
-
-def _load_message(config: WorkerConfig) -> LoadCorpus:
-    return LoadCorpus(
-        data=config.data,
-        tokenizer=config.tokenizer,
-        vocab_size=config.model.vocab_size,
-        data_folder=config.data_folder,
-        text_field=config.text_field,
-        directory=str(config.corpus_folder),
-    )
 
 
 def _mapped(load: LoadCorpus, digest: bytes, facts: CorpusFacts, files: CorpusFiles) -> Corpus:

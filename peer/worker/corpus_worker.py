@@ -53,7 +53,7 @@ def read_corpus(load: LoadCorpus) -> Corpus:
             f"the tokenizer has {tokenizer.vocab_size} ids and the model only {load.vocab_size}: "
             "raise model.vocab_size or choose another tokenizer"
         )
-    return load_corpus(load.data, tokenizer, load.data_folder, Path(load.directory), load.text_field)
+    return load_corpus(load.data, tokenizer, load.text.folder, Path(load.directory), load.text.field)
 
 
 def _file(ids: Ids, folder: str) -> str:

@@ -6,7 +6,7 @@ This table is read before the process is confined, so it imports no program. A p
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final, Protocol
 
 from peer.confinement.grants import Grants
@@ -83,11 +83,10 @@ def _text() -> type[Program]:
 
 
 def _train_grants(load: LoadTrain) -> Grants:
-    return Grants(
-        private=load.directory,
-        readable=_named(load.data_folder, load.tokenizer),
-        compiles=load.compile,
-        accelerators=load.device != "cpu",
+    return replace(
+        _corpus_grants(load.corpus),
+        compiles=load.compute.compile,
+        accelerators=load.compute.device_of(load.rank) != "cpu",
         tcp=load.layout.size > 1,
     )
 
@@ -95,14 +94,14 @@ def _train_grants(load: LoadTrain) -> Grants:
 def _stage_grants(load: LoadStage) -> Grants:
     return Grants(
         private=load.directory,
-        compiles=load.compile,
-        accelerators=load.device != "cpu",
+        compiles=load.compute.compile,
+        accelerators=load.compute.device_of(load.rank) != "cpu",
         tcp=load.layout.size > 1,
     )
 
 
 def _corpus_grants(load: LoadCorpus) -> Grants:
-    return Grants(private=load.directory, readable=_named(load.data_folder, load.tokenizer))
+    return Grants(private=load.directory, readable=_named(load.text.folder, load.tokenizer))
 
 
 def _block_grants(load: LoadBlocks) -> Grants:

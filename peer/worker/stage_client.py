@@ -109,9 +109,8 @@ class StageWorkerGroup(WorkerCommands):
             model=config.model,
             inner=config.inner,
             stage=self.spec,
-            compile=config.compile,
+            compute=config.compute,
             directory=str(config.private_folder),
-            device=config.device_of(rank),
             vectors=self._buffers.vectors,
             slots_fd=self._slots.fd,
         )

@@ -49,7 +49,7 @@ class StageWorker:
     def __init__(self, link: ControlLink, load: LoadStage) -> None:
         spec = load.stage
         self._link = link
-        device = resolve_device(load.device, load.compile)
+        device = resolve_device(load.compute.device_of(load.rank), load.compute.compile)
         self._group = ExitStack()  # never left: the end of the process ends it
         self._ranks = self._group.enter_context(open_ranks(load.layout, load.rank, device.torch, _meeting(load)))
         self._turns = StageTurns(link.commands, self._ranks)

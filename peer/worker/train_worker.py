@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,7 +20,6 @@ from peer.data.corpus import Corpus, sample_numbers
 from peer.errors import ConfigError, StageRefused
 from peer.footprint.optimizer_state import saved_bytes
 from peer.footprint.step_size import StepSize
-from peer.ipc.corpus_messages import LoadCorpus
 from peer.ipc.inner_options import ElementRange, InnerRunOptions
 from peer.ipc.messages import MEETING, ModelLoaded
 from peer.ipc.shared_memory import SharedBuffer
@@ -52,11 +52,9 @@ class TrainWorker:
         layout = FlatLayout.of(load.model)
         self._outer = SharedBuffer.attach(load.vectors.outer, layout.numel).tensor
         self._delta = SharedBuffer.attach(load.vectors.delta, layout.numel).tensor
-        if load.data.seq_len > load.model.max_seq_len:
-            raise ConfigError(
-                f"data.seq_len ({load.data.seq_len}) exceeds model.max_seq_len ({load.model.max_seq_len}): lower it"
-            )
-        device = resolve_device(load.device, load.compile)
+        if (length := load.corpus.data.seq_len) > load.model.max_seq_len:
+            raise ConfigError(f"data.seq_len ({length}) exceeds model.max_seq_len ({load.model.max_seq_len}): lower it")
+        device = resolve_device(load.compute.device_of(load.rank), load.compute.compile)
         self._corpus = _read_corpus(load)
         self._group = ExitStack()  # never left: the end of the process ends it
         self._trainer, self._saved = self._one_of_several(device) if load.layout.size > 1 else self._alone(device)
@@ -82,7 +80,7 @@ class TrainWorker:
         saved = self._saved_state(tuple)
         saved.load(trainer.load)
         if device.torch.type == "cuda":
-            trainer.resize(measured_step(trainer, load.data.seq_len, load.device_limit_bytes))
+            trainer.resize(measured_step(trainer, load.corpus.data.seq_len, load.compute.memory_bytes or math.inf))
         return trainer, saved
 
     def _one_of_several(self, device: Device) -> tuple[ModelTrainer, InnerStateFile]:
@@ -91,7 +89,7 @@ class TrainWorker:
 
         load = self._load
         if device.torch.type == "cuda":
-            hold_to(device.torch, load.device_limit_bytes)
+            hold_to(device.torch, load.compute.memory_bytes or math.inf)
         ranks = self._group.enter_context(open_ranks(load.layout, load.rank, device.torch, _meeting(load)))
         trainer = RankTrainer(load.model, load.inner, device, ranks, load.step_size)
         saved = self._saved_state(ranks.sum)
@@ -102,7 +100,7 @@ class TrainWorker:
         load = self._load
         layout = FlatLayout.of(load.model)
         return InnerStateFile(
-            Path(load.directory),
+            Path(load.corpus.directory),
             load.meeting,
             identity_of(load.run, load.model, Span.whole(load.model.layers), load.inner.optimizer),
             saved_bytes(load.inner.optimizer, layout.shapes),
@@ -222,7 +220,7 @@ def _learns(command: TrainCommand) -> bool:
 
 
 def _meeting(load: LoadTrain) -> Path:
-    return Path(load.directory) / load.meeting
+    return Path(load.corpus.directory) / load.meeting
 
 
 def _read_corpus(load: LoadTrain) -> Corpus:
@@ -230,18 +228,9 @@ def _read_corpus(load: LoadTrain) -> Corpus:
     files. When it has read the text it makes the file at which they meet, and clears away those of earlier groups."""
     while load.rank > 0 and not _meeting(load).exists():
         time.sleep(_LOOK_S)
-    corpus = read_corpus(
-        LoadCorpus(
-            data=load.data,
-            tokenizer=load.tokenizer,
-            vocab_size=load.model.vocab_size,
-            data_folder=load.data_folder,
-            text_field=load.text_field,
-            directory=load.directory,
-        )
-    )
+    corpus = read_corpus(load.corpus)
     if load.rank == 0:
-        for old in Path(load.directory).glob(f"{MEETING}*"):
+        for old in Path(load.corpus.directory).glob(f"{MEETING}*"):
             old.unlink()
         if load.layout.size > 1:
             _meeting(load).touch()

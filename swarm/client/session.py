@@ -10,7 +10,7 @@ import shutil
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,10 +21,11 @@ from peer.errors import BarnraiseError, ResourceError
 from peer.events import EventLog
 from peer.identity import Identity, Signed
 from peer.net.host import Host, HostConfig
+from peer.net.reach import LOCAL, Reach
 from peer.temp_folder import temporary_folder
 from swarm.membership.member_record import MEMBERS, MemberRecord, member_schema
 from swarm.membership.membership import read_records
-from swarm.membership.open_peer import PeerConfig, Schemas, open_peer
+from swarm.membership.open_peer import Schemas, open_peer
 from swarm.membership.proven_heads import ASKED_MAX, ProvenHead, ask_proven_heads
 from swarm.run.agreement import agreement_config
 from swarm.run.bootstrap import EnteredRun, enter_run
@@ -35,27 +36,6 @@ from swarm.run.invite import Invite
 from swarm.run.manifest import AnyManifest, Manifest, open_any_manifest, training_manifest
 from swarm.run.manifest_transfer import MANIFEST_FILE, TOKENIZER_FILE
 
-
-@dataclass(frozen=True)
-class DialBackConfig:
-    """The addresses at which other peers may dial a client back. Multiaddrs, as in `HostConfig`."""
-
-    listen: tuple[str, ...] = ("/ip4/127.0.0.1/tcp/0",)
-    announce: tuple[str, ...] = ()
-    relays: tuple[str, ...] = ()
-
-    def config(self) -> HostConfig:
-        """Return the configuration of a host with these addresses, a new key, and events that go nowhere."""
-        return HostConfig(
-            identity=Identity.generate(),
-            events=EventLog(),
-            listen=self.listen,
-            announce=self.announce,
-            relays=self.relays,
-        )
-
-
-_QUIET: Final = DialBackConfig()
 RENEW_S: Final = CLIENT_S / 3  # what is shown has half of its time left (`Gate`)
 
 
@@ -108,6 +88,11 @@ class RunClient:
         return found
 
 
+def client_host(reach: Reach) -> HostConfig:
+    """Return the configuration of a host with a new key, and events that go nowhere."""
+    return HostConfig(identity=Identity.generate(), events=EventLog(), reach=reach)
+
+
 def _member_schemas(gate: Gate) -> Sequence[Schema[Any]]:
     return [member_schema(gate)]
 
@@ -116,11 +101,12 @@ def _member_schemas(gate: Gate) -> Sequence[Schema[Any]]:
 async def open_client(
     invite: Invite,
     home: Path | None = None,
-    dial_back_config: DialBackConfig = _QUIET,
+    reach: Reach = LOCAL,
     schemas: Schemas = _member_schemas,
 ) -> AsyncIterator[RunClient]:
     """Connect to the run inside the block. The manifest and addresses in `home` are used but not changed, so a run
-    can be reached although every address of the invite is gone. `schemas`: of the records to read.
+    can be reached although every address of the invite is gone. `reach`: how peers dial it; `schemas`: of the records
+    to read.
 
     Raises NotAdmitted, DialError if no peer answers, or ResourceError if `home` cannot be read or TMPDIR not written.
     """
@@ -137,8 +123,8 @@ async def open_client(
 
             return await enter_run(host, invite, own, sign(time.time()), open_any_manifest, sign)
 
-        config = PeerConfig(dial_back_config.config(), own, invite.addresses, is_client=True)
-        async with open_peer(config, enter, schemas) as peer, _renewing(peer.run.gate):
+        config = client_host(replace(reach, bootstrap=invite.addresses))
+        async with open_peer(config, own, enter, schemas, is_client=True) as peer, _renewing(peer.run.gate):
             yield RunClient(peer.host, peer.node, peer.run.signed, peer.run.manifest, peer.run.tokenizer)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from peer.checkpoint.generation import StateGeneration
 from peer.events import Watcher
 from peer.net.host import Host, HostConfig
 from peer.net.lan.discovery import Lan
+from peer.net.reach import Reach
 from swarm.coordinator.coordinated_group import CoordinatedGroup, Disk
 from swarm.coordinator.gossip_end import GossipEnd
 from swarm.coordinator.last_states import LastStates, Place
@@ -37,7 +38,7 @@ from swarm.membership.completion import COMPLETE
 from swarm.membership.living import note_living
 from swarm.membership.member_record import MEMBERS, MemberRecord, member_record
 from swarm.membership.membership import Membership
-from swarm.membership.open_peer import OpenPeer, PeerConfig, open_home, open_peer
+from swarm.membership.open_peer import OpenPeer, open_home, open_peer
 from swarm.protocol.head import Head
 from swarm.rounds.handlers import serve_agreement, serve_heads
 from swarm.run.bootstrap import EnteredRun
@@ -55,17 +56,13 @@ from swarm.state.snapshots import SnapshotStore
 
 @dataclass(frozen=True)
 class CoordinatorConfig:
-    """What `peer coordinate` is started with. Addresses are multiaddrs."""
+    """What `peer coordinate` is started with."""
 
     home: Path
     run: RunConfig | None
     """Creates a run in `home`, describes the one there, or replaces one that never began; None: continue with that
     one."""
-    listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
-    announce: tuple[str, ...] = ()
-    relays: tuple[str, ...] = ()
-    bootstrap: tuple[str, ...] = ()
-    """Further peers to name in the invite, full multiaddrs."""
+    reach: Reach = field(default_factory=Reach)
     banned: tuple[str, ...] = ()
     """Peers to ban, besides those banned before, or names of invites whose guests are banned."""
     kept: tuple[str, ...] = ()
@@ -74,12 +71,8 @@ class CoordinatorConfig:
     """Whether to withdraw the invite printed so far, and print another (`swarm.coordinator.withdrawal`)."""
     restored: bool = False
     """Whether the home was put back from a backup: then the coordinator does nothing before the operator's regroup."""
-    map_port: bool = False
-    """Whether to have the router forward the port."""
     notify: str = ""
     """The http(s) URL that is told of what calls for the operator; empty for none."""
-    lan: bool = False
-    """Whether to find, and be found by, peers of the run on the local network."""
     successor: Successor | None = None
     """Takes over the run of a coordinator that is lost."""
 
@@ -117,14 +110,9 @@ async def run_coordinator(
             stages=stages,
             tokenizer=manifest.tokenizer,
         )
-        host_config = HostConfig(
-            identity=identity,
-            events=events,
-            listen=config.listen,
-            announce=config.announce,
-            relays=config.relays,
-            map_port=config.map_port,
-        )
+        others = () if config.successor is None else config.successor.others
+        reach = replace(config.reach, bootstrap=(*config.reach.bootstrap, *others))
+        host_config = HostConfig(identity=identity, events=events, reach=reach)
         stores = list[SnapshotStore]()
 
         async def enter(host: Host) -> EnteredRun[Manifest]:
@@ -139,9 +127,8 @@ async def run_coordinator(
             serve_second(host)
             return EnteredRun(run_files, manifest, tokenizer, gate)
 
-        known = config.bootstrap if config.successor is None else (*config.bootstrap, *config.successor.others)
-        peer_config = PeerConfig(host_config, home, known, Lan(manifest.run_id) if config.lan else None)
-        async with open_peer(peer_config, enter, run_schemas) as peer:
+        lan = Lan(manifest.run_id) if reach.lan else None
+        async with open_peer(host_config, home, enter, run_schemas, lan) as peer:
             await _coordinate(config, disk, home, peer, stores, ready)
 
 
@@ -176,7 +163,7 @@ async def _coordinate(
             nursery.start_soon(spread_bans, gate, lambda: membership.view, host.peer_id, host.events)
 
         def show() -> None:
-            known = (*host.addresses, *config.bootstrap)[:ADDRESSES_MAX]
+            known = (*host.addresses, *config.reach.bootstrap)[:ADDRESSES_MAX]
             home.note_listening(known)
             ready(printed_invite(home, host.identity, manifest, with_living(home, known), gate.bans))
 

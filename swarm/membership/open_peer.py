@@ -43,20 +43,6 @@ def open_home(path: Path, watch: Watcher | None = None) -> Iterator[OpenHome]:
 
 
 @dataclass(frozen=True)
-class PeerConfig:
-    """What a peer is opened with."""
-
-    host: HostConfig
-    home: Home
-    bootstrap: tuple[str, ...] = ()
-    """Addresses of peers of the run."""
-    lan: Lan | None = None
-    """Finds peers of the run on the local network; None: no peer looks, and none is told."""
-    is_client: bool = False
-    """A client serves nothing, and has no use for a node that reaches no peer."""
-
-
-@dataclass(frozen=True)
 class OpenPeer(Generic[ManifestT]):
     """What is open for as long as a peer is in a run."""
 
@@ -67,20 +53,26 @@ class OpenPeer(Generic[ManifestT]):
 
 @asynccontextmanager
 async def open_peer(
-    config: PeerConfig, enter: Callable[[Host], Awaitable[EnteredRun[ManifestT]]], schemas: Schemas
+    config: HostConfig,
+    home: Home,
+    enter: Callable[[Host], Awaitable[EnteredRun[ManifestT]]],
+    schemas: Schemas,
+    lan: Lan | None = None,
+    is_client: bool = False,
 ) -> AsyncIterator[OpenPeer[ManifestT]]:
     """Be a peer of a run inside the block. `enter` finds the run's rules and guards the host by its gate: by an invite
-    (`enter_run`) or, at the peer that creates the run, from its home. `schemas`: of the records to keep and read.
+    (`enter_run`) or, at the peer that creates the run, from its home. `schemas`: of the records to keep and read. `lan`
+    finds peers on the local network. A client serves nothing, and has no use for a node that reaches no peer.
 
     Raises what `open_host` and `enter` raise; DialError if a client reaches no peer.
     """
-    async with open_host(config.host) as host, on_lan(config.lan, host):
+    async with open_host(config) as host, on_lan(lan, host):
         run = await enter(host)
-        if not config.is_client:
+        if not is_client:
             serve_run_files(host.rpc, run.signed, run.tokenizer)
             serve_dial_back(host)
             serve_events(host)
-        cache, met = config.home.addresses, None if config.lan is None else config.lan.met
-        node_config = NodeConfig(run.manifest.run_id, config.bootstrap, cache, config.is_client, met=met)
+        met, known = None if lan is None else lan.met, config.reach.bootstrap
+        node_config = NodeConfig(run.manifest.run_id, known, home.addresses, is_client, met=met)
         async with open_node(host, node_config, schemas(run.gate)) as node:
             yield OpenPeer(host, run, node)

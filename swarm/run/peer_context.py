@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from dht.node import Node
+from peer.footprint.layout import Compute
+from peer.ipc.corpus_messages import OwnText
 from peer.net.host import Host
+from peer.net.reach import Reach
 from peer.worker.launch import BEHIND_THE_NETWORK
 from swarm.run.gate import Gate
 from swarm.run.home import Home
@@ -27,27 +30,12 @@ class JoinConfig:
     home: Path
     invite: Invite
     name: str = ""
-    listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
-    announce: tuple[str, ...] = ()
-    relays: tuple[str, ...] = ()
+    reach: Reach = field(default_factory=Reach)
     client: bool = False
     """Whether the peer dials others and is never dialled, though it might be."""
-    map_port: bool = False
-    """Whether to have the router forward the port."""
-    lan: bool = False
-    """Whether to find, and be found by, peers of the run on the local network."""
-    device: str = "auto"
-    devices: tuple[str, ...] = ()
-    """Several devices, of which `device` is the first; () for that one alone."""
-    layout: str = "auto"
-    """How several devices share the model, as `Layout.parse` takes it."""
-    data_folder: str = ""
-    """The folder of text to train on; "": the run's source, where that is on every machine."""
-    text_field: str = ""
-    """What holds the text in its .jsonl and .parquet files; "": `text`."""
-    compile: bool = False
-    """Whether to use torch.compile, which runs a compiler on this machine."""
-    threads: int | None = None
+    compute: Compute = field(default_factory=Compute)
+    text: OwnText = field(default_factory=OwnText)
+    """Where it names none, the run's source is read, if that is on every machine."""
     upload_bytes_per_s: float | None = None
     """A cap, None for no cap; so is `download_bytes_per_s`."""
     download_bytes_per_s: float | None = None
@@ -55,10 +43,6 @@ class JoinConfig:
     """In a pipeline "auto" is "stage"."""
     stage: int | None = None
     """The stage of a pipeline to stay in; None lets the peer choose and move."""
-    memory_bytes: float | None = None
-    """How much of the device's memory training may take, on a CPU of the machine's; None for what is free."""
-    host_memory_bytes: float | None = None
-    """Beside a GPU: how much of the machine's memory training may take."""
     state: StatePlace = "auto"
     """Where the run's state lies: "disk" for files, which memory only caches; "auto" for memory where there is room."""
     nice: int = BEHIND_THE_NETWORK

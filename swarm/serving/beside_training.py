@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 from peer.free_memory import free_memory_bytes
 from swarm.inference.record import check_commits
 from swarm.membership.open_peer import OpenPeer
@@ -32,13 +34,12 @@ class BesideTraining:
         """Serve until cancelled. Raises ConfigError for a run without commits, ResourceError."""
         manifest, config = peer.run.manifest, self.config
         check_commits(manifest)
+        memory = _left_by_training(manifest) if self.memory_bytes is None else self.memory_bytes
         serve_config = ServeConfig(
             home=config.home,
             invite=config.invite,
             name=config.name,
-            device=config.device,
-            threads=config.threads,
-            memory_bytes=_left_by_training(manifest) if self.memory_bytes is None else self.memory_bytes,
+            compute=msgspec.structs.replace(config.compute, memory_bytes=memory),
             beside_training=True,
         )
         await RunServer(serve_config, home, peer, manifest).run(lambda span: None)

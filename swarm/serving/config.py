@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from peer.footprint.layout import Compute
 from peer.ipc.block_messages import HiddenType
+from peer.net.reach import Reach
 from swarm.run.invite import Invite
 
 
@@ -19,17 +21,11 @@ class ServeConfig:
     folder: Path | None = None
     """A checkpoint in the Hugging Face layout; with an invite: a copy to read parts from."""
     name: str = ""
-    listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
-    announce: tuple[str, ...] = ()
-    relays: tuple[str, ...] = ()
-    map_port: bool = False
-    """Whether to have the router forward the port."""
-    device: str = "auto"
-    threads: int | None = None
+    reach: Reach = field(default_factory=Reach)
+    compute: Compute = field(default_factory=Compute)
+    """Its memory is that for weights and caches; None: six tenths of what is free."""
     blocks: tuple[int, int] | None = None
     """The blocks to serve; None: where they are needed most."""
-    memory_bytes: float | None = None
-    """For weights and caches; None: six tenths of what is free."""
     is_open: bool = False
     """Whether any peer may serve and use a model that is founded; else only with its invite."""
     beside_training: bool = False

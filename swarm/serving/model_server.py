@@ -82,7 +82,7 @@ class ModelServer:
 
     def _first_span(self) -> Span:
         blocks, layers = self._config.blocks, self._manifest.model.layers
-        room = check_room(self._manifest, blocks, self._config.memory_bytes)
+        room = check_room(self._manifest, blocks, self._config.compute.memory_bytes)
         return Span(*blocks, layers) if blocks else choose_blocks(self._placement(), room, self._random.random)
 
     def _placement(self) -> PlacementView:
@@ -98,7 +98,7 @@ class ModelServer:
         """Wait until other blocks need this peer more."""
         while True:
             await trio.sleep(LOOK_S * (0.5 + self._random.random()))
-            room = blocks_that_fit(self._manifest, self._config.memory_bytes)
+            room = blocks_that_fit(self._manifest, self._config.compute.memory_bytes)
             better = better_blocks(self._placement(), self._record(), room, time.time(), self._random.random)
             if better is not None:
                 moved.append(better)
@@ -181,7 +181,7 @@ class ModelServer:
     async def _serve(self, span: Span, ready: Callable[[Span], None]) -> Span:
         """Serve a span until another one is better, and return that."""
         manifest, config = self._manifest, self._config
-        self._pages = pages_that_fit(manifest, span, config.memory_bytes)
+        self._pages = pages_that_fit(manifest, span, config.compute.memory_bytes)
         worker_config = BlockConfig(
             model=manifest.model,
             span=span,
@@ -190,8 +190,8 @@ class ModelServer:
             folders=tuple(self._folders),
             directory=config.home,
             events=self._host.events,
-            device=config.device,
-            threads=config.threads,
+            device=config.compute.device,
+            threads=config.compute.threads,
             pages=self._pages,
         )
         served = ServedSpan(span, manifest.model.hidden_size, manifest.dtype, CHUNK_TOKENS, manifest.model.max_seq_len)

@@ -7,6 +7,7 @@ home lock -> identity -> small files -> host -> the weights, once -> manifest ->
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -22,7 +23,7 @@ from peer.ipc.span import Span
 from peer.model.text_rules import TextRules
 from peer.net.host import Host, HostConfig
 from swarm.inference.record import run_schemas
-from swarm.membership.open_peer import OpenPeer, PeerConfig, open_home, open_peer
+from swarm.membership.open_peer import OpenPeer, open_home, open_peer
 from swarm.run.bootstrap import EnteredRun, enter_run
 from swarm.run.gate import Gate
 from swarm.run.guests import GuestBook
@@ -51,14 +52,9 @@ async def run_server(config: ServeConfig, ready: Callable[[Invite, Span], None],
     with open_home(config.home, watch) as opened:
         home, identity = opened.home, opened.identity
         founded = await trio.to_thread.run_sync(_reopen_or_prepare, config, identity)
-        host_config = HostConfig(
-            identity=identity,
-            events=opened.events,
-            listen=config.listen,
-            announce=config.announce,
-            relays=config.relays,
-            map_port=config.map_port,
-        )
+        known = () if config.invite is None else config.invite.addresses
+        reach = replace(config.reach, bootstrap=known)
+        host_config = HostConfig(identity=identity, events=opened.events, reach=reach)
         trees = list[StateTree]()
 
         async def enter(host: Host) -> EnteredRun[AnyManifest]:
@@ -72,9 +68,7 @@ async def run_server(config: ServeConfig, ready: Callable[[Invite, Span], None],
             host.events.emit("model_entered", name=manifest.name, blocks=manifest.model.layers, chat_template=said)
             return entered
 
-        known = config.invite.addresses if config.invite is not None else ()
-        peer_config = PeerConfig(host_config, home, known)
-        async with open_peer(peer_config, enter, run_schemas) as peer:
+        async with open_peer(host_config, home, enter, run_schemas) as peer:
             serving = _server(config, home, peer, trees)
             invite = _invite(config, home, peer)
             write_atomically(home.invite, f"{invite}\n".encode())
@@ -112,7 +106,7 @@ def _reopen_or_prepare(config: ServeConfig, identity: Identity) -> CreatedModel 
     founded = _founded(config, identity)
     if founded is not None:
         weights = founded if isinstance(founded, PreparedModel) else founded.manifest
-        check_room(weights, config.blocks, config.memory_bytes)
+        check_room(weights, config.blocks, config.compute.memory_bytes)
     return founded
 
 

@@ -83,7 +83,7 @@ class RunServer:
         self._config, self._home, self._host, self._manifest = config, home, peer.host, manifest
         self._events = _without_namesakes(peer.host.events) if config.beside_training else peer.host.events
         self._weights = RunWeights.of(manifest)
-        self._memory = memory_for(config.memory_bytes) / COMMITS_MAX
+        self._memory = memory_for(config.compute.memory_bytes) / COMMITS_MAX
         self._room = self._checked_room()
         self._random = random.Random(secrets.token_hex(8))
         self._client = RunClient(
@@ -282,8 +282,8 @@ class RunServer:
             directory=self._home.path / f"blocks-{self._count % COMMITS_MAX}",
             gives_way=self._config.beside_training,
             events=self._events,
-            device=self._config.device,
-            threads=self._config.threads,
+            device=self._config.compute.device,
+            threads=self._config.compute.threads,
             pages=self._pages,
         )
 

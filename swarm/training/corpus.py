@@ -45,4 +45,4 @@ async def open_corpus(context: PeerContext) -> CorpusReader:
 
 async def has_text(context: PeerContext) -> bool:
     """Whether this machine has any of the run's text."""
-    return await trio.to_thread.run_sync(data.has_text, context.manifest.data, context.config.data_folder)
+    return await trio.to_thread.run_sync(data.has_text, context.manifest.data, context.config.text.folder)

@@ -60,14 +60,14 @@ def check_role(config: JoinConfig, manifest: Manifest) -> None:
 def check_text(config: JoinConfig, manifest: Manifest) -> None:
     """Raise ConfigError if this peer is to read text that its user has not named."""
     if manifest.stages == 1 or config.role == "feeder" or config.stage == 0:
-        check_source(manifest.data, config.data_folder)
+        check_source(manifest.data, config.text.folder)
 
 
 def check_memory(config: JoinConfig, manifest: Manifest) -> None:
     """Raise an error if this peer's stage, or every stage, needs more of the machine's memory than there is:
     ConfigError for the user's limit, which counts where it is given, ResourceError for what is free. What a GPU has
     room for the worker finds out."""
-    found = Accelerator.of(config.device, manifest.inner)
+    found = Accelerator.of(config.compute.device, manifest.inner)
     needs = memory_needs(manifest, found, layout_of(config, manifest), may_lie_on_disk(config, manifest))
     limit = host_limit(config, found.kind)
     name = "--memory-limit" if found.kind == "cpu" else "--host-memory-limit"
@@ -92,10 +92,10 @@ def check_memory(config: JoinConfig, manifest: Manifest) -> None:
 def check_disk(config: JoinConfig, manifest: Manifest) -> None:
     """Raise ResourceError if the home's disk has too little room for all that this peer writes, in its stage or in the
     smallest one. What the home holds already counts as room."""
-    needs = disk_needs(manifest, config.data_folder, stages_in_files(config, manifest))
+    needs = disk_needs(manifest, config.text.folder, stages_in_files(config, manifest))
     needed = min(needs) if config.stage is None else needs[config.stage]
     if config.role == "feeder":
-        needed = _cached_bytes(manifest, config.data_folder)
+        needed = _cached_bytes(manifest, config.text.folder)
     free = shutil.disk_usage(config.home).free
     if needed > free and needed > free + _held_bytes(config.home):
         raise ResourceError(
@@ -137,7 +137,7 @@ def stages_in_files(config: JoinConfig, manifest: Manifest) -> list[int]:
 
 def written_a_round(config: JoinConfig, manifest: Manifest, stage: int) -> float:
     """Return about how many bytes a peer whose states of that stage lie in files writes in a round."""
-    found, shape = Accelerator.of(config.device, manifest.inner), RunShape.of(manifest)
+    found, shape = Accelerator.of(config.compute.device, manifest.inner), RunShape.of(manifest)
     work = shape.workload(stage, USUAL_PEERS, found.kind, found.bf16)
     return written_in_a_day(replace(work, state_on_disk=True), rounds=1.0)
 
@@ -159,7 +159,7 @@ def footprints(
 def room_for_stages(config: JoinConfig, manifest: Manifest) -> float:
     """Return the bytes of this machine's memory that a stage may take, as all peers count them: on one device, with
     states in files. What several devices, or states in memory, take beyond that is not there for a stage."""
-    found = Accelerator.of(config.device, manifest.inner)
+    found = Accelerator.of(config.compute.device, manifest.inner)
     counted = memory_needs(manifest, found, on_disk=manifest.outer.has_common_state)
     taken = memory_needs(manifest, found, layout_of(config, manifest), may_lie_on_disk(config, manifest))
     beyond = max(own - usual for usual, own in zip(counted, taken, strict=True))

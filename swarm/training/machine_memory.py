@@ -36,16 +36,16 @@ class Accelerator:
 
 def host_limit(config: JoinConfig, kind: DeviceKind) -> float | None:
     """Return what the user lets training take of the machine's memory; None for what is free."""
-    return config.memory_bytes if kind == "cpu" else config.host_memory_bytes
+    return config.compute.memory_bytes if kind == "cpu" else config.compute.host_memory_bytes
 
 
 def layout_of(config: JoinConfig, manifest: Manifest) -> Layout:
     """Return how this peer's devices share the whole model, or its stage. "auto" looks at the stage that the user has
     named, else at all that the peer may take. Raises ConfigError for devices that are not there, and for a layout that
     does not suit them or the model."""
-    if len(config.devices) < 2:
+    if len(config.compute.devices) < 2:
         return Layout()
-    found = [Accelerator.of(device, manifest.inner) for device in config.devices]
+    found = [Accelerator.of(device, manifest.inner) for device in config.compute.devices]
     shape = RunShape.of(manifest)
     stages = range(manifest.stages) if config.stage is None else (config.stage,)
     works = [shape.workload(stage, USUAL_PEERS, found[0].kind, found[0].bf16) for stage in stages]
@@ -55,7 +55,7 @@ def layout_of(config: JoinConfig, manifest: Manifest) -> Layout:
         all_sizes = [shape.footprint(least_work(work, layout)) for work in works]
         return all(sizes.device_bytes <= _room(config, found[0].kind, least, sizes) for sizes in all_sizes)
 
-    layout = Layout.parse(config.layout, len(config.devices), fits)
+    layout = Layout.parse(config.compute.layout, len(config.compute.devices), fits)
     if manifest.stages > 1:
         layout.check_stage()
     layout.check(manifest.model, manifest.inner.optimizer, manifest.data.seq_len)
@@ -72,7 +72,7 @@ def state_lies_on_disk(config: JoinConfig, manifest: Manifest, stage: int) -> bo
     little room for them. Raises ConfigError for the devices."""
     if config.state != "auto" or not may_lie_on_disk(config, manifest):
         return config.state == "disk"
-    found, shape = Accelerator.of(config.device, manifest.inner), RunShape.of(manifest)
+    found, shape = Accelerator.of(config.compute.device, manifest.inner), RunShape.of(manifest)
     work = shape.workload(stage, USUAL_PEERS, found.kind, found.bf16)
     limit = host_limit(config, found.kind)
     memory = free_memory_bytes() if limit is None else limit
@@ -88,7 +88,7 @@ def least_work(work: Workload, layout: Layout) -> Workload:
 def step_size(config: JoinConfig, manifest: Manifest) -> StepSize:
     """Return how much of a step of a whole model is on a device at a time, by arithmetic. Of one GPU the whole batch,
     since the worker sees its device and this process does not. Raises ConfigError for the devices."""
-    found, shape = Accelerator.of(config.device, manifest.inner), RunShape.of(manifest)
+    found, shape = Accelerator.of(config.compute.device, manifest.inner), RunShape.of(manifest)
     layout, whole = layout_of(config, manifest), StepSize(manifest.inner.batch_size)
     if found.kind != "cpu" and layout.size == 1:
         return whole
@@ -102,7 +102,7 @@ def _room(config: JoinConfig, kind: DeviceKind, device_bytes: float, sizes: Foot
     """Return the bytes that each device has for training: of a GPU what the user allows, of the machine's memory its
     share of what the rest leaves."""
     if kind != "cpu":
-        return min(device_bytes, config.memory_bytes or math.inf)
+        return min(device_bytes, config.compute.memory_bytes or math.inf)
     limit = host_limit(config, kind)
     memory = free_memory_bytes() if limit is None else limit
     return (memory - sum(sizes.host.values())) / sizes.devices

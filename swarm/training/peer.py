@@ -6,6 +6,7 @@ home lock -> identity -> host -> run files -> gate -> DHT node -> a replica, and
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import trio
 
@@ -16,7 +17,7 @@ from peer.net.lan.discovery import Lan
 from peer.worker.client import open_worker_group
 from swarm.gossip.peer import run_gossip
 from swarm.inference.record import run_schemas
-from swarm.membership.open_peer import OpenPeer, PeerConfig, open_home, open_peer
+from swarm.membership.open_peer import OpenPeer, open_home, open_peer
 from swarm.membership.reachability import DialWatch
 from swarm.run.bootstrap import EnteredRun, enter_run
 from swarm.run.home import Home
@@ -46,15 +47,12 @@ async def run_participant(config: JoinConfig, watch: Watcher | None = None, besi
         host_config = HostConfig(
             identity=opened.identity,
             events=opened.events,
-            listen=config.listen,
-            announce=config.announce,
-            relays=config.relays,
-            map_port=config.map_port,
+            reach=replace(config.reach, bootstrap=config.invite.addresses),
             upload_bytes_per_s=config.upload_bytes_per_s,
             download_bytes_per_s=config.download_bytes_per_s,
         )
 
-        lan = Lan(config.invite.run_id) if config.lan else None
+        lan = Lan(config.invite.run_id) if config.reach.lan else None
         found = tuple if lan is None else lan.found
 
         async def enter(host: Host) -> EnteredRun[Manifest]:
@@ -71,8 +69,7 @@ async def run_participant(config: JoinConfig, watch: Watcher | None = None, besi
             )
             return entered
 
-        peer_config = PeerConfig(host_config, home, config.invite.addresses, lan)
-        async with open_peer(peer_config, enter, run_schemas) as peer:
+        async with open_peer(host_config, home, enter, run_schemas, lan) as peer:
             manifest = peer.run.manifest
             pause = OwnersPause(peer.host.events, home.paused, condition_of(config.pause_when))
             pause.look()
@@ -86,7 +83,7 @@ async def run_participant(config: JoinConfig, watch: Watcher | None = None, besi
             home.note_listening(peer.host.addresses)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(pause.run)
-                if config.client or not config.announce:  # who names an address knows that it leads here
+                if config.client or not config.reach.announce:  # who names an address knows that it leads here
                     nursery.start_soon(DialWatch(peer.host, config.client).run)
                 if beside is not None:
                     nursery.start_soon(beside, peer, home)

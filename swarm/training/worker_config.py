@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from peer.data.corpus import within_memory
 from peer.free_memory import memory_bytes
 from peer.ipc.stage_spec import StageSpec
@@ -17,7 +15,7 @@ from swarm.training.machine_memory import Accelerator, host_limit, layout_of, st
 def worker_config(context: PeerContext, stage: StageSpec | None = None) -> WorkerConfig:
     """Return what the worker is started with; `stage` None for the whole model."""
     config, manifest = context.config, context.manifest
-    limit = host_limit(config, Accelerator.of(config.device, manifest.inner).kind)
+    limit = host_limit(config, Accelerator.of(config.compute.device, manifest.inner).kind)
     own_tokenizer = manifest.tokenizer != BYTES_TOKENIZER
     return WorkerConfig(
         model=manifest.model,
@@ -25,18 +23,13 @@ def worker_config(context: PeerContext, stage: StageSpec | None = None) -> Worke
         inner=manifest.inner,
         run=manifest.run_id,
         tokenizer=str(config.home / TOKENIZER_FILE) if own_tokenizer else BYTES_TOKENIZER,
-        data_folder=config.data_folder,
-        text_field=config.text_field,
-        compile=config.compile,
-        device=config.device,
-        devices=config.devices,
+        text=config.text,
+        compute=config.compute,
         ranks=layout_of(config, manifest),
         step_size=step_size(config, manifest) if stage is None else None,
-        device_limit_bytes=config.memory_bytes or math.inf,
         directory=config.home,
         vectors_in_files=state_lies_on_disk(config, manifest, 0 if stage is None else stage.index),
         seed=manifest.run.seed,
-        threads=config.threads and max(1, config.threads // max(1, len(config.devices))),
         events=context.host.events,
         suspended=context.pause.paused and stage is None,  # a paused peer opens no replica of a stage
         nice=config.nice,

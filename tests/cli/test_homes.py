@@ -69,17 +69,17 @@ def test_a_home_alone_continues_as_it_was_started(tmp_path: Path, joined: Callab
     first = joined(invite, "--home", home, "--data", data, "--name", "ann", "--json", *limits, listening=port)
     again = joined("--home", home, listening=port)
     assert again.invite == invite
-    assert (again.data_folder, again.name, again.upload_bytes_per_s, again.devices, again.threads) == (
-        first.data_folder, "ann", 2.5e6, first.devices, 2,
+    assert (again.text.folder, again.name, again.upload_bytes_per_s, again.compute.devices, again.compute.threads) == (
+        first.text.folder, "ann", 2.5e6, first.compute.devices, 2,
     )  # fmt: skip
-    assert (first.text_field, again.text_field) == ("body", "body")
-    assert first.listen == ("/ip4/0.0.0.0/tcp/0",) and again.listen == (f"/ip4/0.0.0.0/tcp/{port}",)
+    assert (first.text.field, again.text.field) == ("body", "body")
+    assert first.reach.listen == ("/ip4/0.0.0.0/tcp/0",) and again.reach.listen == (f"/ip4/0.0.0.0/tcp/{port}",)
     assert "as_json" not in choices_in(home)
     other = joined("--home", home, "--device", "cpu", "--name", "bo", listening=port)
-    assert (other.name, other.device, other.devices, other.data_folder) == ("bo", "cpu", (), str(data))
+    assert (other.name, other.compute.device, other.compute.devices, other.text.folder) == ("bo", "cpu", (), str(data))
     assert joined("--home", home).name == "bo", "what is given once more is remembered from then on"
     anew = joined(invite, "--home", home)
-    assert (anew.data_folder, anew.devices, anew.text_field) == ("", (), ""), (
+    assert (anew.text.folder, anew.compute.devices, anew.text.field) == ("", (), ""), (
         "with the invite only what is given counts"
     )
 
@@ -89,7 +89,7 @@ def test_a_port_that_is_taken_is_left_open_to_a_volunteer(tmp_path: Path, joined
         taken.bind(("0.0.0.0", 0))
         taken.listen()
         joined(invite_at(1), "--home", tmp_path, listening=taken.getsockname()[1])
-        assert joined("--home", tmp_path).listen == ("/ip4/0.0.0.0/tcp/0",)
+        assert joined("--home", tmp_path).reach.listen == ("/ip4/0.0.0.0/tcp/0",)
 
 
 def test_what_cannot_be_continued_is_told(tmp_path: Path, joined: Callable[..., JoinConfig]) -> None:
@@ -136,20 +136,22 @@ def coordinated(monkeypatch: pytest.MonkeyPatch) -> Callable[..., CoordinatorCon
 def test_a_coordinator_keeps_its_addresses(tmp_path: Path, coordinated: Callable[..., CoordinatorConfig]) -> None:
     port, relay, home = free_port(), "/ip4/192.0.2.7/tcp/1/p2p/x", ("--home", tmp_path)
     first = coordinated(*home, "--listen", "/ip4/127.0.0.1/tcp/0", "--relay", relay, listening=port)
-    assert first.listen == ("/ip4/127.0.0.1/tcp/0",)
+    assert first.reach.listen == ("/ip4/127.0.0.1/tcp/0",)
     for _ in range(2):
         again = coordinated(*home, listening=port)
-        assert (again.listen, again.relays) == ((f"/ip4/127.0.0.1/tcp/{port}",), (relay,))
+        assert (again.reach.listen, again.reach.relays) == ((f"/ip4/127.0.0.1/tcp/{port}",), (relay,))
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", port))
         taken.listen()
         with pytest.raises(ResourceError, match=rf"{port}, which this run's invites name, is taken .*--listen"):
             coordinated(*home)
         moved = coordinated(*home, "--listen", "/ip4/127.0.0.1/tcp/7777", listening=7777)
-    assert moved.relays == (relay,)
-    assert coordinated(*home, listening=7777).listen == ("/ip4/127.0.0.1/tcp/7777",)
+    assert moved.reach.relays == (relay,)
+    assert coordinated(*home, listening=7777).reach.listen == ("/ip4/127.0.0.1/tcp/7777",)
     announced = coordinated(*home, "--announce", "/dns4/a.example/tcp/99", listening=99)
-    assert coordinated(*home, listening=99).listen == announced.listen, "an announced port is not the one listened at"
+    assert coordinated(*home, listening=99).reach.listen == announced.reach.listen, (
+        "an announced port is not the one listened at"
+    )
 
 
 def test_the_port_of_a_home_of_an_earlier_release_is_kept(
@@ -157,7 +159,7 @@ def test_the_port_of_a_home_of_an_earlier_release_is_kept(
 ) -> None:
     port = free_port()
     Home(tmp_path).note_listening([f"/ip4/192.0.2.1/tcp/{port}/p2p/x"])
-    assert coordinated("--home", tmp_path).listen == (f"/ip4/0.0.0.0/tcp/{port}",)
+    assert coordinated("--home", tmp_path).reach.listen == (f"/ip4/0.0.0.0/tcp/{port}",)
 
 
 async def test_default_homes_are_named_after_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

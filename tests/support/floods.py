@@ -35,6 +35,7 @@ from peer.events import EventLog
 from peer.identity import Identity
 from peer.net.bulk.transport import OFFER, OfferRequest
 from peer.net.host import HostConfig, open_host
+from peer.net.reach import Reach
 from peer.net.stream_channel import PROTOCOL
 from peer.net.wire import RequestHeader
 from swarm.client.session import RunClient, open_client
@@ -122,7 +123,7 @@ async def handshakes(attack: Attack) -> None:
 
     async def whole() -> None:
         while True:
-            async with open_host(HostConfig(identity=Identity.generate(), events=EventLog(), listen=())) as host:
+            async with open_host(HostConfig(identity=Identity.generate(), events=EventLog(), reach=Reach(()))) as host:
                 for _ in range(10):
                     await attack.link.take(1000)
                     with suppress(*ENDED):

@@ -1,6 +1,6 @@
 """A relay in a host of its own.
 
-async with open_relay(RelayConfig(identity, listen=("/ip4/0.0.0.0/tcp/4001",))) as relay:
+async with open_relay(identity, Reach(("/ip4/0.0.0.0/tcp/4001",))) as relay:
     print(relay.addresses)
     await trio.sleep_forever()
 """
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from typing import Final
 
 from peer.errors import ConfigError
@@ -17,6 +16,7 @@ from peer.events import EventLog
 from peer.identity import Identity
 from peer.net.host import Host, HostConfig, open_host
 from peer.net.limits import NetLimits
+from peer.net.reach import Reach
 from peer.net.relay.circuit import RelayCounts
 from peer.net.relay.hop import HopServer
 from peer.net.relay.ledger import RelayLimits
@@ -29,17 +29,6 @@ _NET_LIMITS: Final = NetLimits(
     flow_bytes_in_flight=4 << 20,
     connections=2048,
 )
-
-
-@dataclass(frozen=True)
-class RelayConfig:
-    """What a relay needs to run."""
-
-    identity: Identity
-    listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/4001",)
-    announce: tuple[str, ...] = ()
-    """Addresses to announce in place of those derived from `listen`."""
-    limits: RelayLimits = field(default_factory=RelayLimits)
 
 
 class Relay:
@@ -57,20 +46,13 @@ class Relay:
 
 
 @asynccontextmanager
-async def open_relay(config: RelayConfig) -> AsyncIterator[Relay]:
+async def open_relay(identity: Identity, reach: Reach, limits: RelayLimits) -> AsyncIterator[Relay]:
     """Run a relay inside the block.
 
     Raises ConfigError for a bad address, ResourceError where it cannot listen (port in use).
     """
-    if config.announce and config.listen[0].endswith("/tcp/0"):
+    if reach.announce and reach.listen[0].endswith("/tcp/0"):
         raise ConfigError("--announce names a fixed port and --listen port 0: name the same port with --listen")
-    host_config = HostConfig(
-        identity=config.identity,
-        events=EventLog(),
-        listen=config.listen,
-        announce=config.announce,
-        bulk_port=None,
-        limits=_NET_LIMITS,
-    )
-    async with open_host(host_config) as host:
-        yield Relay(host, config.limits)
+    config = HostConfig(identity=identity, events=EventLog(), reach=reach, bulk_port=None, limits=_NET_LIMITS)
+    async with open_host(config) as host:
+        yield Relay(host, limits)

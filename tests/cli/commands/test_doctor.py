@@ -42,8 +42,10 @@ from optim.config import CodecConfig, GossipConfig
 from optim.kernels import codec_kernels
 from peer.confinement.confine import NOT_HERE, Restriction
 from peer.errors import ConfigError, NotAdmitted
+from peer.footprint.layout import Compute
 from peer.identity import Identity
-from swarm.client.session import DialBackConfig
+from peer.ipc.corpus_messages import OwnText
+from peer.net.reach import LOCAL, Reach
 from swarm.membership.reachability import DialBackReply, Outcome
 from swarm.run.home import Home
 from swarm.run.invite import Invite
@@ -57,7 +59,7 @@ NOWHERE = Invite("a" * 32, Identity.generate().peer_id, ())
 
 
 def joining(home: Path, invite: Invite = NOWHERE, **more: Any) -> JoinConfig:
-    return JoinConfig(home, invite, device="cpu", **more)
+    return JoinConfig(home, invite, **{"compute": Compute("cpu"), **more})
 
 
 def test_this_machine_passes(tmp_path: Path) -> None:
@@ -123,14 +125,14 @@ def test_each_stage_of_a_pipeline_is_measured(tmp_path: Path) -> None:
 
 def test_it_tells_what_a_layout_gives(tmp_path: Path) -> None:
     whole, stages = (manifest_of(Identity.generate(), count) for count in (1, 3))
-    two = joining(tmp_path, devices=("cpu", "cpu"), layout="fsdp")
+    two = joining(tmp_path, compute=Compute("cpu", ("cpu", "cpu"), "fsdp"))
     _, layout, memory = size_findings(whole, two)
     assert layout.detail.startswith("fsdp:2: each device holds 1/2 of the model, 0.0") and memory.state == "ok"
     _, layout, _ = size_findings(stages, two)
     assert layout.detail.startswith("fsdp:2: each device holds 1/2 of a stage, 0.0")
-    across = list(size_findings(stages, joining(tmp_path, devices=("cpu", "cpu"), layout="tp")))[1]
+    across = list(size_findings(stages, joining(tmp_path, compute=Compute("cpu", ("cpu", "cpu"), "tp"))))[1]
     assert is_failure(across, 2) and "tp shares whole models only" in across.detail
-    wrong = joining(tmp_path, devices=("cpu", "cpu"), layout="tp:3")
+    wrong = joining(tmp_path, compute=Compute("cpu", ("cpu", "cpu"), "tp:3"))
     assert "make the product" in list(size_findings(whole, wrong))[1].remedy
 
 
@@ -165,9 +167,9 @@ def test_failed_checks_are_counted(peer: Peer, tmp_path: Path) -> None:
 
 async def test_port_in_use_and_port_free() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        finding = await port_finding(DialBackConfig((f"/ip4/127.0.0.1/tcp/{server.getsockname()[1]}",)))
+        finding = await port_finding(Reach((f"/ip4/127.0.0.1/tcp/{server.getsockname()[1]}",)))
         assert is_failure(finding, 5) and "--listen" in finding.remedy
-    assert (await port_finding(DialBackConfig())).state == "ok"
+    assert (await port_finding(LOCAL)).state == "ok"
 
 
 @pytest.mark.parametrize(
@@ -236,7 +238,7 @@ async def test_that_no_address_answers_is_reported_once(tmp_path: Path) -> None:
         await closed.bind(("127.0.0.1", 0))
         address = f"/ip4/127.0.0.1/tcp/{closed.getsockname()[1]}/p2p/{absent}"
         invite = Invite("a" * 32, absent, (address, address.replace("127.0.0.1", "127.0.0.2")))
-        findings = [finding async for finding in swarm_findings(joining(tmp_path, invite), None, DialBackConfig())]
+        findings = [finding async for finding in swarm_findings(joining(tmp_path, invite, reach=LOCAL), None)]
     (finding,) = findings
     assert finding.check == "bootstrap" and is_failure(finding, 3)
     assert finding.detail.startswith("refused") and "none of the 2 addresses" in finding.detail
@@ -307,10 +309,10 @@ async def test_the_text_is_described_with_a_run_and_without(tmp_path: Path) -> N
     lines = "".join(json.dumps({"text": f"text {number}\n"}) + "\n" for number in range(500))
     (tmp_path / "a.jsonl").write_text(lines)
     (tmp_path / "b.docx").touch()
-    alone = await text_finding(tmp_path)
+    alone = await text_finding(OwnText(str(tmp_path)))
     assert alone.state == "ok" and alone.detail.startswith("1 file (500 texts) read, ") and "1 .docx" in alone.detail
     manifest = manifest_of(Identity.generate(), 1)
-    assert "tokens of the run's tokenizer" in (await text_finding(tmp_path / "a.jsonl", manifest=manifest)).detail
+    assert "tokens of the run's tokenizer" in (await text_finding(OwnText(str(tmp_path / "a.jsonl")), manifest)).detail
     (tmp_path / "a.jsonl").write_text("")
-    missing = await text_finding(tmp_path)
+    missing = await text_finding(OwnText(str(tmp_path)))
     assert missing.state == "failure" and missing.exit_code == 2 and "add text" in missing.remedy

@@ -19,6 +19,7 @@ from dht.node import DhtConfig, Node, NodeConfig, Schema, StorageLimits, open_no
 from peer.events import Event, EventLog
 from peer.identity import Identity
 from peer.net.host import Host, HostConfig, open_host
+from peer.net.reach import Reach
 from tests.support.forking.children import open_child
 
 RUN = "run-under-test"
@@ -104,7 +105,7 @@ class Member:
 @asynccontextmanager
 async def bare_host(identity: Identity | None = None, listen: str = "/ip4/127.0.0.1/tcp/0") -> AsyncIterator[Host]:
     """Run a host without a node, for instance an attacker's."""
-    config = HostConfig(identity=identity or Identity.generate(), events=EventLog(), listen=(listen,))
+    config = HostConfig(identity=identity or Identity.generate(), events=EventLog(), reach=Reach((listen,)))
     async with open_host(config) as host:
         yield host
 
@@ -137,7 +138,7 @@ class LocalSwarm:
 
         async def live(task_status: Any) -> None:
             facts = Facts()
-            config = HostConfig(identity=identity or Identity.generate(), events=facts.log, listen=(listen,))
+            config = HostConfig(identity=identity or Identity.generate(), events=facts.log, reach=Reach((listen,)))
             with facts.log.subscribed(facts.note):
                 member: Member | None = None
                 try:

@@ -18,6 +18,7 @@ from peer.events import EventLog
 from peer.identity import Identity
 from peer.net.host import HostConfig, open_host
 from peer.net.nat.circuit_relay import HOP
+from peer.net.reach import LOCAL
 
 _NOISE = b"\x13/multistream/1.0.0\n\x07/noise\n"
 GARBAGE = {
@@ -28,7 +29,7 @@ GARBAGE = {
 
 
 def _config() -> HostConfig:
-    return HostConfig(identity=Identity.generate(), events=EventLog(), listen=("/ip4/127.0.0.1/tcp/0",))
+    return HostConfig(identity=Identity.generate(), events=EventLog(), reach=LOCAL)
 
 
 @pytest.mark.parametrize("garbage", GARBAGE)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import replace
 
 import pytest
 import trio
@@ -10,6 +11,7 @@ from peer.events import EventLog
 from peer.identity import Identity
 from peer.net.host import Host, HostConfig, open_host
 from peer.net.limits import NetLimits
+from peer.net.reach import LOCAL, Reach
 from tests.peer.net.test_rpc import ECHO, Number, echo
 from tests.peer.support.holes_common import address_of, running_host
 from tests.support.ports import free_port, refusing_port
@@ -128,7 +130,7 @@ async def test_a_peer_that_was_down_is_reached_as_soon_as_it_is_up() -> None:
         with pytest.raises(DialError):
             await a.connect(identity.peer_id, timeout_s=60)
         for _ in range(2):  # also after a restart of the peer, over the connection that died with it
-            async with open_host(config(identity=identity, listen=listen)) as b:
+            async with open_host(config(identity=identity, reach=Reach(listen))) as b:
                 b.rpc.register(ECHO, echo)
                 assert (await a.rpc.call(b.peer_id, ECHO, Number(1), timeout_s=60)).body == Number(2)
 
@@ -149,13 +151,13 @@ async def test_a_port_in_use_is_a_resource_error() -> None:
     async with open_host(config()) as a:
         taken = a.addresses[0].partition("/p2p/")[0]
         with pytest.raises(ResourceError, match="in use"):
-            async with open_host(config(listen=(taken,))):
+            async with open_host(config(reach=Reach((taken,)))):
                 pass
     with pytest.raises(ResourceError, match="--listen"):
-        async with open_host(config(listen=("/ip4/203.0.113.1/tcp/0",))):
+        async with open_host(config(reach=Reach(("/ip4/203.0.113.1/tcp/0",)))):
             pass
     with pytest.raises(ConfigError, match="--listen"):
-        async with open_host(config(listen=("localhost:4001",))):
+        async with open_host(config(reach=Reach(("localhost:4001",)))):
             pass
 
 
@@ -166,11 +168,11 @@ async def test_errors_inside_the_block_come_out_as_they_are() -> None:
 
 
 async def test_a_wildcard_listen_announces_real_addresses() -> None:
-    async with open_host(config(listen=("/ip4/0.0.0.0/tcp/0",))) as a, open_host(config()) as b:
+    async with open_host(config(reach=Reach())) as a, open_host(config()) as b:
         assert a.addresses and not any("0.0.0.0" in address or "/tcp/0/" in address for address in a.addresses)
         await b.connect_address(a.addresses[0], timeout_s=60)
     announced = "/ip4/203.0.113.7/tcp/4001"
-    async with open_host(config(announce=(announced,))) as c:
+    async with open_host(config(reach=replace(LOCAL, announce=(announced,)))) as c:
         assert c.addresses == (f"{announced}/p2p/{c.peer_id}",)
 
 

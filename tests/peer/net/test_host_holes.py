@@ -15,6 +15,7 @@ from peer.identity import Identity
 from peer.net.host import Host, HostConfig, open_host
 from peer.net.libp2p_fixes import abort_connection, apply_fixes
 from peer.net.method import Call, Method
+from peer.net.reach import Reach
 from tests.support.ports import free_port, refusing_port
 
 
@@ -31,7 +32,7 @@ async def a_host(identity: Identity | None = None, port: int = 0) -> AsyncIterat
         return call.body
 
     config = HostConfig(
-        identity=identity or Identity.generate(), events=EventLog(), listen=(f"/ip4/127.0.0.1/tcp/{port}",)
+        identity=identity or Identity.generate(), events=EventLog(), reach=Reach((f"/ip4/127.0.0.1/tcp/{port}",))
     )
     async with open_host(config) as host:
         host.rpc.register(ECHO, echo)

@@ -16,6 +16,8 @@ from peer.checkpoint.inner_state import HEAD_BYTES, NAME
 from peer.config import DataConfig, InnerConfig, ModelConfig
 from peer.errors import WorkerError
 from peer.events import Event, EventLog
+from peer.footprint.layout import Compute
+from peer.ipc.corpus_messages import OwnText
 from peer.model.layout import init_flat
 from peer.worker.client import WorkerConfig, WorkerGroup, open_worker_group
 from peer.worker.commands import WorkerCommands
@@ -49,16 +51,15 @@ def freeze(pid: int) -> None:
     os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
 
 
-def worker_config(directory: Path, text: Path, **changes: object) -> WorkerConfig:
+def worker_config(directory: Path, folder: Path, **changes: object) -> WorkerConfig:
     values: dict[str, object] = {
         "model": MODEL,
         "data": DataConfig(source="folder", seq_len=32),
-        "data_folder": str(text),
+        "text": OwnText(str(folder)),
         "inner": INNER,
         "directory": directory,
         "events": Log(),
-        "device": "cpu",
-        "threads": 1,
+        "compute": Compute("cpu", threads=1),
         "silence_s": 10.0,
     }
     return WorkerConfig(**{**values, **changes})  # type: ignore[arg-type]

@@ -229,15 +229,17 @@ import sys, trio
 from pathlib import Path
 from peer.config import DataConfig, InnerConfig, ModelConfig
 from peer.events import EventLog
+from peer.footprint.layout import Compute
+from peer.ipc.corpus_messages import OwnText
 from peer.worker.client import open_worker_group
 from peer.worker.config import WorkerConfig
 
 async def main():
     config = WorkerConfig(
         model=ModelConfig(hidden_size=32, layers=2, heads=2, kv_heads=1, intermediate_size=48, max_seq_len=32),
-        data=DataConfig(source="folder", seq_len=32), data_folder=sys.argv[2],
+        data=DataConfig(source="folder", seq_len=32), text=OwnText(sys.argv[2]),
         inner=InnerConfig(lr=1e-2, batch_size=4, total_steps=1000, dtype="fp32"),
-        directory=Path(sys.argv[1]), events=EventLog(), device="cpu", threads=1,
+        directory=Path(sys.argv[1]), events=EventLog(), compute=Compute("cpu", threads=1),
     )
     async with open_worker_group(config) as workers:
         print(workers.worker_pid, flush=True)

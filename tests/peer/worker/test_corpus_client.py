@@ -13,6 +13,7 @@ import pytest
 from peer.data.corpus import load_corpus
 from peer.data.tokenizer import ByteTokenizer, load_tokenizer
 from peer.errors import ConfigError, WorkerError
+from peer.ipc.corpus_messages import OwnText
 from peer.worker.corpus_client import read_corpus_apart
 from tests.peer.support.worker_harness import MODEL, worker_config
 from tests.support.forking.forked import children
@@ -61,7 +62,7 @@ async def test_the_field_that_the_user_names_is_read_wherever_it_is_read(tmp_pat
     data = tmp_path / "a.jsonl"
     data.write_text("".join(json.dumps({"text": "no", "body": f"line {number} " * 9}) + "\n" for number in range(99)))
     for tokenizer in ("bytes", str(hub)):
-        config = worker_config(tmp_path, data, tokenizer=tokenizer, text_field="body")
+        config = worker_config(tmp_path, data, tokenizer=tokenizer, text=OwnText(str(data), "body"))
         corpus = await read_corpus_apart(config)
         here = load_corpus(config.data, ByteTokenizer(), str(data), text_field="body")
         assert corpus.digest == here.digest and corpus.facts.documents == 99
@@ -94,6 +95,6 @@ async def test_a_worker_that_dies_is_an_error(
 
 
 async def test_without_the_users_folder_nothing_is_read(tmp_path: Path, hub: Path) -> None:
-    config = worker_config(tmp_path, tmp_path, tokenizer=str(hub), data_folder="")
+    config = worker_config(tmp_path, tmp_path, tokenizer=str(hub), text=OwnText())
     with pytest.raises(ConfigError, match="--data"):
         await read_corpus_apart(config)

@@ -12,10 +12,10 @@ import pytest
 
 from peer.config import DataConfig
 from peer.confinement.grants import Grants
-from peer.footprint.layout import Layout
+from peer.footprint.layout import Compute, Layout
 from peer.footprint.step_size import StepSize
 from peer.ipc.block_messages import Fds, LoadBlocks, RingEnds
-from peer.ipc.corpus_messages import LoadCorpus
+from peer.ipc.corpus_messages import LoadCorpus, OwnText
 from peer.ipc.first_message import FirstMessage
 from peer.ipc.messages import VectorFds, frame
 from peer.ipc.span import Span
@@ -36,16 +36,10 @@ LOADS: dict[str, FirstMessage] = {
         meeting="meeting-1",
         run="run",
         model=MODEL,
-        data=DATA,
         inner=INNER,
-        tokenizer="bytes",
-        data_folder="/text",
-        text_field="",
-        compile=False,
-        directory="/own",
+        corpus=LoadCorpus(data=DATA, tokenizer="bytes", vocab_size=9, text=OwnText("/text"), directory="/own"),
+        compute=Compute("cpu", memory_bytes=1e9),
         step_size=StepSize(1),
-        device_limit_bytes=1e9,
-        device="cpu",
         seed=7,
         vectors=VectorFds(3, 4),
     ),
@@ -57,13 +51,12 @@ LOADS: dict[str, FirstMessage] = {
         model=MODEL,
         inner=INNER,
         stage=StageSpec(span=Span.whole(MODEL.layers), index=0, max_tokens=8),
-        compile=True,
+        compute=Compute(compile=True),
         directory="/own",
-        device="auto",
         vectors=VectorFds(3, 4),
         slots_fd=6,
     ),
-    "corpus": LoadCorpus(data=DATA, tokenizer="/tokens", vocab_size=9, data_folder="", text_field="", directory="/own"),
+    "corpus": LoadCorpus(data=DATA, tokenizer="/tokens", vocab_size=9, text=OwnText(), directory="/own"),
     "block": LoadBlocks(
         model=MODEL,
         span=Span.whole(MODEL.layers),

@@ -22,6 +22,7 @@ from peer.net.host import Host, HostConfig, open_host
 from peer.net.method import Call, Method
 from peer.net.nat import traversal
 from peer.net.nat.reachability import probe
+from peer.net.reach import Reach
 
 PAYLOAD_BYTES = 4 << 20
 
@@ -44,7 +45,7 @@ async def main(relay: str) -> None:
 
     relays = (relay,) if relay else ()
     listen = ("/ip4/0.0.0.0/tcp/4002",)
-    config = HostConfig(identity=Identity.generate(), events=EventLog(), listen=listen, relays=relays)
+    config = HostConfig(identity=Identity.generate(), events=EventLog(), reach=Reach(listen, relays=relays))
     placed = trio.Event()
     async with open_host(config) as host:
         host.rpc.register(ECHO, echo)

@@ -24,6 +24,7 @@ from peer.identity import Identity
 from peer.model.layout import init_flat
 from peer.net.host import HostConfig, open_host
 from peer.net.method import Call
+from peer.net.reach import LOCAL
 from swarm.client import download
 from swarm.client.download import Download, download_head
 from swarm.client.session import RunClient, open_client
@@ -121,7 +122,7 @@ async def coordinated(home: Path) -> AsyncIterator[Run]:
         invites.append(invite)
         opened.set()
 
-    config = CoordinatorConfig(home, parse_run_config(CUT), listen=("/ip4/127.0.0.1/tcp/0",))
+    config = CoordinatorConfig(home, parse_run_config(CUT), reach=LOCAL)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(run_coordinator, config, ready)
         with trio.fail_after(300):

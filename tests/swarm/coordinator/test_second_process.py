@@ -14,14 +14,13 @@ from peer.errors import ProtocolViolation, RemoteError, ResourceError
 from peer.events import Event, EventLog
 from peer.identity import Identity, sign_bytes
 from peer.net.host import HostConfig, open_host
+from peer.net.reach import LOCAL
 from swarm.coordinator.coordinator import CoordinatorConfig, run_coordinator
 from swarm.coordinator.second_process import SECOND, SecondProcess, refuse_second, serve_second
 from swarm.run.config import parse_run_config
 from swarm.run.home import Home
 from swarm.run.invite import Invite
 from tests.swarm.client.test_download import CUT, patient  # noqa: F401  a fixture that acts by itself
-
-ANY_PORT = ("/ip4/127.0.0.1/tcp/0",)
 
 
 @asynccontextmanager
@@ -33,7 +32,7 @@ async def coordinated(home: Path, seen: list[Event], run: str | None = CUT) -> A
         opened.append(invite)
         ready.set()
 
-    config = CoordinatorConfig(home, None if run is None else parse_run_config(run), listen=ANY_PORT)
+    config = CoordinatorConfig(home, None if run is None else parse_run_config(run), reach=LOCAL)
     with trio.fail_after(120):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(run_coordinator, config, show, seen.append)
@@ -49,7 +48,7 @@ async def test_the_second_process_says_so_and_stops_and_the_first_tells_its_oper
         shutil.copytree(first, copy)
         at = invite.addresses[0].partition("/p2p/")[0]
         with pytest.raises(ResourceError, match=f"runs with the key of this coordinator, at {at}: stop one"):
-            await run_coordinator(CoordinatorConfig(copy, None, listen=ANY_PORT), lambda invite: None)
+            await run_coordinator(CoordinatorConfig(copy, None, reach=LOCAL), lambda invite: None)
         assert [event.fields for event in seen if event.name == "second_process"] == [{"ip": "127.0.0.1"}]
     async with coordinated(copy, seen, run=None) as again:  # what is left of a process that has ended stops none
         assert again.run_id == invite.run_id

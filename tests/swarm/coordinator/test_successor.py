@@ -13,6 +13,7 @@ from nacl.pwhash import argon2id
 from peer.errors import ConfigError, ResourceError
 from peer.events import Event, EventLog
 from peer.identity import Identity
+from peer.net.reach import LOCAL
 from swarm.coordinator import successor
 from swarm.coordinator.coordinator import CoordinatorConfig, run_coordinator
 from swarm.coordinator.successor import enter_home, make_successor, open_successor, read_successor, take_over
@@ -58,7 +59,7 @@ async def test_a_successor_takes_over_with_what_members_hold(tmp_path: Path) -> 
         assert here is not None and torch.equal(here.tensors["theta"], run.theta(stage, number))
         assert RecordFiles(found.stage(stage, 3).agreement).read() == {RESTORED_KEY: b"1"}
     opened, told = list[Invite](), list[str]()
-    config = CoordinatorConfig(found.path, None, listen=("/ip4/127.0.0.1/tcp/0",), successor=heir)
+    config = CoordinatorConfig(found.path, None, reach=LOCAL, successor=heir)
     with trio.fail_after(300):
         async with trio.open_nursery() as nursery:
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,9 @@ from peer.events import EventLog
 from peer.identity import Identity
 from peer.net.host import Host, HostConfig
 from peer.net.lan.discovery import Lan
+from peer.net.reach import LOCAL
 from swarm.membership.member_record import MEMBERS
-from swarm.membership.open_peer import PeerConfig, open_peer
+from swarm.membership.open_peer import open_peer
 from swarm.run.bootstrap import EnteredRun, enter_run
 from swarm.run.gate import Gate
 from swarm.run.home import Home
@@ -22,8 +24,8 @@ from swarm.run.manifest_transfer import save_run_files
 from tests.swarm.run.test_gate import AUTHORITY, invite_to, manifest_of
 
 
-def peer_of(identity: Identity, home: Path, invite: Invite, lan: Lan) -> PeerConfig:
-    return PeerConfig(HostConfig(identity=identity, events=EventLog()), Home(home), invite.addresses, lan)
+def peer_of(identity: Identity, invite: Invite) -> HostConfig:
+    return HostConfig(identity=identity, events=EventLog(), reach=replace(LOCAL, bootstrap=invite.addresses))
 
 
 @pytest.mark.parametrize("is_known", [False, True], ids=["newcomer", "member"])
@@ -41,14 +43,13 @@ async def test_a_stale_invite_is_enough_on_a_members_network(tmp_path: Path, is_
     async def enter(host: Host) -> EnteredRun[Manifest]:
         return await enter_run(host, stale, home, chain, open_manifest, found=lans[1].found)
 
-    first = peer_of(AUTHORITY, tmp_path / "authority", stale, lans[0])
-    second = peer_of(identity, home.path, stale, lans[1])
+    first, second = peer_of(AUTHORITY, stale), peer_of(identity, stale)
     if is_known:
         save_run_files(home.path, signed, b"")
     with trio.fail_after(300):
         async with (
-            open_peer(first, found, lambda gate: [MEMBERS]) as authority,
-            open_peer(second, enter, lambda gate: [MEMBERS]) as joined,
+            open_peer(first, Home(tmp_path / "authority"), found, lambda gate: [MEMBERS], lans[0]) as authority,
+            open_peer(second, home, enter, lambda gate: [MEMBERS], lans[1]) as joined,
         ):
             assert joined.run.signed == signed
             while not (authority.node.peers and joined.node.peers):

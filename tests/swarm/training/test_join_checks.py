@@ -15,10 +15,11 @@ import pytest
 from optim.config import GossipConfig
 from peer.config import DataConfig, InnerConfig, ModelConfig
 from peer.errors import ConfigError, ResourceError
-from peer.footprint.layout import ONE_DEVICE, Layout
+from peer.footprint.layout import ONE_DEVICE, Compute, Layout
 from peer.footprint.optimizer_state import saved_bytes
 from peer.footprint.parameters import parameter_shapes
 from peer.identity import Identity
+from peer.ipc.corpus_messages import OwnText
 from swarm.placement.stages import state_bytes
 from swarm.run.invite import Invite
 from swarm.run.manifest import Manifest
@@ -42,12 +43,24 @@ FOLDER = DataConfig(seq_len=64, source="folder")
 
 LONG = msgspec.structs.replace(make_manifest(AUTHORITY).model, max_seq_len=1 << 24)
 CPU = Accelerator.of("cpu", make_manifest(AUTHORITY).inner)  # with this machine's bf16 units, if it has any
+NO_TEXT = OwnText()
 SHARED = ("ddp", "fsdp")
 
 
-def joining(home: Path, manifest: Manifest, role: Role = "auto", stage: int | None = None, **more: Any) -> JoinConfig:
-    invite = Invite(manifest.run_id, manifest.authority, ())
-    return JoinConfig(home, invite, role=role, stage=stage, device="cpu", **more)
+def joining(
+    home: Path,
+    manifest: Manifest,
+    role: Role = "auto",
+    stage: int | None = None,
+    text: OwnText = NO_TEXT,
+    **computes: Any,
+) -> JoinConfig:
+    invite, compute = Invite(manifest.run_id, manifest.authority, ()), Compute(**{"device": "cpu", **computes})
+    return JoinConfig(home, invite, role=role, stage=stage, text=text, compute=compute)
+
+
+def computing(config: JoinConfig, **changes: Any) -> JoinConfig:
+    return replace(config, compute=msgspec.structs.replace(config.compute, **changes))
 
 
 def files_bytes(manifest: Manifest, stage: int = 0) -> int:
@@ -86,7 +99,7 @@ def test_a_run_that_needs_more_memory_than_there_is_is_refused_before_any_is_tak
     with pytest.raises(
         ResourceError, match=r"GB of memory are free and the model needs .*: free some, .*--memory-limit"
     ):
-        check_join(joining(tmp_path, manifest, data_folder=str(tmp_path)), manifest)
+        check_join(joining(tmp_path, manifest, text=OwnText(str(tmp_path))), manifest)
     assert psutil.Process().memory_info().rss - before < 16 << 20
 
 
@@ -115,16 +128,16 @@ def test_devices_share_a_stage(tmp_path: Path) -> None:
     manifest, copies, shards = run_of(3), Layout(replicate=2), Layout(shard=2)
     room = 1.001 * max(memory_needs(manifest, CPU, copies))
     alone = joining(tmp_path, manifest, memory_bytes=room)
-    several = replace(alone, devices=("cpu",) * 2)
+    several = computing(alone, devices=("cpu",) * 2)
     assert layout_of(several, manifest) == copies and room_for_stages(alone, manifest) == room
-    assert layout_of(replace(several, memory_bytes=0.9 * room), manifest) == shards
+    assert layout_of(computing(several, memory_bytes=0.9 * room), manifest) == shards
     for layout in (copies, shards):
-        left = room_for_stages(replace(several, layout="ddp" if layout == copies else "fsdp"), manifest)
+        left = room_for_stages(computing(several, layout="ddp" if layout == copies else "fsdp"), manifest)
         needs = zip(memory_needs(manifest, CPU), memory_needs(manifest, CPU, layout), strict=True)
         assert max(memory_needs(manifest, CPU)) <= left < room
         assert all(shared - one <= room - left for one, shared in needs)
     with pytest.raises(ConfigError, match="tp shares whole models only"):
-        layout_of(replace(several, layout="tp"), manifest)
+        layout_of(computing(several, layout="tp"), manifest)
 
 
 def test_states_lie_in_files_where_memory_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,9 +182,9 @@ def test_devices_share_a_model_that_is_too_large_for_each(tmp_path: Path) -> Non
     config = joining(tmp_path, manifest, devices=("cpu",) * 2)
     (room,) = memory_needs(manifest, CPU, Layout(replicate=2))
     for memory, layout in ((room, Layout(replicate=2)), (0.9 * room, Layout(shard=2))):
-        assert layout_of(replace(config, memory_bytes=memory), manifest) == layout
+        assert layout_of(computing(config, memory_bytes=memory), manifest) == layout
     with pytest.raises(ConfigError, match=r"heads is 64, which tp:3 does not divide"):
-        layout_of(replace(config, devices=("cpu",) * 3, layout="tp"), manifest)
+        layout_of(computing(config, devices=("cpu",) * 3, layout="tp"), manifest)
 
 
 def test_a_step_is_as_large_as_the_share_of_each_rank(tmp_path: Path) -> None:
@@ -179,7 +192,7 @@ def test_a_step_is_as_large_as_the_share_of_each_rank(tmp_path: Path) -> None:
     inner = InnerConfig(lr=1.0, batch_size=1 << 20, total_steps=1)
     manifest = make_manifest(AUTHORITY, inner=inner)
     one = joining(tmp_path, manifest, memory_bytes=32e9)
-    two = replace(one, devices=("cpu",) * 2, layout="ddp")
+    two = computing(one, devices=("cpu",) * 2, layout="ddp")
     assert step_size(two, manifest).sequences == step_size(one, manifest).sequences // 2 < 1 << 19
 
 
@@ -224,12 +237,12 @@ def test_the_disk_must_hold_the_token_cache_too(tmp_path: Path, monkeypatch: pyt
     assert disk_needs(tokenized, "") == [bare]
     free = bare + (2 << 20) - 1
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
-    check_disk(joining(home, manifest, data_folder=str(text)), manifest)
+    check_disk(joining(home, manifest, text=OwnText(str(text))), manifest)
     with pytest.raises(ResourceError, match="checkpoints, results and tokens need"):
-        check_disk(joining(home, tokenized, data_folder=str(text)), tokenized)
+        check_disk(joining(home, tokenized, text=OwnText(str(text))), tokenized)
     free = (2 << 20) - 1
     with pytest.raises(ResourceError, match="tokens need"):
-        check_disk(joining(home, tokenized, "feeder", data_folder=str(text)), tokenized)
+        check_disk(joining(home, tokenized, "feeder", text=OwnText(str(text))), tokenized)
 
 
 def test_a_stage_of_a_pipeline_keeps_backups_of_the_next_one() -> None:
@@ -243,7 +256,7 @@ def test_a_run_of_text_of_ones_own_needs_a_folder(tmp_path: Path, role: Role, st
     manifest = msgspec.structs.replace(run_of(1 if role == "auto" else 3), data=FOLDER)
     with pytest.raises(ConfigError, match="text of your own: name a file or folder of text with --data PATH"):
         check_join(joining(tmp_path, manifest, role, stage), manifest)
-    check_join(joining(tmp_path, manifest, role, stage, data_folder="text"), manifest)
+    check_join(joining(tmp_path, manifest, role, stage, text=OwnText("text")), manifest)
 
 
 def test_a_later_stage_reads_no_text(tmp_path: Path) -> None:

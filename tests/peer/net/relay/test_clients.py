@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -19,7 +20,9 @@ from peer.identity import Identity
 from peer.net.host import Host, HostConfig, open_host
 from peer.net.method import Call, Method
 from peer.net.nat.reachability import probe
-from peer.net.relay.server import RelayConfig, open_relay
+from peer.net.reach import LOCAL
+from peer.net.relay.ledger import RelayLimits
+from peer.net.relay.server import open_relay
 from tests.support.nat.go_relay import find_daemon, open_go_relay
 
 pytestmark = pytest.mark.process
@@ -38,7 +41,7 @@ async def _echo(call: Call[Note]) -> Note:
 
 @asynccontextmanager
 async def _ours() -> AsyncIterator[str]:
-    async with open_relay(RelayConfig(Identity.generate(), ("/ip4/127.0.0.1/tcp/0",))) as relay:
+    async with open_relay(Identity.generate(), LOCAL, RelayLimits()) as relay:
         yield relay.addresses[0]
 
 
@@ -58,7 +61,7 @@ def relay(request: pytest.FixtureRequest) -> AbstractAsyncContextManager[str]:
 
 @asynccontextmanager
 async def a_host(*relays: str) -> AsyncIterator[Host]:
-    config = HostConfig(identity=Identity.generate(), events=EventLog(), relays=relays)
+    config = HostConfig(identity=Identity.generate(), events=EventLog(), reach=replace(LOCAL, relays=relays))
     placed = trio.Event()
     async with open_host(config) as host:
         host.rpc.register(ECHO, _echo)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -23,10 +24,11 @@ from peer.net.host import Host, HostConfig, open_host
 from peer.net.libp2p_fixes import identify
 from peer.net.libp2p_fixes.yamux_stream import YamuxStream
 from peer.net.nat.circuit_relay import HOP, MESSAGE_BYTES_MAX, STOP, CircuitRefused, read_message, reserve
+from peer.net.reach import LOCAL, Reach
 from peer.net.relay import hop
 from peer.net.relay.hop import HopServer
 from peer.net.relay.ledger import RelayLimits
-from peer.net.relay.server import Relay, RelayConfig, open_relay
+from peer.net.relay.server import Relay, open_relay
 from peer.net.stream_channel import greeting_of
 
 GREETING = greeting_of(HOP)
@@ -35,8 +37,7 @@ RESERVE = HopMessage(type=HopMessage.RESERVE)
 
 @asynccontextmanager
 async def a_relay(**limits: Any) -> AsyncIterator[Relay]:
-    config = RelayConfig(Identity.generate(), ("/ip4/127.0.0.1/tcp/0",), limits=RelayLimits(**limits))
-    async with open_relay(config) as relay:
+    async with open_relay(Identity.generate(), LOCAL, RelayLimits(**limits)) as relay:
         yield relay
 
 
@@ -243,7 +244,9 @@ async def test_a_relay_behind_a_relay_serves_none(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("peer.net.nat.traversal.Traversal._seek_direct", _stay)
     placed = trio.Event()
     async with a_relay() as relay, a_client(relay.addresses[0]) as client:
-        hidden = HostConfig(identity=Identity.generate(), events=EventLog(), relays=(relay.addresses[0],))
+        hidden = HostConfig(
+            identity=Identity.generate(), events=EventLog(), reach=replace(LOCAL, relays=(relay.addresses[0],))
+        )
         async with open_host(hidden) as host:
             HopServer(host, RelayLimits())
             host.traversal.changed = placed.set
@@ -269,9 +272,9 @@ async def test_addresses_that_do_not_serve() -> None:
     async with a_relay() as relay:
         taken = relay.addresses[0].partition("/p2p/")[0]
         with pytest.raises(ResourceError, match=r"in use.*choose another with --listen"):
-            async with open_relay(RelayConfig(Identity.generate(), (taken,))):
+            async with open_relay(Identity.generate(), Reach((taken,)), RelayLimits()):
                 pass
     for listen, announce in (("/ip4/0.0.0.0/udp/4001", ()), ("/ip4/0.0.0.0/tcp/0", ("/ip4/203.0.113.7/tcp/4001",))):
         with pytest.raises(ConfigError):
-            async with open_relay(RelayConfig(Identity.generate(), (listen,), announce)):
+            async with open_relay(Identity.generate(), Reach((listen,), announce), RelayLimits()):
                 pass
