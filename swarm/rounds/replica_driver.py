@@ -13,13 +13,13 @@ from swarm.protocol.agreement import events
 from swarm.protocol.agreement.config import AgreementConfig
 from swarm.protocol.agreement.work import Work
 from swarm.protocol.head import Head, Member
+from swarm.protocol.plan import WorkPlan
 from swarm.protocol.round_schedule import RoundSchedule
 from swarm.protocol.timeouts import AdaptiveTimeouts
 from swarm.rounds.building import StateBuilder
 from swarm.rounds.context import RoundContext
 from swarm.rounds.exchange.link_rates import LinkRates
 from swarm.rounds.fetched_states import FetchedStates
-from swarm.rounds.gathering import gather_batches
 from swarm.rounds.group_driver import NO_OPTIONS, DriverOptions, GroupDriver
 from swarm.rounds.handlers import SliceHandlers, serve_agreement, serve_heads
 from swarm.rounds.records import RecordFiles
@@ -129,3 +129,36 @@ async def restore_replica(
     serve_agreement(host.rpc, lambda: {group.group: group})
     serve_heads(host.rpc, lambda: {group.group: group})
     return ReplicaDriver(parts, group, actor, log, fetched)
+
+
+async def gather_batches(
+    group: GroupDriver, trainer: Trainer, plan: Callable[[], WorkPlan | None], until_s: float = 1.0
+) -> None:
+    """Ask the trainers of a synchronous pipeline, while this peer leads, whether together they have counted the whole
+    batch, and tell the node, which decides what follows (`swarm.protocol.claims`). They are asked once a plan, and
+    again if another peer has led in between. Runs until cancelled."""
+    told = b""
+
+    def current() -> WorkPlan | None:
+        mine = plan()
+        return mine if mine is not None and group.phase == "leading" and mine.head == group.head.hash else None
+
+    async def ask(mine: WorkPlan, peers: list[str], scope: trio.CancelScope) -> None:
+        nonlocal told
+        claims = await trainer.gather(peers)
+        told = mine.hash
+        group.feed(events.Gathered(mine.head, {peer: tuple(own) for peer, own in (claims or {}).items()}))
+        scope.cancel()
+
+    while True:
+        mine = current()
+        if mine is None or mine.hash == told:
+            await group.changed.wait(until_s)
+            continue
+        peers = group.workers
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask, mine, peers, nursery.cancel_scope)
+            while (now := current()) is not None and now.hash == mine.hash:
+                peers[:] = group.workers  # a newcomer may bring samples that no other will count
+                await group.changed.wait(until_s)
+            nursery.cancel_scope.cancel()

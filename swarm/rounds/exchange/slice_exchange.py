@@ -5,9 +5,9 @@
 
 Where a contributor does not hear an owner that the others hear, one of those passes its slices on.
 
-A peer sends its update as its link carries it (`send_window`), results as soon as they are merged. Slices received or delivered are kept over the attempts of a round, so that the
-loss of a member costs only the slices it owned. Which results count, their owners' signatures say, through the
-agreement.
+A peer sends its update as its link carries it (`send_window`), results as soon as they are merged. Slices received or
+delivered are kept over the attempts of a round, so that the loss of a member costs only the slices it owned. Which
+results count, their owners' signatures say, through the agreement.
 """
 
 from __future__ import annotations
