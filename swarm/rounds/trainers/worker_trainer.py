@@ -18,6 +18,7 @@ from peer.errors import BarnraiseError, ProtocolViolation, WorkerError
 from peer.events import EventLog
 from peer.ipc.inner_options import ElementRange, InnerRunOptions
 from peer.ipc.train_messages import InnerResult
+from peer.notifier import Notifier
 from peer.worker.client import WorkerGroup
 from swarm.protocol.head import Head
 from swarm.protocol.ledger import Range
@@ -69,7 +70,7 @@ class WorkerTrainer:
         self._points: deque[_Points] = deque()
         self._cut_short = False  # whether the present round must end early
         self._commands = 0  # at the worker, or on their way to it
-        self._command_ended = trio.Event()
+        self._command_ended = Notifier()
         self._rested = (-1, 0)  # the last round in which this peer was paused, and how often it was planned for in it
 
     async def run(self) -> None:
@@ -189,8 +190,7 @@ class WorkerTrainer:
             yield
         finally:
             self._commands -= 1
-            self._command_ended.set()
-            self._command_ended = trio.Event()
+            self._command_ended.notify()
 
     def _stop_steps(self) -> None:
         """Let all steps under way end."""
