@@ -26,8 +26,7 @@ from cli.options import checkpoint_folder, dtype_option, read_invite, threads_op
 from cli.run import leaves, stopping_by_signal
 from cli.terminal.lines import is_terminal, say
 from peer.errors import BarnraiseError, CheckpointError, ConfigError, NetworkError, ResourceError, WorkerError
-from peer.files import read_bounded
-from peer.temp_folder import temporary_folder
+from peer.files import read_bounded, temporary_folder
 from swarm.run.home import Home
 from swarm.run.invite import Invite, read_saved_invite
 

@@ -42,6 +42,7 @@ from dht.router import PeerFault, Router
 from dht.storage import Storage, StorageLimits
 from peer.errors import BarnraiseError, DialError, RemoteError
 from peer.net.host import Host
+from peer.net.rpc import ask_each
 
 __all__ = ["DEFAULT_TUNING", "DhtConfig", "Node", "NodeConfig", "RecordEntry", "Schema", "StorageLimits", "open_node"]
 
@@ -188,18 +189,8 @@ class Node:
 
     async def leave(self) -> None:
         """Say goodbye, so that other nodes drop us and our records at once instead of at expiry."""
-
-        async def tell(peer: str) -> None:
-            try:
-                await self._host.rpc.call(
-                    peer, LEAVE, LeaveRequest(self._router.namespace), timeout_s=self._router.tuning.leave_timeout_s
-                )
-            except PeerFault:
-                return
-
-        async with trio.open_nursery() as nursery:
-            for peer in self.peers & self._host.connected:
-                nursery.start_soon(tell, peer)
+        told = dict.fromkeys(self.peers & self._host.connected, LeaveRequest(self._router.namespace))
+        await ask_each(self._host.rpc, LEAVE, told, self._router.tuning.leave_timeout_s)
 
 
 @asynccontextmanager

@@ -38,6 +38,7 @@ from dht.storage import Storage
 from peer.errors import ProtocolViolation
 from peer.identity import Signed
 from peer.net.rpc import Reply
+from peer.notifier import Notifier
 
 T = TypeVar("T")
 
@@ -185,7 +186,7 @@ class Reader:
         in_flight: dict[str, float] = {}  # store -> asked at
         answered: set[str] = set()
         pages: list[tuple[str, Reply[FetchReply]]] = []
-        progress = trio.Event()
+        progress = Notifier()
 
         async def fetch(store: str) -> None:
             with suppress(*PeerFault):  # the router has updated the view
@@ -193,7 +194,7 @@ class Reader:
                 answered.add(store)
                 timeout.deadline = min(timeout.deadline, trio.current_time() + tuning.reply_timeout_s)
             del in_flight[store]
-            progress.set()
+            progress.notify()
 
         def is_over() -> bool:
             return len(answered) >= plan.wanted and in_flight.keys().isdisjoint(plan.first)
@@ -206,10 +207,7 @@ class Reader:
                         store = waiting.pop(0)
                         in_flight[store] = trio.current_time()
                         nursery.start_soon(fetch, store)
-                    with trio.move_on_after(tuning.hedge_s) as silence:
-                        await progress.wait()
-                    progress = trio.Event()
-                    extra += 1 if silence.cancelled_caught else 0
+                    extra += not await progress.wait(tuning.hedge_s)
                 nursery.cancel_scope.cancel()
         for store, asked_at in in_flight.items():
             if trio.current_time() - asked_at >= tuning.hedge_s:

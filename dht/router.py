@@ -34,6 +34,7 @@ from peer.errors import DeadlineExceeded, DialError, NetworkError, ProtocolViola
 from peer.net.backoff import Backoff
 from peer.net.host import Host
 from peer.net.rpc import Method, Reply
+from peer.notifier import Notifier
 
 Req = TypeVar("Req", bound=msgspec.Struct)
 Rep = TypeVar("Rep", bound=msgspec.Struct)
@@ -270,27 +271,23 @@ class Router:
         return lookup.result()
 
     async def _drive(self, lookup: Lookup, target: int) -> None:
-        progress = trio.Event()
+        progress = Notifier()
 
         async def step(peer: str) -> None:
-            nonlocal progress
             try:
                 reply = await self.ask_nearest(peer, target, self.reply_timeout_s(peer))
             except PeerFault:
                 lookup.failed(peer)
             else:
                 lookup.answered(peer, [contact.peer for contact in reply.nodes if self.available(contact.peer)])
-            progress.set()
+            progress.notify()
 
         silences = 0
         async with trio.open_nursery() as nursery:
             while not lookup.finished:
                 for peer in lookup.take(extra=silences * self.tuning.parallel):
                     nursery.start_soon(step, peer)
-                with trio.move_on_after(self.tuning.hedge_s) as silence:
-                    await progress.wait()
-                progress = trio.Event()
-                silences = silences + 1 if silence.cancelled_caught else 0
+                silences = 0 if await progress.wait(self.tuning.hedge_s) else silences + 1
             nursery.cancel_scope.cancel()
 
     async def refresh(self) -> None:

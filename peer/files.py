@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and reads with an upper bound."""
+"""Files that are written whole or not at all, reads with an upper bound, and folders for as long as a command."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import mmap
 import os
 import stat
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Final
 
@@ -156,3 +157,16 @@ def reserve(fd: int, size_bytes: int) -> None:
     if not can_reserve():
         raise OSError(errno.ENOTSUP, "this system cannot reserve room in a file")
     os.posix_fallocate(fd, 0, size_bytes)
+
+
+@contextmanager
+def temporary_folder(prefix: str) -> Iterator[Path]:
+    """Open a folder that only this user may read; it is removed after the block. Raises ResourceError."""
+    try:
+        folder = tempfile.TemporaryDirectory(prefix=prefix)
+    except OSError as error:
+        raise ResourceError(
+            f"no temporary folder can be made ({error.strerror}): free some space, or name another folder in TMPDIR"
+        ) from error
+    with folder as path:
+        yield Path(path)

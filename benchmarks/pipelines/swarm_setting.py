@@ -9,7 +9,7 @@ import torch
 
 from peer.config import DataConfig, InnerConfig, ModelConfig
 from swarm.pipeline.config import Activations
-from swarm.placement.partition import PartCost, split_layers
+from swarm.placement.costs import PartCost, split_layers
 
 SEED: Final = 0
 HIDDEN_SIZE: Final = 1024

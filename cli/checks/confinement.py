@@ -15,7 +15,7 @@ from cli.checks.machine import Finding
 from peer.confinement.confine import NOT_HERE, SWITCH, Restriction
 from peer.confinement.environment import passed_on
 from peer.confinement.probe import REPORT
-from peer.temp_folder import temporary_folder
+from peer.files import temporary_folder
 
 _PROBE_S: Final = 60.0
 _ROOT: Final = Path(__file__).resolve().parents[2]

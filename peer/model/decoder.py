@@ -9,16 +9,20 @@ model: the first holds the embedding, the last the head.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from peer.config import DataConfig, InnerConfig, ModelConfig, RopeScaling
 from peer.footprint.workload import Recompute
 from peer.ipc.span import Span
 from peer.model.head_loss import head_losses
 from peer.model.layout import FlatLayout, TensorSlot, init_flat
-from peer.model.recompute import run_block
 from peer.model.rotary import rotary_table
 
 __all__ = [
@@ -30,6 +34,16 @@ __all__ = [
     "RopeScaling",
     "TensorSlot",
     "init_flat",
+]
+
+_aten = torch.ops.aten
+_PRODUCTS: Final = [
+    _aten.mm.default,
+    _aten.addmm.default,
+    _aten._scaled_dot_product_flash_attention.default,
+    _aten._scaled_dot_product_flash_attention_for_cpu.default,
+    _aten._scaled_dot_product_efficient_attention.default,
+    _aten._scaled_dot_product_cudnn_attention.default,
 ]
 
 
@@ -204,3 +218,15 @@ class Decoder(nn.Module):
         of `hidden` (B, T, C), as `hidden()` returned it, for targets (B, T). Logits exist a part at a time."""
         total, losses = head_losses(hidden.flatten(0, 1), self.head, targets.flatten())
         return total, losses.view(targets.shape)
+
+
+def run_block(block: Callable[..., Tensor], recompute: Recompute, *inputs: Tensor) -> Tensor:
+    """Return the block's output. For the backward it keeps everything ("none"), the outputs of matrix products and of
+    the attention ("selective", arXiv 2205.05198), or its inputs alone ("full", arXiv 1604.06174)."""
+    if recompute == "none" or not torch.is_grad_enabled():
+        return block(*inputs)
+    contexts: dict[str, Any] = {}
+    if recompute == "selective":
+        contexts["context_fn"] = partial(create_selective_checkpoint_contexts, _PRODUCTS)
+    out: Tensor = checkpoint(block, *inputs, use_reentrant=False, preserve_rng_state=False, **contexts)
+    return out

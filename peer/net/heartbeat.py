@@ -23,6 +23,7 @@ from peer.net.limits import NetLimits
 from peer.net.method import Call, Method
 from peer.net.rate_limit import Meter
 from peer.net.rpc import Rpc
+from peer.notifier import Notifier
 
 
 class Ping(msgspec.Struct, frozen=True):
@@ -86,7 +87,7 @@ class Heartbeat:
         self._lag = LagMeter()
         self._watched: dict[str, trio.CancelScope] = {}
         self._suspects: set[str] = set()
-        self._changed = trio.Event()
+        self._changed = Notifier()
         self._nursery: trio.Nursery | None = None
         rpc.register(PING, self._on_ping)
 
@@ -198,8 +199,7 @@ class Heartbeat:
             self._events.emit("peer_recovered", peer=peer)
 
     def _announce(self) -> None:
-        self._changed.set()
-        self._changed = trio.Event()
+        self._changed.notify()
 
     async def _on_ping(self, call: Call[Ping]) -> Pong:
         return Pong()

@@ -10,7 +10,7 @@ stream, writing, waiting, reading.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
@@ -255,6 +255,29 @@ class Rpc:
                 channel.finish()
             else:
                 channel.abandon()
+
+
+async def ask_each(
+    rpc: Rpc,
+    method: Method[Req, Rep],
+    bodies: Mapping[str, Req],
+    timeout_s: float,
+    failed: Callable[[str, BarnraiseError], None] = lambda peer, error: None,
+) -> dict[str, Rep]:
+    """Call `method` at all peers of `bodies` at once, and return the answers that came in time, by peer. `failed` gets
+    the errors of the others."""
+    answers = dict[str, Rep]()
+
+    async def ask(peer: str, body: Req) -> None:
+        try:
+            answers[peer] = (await rpc.call(peer, method, body, timeout_s=timeout_s)).body
+        except BarnraiseError as error:
+            failed(peer, error)
+
+    async with trio.open_nursery() as nursery:
+        for peer, body in bodies.items():
+            nursery.start_soon(ask, peer, body)
+    return answers
 
 
 async def _request(frames: Frames, header: RequestHeader, payload: memoryview) -> tuple[ReplyHeader, bool]:

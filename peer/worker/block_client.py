@@ -33,6 +33,7 @@ from peer.ipc.block_messages import (
 )
 from peer.ipc.ring import Piece, Ring
 from peer.ipc.span import Span
+from peer.notifier import Notifier
 from peer.worker.launch import WorkerLaunch
 from peer.worker.process import make_private
 from peer.worker.supervisor import Supervisor
@@ -96,7 +97,7 @@ class BlockWorkerGroup:
         self.load: WorkerLoad | None = None
         """What the worker reported last; None before."""
         self._rings: _Rings | None = None
-        self._replaced = trio.Event()  # set and replaced with the rings
+        self._replaced = Notifier()  # notified with new rings
         self._unsent: deque[bytes] = deque()  # ends of sessions that the ring had no room for
         self._told = 0  # the generation whose loss `receive` has raised
         self._closed = False
@@ -138,7 +139,7 @@ class BlockWorkerGroup:
             await group._supervisor.close()
             group._closed = True
             group._close_rings()
-            group._replaced.set()
+            group._replaced.notify()
 
     @property
     def generation(self) -> int:
@@ -237,8 +238,7 @@ class BlockWorkerGroup:
             to_worker.close()
             raise
         self._rings = _Rings(to_worker, from_worker)
-        self._replaced.set()
-        self._replaced = trio.Event()
+        self._replaced.notify()
         return (*to_worker.fds, *from_worker.fds)
 
     def _close_rings(self) -> None:

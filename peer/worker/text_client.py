@@ -16,7 +16,7 @@ import trio
 
 from peer.data.tokenizer import ByteTokenizer
 from peer.errors import ConfigError, WorkerError
-from peer.files import write_atomically
+from peer.files import temporary_folder, write_atomically
 from peer.ipc.messages import ModelLoaded, WorkerReply
 from peer.ipc.text_messages import (
     TEXT_CHARS_MAX,
@@ -29,7 +29,6 @@ from peer.ipc.text_messages import (
     TokenIds,
 )
 from peer.plain_text import plain
-from peer.temp_folder import temporary_folder
 from peer.worker.process import WorkerProcess, handshake, make_private
 
 _TOKENIZE_S: Final = 30.0

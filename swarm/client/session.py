@@ -19,10 +19,10 @@ import trio
 from dht.node import Node, Schema
 from peer.errors import BarnraiseError, ResourceError
 from peer.events import EventLog
+from peer.files import temporary_folder
 from peer.identity import Identity, Signed
 from peer.net.host import Host, HostConfig
 from peer.net.reach import LOCAL, Reach
-from peer.temp_folder import temporary_folder
 from swarm.membership.member_record import MEMBERS, MemberRecord, member_schema
 from swarm.membership.membership import read_records
 from swarm.membership.open_peer import Schemas, open_peer

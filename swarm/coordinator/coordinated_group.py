@@ -22,6 +22,7 @@ from optim.strategies.registry import build_strategy
 from peer.events import Field
 from peer.net.address_prefix import prefix_of
 from peer.net.host import Host
+from peer.notifier import Notifier
 from swarm.coordinator.run_progress import RunProgress
 from swarm.membership.vote_shares import vote_shares
 from swarm.placement.stages import layout_of
@@ -30,7 +31,6 @@ from swarm.protocol.agreement.work import Work
 from swarm.protocol.head import Head
 from swarm.protocol.timeouts import AdaptiveTimeouts
 from swarm.rounds.group_driver import DriverOptions, GroupDriver
-from swarm.rounds.notifier import Notifier
 from swarm.rounds.records import RecordFiles
 from swarm.rounds.work import work_of
 from swarm.run.agreement import agreement_config, schedule_of, sponsors_of, stages_before

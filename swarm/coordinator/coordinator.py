@@ -12,12 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 import msgspec
 import trio
 
 from peer.checkpoint.generation import StateGeneration
-from peer.events import Watcher
+from peer.events import Event, EventLog, Watcher
 from peer.net.host import Host, HostConfig
 from peer.net.lan.discovery import Lan
 from peer.net.reach import Reach
@@ -25,7 +26,6 @@ from swarm.coordinator.coordinated_group import CoordinatedGroup, Disk
 from swarm.coordinator.gossip_end import GossipEnd
 from swarm.coordinator.last_states import LastStates, Place
 from swarm.coordinator.member_news import tell_news
-from swarm.coordinator.notices import Notices
 from swarm.coordinator.regroup import serve_requests
 from swarm.coordinator.reopen import create_or_reopen, watch_beginning
 from swarm.coordinator.run_progress import RunProgress
@@ -52,6 +52,10 @@ from swarm.run.manifest import Manifest, open_manifest
 from swarm.run.manifest_transfer import load_run_files
 from swarm.state.server import serve_snapshots
 from swarm.state.snapshots import SnapshotStore
+from swarm.web.webhook import Webhook
+
+NOTIFIED: Final = frozenset({"quorum_lost", "run_completed", "second_process"})
+"""The events that call for the operator. None of them can be caused by a member's claim alone."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +153,7 @@ async def _coordinate(
         nursery.start_soon(tell_news, membership, host.events)
         nursery.start_soon(watch_beginning, home, coordinator.groups, lambda: membership.view)
         if config.notify:
-            nursery.start_soon(Notices(config.notify, manifest.run_id, manifest.run.name, host.events).run)
+            nursery.start_soon(notify, config.notify, manifest.run_id, manifest.run.name, host.events)
         for group in coordinator.groups:
             nursery.start_soon(group.run)
         nursery.start_soon(coordinator.last_states.run)
@@ -169,6 +173,20 @@ async def _coordinate(
 
         show()
         nursery.start_soon(note_living, host, home, membership.others, show)
+
+
+async def notify(url: str, run_id: str, name: str, events: EventLog) -> None:
+    """POST a small JSON object to the operator's web service for each event of `NOTIFIED`, until cancelled: its fields,
+    its name as `event`, its Unix time as `at`, and the run's id and name. A failure is an event, `notify_failed`."""
+    webhook = Webhook(url, lambda about, reason: events.emit("notify_failed", about=about, reason=reason))
+
+    def note(event: Event) -> None:
+        if event.name in NOTIFIED:
+            about = {"event": event.name, "at": round(event.at, 3), "run_id": run_id, "run": name}
+            webhook.send({**about, **event.fields})
+
+    with events.subscribed(note):
+        await webhook.run()
 
 
 class _Coordinator:

@@ -12,6 +12,7 @@ from statistics import median
 from typing import Final
 
 import trio
+from blake3 import blake3
 
 from peer.bounds import finite_loss
 from peer.errors import NetworkError, ProtocolViolation, WorkerError
@@ -24,15 +25,16 @@ from swarm.gossip.norm_check import NormCheck
 from swarm.gossip.outgoing import OutgoingUpdate
 from swarm.gossip.pairing import PeerView, candidates, is_left_behind, round_after, round_after_alone, steps_for
 from swarm.gossip.replica import Replica
-from swarm.gossip.sampling import draw
 from swarm.gossip.state_transfer import GossipStateServer
 from swarm.protocol.head import Head
+from swarm.protocol.ledger import Range
 from swarm.protocol.messages import HEAD_REPORT, AskHead, HeadReport
 
 TIMEOUT_MIN_S: Final = 3.0
 RETRY_S: Final = 1.0
 LOOK_S: Final = 0.25
 HISTORY: Final = 8
+SLOTS: Final = 256  # of a segment of sample numbers
 
 
 class GossipEngine:
@@ -222,3 +224,15 @@ class GossipEngine:
     async def _on_head_report(self, call: Call[AskHead]) -> HeadReport:
         """Answer clients (`peer status`). There is no agreement, so nothing is proved."""
         return HeadReport(self.head, self._context.me, self.phase)
+
+
+def draw(run_id: str, peer: str, number: int, count: int) -> tuple[Range, ...]:
+    """Return the `count` samples of that peer's draw `number` (from 0); `count` is the same for all draws of a run.
+
+    The sequence of sample numbers (`peer.data.corpus`) is cut into segments of `SLOTS` slots. In its n-th draw a peer
+    takes, of segment n, the slot that a hash of (run, peer, n) picks. So peers need no coordination: a peer never takes
+    a number twice, and two peers share one only in the same draw, with probability 1 / SLOTS."""
+    digest = blake3(f"{run_id}/{peer}/{number}".encode(), derive_key_context="barnraise/1/gossip-samples").digest(8)
+    slot = int.from_bytes(digest, "big") % SLOTS
+    first = (number * SLOTS + slot) * count
+    return ((first, first + count),)

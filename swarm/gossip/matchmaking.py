@@ -21,6 +21,7 @@ from peer.errors import BarnraiseError, NetworkError, ProtocolViolation, RemoteE
 from peer.events import EventLog
 from peer.net.host import Host
 from peer.net.rpc import Buffer, Call
+from peer.notifier import Notifier
 from swarm.gossip import messages as msg
 from swarm.gossip.exchange import PairExchange, Terms
 from swarm.gossip.outgoing import OutgoingUpdate
@@ -53,7 +54,7 @@ class Matchmaker:
         self._exchange: PairExchange | None = None
         self._recent: OrderedDict[bytes, PairExchange] = OrderedDict()
         self._proposing_to: str | None = None
-        self._engaged = trio.Event()
+        self._engaged = Notifier()
         rpc = host.rpc
         rpc.register(msg.PROPOSE, self._on_propose)
         rpc.register(msg.COMMIT, self._on_commit)
@@ -89,9 +90,7 @@ class Matchmaker:
                 if self._exchange is None and trio.current_time() < deadline:
                     await self._propose(peer, deadline, useless)
             if self._exchange is None:
-                self._engaged = trio.Event()
-                with trio.move_on_after(self._random.uniform(0.5, 1.5) * pause_s):
-                    await self._engaged.wait()
+                await self._engaged.wait(self._random.uniform(0.5, 1.5) * pause_s)
                 pause_s = min(2 * pause_s, PAUSE_MAX_S)
 
     def close(self) -> None:
@@ -148,7 +147,7 @@ class Matchmaker:
         while len(self._recent) > RECENT_MAX:
             self._recent.popitem(last=False)
         self._host.watch([terms.partner])
-        self._engaged.set()
+        self._engaged.notify()
         self._tasks.start_soon(self._hold, self._exchange)
 
     async def _hold(self, exchange: PairExchange) -> None:

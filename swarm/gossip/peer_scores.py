@@ -7,10 +7,11 @@ local; the authority's bans (`swarm.run.gate`) come on top of them.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Final
+
+from peer.net.backoff import Backoff
 
 PAUSE_S: Final = 5.0
 PAUSE_MAX_S: Final = 600.0
@@ -19,45 +20,32 @@ MEMORY_S: Final = 3600.0
 PEERS_MAX: Final = 8192
 
 
-@dataclass
-class _Record:
-    failures: int = 0
-    avoid_until: float = float("-inf")
-    penalties: deque[float] = field(default_factory=lambda: deque(maxlen=PENALTIES_MAX))
-
-
 class PeerScores:
     """The failures and penalties of at most `PEERS_MAX` peers. `clock` returns seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._records: dict[str, _Record] = {}
+        self._failures = Backoff(PAUSE_S, PAUSE_MAX_S, peers_max=PEERS_MAX, clock=clock)
+        self._barred = Backoff(MEMORY_S, MEMORY_S, factor=1, peers_max=PEERS_MAX, clock=clock)
+        self._penalties: OrderedDict[str, deque[float]] = OrderedDict()
 
     def failed(self, peer: str) -> None:
         """Note that the peer did not answer: avoid it for 5 s, then 10, 20 ... up to ten minutes."""
-        record = self._record(peer)
-        pause_s = min(PAUSE_S * 2**record.failures, PAUSE_MAX_S)
-        record.failures = min(record.failures + 1, 16)
-        record.avoid_until = max(record.avoid_until, self._clock() + pause_s)
+        self._failures.failed(peer)
 
     def penalize(self, peer: str) -> None:
         """Note a protocol violation: a failure, and the third within an hour counts for an hour."""
         self.failed(peer)
-        record = self._record(peer)
-        record.penalties.append(self._clock())
-        if len(record.penalties) == PENALTIES_MAX and record.penalties[-1] - record.penalties[0] < MEMORY_S:
-            record.avoid_until = max(record.avoid_until, self._clock() + MEMORY_S)
+        times = self._penalties.setdefault(peer, deque(maxlen=PENALTIES_MAX))
+        times.append(self._clock())
+        if len(times) == PENALTIES_MAX and times[-1] - times[0] < MEMORY_S:
+            self._barred.failed(peer)
+        if len(self._penalties) > PEERS_MAX:
+            self._penalties.popitem(last=False)
 
     def fine(self, peer: str) -> None:
         """Forget the peer's failures, not its penalties: an exchange with it went well."""
-        if peer in self._records:
-            self._records[peer].failures = 0
+        self._failures.reset(peer)
 
     def avoids(self, peer: str) -> bool:
-        record = self._records.get(peer)
-        return record is not None and self._clock() < record.avoid_until
-
-    def _record(self, peer: str) -> _Record:
-        if peer not in self._records and len(self._records) >= PEERS_MAX:
-            del self._records[next(iter(self._records))]  # the oldest
-        return self._records.setdefault(peer, _Record())
+        return self._failures.paused(peer) or self._barred.paused(peer)

@@ -16,8 +16,8 @@ import msgspec
 import trio
 
 from peer.checkpoint.generation import MemoryRoom, StateGeneration
-from peer.errors import BarnraiseError, NetworkError
-from peer.net.rpc import Call, Rpc
+from peer.errors import NetworkError
+from peer.net.rpc import Call, Rpc, ask_each
 from swarm.gossip.context import GossipContext, GossipRules
 from swarm.gossip.messages import OFFER_STATE, AskState, StateOffer
 from swarm.gossip.pairing import APART_MAX, PeerView, group_round
@@ -34,17 +34,8 @@ async def find_donor(rpc: Rpc, others: Mapping[str, PeerView], answer_s: float) 
     Rounds may last less than a record, so answers count, not records; but an answer more than `AHEAD_MAX` rounds ahead
     of the records is ignored, even if it is the only one. Raises NetworkError if no peer offers a state.
     """
-    places: dict[str, StateOffer] = {}
-
-    async def ask(peer: str) -> None:
-        try:
-            places[peer] = (await rpc.call(peer, OFFER_STATE, AskState(), timeout_s=answer_s)).body
-        except BarnraiseError:
-            return  # another peer will do
-
-    async with trio.open_nursery() as nursery:
-        for peer in sample(sorted(others), min(ASKED, len(others))):
-            nursery.start_soon(ask, peer)
+    asked = sample(sorted(others), min(ASKED, len(others)))
+    places = await ask_each(rpc, OFFER_STATE, dict.fromkeys(asked, AskState()), answer_s)
     under_way = {peer: seen for peer, seen in others.items() if seen.round > 0}  # newcomers' rounds say nothing
     newest = (group_round(under_way) or 0) + AHEAD_MAX
     offers = {peer: place for peer, place in places.items() if place.state_hash and place.round <= newest}

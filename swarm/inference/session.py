@@ -19,6 +19,7 @@ from peer.errors import NetworkError
 from peer.ipc.block_messages import WireType
 from peer.ipc.sampling_options import Sampling
 from peer.net.flow.flow import Flow
+from peer.notifier import Notifier
 from swarm.inference.client_view import TOLD_S, ServersView
 from swarm.inference.conduct import Avoids, TokenPace
 from swarm.inference.drawn_token import DrawnToken
@@ -84,7 +85,7 @@ class RemoteSession:
         """Servers that have not answered the last revision."""
         self._flows = RouteFlows(server_flows)
         self._inbox: deque[tuple[Flow, ServingMessage, float]] = deque()
-        self._came, self._refusal = trio.Event(), ""
+        self._came, self._refusal = Notifier(), ""
         self._allowed = self._ceiling = 0
         """How far tokens may be drawn: since the last revision, and ever."""
         self._given = 0
@@ -105,12 +106,12 @@ class RemoteSession:
             self._inbox.append((flow, message, trio.current_time()))
         else:
             self._drop(self._judge.misbehaved(flow.peer))
-        self._came.set()
+        self._came.notify()
 
     def flow_ended(self, flow: Flow) -> None:
         """Take note that a flow has ended."""
         if self._flows.has(flow):
-            self._came.set()
+            self._came.notify()
 
     # -- generating ----------------------------------------------------------------------------------------------------
 
@@ -177,7 +178,6 @@ class RemoteSession:
             if not self._wired or self._flows.lost(self.route):  # a refusal is no message to wait for another one after
                 self._wired = False
                 continue
-            self._came = trio.Event()
             with trio.move_on_at(stalls_at) as timeout:
                 await self._came.wait()
             if not timeout.cancelled_caught:
@@ -238,7 +238,7 @@ class RemoteSession:
 
     def _say(self, peer: str, message: ServingMessage) -> None:
         if not self._flows.say(peer, message):
-            self._came.set()
+            self._came.notify()
 
     def _drop(self, peer: str | None) -> None:
         """Do without a server from now on: what it holds of the session is of no use any more."""
@@ -369,7 +369,6 @@ class RemoteSession:
                     return [haves[hop.peer] for hop in route]
                 if self._flows.lost(route):
                     return None
-                self._came = trio.Event()
                 await self._came.wait()
         finally:
             self._inbox.extendleft(reversed(later))

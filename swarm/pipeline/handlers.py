@@ -19,6 +19,7 @@ from peer.errors import BarnraiseError, ProtocolViolation, StageRefused, WorkerE
 from peer.net.host import Host
 from peer.net.method import Call
 from peer.net.wire import Buffer
+from peer.notifier import Notifier
 from swarm.pipeline.accounting import Verdict
 from swarm.pipeline.config import PipelineSettings
 from swarm.pipeline.duplicate_checks import DuplicateCheck, still_waits
@@ -60,11 +61,11 @@ class ForwardHandler:
         self._under_way: set[trio.CancelScope] = set()
         self._held = 0
         self._closing = self._draining = False
-        self._changed = trio.Event()  # set and replaced when the epoch moves, or a call ends
+        self._changed = Notifier()  # notified when the epoch moves, or a call ends
 
     def moved(self) -> None:
         """Let held calls look again: the epoch has changed."""
-        self._change()
+        self._changed.notify()
 
     def drain(self) -> None:
         """Answer "elsewhere" to new calls from now on; those in progress go on."""
@@ -185,8 +186,7 @@ class ForwardHandler:
                 return ForwardReply("later", "early", reason, retry_after_s=WORKER_S), _NOTHING
             self._held += 1
             try:
-                with trio.move_on_after(left_s):
-                    await self._changed.wait()
+                await self._changed.wait(left_s)
             finally:
                 self._held -= 1
         task.queued_s += trio.current_time() - started
@@ -229,11 +229,7 @@ class ForwardHandler:
             finally:
                 self._under_way.remove(scope)
                 if self._closing:
-                    self._change()
-
-    def _change(self) -> None:
-        changed, self._changed = self._changed, trio.Event()
-        changed.set()
+                    self._changed.notify()
 
 
 def _said(error: BarnraiseError) -> str:

@@ -18,6 +18,7 @@ import trio
 from peer import faults
 from peer.errors import StageRefused, WorkerError
 from peer.net.rpc import Reply
+from peer.notifier import Notifier
 from peer.worker.stage_client import MicroBatch, MicroBatchSlot
 from swarm.pipeline.accounting import SampleAccounting
 from swarm.pipeline.duplicate_checks import BACKLOG_S
@@ -59,7 +60,7 @@ class MicroBatchRunner:
         self._generation = compute.worker_group.generation
         self._stood_still_until = stood_still_until
         self._under_way: dict[Range, list[MicroBatchTask]] = {}
-        self._backward_ended = trio.Event()
+        self._backward_ended = Notifier()
         self._backwards = 0  # in progress, of those that count
         self._barred = False
 
@@ -221,8 +222,7 @@ class MicroBatchRunner:
                     accounting.undo(samples)  # no effect after `done`
                     self._backwards -= 1
                 self.notice_loss()
-                ended, self._backward_ended = self._backward_ended, trio.Event()
-                ended.set()
+                self._backward_ended.notify()
         return counts
 
     async def _is_wanted(self, task: MicroBatchTask) -> bool:

@@ -25,10 +25,9 @@ from swarm.pipeline.stage_server import StageServer
 from swarm.pipeline.weight_sync import WeightSync
 from swarm.protocol.ledger import Range, without
 from swarm.protocol.round_schedule import RoundSchedule
-from swarm.rounds.trainers.trained_rounds import TrainedRounds
+from swarm.rounds.trainers.trained_rounds import TrainedRounds, smoothed_speed
 from swarm.rounds.trainers.trainer import TrainRequest, TrainResult
 
-SPEED_MEMORY: Final = 0.7  # of the smoothed speed
 VALIDATION_SHARE: Final = 0.03  # of the time, at most
 EVALUATE_S: Final = 120.0  # for a batch: while a stage has no replica, training waits as well
 LAST_EVALUATE_S: Final = 10.0  # the same after the last round, when replicas leave for good
@@ -171,9 +170,7 @@ class StageTrainer(WeightSync):
         return self._cut_short
 
     def _note_speed(self, steps: int, seconds: float) -> None:
-        if steps and seconds > 0:
-            speed = steps / seconds
-            self.speed = SPEED_MEMORY * self.speed + (1 - SPEED_MEMORY) * speed if self.speed else speed
+        self.speed = smoothed_speed(self.speed, steps, seconds)
 
     async def _validate_if_due(self) -> None:
         if trio.current_time() >= self._validates_from:

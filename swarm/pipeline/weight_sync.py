@@ -18,11 +18,11 @@ import torch
 import trio
 
 from peer.errors import StageRefused, WorkerError
+from peer.notifier import Notifier
 from swarm.pipeline.stage_server import StageServer
 from swarm.protocol.head import Head
 from swarm.protocol.ledger import Range, count, union, without
 from swarm.protocol.round_schedule import RoundSchedule
-from swarm.rounds.notifier import Notifier
 
 WATCH_S: Final = 0.5  # between two looks for a lost worker while there is no other work
 

@@ -21,6 +21,7 @@ from peer.errors import BarnraiseError, ProtocolViolation, RoundError
 from peer.events import Field
 from peer.net.host import Host
 from peer.net.wire import LARGE_HEADER_BYTES
+from peer.notifier import Notifier
 from swarm.protocol.agreement import actions, events
 from swarm.protocol.agreement.config import AgreementConfig
 from swarm.protocol.agreement.messages import (
@@ -40,7 +41,6 @@ from swarm.protocol.messages import HEADS_MAX, HeadReport
 from swarm.protocol.signer import KeySigner, check_all
 from swarm.protocol.timeouts import AdaptiveTimeouts
 from swarm.rounds.newcomers import NewcomerFilter
-from swarm.rounds.notifier import Notifier
 from swarm.rounds.records import RecordFiles
 from swarm.rounds.sending import MessageSender
 from swarm.rounds.timers import Timers
@@ -126,7 +126,7 @@ class GroupDriver:
         self._to_write: deque[actions.Persist] = deque()
         self.unsaved = ""  # why the disk takes no records, as a phase
         """Why the disk takes no records, as a phase; empty while it does."""
-        self._work_came, self._write_came = trio.Event(), trio.Event()
+        self._work_came, self._write_came = Notifier(), Notifier()
         self._accused: dict[str, str] = {}
         self._left_out: set[str] = set()
         started = records.read(), tuple(options.states), secrets.token_hex(8), secrets.token_bytes(32)
@@ -254,14 +254,14 @@ class GroupDriver:
                 self._timers.cancel(action.id)
             case actions.Persist():
                 self._to_write.append(action)
-                self._write_came.set()
+                self._write_came.notify()
             case actions.Accuse():
                 self._accused[action.peer] = action.reason
                 self._to_do.append(action)
-                self._work_came.set()
+                self._work_came.notify()
             case _:
                 self._to_do.append(action)
-                self._work_came.set()
+                self._work_came.notify()
 
     def leave_out(self, peer: str, reason: str) -> None:
         """Take a peer for down for good, and hear it no more: it has lied in a way that this peer knows by itself."""
@@ -285,7 +285,6 @@ class GroupDriver:
                 await trio.lowlevel.checkpoint_if_cancelled()  # an action before may have had no place to stop
                 await self._do(self._to_do.popleft(), actor, tasks)
             self._sender.send(self._node.head.round + 1, tasks)
-            self._work_came = trio.Event()
             await self._work_came.wait()
 
     async def _do(self, action: actions.Action, actor: Actor, tasks: trio.Nursery) -> None:
@@ -347,7 +346,6 @@ class GroupDriver:
                 for _ in batch:
                     self._to_write.popleft()
                 self.feed(events.Persisted(batch[-1].id))
-            self._write_came = trio.Event()
             await self._write_came.wait()
 
     # -- other peers ---------------------------------------------------------------------------------------------------

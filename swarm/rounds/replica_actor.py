@@ -11,6 +11,7 @@ import trio
 from optim.strategies.interface import Coding
 from peer.errors import RoundDiscarded
 from peer.free_memory import free_memory_bytes
+from peer.notifier import Notifier
 from swarm.protocol.agreement import actions, events
 from swarm.protocol.agreement.rules.opened_roster import OpenedRoster
 from swarm.protocol.head import Head
@@ -26,7 +27,6 @@ from swarm.rounds.exchange.round_slices import RoundSlices
 from swarm.rounds.exchange.slice_exchange import SliceExchange
 from swarm.rounds.fetched_states import FetchedStates
 from swarm.rounds.group_driver import GroupDriver
-from swarm.rounds.notifier import Notifier
 from swarm.rounds.training import Training
 
 EXCHANGES_MAX: Final = 4  # the latest, whose results other peers may fetch

@@ -1,32 +1,34 @@
-"""One replica in its group: the node, its trainer and its weights, connected."""
+"""One replica in its group: the node, its trainer and its weights, connected, and restored from disk after a start."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import trio
 
+from peer.errors import BarnraiseError
+from peer.events import EventLog
 from peer.net.host import Host
 from swarm.protocol.agreement import events
 from swarm.protocol.agreement.config import AgreementConfig
 from swarm.protocol.agreement.work import Work
 from swarm.protocol.head import Head, Member
+from swarm.protocol.plan import WorkPlan
 from swarm.protocol.round_schedule import RoundSchedule
 from swarm.protocol.timeouts import AdaptiveTimeouts
 from swarm.rounds.building import StateBuilder
 from swarm.rounds.context import RoundContext
 from swarm.rounds.exchange.link_rates import LinkRates
 from swarm.rounds.fetched_states import FetchedStates
-from swarm.rounds.gathering import gather_batches
 from swarm.rounds.group_driver import NO_OPTIONS, DriverOptions, GroupDriver
 from swarm.rounds.handlers import SliceHandlers, serve_agreement, serve_heads
 from swarm.rounds.records import RecordFiles
 from swarm.rounds.replica_actor import CommitListener, ReplicaActor
-from swarm.rounds.restoring import Restorer, load_states
-from swarm.rounds.result_log import ResultLog
+from swarm.rounds.result_log import LoggedResult, ResultLog, path_between, reachable
 from swarm.rounds.trainers.trainer import Trainer
+from swarm.state.fetch import Fetched
 from swarm.state.outer_state import OuterState
 from swarm.state.snapshots import SnapshotStore
 
@@ -114,7 +116,8 @@ async def restore_replica(
     host, state, schedule = parts.host, parts.state, parts.schedule
     log = ResultLog(parts.folder / "results")
     fetched = FetchedStates(parts.folder, state.size_bytes, len(state.tensors))
-    found = await load_states(state, log, fetched, host.events)
+    results = await trio.to_thread.run_sync(log.load)
+    found = DiskStates(state, results, await trio.to_thread.run_sync(fetched.load, host.events))
     records, options = RecordFiles(parts.folder / "agreement"), replace(options, states=found.hashes)
     group = GroupDriver(host, config, work, records, parts.timeouts, known_peers, options)
     measured = parts.timeouts, LinkRates(host)
@@ -129,3 +132,101 @@ async def restore_replica(
     serve_agreement(host.rpc, lambda: {group.group: group})
     serve_heads(host.rpc, lambda: {group.group: group})
     return ReplicaDriver(parts, group, actor, log, fetched)
+
+
+async def gather_batches(
+    group: GroupDriver, trainer: Trainer, plan: Callable[[], WorkPlan | None], until_s: float = 1.0
+) -> None:
+    """Ask the trainers of a synchronous pipeline, while this peer leads, whether together they have counted the whole
+    batch, and tell the node, which decides what follows (`swarm.protocol.claims`). They are asked once a plan, and
+    again if another peer has led in between. Runs until cancelled."""
+    told = b""
+
+    def current() -> WorkPlan | None:
+        mine = plan()
+        return mine if mine is not None and group.phase == "leading" and mine.head == group.head.hash else None
+
+    async def ask(mine: WorkPlan, peers: list[str], scope: trio.CancelScope) -> None:
+        nonlocal told
+        claims = await trainer.gather(peers)
+        told = mine.hash
+        group.feed(events.Gathered(mine.head, {peer: tuple(own) for peer, own in (claims or {}).items()}))
+        scope.cancel()
+
+    while True:
+        mine = current()
+        if mine is None or mine.hash == told:
+            await group.changed.wait(until_s)
+            continue
+        peers = group.workers
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask, mine, peers, nursery.cancel_scope)
+            while (now := current()) is not None and now.hash == mine.hash:
+                peers[:] = group.workers  # a newcomer may bring samples that no other will count
+                await group.changed.wait(until_s)
+            nursery.cancel_scope.cancel()
+
+
+@dataclass(frozen=True)
+class DiskStates:
+    """The states that a disk holds: the checkpoint, which `state` was loaded from, those that were fetched whole, and
+    those that results lead to from these."""
+
+    state: OuterState
+    results: dict[bytes, LoggedResult]
+    """By the state that they lead to; unchecked."""
+    whole: Sequence[Fetched]
+
+    @property
+    def hashes(self) -> list[bytes]:
+        bases = [self.state.tree.root, *(one.tree.root for one in self.whole)]
+        return list(dict.fromkeys(name for base in bases for name in reachable(self.results, base)))
+
+
+class Restorer:
+    """Applies what was found on disk. A result that is damaged is forgotten, with an event."""
+
+    def __init__(
+        self, found: DiskStates, builder: StateBuilder, log: ResultLog, fetched: FetchedStates, events: EventLog
+    ) -> None:
+        self._found, self._builder, self._log, self._fetched, self._events = found, builder, log, fetched, events
+
+    async def restore(self, head: Head) -> list[bytes]:
+        """Bring the state to that of `head`, as far as results lead there, from the checkpoint or one of the states
+        that were fetched whole. Offer those that come next. Return the states that are not here after all."""
+        state, results, whole = self._found.state, self._found.results, self._found.whole
+        told, logged = self._found.hashes, len(results)
+        for base in (None, *whole):
+            root = state.tree.root if base is None else base.tree.root
+            path = path_between(results, root, head.state_hash)
+            if root != head.state_hash and not path:
+                continue
+            if base is not None:
+                state.replace(base.tensors, base.tree)
+                self._fetched.base = root
+            for result in path:
+                if not await self._is_whole(result, self._builder.advance):
+                    break
+            if state.tree.root == head.state_hash:
+                break
+        for result in list(results.values()):
+            if result.before.state_hash == state.tree.root == head.state_hash:
+                await self._is_whole(result, self._builder.follow)
+        ahead = next((one for one in whole if one.tree.root not in (self._fetched.base, state.tree.root)), None)
+        if ahead is not None:
+            self._builder.offer_fetched(ahead)
+        here = {*reachable(results, state.tree.root), *([ahead.tree.root] if ahead is not None else [])}
+        return [name for name in told if name not in here] if whole or len(results) < logged else []
+
+    async def _is_whole(self, result: LoggedResult, apply: Callable[[LoggedResult], Awaitable[bool]]) -> bool:
+        """Apply a result; return whether it leads to what it names."""
+        try:
+            if await apply(result):
+                return True
+            reason = "they lead to another state than they name"
+        except BarnraiseError as error:
+            reason = str(error)
+        self._events.emit("results_damaged", round=result.before.round + 1, reason=reason)
+        await trio.to_thread.run_sync(self._log.forget, result.leads_to)
+        del self._found.results[result.leads_to]
+        return False

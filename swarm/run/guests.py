@@ -137,12 +137,8 @@ def _full(link: Link) -> NotAdmitted:
 
 def _load(path: Path) -> dict[bytes, dict[bytes, GuestPlace]]:
     try:
-        read = msgspec.msgpack.decode(
-            read_bounded(path, _FILE_BYTES_MAX), type=dict[Key, dict[Key, GuestPlace] | set[Key]]
-        )
+        return msgspec.msgpack.decode(read_bounded(path, _FILE_BYTES_MAX), type=dict[Key, dict[Key, GuestPlace]])
     except FileNotFoundError:
         return {}
     except (OSError, *MALFORMED) as error:
         raise CheckpointError(f"{path} is damaged ({told(error)}): delete it, it is made again") from error
-    old = GuestPlace("", 0.0)  # of a version that noted no times: the place has lapsed, and its key takes it again
-    return {key: places if isinstance(places, dict) else dict.fromkeys(places, old) for key, places in read.items()}

@@ -7,14 +7,13 @@ its authority and several addresses to try. For a closed run it also carries the
 sent: with it a peer signs its own way in. Each reader may do so, until the invite expires or is used up. An invite for
 one peer carries no key but the finished credential (docs/run/security.md).
 
-Signatures are over the form of `swarm.run.credentials`, whatever the text's: an invite of the format before, which
-began with barnraise2, is read as well, and grants the same.
+Signatures are over the form of `swarm.run.credentials`, not over the text.
 """
 
 from __future__ import annotations
 
-from base64 import b32decode, b32encode
-from collections.abc import Callable, Iterable
+from base64 import b32decode
+from collections.abc import Iterable
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Final, Literal
@@ -25,7 +24,6 @@ from multiaddr import Multiaddr
 from multiaddr.exceptions import Error as MultiaddrError
 
 from peer.base58 import base58_length, from_base58, to_base58
-from peer.bounds import Hash, Name
 from peer.decoding import MALFORMED, told
 from peer.errors import ConfigError
 from peer.identity import MULTIHASH_PREFIX, Identity, is_peer_id, peer_id_of, public_key_of
@@ -105,29 +103,25 @@ class Invite(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         check_addresses(self.addresses)
         payload = _Writer().invite(self)
-        return f"{PREFIX}{VERSION}{to_base58(payload + _checksum(payload, b' 3'))}"
+        return f"{PREFIX}{VERSION}{to_base58(payload + _checksum(payload))}"
 
     @classmethod
     def parse(cls, text: str) -> Invite:
-        """Parse what str() returns, or returned in the format before, with white space anywhere. Raises ConfigError."""
+        """Parse what str() returns, with white space anywhere. Raises ConfigError."""
         text = "".join(text.split())
         start = text[: len(PREFIX) + 1].lower()
         if not start.startswith(PREFIX):
             raise ConfigError(f"this is no invite (one begins with {PREFIX}{VERSION}): {_REMEDY}")
-        read = _FORMATS.get(start[len(PREFIX) :])
-        if read is None:
-            known = " and ".join(f"{PREFIX}{version}" for version in _FORMATS)
+        if start != PREFIX + VERSION:
             raise ConfigError(
-                f"this invite begins with {start}, this software reads {known}:"
+                f"this invite begins with {start}, this software reads {PREFIX}{VERSION}:"
                 " upgrade barnraise on both sides and ask for a new invite"
             )
         try:
-            invite = read(text[len(start) :])
+            invite = _Reader(_payload(text[len(start) :])).invite()
         except (MultiaddrError, ValueError, *MALFORMED) as error:
             raise ConfigError(f"the invite's content is malformed ({told(error)}): {_REMEDY}") from error
         check_addresses(invite.addresses)
-        if not is_peer_id(invite.authority):
-            raise ConfigError(f"the invite names no run: {_REMEDY}")
         if invite.key and not _fits(invite):
             raise ConfigError(f"the invite's key does not fit what it grants: {_REMEDY}")
         return invite
@@ -295,54 +289,21 @@ class _Reader:
         return taken
 
 
-class _Format2(msgspec.Struct, frozen=True, array_like=True):
-    """What was the content before format 3, in msgpack, in base32 of either case."""
-
-    run_id: Hash
-    authority: Name
-    addresses: Annotated[tuple[Annotated[bytes, msgspec.Meta(max_length=512)], ...], msgspec.Meta(max_length=64)]
-    chain: Chain
-    key: Seed
-
-
-def _read_format3(text: str) -> Invite:
-    return _Reader(_payload(text, from_base58, base58_length(_BYTES_MAX), b" 3")).invite()
-
-
-def _read_format2(text: str) -> Invite:
-    payload = _payload(text.lower(), _from_base32, 8 * _BYTES_MAX // 5, b"")
-    fields = msgspec.msgpack.decode(payload, type=_Format2)
-    if len(fields.run_id) != RUN_ID_BYTES:
-        raise ConfigError(f"the invite names no run: {_REMEDY}")
-    addresses = tuple(str(Multiaddr(raw)) for raw in fields.addresses)
-    return Invite(run_id_text(fields.run_id), fields.authority, addresses, fields.chain, fields.key)
-
-
-_FORMATS: Final[dict[str, Callable[[str], Invite]]] = {VERSION: _read_format3, "2": _read_format2}
-
-
-def _payload(text: str, decode: Callable[[str], bytes], letters_max: int, domain: bytes) -> bytes:
-    if len(text) > letters_max:
+def _payload(text: str) -> bytes:
+    if len(text) > base58_length(_BYTES_MAX):
         raise ConfigError(f"the invite is longer than any invite: {_REMEDY}")
     try:
-        raw = decode(text)
+        raw = from_base58(text)
     except ValueError as error:
         raise ConfigError(f"the invite has characters that no invite has, or is cut off: {_REMEDY}") from error
     payload, checksum = raw[:-_CHECKSUM_BYTES], raw[-_CHECKSUM_BYTES:]
-    if _checksum(payload, domain) != checksum:
+    if _checksum(payload) != checksum:
         raise ConfigError(f"the invite is damaged (its checksum does not match): {_REMEDY}")
     return payload
 
 
-def _from_base32(text: str) -> bytes:
-    raw = b32decode(text.upper() + "=" * (-len(text) % 8))
-    if b32encode(raw).decode().rstrip("=").lower() != text:
-        raise ValueError("another text of the same bytes")
-    return raw
-
-
-def _checksum(payload: bytes, domain: bytes) -> bytes:
-    return blake3(b"barnraise invite" + domain + payload).digest(_CHECKSUM_BYTES)
+def _checksum(payload: bytes) -> bytes:
+    return blake3(b"barnraise invite 3" + payload).digest(_CHECKSUM_BYTES)
 
 
 def _fits(invite: Invite) -> bool:

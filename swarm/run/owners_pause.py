@@ -17,6 +17,7 @@ import trio
 
 from peer.events import EventLog
 from peer.files import write_atomically
+from peer.notifier import Notifier
 
 LOOK_S: Final = 0.5
 CONDITION_S: Final = 2.0  # between two looks at conditions, which takes some milliseconds
@@ -61,7 +62,7 @@ class OwnersPause:
         """Why the peer rests; empty while it works."""
         self._events, self._file, self._condition = events, file, condition
         self._holds = ""  # as the condition last said
-        self._changed = trio.Event()
+        self._changed = Notifier()
 
     @property
     def paused(self) -> bool:
@@ -80,8 +81,7 @@ class OwnersPause:
         elif before and not self.reason:
             self._events.emit("peer_resumed")
         if bool(before) != self.paused:
-            self._changed.set()
-            self._changed = trio.Event()
+            self._changed.notify()
 
     async def run(self) -> None:
         """Look again and again, until cancelled."""

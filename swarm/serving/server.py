@@ -31,6 +31,7 @@ from peer.ipc.block_messages import (
 from peer.ipc.span import Span
 from peer.net.flow.flow import Flow
 from peer.net.host import Host
+from peer.notifier import Notifier
 from peer.worker.block_client import BlockWorkerGroup
 from swarm.inference.messages import (
     Allow,
@@ -103,7 +104,7 @@ class BlockServer:
         self._worker, self._nursery, self._knows = worker, nursery, knows
         self._numbers = itertools.count(1)
         self._sessions = SessionTable()
-        self._fewer = trio.Event()
+        self._fewer = Notifier()
 
     @property
     def sessions(self) -> int:
@@ -296,7 +297,7 @@ class BlockServer:
         if cause is not None:
             session.refuse(cause, reason)
         session.close()
-        self._fewer.set()
+        self._fewer.notify()
         await self._to_worker(CloseSession(session.number), b"", session)
 
     # -- from the worker -----------------------------------------------------------------------------------------------
@@ -389,5 +390,4 @@ class BlockServer:
             session.refuse("leaving", "this server is about to leave")
         with trio.move_on_after(timeout_s):
             while self._sessions:
-                self._fewer = trio.Event()
                 await self._fewer.wait()

@@ -15,6 +15,7 @@ from typing import Final, Literal
 import trio
 
 from peer.checkpoint.hash_tree import StateTree
+from peer.notifier import Notifier
 
 SHARE_GRACE_S: Final = 1.0
 ASKS_PER_CHUNK: Final = 2
@@ -97,7 +98,7 @@ class ChunkScheduler:
         self._asked: dict[int, list[Ask]] = {}
         self._opened_at = clock()
         self._typical_s: float | None = None
-        self._change = trio.Event()
+        self._change = Notifier()
         self._finish_if_done()
 
     def take(self, donor: Donor, donors: Iterable[Donor]) -> Ask | None:
@@ -140,8 +141,7 @@ class ChunkScheduler:
 
     async def wait_change(self, timeout_s: float) -> None:
         """Wait until a chunk is done or waits again, at most `timeout_s`."""
-        with trio.move_on_after(timeout_s):
-            await self._change.wait()
+        await self._change.wait(timeout_s)
 
     def _next(self, donor: Donor, active: list[Donor]) -> int | None:
         if not self._waiting:
@@ -177,8 +177,7 @@ class ChunkScheduler:
             self.finished.set()
 
     def _announce(self) -> None:
-        self._change.set()
-        self._change = trio.Event()
+        self._change.notify()
 
 
 def _smooth(old: float | None, new: float) -> float:

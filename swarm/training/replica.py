@@ -18,6 +18,7 @@ from typing import Final
 
 import trio
 
+from peer.notifier import Notifier
 from swarm.membership.member_record import MemberRecord, MemberView
 from swarm.pipeline.config import LoadReport
 from swarm.placement.stages import state_bytes
@@ -26,7 +27,6 @@ from swarm.protocol.messages import SLICE_BYTES_MAX
 from swarm.protocol.plan import Contribution
 from swarm.protocol.timeouts import AdaptiveTimeouts
 from swarm.rounds.group_driver import DriverOptions
-from swarm.rounds.notifier import Notifier
 from swarm.rounds.replica_driver import ReplicaDriver, ReplicaParts, restore_replica
 from swarm.rounds.trainers.upkeep import ReplicaUpkeep
 from swarm.rounds.trainers.worker_trainer import PAUSE_S

@@ -50,7 +50,7 @@ from swarm.training.checkpoints import last_stage, proof_of
 from tests.fuzz.support.guard import MUTATIONS, Trial, chance_for, no_growth
 from tests.fuzz.support.mutations import of_bytes, of_json, of_msgpack
 from tests.fuzz.support.resign import resigned_bytes
-from tests.swarm.run.test_invite import content_of_format2, opened, sealed, sealed_format2
+from tests.swarm.run.test_invite import opened, sealed
 from tests.swarm.run.test_manifest import make_manifest
 from tests.swarm.support.stage_commits import begun
 
@@ -106,12 +106,6 @@ def of_invite(chance: random.Random, data: bytes, other: bytes) -> bytes:
     if chance.random() < 0.3:
         return of_bytes(chance, data, other)
     return sealed(of_bytes(chance, *(opened(text.decode()) for text in (data, other)))).encode()
-
-
-def of_format2_invite(chance: random.Random, data: bytes, other: bytes) -> bytes:
-    """Mutate the content of an invite of the format before under a right checksum."""
-    content = content_of_format2(Invite.parse(data.decode()))
-    return sealed_format2(of_msgpack(chance, content, content)).encode()
 
 
 def of_lines(chance: random.Random, data: bytes, other: bytes) -> bytes:
@@ -215,7 +209,6 @@ def formats() -> dict[str, Format]:
     found = [
         Format("identity.key", bytes(range(32)), of_bytes, read_key),
         Format("invite", invite(), of_invite, read_invite),
-        Format("invite of format 2", invite(), of_format2_invite, read_invite),
         Format(
             "manifest.msgpack",
             signed,

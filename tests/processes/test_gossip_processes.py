@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from swarm.gossip.sampling import SLOTS, draw
+from swarm.gossip.engine import SLOTS, draw
 from tests.support.forking.forked import ForkedProcess
 from tests.swarm.support.gossip_child import BATCH, RUN, STEPS, initial_theta
 

@@ -28,6 +28,7 @@ from peer.net.nat import circuit_relay as circuit
 from peer.net.nat.hole_punch import HolePunch, Path
 from peer.net.nat.port_mapping import keep_mapped
 from peer.net.stream_channel import LOST
+from peer.notifier import Notifier
 
 _STEP_S: Final = 10.0
 _RETRY_S: Final = (1.0, 2.0, 5.0, 10.0, 30.0)
@@ -67,7 +68,7 @@ class Traversal:
         self._punch = HolePunch(libp2p_host, self._until_direct, self._on_punch_ended)
         self._punched: set[str] = set()
         self._unpunchable: set[str] = set()
-        self._news = trio.Event()
+        self._news = Notifier()
         self._scope = trio.CancelScope()
         self.changed: Callable[[], None] = lambda: None
         """Called when `addresses` change."""
@@ -252,8 +253,7 @@ class Traversal:
         self._announce()
 
     def _announce(self) -> None:
-        self._news.set()
-        self._news = trio.Event()
+        self._news.notify()
 
 
 async def _nowhere(peer: str) -> tuple[str, ...]:

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Final
 
 import trio
 
-from peer.errors import BarnraiseError, ProtocolViolation
+from peer.errors import BarnraiseError
 from peer.identity import Signed, open_body, sign_body
 from peer.net.host import Host
 from peer.net.method import Call
+from peer.net.rpc import ask_each
 from swarm.pipeline.messages import RECEIPT, AskReceipt, Receipt
 from swarm.protocol.head import Head
 from swarm.protocol.ledger import Range, contains, union
@@ -66,26 +68,17 @@ class ReceiptBook:
             for at in range(first, end, self._micro_batch):
                 if at in self._senders:
                     wanted.setdefault(self._senders[at], []).append((at, at + self._micro_batch))
+        asked = {
+            peer: AskReceipt(head.hash, union(wanted[peer])[:RECEIPT_RANGES_MAX])
+            for peer in sorted(wanted)[:RECEIPTS_MAX]
+        }
         found: dict[str, Signed] = {}
-
-        async def ask(peer: str) -> None:
-            try:
-                asked = AskReceipt(head.hash, union(wanted[peer])[:RECEIPT_RANGES_MAX])
-                reply = await self._host.rpc.call(peer, RECEIPT, asked, timeout_s=ASK_S)
-                signed = reply.body.receipt
-                body = open_body(signed, RECEIPT_KIND, ReceiptBody)
-                if signed.signer != peer or body != ReceiptBody(head.hash, self._host.peer_id, body.ranges):
-                    raise ProtocolViolation("a receipt is for another peer or round")
-                if not contains(asked.ranges, body.ranges):
-                    raise ProtocolViolation("a receipt is for samples that were not asked for")
-            except BarnraiseError:
-                return
-            if body.ranges:
-                found[peer] = signed
-
-        async with trio.open_nursery() as nursery:
-            for peer in sorted(wanted)[:RECEIPTS_MAX]:
-                nursery.start_soon(ask, peer)
+        for peer, reply in (await ask_each(self._host.rpc, RECEIPT, asked, ASK_S)).items():
+            with suppress(BarnraiseError):
+                body = open_body(reply.receipt, RECEIPT_KIND, ReceiptBody)
+                ours = reply.receipt.signer == peer and body == ReceiptBody(head.hash, self._host.peer_id, body.ranges)
+                if ours and body.ranges and contains(asked[peer].ranges, body.ranges):
+                    found[peer] = reply.receipt
         proof: StageProof = ()
         if not found.keys() <= set(head.senders):
             with trio.move_on_after(PROVE_S):

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final
 
-import trio
-
 from peer.errors import BarnraiseError, RemoteError
+from peer.net.rpc import ask_each
 from peer.net.rpc_server import BUSY
 from swarm.pipeline.accounting import micro_batches_of
 from swarm.pipeline.messages import COUNTED, REDISPATCH, SAMPLE_RANGES_MAX, AskCounted, Redispatch
@@ -52,21 +51,14 @@ class Redispatcher:
         self, group: str, epoch: int, peers: Sequence[str], have: dict[str, Firsts], wanted: Collection[int]
     ) -> None:
         """Ask replicas which of `wanted` they have counted; without an answer `have` keeps what it had."""
-        ask = AskCounted(group, epoch)
 
-        async def poll(peer: str) -> None:
-            try:
-                reply = await self._host.rpc.call(peer, COUNTED, ask, timeout_s=ANSWER_S)
-                have[peer] = self.whole(reply.body.ranges, wanted)
-            except RemoteError as error:
-                if error.code != BUSY:
-                    have.pop(peer, None)  # it has left for another stage, with all that it had
-            except BarnraiseError:
-                return
+        def failed(peer: str, error: BarnraiseError) -> None:
+            if isinstance(error, RemoteError) and error.code != BUSY:
+                have.pop(peer, None)  # it has left for another stage, with all that it had
 
-        async with trio.open_nursery() as nursery:
-            for peer in peers:
-                nursery.start_soon(poll, peer)
+        asked = dict.fromkeys(peers, AskCounted(group, epoch))
+        for peer, reply in (await ask_each(self._host.rpc, COUNTED, asked, ANSWER_S, failed)).items():
+            have[peer] = self.whole(reply.ranges, wanted)
 
     async def redispatch(self, epoch: int, firsts: Firsts, reason: str) -> bool:
         """Have these dispatched again by the live replicas of stage 0, in rotation, except those that are in flight
@@ -99,20 +91,10 @@ class Redispatcher:
         """Return what the replicas of stage 0 have in flight. It will come, or is stuck like all else; another copy
         would be counted twice."""
         found = self.whole(self._source.dispatching, wanted) if self._source is not None else set()
-        ask = AskCounted(self._settings.groups[0], epoch)
-
-        async def poll(peer: str) -> None:
-            try:
-                reply = await self._host.rpc.call(peer, COUNTED, ask, timeout_s=ANSWER_S)
-                found.update(self.whole(reply.body.dispatching, wanted))
-            except BarnraiseError:
-                return
-
-        async with trio.open_nursery() as nursery:
-            for peer in sources:
-                if peer != self._host.peer_id:
-                    nursery.start_soon(poll, peer)
-        return found
+        others = [peer for peer in sources if peer != self._host.peer_id]
+        asked = dict.fromkeys(others, AskCounted(self._settings.groups[0], epoch))
+        replies = await ask_each(self._host.rpc, COUNTED, asked, ANSWER_S)
+        return found.union(*(self.whole(reply.dispatching, wanted) for reply in replies.values()))
 
 
 def stall_s(usual_s: float) -> float:

@@ -23,12 +23,12 @@ from peer.footprint.kept import AUDITED
 from peer.identity import sign_body
 from peer.net.method import Call
 from peer.net.rpc import Buffer
+from peer.notifier import Notifier
 from swarm.protocol.head import Head
 from swarm.protocol.messages import ACCUSE, SHOW, Done, ShownSlice, SliceOf
 from swarm.protocol.plan import Contribution
 from swarm.rounds.context import RoundContext
 from swarm.rounds.exchange.slice_exchange import SliceExchange
-from swarm.rounds.notifier import Notifier
 
 SHARE: Final = 1 / 64  # of what an exchange moves through a member, spent on audits
 UNSHOWN_MAX: Final = 5  # audits of one owner in a row that come to nothing

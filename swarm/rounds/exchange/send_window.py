@@ -13,6 +13,8 @@ from typing import Final
 
 import trio
 
+from peer.notifier import Notifier
+
 WINDOW_MIN: Final = 4 << 20  # bytes: two of the longest slices at 8 bits, one sent while one is answered
 QUICK_S: Final = 0.5  # what arrives sooner widens the window
 SLOW_S: Final = 1.0
@@ -36,7 +38,7 @@ class SendWindow:
     def __init__(self) -> None:
         self.size_bytes = WINDOW_MIN
         self._under_way: set[_Delivery] = set()
-        self._ended = trio.Event()
+        self._ended = Notifier()
 
     async def send_all(self, parts: Mapping[str, Sequence[int]], sizes: Sequence[int], send: Send) -> None:
         """Send each owner its slices: one each in turn, so that all owners can merge early. `sizes`: bytes by index."""
@@ -46,8 +48,7 @@ class SendWindow:
             while waiting:
                 fits = (at for at, (owner, index) in enumerate(waiting) if self._has_room(owner, sizes[index]))
                 if (at := next(fits, None)) is None:
-                    with trio.move_on_after(PATIENCE_S / 2):
-                        await self._ended.wait()
+                    await self._ended.wait(PATIENCE_S / 2)
                     continue
                 owner, index = waiting.pop(at)
                 delivery = _Delivery(owner, sizes[index], trio.current_time())
@@ -70,8 +71,7 @@ class SendWindow:
             taken = await send(delivery.owner, index)
         finally:
             self._under_way.discard(delivery)
-            self._ended.set()
-            self._ended = trio.Event()
+            self._ended.notify()
         seconds = trio.current_time() - delivery.began_at
         if taken and seconds < QUICK_S:
             self.size_bytes += delivery.size_bytes

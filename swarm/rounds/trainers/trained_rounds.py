@@ -18,7 +18,15 @@ DIVERGED_ROUNDS: Final = 3
 DIVERGED_ATTEMPTS: Final = 8
 """The same for attempts at one round: more, as they may all be on the same few samples. A pipeline repeats a round from
 which nothing can be merged."""
+SPEED_MEMORY: Final = 0.7  # of the old value in the smoothed speed: other programs slow volunteers' machines at times
 REMEDY: Final = "lower [inner] lr in a new run"
+
+
+def smoothed_speed(speed: float, steps: int, seconds: float) -> float:
+    """Return the speed that a peer reports to others, in steps a second, after these steps; 0: not measured yet."""
+    if not steps or seconds <= 0:
+        return speed
+    return SPEED_MEMORY * speed + (1 - SPEED_MEMORY) * (steps / seconds) if speed else steps / seconds
 
 
 @dataclass(frozen=True)

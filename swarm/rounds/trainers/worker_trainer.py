@@ -18,15 +18,13 @@ from peer.errors import BarnraiseError, ProtocolViolation, WorkerError
 from peer.events import EventLog
 from peer.ipc.inner_options import ElementRange, InnerRunOptions
 from peer.ipc.train_messages import InnerResult
+from peer.notifier import Notifier
 from peer.worker.client import WorkerGroup
 from swarm.protocol.head import Head
 from swarm.protocol.ledger import Range
-from swarm.rounds.trainers.trained_rounds import TrainedRounds
+from swarm.rounds.trainers.trained_rounds import TrainedRounds, smoothed_speed
 from swarm.rounds.trainers.trainer import Point, TrainRequest, TrainResult
 
-SPEED_MEMORY: Final = (
-    0.7  # weight of the old value in the smoothed speed; other programs slow volunteers' machines at times
-)
 VALIDATION_BATCHES: Final = 8
 VALIDATION_SHARE: Final = 0.03  # of the time, at most: the other members' exchange waits for a peer that measures
 PAUSE_S: Final = 1.2  # for the end of a step, before a paused worker is killed: its owner comes first
@@ -69,7 +67,7 @@ class WorkerTrainer:
         self._points: deque[_Points] = deque()
         self._cut_short = False  # whether the present round must end early
         self._commands = 0  # at the worker, or on their way to it
-        self._command_ended = trio.Event()
+        self._command_ended = Notifier()
         self._rested = (-1, 0)  # the last round in which this peer was paused, and how often it was planned for in it
 
     async def run(self) -> None:
@@ -179,7 +177,7 @@ class WorkerTrainer:
     ) -> InnerResult:
         with self._at_work():
             result = await self._worker_group.inner_steps(list(ranges), first_step, deadline_s, steps, options=options)
-        self._note_speed(result)
+        self.speed = smoothed_speed(self.speed, result.steps, result.seconds)
         return result
 
     @contextmanager
@@ -189,8 +187,7 @@ class WorkerTrainer:
             yield
         finally:
             self._commands -= 1
-            self._command_ended.set()
-            self._command_ended = trio.Event()
+            self._command_ended.notify()
 
     def _stop_steps(self) -> None:
         """Let all steps under way end."""
@@ -228,12 +225,6 @@ class WorkerTrainer:
 
     def _delta(self, places: tuple[slice, ...]) -> torch.Tensor:
         return self._worker_group.delta[: sum(place.stop - place.start for place in places)]
-
-    def _note_speed(self, result: InnerResult) -> None:
-        """Note the speed that this peer reports to others."""
-        if result.steps and result.seconds > 0:
-            speed = result.steps / result.seconds
-            self.speed = SPEED_MEMORY * self.speed + (1 - SPEED_MEMORY) * speed if self.speed else speed
 
 
 def spans_of(places: tuple[slice, ...]) -> tuple[ElementRange, ...]:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cli.progress.curve import POINTS_MAX, LossCurve
-from cli.progress.pace import RoundPace
+from cli.progress.state import RoundPace
 from cli.terminal.figures import duration_text
 
 

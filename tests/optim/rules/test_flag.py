@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from optim.codecs import get_codec
-from optim.rules.eigen import Matrix, eigen
-from optim.rules.flag import ITERATIONS, NEAR, FlagRule, flag_weights, gram
+from optim.rules.flag import ITERATIONS, NEAR, FlagRule, Matrix, eigen, flag_weights, gram
 
 FP32 = get_codec("fp32")
 

@@ -18,10 +18,9 @@ import pytest
 from peer.config import DataConfig
 from peer.data.corpus import has_packed_text, load_corpus, token_cache_bytes
 from peer.data.folder_files import TextSource
-from peer.data.packed_files import PARQUET, RATIO
+from peer.data.packed_files import PARQUET, RATIO, is_whole
 from peer.data.text_files import Texts, read_texts
 from peer.data.tokenizer import ByteTokenizer
-from peer.data.zstd_frames import is_whole
 from peer.errors import ConfigError
 
 DOCUMENTS = [f"text {number}: caf\u00e9\n" + "word " * (number % 9) for number in range(300)]

@@ -23,11 +23,11 @@ from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
 from peer.events import EventLog
+from peer.files import temporary_folder
 from peer.identity import Identity
 from peer.net.host import Host, HostConfig, open_host
 from peer.net.libp2p_fixes import abort_connection
 from peer.net.nat import circuit_relay as circuit
-from peer.temp_folder import temporary_folder
 from tests.support.forking.server import die_with_parent
 
 _START_S: Final = 60.0  # it may share the machine with other tests

@@ -27,6 +27,7 @@ from peer.identity import Identity
 from peer.ipc.span import spans_of
 from peer.model.layout import FlatLayout
 from peer.net.host import Host, HostConfig, open_host
+from peer.notifier import Notifier
 from swarm.coordinator.coordinated_group import CoordinatedGroup, Disk
 from swarm.coordinator.last_states import LastStates, Place
 from swarm.coordinator.regroup import serve_requests
@@ -35,7 +36,6 @@ from swarm.placement.stages import layout_of, open_store, state_bytes
 from swarm.protocol.plan import Assignment
 from swarm.rounds.group_driver import DriverOptions
 from swarm.rounds.handlers import serve_agreement, serve_heads
-from swarm.rounds.notifier import Notifier
 from swarm.rounds.replica_driver import ReplicaParts, restore_replica
 from swarm.rounds.trainers.trainer import TrainRequest, TrainResult
 from swarm.rounds.work import work_of

@@ -10,7 +10,7 @@ import trio.testing
 
 from peer.errors import ConfigError
 from peer.events import Event, EventLog
-from swarm.coordinator.notices import Notices
+from swarm.coordinator.coordinator import notify
 from swarm.web.webhook import check_url
 from tests.swarm.coordinator.web_service import Service, serve
 
@@ -26,8 +26,7 @@ async def failure_of(url: str) -> Event:
             failed.set()
 
     async with trio.open_nursery() as nursery:
-        hook = Notices(url, "id", "a run", log)
-        nursery.start_soon(hook.run)
+        nursery.start_soon(notify, url, "id", "a run", log)
         with log.subscribed(note), trio.fail_after(300):
             await trio.testing.wait_all_tasks_blocked()
             log.emit("run_completed", round=4)
@@ -40,8 +39,7 @@ async def test_a_service_is_told_of_what_calls_for_the_operator() -> None:
     log, service = EventLog(), Service()
     with serve(service):
         async with trio.open_nursery() as nursery:
-            hook = Notices(service.url, "run's id", "a run", log)
-            nursery.start_soon(hook.run)
+            nursery.start_soon(notify, service.url, "run's id", "a run", log)
             await trio.testing.wait_all_tasks_blocked()
             log.emit("head_seen", round=3, members=2)
             log.emit("quorum_lost", round=3, reason="too few voters answer", away=["peer"], stage=1)

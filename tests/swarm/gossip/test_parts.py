@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from peer.errors import ProtocolViolation, RoundDiscarded
 from swarm.gossip.coding import Compared
+from swarm.gossip.engine import SLOTS, draw
 from swarm.gossip.norm_check import NormHistory
 from swarm.gossip.pairing import (
     APART_MAX,
@@ -22,7 +23,6 @@ from swarm.gossip.pairing import (
     steps_for,
 )
 from swarm.gossip.peer_scores import MEMORY_S, PAUSE_MAX_S, PAUSE_S, PeerScores
-from swarm.gossip.sampling import SLOTS, draw
 
 
 def at(*rounds: int) -> dict[str, PeerView]:

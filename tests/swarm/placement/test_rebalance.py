@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from peer.errors import ConfigError
+from swarm.placement.costs import PartCost, split_layers
 from swarm.placement.load import LoadView, PeerLoad, StageCost
-from swarm.placement.partition import PartCost, split_layers
 from swarm.placement.rebalance import Move, RebalanceConfig, decide, stage_for_joiner, stages_for_joiners
 
 LATER_S = 10_000.0  # long after every `since_s` below

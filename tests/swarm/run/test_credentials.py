@@ -251,15 +251,6 @@ def test_the_places_of_silent_keys_lapse(tmp_path: Path) -> None:
     assert len(book.guests(key)) == 3  # so that a new invite says how many it drops
 
 
-def test_the_places_of_an_older_version_have_lapsed(tmp_path: Path) -> None:
-    came, guest = invite_for(1), Identity.generate()
-    key, others = came(guest).sponsors[0].key, {bytes(32)}
-    (tmp_path / "guests").write_bytes(msgspec.msgpack.encode({key: others}))
-    book = GuestBook(tmp_path / "guests")
-    enter(book, came(guest))
-    assert book.guests(key) == {public_key_of(guest.peer_id)}
-
-
 def test_an_address_prefix_takes_eight_places_of_an_invite() -> None:
     came, book = invite_for(64), GuestBook()
     for _ in range(8):

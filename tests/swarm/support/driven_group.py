@@ -27,6 +27,7 @@ from peer.events import Event, EventLog
 from peer.identity import Identity
 from peer.net.host import Host, HostConfig, open_host
 from peer.net.limits import NetLimits
+from peer.notifier import Notifier
 from swarm.protocol.agreement import actions
 from swarm.protocol.agreement.chain import position_of
 from swarm.protocol.agreement.config import AgreementConfig, Mode
@@ -37,7 +38,6 @@ from swarm.protocol.round_schedule import RoundSchedule
 from swarm.protocol.timeouts import AdaptiveTimeouts
 from swarm.rounds.group_driver import DriverOptions, GroupDriver
 from swarm.rounds.handlers import serve_agreement, serve_heads
-from swarm.rounds.notifier import Notifier
 from swarm.rounds.records import RecordFiles
 from swarm.rounds.replica_actor import ReplicaActor
 from swarm.rounds.replica_driver import ReplicaDriver, ReplicaParts, restore_replica

@@ -12,7 +12,7 @@ import trio
 
 from peer.events import EventLog
 from peer.identity import Identity
-from peer.net.flow.pacer import Pacer
+from peer.net.flow.flows import Pacer
 from peer.net.flow.pacing import FlowPace
 from peer.net.host import HostConfig, open_host
 from tests.peer.net.test_rpc import ECHO, Number, echo

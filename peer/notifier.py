@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 
 import trio
 
@@ -17,10 +18,11 @@ class Notifier:
         self._event.set()
         self._event = trio.Event()
 
-    async def wait(self, timeout_s: float) -> None:
-        """Wait for the next notification, `timeout_s` at most."""
-        with trio.move_on_after(timeout_s):
+    async def wait(self, timeout_s: float = inf) -> bool:
+        """Wait for the next notification. Return False if `timeout_s` passes first."""
+        with trio.move_on_after(timeout_s) as timeout:
             await self._event.wait()
+        return not timeout.cancelled_caught
 
     async def until(self, ready: Callable[[], bool], timeout_s: float) -> bool:
         """Wait until `ready()` holds, checked at every notification. Return False if `timeout_s` passes first."""
