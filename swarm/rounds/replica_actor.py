@@ -172,7 +172,7 @@ class ReplicaActor:
         if self.context.schedule.by_link and links.codes:
             free_bytes = FREE_SHARE * free_memory_bytes()
             room = room_code(free_bytes, self._update_bytes()[0], len(self.head.members))
-            self._feed(events.Measured(links.codes | {self.context.me.peer: bytes((room, 0))}))
+            self._feed(events.LinksMeasured(links.codes | {self.context.me.peer: bytes((room, 0))}))
 
     def _update_bytes(self) -> tuple[int, int]:
         """Return the bytes of an update and of its result."""

@@ -253,7 +253,7 @@ class Machine:
             client=client,
         )
         contribution = self.signer.sign(CONTRIBUTION_KIND, self.world.contribution(self, body))
-        self.step(events.Measured(rates))
+        self.step(events.LinksMeasured(rates))
         self.step(events.Submitted(contribution, SCHEDULE.steps(GENESIS) / self.train_s))
 
     def _merge_slices(self, action: actions.MergeSlices) -> None:

@@ -56,7 +56,7 @@ class Submitted(msgspec.Struct, frozen=True):
     """Measurements inner steps a second; 0 while unknown."""
 
 
-class Measured(msgspec.Struct, frozen=True):
+class LinksMeasured(msgspec.Struct, frozen=True):
     """What this peer has measured of the links of others, by peer: the codes of `swarm.protocol.shares.links_of`."""
 
     rates: dict[str, bytes]
@@ -150,7 +150,7 @@ Event = (
     | TimerFired
     | Persisted
     | Submitted
-    | Measured
+    | LinksMeasured
     | Paused
     | Gathered
     | SliceResult

@@ -183,7 +183,7 @@ class AgreementNode:
                 context.out.persisted(event.id)
             case events.Submitted():
                 open_round.submitted(event)
-            case events.Measured():
+            case events.LinksMeasured():
                 self._applicants.rates = event.rates
             case events.Paused():
                 self._applicants.paused = event.paused
