@@ -15,6 +15,7 @@ import msgspec
 import trio
 
 from peer.errors import BarnraiseError, ProtocolViolation
+from peer.net.address_book import closed_range
 from peer.net.host import Host
 from peer.net.rpc import Call, Method
 
@@ -95,9 +96,10 @@ class DialWatch:
     async def is_open(self) -> bool | None:
         """Ask some members to dial this peer. Return whether one of them could; None if too few have tried: two, where
         two are connected. Strangers and clients are not asked: their keys cost nothing, and they could make any peer a
-        client."""
+        client. Nor are members of the same home, where others are connected: they pass no router."""
         ports = tcp_ports(self._host.listening())
         members, tried = sorted(filter(self._host.admissions.is_anchor, self._host.connected)), 0
+        members = [peer for peer in members if not self._is_near(peer)] or members
         for peer in random.sample(members, min(ASKED_MAX, len(members))):
             try:
                 reply = await self._host.rpc.call(peer, DIAL_BACK, DialBackRequest(ports), timeout_s=2 * CONNECT_S)
@@ -108,6 +110,10 @@ class DialWatch:
                 return True
             tried += bool(outcomes)
         return False if tried >= max(1, min(2, len(members))) else None
+
+    def _is_near(self, peer: str) -> bool:
+        ip = self._host.remote_ip(peer)
+        return ip is not None and closed_range(ip) is not None
 
 
 def tcp_ports(addresses: Iterable[str]) -> tuple[int, ...]:

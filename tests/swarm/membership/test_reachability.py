@@ -96,6 +96,17 @@ async def test_one_that_can_dial_it_is_enough_and_one_of_two_that_cannot_is_not(
         assert await DialWatch(host).is_open() is is_open
 
 
+async def test_a_neighbour_counts_only_where_no_other_member_is_connected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It dials within the home, so a peer behind a NAT took turns as a client and as one that merges."""
+    async with peers(["open", "timeout", "timeout"]) as (host, _):
+        assert await DialWatch(host).is_open() is True, "all are neighbours"
+        others = sorted(host.connected)
+        replies = {peer: await host.rpc.call(peer, DIAL_BACK, DialBackRequest((5,)), timeout_s=SOON) for peer in others}
+        near = next(peer for peer, reply in replies.items() if reply.body.outcomes[0][1] == "open")
+        monkeypatch.setattr(host, "remote_ip", lambda peer: "192.168.1.7" if peer == near else "203.0.113.9")
+        assert await DialWatch(host).is_open() is False
+
+
 async def test_strangers_make_no_peer_a_client() -> None:
     async with peers(["timeout", "timeout"]) as (host, _):
         host.admissions.trust("head", ["another"])
