@@ -9,7 +9,7 @@ time see each other and spread out by one rule (`swarm.placement.rebalance.stage
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from blake3 import blake3
@@ -169,10 +169,16 @@ def at_work(stage: int, records: Mapping[str, MemberRecord], now_s: float) -> di
     }
 
 
-def replicas_of(stage: int, records: Mapping[str, MemberRecord], now_s: float) -> dict[str, LoadReport]:
-    """Return the load of the replicas of `stage` that micro-batches may be sent to."""
-    serving = at_work(stage, records, now_s)
-    return {peer: LoadReport(record.queue, record.service_s, record.at) for peer, record in serving.items()}
+def replicas_of(
+    stage: int, records: Mapping[str, MemberRecord], now_s: float, connected: Collection[str]
+) -> dict[str, LoadReport]:
+    """Return the load of the replicas of `stage` that micro-batches may be sent to. A client cannot be dialled, so it
+    gets some only where it is connected."""
+    return {
+        peer: LoadReport(record.queue, record.service_s, record.at)
+        for peer, record in at_work(stage, records, now_s).items()
+        if not record.client or peer in connected
+    }
 
 
 def ready_after_s(me: PeerLoad, target: StageCost) -> float:

@@ -94,7 +94,7 @@ async def _build_stage_trainer(
     settings, schedule = settings_of(context.manifest), schedule_of(context.manifest, stage)
 
     def replicas(of: int) -> dict[str, LoadReport]:
-        return replicas_of(of, known(), time.time())
+        return replicas_of(of, known(), time.time(), host.connected)
 
     corpus = await open_corpus(context) if stage == 0 else None
     async with open_stage_worker_group(worker_config(context, spec_of(context.manifest, stage))) as worker_group:

@@ -22,6 +22,7 @@ from swarm.placement.stage_choice import (
     is_resting,
     load_of,
     ready_after_s,
+    replicas_of,
     should_return,
     stage_to_take,
     view_of,
@@ -270,3 +271,8 @@ def test_peer_without_text_does_not_move_to_stage_0() -> None:
     assert movers() == [("b", 0)]
     records |= {"b": record(1, has_text=False), "c": record(2, has_text=False)}
     assert movers() == []
+
+
+def test_a_replica_that_cannot_be_dialled_gets_micro_batches_where_it_is_connected() -> None:
+    records = {"a": record(1), "b": record(1, client=True), "c": record(1, client=True), "d": record(2)}
+    assert set(replicas_of(1, records, NOW, {"c", "d"})) == {"a", "c"}
