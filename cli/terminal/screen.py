@@ -3,22 +3,19 @@ obeyed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.live import Live
 from rich.segment import Segment
-from rich.text import Text
 
 from cli.terminal.lines import through
 from peer.plain_text import plain
 
 _UNCUT: Final = 1 << 20  # rich wraps and crops
 _PIPE_COLUMNS: Final = 100
-_drawing: Console | None = None
-"""What is printed on instead of a screen, while something is `drawn`."""
 
 
 class _PlainConsole(Console):
@@ -34,8 +31,6 @@ class _PlainConsole(Console):
 
 def screen(err: bool = False, width: int | None = None, wraps: bool = True) -> Console:
     """Return a console on standard output, or with `err` on standard error."""
-    if _drawing is not None:
-        return _drawing
     return _PlainConsole(stderr=err, width=width, markup=False, emoji=False, highlight=False, soft_wrap=not wraps)
 
 
@@ -43,18 +38,6 @@ def table_screen(columns: int = _PIPE_COLUMNS) -> Console:
     """Return a console on standard output: as wide as the terminal, or `columns` wide where there is none."""
     console = screen()
     return console if console.is_terminal else screen(width=max(columns, console.width))
-
-
-def drawn(draw: Callable[[], None]) -> Text:
-    """Return what `draw` prints on screens, to be shown in a live display."""
-    global _drawing
-    _drawing = console = screen()
-    try:
-        with console.capture() as captured:
-            draw()
-    finally:
-        _drawing = None
-    return Text.from_ansi(captured.get())
 
 
 @contextmanager

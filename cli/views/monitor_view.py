@@ -6,32 +6,49 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+from rich.cells import cell_len
 from rich.console import Group
 from rich.text import Text
 
-from cli.terminal.figures import NOTHING, number_text, several, size_text
+from cli.terminal.figures import NOTHING, held_out_text, number_text, several, size_text
 from cli.views.kept_home import kept_lines
+from cli.views.table import fitting
 from peer.plain_text import plain
+from swarm.rounds.trainers.trained_rounds import REMEDY
 
 if TYPE_CHECKING:
-    from swarm.monitor.state import MemberState, MonitorState, RoundState, Verdict
+    from swarm.monitor.state import MemberClaims, MemberState, MonitorState, RoundState, Verdict
 
 _STYLES: Final = {"good": "green", "over": "green", "edge": "yellow", "waiting": "yellow", "bad": "bold red"}
 _BASIS: Final = {"facts": "proved", "seen": "seen", "claims": "claimed"}
 _AWAY: Final = "away"
 _ALERTS: Final = 3
+_SOON_S: Final = 600.0  # what a server of a run says that waits for a commit is no forecast
+_SERVER: Final = ("peer", "id", "blocks", "rounds", "sessions", "kv", "waiting", "ms", "tokens")
+_COMMON: Final = ("up", "down", "up/s", "down/s", "state", "seen", "phase")
+_LEFT: Final = ("peer", "id", "in", "state")
+_FIRST_TO_GO: Final = (
+    "state", "up", "down", "seen", "tokens", "waiting", "queue", "batch/s", "quorum", "id", "down/s", "up/s", "kv",
+    "ms", "speed", "merged", "margin", "loss", "in", "sessions", "blocks",
+)  # fmt: skip
+"""What a narrow terminal does not show."""
+_PHASE_LEAST: Final = 9
 _SEVERITIES: Final = {"critical": "bold red", "warning": "yellow", "info": ""}
 
 
-def monitor_view(state: MonitorState, width: int, height: int) -> Group:
-    """Return the view in at most `height` lines of at most `width` columns."""
+def monitor_view(state: MonitorState, width: int, height: int | None = None, guests: bool = False) -> Group:
+    """Return the view, in at most `height` lines of at most `width` columns if that is given. `guests`: with who came
+    by which invite."""
     width = max(20, width)
-    top = [_title(state), *_verdict(state.verdict, width), *_alert_lines(state, width)]
+    top = [_title(state), *_verdict(state.verdict, width), *_alert_lines(state, width, height is None)]
     if state.home is not None:
         top += [Text(line) for line in kept_lines(state.home, time.time())]
-    stages = _block_lines(state) if state.kind == "model" else _stage_lines(state)
+    top += [Text(line) for line in (_model_text(state) if state.kind == "model" else _progress(state)) if line]
+    stages = _block_lines(state) if state.kind == "model" else _stage_lines(state, width)
     rounds, log = _round_lines(state), _log_lines(state)
-    members = _member_lines(state)
+    members = [*_member_lines(state, width), *_remarks(state), *(_guest_lines(state) if guests else ())]
+    if height is None:
+        return Group(*top, *stages, *members, *rounds, *log)
     room = max(0, height - len(top))
     # Each part keeps a little; members get what is left.
     least = [min(len(stages), 5), min(len(rounds), 4), min(len(log), 4)]
@@ -54,8 +71,26 @@ def _title(state: MonitorState) -> Text:
     what = {"run": "run", "model": "served model", "unknown": "not reached"}[state.kind]
     watch = state.monitor
     ago = "never" if watch.last_success is None else f"{max(0.0, time.time() - watch.last_success):.0f} s ago"
+    admission = "" if state.kind == "unknown" else "open  " if state.open else "by invitation  "
     title = Text(plain(state.name, 30) or "barnraise", style="bold")
-    return title.append(f"  {what} {state.run_id[:12]}  read {ago}", style="not bold")
+    return title.append(f"  {what} {state.run_id[:12]}  {admission}read {ago}", style="not bold")
+
+
+def _progress(state: MonitorState) -> list[str]:
+    """Return how far the run is: what is committed, the last held-out loss, and for a whole model the state's hash."""
+    if state.round is None:
+        return []
+    of = f" of {state.rounds_planned}" if state.rounds_planned else ""
+    parts = [f"round {state.round}{of}", f"{state.tokens / 1e6:.1f} M tokens"]
+    if state.val_loss is not None:
+        parts.append(f"held-out loss {held_out_text(state.val_loss, state.val_round)}")
+    if len(state.stages) == 1 and (facts := state.stages[0].facts) is not None and facts.round == state.round:
+        parts.append(f"state {facts.state_hash[:8]}")
+    return [", ".join(parts)]
+
+
+def _model_text(state: MonitorState) -> list[str]:
+    return [f"{several(state.blocks_total, 'block')} in {state.dtype}, a checkpoint of {several(state.parts, 'part')}"]
 
 
 def _verdict(verdict: Verdict, width: int) -> list[Text]:
@@ -66,14 +101,14 @@ def _verdict(verdict: Verdict, width: int) -> list[Text]:
     return styled + [Text(line) for line in _folded(f"-> {verdict.remedy}", width)[:2] if verdict.remedy]
 
 
-def _alert_lines(state: MonitorState, width: int) -> list[Text]:
+def _alert_lines(state: MonitorState, width: int, all_of_them: bool) -> list[Text]:
     """Return the gravest alerts, each with its remedy in at most two lines, and where help is wanted."""
-    lines = list[Text]()
-    for alert in state.alerts[:_ALERTS]:
+    lines, most = list[Text](), len(state.alerts) if all_of_them else _ALERTS
+    for alert in state.alerts[:most]:
         folded = _folded(f"{alert.severity}: {alert.text} -> {alert.remedy}", width)[:2]
         lines += [Text(line, style=_SEVERITIES[alert.severity]) for line in folded]
-    if len(state.alerts) > _ALERTS:
-        lines.append(Text(f"and {several(len(state.alerts) - _ALERTS, 'alert')} more"))
+    if len(state.alerts) > most:
+        lines.append(Text(f"and {several(len(state.alerts) - most, 'alert')} more"))
     if state.help_wanted and state.verdict.level not in ("over", "unknown"):
         lines += [Text(line) for line in _folded(f"most help: {state.help_wanted}", width)[:2]]
     return lines
@@ -90,25 +125,25 @@ def _folded(text: str, width: int) -> list[str]:
     return [*lines, line]
 
 
-def _stage_lines(state: MonitorState) -> list[Text]:
-    if not state.stages:
-        return []
-    heads = (
-        f"{'stage':>5} {'blocks':>7} {'round':>7} {'here/members':>12} {'quorum':>6} {'margin':>6} {'repl.':>6} phase"
-    )
-    lines = [Text(heads, style="bold")]
+def _stage_lines(state: MonitorState, width: int) -> list[Text]:
+    rows = []
     for stage in state.stages:
         facts, seen, claims = stage.facts, stage.seen, stage.claims
-        here = f"{seen.answering}/{facts.members}" if facts else NOTHING
-        replicas = f"{claims.replicas}" + (f"+{claims.arriving}" if claims.arriving else "")
-        margin = NOTHING if seen.margin is None else str(seen.margin)
-        text = (
-            f"{stage.stage:>5} {f'{stage.first}-{stage.end - 1}':>7} {facts.round if facts else NOTHING:>7}"
-            f" {here:>12} {facts.quorum if facts else NOTHING:>6} {margin:>6} {replicas:>6} {plain(claims.phase, 24)}"
-        )
+        cells = {
+            "stage": str(stage.stage),
+            "blocks": f"{stage.first}-{stage.end - 1}",
+            "round": str(facts.round) if facts else NOTHING,
+            "here/members": f"{seen.answering}/{facts.members}" if facts else NOTHING,
+            "quorum": str(facts.quorum) if facts else NOTHING,
+            "margin": NOTHING if seen.margin is None else str(seen.margin),
+            "repl.": f"{claims.replicas}" + (f"+{claims.arriving}" if claims.arriving else ""),
+            "batch/s": f"{claims.rate:.1f}" if len(state.stages) > 1 else NOTHING,
+            "queue": NOTHING if claims.queue is None else f"{claims.queue:.1f}",
+            "phase": plain(claims.phase, 64) if claims.replicas else "not served",
+        }
         bad = seen.margin is not None and seen.margin < 0 and state.verdict.level != "over"
-        lines.append(Text(text, style="red" if bad else ""))
-    return lines
+        rows.append((cells, "red" if bad else ""))
+    return _table(rows, width)
 
 
 def _block_lines(state: MonitorState) -> list[Text]:
@@ -122,50 +157,98 @@ def _block_lines(state: MonitorState) -> list[Text]:
     return lines
 
 
-def _member_lines(state: MonitorState) -> list[Text]:
-    if not state.members:
-        return []
-    if state.kind == "model":
-        heads = f"{'peer':<16} {'id':>6} {'blocks':>7} {'sess.':>5} {'kv':>4} {'ms':>6} {'up/s':>8} {'down/s':>8} phase"
-    else:
-        heads = (
-            f"{'peer':<16} {'id':>6} {'in':<3} {'merged':>6} {'speed':>6} {'loss':>6} {'up/s':>8} {'down/s':>8} phase"
-        )
-    lines = [Text(heads, style="bold")]
-    for member in state.members:
-        text = _server_cells(member) if state.kind == "model" else _member_cells(member)
-        lines.append(Text(text, style="red" if member.claims is None and state.verdict.level != "over" else ""))
+def _member_lines(state: MonitorState, width: int) -> list[Text]:
+    """Return the table of the peers, and below it that of a run's servers."""
+    cells = _server_cells if state.kind == "model" else _member_cells
+    over = state.verdict.level == "over"
+    lines = _table([(cells(one), "red" if one.claims is None and not over else "") for one in state.members], width)
     if state.monitor.members_left_out:
         lines.append(Text(f"and {several(state.monitor.members_left_out, 'peer')} that are not shown"))
-    return lines
+    lines += _table([(_server_cells(one), "") for one in state.servers], width)
+    if state.served_round is not None:
+        lines.append(Text(f"New answers are those of round {state.served_round}."))
+    what = "No commit is served: " if state.kind == "run" else ""
+    return lines + [Text(f"{what}{trouble}", style="red") for trouble in state.troubles]
 
 
-def _member_cells(member: MemberState) -> str:
+def _table(rows: Sequence[tuple[dict[str, str], str]], width: int) -> list[Text]:
+    """Return a heading and a line for each row of cells and its style, with as many columns as `width` shows, and none
+    that is empty. The last column takes what is left."""
+    if not rows:
+        return []
+    known = [name for name in rows[0][0] if any(cells[name] not in ("", NOTHING) for cells, _ in rows)]
+    least = {name: max(cell_len(name), *(cell_len(cells[name]) for cells, _ in rows)) for name in known}
+    shown = fitting(known, least | {"phase": _PHASE_LEAST}, width, _FIRST_TO_GO, 1)
+    lines = [({name: name for name in shown}, "bold"), *rows]
+    return [Text(" ".join(_aligned(cells, name, least) for name in shown).rstrip(), style=s) for cells, s in lines]
+
+
+def _aligned(cells: dict[str, str], name: str, least: dict[str, int]) -> str:
+    if name == "phase":
+        return cells[name]
+    space = " " * (least[name] - cell_len(cells[name]))
+    return cells[name] + space if name in _LEFT else space + cells[name]
+
+
+def _member_cells(member: MemberState) -> dict[str, str]:
     claims, facts = member.claims, member.facts
-    place = {"member": "yes", "learner": "new", "none": NOTHING}[facts.membership]
-    merged = f"{facts.merged}/{facts.merged + facts.missed}" if facts.merged + facts.missed else NOTHING
-    if claims is None:
-        return f"{NOTHING:<16} {member.peer[-6:]:>6} {place:<3} {merged:>6} {_AWAY:>6}"
-    stage = "" if claims.stage is None else f"stage {claims.stage}, "
-    speed = NOTHING if not claims.speed else f"{claims.speed:.1f}"
-    return (
-        f"{plain(claims.name, 16):<16} {member.peer[-6:]:>6} {place:<3} {merged:>6} {speed:>6}"
-        f" {number_text(claims.loss):>6} {_rate(claims.up_bytes_s):>8} {_rate(claims.down_bytes_s):>8}"
-        f" {stage}{plain(claims.phase, 24)}{_trouble(member)}"
-    )
+    rounds = facts.merged + facts.missed
+    found = {
+        "peer": NOTHING,
+        "id": member.peer[-6:],
+        "in": {"member": "yes", "learner": "new", "none": NOTHING}[facts.membership],
+        "stage": NOTHING,
+        "round": NOTHING,
+        "merged": f"{facts.merged}/{rounds}" if rounds else NOTHING,
+    }
+    if claims is not None and claims.stage is not None:
+        found["stage"] = str(claims.stage)
+    if claims is not None and claims.round is not None:
+        found["round"] = str(claims.round)
+    speed, queue = (claims.speed, claims.queue) if claims is not None else (None, None)
+    more = {
+        "speed": f"{speed:.1f}" if speed else NOTHING,
+        "queue": NOTHING if queue is None else f"{queue:.1f}",
+        "loss": number_text(claims.loss if claims is not None else None),
+    }
+    return found | more | _common_cells(member, claims.state_hash[:8] if claims is not None else "")
 
 
-def _server_cells(member: MemberState) -> str:
+def _server_cells(member: MemberState) -> dict[str, str]:
     claims = member.claims
     if claims is None or claims.first is None or claims.end is None:
-        return f"{NOTHING:<16} {member.peer[-6:]:>6} {_AWAY:>7}"
-    kv = NOTHING if claims.kv_used is None else f"{claims.kv_used:.0%}"
-    step = NOTHING if claims.step_ms is None else f"{claims.step_ms:.1f}"
-    return (
-        f"{plain(claims.name, 16):<16} {member.peer[-6:]:>6} {f'{claims.first}-{claims.end - 1}':>7}"
-        f" {claims.sessions or 0:>5} {kv:>4} {step:>6} {_rate(claims.up_bytes_s):>8} {_rate(claims.down_bytes_s):>8}"
-        f" {claims.phase}{_trouble(member)}"
+        return dict.fromkeys(_SERVER, NOTHING) | {"id": member.peer[-6:], "phase": _AWAY}
+    cells = (
+        NOTHING,
+        member.peer[-6:],
+        f"{claims.first}-{claims.end - 1}",
+        ", ".join(map(str, claims.commits)) or NOTHING,
+        str(claims.sessions or 0),
+        NOTHING if claims.kv_used is None else f"{claims.kv_used:.0%}",
+        str(claims.waiting_tokens),
+        NOTHING if claims.step_ms is None else f"{claims.step_ms:.1f}",
+        str(claims.tokens),
     )
+    return dict(zip(_SERVER, cells, strict=True)) | _common_cells(member)
+
+
+def _common_cells(member: MemberState, state_hash: str = "") -> dict[str, str]:
+    """Return the cells that each peer has, from what it claims."""
+    claims = member.claims
+    if claims is None:
+        return {**dict.fromkeys(_COMMON, NOTHING), "phase": _AWAY}
+    soon = claims.first is not None and 0 < claims.ready_in_s < _SOON_S
+    ready = f", ready in {claims.ready_in_s:.0f} s" if soon else ""
+    cells = (
+        size_text(claims.bytes_up),
+        size_text(claims.bytes_down),
+        _rate(claims.up_bytes_s),
+        _rate(claims.down_bytes_s),
+        state_hash,
+        f"{claims.age_s:.0f} s",
+        f"{plain(claims.phase, 64)}{ready}{_trouble(member)}",
+    )
+    return {"peer": plain(claims.name, 16), **dict(zip(_COMMON, cells, strict=True))}
 
 
 def _trouble(member: MemberState) -> str:
@@ -174,6 +257,75 @@ def _trouble(member: MemberState) -> str:
 
 def _rate(bytes_s: float | None) -> str:
     return NOTHING if bytes_s is None else size_text(bytes_s)
+
+
+def _remarks(state: MonitorState) -> list[Text]:
+    """Return what else there is to say of peers: by their own words, and by others'."""
+    lines = list[Text]()
+    for member in state.members:
+        claims = member.claims
+        if claims is None:
+            continue
+        name = plain(claims.name, 64)
+        if claims.stage is not None and claims.ready_in_s > 0:
+            way = "joining" if claims.source is None else f"moving from stage {claims.source} to"
+            lines.append(Text(f"{name} is {way} stage {claims.stage}, ready in about {claims.ready_in_s:.0f} s"))
+        if claims.skipped:
+            lines.append(Text(_skipped_text(name, claims), style="red" if claims.skipped == claims.steps else ""))
+    here = [member.claims for member in state.members if member.claims is not None]
+    if feeders := [plain(claims.name, 64) for claims in here if claims.role == "feeder"]:
+        lines.append(Text(f"text is read by {', '.join(feeders)}"))
+    if clients := [plain(claims.name, 64) for claims in here if claims.client]:
+        lines.append(
+            Text(f"{', '.join(clients)} cannot be dialled: {'they merge' if clients[1:] else 'it merges'} nothing")
+        )
+    if state.silent:
+        silent = ", ".join(_name_and_id(state, peer, "the coordinator") for peer in state.silent)
+        lines.append(Text(f"no answer from {silent}", style="yellow"))
+    texts = [*_judged_texts(state), *(f"{plain(caution)}." for caution in state.cautions)]
+    return lines + [Text(text, style="yellow") for text in texts]
+
+
+def _skipped_text(name: str, claims: MemberClaims) -> str:
+    """Return what a peer's skipped steps mean for the run."""
+    which = "all" if claims.skipped == claims.steps else f"{claims.skipped} of"
+    return (
+        f"{name} skipped {which} {several(claims.steps, 'step')} of its last round, whose loss or gradient was NaN or"
+        f" infinite: {REMEDY}"
+    )
+
+
+def _judged_texts(state: MonitorState) -> list[str]:
+    """Return whose updates make the loss worse, by the word of the members that answered."""
+    if state.judges == 0 and any(stage.facts is not None and stage.facts.members for stage in state.stages):
+        return ["no member answered whose updates make the loss worse"]
+    of, texts = several(state.judges or 0, "member"), []
+    for judged in state.judged:
+        says, leave = len(judged.judges), len(judged.left_out_by)
+        who = _name_and_id(state, judged.peer, "away")
+        text = f"{who} makes the loss worse, {'says' if says == 1 else 'say'} {says} of {of} that answered"
+        lead = "leaves it out where it leads" if leave == 1 else "leave it out where they lead"
+        texts.append(text + (f"; {leave} {lead}" if leave else ""))
+    return texts
+
+
+def _guest_lines(state: MonitorState) -> list[Text]:
+    """Return who came by which invite, directly or through a member that came by it, and what that means for votes."""
+    from swarm.membership.vote_shares import caution
+
+    lines = list[Text]()
+    if not state.guests:
+        why = "this run is open" if state.open else "no peer came by one yet"
+        lines.append(Text(f"No invite has brought in a peer: {why}."))
+    for invite in state.guests:
+        peers = ", ".join(_name_and_id(state, peer, "away") for peer in invite.peers)
+        came = f"{len(invite.peers)} of {several(invite.guests, 'guest')}, {several(invite.members, 'member')}"
+        lines.append(Text(f"invite {plain(invite.invite[:8])}  {came}: {peers}"))
+    return lines + [Text(f"{plain(caution(share))}.") for share in state.shares if share.is_only]
+
+
+def _name_and_id(state: MonitorState, peer: str, unknown: str) -> str:
+    return f"{plain(state.names.get(peer, unknown), 64)} {peer[-6:]}"
 
 
 def _round_lines(state: MonitorState) -> list[Text]:

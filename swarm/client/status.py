@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean
 from typing import Final
 
@@ -145,15 +144,9 @@ class SwarmStatus(msgspec.Struct, frozen=True, kw_only=True):
     """How many of those members said whom they judge; None in a run without the check by loss."""
 
 
-async def read_status(invite: Invite, home: Path | None = None) -> SwarmStatus:
-    """Connect to the run and read its status. Raises NotAdmitted, DialError if no peer answers, or ConfigError for a
-    served model."""
-    async with open_client(invite, home) as client:
-        return await look(client)
-
-
 async def read_manifest(invite: Invite) -> Manifest:
-    """Connect to the run and return its rules. Raises as `read_status`."""
+    """Connect to the run and return its rules. Raises NotAdmitted, DialError if no peer answers, or ConfigError for a
+    served model."""
     async with open_client(invite) as client:
         return client.training
 
@@ -178,19 +171,12 @@ async def read_run(client: RunClient) -> RunReading:
     found = await client.all_candidates(records, silent)
     best = tuple(seen[0] if seen and manifest.outer.has_common_state else None for seen in found)
     now = time.time()
-    return RunReading(now, records, best, picture(manifest, records, best, now, silent))
-
-
-async def look(client: RunClient) -> SwarmStatus:
-    """Return the status that one reading of the run shows, and whom its members judge by the loss."""
-    reading = await read_run(client)
-    seen, heads = reading.status, [proven.head for proven in reading.best if proven]
-    if not has_judges(client.training) or seen.complete:
-        return seen
-    members = [member.peer for head in heads for member in head.members]
-    said = await ask_judged(client.host, (peer for peer in members if peer not in seen.silent))
-    judged = judged_by(said, {*members, *reading.records})
-    return msgspec.structs.replace(seen, judged=judged, judges=len(said))
+    seen = picture(manifest, records, best, now, silent)
+    if has_judges(manifest) and not seen.complete:
+        members = [member.peer for proven in best if proven for member in proven.head.members]
+        said = await ask_judged(client.host, (peer for peer in members if peer not in silent))
+        seen = msgspec.structs.replace(seen, judged=judged_by(said, {*members, *records}), judges=len(said))
+    return RunReading(now, records, best, seen)
 
 
 def picture(

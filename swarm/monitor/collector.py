@@ -21,8 +21,8 @@ from peer.errors import BarnraiseError, DeadlineExceeded, DialError, NetworkErro
 from peer.events import Event
 from swarm.client.session import RunClient, open_client
 from swarm.client.status import RunReading, read_run
-from swarm.inference.record import SERVERS, ServerRecord, server_schema, servers_key
-from swarm.membership.member_record import member_schema
+from swarm.inference.record import SERVERS, ServerRecord, run_schemas, servers_key
+from swarm.membership.member_record import MemberRecord
 from swarm.membership.membership import read_records
 from swarm.monitor.alerts import Alerts
 from swarm.monitor.event_words import names_told
@@ -56,6 +56,8 @@ class MonitorTarget:
 
     invite: Invite
     home: Path | None = None
+    names_invites: bool = False
+    """Whether the state may name invites and address prefixes, as no other reads it."""
 
 
 class MonitorCollector:
@@ -97,9 +99,14 @@ class MonitorCollector:
             await trio.sleep(AGAIN_S)
 
     async def once(self) -> MonitorState:
-        """Look once, with the history that one reading asks for. Raises what keeps the run from being reached."""
-        async with self._opened() as client:
-            await self._look(client)
+        """Look once, with the history that one reading asks for. Raises what keeps the run from being reached;
+        then the state has what the home keeps."""
+        try:
+            async with self._opened() as client:
+                await self._look(client)
+        except NetworkError as error:
+            await self._failed(error)
+            raise
         return self.state
 
     @property
@@ -114,7 +121,7 @@ class MonitorCollector:
 
     def _opened(self) -> AbstractAsyncContextManager[RunClient]:
         target = self._target
-        return open_client(target.invite, target.home, schemas=lambda gate: [member_schema(gate), server_schema(gate)])
+        return open_client(target.invite, target.home, schemas=run_schemas)
 
     async def _follow(self, client: RunClient) -> None:
         """Read every `EVERY_S` until no peer has answered for long."""
@@ -137,13 +144,15 @@ class MonitorCollector:
             self._manifest = client.manifest
             stages = client.manifest.stages if isinstance(client.manifest, Manifest) else 0
             self.chains = [HeadChain() for _ in range(stages)]
-        found: RunReading | Mapping[str, ServerRecord]
+        servers = await read_records(client.node, client.host, SERVERS, servers_key(self._manifest.run_id))
+        reading = None
         if isinstance(client.manifest, Manifest):
-            found = await self._look_at_run(client)
-            silent = not found.records and not any(found.best)
+            reading = await self._look_at_run(client, servers)
+            silent = not reading.records and not any(reading.best)
         else:
-            found = await self._look_at_model(client, client.manifest)
-            silent = not found
+            self._records.note(servers)
+            await self._poll_events(client, sorted(servers))
+            silent = not servers
         self._silent = self._silent + 1 if silent else 0
         self._watch = replace(
             self._watch,
@@ -153,11 +162,11 @@ class MonitorCollector:
             failure="",
             lies=self._lies,
         )
-        await self._show(found)
+        await self._show(reading, servers)
 
-    async def _look_at_run(self, client: RunClient) -> RunReading:
+    async def _look_at_run(self, client: RunClient, servers: Mapping[str, ServerRecord]) -> RunReading:
         manifest, reading = client.training, await read_run(client)
-        self._records.note(reading.records)
+        self._records.note(dict[str, MemberRecord | ServerRecord]({**servers, **reading.records}))
         async with trio.open_nursery() as nursery:
             for stage, chain in enumerate(self.chains):
                 nursery.start_soon(follow_history, client.host, chain, reading.best[stage], reading.at)
@@ -167,28 +176,23 @@ class MonitorCollector:
         self._records.note_losses(reading.records, last)
         return reading
 
-    async def _look_at_model(self, client: RunClient, manifest: ServedModelManifest) -> Mapping[str, ServerRecord]:
-        records = await read_records(client.node, client.host, SERVERS, servers_key(manifest.run_id))
-        self._records.note(records)
-        await self._poll_events(client, sorted(records))
-        return records
-
     async def _poll_events(self, client: RunClient, peers: Sequence[str]) -> None:
         await self._events.poll(client.host, peers, self._clock())
 
-    async def _show(self, found: RunReading | Mapping[str, ServerRecord]) -> None:
+    async def _show(self, reading: RunReading | None, servers: Mapping[str, ServerRecord]) -> None:
         told = self._events.told()
         outcomes = {peer: self._events.outcome(peer) for peer in told}
         rates, names = self._records.rates, names_told(told) | self._records.names
-        if isinstance(found, RunReading):
+        if reading is not None:
             assert isinstance(self._manifest, Manifest)
-            view = RunView(self._manifest, found, self.chains, self._watch, told, outcomes, rates, names)
-            await self._publish(run_state(replaced(view, losses=self._records.losses)))
+            view = RunView(self._manifest, reading, self.chains, self._watch, told, outcomes, rates, names)
+            whole = replaced(view, losses=self._records.losses, servers=servers)
+            await self._publish(run_state(replaced(whole, names_invites=self._target.names_invites)))
         else:
             assert isinstance(self._manifest, ServedModelManifest)
             at = self._clock()
             await self._publish(
-                model_state(ModelView(self._manifest, at, found, self._watch, told, outcomes, rates, names))
+                model_state(ModelView(self._manifest, at, servers, self._watch, told, outcomes, rates, names))
             )
 
     async def _failed(self, error: BarnraiseError) -> None:

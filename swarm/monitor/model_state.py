@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Final
 
 from msgspec.structs import replace
 
@@ -14,22 +13,9 @@ from swarm.inference.record import ServerRecord
 from swarm.membership.told_events import ToldEvent
 from swarm.monitor.event_words import log_lines
 from swarm.monitor.member_events import Outcome
-from swarm.monitor.member_told import members_told
-from swarm.monitor.run_state import MEMBERS_SHOWN, link_of, relay_of
-from swarm.monitor.state import (
-    BlockRow,
-    MemberClaims,
-    MemberFacts,
-    MemberSeen,
-    MemberState,
-    MemberTold,
-    MonitorState,
-    Verdict,
-    Watch,
-)
+from swarm.monitor.servers import MEMBERS_SHOWN, lacking, server_members
+from swarm.monitor.state import BlockRow, MonitorState, Verdict, Watch
 from swarm.run.manifest import ServedModelManifest
-
-_NO_FACTS: Final = MemberFacts(membership="none", merged=0, missed=0)
 
 
 @dataclass(frozen=True)
@@ -50,9 +36,7 @@ def model_state(view: ModelView) -> MonitorState:
     """Return the state."""
     manifest = view.manifest
     blocks = tuple(_blocks(view))
-    peers = sorted(view.records, key=lambda peer: (view.records[peer].first, view.records[peer].name, peer))
-    left_out = max(0, len(peers) - MEMBERS_SHOWN)
-    told = members_told(view.told, view.at)
+    left_out = max(0, len(view.records) - MEMBERS_SHOWN)
     return MonitorState(
         kind="model",
         at=view.at,
@@ -60,9 +44,12 @@ def model_state(view: ModelView) -> MonitorState:
         name=plain(manifest.name, 64),
         open=manifest.open,
         blocks_total=manifest.model.layers,
+        dtype=manifest.dtype,
+        parts=len(manifest.cuts),
         verdict=model_verdict(view, blocks),
         blocks=blocks,
-        members=tuple(_member(view, peer, told.get(peer, MemberTold())) for peer in peers[:MEMBERS_SHOWN]),
+        troubles=lacking(manifest.model.layers, view.records, view.at),
+        members=server_members(view.records, view.at, view.told, view.outcomes, view.rates),
         log=log_lines(view.told, view.names),
         names={peer: plain(name, 64) for peer, name in view.names.items()},
         monitor=replace(view.watch, members_left_out=left_out, history_complete=True),
@@ -136,35 +123,3 @@ def _blocks(view: ModelView) -> list[BlockRow]:
             )
         )
     return rows
-
-
-def _member(view: ModelView, peer: str, told: MemberTold) -> MemberState:
-    record, rate = view.records[peer], view.rates.get(peer)
-    phase = "leaving" if record.leaving else "serving" if record.serves(view.at) else "loading"
-    return MemberState(
-        peer=peer,
-        facts=_NO_FACTS,
-        seen=MemberSeen(
-            answers=view.outcomes.get(peer) == "told",
-            events=view.outcomes.get(peer, "not asked"),
-            link=link_of(record.addresses),
-            relay=relay_of(record.addresses),
-        ),
-        claims=MemberClaims(
-            name=plain(record.name, 64),
-            role="server",
-            version=plain(record.version, 64),
-            phase=phase,
-            age_s=round(view.at - record.at, 1),
-            bytes_up=record.bytes_up,
-            bytes_down=record.bytes_down,
-            up_bytes_s=rate[0] if rate else None,
-            down_bytes_s=rate[1] if rate else None,
-            first=record.first,
-            end=record.end,
-            sessions=record.sessions,
-            kv_used=1 - min(1.0, record.pages_free / record.pages) if record.pages else None,
-            step_ms=record.step_ms or None,
-        ),
-        told=told,
-    )

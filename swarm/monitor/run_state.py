@@ -11,9 +11,9 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from peer.net.address_book import is_circuit, relay_in
 from peer.plain_text import plain
 from swarm.client.status import MemberStatus, RunReading
+from swarm.inference.record import ServerRecord
 from swarm.membership.member_record import MemberRecord
 from swarm.membership.told_events import ToldEvent
 from swarm.membership.vote_shares import VoteShare, alarms, caution
@@ -23,8 +23,8 @@ from swarm.monitor.member_events import Outcome
 from swarm.monitor.member_told import members_told
 from swarm.monitor.record_history import last_round
 from swarm.monitor.run_verdict import verdict_of
+from swarm.monitor.servers import MEMBERS_SHOWN, link_of, relay_of, served, server_members
 from swarm.monitor.state import (
-    Link,
     LossPoint,
     MemberClaims,
     MemberFacts,
@@ -44,7 +44,6 @@ from swarm.monitor.state import (
 from swarm.protocol.head import Head
 from swarm.run.manifest import Manifest
 
-MEMBERS_SHOWN: Final = 256
 ROUNDS_SHOWN: Final = 60
 LOSSES_SHOWN: Final = 240
 CLAIMED_S_MAX: Final = 1e6
@@ -67,6 +66,10 @@ class RunView:
     names: Mapping[str, str] = field(default_factory=dict)
     losses: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
     """The training loss that each peer's record claimed while the peer was at that round."""
+    servers: Mapping[str, ServerRecord] = field(default_factory=dict)
+    """The records of those that serve the run's commits."""
+    names_invites: bool = False
+    """Whether the state may name invites and address prefixes."""
 
     @property
     def gossip(self) -> bool:
@@ -85,6 +88,7 @@ def run_state(view: RunView) -> MonitorState:
     rounds = tuple(_rounds(view))
     members, left_out = _members(view)
     watch = view.watch
+    served_round, troubles = served(manifest.model.layers, view.servers, view.reading.at)
     return MonitorState(
         kind="run",
         at=view.reading.at,
@@ -95,14 +99,26 @@ def run_state(view: RunView) -> MonitorState:
         mode="" if view.gossip else manifest.agreement_mode,
         codec=str(manifest.codec.up),
         rounds_planned=manifest.run.rounds,
+        round=status.round,
+        tokens=status.tokens,
+        val_loss=status.val_loss,
+        val_round=status.val_round,
         verdict=verdict_of(manifest, view.reading, stages, watch, last_failure(view)),
         stages=stages,
+        troubles=troubles,
         members=members,
+        servers=server_members(view.servers, view.reading.at, view.told, view.outcomes, view.rates),
+        served_round=served_round,
+        silent=tuple(status.silent),
+        judged=tuple(status.judged),
+        judges=status.judges,
         rounds=rounds,
         loss=_losses(view),
         log=log_lines(view.told, view.names),
         names={peer: plain(name, 64) for peer, name in view.names.items()},
-        cautions=tuple(plain(_caution(share)) for share in alarms(status.shares)),
+        cautions=tuple(plain(_caution(share, view.names_invites)) for share in alarms(status.shares)),
+        shares=tuple(status.shares) if view.names_invites else (),
+        guests=tuple(status.guests) if view.names_invites else (),
         monitor=_with_left_out(watch, left_out, view.chains),
     )
 
@@ -120,9 +136,11 @@ def last_failure(view: RunView) -> str:
     return plain(max(failed)[1], 120) if failed else ""
 
 
-def _caution(share: VoteShare) -> str:
-    """Return the warning without the prefix itself: no address is shown."""
-    return caution(share).replace(f"the address prefix {share.prefix}", "one address prefix")
+def _caution(share: VoteShare, whole: bool) -> str:
+    """Return the warning, if not `whole` without the prefix itself: then no address is shown."""
+    return (
+        caution(share) if whole else caution(share).replace(f"the address prefix {share.prefix}", "one address prefix")
+    )
 
 
 def _with_left_out(watch: Watch, left_out: int, chains: Sequence[HeadChain]) -> Watch:
@@ -221,19 +239,6 @@ def _members(view: RunView) -> tuple[tuple[MemberState, ...], int]:
     return shown, max(0, len(peers) - MEMBERS_SHOWN)
 
 
-def link_of(addresses: Sequence[str]) -> Link:
-    """Return how a peer says that it can be reached."""
-    if not addresses:
-        return "unknown"
-    return "relay" if all(is_circuit(address) for address in addresses) else "direct"
-
-
-def relay_of(addresses: Sequence[str]) -> str:
-    """Return the peer id of the relay over which all these addresses lead; empty if they do not."""
-    relays = {relay_in(address) for address in addresses}
-    return relays.pop() if len(relays) == 1 else ""
-
-
 def _claims(view: RunView, status: MemberStatus) -> MemberClaims:
     staged, rate = status.stage >= 0, view.rates.get(status.peer)
     return MemberClaims(
@@ -248,6 +253,13 @@ def _claims(view: RunView, status: MemberStatus) -> MemberClaims:
         down_bytes_s=rate[1] if rate else None,
         round=status.round,
         stage=status.stage if staged else None,
+        source=status.source if status.source >= 0 else None,
+        ready_in_s=status.ready_in_s,
+        state_hash=status.state_hash,
+        client=status.client,
+        queue=status.queue if staged else None,
+        steps=status.steps,
+        skipped=status.skipped,
         speed=(status.rate if staged else status.speed) if status.role in ("full", "stage") else None,
         service_s=status.service_s or None,
         loss=status.loss,

@@ -11,6 +11,9 @@ from typing import Literal
 
 import msgspec
 
+from swarm.client.judged import JudgedStatus
+from swarm.membership.vote_shares import InviteStatus, VoteShare
+
 Level = Literal["good", "edge", "waiting", "bad", "over", "unknown"]
 Basis = Literal["facts", "seen", "claims"]
 Link = Literal["direct", "relay", "unknown"]
@@ -147,8 +150,22 @@ class MemberClaims(msgspec.Struct, frozen=True, kw_only=True):
     down_bytes_s: float | None = None
     round: int | None = None
     stage: int | None = None
+    """Where it is or is going."""
+    source: int | None = None
+    """The stage that it came from."""
+    ready_in_s: float = 0.0
+    """Seconds until it expects to be at work there; of a server: to serve its blocks."""
+    state_hash: str = ""
+    client: bool = False
+    """Whether no other peer can dial it: it merges nothing."""
     speed: float | None = None
-    """Inner steps a second."""
+    """Inner steps a second; at a stage micro-batches a second."""
+    queue: float | None = None
+    """Micro-batches that wait for it."""
+    steps: int = 0
+    """Inner steps of the last round that it has trained."""
+    skipped: int = 0
+    """Of these the ones whose loss or gradient was NaN or infinite."""
     service_s: float | None = None
     """Seconds of its own work on one micro-batch."""
     loss: float | None = None
@@ -162,6 +179,15 @@ class MemberClaims(msgspec.Struct, frozen=True, kw_only=True):
     kv_used: float | None = None
     """The share of its room for keys and values that is taken."""
     step_ms: float | None = None
+    waiting_tokens: int = 0
+    tokens: int = 0
+    """Served since it started."""
+    uplink_bytes_s: float = 0.0
+    wire: tuple[str, ...] = ()
+    """The types in which it takes hidden states."""
+    pinned: bool = False
+    commits: tuple[int, ...] = ()
+    """Of a training run: the rounds of the commits that it serves, newest first."""
 
 
 class MemberTold(msgspec.Struct, frozen=True, kw_only=True):
@@ -317,17 +343,46 @@ class MonitorState(msgspec.Struct, frozen=True, kw_only=True):
     codec: str = ""
     rounds_planned: int = 0
     """The run's last round; 0: none is set."""
+    round: int | None = None
+    """What all stages have reached, as `tokens`: by their heads, for a stage without replicas by the coordinator's
+    word. Of a gossip run the median of its peers' rounds, and the sum of their tokens."""
+    tokens: int = 0
+    val_loss: float | None = None
+    """The latest that a peer claims."""
+    val_round: int | None = None
+    """The round of `val_loss`."""
     blocks_total: int = 0
+    dtype: str = ""
+    """Of a served model's weights."""
+    parts: int = 0
+    """Of a served model's checkpoint."""
     verdict: Verdict
     stages: tuple[StageState, ...] = ()
     blocks: tuple[BlockRow, ...] = ()
+    troubles: tuple[str, ...] = ()
+    """Why a served model, or the newest commit of a run that has servers, takes no new session."""
     members: tuple[MemberState, ...] = ()
+    servers: tuple[MemberState, ...] = ()
+    """Of a run's commits; of a served model they are its members."""
+    served_round: int | None = None
+    """That of the commit that new answers get: the newest all of whose blocks are served."""
+    silent: tuple[str, ...] = ()
+    """The peers that were asked where they stand and did not answer."""
+    judged: tuple[JudgedStatus, ...] = ()
+    """Peers whose updates make the loss worse, as members of the last commit say."""
+    judges: int | None = None
+    """How many of those members said whom they judge; None in a run without the check by loss."""
     rounds: tuple[RoundState, ...] = ()
     loss: tuple[LossPoint, ...] = ()
     log: tuple[LogLine, ...] = ()
     names: dict[str, str] = {}
     """The name that each peer claims, also of peers that have left."""
     cautions: tuple[str, ...] = ()
+    """Invites and address prefixes that hold half or more of the votes of a head."""
+    shares: tuple[VoteShare, ...] = ()
+    """As the cautions, also where the invite or prefix is the only one. Empty where others may read, as `guests`."""
+    guests: tuple[InviteStatus, ...] = ()
+    """Who came by which invite."""
     alerts: tuple[Alert, ...] = ()
     """The gravest first."""
     help_wanted: str = ""

@@ -11,7 +11,7 @@ import trio
 
 from peer.errors import DialError
 from peer.net.address_book import AddressBook
-from swarm.client.status import SwarmStatus, read_status
+from swarm.monitor.collector import MonitorCollector, MonitorTarget
 from swarm.run.home import Home
 from swarm.run.invite import Invite
 from tests.support.forking.command import peer_meanwhile
@@ -36,12 +36,12 @@ async def check_status_tells(swarm: Swarm, gone: PeerProcess, witness: PeerProce
         while True:
             round_then = witness.round
             try:
-                seen = await read_status(invite, witness.home)
+                seen = await MonitorCollector(MonitorTarget(invite, witness.home)).once()
             except DialError:
                 continue
-            assert isinstance(seen, SwarmStatus)
-            names = {peer.name for peer in seen.peers}
-            is_told = seen.round is not None and seen.round >= round_then and seen.quorum_alive
+            names = {member.claims.name for member in seen.members if member.claims is not None}
+            alive = all(stage.seen.margin is not None and stage.seen.margin >= 0 for stage in seen.stages)
+            is_told = seen.round is not None and seen.round >= round_then and alive
             if is_told and witness.name in names and gone.name not in names:
                 return
 

@@ -136,7 +136,7 @@ async def test_strangers_get_nothing_from_a_run_of_whole_models(
             if strangers:
                 await run.check()
                 await trio.sleep(seconds)
-                await use_from_outside(run, tmp_path, "peers")
+                await use_from_outside(run, tmp_path)
                 await run.check()
     assert first[0] == first[-1] and losses[0][0] == losses[-1][0]
     assert all(found[-1] < found[0] for found in losses)
@@ -156,17 +156,17 @@ async def test_strangers_get_nothing_from_a_pipeline_and_its_feeder(tmp_path: Pa
             losses.append([float(c.fields["loss"]) for c in stages[1].commits[:ROUNDS]])
             if strangers:
                 await run.check()
-                await use_from_outside(run, tmp_path, "peers", "--stage", "1")
+                await use_from_outside(run, tmp_path, "--stage", "1")
                 await run.check()
                 fed = [fact.fields for fact in feeder.all("text_fed")]
                 assert fed, "the feeder was asked"
     assert losses[0] == pytest.approx(losses[-1], rel=1e-6)
 
 
-async def use_from_outside(run: Closed, folder: Path, key: str, *options: str) -> None:
+async def use_from_outside(run: Closed, folder: Path, *options: str) -> None:
     """Look, export and join while the strangers press."""
     seen: dict[str, Any] = json.loads(await run.peer("status", "--json"))
-    names = sorted(peer["name"] for peer in seen[key])
+    names = sorted(member["claims"]["name"] for member in seen["members"] if member["claims"])
     assert "helper" not in names and {"p0", "p1"} <= set(names), names
     await run.peer("export", "--out", str(folder / "model"))
     newcomer = run.join("newcomer", *options)

@@ -28,11 +28,12 @@ async def test_a_served_model_is_looked_at(tmp_path: Path) -> None:
             pass  # waits until both are known
         code, (seen,), error = await peer(swarm, "status")
         assert code == 0, error
-        assert [(s["name"], s["first"], s["end"], s["state"]) for s in seen["servers"]] == [
-            ("s0", 0, 3, "held"),
-            ("s1", 3, 6, "held"),
+        servers = [member["claims"] for member in seen["members"]]
+        assert [(s["name"], s["first"], s["end"], s["phase"]) for s in servers] == [
+            ("s0", 0, 3, "serving"),
+            ("s1", 3, 6, "serving"),
         ]
-        assert all(set(s["wire"]) == {"fp32", "bf16", "int8"} and s["pages_free"] > 0 for s in seen["servers"])
+        assert all(set(s["wire"]) == {"fp32", "bf16", "int8"} and s["kv_used"] < 1 for s in servers)
         assert seen["troubles"] == []
         code, findings, error = await peer(swarm, "doctor", "--home", str(tmp_path / "looking"))
         told = {found["check"]: found for found in findings}

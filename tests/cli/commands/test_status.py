@@ -4,21 +4,28 @@ terminal."""
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from rich.text import Text
 
-from cli.commands.status import _PIPELINE, _STAGES, _WHOLE, _table, status
+from cli.commands.status import status
+from cli.commands.top import top
 from cli.run import report_failure
-from cli.terminal.screen import drawn, screen
+from cli.terminal.screen import screen
+from cli.views.monitor_view import _member_cells, _server_cells, _table, monitor_view
 from peer.errors import ConfigError, DialError, NotAdmitted
-from swarm.client.status import picture
-from swarm.inference import model_status
+from peer.identity import Identity
+from swarm.monitor import collector
+from swarm.monitor.collector import MonitorCollector
+from swarm.monitor.state import MonitorState
+from swarm.run.invite import Invite
 from tests.cli.support.kept_scene import ended_run, home_of_a_member
 from tests.cli.views.test_loss_picture import PNG, home_of_a_peer
+from tests.cli.views.test_monitor_view import crowd
 
 
 def test_the_loss_is_drawn_from_a_home_without_the_network(tmp_path: Path) -> None:
@@ -34,25 +41,31 @@ def test_a_home_without_a_loss_is_told(tmp_path: Path) -> None:
     assert isinstance(result.exception, ConfigError) and "tell of no loss: give the --home" in str(result.exception)
 
 
-@pytest.mark.parametrize("columns", [_WHOLE, _PIPELINE, _STAGES])
-@pytest.mark.parametrize("width", [40, 60, 80, 120])
-def test_a_table_leaves_out_columns_and_cuts_no_cell(columns: tuple[str, ...], width: int) -> None:
-    cells: dict[str, Text | str] = {**dict.fromkeys(columns, "12345678"), "phase": "waiting for the next round"}
-    table = _table(columns, [cells], width, ruled=columns is _WHOLE)
-    names = [str(column.header) for column in table.columns]
-    assert {"round", "phase"} <= set(names) and (width < 120 or names == list(columns))
-    console = screen(width=width)
+@pytest.mark.parametrize("cells", [_member_cells, _server_cells])
+@pytest.mark.parametrize("width", [40, 60, 80, 160])
+def test_a_table_leaves_out_columns_and_cuts_no_cell(cells: Any, width: int) -> None:
+    member = crowd().members[0]
+    row = {**dict.fromkeys(cells(member), "12345678"), "phase": "exchanging"}
+    heading, line = (text.plain for text in _table([(row, "")], width))
+    assert {"peer", "phase"} <= set(heading.split()) and (width < 160 or heading.split() == list(row))
+    assert len(line) <= width + 1 and set(line.split()) == {"12345678", "exchanging"}
+
+
+@pytest.mark.parametrize(("command", "options"), [(status, []), (top, ["--once"])])
+def test_both_commands_print_the_same(command: Any, options: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    async def once(self: MonitorCollector) -> MonitorState:
+        return crowd()
+
+    monkeypatch.setattr(MonitorCollector, "once", once)
+    authority = Identity.generate().peer_id
+    invite = str(Invite("r" * 32, authority, (f"/ip4/127.0.0.1/tcp/1/p2p/{authority}",)))
+    printed = CliRunner().invoke(command, [invite, *options]).output
+    console = screen(width=160)
     with console.capture() as captured:
-        console.print(table)
-    lines = captured.get().splitlines()
-    assert max(map(len, lines)) <= width and not any("…" in line for line in lines)
-
-
-def test_what_is_printed_may_be_drawn_in_a_view(capsys: pytest.CaptureFixture[str]) -> None:
-    assert drawn(lambda: screen().print("one\ntwo")).plain.rstrip() == "one\ntwo"
-    assert capsys.readouterr().out == ""
-    screen().print("three")
-    assert capsys.readouterr().out == "three\n"
+        console.print(monitor_view(crowd(), 160), soft_wrap=True)
+    assert printed == captured.get() and "…" not in printed
+    told = json.loads(CliRunner().invoke(command, [invite, *options, "--json"]).output)
+    assert told["verdict"]["word"] == "complete, not kept" and told["kind"] == "run"
 
 
 def test_of_a_run_whose_peers_are_gone_it_shows_what_the_home_keeps(tmp_path: Path) -> None:
@@ -71,21 +84,24 @@ def test_the_json_keeps_what_is_kept_apart_from_what_is_seen(tmp_path: Path, mon
     monkeypatch.setenv("BARNRAISE_HOME", str(tmp_path))
     answers: list[Any] = [DialError("none answers", "refused"), DialError("none answers", "refused")]
 
-    async def read(*_: object) -> object:
-        answer = answers.pop(0)
-        if isinstance(answer, BaseException):
+    @asynccontextmanager
+    async def opened(*_: object, **__: object) -> AsyncIterator[None]:
+        if isinstance(answer := answers.pop(0), BaseException):
             raise answer
-        return answer
+        yield
 
-    monkeypatch.setattr(model_status, "read_any_status", read)
+    async def look(self: MonitorCollector, client: object) -> None:
+        self.state = crowd()
+
+    monkeypatch.setattr(collector, "open_client", opened)
+    monkeypatch.setattr(MonitorCollector, "_look", look)
     for source in (["--home", str(home)], [str(invite)]):  # by the invite: the home in the default place
         told = json.loads(CliRunner().invoke(status, [*source, "--json"]).output)
         assert told.keys() == {"run_id", "home"} and told["run_id"] == manifest.run_id
         assert told["home"]["heads"][0]["round"] == 3 and told["home"]["losses"][-1]["train"] == 2.0
-    seen = model_status.run_status(picture(manifest, {}, [None], 0.0), 1, {}, 0.0)
-    answers += [seen, NotAdmitted("banned"), DialError("none answers", "refused")]
+    answers += [None, NotAdmitted("banned"), DialError("none answers", "refused")]
     result = CliRunner().invoke(status, ["--home", str(home), "--json"])
-    assert result.exit_code == 0 and "home" not in json.loads(result.output), "peers that answer win"
+    assert result.exit_code == 0 and json.loads(result.output)["home"] is None, "peers that answer win"
     assert CliRunner().invoke(status, ["--home", str(home)]).output == "", "another fault tells of no home"
     (home / "manifest.msgpack").unlink()
     assert CliRunner().invoke(status, ["--home", str(home)]).output == ""

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from cli.commands.join import farewell
-from cli.commands.status import _skipped_text
 from cli.demo.report import broken_in_pipeline, broken_invariants
 from cli.demo.verdict import train_losses
 from cli.progress import progress as progress_module
 from cli.progress.facts import CommitRow
 from cli.progress.progress import Progress
 from cli.views.live import Draw, Shown, _drawn, read_tails
+from cli.views.monitor_view import _skipped_text
 from cli.views.table import live_view
 from tests.cli.terminal.test_hostile_text import member
 from tests.cli.views.test_pipeline_views import GOOD, told
@@ -110,7 +110,8 @@ def test_a_run_that_ends_in_nan_is_not_just_complete() -> None:
 
 
 def test_status_names_the_remedy() -> None:
-    assert "skipped all 3 steps of its last round" in _skipped_text(member("a", 0))
+    claims = member("a", 0).claims
+    assert claims is not None and "a skipped all 3 steps of its last round" in _skipped_text("a", claims)
 
 
 def test_a_report_calls_no_old_loss_the_last_one() -> None:

@@ -1,6 +1,6 @@
 """Runs commands and views one after the other, so that their imports are paid for once: `shown.py < JSON`.
 
-Each action is {"command": [...]}, {"events": path} (a live view of that stream), {"status": fields of SwarmStatus},
+Each action is {"command": [...]}, {"events": path} (a live view of that stream), {"status": fields of MonitorState},
 {"finding": [...]} (of the doctor) or {"error": text}.
 """
 
@@ -16,15 +16,14 @@ import msgspec
 
 from cli.checks.machine import Finding
 from cli.commands.doctor import _show as show_finding
-from cli.commands.status import _show as show_status
 from cli.main import main
 from cli.progress.event_tail import EventTail
 from cli.progress.progress import Progress
+from cli.readings import print_state
 from cli.run import report_failure
-from cli.terminal.lines import say_json
 from cli.views.live import read_tails, shown
 from peer.errors import NetworkError
-from swarm.client.status import SwarmStatus
+from swarm.monitor.state import MonitorState
 
 
 def view(path: str, as_json: bool) -> None:
@@ -44,9 +43,9 @@ def act(action: dict[str, Any]) -> None:
         case {"events": path}:
             view(path, action.get("json", False))
         case {"status": fields}:
-            seen = msgspec.convert(fields, SwarmStatus)
-            show_status(seen)
-            say_json(msgspec.to_builtins(seen))
+            seen = msgspec.convert(fields, MonitorState)
+            print_state(seen, as_json=False, guests=True)
+            print_state(seen, as_json=True)
         case {"finding": fields}:
             show_finding(Finding(*fields))
         case {"error": text}:

@@ -23,13 +23,26 @@ from peer.net.host import HostConfig, open_host
 from peer.net.method import Method
 from peer.net.reach import Reach
 from peer.net.rpc import Call
-from swarm.client.status import MemberStatus, StageStatus, SwarmStatus
+from swarm.client.judged import JudgedStatus
 from swarm.membership.vote_shares import InviteStatus, VoteShare
+from swarm.monitor.state import (
+    MemberClaims,
+    MemberFacts,
+    MemberSeen,
+    MemberState,
+    MonitorState,
+    StageClaims,
+    StageFacts,
+    StageSeen,
+    StageState,
+    Verdict,
+)
 from swarm.run.invite import Invite
 from swarm.run.manifest import sign_manifest
 from swarm.run.manifest_transfer import MANIFEST, serve_run_files
 from swarm.run.sections import RunRules
 from tests.cli.support.hostile import EVIL, MARK, MESSAGE_BYTES_MAX, SENT, harmless, shown_by
+from tests.swarm.monitor.scenes import WATCH
 from tests.swarm.run.test_manifest import make_manifest
 
 Place = Literal["terminal", "pipe"]
@@ -102,27 +115,33 @@ async def test_a_strangers_refusal_is_one_short_sentence(
     assert all(name.isascii() and name.isprintable() for name in names), "remote text in a file's name"
 
 
-def member(text: str, stage: int) -> MemberStatus:
-    return MemberStatus(
-        peer=text, name=text, role=text, version=text, round=1, phase=text, state_hash=text, in_head=False, speed=1.0,
-        loss=None, val_loss=float("nan"), steps=3, skipped=3, bytes_up=1, bytes_down=1, age_s=1.0,
-        stage=stage, source=0, queue=0.0, service_s=0.0, rate=0.0, ready_in_s=stage + 1.0,
+def member(text: str, stage: int) -> MemberState:
+    claims = MemberClaims(
+        name=text, role="feeder" if stage < 0 else text, version=text, phase=text, age_s=1.0, bytes_up=1, bytes_down=1,
+        val_loss=float("nan"), steps=3, skipped=3, stage=max(stage, 0), source=0, ready_in_s=stage + 2.0, client=True,
+        state_hash=text, first=0, end=1, commits=(1,),
     )  # fmt: skip
+    facts = MemberFacts(membership="none", merged=0, missed=0)
+    return MemberState(
+        peer=text, facts=facts, seen=MemberSeen(answers=True, events="told", link="direct", relay=text), claims=claims
+    )
 
 
 def run_status(text: str, stages: int) -> dict[str, Any]:
     """Return a run in which every text is this one."""
-    stage = StageStatus(
-        stage=0, first=0, end=1, round=1, term=1, state_hash=text, head=text, members=1, quorum=1, quorum_alive=True,
-        tokens=0, replicas=1, arriving=0, queue=None, service_s=None, rate=0.0, phase=text,
+    facts = StageFacts(round=1, term=1, tokens=0, state_hash=text, members=1, quorum=1, absent=0, learners=0)
+    stage = StageState(
+        stage=0, first=0, end=1, facts=facts, seen=StageSeen(answering=1, margin=0, commit_age_s=None, round_s=None),
+        claims=StageClaims(replicas=1, arriving=0, rate=0.0, queue=None, phase=text),
     )  # fmt: skip
-    feeder = msgspec.structs.replace(member(text, -1), role="feeder")
-    seen = SwarmStatus(
-        run_id=text, name=text, open=True, rounds=5, round=1, term=1, state_hash=text, head=text, members=1, quorum=1,
-        quorum_alive=False, complete=stages > 1, kept=False, method="diloco", tokens=1, val_loss=None,
-        peers=[member(text, 0), feeder], stages=[stage] * stages,
-        shares=[VoteShare(invite=text, votes=2, members=3), VoteShare(prefix=text, votes=2, members=3)],
-        guests=[InviteStatus(invite=text, guests=8, peers=(text,), members=1)],
+    seen = MonitorState(
+        kind="run", at=1.0, run_id=text, name=text, open=True, rounds_planned=5, round=1, tokens=1,
+        verdict=Verdict(level="bad", word=text, reason=text, remedy=text, basis=("claims",)), silent=(text,),
+        members=(member(text, 0), member(text, -1)), servers=(member(text, 0),), stages=(stage,) * stages,
+        shares=(VoteShare(invite=text, votes=2, members=3, is_only=True), VoteShare(prefix=text, votes=2, members=3)),
+        guests=(InviteStatus(invite=text, guests=8, peers=(text,), members=1),), cautions=(text,), troubles=(text,),
+        judged=(JudgedStatus(peer=text, judges=[text], left_out_by=[text]),), judges=1, names={text: text},
+        monitor=WATCH,
     )  # fmt: skip
     built = msgspec.to_builtins(seen)
     assert isinstance(built, dict)

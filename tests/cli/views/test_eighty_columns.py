@@ -15,22 +15,32 @@ import pytest
 from msgspec.structs import replace
 
 from cli.commands import ls
-from cli.commands.status import _show as show_status
-from cli.commands.status import _show_guests as show_guests
 from cli.known_homes import KnownHome
+from cli.readings import print_state
 from cli.terminal.screen import table_screen
 from cli.views.plan import show_plan
-from cli.views.served_model import show_run_servers, show_served_model
 from optim.config import CodecConfig, DilocoConfig
 from peer.config import DataConfig, InnerConfig
 from peer.footprint.cards import CARDS
 from swarm.client.judged import JudgedStatus
-from swarm.client.status import MemberStatus, StageStatus, SwarmStatus
-from swarm.inference.model_status import BlockStatus, ServedModelStatus, ServedRunStatus, ServerStatus
 from swarm.membership.vote_shares import InviteStatus, VoteShare
+from swarm.monitor.state import (
+    BlockRow,
+    MemberClaims,
+    MemberFacts,
+    MemberSeen,
+    MemberState,
+    MonitorState,
+    StageClaims,
+    StageFacts,
+    StageSeen,
+    StageState,
+    Verdict,
+)
 from swarm.placement.costs import RunShape, cut
 from swarm.placement.machine_plan import Machine, plan_for
 from swarm.run.sections import PipelineConfig
+from tests.swarm.monitor.scenes import WATCH
 from tools import what_fits
 
 ROOT = Path(__file__).parents[3]
@@ -54,44 +64,41 @@ def _wide_value(hint: Any) -> object:
     return WIDE[get_origin(kind) or kind]
 
 
-MEMBER = wide(MemberStatus, peer=PEER, name=NAME, role="full", phase=PHASE, bytes_up=10**12, bytes_down=10**12)
-STAGE = wide(StageStatus, stage=63, first=110, end=128, phase=PHASE, members=1024, quorum=513)
-RUN: dict[str, Any] = {
-    "run_id": "rv3ik7vjyndcycrf3zy5p2j7jtha3j5c",
-    "name": "a run with quite a long name, as some people like them",
-    "method": "diloco",
-    "peers": [MEMBER, MEMBER],
-    "shares": [wide(VoteShare, prefix="", stage=None, is_only=True), wide(VoteShare, invite="", stage=2)],
-    "guests": [wide(InviteStatus, peers=(PEER, PEER))],
-    "silent": [PEER],
-    "judged": [wide(JudgedStatus, peer=PEER, judges=[PEER], left_out_by=[PEER])],
-}
-SERVER = wide(
-    ServerStatus,
-    peer=PEER,
-    name=NAME,
-    state="arriving",
-    ready_in_s=599.0,
-    first=110,
-    end=128,
-    rounds=[123_456, 123_455],
-    bytes_up=10**12,
-    bytes_down=10**12,
-)
-SERVED: dict[str, Any] = {
-    "servers": [SERVER, SERVER],
-    "troubles": ["no server holds blocks 3 to 9: serve them (`peer serve`)"],
-}
+CLAIMS = wide(
+    MemberClaims, name=NAME, role="full", phase=PHASE, bytes_up=10**12, bytes_down=10**12, age_s=9.0, ready_in_s=599.0,
+    first=110, end=128, kv_used=1.0, commits=(123_456, 123_455), wire=(),
+)  # fmt: skip
+SEEN = MemberSeen(answers=True, events="silent", link="direct")
+MEMBER = MemberState(
+    peer=PEER, facts=MemberFacts(membership="member", merged=123_456, missed=1234), seen=SEEN, claims=CLAIMS
+)  # fmt: skip
+STAGE = StageState(
+    stage=63, first=110, end=128, facts=wide(StageFacts, members=1024, quorum=513),
+    seen=StageSeen(answering=1024, margin=511, commit_age_s=9.0, round_s=9.0),
+    claims=wide(StageClaims, replicas=1024, arriving=12, phase=PHASE),
+)  # fmt: skip
+RUN_ID = "rv3ik7vjyndcycrf3zy5p2j7jtha3j5c"
+STATE = MonitorState(
+    kind="run", at=0.0, run_id=RUN_ID, name="a run with quite a long name, as some people like them", open=False,
+    rounds_planned=123_456, round=123_455, tokens=10**15, val_loss=12_345.6, val_round=123_455, dtype="bf16",
+    verdict=Verdict(level="good", word="healthy", reason="members answer " * 9, remedy="wait " * 30, basis=("seen",)),
+    members=(MEMBER, MEMBER), stages=(STAGE,), names={PEER: NAME}, monitor=WATCH, silent=(PEER,),
+    judged=(wide(JudgedStatus, peer=PEER, judges=[PEER], left_out_by=[PEER]),), judges=3,
+    shares=(wide(VoteShare, prefix="", stage=None, is_only=True),), guests=(wide(InviteStatus, peers=(PEER, PEER)),),
+    cautions=("a caution that is told in quite a long sentence, " * 3,),
+    troubles=("no server holds blocks 3 to 9: serve them (`peer serve`)",),
+    blocks=(BlockRow(first=110, end=128, servers=12, arriving=12, leaving=12, peers=(PEER,) * 12),),
+)  # fmt: skip
 
 
 def homes() -> None:
     """Draw what `peer ls` does of homes with long names and paths."""
     path = Path("/home/ann/work/experiments/2026/november/barnraise-homes") / NAME
-    table_screen(COLUMNS).print(ls._table([KnownHome(path, "coordinator", NAME, RUN["run_id"], is_running=True)] * 2))
+    table_screen(COLUMNS).print(ls._table([KnownHome(path, "coordinator", NAME, RUN_ID, is_running=True)] * 2))
 
 
-def status(**changed: Any) -> Callable[[], None]:
-    return lambda: show_status(wide(SwarmStatus, **RUN, **changed))
+def status(guests: bool = False, **changed: Any) -> Callable[[], None]:
+    return lambda: print_state(replace(STATE, **changed), as_json=False, guests=guests)
 
 
 def plan() -> None:
@@ -108,23 +115,14 @@ def plan() -> None:
 SCENES: dict[str, Callable[[], None]] = {
     "ls": homes,
     "plan": plan,
-    "status": status(stages=[]),
-    "status of stages": status(stages=[STAGE] * 2),
+    "status": status(),
+    "status of stages": status(stages=(STAGE, STAGE)),
     "status that waits": status(round=None, val_loss=None),
-    "status --guests": lambda: show_guests(wide(SwarmStatus, **RUN)),
-    "status of a served run": lambda: show_run_servers(wide(ServedRunStatus, **RUN, **SERVED)),
-    "status of a served model": lambda: show_served_model(
-        wide(
-            ServedModelStatus,
-            name="meta-llama/Llama-3.1-405B-Instruct",
-            run_id=RUN["run_id"],
-            dtype="bf16",
-            coverage=[wide(BlockStatus, state="unserved", servers=[NAME] * 12)],
-            **SERVED,
-        )
-    ),
+    "status --guests": status(guests=True),
+    "status of a served run": status(servers=(MEMBER,), served_round=123_456),
+    "status of a served model": status(kind="model", name="meta-llama/Llama-3.1-405B-Instruct"),
 }
-DRAWN = {"cli/commands/ls.py", "cli/commands/status.py", "cli/views/served_model.py", "cli/views/plan.py"}
+DRAWN = {"cli/commands/ls.py", "cli/views/plan.py"}
 LIVE = {"cli/views/table.py"}  # test_widths.py
 
 
@@ -140,6 +138,6 @@ def test_the_tables_fit(scene: str, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     monkeypatch.setenv("NO_COLOR", "1")
     SCENES[scene]()
     lines = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
-    assert len(lines) > 1 or scene == "status --guests"
+    assert len(lines) > 1
     assert [line for line in lines if len(line) > COLUMNS] == []
     assert [line for line in lines if "…" in line] == []

@@ -38,7 +38,7 @@ def test_all_parts_fit_on_a_small_terminal(capsys: pytest.CaptureFixture[str]) -
     text = "\n".join(lines)
     for part in (
         "COMPLETE",
-        "stage  blocks",
+        "stage blocks",
         "ann ",
         "last rounds (proved)",
         "round 9: 30 took part",

@@ -10,7 +10,6 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from cli.commands import status
 from cli.demo.report import broken_invariants, ddp_bytes
 from cli.progress.event_tail import EventTail
 from cli.progress.facts import CommitRow
@@ -20,7 +19,8 @@ from cli.views.table import live_view
 from optim.config import GossipConfig
 from peer.corpus_facts import CorpusFacts
 from peer.events import EventLog
-from swarm.client.status import picture
+from tests.swarm.client.test_status import shown as shown_status
+from tests.swarm.client.test_status import state_of
 from tests.swarm.membership.test_bans import record
 from tests.swarm.placement.test_stages import manifest_of
 
@@ -263,7 +263,6 @@ def test_gossip_rounds_are_noted_per_peer() -> None:
 def test_starting_gossip_peers_have_not_begun(capsys: pytest.CaptureFixture[str]) -> None:
     manifest = manifest_of(1, outer=GossipConfig(steps=10))
     starting = msgspec.structs.replace(record("s"), round=-1)
-    status._show(picture(manifest, {"a": starting, "b": starting}, [None], 1.0))
-    assert "gossip: 2 peers, none of which has begun" in capsys.readouterr().out
-    status._show(picture(manifest, {"a": starting, "b": record("s")}, [None], 1.0))
-    assert "at rounds 0 to 0" in capsys.readouterr().out
+    text = shown_status(state_of(manifest, {"a": starting, "b": starting}, [None]), capsys)
+    assert "2 peers are here, and none of them trains yet" in " ".join(text.split())
+    assert "at rounds 0 to 0" in shown_status(state_of(manifest, {"a": starting, "b": record("s")}, [None]), capsys)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +12,6 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from cli.commands import status
-from cli.terminal.screen import screen
 from dht.node import Node
 from optim.config import DilocoConfig
 from peer.events import EventLog
@@ -22,12 +20,12 @@ from peer.net.host import Host, HostConfig, open_host
 from peer.net.method import Call, Method
 from swarm.client.judged import JudgedStatus, ask_judged, judged_by
 from swarm.client.session import RunClient
-from swarm.client.status import SwarmStatus, look, picture
+from swarm.client.status import SwarmStatus, read_run
 from swarm.membership.member_record import MemberRecord
 from swarm.membership.proven_heads import ProvenHead
 from swarm.protocol.messages import JUDGED, JUDGED_MAX, AskJudged, JudgedPeers
 from swarm.run.manifest import Manifest
-from tests.swarm.client.test_status import NOW, candidate, peer
+from tests.swarm.client.test_status import candidate, peer, shown, state_of
 from tests.swarm.placement.test_stages import manifest_of
 from tests.swarm.run.test_gate import SOON
 
@@ -99,7 +97,8 @@ class Scene:
         records = {host: peer(name=name) for host, name in zip(self.ids, NAMES, strict=True)}
         best = candidate(manifest, 0, 4, self.ids[:3])
         signed, node = cast(Signed, None), cast(Node, None)
-        return await look(Looking(self.client, node, signed, manifest, b"", records=records, best=best))
+        looking = Looking(self.client, node, signed, manifest, b"", records=records, best=best)
+        return (await read_run(looking)).status
 
 
 async def scene_in(stack: AsyncExitStack) -> Scene:
@@ -144,16 +143,14 @@ async def test_garbage_is_no_word_and_a_run_without_the_check_is_not_asked() -> 
         assert (seen.judged, seen.judges, scene.asked) == ([], None, [])
 
 
-def told(capsys: pytest.CaptureFixture[str], **changes: Any) -> str:
+def told(capsys: pytest.CaptureFixture[str], names: Sequence[str] = NAMES[:3], **changes: Any) -> str:
     manifest = checking()
     records = {f"id-of-{name}": peer(name=name, round=4, speed=1.5) for name in NAMES}
-    best = candidate(manifest, 0, 4, [f"id-of-{name}" for name in NAMES[:3]])
-    status._show(msgspec.structs.replace(picture(manifest, records, [best], NOW), **changes))
-    return capsys.readouterr().out
+    best = candidate(manifest, 0, 4, [f"id-of-{name}" for name in names])
+    return shown(state_of(manifest, records, [best], **changes), capsys)
 
 
-def test_it_is_shown_with_how_many_say_so(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(status, "table_screen", lambda columns: screen(width=80))
+def test_it_is_shown_with_how_many_say_so(capsys: pytest.CaptureFixture[str]) -> None:
     judged = [
         JudgedStatus(peer="id-of-dan", judges=["id-of-ann", "id-of-bob"], left_out_by=["id-of-ann", "id-of-bob"]),
         JudgedStatus(peer="id-of-cyd", judges=["id-of-ann", "id-of-bob"], left_out_by=["id-of-bob"]),
@@ -170,4 +167,4 @@ def test_that_none_answered_is_not_told_as_none_is_judged(capsys: pytest.Capture
     silence = "no member answered whose updates make the loss worse"
     assert silence in told(capsys, judges=0)
     assert silence not in told(capsys, judges=1) and silence not in told(capsys)
-    assert silence not in told(capsys, judges=0, members=0), "a run that has not begun"
+    assert silence not in told(capsys, judges=0, names=()), "a run that has not begun"

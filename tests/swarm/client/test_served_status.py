@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from cli.views.served_model import show_served_model
+from cli.readings import print_state
 from dht.node import NodeConfig, open_node
 from peer.errors import ConfigError
 from swarm.client.download import download_head
 from swarm.client.session import open_client
-from swarm.client.status import read_status
-from swarm.inference.model_status import ServedModelStatus, read_any_status
+from swarm.client.status import read_manifest
 from swarm.membership.member_record import MEMBERS
+from swarm.monitor.collector import MonitorCollector, MonitorTarget
 from swarm.run.gate import Gate
 from swarm.run.manifest import sign_manifest
 from swarm.run.manifest_transfer import serve_run_files
@@ -28,12 +28,11 @@ async def test_a_client_of_a_served_model(tmp_path: Path, capsys: pytest.Capture
         serve_run_files(member.rpc, sign_manifest(AUTHORITY, manifest), TOKENIZER)
         async with open_node(member, NodeConfig(manifest.run_id), [MEMBERS]):
             invite = invite_to(manifest, member.addresses)
-            seen = await read_any_status(invite)
-            assert isinstance(seen, ServedModelStatus)
+            seen = await MonitorCollector(MonitorTarget(invite)).once()
             assert (seen.run_id, seen.name, seen.open) == (manifest.run_id, "a served model", False)
-            assert (seen.blocks, seen.parts, seen.servers) == (4, 2, [])
+            assert (seen.blocks_total, seen.parts, seen.members) == (4, 2, ())
             with pytest.raises(ConfigError, match="is a served model, not a training run"):
-                await read_status(invite)
+                await read_manifest(invite)
             async with open_client(invite) as client:
                 assert (client.manifest, client.tokenizer) == (manifest, TOKENIZER)
                 assert await client.members() == {}
@@ -41,7 +40,7 @@ async def test_a_client_of_a_served_model(tmp_path: Path, capsys: pytest.Capture
                     await client.all_candidates({})
             with pytest.raises(ConfigError, match="is a served model, not a training run"):
                 await download_head(invite, tmp_path / "state.part")
-    show_served_model(seen)
+    print_state(seen, as_json=False)
     shown = capsys.readouterr().out
-    assert f"a served model   served model {manifest.run_id}   by invitation" in shown
+    assert f"a served model  served model {manifest.run_id[:12]}  by invitation" in shown
     assert "4 blocks in fp32, a checkpoint of 2 parts" in shown and "no server holds blocks 0 to 3" in shown

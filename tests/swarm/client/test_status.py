@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import pytest
-from rich.text import Text
 
-from cli.commands import status
+from cli.terminal.screen import screen
+from cli.views.monitor_view import _stage_lines, monitor_view
 from optim.config import GossipConfig
-from swarm.client.status import SwarmStatus, picture
+from swarm.client.status import RunReading, picture
 from swarm.membership.completion import COMPLETE, WANTING
 from swarm.membership.member_record import MemberRecord
 from swarm.membership.proven_heads import ProvenHead
+from swarm.monitor.head_chain import HeadChain
+from swarm.monitor.run_state import RunView, run_state
+from swarm.monitor.state import MonitorState
 from swarm.protocol.head import Head, Member, Sponsor, Sponsorship
 from swarm.run.manifest import Manifest
 from tests.swarm.membership.test_bans import record
+from tests.swarm.monitor.scenes import WATCH, chain_of
 from tests.swarm.placement.test_stages import manifest_of
 from tests.swarm.support.stage_commits import begun
 
@@ -73,10 +79,10 @@ def test_each_stage_has_its_status() -> None:
 
 def test_who_did_not_answer_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     manifest, records, best = three_stages()
-    seen = picture(manifest, records, best, NOW, {"b", "gone"})
-    assert seen.silent == ["b", "gone"]
-    assert "no answer from bob b, the coordinator gone" in " ".join(shown(seen, capsys).split())
-    assert "no answer" not in shown(picture(manifest, records, best, NOW), capsys)
+    assert picture(manifest, records, best, NOW, {"b", "gone"}).silent == ["b", "gone"]
+    text = shown(state_of(manifest, records, best, silent=["b", "gone"]), capsys)
+    assert "no answer from bob b, the coordinator gone" in " ".join(text.split())
+    assert "no answer" not in shown(state_of(manifest, records, best), capsys)
 
 
 def test_the_run_stands_at_its_last_stages_round() -> None:
@@ -97,33 +103,41 @@ def test_a_whole_model_has_no_stages() -> None:
     assert (nothing.round, nothing.members, nothing.quorum_alive, nothing.peers) == (None, 0, False, [])
 
 
-def shown(seen: SwarmStatus, capsys: pytest.CaptureFixture[str]) -> str:
-    status._show(seen)
+def state_of(
+    manifest: Manifest, records: dict[str, MemberRecord], best: Sequence[ProvenHead | None], **changes: Any
+) -> MonitorState:
+    """What a client shows of one reading, with `changes` to its status."""
+    seen = msgspec.structs.replace(picture(manifest, records, best, NOW), **changes)
+    chains = [chain_of([one.head]) if one else HeadChain() for one in best]
+    names = {peer: record.name for peer, record in records.items()}
+    reading = RunReading(NOW, records, tuple(best), seen)
+    return run_state(RunView(manifest, reading, chains, WATCH, names=names, names_invites=True))
+
+
+def shown(state: MonitorState, capsys: pytest.CaptureFixture[str], guests: bool = False) -> str:
+    console = screen(width=80)
+    console.print(monitor_view(state, 80, guests=guests))
     return capsys.readouterr().out
 
 
 def test_status_shows_stages_moves_and_feeders(capsys: pytest.CaptureFixture[str]) -> None:
     manifest, records, best = three_stages()
-    text = shown(picture(manifest, records, best, NOW), capsys)
+    text = shown(state_of(manifest, records, best), capsys)
     for words in (
-        "found for stage 2: none of its peers is alive",
         "dan is moving from stage 0 to stage 1, ready in about 12 s",
         "eve is joining stage 1, ready in about 30 s",
         "text is read by fay",
-        "3 (quorum 2)",
     ):
         assert words in text, text
     assert max(map(len, text.splitlines())) <= 80
     lines = [line.split() for line in text.splitlines()]
-    assert [line for line in lines if line[1:2] == ["0-1"]] == [
-        ["0", "0-1", "7", "2", "3", "(quorum", "2)", "5.5", "2.0", "training"]
-    ]
-    assert ["1", "2-3", "6", "1", "+2", "1", "(quorum", "1)", "0.0", "2.0", "training"] in lines
-    assert ["2", "4-5", "-", "0", "none", "0.0", "-", "not", "served"] in lines
-    assert ["fay", "f", "-", "-", "-", "-", "-", "feeding"] in lines, "a feeder has neither stage nor round"
-    assert ["eve", "+", "e", "1", "-", "0.0", "0.0", "-", "starting"] in lines, "nor has a joiner a round yet"
-    seen = picture(manifest, records, [*best[:2], candidate(manifest, 2, 8, ["g"])], NOW)
-    assert "3 stages, all at round 6 or beyond" in shown(seen, capsys)
+    assert "stage blocks round here/members quorum margin repl. batch/s queue phase" in text
+    assert ["0", "0-1", "7", "2/3", "2", "0", "2", "5.5", "2.0", "training"] in lines
+    assert ["1", "2-3", "6", "1/1", "1", "0", "1+2", "0.0", "2.0", "training"] in lines
+    assert ["2", "4-5", "-", "-", "-", "-", "0", "0.0", "-", "not", "served"] in lines
+    assert ["fay", "f", "-", "-", "-", "-", "-"] in [line[:7] for line in lines], "a feeder has neither stage nor round"
+    best = [*best[:2], candidate(manifest, 2, 8, ["g"])]
+    assert "round 6, 0.0 M tokens" in shown(state_of(manifest, records, best), capsys)
 
 
 def test_a_stages_phase_says_why_it_stands_still() -> None:
@@ -160,13 +174,14 @@ def test_status_tells_who_holds_half_of_the_votes_and_who_came_by_which_invite(
     assert msgspec.to_builtins(seen)["guests"] == [
         {"invite": sponsor.key, "guests": 8, "peers": ("a", "b"), "members": 2}
     ]
-    text = " ".join(shown(seen, capsys).split())
+    state = state_of(manifest, there, [best])
+    text = " ".join(shown(state, capsys).split())
     assert "2 of 3 members came by the invite abababab: if these are one person's" in text
     assert "3 of 3 members are at the address prefix 9.9.9.0/24: if these" in text
-    status._show_guests(seen)
-    assert "invite abababab 2 of 8 guests, 2 members: ann a, bnn b" in " ".join(capsys.readouterr().out.split())
-    status._show_guests(msgspec.structs.replace(seen, guests=[], open=True))
-    assert "No invite has brought in a peer: this run is open." in capsys.readouterr().out
+    text = " ".join(shown(state, capsys, guests=True).split())
+    assert "invite abababab 2 of 8 guests, 2 members: ann a, bnn b" in text
+    nobody = msgspec.structs.replace(state, guests=(), open=True)
+    assert "No invite has brought in a peer: this run is open." in shown(nobody, capsys, guests=True)
     required = msgspec.structs.replace(manifest.run, coordinator="required")
     assert picture(msgspec.structs.replace(manifest, run=required), there, [best], NOW).shares == []
 
@@ -175,7 +190,7 @@ def test_a_name_is_escaped_for_the_terminal(capsys: pytest.CaptureFixture[str]) 
     manifest, records, best = three_stages()
     for name in ("[/red]", "[link=x]y[/link]"):  # escapes are refused with the record
         records["d"] = msgspec.structs.replace(records["d"], name=name, phase=name)
-        text = shown(picture(manifest, records, best, NOW), capsys)
+        text = shown(state_of(manifest, records, best), capsys)
         assert f"{name} is moving from stage 0" in text
 
 
@@ -193,23 +208,23 @@ def test_the_held_out_loss_is_the_latest() -> None:
 
 def test_status_names_the_round_of_the_held_out_loss(capsys: pytest.CaptureFixture[str]) -> None:
     manifest, one = manifest_of(1), peer(name="ann", round=4, val_loss=2.5, val_round=2)
-    text = shown(picture(manifest, {"a": one}, [candidate(manifest, 0, 4, ["a"])], NOW), capsys)
+    text = shown(state_of(manifest, {"a": one}, [candidate(manifest, 0, 4, ["a"])]), capsys)
     assert "held-out loss 2.500 (round 2)" in " ".join(text.split())
 
 
 def test_status_of_a_whole_model_shows_no_stages(capsys: pytest.CaptureFixture[str]) -> None:
     manifest = manifest_of(1)
-    text = shown(picture(manifest, {"a": peer(name="ann")}, [candidate(manifest, 0, 4, ["a"])], NOW), capsys)
-    assert "round 4" in text and "state 04040404, 1 member (quorum 1: alive)" in text
-    assert "stage" not in text
+    text = shown(state_of(manifest, {"a": peer(name="ann")}, [candidate(manifest, 0, 4, ["a"])]), capsys)
+    assert "round 4, 0.0 M tokens, state 04040404" in text
+    assert ["0", "0-5", "4", "1/1", "1", "0", "1"] in [line.split() for line in text.splitlines()], text
 
 
 def test_a_run_that_has_not_begun_misses_nobody(capsys: pytest.CaptureFixture[str]) -> None:
     manifest = manifest_of(1)
     coordinator = peer(name="coordinator", role="coordinator", round=0)
-    seen = picture(manifest, {manifest.authority: coordinator}, [ProvenHead(manifest.first_head(), ())], NOW)
-    text = shown(seen, capsys)
-    assert "round 0: the run waits for its first peers" in text and "too few" not in text
+    first = ProvenHead(manifest.first_head(), ())
+    text = shown(state_of(manifest, {manifest.authority: coordinator}, [first]), capsys)
+    assert "NOT BEGUN" in text and "round 0, 0.0 M tokens" in text
 
 
 def test_a_complete_run_misses_nobody(capsys: pytest.CaptureFixture[str]) -> None:
@@ -219,14 +234,15 @@ def test_a_complete_run_misses_nobody(capsys: pytest.CaptureFixture[str]) -> Non
     coordinator = peer(name="coordinator", role="coordinator", round=9, phase=COMPLETE)
     seen = picture(manifest, {manifest.authority: coordinator}, [last], NOW)
     assert (seen.complete, seen.kept, seen.round, seen.state_hash) == (True, True, 9, "09" * 32)
-    text = shown(seen, capsys)
-    assert "complete: round 9 of 9" in text and "state 09090909; the coordinator keeps it" in text
-    assert "quorum" not in text and "too few" not in text
+    text = shown(state_of(manifest, {manifest.authority: coordinator}, [last]), capsys)
+    assert "COMPLETE  round 9 of 9 is committed; the coordinator keeps the last state" in text.replace("\n", " ")
+    assert "round 9 of 9, 0.0 M tokens, state 09090909" in text and "STOPPED" not in text
 
     wanting = msgspec.structs.replace(coordinator, phase=WANTING)
     seen = picture(manifest, {manifest.authority: wanting}, [last], NOW)
     assert (seen.complete, seen.kept) == (True, False)
-    assert "not kept yet: start a member again" in shown(seen, capsys).replace("\n", "")
+    text = shown(state_of(manifest, {manifest.authority: wanting}, [last]), capsys)
+    assert "COMPLETE, NOT KEPT" in text and "again a member that took part to the end" in text.replace("\n", " ")
     before = msgspec.structs.replace(coordinator, round=8, phase="coordinating")
     assert not picture(manifest, {manifest.authority: before}, [candidate(manifest, 0, 8, ["a"])], NOW).complete
     assert not picture(manifest_of(1), {manifest.authority: coordinator}, [last], NOW).complete, "a run without an end"
@@ -238,11 +254,9 @@ def test_a_complete_pipeline_is_not_told_as_lost(capsys: pytest.CaptureFixture[s
     best: list[ProvenHead | None] = [candidate(manifest, stage, 9, ["a"], 0) for stage in range(3)]
     seen = picture(manifest, {manifest.authority: coordinator}, best, NOW)
     assert seen.complete and seen.kept and [stage.round for stage in seen.stages] == [9, 9, 9]
-    text = shown(seen, capsys)
-    assert "complete: round 9 of 9" in text and "3 stages; the coordinator keeps it" in text.replace("\n", "")
-    assert "not served" not in text
-    for cells in (status._stage_cells(stage, seen.complete) for stage in seen.stages):
-        assert not any(isinstance(cell, Text) and cell.style == "red" for cell in cells.values())
+    state = state_of(manifest, {manifest.authority: coordinator}, best)
+    assert state.verdict.level == "over" and "round 9 of 9 is committed" in shown(state, capsys)
+    assert not any(line.style for line in _stage_lines(state, 80)[1:])
     best[1] = candidate(manifest, 1, 8, ["a"], 0)
     records = {manifest.authority: msgspec.structs.replace(coordinator, round=8), "a": peer(role="stage", stage=1)}
     assert not picture(manifest, records, best, NOW).complete, "one stage has its last round to make"
@@ -253,7 +267,8 @@ def test_a_later_round_is_not_told_with_the_hash_of_an_earlier_state(capsys: pyt
     coordinator = peer(name="coordinator", role="coordinator", round=9)
     seen = picture(manifest, {manifest.authority: coordinator}, [ProvenHead(manifest.first_head(), ())], NOW)
     assert (seen.round, seen.state_hash, seen.head) == (9, "", "")
-    assert "state -" in shown(seen, capsys)
+    state = state_of(manifest, {manifest.authority: coordinator}, [ProvenHead(manifest.first_head(), ())])
+    assert "round 9 of 9, 0.0 M tokens\n" in shown(state, capsys)
 
 
 def test_a_gossip_run_is_complete_with_its_last_peer(capsys: pytest.CaptureFixture[str]) -> None:
@@ -262,7 +277,8 @@ def test_a_gossip_run_is_complete_with_its_last_peer(capsys: pytest.CaptureFixtu
         records = {str(index): peer(name="a", round=number) for index, number in enumerate(rounds)}
         seen = picture(manifest, records, [None], NOW)
         assert seen.complete is complete
-        assert ("complete: round 9 of 9, each home has its own weights" in shown(seen, capsys)) is complete
+        text = " ".join(shown(state_of(manifest, records, [None]), capsys).split())
+        assert ("round 9 of 9 is committed; each home has its own weights" in text) is complete
     assert not picture(manifest, {}, [None], NOW).complete
     left = {manifest.authority: peer(name="coordinator", role="coordinator", round=9, phase=COMPLETE)}
-    assert "complete: round 9 of 9" in shown(picture(manifest, left, [None], NOW), capsys)
+    assert "round 9 of 9 is committed" in shown(state_of(manifest, left, [None]), capsys)

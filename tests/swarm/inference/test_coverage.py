@@ -6,9 +6,7 @@ from typing import Any, cast
 
 from swarm.inference.client_view import ServersView
 from swarm.inference.coverage import block_states, troubles
-from swarm.inference.model_status import model_status
 from tests.swarm.inference.test_route import NOW, server, view
-from tests.swarm.run.test_served_model import served_model
 
 
 def test_each_way_to_lack_a_server_has_a_sentence_of_its_own() -> None:
@@ -46,21 +44,3 @@ async def test_a_client_tells_a_full_server_from_one_that_is_silent() -> None:
     assert told.startswith("all that hold block 0 are full; none that holds block 1 answers (no room for 40 pages): ")
     servers.conduct.failed("a")
     assert servers.missing("", None).startswith("none that holds blocks 0 to 1 answers: ")
-
-
-def test_the_status_of_a_model_shows_its_servers_in_order_and_who_holds_what() -> None:
-    records = {
-        "p1": server(2, 4, name="b", ready_at=NOW + 5),
-        "p2": server(0, 3, name="a", sessions=2, pages_free=7, step_ms=3.0, wire=("int8",)),
-    }
-    seen = model_status(served_model(), records, NOW + 1)
-    assert [(s.name, s.state, s.ready_in_s, s.sessions, s.age_s) for s in seen.servers] == [
-        ("a", "held", 0.0, 2, 1.0),
-        ("b", "arriving", 4.0, 0, 1.0),
-    ]
-    assert [(part.first, part.end, part.state, part.servers) for part in seen.coverage] == [
-        (0, 2, "held", ["a"]),
-        (2, 3, "held", ["a", "b"]),
-        (3, 4, "arriving", ["b"]),
-    ]
-    assert seen.troubles == ["those that are to hold block 3 are not ready yet"]

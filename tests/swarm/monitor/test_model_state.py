@@ -44,3 +44,22 @@ def test_strangers_records_and_events_are_bounded() -> None:
     state = model_shown(crowd, told={"s00001": [told("worker_died")] * 500})
     assert len(state.members) == 256 and state.monitor.members_left_out == 10_000 - 256
     assert max(len(row.peers) for row in state.blocks) <= 256
+
+
+def test_the_status_of_a_model_shows_its_servers_in_order_and_who_holds_what() -> None:
+    records = {
+        "p1": server(2, 4, name="b", ready_at=NOW + 4),
+        "p2": server(0, 3, name="a", sessions=2, pages=8, pages_free=7, step_ms=3.0, wire=("int8",)),
+    }
+    seen = model_shown(records)
+    claims = [member.claims for member in seen.members if member.claims is not None]
+    assert [(c.name, c.phase, c.ready_in_s, c.sessions, c.age_s, c.wire) for c in claims] == [
+        ("a", "serving", 0.0, 2, 1.0, ("int8",)),
+        ("b", "loading", 4.0, 0, 1.0, ()),
+    ]
+    assert [(row.first, row.end, row.servers, row.peers) for row in seen.blocks] == [
+        (0, 2, 1, ("p2",)),
+        (2, 3, 1, ("p1", "p2")),
+        (3, 4, 0, ("p1",)),
+    ]
+    assert seen.troubles == ("those that are to hold block 3 are not ready yet",)
