@@ -26,7 +26,7 @@ import trio
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.common.options import add_json, write_results
-from swarm.client.status import RunReading, picture
+from swarm.client.reading import RunReading
 from swarm.membership.member_record import MemberRecord
 from swarm.membership.told_events import ToldEvent
 from swarm.monitor.alerts import Alerts
@@ -119,11 +119,11 @@ class Load:
         head = self._chain.last
         assert head is not None
         best = (proven(head, self.names),)
-        reading = RunReading(at, records, best, picture(self._manifest, records, best, at))
+        reading = RunReading(self._manifest, at, records, best)
         more: dict[str, Any] = {
             "rates": self._records.rates, "names": self._records.names, "losses": self._records.losses,
         }  # fmt: skip
-        view = RunView(self._manifest, reading, [self._chain], WATCH, told=self._told, **more)
+        view = RunView(reading, [self._chain], WATCH, told=self._told, **more)
         state = run_state(view)
         return self._alerts.on(msgspec.structs.replace(state, help_wanted=help_wanted(state)), at)
 

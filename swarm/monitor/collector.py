@@ -19,8 +19,8 @@ from msgspec.structs import replace
 
 from peer.errors import BarnraiseError, DeadlineExceeded, DialError, NetworkError
 from peer.events import Event
+from swarm.client.reading import RunReading, read_run
 from swarm.client.session import RunClient, open_client
-from swarm.client.status import RunReading, read_run
 from swarm.inference.record import SERVERS, ServerRecord, run_schemas, servers_key
 from swarm.membership.member_record import MemberRecord
 from swarm.membership.membership import read_records
@@ -184,8 +184,7 @@ class MonitorCollector:
         outcomes = {peer: self._events.outcome(peer) for peer in told}
         rates, names = self._records.rates, names_told(told) | self._records.names
         if reading is not None:
-            assert isinstance(self._manifest, Manifest)
-            view = RunView(self._manifest, reading, self.chains, self._watch, told, outcomes, rates, names)
+            view = RunView(reading, self.chains, self._watch, told, outcomes, rates, names)
             whole = replaced(view, losses=self._records.losses, servers=servers)
             await self._publish(run_state(replaced(whole, names_invites=self._target.names_invites)))
         else:

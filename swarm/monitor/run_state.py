@@ -12,11 +12,11 @@ from typing import Final
 from msgspec.structs import replace
 
 from peer.plain_text import plain
-from swarm.client.status import MemberStatus, RunReading
+from swarm.client.reading import RunReading
 from swarm.inference.record import ServerRecord
 from swarm.membership.member_record import MemberRecord
 from swarm.membership.told_events import ToldEvent
-from swarm.membership.vote_shares import VoteShare, alarms, caution
+from swarm.membership.vote_shares import VoteShare, alarms, caution, invites_of
 from swarm.monitor.event_words import log_lines
 from swarm.monitor.head_chain import HeadChain, absent_from, joined, left, took_part
 from swarm.monitor.member_events import Outcome
@@ -53,7 +53,6 @@ CLAIMED_S_MAX: Final = 1e6
 class RunView:
     """All that the state of a run is made of."""
 
-    manifest: Manifest
     reading: RunReading
     chains: Sequence[HeadChain]
     """Of each stage."""
@@ -72,6 +71,10 @@ class RunView:
     """Whether the state may name invites and address prefixes."""
 
     @property
+    def manifest(self) -> Manifest:
+        return self.reading.manifest
+
+    @property
     def gossip(self) -> bool:
         return not self.manifest.outer.has_common_state
 
@@ -83,42 +86,44 @@ class RunView:
 
 def run_state(view: RunView) -> MonitorState:
     """Return the state."""
-    manifest, status = view.manifest, view.reading.status
+    manifest, reading = view.manifest, view.reading
+    (round_, tokens), (val_loss, val_round) = reading.progress, reading.held_out
+    shares, heads = reading.shares, [proven.head for proven in reading.best if proven]
     stages = tuple(_stage(view, stage) for stage in range(manifest.stages))
     rounds = tuple(_rounds(view))
     members, left_out = _members(view)
     watch = view.watch
-    served_round, troubles = served(manifest.model.layers, view.servers, view.reading.at)
+    served_round, troubles = served(manifest.model.layers, view.servers, reading.at)
     return MonitorState(
         kind="run",
-        at=view.reading.at,
+        at=reading.at,
         run_id=manifest.run_id,
         name=plain(manifest.run.name, 64),
         open=manifest.run.open,
-        method=status.method,
+        method=str(manifest.outer.__struct_config__.tag),
         mode="" if view.gossip else manifest.agreement_mode,
         codec=str(manifest.codec.up),
         rounds_planned=manifest.run.rounds,
-        round=status.round,
-        tokens=status.tokens,
-        val_loss=status.val_loss,
-        val_round=status.val_round,
-        verdict=verdict_of(manifest, view.reading, stages, watch, last_failure(view)),
+        round=round_,
+        tokens=tokens,
+        val_loss=val_loss,
+        val_round=val_round,
+        verdict=verdict_of(manifest, reading, stages, watch, last_failure(view)),
         stages=stages,
         troubles=troubles,
         members=members,
-        servers=server_members(view.servers, view.reading.at, view.told, view.outcomes, view.rates),
+        servers=server_members(view.servers, reading.at, view.told, view.outcomes, view.rates),
         served_round=served_round,
-        silent=tuple(status.silent),
-        judged=tuple(status.judged),
-        judges=status.judges,
+        silent=reading.silent,
+        judged=reading.judged,
+        judges=reading.judges,
         rounds=rounds,
         loss=_losses(view),
         log=log_lines(view.told, view.names),
         names={peer: plain(name, 64) for peer, name in view.names.items()},
-        cautions=tuple(plain(_caution(share, view.names_invites)) for share in alarms(status.shares)),
-        shares=tuple(status.shares) if view.names_invites else (),
-        guests=tuple(status.guests) if view.names_invites else (),
+        cautions=tuple(plain(_caution(share, view.names_invites)) for share in alarms(shares)),
+        shares=tuple(shares) if view.names_invites else (),
+        guests=tuple(invites_of(heads, reading.records)) if view.names_invites else (),
         monitor=_with_left_out(watch, left_out, view.chains),
     )
 
@@ -207,15 +212,15 @@ def _members(view: RunView) -> tuple[tuple[MemberState, ...], int]:
         for before, head in chain.commits():
             merged.update(took_part(head))
             missed.update(absent_from(before, head))
-    statuses = {status.peer: status for status in view.reading.status.peers}
+    records = view.reading.records
     answering = view.answering
 
     def rank(peer: str) -> tuple[int, int, str, str]:
-        status = statuses.get(peer)
+        record = records.get(peer)
         place = 0 if peer in members else 1 if peer in learners else 2
-        return place, status.stage if status else 0, status.name if status else "~", peer
+        return place, record.stage if record else 0, record.name if record else "~", peer
 
-    peers = sorted({*statuses, *members, *learners}, key=rank)
+    peers = sorted({*records, *members, *learners}, key=rank)
     of_peers = members_told(view.told, view.reading.at)
     shown = tuple(
         MemberState(
@@ -228,10 +233,10 @@ def _members(view: RunView) -> tuple[tuple[MemberState, ...], int]:
             seen=MemberSeen(
                 answers=peer in answering,
                 events=view.outcomes.get(peer, "not asked"),
-                link=link_of(view.reading.records[peer].addresses) if peer in statuses else "unknown",
-                relay=relay_of(view.reading.records[peer].addresses) if peer in statuses else "",
+                link=link_of(records[peer].addresses) if peer in records else "unknown",
+                relay=relay_of(records[peer].addresses) if peer in records else "",
             ),
-            claims=_claims(view, statuses[peer]) if peer in statuses else None,
+            claims=_claims(view, peer, records[peer]) if peer in records else None,
             told=of_peers.get(peer, MemberTold()),
         )
         for peer in peers[:MEMBERS_SHOWN]
@@ -239,33 +244,37 @@ def _members(view: RunView) -> tuple[tuple[MemberState, ...], int]:
     return shown, max(0, len(peers) - MEMBERS_SHOWN)
 
 
-def _claims(view: RunView, status: MemberStatus) -> MemberClaims:
-    staged, rate = status.stage >= 0, view.rates.get(status.peer)
+def _claims(view: RunView, peer: str, record: MemberRecord) -> MemberClaims:
+    at, rate, staged = view.reading.at, view.rates.get(peer), record.stage >= 0
     return MemberClaims(
-        name=plain(status.name, 64),
-        role=status.role,
-        version=plain(status.version, 64),
-        phase=plain(status.phase, 64),
-        age_s=round(view.reading.at - view.reading.records[status.peer].at, 1),
-        bytes_up=status.bytes_up,
-        bytes_down=status.bytes_down,
+        name=plain(record.name, 64),
+        role=record.role,
+        version=plain(record.version, 64),
+        phase=plain(record.phase, 64),
+        age_s=round(at - record.at, 1),
+        bytes_up=record.bytes_up,
+        bytes_down=record.bytes_down,
         up_bytes_s=rate[0] if rate else None,
         down_bytes_s=rate[1] if rate else None,
-        round=status.round,
-        stage=status.stage if staged else None,
-        source=status.source if status.source >= 0 else None,
-        ready_in_s=status.ready_in_s,
-        state_hash=status.state_hash,
-        client=status.client,
-        queue=status.queue if staged else None,
-        steps=status.steps,
-        skipped=status.skipped,
-        speed=(status.rate if staged else status.speed) if status.role in ("full", "stage") else None,
-        service_s=status.service_s or None,
-        loss=status.loss,
-        val_loss=status.val_loss,
-        val_round=status.val_round,
+        round=_known(record.round),
+        stage=_known(record.stage),
+        source=_known(record.source),
+        ready_in_s=round(record.ready_at - at, 1) if record.moving(at) else 0.0,
+        state_hash=record.state_hash.hex(),
+        client=record.client,
+        queue=record.queue if staged else None,
+        steps=record.steps,
+        skipped=record.skipped,
+        speed=(record.rate if staged else record.speed) if record.role in ("full", "stage") else None,
+        service_s=record.service_s or None,
+        loss=record.loss,
+        val_loss=record.val_loss,
+        val_round=_known(record.val_round),
     )
+
+
+def _known(number: int) -> int | None:
+    return number if number >= 0 else None
 
 
 def _rounds(view: RunView) -> Iterator[RoundState]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from swarm.client.status import RunReading, SwarmStatus
+from swarm.client.reading import RunReading
 from swarm.monitor.state import StageState, Verdict, Watch
 from swarm.run.manifest import Manifest
 
@@ -18,13 +18,12 @@ def verdict_of(
     manifest: Manifest, reading: RunReading, stages: Sequence[StageState], watch: Watch, last_failure: str = ""
 ) -> Verdict:
     """Return the verdict on a run. `last_failure`: why the last attempt failed, if its round is not committed yet."""
-    status = reading.status
-    if status.complete or _all_stages_over(manifest, stages):
-        return _complete(manifest, status, gone=not reading.records)
+    if reading.complete or _all_stages_over(manifest, stages):
+        return _complete(manifest, reading)
     if not reading.records and not any(proven and proven.near for proven in reading.best):
         return _all_away(stages)
     if not manifest.outer.has_common_state:
-        return _gossip(status)
+        return _gossip(reading)
     for rule in (_not_begun, _coordinator_needed, _stage_unserved, _no_majority):
         if found := rule(manifest, reading, stages):
             return found
@@ -36,9 +35,9 @@ def _all_stages_over(manifest: Manifest, stages: Sequence[StageState]) -> bool:
     return 0 < manifest.run.rounds <= min(stage.facts.round if stage.facts else -1 for stage in stages)
 
 
-def _complete(manifest: Manifest, status: SwarmStatus, gone: bool) -> Verdict:
-    last = f"round {status.rounds} of {status.rounds} is committed"
-    if gone:
+def _complete(manifest: Manifest, reading: RunReading) -> Verdict:
+    last = f"round {manifest.run.rounds} of {manifest.run.rounds} is committed"
+    if not reading.records:
         return Verdict(
             level="over",
             word="complete",
@@ -50,7 +49,7 @@ def _complete(manifest: Manifest, status: SwarmStatus, gone: bool) -> Verdict:
     if not manifest.outer.has_common_state:
         where = "each home has its own weights"
         remedy = "make the model with `peer export --home DIR --out DIR` from the home of a peer"
-    if status.kept or not manifest.outer.has_common_state:
+    if reading.kept or not manifest.outer.has_common_state:
         return Verdict(
             level="over", word="complete", reason=f"{last}; {where}", remedy=remedy, basis=("facts", "claims")
         )
@@ -78,13 +77,13 @@ def _all_away(stages: Sequence[StageState]) -> Verdict:
     )
 
 
-def _gossip(status: SwarmStatus) -> Verdict:
-    rounds = [peer.round for peer in status.peers if peer.role == "full" and peer.round is not None]
+def _gossip(reading: RunReading) -> Verdict:
+    rounds = [record.round for record in reading.full.values() if record.round >= 0]
     if not rounds:
         return Verdict(
             level="waiting",
             word="waiting",
-            reason=f"{len(status.peers)} peers are here, and none of them trains yet",
+            reason=f"{len(reading.records)} peers are here, and none of them trains yet",
             remedy="start peers with `peer join INVITE`",
             basis=("claims",),
         )

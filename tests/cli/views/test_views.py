@@ -19,8 +19,8 @@ from cli.views.table import live_view
 from optim.config import GossipConfig
 from peer.corpus_facts import CorpusFacts
 from peer.events import EventLog
-from tests.swarm.client.test_status import shown as shown_status
-from tests.swarm.client.test_status import state_of
+from tests.swarm.client.test_reading import shown as shown_status
+from tests.swarm.client.test_reading import state_of
 from tests.swarm.membership.test_bans import record
 from tests.swarm.placement.test_stages import manifest_of
 

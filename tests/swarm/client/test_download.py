@@ -27,8 +27,8 @@ from peer.net.method import Call
 from peer.net.reach import LOCAL
 from swarm.client import download
 from swarm.client.download import Download, download_head
+from swarm.client.reading import read_manifest, read_run
 from swarm.client.session import RunClient, open_client
-from swarm.client.status import read_manifest, read_run
 from swarm.coordinator.coordinator import CoordinatorConfig, run_coordinator
 from swarm.membership.member_record import MEMBERS, MemberRecord, member_record
 from swarm.membership.proven_heads import ProvenHead, ask_proven_heads
@@ -144,9 +144,8 @@ async def test_the_coordinator_serves_every_stage(tmp_path: Path) -> None:
         assert torch.equal(found.theta, init_flat(run.manifest.model, run.manifest.run.seed))
         assert await read_manifest(run.invite) == run.manifest
         async with open_client(run.invite) as client:
-            seen = (await read_run(client)).status
-        assert (seen.round, seen.members, seen.quorum_alive) == (0, 0, False)
-        assert [stage.replicas for stage in seen.stages] == [0, 0, 0]
+            seen = await read_run(client)
+        assert seen.progress[0] == 0 and not any(record.role == "stage" for record in seen.records.values())
     async with coordinated(tmp_path / "home") as again:  # from what is on disk
         assert torch.equal((await fetched(again, tmp_path)).theta, found.theta)
 
@@ -160,10 +159,10 @@ async def test_a_model_is_joined_from_its_stages(tmp_path: Path) -> None:
         parts = [run.theta(0, 5), run.theta(1, 4), run.theta(2, 5)]
         assert torch.equal(found.theta, torch.cat(parts)), "one round apart is as near as stages are"
         async with open_client(run.invite) as client:
-            seen = (await read_run(client)).status
-        assert [(stage.round, stage.replicas, stage.quorum_alive) for stage in seen.stages] == [
-            (5, 1, True), (4, 1, True), (5, 1, True)
-        ]  # fmt: skip
+            seen = await read_run(client)
+        heads = [(p.head.round, len(set(p.head.members).intersection(p.near))) for p in seen.best if p is not None]
+        assert heads == [(5, 1), (4, 1), (5, 1)]
+        assert sorted(record.stage for record in seen.records.values() if record.role == "stage") == [0, 1, 2]
 
 
 async def test_a_stage_left_behind_is_fetched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from swarm.client.status import RunReading, picture
+from swarm.client.reading import RunReading
 from swarm.inference.record import ServerRecord
 from swarm.membership.member_record import MemberRecord
 from swarm.membership.proven_heads import ProvenHead
@@ -77,9 +77,9 @@ def shown(
 ) -> MonitorState:
     """The state where the peers `here` answer from near the last head of each chain."""
     best = tuple(proven(chain.last, here) if chain.last and here else None for chain in chains)
-    reading = RunReading(NOW, records, best, picture(manifest, records, best, NOW))
+    reading = RunReading(manifest, NOW, records, best)
     names = {name: one.name for name, one in records.items()}
-    return run_state(RunView(manifest, reading, chains, WATCH, **{"names": names, **more}))
+    return run_state(RunView(reading, chains, WATCH, **{"names": names, **more}))
 
 
 def told(name: str, at: float = NOW - 5, **fields: Any) -> ToldEvent:

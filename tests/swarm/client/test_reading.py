@@ -12,7 +12,7 @@ import pytest
 from cli.terminal.screen import screen
 from cli.views.monitor_view import _stage_lines, monitor_view
 from optim.config import GossipConfig
-from swarm.client.status import RunReading, picture
+from swarm.client.reading import RunReading
 from swarm.membership.completion import COMPLETE, WANTING
 from swarm.membership.member_record import MemberRecord
 from swarm.membership.proven_heads import ProvenHead
@@ -60,58 +60,58 @@ def three_stages() -> tuple[Manifest, dict[str, MemberRecord], list[ProvenHead |
     return manifest, records, [candidate(manifest, 0, 7, ["a", "b", "d"], 2), candidate(manifest, 1, 6, ["c"]), None]
 
 
-def test_each_stage_has_its_status() -> None:
+def test_each_stage_has_its_state() -> None:
     manifest, records, best = three_stages()
-    seen = picture(manifest, records, best, NOW)
-    assert [(s.round, s.members, s.replicas, s.arriving, s.quorum_alive) for s in seen.stages] == [
-        (7, 3, 2, 0, True), (6, 1, 1, 2, True), (None, 0, 0, 0, False)
+    seen = state_of(manifest, records, best)
+    facts = [stage.facts for stage in seen.stages]
+    assert [one and (one.round, one.members, one.state_hash) for one in facts] == [
+        (7, 3, "07" * 32), (6, 1, "06" * 32), None
     ]  # fmt: skip
-    assert seen.stages[0].service_s == pytest.approx(0.3) and seen.stages[0].queue == pytest.approx(2.0)
-    assert (seen.stages[1].queue, seen.stages[2].queue) == (2.0, None), "who is on its way has not measured this stage"
-    assert [(s.first, s.end) for s in seen.stages] == list(manifest.cuts)
-    assert [s.state_hash for s in seen.stages] == ["07" * 32, "06" * 32, ""]
-    assert (seen.round, seen.quorum_alive, seen.state_hash) == (None, False, "")
-    assert {p.name: p.in_head for p in seen.peers if p.role == "stage"} == {
-        "ann": True, "bob": True, "cyd": True, "dan": False, "eve": False
-    }  # fmt: skip
-    assert [p.name for p in seen.peers] == ["ann", "bob", "cyd", "dan", "eve", "fay", "coordinator"]
+    claims = [stage.claims for stage in seen.stages]
+    assert [(one.replicas, one.arriving, one.queue) for one in claims] == [(2, 0, 2.0), (1, 2, 2.0), (0, 0, None)], (
+        "who is on its way has not measured this stage"
+    )
+    assert [stage.seen.margin for stage in seen.stages] == [0, 0, None]
+    assert [(stage.first, stage.end) for stage in seen.stages] == list(manifest.cuts)
+    assert (seen.round, seen.tokens) == (None, 0)
+    membership = {m.claims.name: m.facts.membership for m in seen.members if m.claims and m.claims.role == "stage"}
+    assert membership == {"ann": "member", "bob": "member", "cyd": "member", "dan": "member", "eve": "none"}
 
 
 def test_who_did_not_answer_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     manifest, records, best = three_stages()
-    assert picture(manifest, records, best, NOW, {"b", "gone"}).silent == ["b", "gone"]
-    text = shown(state_of(manifest, records, best, silent=["b", "gone"]), capsys)
+    text = shown(state_of(manifest, records, best, silent=("b", "gone")), capsys)
     assert "no answer from bob b, the coordinator gone" in " ".join(text.split())
     assert "no answer" not in shown(state_of(manifest, records, best), capsys)
 
 
 def test_the_run_stands_at_its_last_stages_round() -> None:
     manifest, records, best = three_stages()
-    seen = picture(manifest, records, [*best[:2], candidate(manifest, 2, 8, ["g"])], NOW)
-    assert (seen.round, seen.tokens, seen.members, seen.quorum_alive) == (6, 6000, 5, True)
+    seen = state_of(manifest, records, [*best[:2], candidate(manifest, 2, 8, ["g"])])
+    assert (seen.round, seen.tokens, [stage.seen.margin for stage in seen.stages]) == (6, 6000, [0, 0, 0])
 
 
 def test_a_whole_model_has_no_stages() -> None:
     manifest = manifest_of(1)
     best = candidate(manifest, 0, 4, ["a", "b"])
     records = {"a": peer(name="ann"), "b": peer(name="bob"), "c": peer(name="cyd")}
-    seen = picture(manifest, records, [best], NOW)
-    assert (seen.round, seen.state_hash, seen.head) == (4, "04" * 32, best.head.hash.hex())
-    assert (seen.members, seen.quorum, seen.quorum_alive, seen.tokens, seen.term) == (2, 2, True, 4000, 1)
-    assert seen.stages == [] and [p.in_head for p in seen.peers] == [True, True, False]
-    nothing = picture(manifest, {}, [None], NOW)
-    assert (nothing.round, nothing.members, nothing.quorum_alive, nothing.peers) == (None, 0, False, [])
+    seen = state_of(manifest, records, [best])
+    [stage] = seen.stages
+    assert stage.facts is not None and (seen.round, stage.facts.state_hash) == (4, "04" * 32)
+    assert (stage.facts.members, stage.facts.quorum, stage.seen.answering, seen.tokens) == (2, 2, 2, 4000)
+    assert [member.facts.membership for member in seen.members] == ["member", "member", "none"]
+    nothing = state_of(manifest, {}, [None])
+    assert (nothing.round, nothing.stages[0].facts, nothing.members) == (None, None, ())
 
 
 def state_of(
     manifest: Manifest, records: dict[str, MemberRecord], best: Sequence[ProvenHead | None], **changes: Any
 ) -> MonitorState:
-    """What a client shows of one reading, with `changes` to its status."""
-    seen = msgspec.structs.replace(picture(manifest, records, best, NOW), **changes)
+    """What a client shows of one reading, with `changes`."""
+    reading = RunReading(manifest, NOW, records, tuple(best), **changes)
     chains = [chain_of([one.head]) if one else HeadChain() for one in best]
     names = {peer: record.name for peer, record in records.items()}
-    reading = RunReading(NOW, records, tuple(best), seen)
-    return run_state(RunView(manifest, reading, chains, WATCH, names=names, names_invites=True))
+    return run_state(RunView(reading, chains, WATCH, names=names, names_invites=True))
 
 
 def shown(state: MonitorState, capsys: pytest.CaptureFixture[str], guests: bool = False) -> str:
@@ -140,21 +140,15 @@ def test_status_shows_stages_moves_and_feeders(capsys: pytest.CaptureFixture[str
     assert "round 6, 0.0 M tokens" in shown(state_of(manifest, records, best), capsys)
 
 
-def test_a_stages_phase_says_why_it_stands_still() -> None:
-    manifest, records, best = three_stages()
-    coming = {name: records[name] for name in ("a", "b", "e")}
-    stages = picture(manifest, coming, [candidate(manifest, 0, 7, ["a", "b", "x"], 1), *best[1:]], NOW).stages
-    assert [stage.phase for stage in stages] == ["waiting for a majority", "ready in 30 s", "not served"]
-
-
 def test_a_stage_without_replicas_has_the_authoritys_round() -> None:
     """The authority's own head of the stage is only the one that began the term."""
     manifest, records, best = three_stages()
     told = peer(name="coordinator", role="coordinator", round=34, tokens=34_000)
     lost = candidate(manifest, 2, 0, ["h"], 0)
-    seen = picture(manifest, records | {manifest.authority: told}, [*best[:2], lost], NOW)
-    assert [(stage.round, stage.tokens) for stage in seen.stages] == [(7, 7000), (6, 6000), (34, 34_000)]
-    assert (seen.stages[2].quorum_alive, seen.stages[2].phase) == (False, "not served")
+    records |= {manifest.authority: told}
+    assert RunReading(manifest, NOW, records, (*best[:2], lost)).progress == (6, 6000)
+    third = {manifest.authority: told}
+    assert RunReading(manifest, NOW, third, (lost, lost, lost)).progress == (34, 34_000)
 
 
 def test_status_tells_who_holds_half_of_the_votes_and_who_came_by_which_invite(
@@ -167,14 +161,13 @@ def test_status_tells_who_holds_half_of_the_votes_and_who_came_by_which_invite(
     came = tuple(Sponsorship(sponsor, name) for name in "ab")
     best = replace(best, head=msgspec.structs.replace(best.head, sponsored=came))
     there = {name: peer(name=f"{name}nn", addresses=["/ip4/9.9.9.9/tcp/1"]) for name in "abc"}
-    seen = picture(manifest, there, [best], NOW)
-    assert [(share.invite, share.prefix, share.votes) for share in seen.shares] == [
+    state = state_of(manifest, there, [best])
+    assert [(share.invite, share.prefix, share.votes) for share in state.shares] == [
         (sponsor.key, "", 2), ("", "9.9.9.0/24", 3)
     ]  # fmt: skip
-    assert msgspec.to_builtins(seen)["guests"] == [
+    assert list(msgspec.to_builtins(state)["guests"]) == [
         {"invite": sponsor.key, "guests": 8, "peers": ("a", "b"), "members": 2}
     ]
-    state = state_of(manifest, there, [best])
     text = " ".join(shown(state, capsys).split())
     assert "2 of 3 members came by the invite abababab: if these are one person's" in text
     assert "3 of 3 members are at the address prefix 9.9.9.0/24: if these" in text
@@ -183,7 +176,7 @@ def test_status_tells_who_holds_half_of_the_votes_and_who_came_by_which_invite(
     nobody = msgspec.structs.replace(state, guests=(), open=True)
     assert "No invite has brought in a peer: this run is open." in shown(nobody, capsys, guests=True)
     required = msgspec.structs.replace(manifest.run, coordinator="required")
-    assert picture(msgspec.structs.replace(manifest, run=required), there, [best], NOW).shares == []
+    assert state_of(msgspec.structs.replace(manifest, run=required), there, [best]).shares == ()
 
 
 def test_a_name_is_escaped_for_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
@@ -198,12 +191,13 @@ def test_the_held_out_loss_is_the_latest() -> None:
     manifest, records, best = three_stages()
     for name, number, loss in (("a", 7, 5.0), ("b", 7, 2.0), ("c", 6, 1.0)):
         records[name] = msgspec.structs.replace(records[name], round=number, val_loss=loss)
-    seen = picture(manifest, records, best, NOW)  # of peers of an earlier version, which tell no round
+    seen = state_of(manifest, records, best)  # of peers of an earlier version, which tell no round
     assert (seen.val_loss, seen.val_round) == (2.0, None)
     records["a"] = msgspec.structs.replace(records["a"], val_round=6)
     records["c"] = msgspec.structs.replace(records["c"], val_round=5)
-    seen = picture(manifest, records, best, NOW)
-    assert (seen.val_loss, seen.val_round) == (5.0, 6) and {p.val_round for p in seen.peers} >= {6, 5, None}
+    seen = state_of(manifest, records, best)
+    assert (seen.val_loss, seen.val_round) == (5.0, 6)
+    assert {member.claims.val_round for member in seen.members if member.claims} >= {6, 5, None}
 
 
 def test_status_names_the_round_of_the_held_out_loss(capsys: pytest.CaptureFixture[str]) -> None:
@@ -232,41 +226,40 @@ def test_a_complete_run_misses_nobody(capsys: pytest.CaptureFixture[str]) -> Non
     manifest = finite(1)
     last = candidate(manifest, 0, 9, ["a", "b"], 0)
     coordinator = peer(name="coordinator", role="coordinator", round=9, phase=COMPLETE)
-    seen = picture(manifest, {manifest.authority: coordinator}, [last], NOW)
-    assert (seen.complete, seen.kept, seen.round, seen.state_hash) == (True, True, 9, "09" * 32)
+    seen = RunReading(manifest, NOW, {manifest.authority: coordinator}, (last,))
+    assert (seen.complete, seen.kept, seen.progress) == (True, True, (9, 9000))
     text = shown(state_of(manifest, {manifest.authority: coordinator}, [last]), capsys)
     assert "COMPLETE  round 9 of 9 is committed; the coordinator keeps the last state" in text.replace("\n", " ")
     assert "round 9 of 9, 0.0 M tokens, state 09090909" in text and "STOPPED" not in text
 
     wanting = msgspec.structs.replace(coordinator, phase=WANTING)
-    seen = picture(manifest, {manifest.authority: wanting}, [last], NOW)
+    seen = RunReading(manifest, NOW, {manifest.authority: wanting}, (last,))
     assert (seen.complete, seen.kept) == (True, False)
     text = shown(state_of(manifest, {manifest.authority: wanting}, [last]), capsys)
     assert "COMPLETE, NOT KEPT" in text and "again a member that took part to the end" in text.replace("\n", " ")
     before = msgspec.structs.replace(coordinator, round=8, phase="coordinating")
-    assert not picture(manifest, {manifest.authority: before}, [candidate(manifest, 0, 8, ["a"])], NOW).complete
-    assert not picture(manifest_of(1), {manifest.authority: coordinator}, [last], NOW).complete, "a run without an end"
+    assert not RunReading(manifest, NOW, {manifest.authority: before}, (candidate(manifest, 0, 8, ["a"]),)).complete
+    endless = RunReading(manifest_of(1), NOW, {manifest.authority: coordinator}, (last,))
+    assert not endless.complete, "a run without an end"
 
 
 def test_a_complete_pipeline_is_not_told_as_lost(capsys: pytest.CaptureFixture[str]) -> None:
     manifest = finite(3)
     coordinator = peer(name="coordinator", role="coordinator", round=9, phase=COMPLETE)
     best: list[ProvenHead | None] = [candidate(manifest, stage, 9, ["a"], 0) for stage in range(3)]
-    seen = picture(manifest, {manifest.authority: coordinator}, best, NOW)
-    assert seen.complete and seen.kept and [stage.round for stage in seen.stages] == [9, 9, 9]
+    seen = RunReading(manifest, NOW, {manifest.authority: coordinator}, tuple(best))
+    assert seen.complete and seen.kept and seen.progress[0] == 9
     state = state_of(manifest, {manifest.authority: coordinator}, best)
     assert state.verdict.level == "over" and "round 9 of 9 is committed" in shown(state, capsys)
     assert not any(line.style for line in _stage_lines(state, 80)[1:])
     best[1] = candidate(manifest, 1, 8, ["a"], 0)
     records = {manifest.authority: msgspec.structs.replace(coordinator, round=8), "a": peer(role="stage", stage=1)}
-    assert not picture(manifest, records, best, NOW).complete, "one stage has its last round to make"
+    assert not RunReading(manifest, NOW, records, tuple(best)).complete, "one stage has its last round to make"
 
 
 def test_a_later_round_is_not_told_with_the_hash_of_an_earlier_state(capsys: pytest.CaptureFixture[str]) -> None:
     manifest = finite(1)
     coordinator = peer(name="coordinator", role="coordinator", round=9)
-    seen = picture(manifest, {manifest.authority: coordinator}, [ProvenHead(manifest.first_head(), ())], NOW)
-    assert (seen.round, seen.state_hash, seen.head) == (9, "", "")
     state = state_of(manifest, {manifest.authority: coordinator}, [ProvenHead(manifest.first_head(), ())])
     assert "round 9 of 9, 0.0 M tokens\n" in shown(state, capsys)
 
@@ -275,10 +268,9 @@ def test_a_gossip_run_is_complete_with_its_last_peer(capsys: pytest.CaptureFixtu
     manifest = msgspec.structs.replace(finite(1), outer=GossipConfig(steps=4))
     for rounds, complete in (((9, 8), False), ((9, 9), True)):
         records = {str(index): peer(name="a", round=number) for index, number in enumerate(rounds)}
-        seen = picture(manifest, records, [None], NOW)
-        assert seen.complete is complete
+        assert RunReading(manifest, NOW, records, (None,)).complete is complete
         text = " ".join(shown(state_of(manifest, records, [None]), capsys).split())
         assert ("round 9 of 9 is committed; each home has its own weights" in text) is complete
-    assert not picture(manifest, {}, [None], NOW).complete
+    assert not RunReading(manifest, NOW, {}, (None,)).complete
     left = {manifest.authority: peer(name="coordinator", role="coordinator", round=9, phase=COMPLETE)}
     assert "round 9 of 9 is committed" in shown(state_of(manifest, left, [None]), capsys)
