@@ -103,12 +103,13 @@ def _verdict(verdict: Verdict, width: int) -> list[Text]:
 
 def _alert_lines(state: MonitorState, width: int, all_of_them: bool) -> list[Text]:
     """Return the gravest alerts, each with its remedy in at most two lines, and where help is wanted."""
-    lines, most = list[Text](), len(state.alerts) if all_of_them else _ALERTS
-    for alert in state.alerts[:most]:
+    alerts = [alert for alert in state.alerts if alert.text != state.verdict.reason]
+    lines, most = list[Text](), len(alerts) if all_of_them else _ALERTS
+    for alert in alerts[:most]:
         folded = _folded(f"{alert.severity}: {alert.text} -> {alert.remedy}", width)[:2]
         lines += [Text(line, style=_SEVERITIES[alert.severity]) for line in folded]
-    if len(state.alerts) > most:
-        lines.append(Text(f"and {several(len(state.alerts) - most, 'alert')} more"))
+    if len(alerts) > most:
+        lines.append(Text(f"and {several(len(alerts) - most, 'alert')} more"))
     if state.help_wanted and state.verdict.level not in ("over", "unknown"):
         lines += [Text(line) for line in _folded(f"most help: {state.help_wanted}", width)[:2]]
     return lines

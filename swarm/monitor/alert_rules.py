@@ -11,14 +11,11 @@ from itertools import islice
 from statistics import fmean, median
 from typing import Final
 
-import msgspec
-
-from swarm.monitor.run_verdict import LATE_ROUNDS, LATE_S
-from swarm.monitor.state import Basis, MemberState, MonitorState, RoundState, Severity, StageState
+from swarm.monitor.run_verdict import AWAY_S, Condition, coordinator_away, quorum, replicas, run_stalled
+from swarm.monitor.state import MemberState, MonitorState, RoundState, Severity, StageState
 
 ROUNDS: Final = 20
 """The last rounds that rules about members look at, and about the loss."""
-AWAY_S: Final = 600.0
 RELAYED_MIN: Final = 3
 ABSENT_MAX: Final = 3
 LAST_MIN: Final = 6
@@ -35,19 +32,6 @@ BLIND_S: Final = 60.0
 FULL: Final = 0.95
 
 
-class Condition(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rule finds at one time."""
-
-    name: str
-    subject: str = ""
-    severity: Severity
-    text: str
-    remedy: str
-    basis: tuple[Basis, ...]
-    after_s: float = 0.0
-    """It is told once it has held for so long."""
-
-
 Rule = Callable[[MonitorState], Iterator[Condition]]
 
 
@@ -56,94 +40,6 @@ def conditions(state: MonitorState) -> list[Condition]:
     if state.verdict.level == "over":
         return []
     return [found for rule in RULES for found in rule(state)]
-
-
-# -- rounds and stages -------------------------------------------------------------------------------------------------
-
-
-def _begun(state: MonitorState) -> bool:
-    return any(stage.facts is not None and stage.facts.members for stage in state.stages)
-
-
-def _of(state: MonitorState, stage: StageState) -> str:
-    return f" of stage {stage.stage}" if len(state.stages) > 1 else ""
-
-
-def _join(state: MonitorState, stage: StageState) -> str:
-    return f"`peer join INVITE{f' --stage {stage.stage}' if len(state.stages) > 1 else ''}`"
-
-
-def _run_stalled(state: MonitorState) -> Iterator[Condition]:
-    for stage in state.stages:
-        age_s, round_s = stage.seen.commit_age_s, stage.seen.round_s
-        if age_s is None or round_s is None or age_s <= max(LATE_S, LATE_ROUNDS * round_s):
-            continue
-        yield Condition(
-            name="run_stalled",
-            subject=str(stage.stage),
-            severity="critical",
-            text=f"no commit{_of(state, stage)} for {age_s:.0f} s, where a round took {round_s:.0f} s",
-            remedy="see which member is absent or last, and its terminal; the next attempt has another leader",
-            basis=("facts", "seen"),
-        )
-
-
-def _quorum(state: MonitorState) -> Iterator[Condition]:
-    for stage in state.stages:
-        margin = stage.seen.margin
-        if margin is None or margin > 0:
-            continue
-        lost = margin < 0
-        yield Condition(
-            name="quorum_lost" if lost else "quorum_at_edge",
-            subject=str(stage.stage),
-            severity="critical" if lost else "warning",
-            text=f"{-margin} of the members{_of(state, stage)} that a majority needs do not answer"
-            if lost
-            else f"one more member{_of(state, stage)} that falls silent stops it",
-            remedy="start them again, each with its home; if they are lost, the owner goes on with `peer regroup`"
-            if lost
-            else f"start another peer with {_join(state, stage)}",
-            basis=("facts", "seen"),
-            after_s=30.0 if lost else 120.0,
-        )
-
-
-def _replicas(state: MonitorState) -> Iterator[Condition]:
-    if len(state.stages) < 2 or not _begun(state):
-        return
-    for stage in state.stages:
-        replicas = stage.claims.replicas
-        if replicas > 1:
-            continue
-        alone = replicas == 1
-        yield Condition(
-            name="single_replica" if alone else "stage_lost",
-            subject=str(stage.stage),
-            severity="warning" if alone else "critical",
-            text=f"stage {stage.stage} has one replica: where that goes, the pipeline stands still"
-            if alone
-            else f"stage {stage.stage} has no replica at work",
-            remedy=f"start another peer with {_join(state, stage)}",
-            basis=("claims",),
-            after_s=AWAY_S if alone else 0.0,
-        )
-
-
-def _coordinator_away(state: MonitorState) -> Iterator[Condition]:
-    if not _begun(state) or any(m.claims is not None and m.claims.role == "coordinator" for m in state.members):
-        return
-    needed = state.mode == "required"
-    yield Condition(
-        name="coordinator_away",
-        severity="critical" if needed else "warning",
-        text="the coordinator is away, and each commit needs its vote"
-        if needed
-        else "the coordinator is away: rounds go on, but after a lost majority no peer could begin a new term",
-        remedy="start `peer coordinate` again with its home",
-        basis=("claims",),
-        after_s=0.0 if needed else AWAY_S,
-    )
 
 
 # -- members -----------------------------------------------------------------------------------------------------------
@@ -374,10 +270,10 @@ def blindness(state: MonitorState, now: float) -> list[Condition]:
 
 
 RULES: Final[tuple[Rule, ...]] = (
-    _run_stalled,
-    _quorum,
-    _replicas,
-    _coordinator_away,
+    run_stalled,
+    quorum,
+    replicas,
+    coordinator_away,
     _blocks,
     _relay_heavy,
     _often_absent,

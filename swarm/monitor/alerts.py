@@ -6,7 +6,8 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from swarm.monitor.alert_rules import Condition, blindness, conditions
+from swarm.monitor.alert_rules import blindness, conditions
+from swarm.monitor.run_verdict import Condition
 from swarm.monitor.state import Alert, MonitorState
 
 GRAVITY: Final = {"critical": 0, "warning": 1, "info": 2}

@@ -22,7 +22,7 @@ from swarm.monitor.head_chain import HeadChain, absent_from, joined, left, took_
 from swarm.monitor.member_events import Outcome
 from swarm.monitor.member_told import members_told
 from swarm.monitor.record_history import last_round
-from swarm.monitor.run_verdict import verdict_of
+from swarm.monitor.run_verdict import UNREAD, verdict_of
 from swarm.monitor.servers import MEMBERS_SHOWN, link_of, relay_of, served, server_members
 from swarm.monitor.state import (
     LossPoint,
@@ -89,12 +89,11 @@ def run_state(view: RunView) -> MonitorState:
     manifest, reading = view.manifest, view.reading
     (round_, tokens), (val_loss, val_round) = reading.progress, reading.held_out
     shares, heads = reading.shares, [proven.head for proven in reading.best if proven]
-    stages = tuple(_stage(view, stage) for stage in range(manifest.stages))
     rounds = tuple(_rounds(view))
     members, left_out = _members(view)
     watch = view.watch
     served_round, troubles = served(manifest.model.layers, view.servers, reading.at)
-    return MonitorState(
+    state = MonitorState(
         kind="run",
         at=reading.at,
         run_id=manifest.run_id,
@@ -103,13 +102,16 @@ def run_state(view: RunView) -> MonitorState:
         method=str(manifest.outer.__struct_config__.tag),
         mode="" if view.gossip else manifest.agreement_mode,
         codec=str(manifest.codec.up),
+        compute_s_max=manifest.run.compute_s_max,
+        coordinator_here=manifest.authority in {*reading.records, *view.answering},
+        failure=last_failure(view),
         rounds_planned=manifest.run.rounds,
         round=round_,
         tokens=tokens,
         val_loss=val_loss,
         val_round=val_round,
-        verdict=verdict_of(manifest, reading, stages, watch, last_failure(view)),
-        stages=stages,
+        verdict=UNREAD,
+        stages=tuple(_stage(view, stage) for stage in range(manifest.stages)),
         troubles=troubles,
         members=members,
         servers=server_members(view.servers, reading.at, view.told, view.outcomes, view.rates),
@@ -126,6 +128,7 @@ def run_state(view: RunView) -> MonitorState:
         guests=tuple(invites_of(heads, reading.records)) if view.names_invites else (),
         monitor=_with_left_out(watch, left_out, view.chains),
     )
+    return replace(state, verdict=verdict_of(state, reading))
 
 
 def last_failure(view: RunView) -> str:

@@ -1,33 +1,65 @@
-"""The verdict on a training run: pure rules from the state to one line with a reason and a remedy."""
+"""The verdict on a training run, and what its stages lack: pure rules from the state to one line with a remedy.
+
+What stands still, or will, is a condition of a rule: the gravest is the verdict, and each that lasts is an alert.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
+import msgspec
+
 from swarm.client.reading import RunReading
-from swarm.monitor.state import StageState, Verdict, Watch
+from swarm.monitor.state import Basis, Level, MonitorState, Severity, StageState, Verdict
 from swarm.run.manifest import Manifest
 
 LATE_ROUNDS: Final = 3.0
 """After so many usual rounds without a commit a run stands still, but not before `LATE_S`."""
 LATE_S: Final = 120.0
+AWAY_S: Final = 600.0
+UNREAD: Final = Verdict(level="unknown", word="unknown", reason="", basis=())
+_GRAVEST: Final[tuple[Level, ...]] = ("bad", "waiting", "edge")
 
 
-def verdict_of(
-    manifest: Manifest, reading: RunReading, stages: Sequence[StageState], watch: Watch, last_failure: str = ""
-) -> Verdict:
-    """Return the verdict on a run. `last_failure`: why the last attempt failed, if its round is not committed yet."""
+class Condition(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rule finds at one time."""
+
+    name: str
+    subject: str = ""
+    severity: Severity
+    text: str
+    remedy: str
+    basis: tuple[Basis, ...]
+    after_s: float = 0.0
+    """It is told as an alert once it has held for so long."""
+    word: str = ""
+    """That of the verdict, where none is graver; empty for what leaves that as it is."""
+    level: Level = "bad"
+    """Of the verdict."""
+
+
+def verdict_of(state: MonitorState, reading: RunReading) -> Verdict:
+    """Return the verdict on a run, whose `state` has none yet."""
+    manifest, stages = reading.manifest, state.stages
     if reading.complete or _all_stages_over(manifest, stages):
         return _complete(manifest, reading)
     if not reading.records and not any(proven and proven.near for proven in reading.best):
         return _all_away(stages)
     if not manifest.outer.has_common_state:
         return _gossip(reading)
-    for rule in (_not_begun, _coordinator_needed, _stage_unserved, _no_majority):
-        if found := rule(manifest, reading, stages):
-            return found
-    return _late(manifest, stages, last_failure) or _going(stages)
+    if not_begun := _not_begun(manifest, reading, stages):
+        return not_begun
+    found = [one for rule in (coordinator_away, replicas, quorum, run_stalled) for one in rule(state) if one.word]
+    return gravest(found) or _going(stages)
+
+
+def gravest(found: Sequence[Condition]) -> Verdict | None:
+    """Return the verdict that the gravest of these makes; None without one."""
+    if not found:
+        return None
+    one = min(found, key=lambda one: _GRAVEST.index(one.level))
+    return Verdict(level=one.level, word=one.word, reason=one.text, remedy=one.remedy, basis=one.basis)
 
 
 def _all_stages_over(manifest: Manifest, stages: Sequence[StageState]) -> bool:
@@ -114,87 +146,110 @@ def _not_begun(manifest: Manifest, reading: RunReading, stages: Sequence[StageSt
     return Verdict(level="waiting", word="not begun", reason=reason, remedy=remedy, basis=("facts", "claims"))
 
 
-def _coordinator_needed(manifest: Manifest, reading: RunReading, stages: Sequence[StageState]) -> Verdict | None:
-    if manifest.agreement_mode != "required" or manifest.authority in reading.records:
-        return None
-    if any(m.peer == manifest.authority for proven in reading.best if proven for m in proven.near):
-        return None
-    return Verdict(
-        level="bad",
-        word="stopped",
-        reason="the coordinator is away, and in this run each commit needs its vote",
+def _begun(state: MonitorState) -> bool:
+    return any(stage.facts is not None and stage.facts.members for stage in state.stages)
+
+
+def _of(state: MonitorState, stage: StageState) -> str:
+    return f" of stage {stage.stage}" if len(state.stages) > 1 else ""
+
+
+def _join(state: MonitorState, stage: StageState) -> str:
+    return f"`peer join INVITE{f' --stage {stage.stage}' if len(state.stages) > 1 else ''}`"
+
+
+def coordinator_away(state: MonitorState) -> Iterator[Condition]:
+    """Find whether the coordinator is away."""
+    if state.coordinator_here or not (_begun(state) or state.round):
+        return
+    needed = state.mode == "required"
+    yield Condition(
+        name="coordinator_away",
+        severity="critical" if needed else "warning",
+        text="the coordinator is away, and in this run each commit needs its vote"
+        if needed
+        else "the coordinator is away: rounds go on, but after a lost majority no peer could begin a new term",
         remedy="start `peer coordinate` again with its home",
         basis=("facts", "seen"),
+        after_s=0.0 if needed else AWAY_S,
+        word="stopped" if needed else "",
     )
 
 
-def _stage_unserved(manifest: Manifest, reading: RunReading, stages: Sequence[StageState]) -> Verdict | None:
-    if manifest.stages == 1:
-        return None
-    for stage in stages:
-        if stage.claims.replicas:
+def replicas(state: MonitorState) -> Iterator[Condition]:
+    """Find the stages without a replica, or with one."""
+    if len(state.stages) < 2 or not _begun(state):
+        return
+    for stage in state.stages:
+        here, arriving = stage.claims.replicas, stage.claims.arriving
+        if here > 1:
             continue
-        if stage.claims.arriving:
-            return Verdict(
-                level="waiting",
-                word="waiting",
-                reason=f"stage {stage.stage} has no replica, and {stage.claims.arriving} on the way to it",
-                remedy="wait until it is there",
-                basis=("claims",),
-            )
-        return Verdict(
-            level="bad",
-            word="stopped",
-            reason=f"stage {stage.stage} (blocks {stage.first} to {stage.end - 1}) has no replica",
-            remedy=f"start a peer with `peer join INVITE --stage {stage.stage}`",
+        lost = f"stage {stage.stage} (blocks {stage.first} to {stage.end - 1}) has no replica"
+        lost += f", and {arriving} on the way to it" if arriving else ""
+        yield Condition(
+            name="single_replica" if here else "stage_lost",
+            subject=str(stage.stage),
+            severity="warning" if here else "critical",
+            text=f"stage {stage.stage} has one replica: where that goes, the pipeline stands still" if here else lost,
+            remedy="wait until it is there" if arriving and not here else f"start a peer with {_join(state, stage)}",
             basis=("claims",),
+            after_s=AWAY_S if here else 0.0,
+            word="" if here else "waiting" if arriving else "stopped",
+            level="waiting" if arriving else "bad",
         )
-    return None
 
 
-def _no_majority(manifest: Manifest, reading: RunReading, stages: Sequence[StageState]) -> Verdict | None:
-    for stage in stages:
-        of = f" of stage {stage.stage}" if manifest.stages > 1 else ""
-        facts, margin = stage.facts, stage.seen.margin
-        if facts is None or margin is None or margin >= 0:
+def quorum(state: MonitorState) -> Iterator[Condition]:
+    """Find the stages whose members are too few to go on, or just enough."""
+    for stage in state.stages:
+        facts, margin, answering = stage.facts, stage.seen.margin, stage.seen.answering
+        if facts is None or margin is None or margin > 0:
             continue
-        if not stage.seen.answering:
-            return Verdict(
-                level="bad",
-                word="everybody away",
-                reason=f"none of the {facts.members} members{of} of round {facts.round} answers",
-                remedy="start them again, each with its home; if they are lost, the owner goes on with `peer regroup`",
-                basis=("facts", "seen"),
+        of = _of(state, stage)
+        lost = margin < 0
+        if lost:
+            who = f"the {facts.members} members{of} of round {facts.round}"
+            text = (
+                f"{answering} of {who} answer, and {facts.quorum} are needed" if answering else f"none of {who} answers"
             )
-        return Verdict(
-            level="bad",
-            word="stopped",
-            reason=f"{stage.seen.answering} of the {facts.members} members{of} of round {facts.round} answer,"
-            f" and {facts.quorum} are needed",
-            remedy=f"start {-margin} of the missing again, with their homes; if they are lost, the owner continues"
-            " with `peer regroup`",
+        else:
+            here = f"{answering} of {facts.members} members{of} answer and {facts.quorum} are needed"
+            text = f"{here}: one more that falls silent stops it"
+        yield Condition(
+            name="quorum_lost" if lost else "quorum_at_edge",
+            subject=str(stage.stage),
+            severity="critical" if lost else "warning",
+            text=text,
+            remedy=f"start {-margin} of the missing again, with their homes; if they are lost, the owner goes on with"
+            " `peer regroup`"
+            if lost
+            else f"start another peer with {_join(state, stage)}",
             basis=("facts", "seen"),
+            after_s=30.0 if lost else 120.0,
+            word="healthy, at the edge" if not lost else "stopped" if answering else "everybody away",
+            level="bad" if lost else "edge",
         )
-    return None
 
 
-def _late(manifest: Manifest, stages: Sequence[StageState], last_failure: str) -> Verdict | None:
-    for stage in stages:
+def run_stalled(state: MonitorState) -> Iterator[Condition]:
+    """Find the stages whose last commit is older than three usual rounds."""
+    for stage in state.stages:
         age_s, round_s = stage.seen.commit_age_s, stage.seen.round_s
-        usual_s = manifest.run.compute_s_max if round_s is None else LATE_ROUNDS * round_s
-        if age_s is None or age_s <= max(LATE_S, usual_s):
+        usual_s = state.compute_s_max if round_s is None else LATE_ROUNDS * round_s
+        if not _begun(state) or age_s is None or age_s <= max(LATE_S, usual_s):
             continue
-        of = f" of stage {stage.stage}" if manifest.stages > 1 else ""
+        enough = " though enough members answer" if (stage.seen.margin or 0) >= 0 else ""
         usual = "" if round_s is None else f", a round took {_seconds(round_s)} before"
-        why = f"; the last attempt failed, as its leader says: {last_failure}" if last_failure else ""
-        return Verdict(
-            level="bad",
+        why = f"; the last attempt failed, as its leader says: {state.failure}" if state.failure else ""
+        yield Condition(
+            name="run_stalled",
+            subject=str(stage.stage),
+            severity="critical",
+            text=f"no commit{_of(state, stage)} for {_seconds(age_s)}{enough}{usual}{why}",
+            remedy="see which member is absent or last, and its terminal; the next attempt has another leader",
+            basis=("facts", "seen", "claims") if state.failure else ("facts", "seen"),
             word="stopped",
-            reason=f"no commit{of} for {_seconds(age_s)} though enough members answer{usual}{why}",
-            remedy="see below which member is absent or last, and its log; the next attempt has another leader",
-            basis=("facts", "seen", "claims") if last_failure else ("facts", "seen"),
         )
-    return None
 
 
 def _going(stages: Sequence[StageState]) -> Verdict:
@@ -216,14 +271,6 @@ def _going(stages: Sequence[StageState]) -> Verdict:
         age = "; no round is committed yet"
     elif least.seen.round_s is not None and age_s is not None:
         age = f"; round {facts.round} came {_seconds(age_s)} ago, a round takes {_seconds(least.seen.round_s)}"
-    if margin == 0:
-        return Verdict(
-            level="edge",
-            word="healthy, at the edge",
-            reason=f"{here}: one more that falls silent stops it{age}",
-            remedy=f"start another peer with `peer join INVITE{f' --stage {least.stage}' if of else ''}`",
-            basis=("facts", "seen"),
-        )
     return Verdict(level="good", word="healthy", reason=f"{here}{age}", basis=("facts", "seen"))
 
 

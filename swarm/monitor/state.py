@@ -341,6 +341,12 @@ class MonitorState(msgspec.Struct, frozen=True, kw_only=True):
     mode: str = ""
     """How the run agrees: `witness` or `required`; empty where there is no common state."""
     codec: str = ""
+    compute_s_max: float = 0.0
+    """What a round's work may take, by the manifest."""
+    coordinator_here: bool = True
+    """Whether the coordinator publishes a record, or answers from near a head of which it is a member."""
+    failure: str = ""
+    """Why the last attempt failed, as its leader says; empty once its round is committed."""
     rounds_planned: int = 0
     """The run's last round; 0: none is set."""
     round: int | None = None

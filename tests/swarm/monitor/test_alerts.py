@@ -91,12 +91,24 @@ class Fault:
 
 FAULTS = [
     Fault(
-        "run_stalled", "critical", 0, lambda: run(chain=chain_of(heads_of(finite(), "abc", 4), 200)), run, "for 200 s"
+        "run_stalled",
+        "critical",
+        0,
+        lambda: run(chain=chain_of(heads_of(finite(), "abc", 4), 200)),
+        run,
+        "no commit for 3 min",
     ),
-    Fault("quorum_at_edge", "warning", 120, lambda: run("c"), run, "one more member that falls silent"),
-    Fault("quorum_lost", "critical", 30, lambda: run("bc"), run, "1 of the members that a majority needs"),
+    Fault("quorum_at_edge", "warning", 120, lambda: run("c"), run, "one more that falls silent"),
+    Fault("quorum_lost", "critical", 30, lambda: run("bc"), run, "1 of the 3 members of round 4 answer"),
     Fault("single_replica", "warning", 600, lambda: pipeline(0, 0, 1), lambda: pipeline(0, 0, 1, 1), "stage 1 has one"),
-    Fault("stage_lost", "critical", 0, lambda: pipeline(0, 0), lambda: pipeline(0, 0, 1), "stage 1 has no replica"),
+    Fault(
+        "stage_lost",
+        "critical",
+        0,
+        lambda: pipeline(0, 0),
+        lambda: pipeline(0, 0, 1),
+        "stage 1 (blocks 3 to 5) has no replica",
+    ),
     Fault("coordinator_away", "warning", 600, lambda: run("W"), run, "rounds go on"),
     Fault("coordinator_away", "critical", 0, lambda: run("W", mode="required"), run, "each commit needs its vote"),
     Fault(

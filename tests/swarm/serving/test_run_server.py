@@ -135,7 +135,7 @@ async def test_blocks_are_taken_by_need_and_the_status_shows_who_serves(tmp_path
         async with open_model(Invite.parse(swarm.invite.read_text())) as model:
             assert (await ask(model, 65)).round == 1
         shown = (await peer_meanwhile("status", swarm.invite)).stdout
-        lines = {line.split()[0]: line.split() for line in shown.splitlines() if line.split()}
+        lines = {line.split()[0]: line.split() for line in reversed(shown.splitlines()) if line.split()}
         assert (lines["needed"][2:4], lines["last"][2:4]) == (["0-0", "1"], ["1-1", "1"])
         assert "New answers are those of round 1." in shown
 
