@@ -11,8 +11,9 @@ from itertools import islice
 from statistics import fmean, median
 from typing import Final
 
+from swarm.monitor.model_state import blocks_served
 from swarm.monitor.run_verdict import AWAY_S, Condition, coordinator_away, quorum, replicas, run_stalled
-from swarm.monitor.state import MemberState, MonitorState, RoundState, Severity, StageState
+from swarm.monitor.state import MemberState, MonitorState, RoundState, StageState
 
 ROUNDS: Final = 20
 """The last rounds that rules about members look at, and about the loss."""
@@ -29,7 +30,6 @@ SPIKE_NATS: Final = 0.1
 SPIKE_ROUNDS: Final = 10
 CLOCK_S: Final = 60.0
 BLIND_S: Final = 60.0
-FULL: Final = 0.95
 
 
 Rule = Callable[[MonitorState], Iterator[Condition]]
@@ -226,31 +226,7 @@ def _loss(state: MonitorState) -> Iterator[Condition]:
             )
 
 
-# -- served models, and the monitor itself -----------------------------------------------------------------------------
-
-
-def _blocks(state: MonitorState) -> Iterator[Condition]:
-    used = {m.peer: m.claims.kv_used or 0.0 for m in state.members if m.claims is not None}
-    for row in state.blocks:
-        blocks, where = f"blocks {row.first} to {row.end - 1}", f"{row.first}:{row.end}"
-        found: tuple[str, Severity, str, float] | None = None
-        if row.servers == 0 and not row.arriving:
-            found = ("blocks_lost", "critical", f"{blocks} have no server, so no text can be generated", 0.0)
-        elif row.servers and all(used.get(peer, 0.0) >= FULL for peer in row.peers):
-            found = ("servers_full", "warning", f"all servers of {blocks} are full", 60.0)
-        elif row.servers == 1:
-            found = ("single_server", "warning", f"{blocks} have one server only", AWAY_S)
-        if found is not None:
-            name, severity, text, after_s = found
-            yield Condition(
-                name=name,
-                subject=where,
-                severity=severity,
-                text=text,
-                remedy=f"start one more with `peer serve INVITE --blocks {where}`",
-                basis=("claims",),
-                after_s=after_s,
-            )
+# -- the monitor itself ------------------------------------------------------------------------------------------------
 
 
 def blindness(state: MonitorState, now: float) -> list[Condition]:
@@ -274,7 +250,7 @@ RULES: Final[tuple[Rule, ...]] = (
     quorum,
     replicas,
     coordinator_away,
-    _blocks,
+    blocks_served,
     _relay_heavy,
     _often_absent,
     _told_of_members,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -13,9 +14,13 @@ from swarm.inference.record import ServerRecord
 from swarm.membership.told_events import ToldEvent
 from swarm.monitor.event_words import log_lines
 from swarm.monitor.member_events import Outcome
+from swarm.monitor.run_verdict import AWAY_S, UNREAD, Condition, gravest
 from swarm.monitor.servers import MEMBERS_SHOWN, lacking, server_members
-from swarm.monitor.state import BlockRow, MonitorState, Verdict, Watch
+from swarm.monitor.state import BlockRow, MonitorState, Severity, Verdict, Watch
 from swarm.run.manifest import ServedModelManifest
+
+FULL: Final = 0.95
+"""The share of its room that a server which counts as full has taken."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +40,8 @@ class ModelView:
 def model_state(view: ModelView) -> MonitorState:
     """Return the state."""
     manifest = view.manifest
-    blocks = tuple(_blocks(view))
     left_out = max(0, len(view.records) - MEMBERS_SHOWN)
-    return MonitorState(
+    state = MonitorState(
         kind="model",
         at=view.at,
         run_id=manifest.run_id,
@@ -46,19 +50,20 @@ def model_state(view: ModelView) -> MonitorState:
         blocks_total=manifest.model.layers,
         dtype=manifest.dtype,
         parts=len(manifest.cuts),
-        verdict=model_verdict(view, blocks),
-        blocks=blocks,
+        verdict=UNREAD,
+        blocks=tuple(_blocks(view)),
         troubles=lacking(manifest.model.layers, view.records, view.at),
         members=server_members(view.records, view.at, view.told, view.outcomes, view.rates),
         log=log_lines(view.told, view.names),
         names={peer: plain(name, 64) for peer, name in view.names.items()},
         monitor=replace(view.watch, members_left_out=left_out, history_complete=True),
     )
+    return replace(state, verdict=model_verdict(state))
 
 
-def model_verdict(view: ModelView, blocks: Sequence[BlockRow]) -> Verdict:
-    """Return the verdict on a served model."""
-    if not view.records:
+def model_verdict(state: MonitorState) -> Verdict:
+    """Return the verdict on a served model, whose `state` has none yet."""
+    if not state.members:
         return Verdict(
             level="bad",
             word="everybody away",
@@ -66,40 +71,50 @@ def model_verdict(view: ModelView, blocks: Sequence[BlockRow]) -> Verdict:
             remedy="start servers with `peer serve INVITE`, at least one for each block",
             basis=("seen",),
         )
-    missing = [row for row in blocks if not row.servers]
-    if missing:
+    missing = [row for row in state.blocks if not row.servers]
+    if missing and all(row.arriving for row in missing):
         row = missing[0]
-        where = f"blocks {row.first} to {row.end - 1}" + (" and others" if missing[1:] else "")
-        if all(one.arriving for one in missing):
-            return Verdict(
-                level="waiting",
-                word="waiting",
-                reason=f"{where} have no server yet, and {row.arriving} about to be ready",
-                remedy="wait until the weights are loaded",
-                basis=("claims",),
-            )
         return Verdict(
-            level="bad",
-            word="stopped",
-            reason=f"{where} have no server, so no text can be generated",
-            remedy=f"start one with `peer serve INVITE --blocks {row.first}:{row.end}`",
+            level="waiting",
+            word="waiting",
+            reason=f"blocks {row.first} to {row.end - 1} have no server yet, and {row.arriving} about to be ready",
+            remedy="wait until the weights are loaded",
             basis=("claims",),
         )
-    weakest = min(blocks, key=lambda row: row.servers)
-    if weakest.servers == 1:
-        return Verdict(
-            level="edge",
-            word="healthy, at the edge",
-            reason=f"every block is served, but blocks {weakest.first} to {weakest.end - 1} by one server only",
-            remedy=f"start another one with `peer serve INVITE --blocks {weakest.first}:{weakest.end}`",
-            basis=("claims",),
-        )
-    return Verdict(
+    least = min(row.servers for row in state.blocks)
+    return gravest([one for one in blocks_served(state) if one.word]) or Verdict(
         level="good",
         word="healthy",
-        reason=f"every block is served, by {weakest.servers} servers or more",
+        reason=f"every block is served, by {least} servers or more",
         basis=("claims",),
     )
+
+
+def blocks_served(state: MonitorState) -> Iterator[Condition]:
+    """Find the blocks without a server, with one, or whose servers are full."""
+    used = {m.peer: m.claims.kv_used or 0.0 for m in state.members if m.claims is not None}
+    for row in state.blocks:
+        blocks, where = f"blocks {row.first} to {row.end - 1}", f"{row.first}:{row.end}"
+        found: tuple[str, Severity, str, float] | None = None
+        if row.servers == 0 and not row.arriving:
+            found = ("blocks_lost", "critical", f"{blocks} have no server, so no text can be generated", 0.0)
+        elif row.servers and all(used.get(peer, 0.0) >= FULL for peer in row.peers):
+            found = ("servers_full", "warning", f"all servers of {blocks} are full", 60.0)
+        elif row.servers == 1:
+            found = ("single_server", "warning", f"{blocks} have one server only", AWAY_S)
+        if found is not None:
+            name, severity, text, after_s = found
+            yield Condition(
+                name=name,
+                subject=where,
+                severity=severity,
+                text=text,
+                remedy=f"start one{' more' * bool(row.servers)} with `peer serve INVITE --blocks {where}`",
+                basis=("claims",),
+                after_s=after_s,
+                word="stopped" if not row.servers else "healthy, at the edge" if row.servers == 1 else "",
+                level="bad" if not row.servers else "edge",
+            )
 
 
 def _blocks(view: ModelView) -> list[BlockRow]:

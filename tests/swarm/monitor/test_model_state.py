@@ -32,7 +32,7 @@ def test_blocks_that_are_about_to_be_served() -> None:
 def test_blocks_with_one_server_are_at_the_edge() -> None:
     both = {"a": server(0, 4, pages=8, pages_free=2), "b": server(0, 2)}
     state = model_shown(both)
-    assert state.verdict.level == "edge" and "blocks 2 to 3 by one server only" in said(state)
+    assert state.verdict.level == "edge" and "blocks 2 to 3 have one server only" in said(state)
     claims = state.members[0].claims
     assert claims is not None and claims.kv_used == 0.75
     assert model_shown(both | {"c": server(2, 9)}).verdict.level == "good"
