@@ -80,7 +80,7 @@ class Load:
         records = self._records_at(at)
         with self._timed("records"):
             self._records.note(records)
-            self._records.note_losses(records)
+            self._records.note_losses(records, self._chain.last.round if self._chain.last else 0)
         with self._timed("state"):
             state = self._state(records, at)
         with self._timed("history"):
