@@ -96,7 +96,7 @@ floors: $(STAMP)
 		torch==$$($(BIN)/python -c 'from importlib.metadata import version; print(version("torch"))') \
 		$$(grep -E '^(hypothesis|pytest[a-z-]*)==' constraints.txt)
 	$(FLOORS)/bin/python -m pytest --numprocesses 2 $(SPREAD) -m "not process and not soak" \
-		tests/swarm/web tests/swarm/gateway tests/swarm/monitor tests/peer/data tests/cli/commands/test_api.py
+		tests/swarm/web tests/swarm/gateway tests/swarm/status tests/swarm/monitor tests/peer/data tests/cli/commands/test_api.py
 
 # Advisories on the pins of constraints.txt and on those lowest releases. Offline it fails: it knows nothing then.
 audit:

@@ -21,7 +21,7 @@ from peer.errors import NetworkError
 
 if TYPE_CHECKING:
     from swarm.monitor.collector import MonitorCollector
-    from swarm.monitor.state import KeptHome, MonitorState
+    from swarm.status.state import KeptHome, MonitorState
 
 _PIPE_COLUMNS: Final = 160
 

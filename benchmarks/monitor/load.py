@@ -26,23 +26,23 @@ import trio
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.common.options import add_json, write_results
-from swarm.client.reading import RunReading
 from swarm.membership.member_record import MemberRecord
 from swarm.membership.told_events import ToldEvent
-from swarm.monitor.alerts import Alerts
 from swarm.monitor.app import encoded
 from swarm.monitor.collector import EVERY_S
-from swarm.monitor.help_wanted import help_wanted
 from swarm.monitor.history.memory import SPANS, History, open_history
 from swarm.monitor.history.publish import EVERY_S as PUBLISHED_S
 from swarm.monitor.history.publish import Published, Site
 from swarm.monitor.member_events import KEPT_MAX
 from swarm.monitor.metrics import metrics_text
-from swarm.monitor.record_history import RecordHistory
-from swarm.monitor.run_state import RunView, run_state
-from swarm.monitor.state import MonitorState
 from swarm.monitor.told_counts import ToldCounts
-from tests.swarm.monitor.scenes import NOW, WATCH, chain_of, finite, heads_of, peer, proven
+from swarm.status.alerts import Alerts
+from swarm.status.help_wanted import help_wanted
+from swarm.status.reading import RunReading
+from swarm.status.record_history import RecordHistory
+from swarm.status.run_state import RunView, run_state
+from swarm.status.state import MonitorState
+from tests.swarm.status.scenes import NOW, WATCH, chain_of, finite, heads_of, peer, proven
 
 ROUND_S, SCRAPE_S = 20.0, 15.0
 PARTS = ("records", "state", "history", "stream", "metrics", "publish")

@@ -24,9 +24,9 @@ from peer.plain_text import plain
 
 if TYPE_CHECKING:
     from swarm.monitor.collector import MonitorCollector, MonitorTarget
-    from swarm.monitor.head_chain import HeadChain
     from swarm.monitor.history.memory import History
-    from swarm.monitor.state import KeptHome, MonitorState
+    from swarm.status.head_chain import HeadChain
+    from swarm.status.state import KeptHome, MonitorState
     from swarm.web.listening import ListenAddress
 
 TOKEN_VARIABLE: Final = "PEER_MONITOR_TOKEN"

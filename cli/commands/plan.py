@@ -122,7 +122,7 @@ def _read(source: str) -> tuple[RunShape, RunRules]:
         folder = checkpoint_folder(source)
         return _from_config(_checkpoint_run(folder), folder)
     elif source.lower().startswith(PREFIX) or (os.path.isfile(source) and not source.endswith(".toml")):
-        from swarm.client.reading import read_manifest
+        from swarm.client.session import read_manifest
 
         opened = read_invite(source)
         manifest = run_until_stopped(lambda: read_manifest(opened))

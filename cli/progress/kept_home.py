@@ -17,8 +17,6 @@ from peer.errors import BarnraiseError, ProtocolViolation
 from peer.identity import Identity
 from peer.plain_text import plain
 from swarm.membership.told_events import ToldEvent
-from swarm.monitor.event_words import WORDED, log_lines
-from swarm.monitor.state import KeptHead, KeptHome, LossPoint
 from swarm.protocol.agreement.proof import ProofChecker
 from swarm.protocol.agreement.records import links_in
 from swarm.protocol.head import Head
@@ -28,6 +26,8 @@ from swarm.run.agreement import agreement_config
 from swarm.run.home import Home
 from swarm.run.manifest import Manifest
 from swarm.run.manifest_transfer import load_manifest
+from swarm.status.event_words import WORDED, log_lines
+from swarm.status.state import KeptHead, KeptHome, LossPoint
 
 _LOSSES_SHOWN: Final = 240
 _EVENTS_SHOWN: Final = 10

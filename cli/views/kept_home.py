@@ -8,7 +8,7 @@ from cli.terminal.figures import NOTHING, duration_text, held_out_text, number_t
 from peer.plain_text import plain
 
 if TYPE_CHECKING:
-    from swarm.monitor.state import KeptHead, KeptHome
+    from swarm.status.state import KeptHead, KeptHome
 
 _MEMBERS_SHOWN = 16
 

@@ -17,7 +17,7 @@ from peer.plain_text import plain
 from swarm.rounds.trainers.trained_rounds import REMEDY
 
 if TYPE_CHECKING:
-    from swarm.monitor.state import MemberClaims, MemberState, MonitorState, RoundState, Verdict
+    from swarm.status.state import MemberClaims, MemberState, MonitorState, RoundState, Verdict
 
 _STYLES: Final = {"good": "green", "over": "green", "edge": "yellow", "waiting": "yellow", "bad": "bold red"}
 _BASIS: Final = {"facts": "proved", "seen": "seen", "claims": "claimed"}

@@ -1,1 +1,1 @@
-"""Read-only access to a run: status and download, without taking part."""
+"""Read-only access to a run: its records, heads and states, without taking part."""

@@ -1,1 +1,1 @@
-"""Whether a run or a served model is healthy, as a client sees it: as a page, JSON and metrics. No torch."""
+"""The status of a run or a served model, read again and again: as a page, JSON and metrics. No torch."""

@@ -33,7 +33,7 @@ from peer.plain_text import plain
 from swarm.monitor.collector import MonitorCollector
 from swarm.monitor.history.memory import SPANS, History
 from swarm.monitor.metrics import CONTENT_TYPE, metrics_text
-from swarm.monitor.state import MonitorState
+from swarm.status.state import MonitorState
 from swarm.web.own_host import names_this_machine
 from swarm.web.page_files import page_routes
 from swarm.web.places import keep_place

@@ -19,23 +19,23 @@ from msgspec.structs import replace
 
 from peer.errors import BarnraiseError, DeadlineExceeded, DialError, NetworkError
 from peer.events import Event
-from swarm.client.reading import RunReading, read_run
 from swarm.client.session import RunClient, open_client
 from swarm.inference.record import SERVERS, ServerRecord, run_schemas, servers_key
 from swarm.membership.member_record import MemberRecord
 from swarm.membership.membership import read_records
-from swarm.monitor.alerts import Alerts
-from swarm.monitor.event_words import names_told
-from swarm.monitor.head_chain import HeadChain, follow_history
-from swarm.monitor.help_wanted import help_wanted
 from swarm.monitor.member_events import MemberEvents
-from swarm.monitor.model_state import ModelView, model_state
-from swarm.monitor.record_history import RecordHistory, last_round
-from swarm.monitor.run_state import RunView, run_state
-from swarm.monitor.state import KeptHome, MonitorState, Verdict, Watch
 from swarm.monitor.told_counts import ToldCounts
 from swarm.run.invite import Invite
 from swarm.run.manifest import AnyManifest, Manifest, ServedModelManifest
+from swarm.status.alerts import Alerts
+from swarm.status.event_words import names_told
+from swarm.status.head_chain import HeadChain, follow_history
+from swarm.status.help_wanted import help_wanted
+from swarm.status.model_state import ModelView, model_state
+from swarm.status.reading import RunReading, read_run
+from swarm.status.record_history import RecordHistory, last_round
+from swarm.status.run_state import RunView, run_state
+from swarm.status.state import KeptHome, MonitorState, Verdict, Watch
 
 EVERY_S: Final = 5.0
 READING_S: Final = 40.0

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final
 
 import trio
 
@@ -14,6 +14,7 @@ from peer.errors import BarnraiseError, ProtocolViolation
 from peer.net.host import Host
 from swarm.membership.told_events import EVENTS, AskEvents, EventPage, ToldEvent
 from swarm.monitor.told_counts import ToldCounts
+from swarm.status.state import Outcome
 
 KEPT_MAX: Final = 400
 """Events of one peer."""
@@ -26,8 +27,6 @@ POLL_S: Final = 8.0
 AT_ONCE: Final = 16
 BACK_OFF_S: Final = 10.0
 BACK_OFF_MAX_S: Final = 300.0
-
-Outcome = Literal["told", "silent", "garbage", "not asked"]
 
 
 @dataclass

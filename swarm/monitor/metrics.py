@@ -11,10 +11,10 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from swarm.membership.member_record import installed_version
-from swarm.monitor.head_chain import HeadChain
-from swarm.monitor.state import MonitorState, StageState
-from swarm.monitor.time_histogram import TimeHistogram
 from swarm.monitor.told_counts import ToldCounts
+from swarm.status.head_chain import HeadChain
+from swarm.status.state import MonitorState, StageState
+from swarm.status.time_histogram import TimeHistogram
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 LEVELS: Final = ("good", "edge", "waiting", "bad", "over", "unknown")

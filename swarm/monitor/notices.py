@@ -8,7 +8,7 @@ from typing import Any, Final
 import trio
 
 from swarm.monitor.collector import MonitorCollector
-from swarm.monitor.state import Alert, MonitorState
+from swarm.status.state import Alert, MonitorState
 from swarm.web.webhook import Webhook
 
 SETTLED_S: Final = 20.0

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Final
 
 from swarm.membership.told_events import ToldEvent
-from swarm.monitor.time_histogram import TimeHistogram
+from swarm.status.time_histogram import TimeHistogram
 
 PHASES: Final = ("compute", "submit", "exchange", "vote")
 """Of a round, in order. How long the last one takes is not told."""

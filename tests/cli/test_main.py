@@ -37,7 +37,7 @@ def test_every_command_has_its_line_in_the_help() -> None:
 
 
 def test_status_does_not_load_torch() -> None:
-    probe = "import sys, cli.commands.status, swarm.client.reading; sys.exit('torch' in sys.modules)"
+    probe = "import sys, cli.commands.status, swarm.status.reading; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", probe], timeout=120).returncode == 0
 
 

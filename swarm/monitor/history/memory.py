@@ -15,9 +15,9 @@ from typing import Final, Literal, TypeVar, get_args
 import msgspec
 import trio
 
-from swarm.monitor.head_chain import HeadChain, absent_from, took_part
 from swarm.monitor.history.history_file import VALUES, HeadRow, HistoryFile, LossRow, Rows, Sample
-from swarm.monitor.state import MonitorState
+from swarm.status.head_chain import HeadChain, absent_from, took_part
+from swarm.status.state import MonitorState
 
 Span = Literal["hour", "day", "all"]
 SPANS: Final[tuple[Span, ...]] = get_args(Span)

@@ -16,7 +16,7 @@ from peer.errors import ConfigError, ResourceError
 from peer.files import read_bounded, set_usual_mode, write_atomically
 from swarm.monitor.collector import MonitorCollector
 from swarm.monitor.history.memory import SPANS, History, HistoryView
-from swarm.monitor.state import MonitorState
+from swarm.status.state import MonitorState
 
 EVERY_S: Final = 30.0
 """At most so often a page is written."""

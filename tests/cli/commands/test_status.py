@@ -21,8 +21,8 @@ from peer.errors import ConfigError, DialError, NotAdmitted
 from peer.identity import Identity
 from swarm.monitor import collector
 from swarm.monitor.collector import MonitorCollector
-from swarm.monitor.state import MonitorState
 from swarm.run.invite import Invite
+from swarm.status.state import MonitorState
 from tests.cli.support.kept_scene import ended_run, home_of_a_member
 from tests.cli.views.test_loss_picture import PNG, home_of_a_peer
 from tests.cli.views.test_monitor_view import crowd

@@ -23,7 +23,7 @@ from cli.readings import print_state
 from cli.run import report_failure
 from cli.views.live import read_tails, shown
 from peer.errors import NetworkError
-from swarm.monitor.state import MonitorState
+from swarm.status.state import MonitorState
 
 
 def view(path: str, as_json: bool) -> None:

@@ -23,9 +23,13 @@ from peer.net.host import HostConfig, open_host
 from peer.net.method import Method
 from peer.net.reach import Reach
 from peer.net.rpc import Call
-from swarm.client.judged import JudgedStatus
 from swarm.membership.vote_shares import InviteStatus, VoteShare
-from swarm.monitor.state import (
+from swarm.run.invite import Invite
+from swarm.run.manifest import sign_manifest
+from swarm.run.manifest_transfer import MANIFEST, serve_run_files
+from swarm.run.sections import RunRules
+from swarm.status.judged import JudgedStatus
+from swarm.status.state import (
     MemberClaims,
     MemberFacts,
     MemberSeen,
@@ -37,13 +41,9 @@ from swarm.monitor.state import (
     StageState,
     Verdict,
 )
-from swarm.run.invite import Invite
-from swarm.run.manifest import sign_manifest
-from swarm.run.manifest_transfer import MANIFEST, serve_run_files
-from swarm.run.sections import RunRules
 from tests.cli.support.hostile import EVIL, MARK, MESSAGE_BYTES_MAX, SENT, harmless, shown_by
-from tests.swarm.monitor.scenes import WATCH
 from tests.swarm.run.test_manifest import make_manifest
+from tests.swarm.status.scenes import WATCH
 
 Place = Literal["terminal", "pipe"]
 SENT_BYTES = 15_000  # nearly what a header may hold

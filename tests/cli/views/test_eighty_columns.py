@@ -22,9 +22,12 @@ from cli.views.plan import show_plan
 from optim.config import CodecConfig, DilocoConfig
 from peer.config import DataConfig, InnerConfig
 from peer.footprint.cards import CARDS
-from swarm.client.judged import JudgedStatus
 from swarm.membership.vote_shares import InviteStatus, VoteShare
-from swarm.monitor.state import (
+from swarm.placement.costs import RunShape, cut
+from swarm.placement.machine_plan import Machine, plan_for
+from swarm.run.sections import PipelineConfig
+from swarm.status.judged import JudgedStatus
+from swarm.status.state import (
     BlockRow,
     MemberClaims,
     MemberFacts,
@@ -37,10 +40,7 @@ from swarm.monitor.state import (
     StageState,
     Verdict,
 )
-from swarm.placement.costs import RunShape, cut
-from swarm.placement.machine_plan import Machine, plan_for
-from swarm.run.sections import PipelineConfig
-from tests.swarm.monitor.scenes import WATCH
+from tests.swarm.status.scenes import WATCH
 from tools import what_fits
 
 ROOT = Path(__file__).parents[3]

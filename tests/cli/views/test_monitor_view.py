@@ -12,9 +12,9 @@ from msgspec.structs import replace
 from cli.progress.kept_home import kept_home
 from cli.terminal.screen import screen
 from cli.views.monitor_view import monitor_view
-from swarm.monitor.state import Alert, MonitorState, Verdict, Watch
+from swarm.status.state import Alert, MonitorState, Verdict, Watch
 from tests.cli.support.kept_scene import ended_run, home_of_a_member
-from tests.swarm.monitor.scenes import chain_of, finite, heads_of, model_shown, peer, server, shown, told
+from tests.swarm.status.scenes import chain_of, finite, heads_of, model_shown, peer, server, shown, told
 
 
 def drawn(state: MonitorState, capsys: pytest.CaptureFixture[str], height: int = 23) -> list[str]:

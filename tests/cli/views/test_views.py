@@ -19,10 +19,10 @@ from cli.views.table import live_view
 from optim.config import GossipConfig
 from peer.corpus_facts import CorpusFacts
 from peer.events import EventLog
-from tests.swarm.client.test_reading import shown as shown_status
-from tests.swarm.client.test_reading import state_of
 from tests.swarm.membership.test_bans import record
 from tests.swarm.placement.test_stages import manifest_of
+from tests.swarm.status.test_reading import shown as shown_status
+from tests.swarm.status.test_reading import state_of
 
 
 def shown(progress: Progress) -> str:

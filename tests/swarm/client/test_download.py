@@ -27,8 +27,7 @@ from peer.net.method import Call
 from peer.net.reach import LOCAL
 from swarm.client import download
 from swarm.client.download import Download, download_head
-from swarm.client.reading import read_manifest, read_run
-from swarm.client.session import RunClient, open_client
+from swarm.client.session import RunClient, open_client, read_manifest
 from swarm.coordinator.coordinator import CoordinatorConfig, run_coordinator
 from swarm.membership.member_record import MEMBERS, MemberRecord, member_record
 from swarm.membership.proven_heads import ProvenHead, ask_proven_heads
@@ -42,6 +41,7 @@ from swarm.run.invite import Invite
 from swarm.run.manifest import Manifest, open_manifest
 from swarm.run.manifest_transfer import load_run_files
 from swarm.state.snapshots import SnapshotStore
+from swarm.status.reading import read_run
 from tests.dht.support.local_swarm import BRISK
 from tests.swarm.support.donor_child import generation
 from tests.swarm.support.stage_commits import begun, started

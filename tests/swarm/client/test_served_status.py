@@ -10,8 +10,7 @@ from cli.readings import print_state
 from dht.node import NodeConfig, open_node
 from peer.errors import ConfigError
 from swarm.client.download import download_head
-from swarm.client.reading import read_manifest
-from swarm.client.session import open_client
+from swarm.client.session import open_client, read_manifest
 from swarm.membership.member_record import MEMBERS
 from swarm.monitor.collector import MonitorCollector, MonitorTarget
 from swarm.run.gate import Gate

@@ -30,7 +30,6 @@ from swarm.monitor import collector as collector_module
 from swarm.monitor import member_events
 from swarm.monitor.app import Access, monitor_app
 from swarm.monitor.collector import MonitorCollector, MonitorTarget
-from swarm.monitor.head_chain import HeadChain, follow_history, took_part
 from swarm.monitor.history.memory import History, open_history
 from swarm.protocol.head import Member
 from swarm.protocol.messages import HeadReport
@@ -38,14 +37,15 @@ from swarm.run.gate import Gate
 from swarm.run.invite import Invite
 from swarm.run.manifest import Manifest, sign_manifest
 from swarm.run.manifest_transfer import serve_run_files
+from swarm.status.head_chain import HeadChain, follow_history, took_part
 from swarm.web.listening import ListenAddress, serve_http
 from tests.cli.support.kept_scene import ended_run, home_of, home_of_a_member
 from tests.swarm.gateway.scripted import Site, answer_of
 from tests.swarm.membership.test_proven_heads import group_and_client
-from tests.swarm.monitor.scenes import server
 from tests.swarm.placement.test_stages import manifest_of
 from tests.swarm.run.test_gate import AUTHORITY, invite_to
 from tests.swarm.run.test_served_model import TOKENIZER, served_model
+from tests.swarm.status.scenes import server
 from tests.swarm.support.stage_commits import begun, serve_head_report, started
 
 NAME = "<script>alert(1)</script>"

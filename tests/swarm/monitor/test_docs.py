@@ -12,7 +12,7 @@ import pytest
 from cli.commands.monitor import monitor
 from swarm.monitor.metrics import metrics_text
 from swarm.monitor.told_counts import ToldCounts
-from tests.swarm.monitor.scenes import NOW, chain_of, finite, heads_of, model_shown, peer, server, shown
+from tests.swarm.status.scenes import NOW, chain_of, finite, heads_of, model_shown, peer, server, shown
 
 PAGE = (Path(__file__).parents[3] / "docs" / "run" / "monitor.md").read_text()
 PROMTOOL = shutil.which("promtool")

@@ -12,12 +12,12 @@ import msgspec
 import pytest
 
 from peer.errors import ConfigError
-from swarm.monitor.head_chain import HeadChain
 from swarm.monitor.history.history_file import FINE_S, VERSION
 from swarm.monitor.history.memory import History, open_history
-from swarm.monitor.state import LossPoint, MonitorState
 from swarm.protocol.head import Head
-from tests.swarm.monitor.scenes import NOW, finite, heads_of, model_shown, next_head, peer, server, shown
+from swarm.status.head_chain import HeadChain
+from swarm.status.state import LossPoint, MonitorState
+from tests.swarm.status.scenes import NOW, finite, heads_of, model_shown, next_head, peer, server, shown
 
 RUN = "r" * 32
 

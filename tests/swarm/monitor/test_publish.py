@@ -16,11 +16,11 @@ import trio.testing
 
 from peer.errors import ConfigError, ResourceError
 from swarm.monitor.collector import MonitorCollector, MonitorTarget
-from swarm.monitor.head_chain import HeadChain
 from swarm.monitor.history.memory import History, open_history
 from swarm.monitor.history.publish import Site, publish
 from swarm.run.invite import Invite
-from tests.swarm.monitor.scenes import finite, heads_of, shown
+from swarm.status.head_chain import HeadChain
+from tests.swarm.status.scenes import finite, heads_of, shown
 
 RUN = "r" * 32
 NAME = "</script><script>alert(1)"

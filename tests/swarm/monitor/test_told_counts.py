@@ -5,10 +5,10 @@ from __future__ import annotations
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from swarm.monitor.head_chain import HeadChain
 from swarm.monitor.metrics import metrics_text
 from swarm.monitor.told_counts import LONGEST_S, PEERS_MAX, ToldCounts
-from tests.swarm.monitor.scenes import NOW, chain_of, finite, heads_of, peer, shown, told
+from swarm.status.head_chain import HeadChain
+from tests.swarm.status.scenes import NOW, chain_of, finite, heads_of, peer, shown, told
 
 
 def test_phases_are_timed_by_the_next_one_of_the_same_round() -> None:

@@ -21,11 +21,11 @@ from optim.algorithms.outer_step import DilocoOuter
 from optim.strategies.interface import OuterStrategy, RoundInfo
 from peer.errors import WorkerError
 from peer.events import EventLog
-from swarm.client.judged import ask_judged, judged_by
 from swarm.protocol.head import Member
 from swarm.protocol.plan import Assignment
 from swarm.rounds.trainers.trainer import Point, TrainRequest
 from swarm.rounds.trainers.worker_trainer import NOTHING, WorkerTrainer
+from swarm.status.judged import ask_judged, judged_by
 from tests.swarm.support.driven_group import DrivenReplica, GroupSetting, open_driven_group
 from tests.swarm.support.group import InventedTrainer
 

@@ -7,17 +7,17 @@ from typing import Any
 
 import msgspec
 
-from swarm.client.reading import RunReading
 from swarm.inference.record import ServerRecord
 from swarm.membership.member_record import MemberRecord
 from swarm.membership.proven_heads import ProvenHead
 from swarm.membership.told_events import ToldEvent
-from swarm.monitor.head_chain import HeadChain
-from swarm.monitor.model_state import ModelView, model_state
-from swarm.monitor.run_state import RunView, run_state
-from swarm.monitor.state import MonitorState, Watch
 from swarm.protocol.head import Absence, Head, Learner, Member
 from swarm.run.manifest import Manifest
+from swarm.status.head_chain import HeadChain
+from swarm.status.model_state import ModelView, model_state
+from swarm.status.reading import RunReading
+from swarm.status.run_state import RunView, run_state
+from swarm.status.state import MonitorState, Watch
 from tests.swarm.membership.test_bans import record
 from tests.swarm.placement.test_stages import manifest_of
 from tests.swarm.run.test_served_model import served_model

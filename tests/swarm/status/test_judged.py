@@ -18,16 +18,16 @@ from peer.events import EventLog
 from peer.identity import Identity, Signed
 from peer.net.host import Host, HostConfig, open_host
 from peer.net.method import Call, Method
-from swarm.client.judged import JudgedStatus, ask_judged, judged_by
-from swarm.client.reading import RunReading, read_run
 from swarm.client.session import RunClient
 from swarm.membership.member_record import MemberRecord
 from swarm.membership.proven_heads import ProvenHead
 from swarm.protocol.messages import JUDGED, JUDGED_MAX, AskJudged, JudgedPeers
 from swarm.run.manifest import Manifest
-from tests.swarm.client.test_reading import candidate, peer, shown, state_of
+from swarm.status.judged import JudgedStatus, ask_judged, judged_by
+from swarm.status.reading import RunReading, read_run
 from tests.swarm.placement.test_stages import manifest_of
 from tests.swarm.run.test_gate import SOON
+from tests.swarm.status.test_reading import candidate, peer, shown, state_of
 
 NAMES = ("ann", "bob", "cyd", "dan")
 GOLDEN = Path(__file__).parent / "golden" / "status-judged-80.txt"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from swarm.monitor.record_history import AHEAD_MAX, ROUNDS_MAX, RecordHistory, last_round
+from swarm.status.record_history import AHEAD_MAX, ROUNDS_MAX, RecordHistory, last_round
 from tests.swarm.placement.test_stage_choice import record
 
 REACHED = 40

@@ -9,7 +9,7 @@ from typing import Final
 
 from peer.plain_text import plain
 from swarm.membership.told_events import ToldEvent
-from swarm.monitor.state import LogLine
+from swarm.status.state import LogLine
 
 LINES_MAX: Final = 200
 OF_ONE_MAX: Final = 60

@@ -10,9 +10,9 @@ from typing import Final
 
 import msgspec
 
-from swarm.client.reading import RunReading
-from swarm.monitor.state import Basis, Level, MonitorState, Severity, StageState, Verdict
 from swarm.run.manifest import Manifest
+from swarm.status.reading import RunReading
+from swarm.status.state import Basis, Level, MonitorState, Severity, StageState, Verdict
 
 LATE_ROUNDS: Final = 3.0
 """After so many usual rounds without a commit a run stands still, but not before `LATE_S`."""

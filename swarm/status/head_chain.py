@@ -11,9 +11,9 @@ import trio
 from peer.net.host import Host
 from swarm.membership.head_history import ask_history
 from swarm.membership.proven_heads import ProvenHead
-from swarm.monitor.time_histogram import TimeHistogram
 from swarm.protocol.agreement.chain import position_of
 from swarm.protocol.head import Head
+from swarm.status.time_histogram import TimeHistogram
 
 HEADS_MAX: Final = 1024
 HISTORY_STEP: Final = 256

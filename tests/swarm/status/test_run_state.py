@@ -10,11 +10,11 @@ import pytest
 from optim.config import GossipConfig
 from swarm.membership.completion import COMPLETE
 from swarm.membership.member_record import MemberRecord
-from swarm.monitor.head_chain import HeadChain
-from swarm.monitor.state import MonitorState
 from swarm.protocol.head import Learner, Member
 from swarm.run.manifest import Manifest
-from tests.swarm.monitor.scenes import NOW, chain_of, finite, heads_of, next_head, peer, shown, told
+from swarm.status.head_chain import HeadChain
+from swarm.status.state import MonitorState
+from tests.swarm.status.scenes import NOW, chain_of, finite, heads_of, next_head, peer, shown, told
 
 COORDINATOR: Any = {"name": "coordinator", "role": "coordinator"}
 

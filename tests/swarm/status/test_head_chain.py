@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from swarm.monitor import head_chain
-from swarm.monitor.head_chain import HeadChain
 from swarm.protocol.head import Head
-from tests.swarm.monitor.scenes import finite, heads_of, next_head
+from swarm.status import head_chain
+from swarm.status.head_chain import HeadChain
+from tests.swarm.status.scenes import finite, heads_of, next_head
 
 
 def chained(heads: list[Head]) -> HeadChain:

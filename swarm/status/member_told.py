@@ -8,7 +8,7 @@ from typing import Final
 
 from peer.plain_text import plain
 from swarm.membership.told_events import ToldEvent
-from swarm.monitor.state import MemberTold
+from swarm.status.state import MemberTold
 
 TOLD_S: Final = 600.0
 _REASON_MAX: Final = 120

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from swarm.monitor.state import MonitorState, StageState
+from swarm.status.state import MonitorState, StageState
 
 
 def help_wanted(state: MonitorState) -> str:

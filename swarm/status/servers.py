@@ -11,9 +11,8 @@ from swarm.inference.coverage import block_states, server_state, troubles
 from swarm.inference.record import ServedCommit, ServerRecord
 from swarm.inference.route import RouteView
 from swarm.membership.told_events import ToldEvent
-from swarm.monitor.member_events import Outcome
-from swarm.monitor.member_told import members_told
-from swarm.monitor.state import Link, MemberClaims, MemberFacts, MemberSeen, MemberState, MemberTold
+from swarm.status.member_told import members_told
+from swarm.status.state import Link, MemberClaims, MemberFacts, MemberSeen, MemberState, MemberTold, Outcome
 
 MEMBERS_SHOWN: Final = 256
 _NO_FACTS: Final = MemberFacts(membership="none", merged=0, missed=0)

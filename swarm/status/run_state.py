@@ -12,19 +12,19 @@ from typing import Final
 from msgspec.structs import replace
 
 from peer.plain_text import plain
-from swarm.client.reading import RunReading
 from swarm.inference.record import ServerRecord
 from swarm.membership.member_record import MemberRecord
 from swarm.membership.told_events import ToldEvent
 from swarm.membership.vote_shares import VoteShare, alarms, caution, invites_of
-from swarm.monitor.event_words import log_lines
-from swarm.monitor.head_chain import HeadChain, absent_from, joined, left, took_part
-from swarm.monitor.member_events import Outcome
-from swarm.monitor.member_told import members_told
-from swarm.monitor.record_history import last_round
-from swarm.monitor.run_verdict import UNREAD, verdict_of
-from swarm.monitor.servers import MEMBERS_SHOWN, link_of, relay_of, served, server_members
-from swarm.monitor.state import (
+from swarm.protocol.head import Head
+from swarm.run.manifest import Manifest
+from swarm.status.event_words import log_lines
+from swarm.status.head_chain import HeadChain, absent_from, joined, left, took_part
+from swarm.status.member_told import members_told
+from swarm.status.reading import RunReading
+from swarm.status.record_history import last_round
+from swarm.status.servers import MEMBERS_SHOWN, link_of, relay_of, served, server_members
+from swarm.status.state import (
     LossPoint,
     MemberClaims,
     MemberFacts,
@@ -32,6 +32,7 @@ from swarm.monitor.state import (
     MemberState,
     MemberTold,
     MonitorState,
+    Outcome,
     RoundClaims,
     RoundFacts,
     RoundState,
@@ -41,8 +42,7 @@ from swarm.monitor.state import (
     StageState,
     Watch,
 )
-from swarm.protocol.head import Head
-from swarm.run.manifest import Manifest
+from swarm.status.verdict import UNREAD, verdict_of
 
 ROUNDS_SHOWN: Final = 60
 LOSSES_SHOWN: Final = 240

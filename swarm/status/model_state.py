@@ -12,12 +12,11 @@ from msgspec.structs import replace
 from peer.plain_text import plain
 from swarm.inference.record import ServerRecord
 from swarm.membership.told_events import ToldEvent
-from swarm.monitor.event_words import log_lines
-from swarm.monitor.member_events import Outcome
-from swarm.monitor.run_verdict import AWAY_S, UNREAD, Condition, gravest
-from swarm.monitor.servers import MEMBERS_SHOWN, lacking, server_members
-from swarm.monitor.state import BlockRow, MonitorState, Severity, Verdict, Watch
 from swarm.run.manifest import ServedModelManifest
+from swarm.status.event_words import log_lines
+from swarm.status.servers import MEMBERS_SHOWN, lacking, server_members
+from swarm.status.state import BlockRow, MonitorState, Outcome, Severity, Verdict, Watch
+from swarm.status.verdict import AWAY_S, UNREAD, Condition, gravest
 
 FULL: Final = 0.95
 """The share of its room that a server which counts as full has taken."""

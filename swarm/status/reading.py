@@ -6,22 +6,14 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from swarm.client.judged import JudgedStatus, ask_judged, has_judges, judged_by
-from swarm.client.session import RunClient, open_client
+from swarm.client.session import RunClient
 from swarm.gossip.pairing import PeerView, group_round
 from swarm.membership.completion import COMPLETE
 from swarm.membership.member_record import MemberRecord
 from swarm.membership.proven_heads import ProvenHead
 from swarm.membership.vote_shares import VoteShare, prefixes_told, vote_shares
-from swarm.run.invite import Invite
 from swarm.run.manifest import Manifest
-
-
-async def read_manifest(invite: Invite) -> Manifest:
-    """Connect to the run and return its rules. Raises NotAdmitted, DialError if no peer answers, or ConfigError for a
-    served model."""
-    async with open_client(invite) as client:
-        return client.training
+from swarm.status.judged import JudgedStatus, ask_judged, has_judges, judged_by
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,13 @@ from typing import Literal
 
 import msgspec
 
-from swarm.client.judged import JudgedStatus
 from swarm.membership.vote_shares import InviteStatus, VoteShare
+from swarm.status.judged import JudgedStatus
 
 Level = Literal["good", "edge", "waiting", "bad", "over", "unknown"]
 Basis = Literal["facts", "seen", "claims"]
 Link = Literal["direct", "relay", "unknown"]
+Outcome = Literal["told", "silent", "garbage", "not asked"]
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,7 +127,7 @@ class MemberSeen(msgspec.Struct, frozen=True, kw_only=True):
 
     answers: bool
     """Whether the peer answered, at the last reading, from near the last head."""
-    events: Literal["told", "silent", "garbage", "not asked"]
+    events: Outcome
     """What came of asking for its events."""
     link: Link
     """By the addresses that it announces."""

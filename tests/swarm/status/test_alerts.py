@@ -10,14 +10,14 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from swarm.monitor.alert_rules import RULES
-from swarm.monitor.alerts import Alerts
-from swarm.monitor.head_chain import HeadChain
-from swarm.monitor.help_wanted import help_wanted
 from swarm.monitor.notices import SETTLED_S, MonitorNotices
-from swarm.monitor.state import Alert, LossPoint, MonitorState, Verdict
 from swarm.protocol.head import Head
-from tests.swarm.monitor.scenes import (
+from swarm.status.alert_rules import RULES
+from swarm.status.alerts import Alerts
+from swarm.status.head_chain import HeadChain
+from swarm.status.help_wanted import help_wanted
+from swarm.status.state import Alert, LossPoint, MonitorState, Verdict
+from tests.swarm.status.scenes import (
     NOW,
     chain_of,
     finite,

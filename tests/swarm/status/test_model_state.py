@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from swarm.monitor.state import MonitorState
-from tests.swarm.monitor.scenes import NOW, model_shown, server, told
+from swarm.status.state import MonitorState
+from tests.swarm.status.scenes import NOW, model_shown, server, told
 
 
 def said(state: MonitorState) -> str:

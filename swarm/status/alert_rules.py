@@ -1,6 +1,6 @@
 """What stands still, what breaks next and what should be known: pure rules from the state to conditions with a remedy.
 
-A condition becomes an alert once it has held for its `after_s` (`swarm.monitor.alerts`).
+A condition becomes an alert once it has held for its `after_s` (`swarm.status.alerts`).
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from itertools import islice
 from statistics import fmean, median
 from typing import Final
 
-from swarm.monitor.model_state import blocks_served
-from swarm.monitor.run_verdict import AWAY_S, Condition, coordinator_away, quorum, replicas, run_stalled
-from swarm.monitor.state import MemberState, MonitorState, RoundState, StageState
+from swarm.status.model_state import blocks_served
+from swarm.status.state import MemberState, MonitorState, RoundState, StageState
+from swarm.status.verdict import AWAY_S, Condition, coordinator_away, quorum, replicas, run_stalled
 
 ROUNDS: Final = 20
 """The last rounds that rules about members look at, and about the loss."""

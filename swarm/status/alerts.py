@@ -6,9 +6,9 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from swarm.monitor.alert_rules import blindness, conditions
-from swarm.monitor.run_verdict import Condition
-from swarm.monitor.state import Alert, MonitorState
+from swarm.status.alert_rules import blindness, conditions
+from swarm.status.state import Alert, MonitorState
+from swarm.status.verdict import Condition
 
 GRAVITY: Final = {"critical": 0, "warning": 1, "info": 2}
 ALERTS_MAX: Final = 100

@@ -12,18 +12,18 @@ import pytest
 from cli.terminal.screen import screen
 from cli.views.monitor_view import _stage_lines, monitor_view
 from optim.config import GossipConfig
-from swarm.client.reading import RunReading
 from swarm.membership.completion import COMPLETE, WANTING
 from swarm.membership.member_record import MemberRecord
 from swarm.membership.proven_heads import ProvenHead
-from swarm.monitor.head_chain import HeadChain
-from swarm.monitor.run_state import RunView, run_state
-from swarm.monitor.state import MonitorState
 from swarm.protocol.head import Head, Member, Sponsor, Sponsorship
 from swarm.run.manifest import Manifest
+from swarm.status.head_chain import HeadChain
+from swarm.status.reading import RunReading
+from swarm.status.run_state import RunView, run_state
+from swarm.status.state import MonitorState
 from tests.swarm.membership.test_bans import record
-from tests.swarm.monitor.scenes import WATCH, chain_of
 from tests.swarm.placement.test_stages import manifest_of
+from tests.swarm.status.scenes import WATCH, chain_of
 from tests.swarm.support.stage_commits import begun
 
 NOW = 1_800_000_000.0
