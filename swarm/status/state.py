@@ -16,6 +16,7 @@ from swarm.status.judged import JudgedStatus
 
 Level = Literal["good", "edge", "waiting", "bad", "over", "unknown"]
 Basis = Literal["facts", "seen", "claims"]
+Severity = Literal["critical", "warning", "info"]
 Link = Literal["direct", "relay", "unknown"]
 Outcome = Literal["told", "silent", "garbage", "not asked"]
 
@@ -32,10 +33,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """What the verdict rests on."""
 
 
-Severity = Literal["critical", "warning", "info"]
-
-
-class Alert(msgspec.Struct, frozen=True, kw_only=True):
+class Problem(msgspec.Struct, frozen=True, kw_only=True):
     """Something that stops the run, or will, or should be known."""
 
     name: str
@@ -46,8 +44,12 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     remedy: str
     basis: tuple[Basis, ...]
+
+
+class Alert(Problem, frozen=True, kw_only=True):
+    """A problem that has lasted for its time, since the monitor first saw it."""
+
     since: float
-    """When the monitor first saw it."""
 
 
 class StageFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -286,8 +288,7 @@ class KeptHead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeptHome(msgspec.Struct, frozen=True, kw_only=True):
-    """What a home on this machine keeps of a run or served model. It stands in for peers that do not answer, and is of
-    the past: times are Unix times."""
+    """What a home on this machine keeps of a run or served model, while no peer answers: of the past, by Unix times."""
 
     kind: Literal["run", "model"]
     run_id: str

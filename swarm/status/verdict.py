@@ -8,11 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-import msgspec
-
 from swarm.run.manifest import Manifest
 from swarm.status.reading import RunReading
-from swarm.status.state import Basis, Level, MonitorState, Severity, StageState, Verdict
+from swarm.status.state import Level, MonitorState, Problem, StageState, Verdict
 
 LATE_ROUNDS: Final = 3.0
 """After so many usual rounds without a commit a run stands still, but not before `LATE_S`."""
@@ -22,15 +20,9 @@ UNREAD: Final = Verdict(level="unknown", word="unknown", reason="", basis=())
 _GRAVEST: Final[tuple[Level, ...]] = ("bad", "waiting", "edge")
 
 
-class Condition(msgspec.Struct, frozen=True, kw_only=True):
+class Condition(Problem, frozen=True, kw_only=True):
     """What a rule finds at one time."""
 
-    name: str
-    subject: str = ""
-    severity: Severity
-    text: str
-    remedy: str
-    basis: tuple[Basis, ...]
     after_s: float = 0.0
     """It is told as an alert once it has held for so long."""
     word: str = ""

@@ -12,8 +12,7 @@ from msgspec.structs import replace
 
 from swarm.monitor.notices import SETTLED_S, MonitorNotices
 from swarm.protocol.head import Head
-from swarm.status.alert_rules import RULES
-from swarm.status.alerts import Alerts
+from swarm.status.alerts import RULES, Alerts
 from swarm.status.head_chain import HeadChain
 from swarm.status.help_wanted import help_wanted
 from swarm.status.state import Alert, LossPoint, MonitorState, Verdict
