@@ -41,6 +41,7 @@ from swarm.status.help_wanted import help_wanted
 from swarm.status.reading import RunReading
 from swarm.status.record_history import RecordHistory
 from swarm.status.run_state import RunView, run_state
+from swarm.status.servers import Collected
 from swarm.status.state import MonitorState
 from tests.swarm.status.scenes import NOW, WATCH, chain_of, finite, heads_of, peer, proven
 
@@ -123,8 +124,7 @@ class Load:
         more: dict[str, Any] = {
             "rates": self._records.rates, "names": self._records.names, "losses": self._records.losses,
         }  # fmt: skip
-        view = RunView(reading, [self._chain], WATCH, told=self._told, **more)
-        state = run_state(view)
+        state = run_state(RunView(reading, [self._chain], Collected(WATCH, told=self._told, **more)))
         return self._alerts.on(msgspec.structs.replace(state, help_wanted=help_wanted(state)), at)
 
 

@@ -10,7 +10,6 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from dataclasses import replace as replaced
 from pathlib import Path
 from typing import Final
 
@@ -31,10 +30,11 @@ from swarm.status.alerts import Alerts
 from swarm.status.event_words import names_told
 from swarm.status.head_chain import HeadChain, follow_history
 from swarm.status.help_wanted import help_wanted
-from swarm.status.model_state import ModelView, model_state
+from swarm.status.model_state import model_state
 from swarm.status.reading import RunReading, read_run
 from swarm.status.record_history import RecordHistory, last_round
 from swarm.status.run_state import RunView, run_state
+from swarm.status.servers import Collected
 from swarm.status.state import KeptHome, MonitorState, Verdict, Watch
 
 EVERY_S: Final = 5.0
@@ -180,19 +180,15 @@ class MonitorCollector:
         await self._events.poll(client.host, peers, self._clock())
 
     async def _show(self, reading: RunReading | None, servers: Mapping[str, ServerRecord]) -> None:
-        told = self._events.told()
-        outcomes = {peer: self._events.outcome(peer) for peer in told}
-        rates, names = self._records.rates, names_told(told) | self._records.names
+        told, records = self._events.told(), self._records
+        names = names_told(told) | records.names
+        collected = Collected(self._watch, told, self._events.outcomes(), records.rates, names, records.losses)
         if reading is not None:
-            view = RunView(reading, self.chains, self._watch, told, outcomes, rates, names)
-            whole = replaced(view, losses=self._records.losses, servers=servers)
-            await self._publish(run_state(replaced(whole, names_invites=self._target.names_invites)))
+            view = RunView(reading, self.chains, collected, servers, self._target.names_invites)
+            await self._publish(run_state(view))
         else:
             assert isinstance(self._manifest, ServedModelManifest)
-            at = self._clock()
-            await self._publish(
-                model_state(ModelView(self._manifest, at, servers, self._watch, told, outcomes, rates, names))
-            )
+            await self._publish(model_state(self._manifest, self._clock(), servers, collected))
 
     async def _failed(self, error: BarnraiseError) -> None:
         self._watch = replace(self._watch, failed=self._watch.failed + 1, failure=why_not(error), lies=self._lies)

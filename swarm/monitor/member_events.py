@@ -65,9 +65,9 @@ class MemberEvents:
                     if state.again_at <= trio.current_time():
                         nursery.start_soon(ask, peer, state)
 
-    def outcome(self, peer: str) -> Outcome:
-        """Return what came of asking that peer the last time."""
-        return self._peers[peer].outcome if peer in self._peers else "not asked"
+    def outcomes(self) -> dict[str, Outcome]:
+        """Return what came of asking each peer the last time."""
+        return {peer: state.outcome for peer, state in self._peers.items()}
 
     def told(self) -> dict[str, tuple[ToldEvent, ...]]:
         """Return what each peer has told, oldest first."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Final
 
@@ -11,51 +10,38 @@ from msgspec.structs import replace
 
 from peer.plain_text import plain
 from swarm.inference.record import ServerRecord
-from swarm.membership.told_events import ToldEvent
 from swarm.run.manifest import ServedModelManifest
 from swarm.status.event_words import log_lines
-from swarm.status.servers import MEMBERS_SHOWN, lacking, server_members
-from swarm.status.state import BlockRow, MonitorState, Outcome, Severity, Verdict, Watch
+from swarm.status.servers import MEMBERS_SHOWN, Collected, lacking, server_members
+from swarm.status.state import BlockRow, MonitorState, Severity, Verdict
 from swarm.status.verdict import AWAY_S, UNREAD, Condition, gravest
 
 FULL: Final = 0.95
 """The share of its room that a server which counts as full has taken."""
 
 
-@dataclass(frozen=True)
-class ModelView:
-    """All that the state of a served model is made of."""
-
-    manifest: ServedModelManifest
-    at: float
-    records: Mapping[str, ServerRecord]
-    watch: Watch
-    told: Mapping[str, Sequence[ToldEvent]] = field(default_factory=dict)
-    outcomes: Mapping[str, Outcome] = field(default_factory=dict)
-    rates: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    names: Mapping[str, str] = field(default_factory=dict)
-
-
-def model_state(view: ModelView) -> MonitorState:
-    """Return the state."""
-    manifest = view.manifest
-    left_out = max(0, len(view.records) - MEMBERS_SHOWN)
+def model_state(
+    manifest: ServedModelManifest, at: float, records: Mapping[str, ServerRecord], collected: Collected
+) -> MonitorState:
+    """Return the state. `at`: Unix time of the records."""
+    layers, names = manifest.model.layers, collected.names
+    left_out = max(0, len(records) - MEMBERS_SHOWN)
     state = MonitorState(
         kind="model",
-        at=view.at,
+        at=at,
         run_id=manifest.run_id,
         name=plain(manifest.name, 64),
         open=manifest.open,
-        blocks_total=manifest.model.layers,
+        blocks_total=layers,
         dtype=manifest.dtype,
         parts=len(manifest.cuts),
         verdict=UNREAD,
-        blocks=tuple(_blocks(view)),
-        troubles=lacking(manifest.model.layers, view.records, view.at),
-        members=server_members(view.records, view.at, view.told, view.outcomes, view.rates),
-        log=log_lines(view.told, view.names),
-        names={peer: plain(name, 64) for peer, name in view.names.items()},
-        monitor=replace(view.watch, members_left_out=left_out, history_complete=True),
+        blocks=tuple(_blocks(layers, records, at)),
+        troubles=lacking(layers, records, at),
+        members=server_members(records, at, collected),
+        log=log_lines(collected.told, names),
+        names={peer: plain(name, 64) for peer, name in names.items()},
+        monitor=replace(collected.watch, members_left_out=left_out, history_complete=True),
     )
     return replace(state, verdict=model_verdict(state))
 
@@ -116,15 +102,14 @@ def blocks_served(state: MonitorState) -> Iterator[Condition]:
             )
 
 
-def _blocks(view: ModelView) -> list[BlockRow]:
+def _blocks(total: int, records: Mapping[str, ServerRecord], at: float) -> list[BlockRow]:
     """Return the blocks in order, those with the same servers as one row."""
-    total = view.manifest.model.layers
-    inside = {peer: record for peer, record in view.records.items() if record.first < total}
+    inside = {peer: record for peer, record in records.items() if record.first < total}
     borders = {0, total, *(r.first for r in inside.values()), *(min(r.end, total) for r in inside.values())}
     edges, rows = sorted(borders), []
     for first, end in pairwise(edges):
         there = {peer: record for peer, record in inside.items() if record.first <= first and end <= record.end}
-        ready = {peer: record for peer, record in there.items() if record.serves(view.at)}
+        ready = {peer: record for peer, record in there.items() if record.serves(at)}
         leaving = sum(record.leaving for record in ready.values())
         rows.append(
             BlockRow(

@@ -23,7 +23,7 @@ from swarm.status.head_chain import HeadChain, absent_from, joined, left, took_p
 from swarm.status.member_told import members_told
 from swarm.status.reading import RunReading
 from swarm.status.record_history import last_round
-from swarm.status.servers import MEMBERS_SHOWN, link_of, relay_of, served, server_members
+from swarm.status.servers import MEMBERS_SHOWN, Collected, link_of, relay_of, served, server_members
 from swarm.status.state import (
     LossPoint,
     MemberClaims,
@@ -32,7 +32,6 @@ from swarm.status.state import (
     MemberState,
     MemberTold,
     MonitorState,
-    Outcome,
     RoundClaims,
     RoundFacts,
     RoundState,
@@ -40,7 +39,6 @@ from swarm.status.state import (
     StageFacts,
     StageSeen,
     StageState,
-    Watch,
 )
 from swarm.status.verdict import UNREAD, verdict_of
 
@@ -56,15 +54,7 @@ class RunView:
     reading: RunReading
     chains: Sequence[HeadChain]
     """Of each stage."""
-    watch: Watch
-    told: Mapping[str, Sequence[ToldEvent]] = field(default_factory=dict)
-    outcomes: Mapping[str, Outcome] = field(default_factory=dict)
-    """What came of asking each peer for its events."""
-    rates: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """Bytes a second, up and down, that each peer's last two records differ by."""
-    names: Mapping[str, str] = field(default_factory=dict)
-    losses: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
-    """The training loss that each peer's record claimed while the peer was at that round."""
+    collected: Collected
     servers: Mapping[str, ServerRecord] = field(default_factory=dict)
     """The records of those that serve the run's commits."""
     names_invites: bool = False
@@ -86,12 +76,11 @@ class RunView:
 
 def run_state(view: RunView) -> MonitorState:
     """Return the state."""
-    manifest, reading = view.manifest, view.reading
+    manifest, reading, collected = view.manifest, view.reading, view.collected
     (round_, tokens), (val_loss, val_round) = reading.progress, reading.held_out
     shares, heads = reading.shares, [proven.head for proven in reading.best if proven]
-    rounds = tuple(_rounds(view))
     members, left_out = _members(view)
-    watch = view.watch
+    complete = all(not chain.wants_older for chain in view.chains)
     served_round, troubles = served(manifest.model.layers, view.servers, reading.at)
     state = MonitorState(
         kind="run",
@@ -114,19 +103,19 @@ def run_state(view: RunView) -> MonitorState:
         stages=tuple(_stage(view, stage) for stage in range(manifest.stages)),
         troubles=troubles,
         members=members,
-        servers=server_members(view.servers, reading.at, view.told, view.outcomes, view.rates),
+        servers=server_members(view.servers, reading.at, collected),
         served_round=served_round,
         silent=reading.silent,
         judged=reading.judged,
         judges=reading.judges,
-        rounds=rounds,
+        rounds=tuple(_rounds(view)),
         loss=_losses(view),
-        log=log_lines(view.told, view.names),
-        names={peer: plain(name, 64) for peer, name in view.names.items()},
+        log=log_lines(collected.told, collected.names),
+        names={peer: plain(name, 64) for peer, name in collected.names.items()},
         cautions=tuple(plain(_caution(share, view.names_invites)) for share in alarms(shares)),
         shares=tuple(shares) if view.names_invites else (),
         guests=tuple(invites_of(heads, reading.records)) if view.names_invites else (),
-        monitor=_with_left_out(watch, left_out, view.chains),
+        monitor=replace(collected.watch, members_left_out=left_out, history_complete=complete),
     )
     return replace(state, verdict=verdict_of(state, reading))
 
@@ -137,7 +126,7 @@ def last_failure(view: RunView) -> str:
     behind = min((head.round for head in heads), default=0)
     failed = [
         (event.at, str(event.fields.get("reason", "")))
-        for events in view.told.values()
+        for events in view.collected.told.values()
         for event in events
         if event.name == "attempt_failed" and _number(event.fields.get("round")) > behind
     ]
@@ -149,11 +138,6 @@ def _caution(share: VoteShare, whole: bool) -> str:
     return (
         caution(share) if whole else caution(share).replace(f"the address prefix {share.prefix}", "one address prefix")
     )
-
-
-def _with_left_out(watch: Watch, left_out: int, chains: Sequence[HeadChain]) -> Watch:
-    complete = all(not chain.wants_older for chain in chains)
-    return replace(watch, members_left_out=left_out, history_complete=complete)
 
 
 def _stage(view: RunView, stage: int) -> StageState:
@@ -224,7 +208,7 @@ def _members(view: RunView) -> tuple[tuple[MemberState, ...], int]:
         return place, record.stage if record else 0, record.name if record else "~", peer
 
     peers = sorted({*records, *members, *learners}, key=rank)
-    of_peers = members_told(view.told, view.reading.at)
+    of_peers = members_told(view.collected.told, view.reading.at)
     shown = tuple(
         MemberState(
             peer=peer,
@@ -235,7 +219,7 @@ def _members(view: RunView) -> tuple[tuple[MemberState, ...], int]:
             ),
             seen=MemberSeen(
                 answers=peer in answering,
-                events=view.outcomes.get(peer, "not asked"),
+                events=view.collected.outcomes.get(peer, "not asked"),
                 link=link_of(records[peer].addresses) if peer in records else "unknown",
                 relay=relay_of(records[peer].addresses) if peer in records else "",
             ),
@@ -248,7 +232,7 @@ def _members(view: RunView) -> tuple[tuple[MemberState, ...], int]:
 
 
 def _claims(view: RunView, peer: str, record: MemberRecord) -> MemberClaims:
-    at, rate, staged = view.reading.at, view.rates.get(peer), record.stage >= 0
+    at, rate, staged = view.reading.at, view.collected.rates.get(peer), record.stage >= 0
     return MemberClaims(
         name=plain(record.name, 64),
         role=record.role,
@@ -282,7 +266,7 @@ def _known(number: int) -> int | None:
 
 def _rounds(view: RunView) -> Iterator[RoundState]:
     """Yield the last commits of all stages, newest first, as heads tell them."""
-    trained, failures = _told_of_rounds(view.told)
+    trained, failures = _told_of_rounds(view.collected.told)
     share = max(4, ROUNDS_SHOWN // view.manifest.stages)
     found = []
     for stage, chain in enumerate(view.chains):
@@ -344,9 +328,9 @@ def _losses(view: RunView) -> tuple[LossPoint, ...]:
     """Return the losses of the last rounds. Rounds that no head can have reached are not believed."""
     proved = (chain.last.round for chain in view.chains if chain.last)
     last = last_round(view.reading.records, proved, view.gossip)
-    train = {number: dict(of) for number, of in view.losses.items() if number <= last}
+    train = {number: dict(of) for number, of in view.collected.losses.items() if number <= last}
     held_out: dict[int, float] = {}
-    for peer, events in view.told.items():
+    for peer, events in view.collected.told.items():
         for event in events:
             loss, number = event.fields.get("loss"), _number(event.fields.get("round"))
             if not isinstance(loss, int | float) or isinstance(loss, bool) or not math.isfinite(loss):

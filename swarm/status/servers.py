@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from peer.net.address_book import is_circuit, relay_in
@@ -12,34 +13,43 @@ from swarm.inference.record import ServedCommit, ServerRecord
 from swarm.inference.route import RouteView
 from swarm.membership.told_events import ToldEvent
 from swarm.status.member_told import members_told
-from swarm.status.state import Link, MemberClaims, MemberFacts, MemberSeen, MemberState, MemberTold, Outcome
+from swarm.status.state import Link, MemberClaims, MemberFacts, MemberSeen, MemberState, MemberTold, Outcome, Watch
 
 MEMBERS_SHOWN: Final = 256
 _NO_FACTS: Final = MemberFacts(membership="none", merged=0, missed=0)
 _PHASES: Final = {"held": "serving", "arriving": "loading"}
 
 
-def server_members(
-    records: Mapping[str, ServerRecord],
-    at: float,
-    told: Mapping[str, Sequence[ToldEvent]],
-    outcomes: Mapping[str, Outcome],
-    rates: Mapping[str, tuple[float, float]],
-) -> tuple[MemberState, ...]:
+@dataclass(frozen=True)
+class Collected:
+    """What a monitor has collected over several readings."""
+
+    watch: Watch
+    told: Mapping[str, Sequence[ToldEvent]] = field(default_factory=dict)
+    outcomes: Mapping[str, Outcome] = field(default_factory=dict)
+    """What came of asking each peer for its events."""
+    rates: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """Bytes a second, up and down, that each peer's last two records differ by."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    losses: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+    """The training loss that each peer's record claimed while the peer was at that round."""
+
+
+def server_members(records: Mapping[str, ServerRecord], at: float, collected: Collected) -> tuple[MemberState, ...]:
     """Return the servers that are shown, by their blocks. `at`: Unix time of the records."""
-    of_peers = members_told(told, at)
+    of_peers = members_told(collected.told, at)
     peers = sorted(records, key=lambda peer: (records[peer].first, records[peer].name, peer))
     return tuple(
         MemberState(
             peer=peer,
             facts=_NO_FACTS,
             seen=MemberSeen(
-                answers=outcomes.get(peer) == "told",
-                events=outcomes.get(peer, "not asked"),
+                answers=collected.outcomes.get(peer) == "told",
+                events=collected.outcomes.get(peer, "not asked"),
                 link=link_of(records[peer].addresses),
                 relay=relay_of(records[peer].addresses),
             ),
-            claims=_claims(records[peer], at, rates.get(peer)),
+            claims=_claims(records[peer], at, collected.rates.get(peer)),
             told=of_peers.get(peer, MemberTold()),
         )
         for peer in peers[:MEMBERS_SHOWN]

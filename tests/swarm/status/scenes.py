@@ -14,9 +14,10 @@ from swarm.membership.told_events import ToldEvent
 from swarm.protocol.head import Absence, Head, Learner, Member
 from swarm.run.manifest import Manifest
 from swarm.status.head_chain import HeadChain
-from swarm.status.model_state import ModelView, model_state
+from swarm.status.model_state import model_state
 from swarm.status.reading import RunReading
 from swarm.status.run_state import RunView, run_state
+from swarm.status.servers import Collected
 from swarm.status.state import MonitorState, Watch
 from tests.swarm.membership.test_bans import record
 from tests.swarm.placement.test_stages import manifest_of
@@ -79,7 +80,7 @@ def shown(
     best = tuple(proven(chain.last, here) if chain.last and here else None for chain in chains)
     reading = RunReading(manifest, NOW, records, best)
     names = {name: one.name for name, one in records.items()}
-    return run_state(RunView(reading, chains, WATCH, **{"names": names, **more}))
+    return run_state(RunView(reading, chains, Collected(WATCH, **{"names": names, **more})))
 
 
 def told(name: str, at: float = NOW - 5, **fields: Any) -> ToldEvent:
@@ -96,4 +97,4 @@ def server(first: int, end: int, **changes: Any) -> ServerRecord:
 
 def model_shown(records: Mapping[str, ServerRecord], **more: Any) -> MonitorState:
     names = {name: one.name for name, one in records.items()}
-    return model_state(ModelView(served_model(), NOW, records, WATCH, **{"names": names, **more}))
+    return model_state(served_model(), NOW, records, Collected(WATCH, **{"names": names, **more}))
