@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from swarm.client.session import RunClient
@@ -81,7 +81,11 @@ class RunReading:
     @property
     def shares(self) -> list[VoteShare]:
         """Which invites and address prefixes hold half or more of the votes of each stage's head."""
-        return shares_of(self.manifest, self.best, self.records)
+        prefixes, found = prefixes_told(self.records), list[VoteShare]()
+        for stage, proven in enumerate(self.best):
+            if proven is not None:
+                found += vote_shares(self.manifest, proven.head, prefixes, stage if self.manifest.stages > 1 else None)
+        return found
 
     def _reached(self, stage: int, proven: ProvenHead | None) -> tuple[int, int] | None:
         """Return the round and tokens of a stage. The record of the authority has the last round that all stages have
@@ -109,14 +113,3 @@ async def read_run(client: RunClient) -> RunReading:
     members = [member.peer for proven in best if proven for member in proven.head.members]
     said = await ask_judged(client.host, (peer for peer in members if peer not in silent))
     return replace(reading, judged=tuple(judged_by(said, {*members, *records})), judges=len(said))
-
-
-def shares_of(
-    manifest: Manifest, best: Sequence[ProvenHead | None], records: Mapping[str, MemberRecord]
-) -> list[VoteShare]:
-    """Return which invites and address prefixes hold half or more of the votes of each stage's `best` head."""
-    prefixes, found = prefixes_told(records), list[VoteShare]()
-    for stage, proven in enumerate(best):
-        if proven is not None:
-            found += vote_shares(manifest, proven.head, prefixes, stage if manifest.stages > 1 else None)
-    return found
