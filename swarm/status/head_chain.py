@@ -46,10 +46,6 @@ class HeadChain:
         return self.heads[-1] if self.heads else None
 
     @property
-    def last_hash(self) -> bytes:
-        return self.heads[-1].hash if self.heads else b""
-
-    @property
     def hashes(self) -> list[bytes]:
         """Those of `heads`."""
         return list(self._hashes)
@@ -131,10 +127,10 @@ async def follow_history(host: Host, chain: HeadChain, proven: ProvenHead | None
     donors = list(dict.fromkeys([*proven.holders, *(member.peer for member in proven.near)]))[:DONORS_MAX]
     with trio.move_on_after(HISTORY_S):
         if chain.is_news(proven.head):
-            before: list[Head] = []
-            if chain.last is not None and chain.last_hash != proven.head.previous:
+            before, last = list[Head](), chain.last
+            if last is not None and last.hash != proven.head.previous:
                 with trio.move_on_after(HISTORY_S / 2):
-                    before = await ask_history(host, proven.head, donors, after=chain.last_hash, heads_max=HEADS_MAX)
+                    before = await ask_history(host, proven.head, donors, after=last.hash, heads_max=HEADS_MAX)
             chain.advance(proven.head, before, now)
         if chain.wants_older:
             room = min(HISTORY_STEP, HEADS_MAX - len(chain.heads))
