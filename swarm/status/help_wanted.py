@@ -21,6 +21,8 @@ def help_wanted(state: MonitorState) -> str:
     replicas = state.stages[0].claims.replicas if state.stages else 0
     if not replicas:
         return ""
+    if replicas == 1:
+        return "1 peer trains; another one of its speed doubles a round's work: `peer join INVITE`"
     return (
         f"{replicas} peers train; one more of their usual speed makes a round's work 1/{replicas} larger:"
         " `peer join INVITE`"

@@ -241,6 +241,7 @@ def test_the_gravest_come_first_and_a_failed_reading_ends_none() -> None:
 
 def test_where_one_more_machine_helps_most() -> None:
     assert help_wanted(run()).startswith("3 peers train; one more of their usual speed makes a round's work 1/3 larger")
+    assert help_wanted(run("bc")).startswith("1 peer trains; another one of its speed doubles a round's work")
     assert "stage 1 is the slowest, with one replica" in help_wanted(pipeline(0, 0, 1))
     assert "from 2 to 4 micro-batches a second" in help_wanted(pipeline(0, 0, 1))
     assert help_wanted(pipeline(0, 0)).startswith("stage 1 has no replica: `peer join INVITE --stage 1`")
