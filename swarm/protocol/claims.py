@@ -1,7 +1,7 @@
-"""What the replicas of a synchronous pipeline say they have counted, against what they then submit.
+"""Claims of the replicas of a synchronous pipeline about counted samples, checked against their submissions.
 
 A batch seems complete by claims. If a contribution holds less than its peer has claimed, every plan would fail alike:
-so that peer must forget its samples, and one that claims falsely again and again is not asked any more.
+so that peer must forget its samples, and one that repeatedly claims falsely is no longer asked.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class Claims:
     ) -> set[Member]:
         """Compare the claims with the contributions to a plan that has failed, and forget them.
 
-        Return those that must forget what they have counted: the `disputed`, who have submitted what others have
-        counted, and those of the members `liable` that have submitted something unusable, or less than they had
-        claimed. One that was told to forget may have claimed its samples just before. A peer that asks to join is in
-        the next plan, where it must submit what it claims."""
+        Return the peers that must forget their counted samples: the `disputed`, which submitted samples that others
+        have counted, and members in `liable` that submitted something unusable, or less than they had claimed. A peer
+        that was asked to forget may have claimed its samples just before. A peer that asks to join is in the next plan,
+        where it must submit what it claims."""
         reset = set(disputed)
         for member in sorted(liable):
             usable, assignment = contributions.get(member), plan.of(member)

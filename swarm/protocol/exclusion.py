@@ -1,4 +1,4 @@
-"""Which peers to leave out of the next attempt, after an exchange that timed out although no peer is suspected."""
+"""Peers to leave out of the next attempt, after an exchange that timed out although no peer is suspected."""
 
 from __future__ import annotations
 

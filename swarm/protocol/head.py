@@ -84,7 +84,7 @@ class Head(msgspec.Struct, frozen=True):
     learners: Annotated[tuple[Learner, ...], msgspec.Meta(max_length=MEMBERS_MAX)] = ()
     absent: Annotated[tuple[Absence, ...], msgspec.Meta(max_length=MEMBERS_MAX)] = ()
     sponsored: Annotated[tuple[Sponsorship, ...], msgspec.Meta(max_length=SPONSORS_MAX * MEMBERS_MAX)] = ()
-    """Who vouches for the members and learners, in a closed run."""
+    """Sponsors of the members and learners, in a closed run."""
     senders: Annotated[tuple[Name, ...], msgspec.Meta(max_length=2 * MEMBERS_MAX)] = ()
     """At a later stage of a pipeline: the peers of the stage before, as last proved, whose receipts count."""
     attempt: Count = -1

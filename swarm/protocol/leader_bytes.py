@@ -1,4 +1,4 @@
-"""What the leader of a round sends besides slices, counted ahead from the lengths of its messages."""
+"""Bytes that the leader of a round sends besides slices, computed from the lengths of its messages."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ STATUS_BYTES_S: Final = 1000  # four a second
 
 
 def leader_bytes(members: int, slices: int, round_s: float, pipeline: bool = False) -> float:
-    """Return about how many bytes the busiest member of a group of so many sends in a round of `round_s` seconds: the
-    certificate of the round before, the plan, the roster and the proposal. Of the slices that it merges nothing is
-    counted: those are the exchange."""
+    """Return about how many bytes the busiest member of a group of this size sends in a round of `round_s` seconds: the
+    certificate of the round before, the plan, the roster and the proposal. The slices that it merges are not counted:
+    those are the exchange."""
     plan = members * ASSIGNMENT_BYTES
     certificate = members * HEAD_BYTES + (members // 2 + 1) * VOTE_BYTES
     fixed = members * (usual_bytes(slices, pipeline) - slices * SLICE_BYTES)

@@ -25,7 +25,7 @@ Ranges = Annotated[tuple[Range, ...], msgspec.Meta(max_length=RANGES_MAX)]
 
 
 class Ledger(msgspec.Struct, frozen=True):
-    """Which samples are free. All others below `cursor` are in commits, but for `lost` of them."""
+    """The free samples. All others below `cursor` are in commits, but for `lost` of them."""
 
     cursor: Number = 0
     returned: Ranges = ()
@@ -103,7 +103,7 @@ class Ledger(msgspec.Struct, frozen=True):
         return self.freeing(free[-1][0], tuple(free[:-1]))
 
     def freeing(self, cursor: int, returned: tuple[Range, ...]) -> Ledger:
-        """Return this ledger with exactly those samples free. What was free before is lost."""
+        """Return this ledger with exactly those samples free. Samples that were free before are lost."""
         lost = self.lost + (cursor - count(returned)) - (self.cursor - count(self.returned))
         return msgspec.structs.replace(self, cursor=cursor, returned=returned, lost=max(0, lost))
 

@@ -4,7 +4,7 @@ The judge compares three points, on the same batches: the weights before the rou
 and moved as far along the other one, by half of the shorter of both. Both peers trained from the same weights on
 samples of the same text, so the two gains are alike but for chance. That of a flipped update is as large with the other
 sign; that of noise is about nothing. Half the way, because a whole update of one peer alone, which no other evens out,
-can be too long to help; and no update is made longer, because that of a few steps is mostly noise.
+can be too long to help; and no update is made longer, because that of a few steps is largely noise.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def clear(values: Sequence[float]) -> bool:
 
 
 class Judgements:
-    """What one member has found out about the others, by peer id."""
+    """One member's findings about the others, by peer id."""
 
     def __init__(self) -> None:
         self._harmful: dict[str, int] = {}

@@ -18,9 +18,9 @@ from swarm.protocol.plan import Contribution
 def select_disjoint(bodies: Sequence[Contribution], receipts: Sequence[Sequence[Range]] = ()) -> tuple[bool, ...]:
     """Choose contributions without common samples; return for each contribution whether it is merged.
 
-    `receipts[i]`: what of contribution i the stage before has given receipts for. While contributions overlap, one is
-    left out: the one that claims without a receipt most of what others have receipts for, so that a liar cannot take
-    what others have counted. Among equals it is the one in conflict with most others, so that one that claims
+    `receipts[i]`: the samples of contribution i with receipts of the stage before. While contributions overlap, one is
+    left out: the one that claims, without receipts, most samples for which others have receipts, so that a liar cannot
+    take what others have counted. Among equals it is the one in conflict with most others, so that one that claims
     everything loses to all; then the one with the fewest receipts, the smaller one, the later one."""
     held = receipts or [()] * len(bodies)
     rivals, void = _conflicts(bodies, held)

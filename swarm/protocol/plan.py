@@ -120,7 +120,7 @@ def make_plan(
     shares: Mapping[Member, int] | None = None,
 ) -> WorkPlan:
     """Assign a round's work. `members` maps each member to its measured inner steps a second, 0 if unknown; members in
-    `reset` must forget what they have counted. `shares`: how much each merges, if not all the same."""
+    `reset` must forget their counted samples. `shares`: how much each merges, if not all the same."""
     counts, expected_s = schedule.divide(head, members)
     ordered = sorted(members)
     assignments = [Assignment(m, (), counts[m]) for m in ordered] if schedule.stage else _assign(head, counts, schedule)

@@ -1,6 +1,6 @@
-"""At most so many members of one address prefix in a head, so that one host with many identities is no crowd.
+"""A cap on the members of one address prefix in a head, so that one host with many identities is no crowd.
 
-Each peer applies it to the requests to join that it hears itself. Other members cannot check it: two peers may see a
+Each peer applies it to the join requests that it receives itself. Other members cannot check it: two peers may see a
 third at different addresses. No clock of its own.
 """
 
@@ -26,7 +26,7 @@ class PrefixCap:
 
     def lets_in(self, peer: str, prefix: str, inside: Mapping[str, str], now: float) -> bool:
         """Return whether a request of `peer`, seen at an address of that prefix, counts. `inside`: the prefix of each
-        member and learner of the head. `now` is in seconds. Who was let in keeps its place while it goes on asking."""
+        member and learner of the head. `now` is in seconds. An admitted peer keeps its slot while it keeps asking."""
         self._let_in = {p: entry for p, entry in self._let_in.items() if entry[1] > now and p not in inside}
         self._waiting = {p: entry for p, entry in self._waiting.items() if entry[1] > now and p not in inside}
         others = Counter([*inside.values(), *(of for p, (of, _) in self._let_in.items() if p != peer)])

@@ -1,4 +1,4 @@
-"""What one roster holds, and whose contributions are merged where not all fit, as the leader and each voter find it.
+"""Capacity of a roster, and the contributions merged when not all fit, as the leader and each voter find it.
 
 A roster is one message, so it has a bounded size. A run whose largest group has no room in it is not created. Where
 long contributions fill a roster all the same, the hash of the head that the round follows draws the order of the
@@ -44,9 +44,9 @@ ENVELOPE_BYTES: Final = len(_encoded(_signed(b""))) + 4  # around a signed body,
 
 @lru_cache(maxsize=256)
 def usual_bytes(slices: int, pipeline: bool = False) -> int:
-    """Return the bytes of a signed contribution with so many slices and its numbers as long as they can be. In a
-    pipeline it has `USUAL_RANGES` ranges of samples, and receipts by `USUAL_RECEIPTS` peers for as many: there is no
-    smaller bound that always holds."""
+    """Return the bytes of a signed contribution with this many slices and its numbers at full length. In a pipeline it
+    has `USUAL_RANGES` ranges of samples, and receipts by `USUAL_RECEIPTS` peers for as many: there is no smaller bound
+    that always holds."""
     ranges = (_RANGE,) * USUAL_RANGES if pipeline else ()
     receipt = _encoded(_signed(_encoded(ReceiptBody(_HASH, _PEER, ranges[: USUAL_RANGES // USUAL_RECEIPTS]))))
     body = Contribution(

@@ -81,7 +81,7 @@ class RoundSchedule:
         return self.micro_batch if self.synchronous else self.batch_size
 
     def bundles(self, slices: int) -> Bundles:
-        """Return the bundles of a message of so many slices."""
+        """Return the bundles of a message of this many slices."""
         return Bundles.at_most(BUNDLES_MAX if self.bundled else SLICES_MAX, slices)
 
     def round_info(self, head: Head) -> RoundInfo:

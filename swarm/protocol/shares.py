@@ -1,8 +1,8 @@
-"""How large a part of a round each member merges, by the speed of its link.
+"""Shares of a round that the members merge, by the speeds of their links.
 
 The owner of a share a of the slices receives that part of all other updates and sends its results to all others; like
-everybody it sends the rest of its own update and receives the rest of the results. With updates of M bytes, results of
-R bytes, n contributors and a link of u bytes/s up and d down, it needs at least
+every member, it sends the rest of its own update and receives the rest of the results. With updates of M bytes, results
+of R bytes, n contributors and a link of u bytes/s up and d down, it needs at least
 
     up  (M + ((n - 1) R - M) a) / u        down  (R + ((n - 1) M - R) a) / d        seconds.
 
@@ -10,7 +10,7 @@ The shares are those with which the slowest needs the least time. For M = R and 
 `load_balance_peers` minimises. One member with all slices is a parameter server, equal shares are a butterfly.
 
 Speeds are what other members have measured: no member counts by its own claim, and one false measurement moves no
-median. Of itself a member says only how much it can merge at most, by the memory that it has.
+median. Of itself a member reports only the most that it can merge, by its memory.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ TELLERS_MIN: Final = 3
 
 @dataclass(frozen=True)
 class LinkSpeed:
-    """What a member's link carries, bytes/s; infinity where nothing shows a limit."""
+    """Speed of a member's link, bytes/s; infinity where nothing shows a limit."""
 
     up: float
     down: float = inf
@@ -138,8 +138,8 @@ def rate_of(code: int) -> float:
 
 
 def room_code(free_bytes: float, message: float, members: int) -> int:
-    """Return the largest share that a peer can merge with so much memory, in 255ths: at least an equal one, which it
-    has made room for. The owner of a share a holds that part of all other updates."""
+    """Return the largest share that a peer can merge with this much memory, in 255ths: at least an equal one, for which
+    it has reserved room. The owner of a share a holds that part of all other updates."""
     equal = 1 / max(1, members)
     held = message * max(1, members - 1)
     return ceil(SHARE_MAX * min(1.0, max(equal, free_bytes / held if held else 1.0)))

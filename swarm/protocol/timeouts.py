@@ -23,7 +23,7 @@ class AdaptiveTimeouts:
 
     @property
     def exchange_bytes(self) -> int:
-        """What this peer sends in the next exchange, about: its update, and as much again as an owner."""
+        """About what this peer sends in the next exchange: its update, and as much again as an owner."""
         return sum(self.update_bytes)
 
     @property

@@ -1,7 +1,7 @@
 """The next outer state of one replica: built from results, rebuilt where another build took its place, committed.
 
-The outer state has room for one next state. A state counts as held while the encoded results that lead to it are here:
-building it again takes one pass over the weights. A state that was fetched whole counts as held, too.
+The outer state has room for one next state. A state counts as held while this replica has the encoded results that lead
+to it: building it again takes one pass over the weights. A state that was fetched whole counts as held, too.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Candidate:
     name: bytes
     """Under which the results' bytes may be on disk already."""
     order: MergeOrder | None = None
-    """What was merged; None where the results came from another peer or from disk."""
+    """The merged inputs; None where the results came from another peer or from disk."""
 
 
 @dataclass
@@ -71,7 +71,7 @@ class StateBuilder:
 
     @property
     def holds(self) -> list[bytes]:
-        """Hashes of the states that are here or can be built."""
+        """Hashes of the states that this replica has or can build."""
         fetched = [self._fetched.tree.root] if self._fetched is not None else []
         return [self._state.tree.root, *self._candidates, *fetched]
 
@@ -120,7 +120,7 @@ class StateBuilder:
     async def _build(
         self, exchange: SliceExchange, source: ResultSource, failed: Callable[[int, BarnraiseError], None]
     ) -> Candidate | None:
-        """Build the next state from these results; `failed` is told which do not do."""
+        """Build the next state from these results; `failed` receives the unusable ones."""
         order = exchange.order
         candidate: Candidate | None = None
         with self._turn():  # ends early if another builder wants the room
@@ -166,7 +166,7 @@ class StateBuilder:
         return True
 
     async def _begin(self, order: MergeOrder) -> None:
-        """Begin the next state. What was applied of the same exchange stays."""
+        """Begin the next state. Results already applied from the same exchange stay."""
         begun = self._next.order
         if begun is None or begun.key != order.key:
             self._next = _NextState()
@@ -194,8 +194,8 @@ class StateBuilder:
     async def _apply(
         self, source: ResultSource, failed: Callable[[int, BarnraiseError], None]
     ) -> list[tuple[bytes, Sequence[memoryview]]]:
-        """Apply all bundles of the next state, each as soon as its results are here; `failed` is told which cannot.
-        Return what was applied, in order."""
+        """Apply all bundles of the next state, each as soon as its results arrive; `failed` receives the unusable ones.
+        Return the applied results, in order."""
         state, found = self._next, dict[int, tuple[bytes, Sequence[memoryview]]]()
 
         async def one(bundle: int) -> None:
@@ -239,8 +239,7 @@ class StateBuilder:
             return await self._hash()
 
     async def save(self, state_hash: bytes) -> None:
-        """Put the results that lead to that state on disk; a state that was fetched whole is there. Raises
-        ResourceError."""
+        """Write the results that lead to that state to disk; a state fetched whole is on disk. Raises ResourceError."""
         candidate = self._candidates.get(state_hash)
         if candidate is None or self._log.has(state_hash):
             return
@@ -308,9 +307,9 @@ class StateBuilder:
             raise RuntimeError("the agreement has committed a state that is not here")
 
     def _turn(self) -> trio.CancelScope:
-        """Return the scope of a builder of the next state. The last one to come has the room: the one before is
-        cancelled, also while it waits for the lock, since what it would wait for then may never come. What was applied
-        stays, for a builder of the same exchange."""
+        """Return the scope of a builder of the next state. The newest one gets the room: the one before is cancelled,
+        even while it waits for the lock, since the results it needs may then never come. Applied results stay, for a
+        builder of the same exchange."""
         self._scope.cancel()
         self._scope = trio.CancelScope()
         return self._scope

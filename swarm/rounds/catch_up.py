@@ -35,7 +35,7 @@ Moved = Callable[[bytes, float], Awaitable[Head]]
 
 
 class CatchUp:
-    """Fetches states for one replica. `donors(head)` are further peers that say they stand at a head."""
+    """Fetches states for one replica. `donors(head)` are further peers that report this head as theirs."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class CatchUp:
     # -- whole states --------------------------------------------------------------------------------------------------
 
     async def _whole(self, action: Fetch) -> bool:
-        """Fetch the state. It is on disk before the node hears of it, since votes will count on it."""
+        """Fetch the state. It is on disk before the node learns of it, since votes will rely on it."""
         context = self._context
         known = lambda: list(dict.fromkeys([*action.holders, *self._donors(action.head)]))  # noqa: E731
         with self._fetched.arriving(action.state_hash) as files:

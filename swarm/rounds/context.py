@@ -1,4 +1,4 @@
-"""What one member of a group needs to take part in rounds."""
+"""Everything that one member of a group needs to take part in rounds."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ _SUFFIX: Final = ".state"
 class FetchedStates:
     """The fetched states of one replica, in `fetched/` below its folder: flat fp32, named by their hash.
 
-    Most homes have none. One is there for a moment more than those that count: while the next one takes its place.
+    Most homes have none. For a moment there is one more than those that count, while the next one takes its place.
     """
 
     def __init__(self, folder: Path, size_bytes: int, vectors: int) -> None:
@@ -69,8 +69,8 @@ class FetchedStates:
         return found
 
     async def committed(self, state_hash: bytes, goal: bytes) -> None:
-        """Note that this replica stands at a state, and its record says so on disk. What does not lead there is
-        removed, but for `goal`, which the node goes to next."""
+        """Note that this replica is at a state and has recorded so on disk. Remove states that do not lead there,
+        except for `goal`, the node's next one."""
         if self._may_hold or self._arriving:
             stays, self._may_hold = True, False  # what arrives during the look sets it again
             try:

@@ -63,7 +63,7 @@ Tell = Callable[[str, dict[str, Field]], None]
 
 @dataclass(frozen=True, kw_only=True)
 class DriverOptions:
-    """What only some groups need."""
+    """Options that only some groups need."""
 
     states: Sequence[bytes] = ()
     """At a replica: the hashes of the states that the disk holds."""
@@ -155,12 +155,12 @@ class GroupDriver:
 
     @property
     def workers(self) -> list[str]:
-        """The peers that a leader asks what they have counted."""
+        """The peers that a leader asks for their counted samples."""
         return self._node.workers
 
     @property
     def phase(self) -> str:
-        """What the peer does, for people: other peers read it in its record, so they learn of a full disk by it."""
+        """The peer's activity, for display: it is in the peer's record, so other peers learn of a full disk by it."""
         return self.unsaved or ("finished" if self.completed.is_set() else self._node.phase)
 
     def report(self) -> HeadReport:
@@ -203,7 +203,7 @@ class GroupDriver:
         self.changed.notify()
 
     def pause(self, paused: bool) -> None:
-        """Take note that this machine's owner has paused the peer's work, or has it go on.
+        """Note that this machine's owner has paused or resumed the peer's work.
 
         A paused voter answers so late that leaders plan without it: they wait for one that they can do without for
         `grace_s` only. So it leaves the electorate like any member that contributes nothing, and until then no group
@@ -264,7 +264,7 @@ class GroupDriver:
                 self._work_came.notify()
 
     def leave_out(self, peer: str, reason: str) -> None:
-        """Take a peer for down for good, and hear it no more: it has lied in a way that this peer knows by itself."""
+        """Exclude a peer permanently, and ignore its messages: this peer has first-hand proof that it lied."""
         self._left_out.add(peer)
         self._host.rpc.server.penalize(peer, reason)
 

@@ -1,6 +1,6 @@
-"""Which peers may ask to join: at most so many of one address prefix, by the addresses at which this peer sees them.
+"""Peers that may ask to join: a limited number per address prefix, by the addresses at which this peer sees them.
 
-It stands before the node, which knows no addresses. Other members cannot check it: two peers may see a third at
+This filter runs before the node, which knows no addresses. Other members cannot check it: two peers may see a third at
 different addresses.
 """
 
@@ -20,7 +20,7 @@ _OWN: Final = "own address "
 
 
 class NewcomerFilter:
-    """The requests to join that one peer hears."""
+    """The join requests that one peer receives."""
 
     def __init__(self, host: Host, per_prefix: int) -> None:
         """`per_prefix`: members of one address prefix in a head at most."""

@@ -1,4 +1,4 @@
-"""What a replica does for its node: train, merge, build, fetch and commit."""
+"""Actions that a replica performs for its node: train, merge, build, fetch and commit."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class CommitListener(Protocol):
         fetched."""
 
     def donors(self, head: Head) -> Iterable[str]:
-        """Return peers that say they stand at that head."""
+        """Return the peers that report this head as theirs."""
 
 
 class ReplicaActor:
@@ -213,8 +213,8 @@ class ReplicaActor:
             tasks.start_soon(self.audits.audit, result.key, head)
 
     async def _stand_at(self, head: Head, bodies: Sequence[Contribution] | None, parts: list[memoryview]) -> None:
-        """Make the state of that head the committed one, and tell. A peer that ends meanwhile saves that state, so it
-        tells of it first: if all members end at once, no other peer does."""
+        """Make the state of that head the committed one, and report it. A peer that exits meanwhile saves that state,
+        so it reports it first: if all members exit at once, no other peer does."""
         goal = self._group.head.state_hash  # a state may have been fetched while the record of this head was written
         await self.builder.commit(head, goal, parts)
         self.head = head

@@ -35,7 +35,7 @@ from swarm.state.snapshots import SnapshotStore
 
 @dataclass(frozen=True)
 class ReplicaParts:
-    """What a replica is made of. `folder` holds its records, results and partial fetches."""
+    """The parts of a replica. `folder` holds its records, results and partial fetches."""
 
     host: Host
     state: OuterState
@@ -57,7 +57,7 @@ class ReplicaDriver:
 
     @property
     def head(self) -> Head:
-        """The head whose weights are here."""
+        """The head whose weights this replica has."""
         return self.actor.head
 
     @property
@@ -66,7 +66,7 @@ class ReplicaDriver:
 
     @property
     def phase(self) -> str:
-        """What this replica does, for people."""
+        """This replica's activity, for display."""
         return "catching up" if self.actor.fetching and not self.group.unsaved else self.group.phase
 
     @property
@@ -77,7 +77,7 @@ class ReplicaDriver:
         return head.has(self.me) or learns or (plan is not None and plan.of(self.me) is not None)
 
     def listen(self, listener: CommitListener) -> None:
-        """Have this listener hear of each commit from now on."""
+        """Notify this listener of each commit from now on."""
         self.actor.listener = listener
 
     def pause(self, paused: bool) -> None:
@@ -98,8 +98,8 @@ class ReplicaDriver:
                 nursery.start_soon(gather_batches, self.group, self._parts.trainer, plan)
 
     def checkpointed(self, head: Head, base: bytes) -> None:
-        """Forget what led to a head of which a checkpoint is on disk; `base`: `fetched.base` when it was begun.
-        Blocks."""
+        """Delete the files that led to a head now covered by a checkpoint on disk; `base`: `fetched.base` when it was
+        begun. Blocks."""
         self.log.drop(head.round)
         self.fetched.release(base)
 
@@ -138,7 +138,7 @@ async def gather_batches(
     group: GroupDriver, trainer: Trainer, plan: Callable[[], WorkPlan | None], until_s: float = 1.0
 ) -> None:
     """Ask the trainers of a synchronous pipeline, while this peer leads, whether together they have counted the whole
-    batch, and tell the node, which decides what follows (`swarm.protocol.claims`). They are asked once a plan, and
+    batch, and report to the node, which decides what follows (`swarm.protocol.claims`). They are asked once a plan, and
     again if another peer has led in between. Runs until cancelled."""
     told = b""
 

@@ -18,7 +18,7 @@ _STOPPED: Final = "a new plan replaced it"
 
 
 class Training:
-    """Trains under the latest plan and tells what came of it. The update lives until the round is settled."""
+    """Trains under the latest plan and reports the outcome. The update lives until the round is settled."""
 
     def __init__(self, context: RoundContext, feed: Callable[[events.Event], None]) -> None:
         self._context, self._feed = context, feed

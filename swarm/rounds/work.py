@@ -62,9 +62,8 @@ def work_timeout(schedule: RoundSchedule, timeouts: AdaptiveTimeouts, speed: Cal
     """Return how long a replica waits for a leader's work: less than a plan's deadline, if what it has measured shows
     that this is far too long. `speed`: its inner steps a second, 0 if unknown.
 
-    A pipeline stands still while a stage has no replica, so there its own speed shows nothing. In a synchronous one the
-    usual time of a batch does: leaders then rotate, nothing that was counted is lost, and with each rotation the time
-    doubles."""
+    A pipeline stops while a stage has no replica, so there its own speed shows nothing. In a synchronous one the usual
+    time of a batch does: leaders then rotate, no counted sample is lost, and the time doubles with each rotation."""
 
     def seconds(head: Head, plan: WorkPlan, rotations: int) -> float:
         if schedule.synchronous:

@@ -1,1 +1,1 @@
-"""What a run is: RUN.toml, manifest, invite, tokens, the gate, and a peer's home."""
+"""The parts of a run: RUN.toml, manifest, invite, tokens, the gate, and a peer's home."""

@@ -1,4 +1,4 @@
-"""What a run's manifest fixes about the agreement of one of its groups, alike for its replicas and its coordinator."""
+"""Agreement settings of one group, from the run's manifest: alike for its replicas and its coordinator."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ _REMEDIES: Final[dict[DialReason, str]] = {
     "timeout": "check that this machine's firewall lets it out, and try again",
     "unreachable": "check this machine's network",
 }
-"""What the reader of an invite can do."""
+"""Advice to the reader of an invite."""
 
 ManifestT = TypeVar("ManifestT", bound=AnyManifest)
 
@@ -132,7 +132,7 @@ def _gate(host: Host, manifest: AnyManifest, home: Home, chain: Chain, renew: Re
 
 
 def _most_useful(failures: list[BarnraiseError]) -> BarnraiseError:
-    """Return the error to show: a wrong peer tells more than a closed port, that more than silence."""
+    """Return the error to show: a wrong peer explains more than a closed port, and that more than silence."""
     order = ("wrong_peer", "refused", "unreachable", "timeout")
     dials = [error for error in failures if isinstance(error, DialError)]
     others = [error for error in failures if not isinstance(error, DialError)]

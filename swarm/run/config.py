@@ -1,7 +1,7 @@
 """Reading and checking RUN.toml. Errors name line and field.
 
 A file is decoded in two steps, TOML to plain values and these to typed sections: msgspec knows the path of a wrong
-field, and only the text tells its line.
+field, and only the text shows its line.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Which peers may take part in a closed run: chains of signatures that begin with the run's authority.
+"""Credentials of a closed run: chains of signatures that begin with the run's authority.
 
     authority -> invite -> member -> invite -> member -> client
 
-Each link names a public key and what its holder may do, signed by the key before it. A chain is public: a peer shows it
-and proves by a signature that it has the key at its end (`swarm.run.gate`). What is secret is the private key of an
-invite. Its holder signs the link of its own peer id with it, once and without any network, and never shows it.
+Each link names a public key and what its holder may do, signed by the key before it. A chain is public: a peer sends it
+and proves by a signature that it has the key at its end (`swarm.run.gate`). Only the private key of an invite is
+secret. Its holder signs the link of its own peer id with it, once and without any network, and never shows it.
 
 Members check chains with nothing but the manifest, so peers join while the authority is away, and a member invites
 others. An open run asks for no chain.
@@ -65,7 +65,7 @@ Chain = Annotated[tuple[Link, ...], msgspec.Meta(max_length=CHAIN_MAX)]
 
 @dataclass(frozen=True)
 class Rights:
-    """What a peer may do by its credential."""
+    """A peer's rights by its credential."""
 
     access: Access
     until: float
@@ -73,7 +73,7 @@ class Rights:
     member: bytes | None = None
     """The public key of the member; None for a client and in an open run."""
     sponsors: tuple[Link, ...] = ()
-    """The links above a member: each may bring in so many."""
+    """The links above a member, each with a limit of members."""
 
 
 def sign_link(signer: Identity, run_id: str, kind: LinkKind, key: bytes, *, guests: int, expires: float) -> Link:

@@ -105,7 +105,7 @@ BANS: Final = Method(
 @dataclass(frozen=True)
 class _Challenge:
     statement: bytes
-    """What the dialler must sign."""
+    """The bytes that the dialler must sign."""
     admission: Rights
     chain: Chain
 
@@ -154,7 +154,7 @@ class Gate:
 
     @property
     def chain(self) -> Chain:
-        """What this peer shows to others."""
+        """The credentials that this peer shows to others."""
         return self._chain
 
     @property
@@ -298,7 +298,7 @@ class Gate:
         return judge(self._manifest, chain, peer, self._clock(), self._bans)
 
     def _judge_newcomer(self, peer: str, chain: Chain) -> Rights:
-        """The same for a peer that is here: also raises NotAdmitted if its invite has no place for it."""
+        """The same for a connected peer: also raises NotAdmitted if its invite has no place for it."""
         admission = self._judge(peer, chain)
         if not self._stands(peer):
             self.guests.check(admission, self._rpc.prefix(peer), self._clock())

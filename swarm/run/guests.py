@@ -1,14 +1,14 @@
-"""Which members came by which invite: an invite brings in so many and no more.
+"""Members by the invite that admitted them: each invite has a limited number of places.
 
-A key takes a place when it has proved itself here (`run.prove`), not with `run.enter`, and not by a record that it
-signs: of keys that only sign records as many are believed at a time as an invite has places left.
+A key takes a place when it has proved itself to this peer (`run.prove`), not with `run.enter`, and not by a record that
+it signs: of keys that only sign records, at most as many count at a time as an invite has places left.
 
-A place lapses an hour after its key was last heard of, and one address prefix takes so many places of an invite, so
-one person with an invite for many does not fill it from one machine.
+A place lapses an hour after the last sign of life of its key, and the places of one address prefix are capped, so one
+holder of an invite for many does not fill it from one machine.
 
 Every member counts by itself the members that it has met. So two that come by the last free place of an invite at the
-same moment may each be admitted by other members, until one of them stands in a head: with that it is admitted by all
-(`swarm.run.gate`). The coordinator can withdraw the invite, which names those that stay.
+same moment may each be admitted by other members, until one of them is in a head: then all admit it (`swarm.run.gate`).
+The coordinator can withdraw the invite, which names those that stay.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FILE_BYTES_MAX: Final = 16 << 20
 
 
 class GuestPlace(msgspec.Struct, frozen=True, array_like=True):
-    """Where a member was when it took its place, and when it was last heard of."""
+    """A member's address prefix when it took its place, and the time of its last sign of life."""
 
     prefix: Annotated[str, msgspec.Meta(max_length=64)]
     """Of its address."""
@@ -112,7 +112,7 @@ class GuestBook:
         return [link for link, place in places if place is None or now - place.heard_at >= LAPSE_S]
 
     def _note(self, member: bytes, sponsors: Iterable[Link], prefix: str | None, now: float) -> None:
-        """Note that a member was heard of. `prefix`: None for where it was before."""
+        """Note a member's sign of life. `prefix`: None for the one before."""
         changed = False
         for link in sponsors:
             places = self._guests.setdefault(link.key, {})

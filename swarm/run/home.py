@@ -1,10 +1,9 @@
 """A peer's folder on disk, and the lock that keeps two processes from being the same peer.
 
-lock   identity.key   invite   listening   living   choices.json   served.json   manifest.msgpack   tokenizer.json
-guests.msgpack   addresses.json   events.jsonl   worker.log   worker/   corpus/   agreement/   results/   fetched/
-checkpoints/   state.part   loss.png   paused
-At the coordinator also bans.msgpack, unbegun (before the first commit), replaced/ (a run that never began), complete
-(of a gossip run), and regroup.request and regroup.answer while a person asks for a regroup
+lock identity.key invite listening living choices.json served.json manifest.msgpack tokenizer.json guests.msgpack
+addresses.json events.jsonl worker.log worker/ corpus/ agreement/ results/ fetched/ checkpoints/ state.part loss.png
+paused At the coordinator also bans.msgpack, unbegun (before the first commit), replaced/ (a run that never began),
+complete (of a gossip run), and regroup.request and regroup.answer while the operator asks for a regroup
 
 `agreement/` holds what this peer has promised to the other members of its group. It must never be put back from a
 backup: delete it instead.
@@ -51,7 +50,7 @@ class Home:
 
     @property
     def option(self) -> str:
-        """What names this home in a command that a person types, from whatever folder."""
+        """The argument that names this home in a typed command, from any folder."""
         return f"--home {shlex.quote(os.path.abspath(self.path))}"
 
     @property
@@ -124,7 +123,7 @@ class Home:
 
     @property
     def regroup_request(self) -> Path:
-        """At the coordinator: what a person asks of it (`peer regroup`)."""
+        """At the coordinator: the operator's request (`peer regroup`)."""
         return self.path / "regroup.request"
 
     @property

@@ -1,7 +1,7 @@
 """Checkpoints and tokenizers that RUN.toml names by a path, or by their id on the Hugging Face Hub.
 
-What has an id comes from this machine's cache of the Hub, and if it is not there it is downloaded: the weights as
-safetensors and the JSON beside them, and nothing that could be run.
+An id is looked up in this machine's cache of the Hub, and downloaded if it is missing there: the weights as safetensors
+and the JSON beside them, and nothing that could be run.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _downloaded(name: str, suffix: str) -> Path:
 
 
 def _is_wanted(file: Any, suffix: str) -> bool:
-    """Whether a file of the Hub belongs to a checkpoint: in its folder itself, of a size that the Hub tells."""
+    """Whether a file of the Hub belongs to a checkpoint: in its folder itself, of a size that the Hub reports."""
     name, size = str(file.rfilename), file.size
     if "/" in name or "*" in name or not isinstance(size, int) or size < 0:
         return False

@@ -73,7 +73,7 @@ class Invite(msgspec.Struct, frozen=True):
 
     @property
     def reach(self) -> Reach:
-        """Return from where the best of the addresses can be reached, as far as the addresses themselves tell."""
+        """Return from where the best of the addresses can be reached, as far as the addresses themselves show."""
         return _REACHES[max((reach_of(address) for address in self.addresses), default=0)]
 
     def membership(self, identity: Identity) -> Chain:

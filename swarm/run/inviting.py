@@ -76,15 +76,15 @@ def printed_invite(
 
 
 def with_living(home: Home, own: Iterable[str]) -> tuple[str, ...]:
-    """Return a peer's own addresses and those of members that were there lately (`swarm.membership.living`)."""
+    """Return a peer's own addresses and those of recently reachable members (`swarm.membership.living`)."""
     living = home.living_addresses()
     mine = tuple(own)[: ADDRESSES_MAX - len(living)]
     return tuple(dict.fromkeys((*mine, *living)))[:ADDRESSES_MAX]
 
 
 def known_addresses(home: Home) -> tuple[str, ...]:
-    """Return addresses to put into an invite: those of this home's peer, of its invite, and of members that were there
-    lately or, where it knows of none, of peers that it met last.
+    """Return addresses to put into an invite: those of this home's peer, of its invite, and of recently reachable
+    members or, if it knows none, of the peers that it met last.
 
     At most three of one peer, so that the invite works while some of them are away.
     """

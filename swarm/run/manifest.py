@@ -61,7 +61,7 @@ BlockRange = tuple[int, int]
 
 
 class CommonManifest(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """What the manifests of a training run and of a served model have in common."""
+    """Fields common to the manifests of a training run and of a served model."""
 
     protocol: int
     """Version of the wire protocol, which the run keeps for as long as it lives."""
@@ -164,7 +164,7 @@ class Manifest(CommonManifest, frozen=True, kw_only=True, tag_field=_TAG_FIELD, 
 
     @property
     def agreement_mode(self) -> Mode:
-        """Which votes make a certificate in its groups."""
+        """The votes that make a certificate in its groups."""
         if self.run.coordinator == "auto":
             return "required" if self.open or self.stages > 1 else "witness"
         return self.run.coordinator
@@ -345,7 +345,7 @@ def run_id_text(raw: bytes) -> str:
 
 
 class _Preamble(msgspec.Struct, frozen=True):
-    """What every version of the manifest has."""
+    """Fields of every version of the manifest."""
 
     protocol: int
     authority: str

@@ -28,7 +28,7 @@ _LAST: Final = 253402300800.0  # the year 10000
 
 
 class PauseRequest(msgspec.Struct, frozen=True):
-    """What the file says."""
+    """The content of the file."""
 
     until: Annotated[float, msgspec.Meta(ge=0, le=_LAST)] | None = None
     """When the pause ends by itself, in seconds since the Unix epoch."""
@@ -98,7 +98,7 @@ class OwnersPause:
 
 
 class Pausable(Protocol):
-    """What trains."""
+    """The trainer."""
 
     async def pause(self) -> None:
         """Give the device back to its owner."""
@@ -108,8 +108,8 @@ class Pausable(Protocol):
 
 
 async def obey(pause: OwnersPause, trainer: Pausable, tell: Callable[[bool], None] = lambda paused: None) -> None:
-    """Pause and resume a trainer as its owner wants, until cancelled. `tell` hears of a pause at once, and of its end
-    once the trainer can train: others count on its work then. A pause meanwhile breaks the start off."""
+    """Pause and resume a trainer as its owner wants, until cancelled. `tell` is called for a pause at once, and for its
+    end once the trainer can train: others then rely on its work. A pause meanwhile aborts the start."""
     while True:
         await pause.until(paused=True)
         tell(True)

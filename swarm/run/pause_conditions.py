@@ -1,7 +1,7 @@
 """Conditions under which a peer rests by itself, as `peer join --pause-when` names them, over what this machine tells.
 
-Only what the owner does counts: how busy the machine is does not, since the peer's own work is most of that. A pause
-begins at once and ends only when its condition has not held for `CALM_S`, so that it does not flap.
+Only the owner's activity counts, not the machine's load, which is largely the peer's own work. A pause begins at once
+and ends only when its condition has not held for `CALM_S`, so that it does not flap.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FORMS: Final = "program:NAME, keyboard:MINUTES, battery or outside:HH:MM-HH:MM"
 
 @dataclass(frozen=True)
 class Readings:
-    """What this machine tells at one moment."""
+    """This machine's readings at one moment."""
 
     programs: frozenset[str] = frozenset()
     """The names of running programs."""
@@ -159,8 +159,8 @@ class MachineReadings:
         return (text for file in self._root.glob("proc/[0-9]*/comm") if (text := _text(file)))
 
     def _idle_s(self) -> float | None:
-        """By the terminals, which the kernel marks when a process reads what was typed, and by the interrupts of a
-        keyboard that is not on USB. What is typed is not read."""
+        """By the terminals, which the kernel marks when a process reads typed input, and by the interrupts of a
+        keyboard that is not on USB. The typed text is not read."""
         now, used = self._clock(), list[float]()
         for pattern in ("dev/pts/[0-9]*", "dev/tty[0-9]*"):
             for device in self._root.glob(pattern):
@@ -184,7 +184,7 @@ class MachineReadings:
 
 
 def condition_of(conditions: Sequence[PauseCondition]) -> Callable[[], str]:
-    """Return what tells why the peer rests by these conditions on this machine."""
+    """Return a function that explains why the peer rests by these conditions on this machine."""
     if not conditions:
         return str
     machine, watch = MachineReadings(), PauseWatch(conditions)

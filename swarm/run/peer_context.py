@@ -55,7 +55,7 @@ class JoinConfig:
 
 @dataclass(frozen=True)
 class PeerContext:
-    """What is open on one machine for a run, from joining to leaving."""
+    """Resources open on one machine for a run, from joining to leaving."""
 
     config: JoinConfig
     home: Home

@@ -1,4 +1,4 @@
-"""Which donor is asked for which chunk next: the bookkeeping of one fetch, without sockets or disks.
+"""Choice of the next chunk and its donor: the bookkeeping of one fetch, without sockets or disks.
 
 A chunk waits, is asked for, and is done. If its donor fails it waits again. When no chunk waits any more, chunks that
 are long under way are asked for a second time (BitTorrent's endgame). Otherwise the fetch would end with the slowest
@@ -39,7 +39,7 @@ NO_HOPE: Final[tuple[DonorStatus, ...]] = ("gone", "refused", "none", "bad")
 
 @dataclass(eq=False)
 class Donor:
-    """What a fetch knows of one donor."""
+    """A fetch's view of one donor."""
 
     peer: str
     status: DonorStatus = "new"

@@ -48,7 +48,7 @@ class Fetched:
     donors: dict[str, int]
     """Bytes taken from each."""
     resumed_bytes: int
-    """What an earlier attempt had left in the part file."""
+    """Chunks that an earlier attempt left in the part file."""
     seconds: float
 
     def named(self, vectors: Sequence[str]) -> StateGeneration:
@@ -68,7 +68,7 @@ class FetchedRanges:
     donors: dict[str, int]
     """Bytes taken from each."""
     resumed_bytes: int
-    """What earlier fetches had left in the part file."""
+    """Chunks that earlier fetches left in the part file."""
     seconds: float
 
     def floats(self, first: int, end: int) -> Tensor:

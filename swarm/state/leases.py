@@ -8,9 +8,8 @@ from swarm.state.upload_limits import SnapshotLimits
 
 
 class LeaseClock:
-    """A clock that stands still while exchanges hold readers back, however many overlap: what a reader could not ask
-    for meanwhile costs its lease nothing. Reading it takes no lock; `begin` and `end` are called under that of the
-    store."""
+    """A clock that stops while exchanges hold readers back, however many overlap: a wait that the reader could not
+    avoid costs its lease nothing. Reading it takes no lock; `begin` and `end` are called under that of the store."""
 
     def __init__(self) -> None:
         self._exchanges = 0
@@ -77,7 +76,7 @@ class Lease:
     def claim(self) -> tuple[float, float]:
         """How strong the claim on the buffer is: of several leases the one with the lowest claim gives way. That is the
         one with the oldest progress. While all make progress it is the one that began last: else readers of two states
-        would throw each other out for ever, and none would get to an end."""
+        would evict each other endlessly, and none would finish."""
         idle_s = self.idle_s
         return (-idle_s if idle_s > self._limits.lease_pause_s else 0.0, -self._began)
 

@@ -89,8 +89,7 @@ class OuterState:
         self._apart = coding.places
 
     def _begun(self) -> list[torch.Tensor]:
-        """Return the vectors that the next state is built in. What they hold differs from the current state in
-        `_apart`."""
+        """Return the vectors that the next state is built in. They differ from the current state in `_apart`."""
         if self._next is None:
             self._next = self._room.new()
             if self._before is None or self._next.tensors["theta"] is not self._before():

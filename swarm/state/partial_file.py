@@ -23,7 +23,7 @@ _OPTION: Final = "with --home (of an export: --out)"
 class PartFile:
     """Room at `path` for the chunks of a state that overlap `ranges`; by default for all. Every method blocks.
 
-    Nothing beside the file says which chunks are in it. Hashing them tells, and is always right.
+    No other file records which chunks are in it. Hashing them shows that, and is always right.
     """
 
     def __init__(self, path: Path, size_bytes: int, ranges: Sequence[ByteRange] | None = None) -> None:

@@ -55,7 +55,7 @@ class _Result:
 class SnapshotStore:
     """Recent states and results. `publish` at every commit, `serve` once: in any threads.
 
-    `events` is told of readers that lose their snapshot to a newer one."""
+    `events` reports readers that lose their snapshot to a newer one."""
 
     size_bytes: int
     part_bytes_max: int
@@ -72,14 +72,14 @@ class SnapshotStore:
         self._clock = LeaseClock()
 
     def publish(self, state: StateGeneration, head: bytes = b"", parts: Sequence[Buffer] = ()) -> None:
-        """Serve the committed state; it must not change. Earlier ones are served on where joiners read them, or have
-        lately asked for any, and where they are small: their round may have been over before one could ask.
+        """Serve the committed state; it must not change. Earlier ones stay available while joiners read them, or have
+        recently asked for any, and if they are small: their round may have been over before one could ask.
 
         `parts`: the encoded merged result that led here from the state published before, with the opaque `head` it
         led to. Empty if there was none, as after a fetch.
 
-        Where too many are being read, the readers with the weakest claim lose theirs: they hear that it is gone, and
-        turn to this newer state. Event: snapshot_taken_back.
+        Where too many are being read, the readers with the weakest claim lose theirs: they are answered that it is
+        gone, and fetch this newer state. Event: snapshot_taken_back.
         """
         tree = state.tree
         with self._lock:

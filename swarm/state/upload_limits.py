@@ -1,4 +1,4 @@
-"""What a donor spends on joiners: how many bytes at a time, and how fast.
+"""Limits of a donor's uploads to joiners: how many bytes at a time, and how fast.
 
 A round comes first. While an exchange needs the link and the cores, all joiners together get a small share of the speed
 that the donor measured on its own recent uploads. Between exchanges they get all they can take. The speed of the link
@@ -29,7 +29,7 @@ _PIN_S_MAX: Final = 1.0  # a longer upload tells about the joiner, not about thi
 
 @dataclass(frozen=True)
 class SnapshotLimits:
-    """What a donor spends on joiners. Rates in bytes per second, sizes in bytes."""
+    """Limits of a donor's uploads to joiners. Rates in bytes per second, sizes in bytes."""
 
     snapshots: int = kept.SNAPSHOTS
     """Buffers of the size of the state: the last commits, or older ones that joiners still read."""

@@ -1,4 +1,4 @@
-"""What a node of the agreement wants done: the outputs of `AgreementNode.step`, to be carried out in order.
+"""Actions of an agreement node: the outputs of `AgreementNode.step`, to be carried out in order.
 
 A node writes before it sends: while a `Persist` is under way, all later actions but timers and further `Persist`s wait
 inside the node for its `Persisted`. So a crash between any two actions loses nothing that was sent.
@@ -35,7 +35,7 @@ class CancelTimer(msgspec.Struct, frozen=True):
 
 
 class Persist(msgspec.Struct, frozen=True):
-    """Put `record` under `key` on disk, in place of the record there; then tell `Persisted(id)`. Ids count up, and
+    """Put `record` under `key` on disk, replacing the record there; then report `Persisted(id)`. Ids count up, and
     records must reach the disk in that order."""
 
     id: int
@@ -47,11 +47,11 @@ class Persist(msgspec.Struct, frozen=True):
 
 
 class Train(msgspec.Struct, frozen=True):
-    """Work under this plan, which was checked, then tell `Submitted`. A newer plan replaces an older one."""
+    """Work under this checked plan, then report `Submitted`. A newer plan replaces an older one."""
 
     plan: WorkPlan
     finish_early: bool = False
-    """Stop after the present step and submit what there is."""
+    """Stop after the present step and submit the work done so far."""
 
 
 class StopTraining(msgspec.Struct, frozen=True):
@@ -62,15 +62,15 @@ class StopTraining(msgspec.Struct, frozen=True):
 
 class MergeSlices(msgspec.Struct, frozen=True):
     """Take part in an exchange: send this peer's slices to their owners, merge those that it owns when they are
-    complete, and tell `SliceResult` for each. Build the next state from what the owners send, and tell `Built`. It
+    complete, and report `SliceResult` for each. Build the next state from the owners' results, and report `Built`. It
     replaces an earlier exchange."""
 
     roster: OpenedRoster
 
 
 class Build(msgspec.Struct, frozen=True):
-    """Build the next state from the merged slices with these hashes, from their owners or any peer that has them;
-    then tell `Built`. The committed state stays as it is."""
+    """Build the next state from the merged slices with these hashes, from their owners or any peer that has them; then
+    report `Built`. The committed state stays as it is."""
 
     name: bytes
     roster: OpenedRoster
@@ -81,7 +81,7 @@ class Build(msgspec.Struct, frozen=True):
 
 
 class Fetch(msgspec.Struct, frozen=True):
-    """Fetch the state with this hash, which a certified head names, and tell `StateFetched`. It replaces an earlier
+    """Fetch the state with this hash, which a certified head names, and report `StateFetched`. It replaces an earlier
     `Fetch` of another state. The committed state stays as it is."""
 
     state_hash: bytes
@@ -91,7 +91,7 @@ class Fetch(msgspec.Struct, frozen=True):
 
 class CommitHead(msgspec.Struct, frozen=True):
     """Make the state of this head the committed one: weights change here and nowhere else. The head's certificate is on
-    disk. `StateFetched`, `Built` or `Started` has told before that the state is here; a coordinator has no weights."""
+    disk. `StateFetched`, `Built` or `Started` has reported the state before; a coordinator has no weights."""
 
     head: Head
     certificate: ChainLink
@@ -101,7 +101,7 @@ class CommitHead(msgspec.Struct, frozen=True):
 
 
 class Emit(msgspec.Struct, frozen=True):
-    """Tell people and logs of something: an event of `peer.events` by name."""
+    """Emit an event of `peer.events`, by name, for the operator and the logs."""
 
     event: str
     fields: dict[str, str | int | float | bool | tuple[str, ...]]

@@ -1,5 +1,5 @@
-"""What a node keeps from head to head: its join request, those of others, what it has measured, and proofs
-against liars."""
+"""State that a node keeps across heads: its join request, those of others, its measurements, and proofs against
+liars."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Applicants:
     # -- this node -----------------------------------------------------------------------------------------------------
 
     def measured(self, head: Head) -> msg.Measurements:
-        """Return what this node has measured, as it tells a leader after `head`."""
+        """Return this node's measurements, as it reports them to a leader after `head`."""
         codes = b"".join(self.rates.get(member.peer, UNKNOWN) for member in head.members) if self.rates else b""
         return msg.Measurements(self.speed, codes)
 
@@ -96,8 +96,7 @@ class Applicants:
             self._joins[body.member] = (signed, self._context.now + JOIN_LASTS_S, body.head)
 
     def asking(self) -> list[str]:
-        """Return some of the peers that have asked to join lately, at whatever head: each commit is sent to them at
-        once."""
+        """Return some of the peers that recently asked to join, at any head: each commit is sent to them at once."""
         self._asking = {peer: until for peer, until in self._asking.items() if until > self._context.now}
         return list(self._asking)[:SHOWN_MAX]
 

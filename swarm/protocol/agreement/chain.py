@@ -153,7 +153,7 @@ class Chain:
         return found
 
     def splits(self) -> list[Head]:
-        """Return this node's head, and the bases of starts on its chain, from which another branch may have gone on."""
+        """Return this node's head, and the bases of starts on its chain, from which another branch may continue."""
         names = [link.head.previous for link in self._links.values() if link.start is not None]
         return [self.head, *(self._links[name].head for name in names[-SPLITS_MAX:] if name in self._links)]
 
@@ -288,7 +288,7 @@ class Chain:
     def next_stop(self, is_building: Callable[[Head], bool]) -> list[msg.ChainLink] | None:
         """Return the path to the highest certified head whose state this node holds; None if it holds none.
 
-        While the highest one's state is missing, fetch it unless this node is building it, and go on meanwhile in a
+        While the highest one's state is missing, fetch it unless this node is building it, and meanwhile continue in a
         term that it may follow: perhaps no peer has that state."""
         goal = self._ahead.get(self._goal)
         if goal is None:

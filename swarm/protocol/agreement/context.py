@@ -1,4 +1,4 @@
-"""What the parts of one node share: its identity, the rules, the time of the present step and its output."""
+"""Context shared by the parts of one node: its identity, the rules, the time of the present step and its output."""
 
 from __future__ import annotations
 

@@ -21,8 +21,8 @@ class _Early(NamedTuple):
 
 
 class EarlyMessages:
-    """The latest few early messages of each peer. What came from the peer that was kept for longest goes first; its
-    sender repeats it."""
+    """The latest few early messages of each peer. Messages of the peer kept for longest are evicted first; their sender
+    repeats them."""
 
     def __init__(self) -> None:
         self._kept: dict[str, list[_Early]] = {}

@@ -1,5 +1,4 @@
-"""What happens to a node of the agreement: the inputs of `AgreementNode.step`. All are values; none has a method that
-does I/O.
+"""Events of an agreement node: the inputs of `AgreementNode.step`. All are values; none has a method that does I/O.
 
 The driver makes them: from calls of other peers, timers, threads that merge and build, files, the operator's commands.
 """
@@ -63,7 +62,7 @@ class LinksMeasured(msgspec.Struct, frozen=True):
 
 
 class Paused(msgspec.Struct, frozen=True):
-    """This machine's owner has paused the peer's work, or has it go on (`paused` false). A paused node votes, but does
+    """This machine's owner has paused the peer's work, or resumed it (`paused` false). A paused node votes, but does
     not ask to join, and as a leader plans no work for itself that another member can do."""
 
     paused: bool

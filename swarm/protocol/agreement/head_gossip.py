@@ -29,7 +29,7 @@ class HeadGossip:
 
     def poll(self, me: Member, attempt: int, instance: Instance) -> None:
         """Send this node's head, awaited attempt, plan and roster to the coordinator and the next few peers in turn;
-        now and then also to one outside the group: members that an operator's start has left out may have gone on by
+        now and then also to one outside the group: members that an operator's start has left out may have continued by
         themselves, and without the coordinator no other message passes between the two branches."""
         config, head = self._context.config, self._chain.head
         members = [m.peer for m in (*head.members, *(learner.member for learner in head.learners))]

@@ -50,8 +50,8 @@ class Contradiction(msgspec.Struct, frozen=True):
 
 
 class RosterBody(msgspec.Struct, frozen=True):
-    """What an attempt merges, signed by its leader: owners, members, learners and ledger of the next head follow from
-    it. Two different ones of one attempt are a proof against the leader."""
+    """The inputs that an attempt merges, signed by its leader: owners, members, learners and ledger of the next head
+    follow from it. Two different ones of one attempt are a proof against the leader."""
 
     head: Hash
     attempt: Count
@@ -78,7 +78,7 @@ class ResultsBody(msgspec.Struct, frozen=True):
 
 
 class Support(msgspec.Struct, frozen=True):
-    """What a value was made from. Every voter derives the value from it, and builds the state from it."""
+    """The inputs of a value. Every voter derives the value from it, and builds the state from it."""
 
     plan: Signed
     roster: Signed
@@ -161,7 +161,7 @@ class ChainLink(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Measurements:
-    """What a voter tells a leader that it has measured."""
+    """A voter's measurements, reported to a leader."""
 
     speed: float = 0.0
     """Its own inner steps a second; 0 while unknown."""
@@ -179,7 +179,7 @@ class PrepareMessage(msgspec.Struct, frozen=True, tag="prepare"):
 
 
 class PromiseMessage(msgspec.Struct, frozen=True, tag="promise"):
-    """Phase 1b: a signed `PromiseBody`, and what the leader needs to go on. Newcomers answer too; theirs does not
+    """Phase 1b: a signed `PromiseBody`, and what the leader needs to continue. Newcomers answer too; theirs does not
     count."""
 
     promise: Signed
@@ -262,7 +262,7 @@ class ShortProposalMessage(msgspec.Struct, frozen=True, tag="short_proposal"):
 
 
 class VoteMessage(msgspec.Struct, frozen=True, tag="vote"):
-    """Phase 2b: a signed `VoteBody`. It also tells the next leader that its sender holds the state of the value."""
+    """Phase 2b: a signed `VoteBody`. It also shows the next leader that its sender holds the state of the value."""
 
     vote: Signed
     speed: Rate = 0.0

@@ -73,13 +73,13 @@ class AgreementNode:
         return self._chain.proof_of(head_hash)
 
     def led_to(self, head_hash: bytes, after: bytes) -> Iterator[Head]:
-        """Return a head at which this node has been and those before it, that one first, as far as they are kept and
-        until the head `after`. They need no proof: each is named by the hash in the one behind it."""
+        """Return a head at which this node has been and those before it, newest first, as far as they are kept and
+        until the head `after`. They need no proof: each is named by the hash in its successor."""
         return self._chain.led_to(head_hash, after)
 
     @property
     def phase(self) -> str:
-        """What this node does, for people."""
+        """This node's activity, for display."""
         if self._coordinator is not None:
             return "coordinating"
         if not self._chain.is_voter(self._context.me):

@@ -1,7 +1,7 @@
 """Long messages of the agreement are sent deflated: names, hashes and the words of each signed body repeat in them.
 
-The signed bodies inside are byte for byte what was signed. What a packed message may grow to is bounded, and it holds
-only kinds of which no receiver is choosy before it reaches the node."""
+The signed bodies inside are byte for byte what was signed. The unpacked size is bounded, and only those kinds are
+packed that every receiver passes to the node unfiltered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which heads count for a reader, a peer without a part in the group.
+"""Proof of a head for a reader: a peer that takes no part in the group.
 
 A head is proved by consecutive links from one that the coordinator has signed for: a start of term, an
 endorsement, or, in `required` mode, a link with the coordinator's vote. How many peers report a head says nothing.

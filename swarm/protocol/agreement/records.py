@@ -1,4 +1,4 @@
-"""What a node keeps on disk, by key. Each record replaces the one under its key."""
+"""Records that a node keeps on disk, by key. Each record replaces the one under its key."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class BallotRecord(msgspec.Struct, frozen=True):
 
 
 class OperatorRecord(msgspec.Struct, frozen=True):
-    """What a coordinator must know of its last regroup after a restart."""
+    """A coordinator's last regroup, as it must be known after a restart."""
 
     without: Names = ()
     """Peers that no start takes in, until the operator says otherwise."""

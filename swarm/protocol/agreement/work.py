@@ -1,5 +1,5 @@
-"""What the training method decides about a round, as `RoundSchedule`, plans and ledgers say it: pure functions of the
-head that all voters compute alike. The agreement asks, and knows nothing else of samples, steps and norms."""
+"""Decisions of the training method about a round, as `RoundSchedule`, plans and ledgers say it: pure functions of the
+head that all voters compute alike. The agreement calls them, and knows nothing else of samples, steps and norms."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def unknown_bytes(head: Head) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Settlement:
-    """What a roster's contributions lead to."""
+    """The outcome of a roster's contributions."""
 
     weights: tuple[float, ...]
     """The weight of each contribution, in order; 0 for one that is not merged."""
@@ -100,8 +100,8 @@ class Work:
     def plan(
         self, head: Head, attempt: int, told: Mapping[Member, Measurements], reset: Collection[Member]
     ) -> WorkPlan:
-        """Assign the round's work to these members, by what they have measured; members in `reset` must forget what
-        they have counted."""
+        """Assign the round's work to these members, by their measurements; members in `reset` must forget their counted
+        samples."""
         speeds = {member: measured.speed for member, measured in told.items()}
         return make_plan(head, attempt, speeds, self.schedule, reset, self._shares(head, told))
 
@@ -119,8 +119,8 @@ class Work:
         return dict(zip(ordered, weights, strict=True)) if weights else None
 
     def later(self, head: Head, told: Mapping[Member, Measurements], seconds: float) -> list[Member]:
-        """Return the members that finish an exchange later than the first ones by more than so many seconds, since
-        their links need that for their own update and the result."""
+        """Return the members that finish an exchange more than this many seconds after the first ones, since their
+        links need that for their own update and the result."""
         links, (message, result) = self._links(head, told), self.bytes_of(head)
         took = {member: max(message / link.up, result / link.down) for member, link in links.items()}
         return [member for member, took_s in took.items() if took_s > min(took.values()) + seconds]
@@ -190,9 +190,9 @@ class Work:
         )
 
     def _is_exhausted(self, plan: WorkPlan, contributions: Sequence[Contribution]) -> bool:
-        """Return whether all that were planned for have submitted, none has any work, and most say that none can come:
-        one missing may have counted samples. What all read in the roster is no matter of each voter's own view, by
-        which a value that one has accepted could be refused by the others for ever."""
+        """Return whether all planned members have submitted, none has any work, and most report that none can come: a
+        missing one may have counted samples. All read the same roster, so no voter can permanently refuse a value that
+        another has accepted."""
         complete = len(contributions) == len(plan.assignments) and not any(body.steps for body in contributions)
         return complete and 2 * sum(body.exhausted for body in contributions) > len(contributions)
 
@@ -221,8 +221,8 @@ class Work:
         return names_of([*newest.members, *(learner.member for learner in newest.learners)])
 
     def disputed(self, head: Head, contributions: Sequence[Contribution]) -> list[Member]:
-        """Return the members that must forget what they have counted, since others have: after `settle` has returned
-        None."""
+        """Return the members that must forget their counted samples, since others counted them: after `settle` has
+        returned None."""
         kept = self._disjoint(head, contributions)
         return [body.member for body, merged in zip(contributions, kept, strict=True) if not merged]
 

@@ -1,10 +1,10 @@
-"""Slices merged a second time: an owner whose result is not the merge of what it was sent is found out and left out.
+"""Slices merged a second time: an owner whose result is not the merge of its inputs is detected and excluded.
 
 After a commit a member may draw a slice of another owner, fetch what went into it, merge it again and compare. No peer
 can foresee the draw, so a false result is found in the end, however many slices are true. Contributors have signed the
-hashes of what they sent: each member that hears of a false result checks it alone, and takes no word for it. An owner
-that is there but shows nothing, again and again, is left out by the members that asked. The false result stays in the
-weights; how large it may be, `Coding.check_result` says.
+hashes of what they sent: each member that learns of a false result checks it itself. An owner that is connected but
+repeatedly sends no evidence is excluded by the members that asked. The false result stays in the weights; how large it
+may be, `Coding.check_result` says.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _DRAW_KIND: Final = "audit"
 
 @dataclass
 class _Committed:
-    """What was merged on the way to one commit."""
+    """The inputs merged on the way to one commit."""
 
     exchange: SliceExchange
     results: Sequence[memoryview]
@@ -85,7 +85,7 @@ class Audits:
                         nursery.start_soon(self._accuse, member.peer, SliceOf(key, index))
 
     def _note_shown(self, owner: str, shown: bool) -> None:
-        """Count the audits in a row for which an owner that is there has not shown what it merged."""
+        """Count the audits in a row for which a connected owner has not shown its inputs."""
         if shown:
             del self._unshown[owner]
         elif owner not in self._context.host.suspects:
@@ -131,8 +131,8 @@ class Audits:
         return commit.verdicts[index]
 
     async def update_of(self, exchange: SliceExchange, body: Contribution) -> list[memoryview] | None:
-        """Return all slices of a contribution: what is here, and the rest from their owners, else from the contributor.
-        None if that cannot be had. Nothing of it is kept."""
+        """Return all slices of a contribution: those on this peer, and the rest from their owners, else from the
+        contributor. None if that cannot be had. Nothing of it is kept."""
         slices: list[memoryview] = []
         for index in exchange.order.indices:
             data = exchange.input_of(index, body)
@@ -147,7 +147,7 @@ class Audits:
     async def _input(
         self, commit: _Committed, index: int, body: Contribution, sources: Sequence[str]
     ) -> memoryview | None:
-        """Return a contributor's slice from what is here, else from the first source that shows it."""
+        """Return a contributor's slice from this peer, else from the first source that sends it."""
         peer, exchange = body.member.peer, commit.exchange
         here = exchange.input_of(index, body) or commit.fetched.get((index, peer))
         for source in dict.fromkeys(source or peer for source in sources):

@@ -1,8 +1,8 @@
 """What this peer measures, in exchanges, of the links of others: for the shares of `swarm.protocol.shares`.
 
-A peer's link carries as many times the rate of one flow as it has flows. How fast another peer can send is what arrives
-from it, times the flows that it says it has, which are no more than it can have. Results go to all at once: how fast
-another peer can receive is what it takes of this one's, where it takes less than others do, times the owners.
+A peer's link carries as many times the rate of one flow as it has flows. Another peer's upload speed is its rate of
+arrival here, times the number of flows that it reports, which is capped. Results go to all at once: another peer's
+download speed is the rate at which it takes this one's, if it takes less than others do, times the owners.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class LinkRates:
         return {p: bytes((code_of(self._ups.get(p, 0.0)), code_of(self._downs.get(p, inf)))) for p in known}
 
     def begin(self, peers: Sequence[str], owners: Collection[str], members: Collection[str] = ()) -> None:
-        """Measure an exchange among these contributors, of whom some own slices. Who is none of them, nor of `members`,
-        is forgotten."""
+        """Measure an exchange among these contributors, some of them owners. Peers that are neither contributors nor in
+        `members` are forgotten."""
         for known in (self._ups, self._downs):
             for peer in set(known).difference(peers, members):
                 del known[peer]
@@ -71,7 +71,7 @@ class LinkRates:
         self._told = dict.fromkeys(self._peers, (0, 0))
 
     def receiving(self, peer: str, flows: int) -> None:
-        """Note that a peer sends one slice, and so many with it."""
+        """Note that a peer sends one slice, and how many at the same time."""
         if peer in self._told:
             others = max(1, len(self._peers))
             most = others * SENDS_PER_OWNER + (others if peer in self._owners else 0)

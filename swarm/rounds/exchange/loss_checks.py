@@ -78,8 +78,8 @@ class LossChecks:
         return _Drawn(exchange, own, other, before)
 
     async def check(self, drawn: _Drawn) -> None:
-        """Fetch the update, measure, and tell the node whom to leave out. An update that cannot be had, or a worker
-        that fails, is no outcome."""
+        """Fetch the update, measure, and report to the node which peer to exclude. An update that cannot be had, or a
+        worker that fails, is no outcome."""
         try:
             mine = [drawn.exchange.input_of(index, drawn.own) for index in drawn.exchange.order.indices]
             theirs = await self._audits.update_of(drawn.exchange, drawn.other)

@@ -1,4 +1,4 @@
-"""What one exchange merges, in the terms of the method."""
+"""A merge order: what one exchange merges, in the terms of the method."""
 
 from __future__ import annotations
 

@@ -32,11 +32,11 @@ class ReceivedSlice(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """What a pass over a slice's bytes has found."""
+    """The findings of one pass over a slice's bytes."""
 
     hash: bytes
     sqnorm: float | ProtocolViolation
-    """What is wrong with a slice that does not decode."""
+    """The error of a slice that does not decode."""
 
 
 class FalseSlice(ProtocolViolation):

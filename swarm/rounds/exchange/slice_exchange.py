@@ -3,11 +3,11 @@
     own update --encode--> slice i --> owner of i: wait for all, check, merge in fixed order, encode ONCE
                                           |--> result i --> every voter: decode, build the next state
 
-Where a contributor does not hear an owner that the others hear, one of those passes its slices on.
+If a contributor cannot reach an owner that others reach, one of these forwards its slices.
 
 A peer sends its update as its link carries it (`send_window`), results as soon as they are merged. Slices received or
-delivered are kept over the attempts of a round, so that the loss of a member costs only the slices it owned. Which
-results count, their owners' signatures say, through the agreement.
+delivered are kept over the attempts of a round, so that the loss of a member costs only the slices it owned. The
+owners' signatures decide, through the agreement, which results count.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ REFUSALS_MAX: Final = 8
 
 
 class SliceExchange:
-    """One exchange at one peer. Calls may take `timeout_s`; what happens is told to `feed`."""
+    """One exchange at one peer. Calls may take `timeout_s`; events go to `feed`."""
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class SliceExchange:
         return taken
 
     async def _relay(self, owner: str, named: SliceOf, data: memoryview) -> bool:
-        """Have another peer pass one slice on, if this one does not hear the owner. Return whether it has arrived."""
+        """Have another peer forward one slice, if this one cannot reach the owner. Return whether it has arrived."""
         suspects = self._context.host.suspects
         for peer in self._others if owner in suspects else ():
             if peer != owner and peer not in suspects:
@@ -164,7 +164,7 @@ class SliceExchange:
         return result, blake3(result).digest()
 
     def input_of(self, index: int, body: Contribution) -> memoryview | None:
-        """Return a contributor's slice, if it is here."""
+        """Return a contributor's slice, if this peer has it."""
         if not self._has(index, body):
             return None
         peer = body.member.peer
@@ -209,7 +209,7 @@ class SliceExchange:
         return [self.results[index][1] for index in indices]
 
     def _name(self, bundle: int) -> bytes | None:
-        """Return the hash of a bundle's results, once all are here."""
+        """Return the hash of a bundle's results, once all have arrived."""
         found = [self.results.get(index) for index in self._bundles.indices(bundle)]
         hashes = [result[0] for result in found if result is not None]
         return bundle_hash(hashes) if len(hashes) == len(found) else None
@@ -348,7 +348,7 @@ class SliceExchange:
         raise ProtocolViolation("a slice was sent that this exchange does not expect from that peer")
 
     def _has(self, index: int, body: Contribution) -> bool:
-        """Return whether the slice committed to in this exchange is here."""
+        """Return whether this peer has the slice committed to in this exchange."""
         peer = body.member.peer
         if peer == self._me:
             return bool(self._mine)

@@ -45,7 +45,7 @@ class SpoolFiles:
 
 
 class _File:
-    """A file without a name, which is open for as long as this object is there."""
+    """A file without a name, open for as long as this object exists."""
 
     def __init__(self, folder: Path) -> None:
         make_folder(folder)

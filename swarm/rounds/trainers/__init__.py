@@ -1,1 +1,1 @@
-"""What computes a contribution: the interface to compute workers, and the encoding of their updates."""
+"""Computing a contribution: the interface to compute workers, and the encoding of their updates."""

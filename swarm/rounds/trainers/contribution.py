@@ -60,7 +60,7 @@ class Contributor:
         """Train under `plan`, or (`cut_short`) take what there is. Return the signed `Contribution` and its update.
 
         If the worker fails or its product is not finite, the contribution is empty. The peer stays in the group, owns
-        slices and votes. Raises Diverged where that has gone on for too long.
+        slices and votes. Raises Diverged where that has lasted too long.
         """
         context = self._context
         assignment = plan.of(context.me)

@@ -39,7 +39,7 @@ class OverlapPolicy(Protocol):
     """Steps of a tail, at least."""
 
     def begin(self, fresh: bool) -> InnerRunOptions:
-        """Return how the next steps begin. `fresh` tells that the state was replaced."""
+        """Return how the next steps begin. `fresh`: the state was replaced."""
         ...
 
     def captured(self, delta: torch.Tensor, peers: int) -> InnerRunOptions:
@@ -129,7 +129,7 @@ class OverlapTrainer(WorkerTrainer):
         await super().validate()
 
     def finish_early(self) -> None:
-        """As `Trainer.finish_early`. A tail goes on, since no other peer waits for it."""
+        """As `Trainer.finish_early`. A tail continues, since no other peer waits for it."""
         self._cut_short = True
         if self._training is not None:
             self._worker_group.stop_inner()

@@ -1,6 +1,6 @@
-"""What became of a peer's own steps in each round, and when that says that training has diverged.
+"""Outcomes of a peer's own steps in each round, and the test on them for diverged training.
 
-A step whose loss or gradient is not finite is skipped: it changes nothing. Without a word about it, a run that has
+A step whose loss or gradient is not finite is skipped: it changes nothing. If that is not reported, a run that has
 diverged looks like one that trains.
 """
 

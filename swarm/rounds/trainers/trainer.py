@@ -75,8 +75,8 @@ class Trainer(Protocol):
         ...
 
     def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None, head: Head) -> None:
-        """Adopt the outer weights of `head`, flat fp32, shape (P,). `changed` tells where a commit changed them; None
-        means that the state was replaced, which voids everything trained from the old one."""
+        """Adopt the outer weights of `head`, flat fp32, shape (P,). `changed`: where a commit changed them; None means
+        that the state was replaced, which voids everything trained from the old one."""
         ...
 
     def is_exhausted(self, round: int) -> bool:
@@ -87,8 +87,8 @@ class Trainer(Protocol):
         """Wait, as the leader, until `members` (peer ids) together have done the round's work. The list may change
         meanwhile.
 
-        Returns the samples each says it has counted, if they were asked. Never returns if each member's own assignment
-        tells it when it is done."""
+        Returns the samples that each reports as counted, if they were asked. Never returns if each member's own
+        assignment determines when it is done."""
         ...
 
 

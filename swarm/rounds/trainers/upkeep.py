@@ -1,4 +1,4 @@
-"""What a replica does beside its rounds: it measures the held-out loss and saves checkpoints."""
+"""Upkeep of a replica beside its rounds: it measures the held-out loss and saves checkpoints."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ReplicaTrainer(Trainer, Protocol):
     """A trainer of one replica for as long as the replica is open."""
 
     trained: TrainedRounds
-    """What became of this peer's own steps."""
+    """The outcomes of this peer's own steps."""
     val_loss: float | None
     """Held-out loss, nats a byte."""
     val_round: int
@@ -56,7 +56,7 @@ class ReplicaUpkeep:
                 await self._save(head())
 
     def committed(self, head: Head, measures: bool) -> None:
-        """Ask for what is due once the replica stands at `head`; `measures`: whether this peer measures."""
+        """Request the work that is due once the replica is at `head`; `measures`: whether this peer measures."""
         self._trainer.validate_round = head.round if measures else None
         now = trio.current_time()
         if now - self._saved_at >= CHECKPOINT_S and self._tasks is not None:
@@ -64,7 +64,7 @@ class ReplicaUpkeep:
             self._tasks.start_soon(self._save, head)
 
     async def finish(self, head: Head, measures: bool) -> None:
-        """Make the run's last measurement, and tell that the run is finished here."""
+        """Make the run's last measurement, and report that the run is finished on this peer."""
         if measures:
             self._trainer.validate_round = head.round
             await self._trainer.validate()

@@ -48,8 +48,8 @@ class _Points:
 class WorkerTrainer:
     """A `swarm.rounds.trainers.trainer.Trainer` that trains in a compute worker. `product` is what the method needs.
 
-    Event `round_trained` tells how long the worker made steps (`busy_s`) and how long it was idle (`idle_s`) since the
-    last capture. Event `val_evaluated` tells a held-out loss, null where it is not finite."""
+    Event `round_trained` reports how long the worker made steps (`busy_s`) and how long it was idle (`idle_s`) since
+    the last capture. Event `val_evaluated` reports a held-out loss, null where it is not finite."""
 
     def __init__(self, worker_group: WorkerGroup, product: Product, events: EventLog) -> None:
         self.speed = 0.0
@@ -74,8 +74,8 @@ class WorkerTrainer:
         """Do the work beside `train`: none."""
 
     async def pause(self) -> None:
-        """Stop between two inner steps, and end the worker: then its device is free. What was trained in this round is
-        a smaller contribution. A step that takes longer than `PAUSE_S` is lost, with this round's other steps."""
+        """Stop between two inner steps, and end the worker: then its device is free. The steps trained in this round
+        make a smaller contribution. A step that takes longer than `PAUSE_S` is lost, with this round's other steps."""
         self.paused = True
         with trio.move_on_after(PAUSE_S):
             while self._commands:
@@ -143,8 +143,8 @@ class WorkerTrainer:
         return asked.losses
 
     async def _measure_points(self) -> None:
-        """Measure what was asked for; what a pause or the end of the round interrupts goes on in a later round. The
-        vector of the product is free until the inner steps."""
+        """Make the requested measurement; one that a pause or the end of the round interrupts continues in a later
+        round. The vector of the product is free until the inner steps."""
         if not self._points:
             return
         asked = self._points[0]
@@ -194,7 +194,7 @@ class WorkerTrainer:
         self.finish_early()
 
     async def _rest(self, request: TrainRequest) -> TrainResult:
-        """Do no work of a plan that counts on this peer: no other member is there, or it is from before the pause."""
+        """Do no work of a plan that counts on this peer: it has no other member, or is from before the pause."""
         number = request.round_info.round
         times = self._rested[1] + 1 if self._rested[0] == number else 0
         self._rested = (number, times)

@@ -1,7 +1,7 @@
 """Branches: certified heads that are not on the coordinator's own chain.
 
-Members that are cut off while the operator starts a new term continue the old one. They prove to the coordinator what
-they have committed in it, page by page, while it asks all peers for their heads.
+Members that are cut off while the operator starts a new term continue the old one. They prove their commits in it to
+the coordinator, page by page, while it asks all peers for their heads.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ class Coordinator:
             self._context.out.emit("coordinator_restored")
 
     def woke(self) -> None:
-        """Note that this process stood still for some time: judge nothing before others were heard again."""
+        """Note that this process was frozen for some time: judge nothing before other peers have answered again."""
         self.watch.woke()
         if self.inquiry is not None:
             self.inquiry.until = self._context.now + self._context.config.ask_s
@@ -191,7 +191,7 @@ class Coordinator:
     # -- asking --------------------------------------------------------------------------------------------------------
 
     def poll(self) -> None:
-        """Begin the group; check whether it can go on, and if not, start an inquiry where the mode allows that."""
+        """Begin the group; check whether it can continue, and if not, start an inquiry where the mode allows that."""
         first = self._first_members()
         if first:
             genesis = self._context.config.genesis
@@ -309,14 +309,14 @@ class Coordinator:
             self._start(base, members, sponsors.among({member.peer for member in members}), found)
 
     def _doubt(self, base: Head, known: int) -> str:
-        """Return why this node by itself starts no term from `base` in which so many are known; empty if it may."""
+        """Return why this node by itself starts no term from `base` with that many known members; empty if it may."""
         if known > 1 or self.watch.trusts_few(self._branches.way_to(base)):
             return ""
         left = "one is left, which" if known else "none is left, and newcomers"
         return f"of three members or more {left} may lie"
 
     def _goes_on(self, answers: InquiryResult) -> bool:
-        """Return whether the group goes on without a new term, which would only cost it its learners: in `required`
+        """Return whether the group continues without a new term, which would only cost it its learners: in `required`
         mode after a recent commit, in `witness` mode if a quorum answers and has committed not too long ago."""
         if self._context.mute:
             return False
@@ -348,7 +348,7 @@ class Coordinator:
         return waiting if self._may_begin(len(waiting)) else ()
 
     def _may_begin(self, waiting: int) -> bool:
-        """Return whether the group may begin with so many members."""
+        """Return whether the group may begin with this number of members."""
         said = self._context.work.may_begin(waiting) if waiting else False
         return waiting >= self._context.config.min_peers if said is None else said
 

@@ -1,6 +1,6 @@
-"""Which peers have answered the coordinator lately, and whether its group can go on.
+"""Peers that recently answered the coordinator, and whether its group can continue.
 
-Nothing of it is on disk: an answer before a restart does not show that its sender is up now.
+None of this is on disk: an answer before a restart does not show that its sender is up now.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MANY: Final = 3  # members: one that is left of so many, or who comes in their p
 
 
 class GroupWatch:
-    """What one coordinator has received since its process began."""
+    """Answers that one coordinator has received since its process began."""
 
     def __init__(self, context: AgreementContext, chain: Chain) -> None:
         self._context, self._chain = context, chain
@@ -50,7 +50,7 @@ class GroupWatch:
         self._began_at = self._committed_at = self._context.now
 
     def woke(self) -> None:
-        """Note that this process stood still: what came meanwhile may still wait to be read."""
+        """Note that this process was frozen: messages that arrived meanwhile may still wait to be read."""
         self._woke_at = self._context.now
 
     @property
@@ -122,15 +122,15 @@ class GroupWatch:
 
     @property
     def is_ready(self) -> bool:
-        """Whether so many members of the newest head have answered this process that each quorum has one of them: so a
-        disk that was put back from a backup is noticed before it starts a term."""
+        """Whether enough members of the newest head have answered this process that each quorum includes one of them:
+        so a disk restored from a backup is noticed before it starts a term."""
         head = self._chain.head
         needed = len(head.members) - self._context.electorate.members_needed(len(head.members)) + 1
         self._ready = self._ready or sum(member in self._fresh for member in head.members) >= needed
         return self._ready
 
     def lost(self, barred: Collection[str]) -> str:
-        """Return why the group cannot go on; empty while it may. `barred`: peers that no start takes in."""
+        """Return why the group cannot continue; empty while it may. `barred`: peers that no start takes in."""
         stood_s = self._stood_s
         if stood_s < self.patient_s:
             return ""
@@ -178,9 +178,8 @@ class GroupWatch:
         return any(self.positions.get(voter, (0, 0, 0)) >= position_of(self._chain.head) for voter in voters)
 
     def tell_lost(self, reason: str) -> None:
-        """Tell the operator that the group cannot go on: each reason once for each head, again once further members
-        are away or after `TOLD_AGAIN_S`. `alone`: no member answers: it may be this machine's own connection that is
-        lost."""
+        """Warn the operator that the group cannot continue: each reason once a head, again once further members are
+        away or after `TOLD_AGAIN_S`. `alone`: no member answers, so perhaps this machine's own connection is lost."""
         head, now = self._chain.head, self._context.now
         if self._told_lost_head != self._chain.hash:
             self._told_lost_head, self._told_lost = self._chain.hash, {}
@@ -210,8 +209,8 @@ class GroupWatch:
         return self._context.now - self._unheld_since >= self._context.config.undo_s * self._doubled
 
     def trusts_few(self, heads: Iterable[Head]) -> bool:
-        """Return whether a single member, or newcomers alone, may go on without the operator after those heads, the
-        last one first. Not if the group was larger lately: one or two cuts that leave the coordinator with a liar, or
+        """Return whether a single member, or newcomers alone, may continue without the operator after those heads
+        (newest first). Not if the group was larger recently: one or two cuts that leave the coordinator with a liar, or
         with newcomers, would give the run to them."""
         lately = itertools.islice(heads, REMEMBERED)
         return self._context.config.lone_survivor or all(len(head.members) < MANY for head in lately)

@@ -29,14 +29,14 @@ class Inquiry:
     until: float
     by_operator: bool
     ready: bool = True
-    """Whether so many had answered before that it may end in a start (`GroupWatch.is_ready`)."""
+    """Whether enough members had answered before for it to end in a start (`GroupWatch.is_ready`)."""
     undo: bool = False
     """Whether the operator accepts that certified rounds are taken back."""
     overtaken: bool = False
     """Whether its cause is a head that a peer has sent, which follows the base of the present term."""
     told: dict[Member, msg.ReportMessage] = field(default_factory=dict)
     further: set[Member] = field(default_factory=set)
-    """Who says that it is at a head beyond those proved to this node."""
+    """Peers that claim a head beyond those proved to this node."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Base:
     rounds: int
     """How many rounds it takes back."""
     peers: tuple[str, ...]
-    """Who has answered from its branch."""
+    """Peers that have answered from its branch."""
 
     def __str__(self) -> str:
         told_by = ", ".join(self.peers) or "no peer"
@@ -57,7 +57,7 @@ class Base:
 
 
 class InquiryResult:
-    """What follows from the answers to one inquiry."""
+    """The outcome of the answers to one inquiry."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What the leader of an attempt has collected."""
+"""The messages that the leader of an attempt has collected."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SLOW_BITS_S: Final = 20e6  # up, of a link that still takes part well: a home's
 
 
 class Phase(Enum):
-    """What the leader waits for."""
+    """The phase of an attempt: what its leader waits for."""
 
     ASSEMBLE = "the voters of this head"
     PREPARE = "promises"
@@ -39,8 +39,8 @@ class Attempt:
     phase: Phase = Phase.PREPARE
     asked: tuple[str, ...] = ()
     present: dict[Member, msg.Measurements] = field(default_factory=dict)
-    """Peers that take part, with what they have measured: those that have promised, or in the first attempt voted for
-    its head."""
+    """Participating peers with their measurements: those that have promised, or in the first attempt voted for its
+    head."""
     promises: dict[Member, msg.PromiseMessage] = field(default_factory=dict)
     accepted: dict[Member, msg.AcceptedValue | None] = field(default_factory=dict)
     joins: dict[Member, Signed] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class Attempt:
 
 
 def answers_s(size: int, poll_s: float) -> float:
-    """Return the seconds until an answer to so many bytes may have come over a slow link, and half a poll at least."""
+    """Return the seconds that an answer to this number of bytes may take over a slow link, and half a poll at least."""
     return max(poll_s / 2, 8 * size / SLOW_BITS_S)
 
 

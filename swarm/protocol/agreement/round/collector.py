@@ -70,8 +70,8 @@ class Collector:
         return True
 
     def _told(self, attempt: Attempt) -> dict[Member, msg.Measurements]:
-        """Return each peer to plan for, and what it has measured: those present, members whose links make them late
-        with the last commit, and newcomers, which may be a moment late, too. A newcomer that does not take part costs a
+        """Return each peer to plan for, with its measurements: those present, members whose links make them late with
+        the last commit, and newcomers, which may be a moment late, too. A newcomer that does not take part costs a
         moment (`_newcomers_had_time`). This node is left out while its owner has paused it, if the plan has another
         member: a roster needs one."""
         context, head = self._context, self._instance.head
@@ -177,8 +177,8 @@ class Collector:
             self._finish_early(attempt)
 
     def is_complete(self, attempt: Attempt) -> bool:
-        """Return whether the leader need not wait any longer for members, nor for newcomers; ask slow ones for what
-        they have."""
+        """Return whether the leader can stop waiting for members and newcomers; ask slow ones to submit their work so
+        far."""
         context, head = self._context, self._instance.head
         if attempt.plan is None:
             return False
@@ -231,7 +231,7 @@ class Collector:
         return min(config.finish_s, max(config.grace_s, NEWCOMERS_SHARE * took_s))
 
     def _finish_early(self, attempt: Attempt, wait_s: float | None = None) -> None:
-        """Ask the missing ones for what they have, and wait a last moment: `finish_s`, or `wait_s`."""
+        """Ask the missing members for their work so far, and wait a last moment: `finish_s`, or `wait_s`."""
         if attempt.finishing_early:
             return
         attempt.finishing_early = True
@@ -253,7 +253,7 @@ class Collector:
 
     def roster(self, attempt: Attempt, members: Sequence[Member]) -> OpenedRoster:
         """Return the roster of these contributions. Raise `RoundDiscarded` or `ProtocolViolation` if they cannot be
-        merged: then the plan is given up, and the next one names those that must forget what they have counted."""
+        merged: then the plan is abandoned, and the next one names those that must forget their samples."""
         assert attempt.plan is not None and attempt.signed_plan is not None
         head, context, witness = self._instance.head, self._context, self._applicants.witness
         newcomers = [m for m in members if m in attempt.joins and not head.has(m)]
@@ -276,8 +276,8 @@ class Collector:
             raise
 
     def _give_up(self, attempt: Attempt, plan: WorkPlan, members: Sequence[Member]) -> None:
-        """Give a plan up, and note which members must forget what they have counted: those that have counted the same
-        as others, and those that did not submit what they had claimed."""
+        """Abandon a plan, and note which members must forget their counted samples: those that counted the same ones as
+        others, and those that did not submit the ones they had claimed."""
         self._given_up.add(plan.hash)
         bodies = {member: body for member, (_, body) in attempt.contributions.items()}
         liable = {*self._instance.head.members, *(a.member for a in plan.assignments)}

@@ -2,7 +2,7 @@
 
 Attempts go round the members. A leader's turn lasts while it makes progress; each step of its attempt extends the turn
 once, a bounded number of times. A leader that was given up gets no turn until all others had one, so no leader can
-block the group for ever. Turns grow, so that leaders do not duel for ever if a turn is shorter than a round.
+block the group permanently. Turns grow, so that leaders do not duel endlessly if a turn is shorter than a round.
 
 Peers that were cut off or restarted wait for different attempts. So each announces the one it waits for, and all go to
 the highest that is announced, unless their leader makes progress. A voter is followed once a turn, which bounds what a
@@ -117,8 +117,8 @@ class ElectionTimeouts:
         return bool(steps - {"promise"} if self.leader == self._context.me else steps)
 
     def _is_hopeless(self) -> bool:
-        """Return whether so many voters wait for later attempts that no quorum is left for the present one: its leader
-        was frozen, say, and would wait for them as long as a plan may take.
+        """Return whether too many voters wait for later attempts to leave a quorum for the present one: its leader was
+        frozen, say, and would wait for them as long as a plan may take.
 
         A witness does not count once votes are due: if its vote completed those of the others, it would have voted."""
         head, electorate = self._instance.head, self._context.electorate

@@ -38,8 +38,8 @@ class Exchanges:
         self._succession = Succession(context)
 
     def begin(self, peer: str, order: msg.RosterMessage) -> bool:
-        """Take part in the exchange of an attempt's roster, and pass that on where its leader asks for it. Return
-        whether the roster is here."""
+        """Take part in the exchange of an attempt's roster, and forward that if its leader asks for it. Return whether
+        this node has the roster."""
         instance = self._instance
         if order.attempt < instance.ballot.promised:
             return False
@@ -138,7 +138,7 @@ class Exchanges:
                 self._applicants.convict(evidence.RESULTS, known[0], signed)
 
     def build(self, exchange: Exchange) -> None:
-        """Build the next state once the results of all owners are known, if it is not what they have sent before."""
+        """Build the next state once all owners' results are known, unless they are the same as before."""
         hashes = exchange.hashes
         if hashes is None or self._context.config.is_coordinator:
             return

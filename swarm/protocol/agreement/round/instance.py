@@ -1,4 +1,4 @@
-"""What one node knows and has promised for the round after one head. Dropped when it leaves the head."""
+"""One node's knowledge and promises for the round after one head. Dropped when it leaves the head."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Exchange:
 
     @property
     def support(self) -> msg.Support:
-        """What the next head is made from. All results must be here."""
+        """The inputs of the next head. All results must be known."""
         results = tuple(self.results[owner][0] for owner in self.opened.parts)
         return msg.Support(self.opened.signed_plan, self.opened.signed, results)
 
@@ -88,9 +88,9 @@ class Instance:
     votes: dict[Member, dict[int, tuple[bytes, Signed]]] = field(default_factory=dict)
     """Value and signed body, by voter and attempt."""
     told: dict[Member, msg.Measurements] = field(default_factory=dict)
-    """What voters have said with their votes that they have measured."""
+    """Measurements that voters reported with their votes."""
     here: dict[Member, msg.Measurements] | None = None
-    """Voters for this head, which hold its state, with what they have measured. None: the head was found on disk, so an
+    """Voters for this head, which hold its state, with their measurements. None: the head was found on disk, so an
     earlier process may have led the first attempt."""
 
     @classmethod
@@ -142,7 +142,7 @@ class Instance:
         _prune(self.proposed)
 
     def voters_of(self, value: bytes) -> dict[Member, msg.Measurements]:
-        """Return those that have voted for that value in any attempt, with what they have measured."""
+        """Return the voters for that value in any attempt, with their measurements."""
         found = (voter for voter, cast in sorted(self.votes.items()) if any(name == value for name, _ in cast.values()))
         return {voter: self.told.get(voter, msg.Measurements()) for voter in found}
 

@@ -61,7 +61,7 @@ class AttemptLeader:
 
     @property
     def phase(self) -> Phase | None:
-        """What the present attempt waits for; None while this node does not lead, or a later attempt has begun."""
+        """The phase of the present attempt; None while this node does not lead, or a later attempt has begun."""
         attempt = self._attempt
         return attempt.phase if attempt is not None and attempt.number >= self._instance.ballot.promised else None
 
@@ -136,7 +136,7 @@ class AttemptLeader:
     # -- phase 1 -------------------------------------------------------------------------------------------------------
 
     def promise(self, peer: str, message: msg.PromiseMessage) -> None:
-        """Take a promise; with those of a quorum, and a moment for the others, go on."""
+        """Take a promise; continue once a quorum has promised and the others have had a moment."""
         attempt, instance = self._attempt, self._instance
         body = self._context.evidence.promise(message.promise)
         if attempt is None or body.head != instance.hash or body.attempt != attempt.number:
@@ -209,9 +209,9 @@ class AttemptLeader:
                 return
 
     def _leave_out_refuted(self, attempt: Attempt) -> None:
-        """Leave out the promises that report a value of which this node has built another state, if the rest is a
-        quorum: then that value was not chosen. Otherwise one voter with another build, or a liar, would block the group
-        for ever with a value that it alone has accepted."""
+        """Leave out promises that report a value for which this node built another state, if the rest is a quorum: then
+        that value was not chosen. Otherwise one voter with another build, or a liar, would block the group permanently
+        with a value that it alone has accepted."""
         rest = {m: found for m, found in attempt.accepted.items() if found is None or not self._is_refuted(found.value)}
         if self._context.electorate.enough(self._instance.head, rest):
             attempt.accepted = rest

@@ -133,7 +133,7 @@ class Participant:
             context.out.add(Train(plan, order.finish_early))
 
     def inform(self, leader: str) -> None:
-        """Tell a leader which plan and roster are here, so that it sends them once."""
+        """Report to a leader which plan and roster this node has, so that it sends them once."""
         instance, context = self._instance, self._context
         if leader != context.config.peer:
             at, latest = position_of(instance.head), self._timeouts.latest

@@ -66,7 +66,7 @@ class Voter:
         self.consider(body.attempt)
 
     def propose_short(self, message: msg.ShortProposalMessage) -> bool:
-        """Do as `propose`, with the roster that is here. Return False where it is not: the leader sends it then."""
+        """Do as `propose`, with this node's roster. Return False if it has none: the leader then sends it."""
         exchange = self._instance.exchanges.get(message.roster)
         if exchange is None:
             return False

@@ -1,4 +1,4 @@
-"""Who votes, who leads, who owns a slice, and which votes are enough: functions of the head, alike for every voter."""
+"""The voters, leader and slice owners of a head, and its quorum: functions of the head, alike for every voter."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Electorate:
 
     @staticmethod
     def members_needed(members: int) -> int:
-        """Return how many votes of so many members a certificate needs; in `witness` mode the witness's may be one."""
+        """Return how many votes of `members` a certificate needs; in `witness` mode the witness's may be one."""
         return members // 2 + 1
 
     def enough(self, head: Head, voters: Collection[Member]) -> bool:

@@ -1,4 +1,4 @@
-"""What signed bodies prove: promises, accepted values, votes, certificates, contradictions. Raises
+"""Proofs by signed bodies: promises, accepted values, votes, certificates, contradictions. Raises
 `ProtocolViolation`."""
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ class Evidence:
         return (body.attempt, body.value) == (accepted.attempt, value)
 
     def justified(self, promises: Iterable[Signed], head: Head, head_hash: bytes, attempt: int) -> ForcedBy:
-        """Check the promises behind a proposal: those of a quorum, for this attempt; the first attempt needs none.
-        Return the value they force.
+        """Check the promises of a proposal: those of a quorum, for this attempt; the first attempt needs none. Return
+        the value they force.
 
         The voters do this themselves instead of trusting the leader."""
         if not needs_promises(attempt):
@@ -231,7 +231,7 @@ class Evidence:
 
 
 class ForcedBy(msgspec.Struct, frozen=True):
-    """What checked promises leave to a proposal: `accepted`, or any value if None."""
+    """The value that checked promises allow a proposal: `accepted`, or any value if None."""
 
     accepted: msg.AcceptedValue | None
     voters: tuple[Member, ...] = ()

@@ -51,5 +51,5 @@ class OpenedRoster:
         return tuple(found[index] for index in range(len(self.owners)))
 
     def leads_to(self, value: Head) -> bool:
-        """Return whether a proposed head follows from this roster. What its state hash is, every voter builds."""
+        """Return whether a proposed head follows from this roster. Every voter builds its state hash itself."""
         return value == msgspec.structs.replace(self.next, state_hash=value.state_hash) and len(value.state_hash) == 32

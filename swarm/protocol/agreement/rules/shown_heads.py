@@ -17,7 +17,7 @@ VOTERS_MAX: Final = 4096
 
 
 class ShownHeads:
-    """Which voters have sent which heads to a witness."""
+    """The heads that each voter has sent to a witness."""
 
     def __init__(self) -> None:
         self._voters: dict[str, Member] = {}  # the latest incarnation of each peer

@@ -1,4 +1,4 @@
-"""Which keys vouch for the peers of a head, and how many peers each may bring in, directly or through others."""
+"""Sponsors of a head's peers: keys that vouch for them, and how many each may admit, directly or through others."""
 
 from __future__ import annotations
 
