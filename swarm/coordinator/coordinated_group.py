@@ -1,8 +1,8 @@
 """The coordinator's part in one group: the whole run, or the replicas of one stage. It keeps no weights while they
 change; the last ones are brought and kept by `swarm.coordinator.last_states`.
 
-What it decides stands in `swarm.protocol.agreement.coordination`. Here its node is told of the other groups: a group
-begins once it has a peer and the run has `min_peers` in all groups. A stage may lose all of its replicas, and go on
+Its decisions are in `swarm.protocol.agreement.coordination`. This module informs its node of the other groups: a group
+begins once it has a peer and the run has `min_peers` in all groups. A stage may lose all of its replicas, and continue
 from an older commit. `RunProgress.fast_forward` then brings that to the position of the other stages: what the stage
 learned since is lost, but its weights are of the same epoch as theirs. That stays outside the node, which knows one
 group.
@@ -45,7 +45,7 @@ STEPS_ASIDE_S: Final = 3.0  # a group's number of waiting peers counts this long
 
 
 class CoordinatedGroup:
-    """One group's driver, and what the other groups and people are told of it."""
+    """One group's driver, and its reports to the other groups and the operator."""
 
     def __init__(
         self,
@@ -142,12 +142,12 @@ class CoordinatedGroup:
 
     @property
     def may_go_on(self) -> bool:
-        """Whether so many members are connected that the group may need no new term."""
+        """Whether enough members are connected that the group may need no new term."""
         return len(self.head.members) - len(self.away) >= self.head.quorum
 
     @property
     def phase(self) -> str:
-        """What the coordinator does, for people."""
+        """The coordinator's activity, for display."""
         return self.driver.phase if self.head.members else "waiting for peers"
 
     async def run(self) -> None:
@@ -174,7 +174,7 @@ class CoordinatedGroup:
             self.tell(event, fields)
 
     def tell(self, event: str, fields: dict[str, Field]) -> None:
-        """Tell people and the tasks that wait for `told` of an event of this group."""
+        """Report an event of this group to the operator and the tasks that wait for `told`."""
         stage = {} if self.stage is None else {"stage": self.stage}
         self._host.events.emit(event, **fields, **stage)
         self.last_told[event] = fields

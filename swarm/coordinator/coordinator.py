@@ -60,7 +60,7 @@ NOTIFIED: Final = frozenset({"quorum_lost", "run_completed", "second_process"})
 
 @dataclass(frozen=True)
 class CoordinatorConfig:
-    """What `peer coordinate` is started with."""
+    """The options of `peer coordinate`."""
 
     home: Path
     run: RunConfig | None

@@ -1,7 +1,7 @@
 """The end of a gossip run at its coordinator: each peer makes its own last round, and leaves with its own weights.
 
-There is no common state to keep. The coordinator only remembers that the run is over, so that it can tell who comes
-later. It goes by the peers' records: none of them is proved, and nothing but that word depends on them.
+There is no common state to keep. The coordinator only remembers that the run is over, so that it can inform later
+peers. It goes by the peers' records: none of them is proved, and only that answer depends on them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from swarm.run.home import Home
 
 
 class GossipEnd:
-    """Whether a gossip run of so many `rounds` (0: no end) is over."""
+    """Whether a gossip run of that many `rounds` (0: no end) is over."""
 
     def __init__(self, home: Home, rounds: int, events: EventLog) -> None:
         self._home, self._rounds, self._events = home, rounds, events
@@ -39,8 +39,8 @@ class GossipEnd:
             self._events.emit("run_completed", round=self._rounds)
 
     def sees(self, records: Iterable[MemberRecord]) -> bool:
-        """Return whether the run is over, now that these are its records: a peer has made its last round, and no peer
-        is there that has yet to."""
+        """Return whether the run is over, by these records of it: a peer has made its last round, and no present peer
+        has yet to."""
         rounds = [record.round for record in records if record.role == "full"]
         self._done |= any(number >= self._rounds for number in rounds)
         self.is_over = self._done and all(number >= self._rounds for number in rounds)

@@ -54,7 +54,7 @@ class LastStates:
         stores: Sequence[SnapshotStore],
         announce: Callable[[], Awaitable[None]],
     ) -> None:
-        """What `stores` serve now has been read from disk. `announce`: tells the members what `phase` is now."""
+        """The states that `stores` serve now were read from disk. `announce` publishes the present `phase`."""
         self._place, self._groups, self._stores, self._announce = place, groups, stores, announce
         self._on_disk = {name for store in stores for name in store.state_hashes}
         self._fetching = 0
@@ -66,7 +66,7 @@ class LastStates:
 
     @property
     def phase(self) -> str:
-        """What is done about states that are not kept yet; empty where there are none."""
+        """The phase while states are not kept yet; empty where there are none."""
         if not any(group.lacks_last_state for group in self._groups):
             return ""
         return FETCHING if self._fetching else WANTING

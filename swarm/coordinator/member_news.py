@@ -1,6 +1,6 @@
-"""What the members say of themselves, summed up for the coordinator's screen and event log: it trains nothing itself.
+"""Reports of the members, summed up for the coordinator's screen and event log: it trains nothing itself.
 
-These are claims. People read them; no round depends on them.
+These are claims, for display; no round depends on them.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ def unsaved(view: Mapping[str, MemberRecord]) -> dict[str, str]:
 
 
 def news_since(told: Mapping[str, Field], news: Mapping[str, Field]) -> dict[str, Field]:
-    """Return what of `news` was not `told`; empty if that is nothing."""
+    """Return the part of `news` not yet in `told`; may be empty."""
     if not news or all(news[name] == told.get(name) for name in ("round", "loss", "val_loss")):
         return {}
     return {**news, "val_loss": None} if news["val_loss"] == told.get("val_loss") else dict(news)
 
 
 def summed_up(view: Mapping[str, MemberRecord]) -> dict[str, Field]:
-    """Return the newest round that a peer that trains has finished, and of those that stand there the mean loss and the
-    lowest of the latest held-out losses; of all that train the steps and bytes. Empty before the first round."""
+    """Return the newest round that a peer that trains has finished, and of the peers at that round the mean loss and
+    the lowest of the latest held-out losses; of all that train the steps and bytes. Empty before the first round."""
     records = [record for record in view.values() if record.role in TRAINING]
     newest = max((record.round for record in records), default=0)
     if newest < 1:

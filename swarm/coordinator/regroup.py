@@ -1,4 +1,4 @@
-"""The operator's regroup, in the coordinator that runs: every group is asked, and what came of it is told."""
+"""The operator's regroup, in the running coordinator: every group is asked, and the outcome is reported."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def serve_requests(home: Home, groups: Sequence[CoordinatedGroup], log: Ev
 
 
 async def regroup_all(groups: Sequence[CoordinatedGroup], request: RegroupRequest) -> tuple[GroupOutcome, ...]:
-    """Ask all groups for a new term; return what came of it."""
+    """Ask all groups for a new term; return the outcome."""
     found: dict[int, GroupOutcome] = {}
 
     async def one(index: int, group: CoordinatedGroup) -> None:
@@ -67,10 +67,10 @@ async def regroup_all(groups: Sequence[CoordinatedGroup], request: RegroupReques
 
 
 async def regroup(group: CoordinatedGroup, request: RegroupRequest) -> GroupOutcome:
-    """Ask one group for a new term, wait until it has decided and stands there.
+    """Ask one group for a new term, wait until it has decided and is in that term.
 
-    In a run that only the operator continues, members that do not answer may be alive and go on elsewhere: what they do
-    then is lost. So the operator must name each of them."""
+    In a run that only the operator continues, members that do not answer may be alive and continue elsewhere: their
+    work is then lost. So the operator must name each of them."""
     config, away = group.driver.config, group.away
     unnamed = tuple(peer for peer in away if peer not in request.without)
     if config.mode != "required" and unnamed and not group.may_go_on:
@@ -102,8 +102,8 @@ async def regroup(group: CoordinatedGroup, request: RegroupRequest) -> GroupOutc
 
 
 async def _beginning(group: CoordinatedGroup) -> GroupOutcome:
-    """Return what comes of a group that has not begun. Of a restored coordinator the operator's word is all that was
-    missing if enough peers are there: then it begins at once."""
+    """Return the outcome for a group that has not begun. A restored coordinator lacks only the operator's word if
+    enough peers are connected: then it begins at once."""
     connected, restored = group.connected, "coordinator_restored" in group.last_told
     if connected and await group.told.until(lambda: bool(group.head.members), SPARE_S):
         head = group.head

@@ -1,6 +1,6 @@
-"""What the operator asks of a running coordinator (`peer regroup`), and its answer: two files in its home.
+"""The operator's request to a running coordinator (`peer regroup`), and its answer: two files in its home.
 
-They need no port and no secret: who may write there may also read the run's key. This half needs no torch.
+They need no port and no secret: a user who may write there may also read the run's key. This half needs no torch.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ class RegroupRequest(msgspec.Struct, frozen=True):
 
 
 class GroupOutcome(msgspec.Struct, frozen=True):
-    """What came of it in one group."""
+    """The outcome in one group."""
 
     outcome: Outcome
-    """`begun`: its first term has begun meanwhile. `withdrawn`: the group goes on by itself. `would_undo`: nothing
+    """`begun`: its first term has begun meanwhile. `withdrawn`: the group continues by itself. `would_undo`: nothing
     was done, since rounds would be undone. `silent`: no peer has answered that holds a state. `unnamed`: nothing was
     done, since members do not answer that the operator has not named. `unbegun`: too few peers are there to begin."""
     stage: int | None
     round: int
-    """The last committed one; of a new term, the one from which it goes on."""
+    """The last committed one; of a new term, the one from which it continues."""
     term: int = 0
     members: int = 0
     reason: str = ""
@@ -62,7 +62,7 @@ class GroupOutcome(msgspec.Struct, frozen=True):
     undone: int = 0
     """How many rounds would be undone."""
     branches: tuple[str, ...] = ()
-    """Where the group could go on, the furthest first, if not at one round only."""
+    """The rounds from which the group could continue, the furthest first, if more than one."""
     needed: int = 0
     """With how many peers, of all its groups, the run begins."""
     restored: bool = False

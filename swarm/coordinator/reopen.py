@@ -2,7 +2,7 @@
 
 The rules of a run never change. As long as no peer has committed there is nothing to keep, so another RUN.toml makes
 another run in the same home, with the same key. `HOME/unbegun` says that no commit was seen; homes without it are of
-runs that began. What was replaced last stays in `HOME/replaced`: members may have begun while the coordinator was away.
+runs that began. The run replaced last stays in `HOME/replaced`: members may have begun while the coordinator was away.
 """
 
 from __future__ import annotations

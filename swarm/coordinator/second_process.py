@@ -1,8 +1,8 @@
 """Two processes with one coordinator's key, as where its home was copied: each would sign a history of its own.
 
-The one that starts looks for the other before it listens: it dials where the coordinator of its home was last, and
-where the record that members keep says that it is. A connection proves that a process with the key lives; the record of
-one that has ended proves nothing. It then tells that process, so that its operator learns of it too, and stops.
+The one that starts looks for the other before it listens: it dials where the coordinator of its home was last, and at
+the addresses in its record at the members. A connection proves that a process with the key lives; the record of one
+that has ended proves nothing. It then informs that process, so that its operator learns of it too, and stops.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class SecondProcess(msgspec.Struct, frozen=True):
 
 
 class Noted(msgspec.Struct, frozen=True):
-    """Says that the operator is told."""
+    """Confirms that the operator is informed."""
 
 
 SECOND: Final = Method("coordinator.second", SecondProcess, Noted, access="open")

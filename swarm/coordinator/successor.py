@@ -1,8 +1,8 @@
-"""Who goes on when a coordinator's machine is lost: the operator who keeps a file with its key, locked by a passphrase.
+"""The successor of a lost coordinator's machine: the operator who keeps a file with its key, locked by a passphrase.
 
-The key is the run's authority: all invites, bans and terms rest on it, so who has it is the coordinator, and without it
-no other can become one. The file holds it as `nacl.secret.SecretBox` encrypts it, under a key that Argon2id
-(RFC 9106) derives from the passphrase, and the addresses of peers of the run, which are no secret.
+The key is the run's authority: all invites, bans and terms rest on it, so its holder is the coordinator, and without it
+no machine can become one. The file holds it as `nacl.secret.SecretBox` encrypts it, under a key that Argon2id (RFC
+9106) derives from the passphrase, and the addresses of peers of the run, which are no secret.
 
 The machine that takes over gets everything else from the members. It begins as one whose disk was put back from a
 backup: it votes on nothing and starts no term before the operator says so.
@@ -45,7 +45,7 @@ _OPS, _MEMORY = argon2id.OPSLIMIT_MODERATE, argon2id.MEMLIMIT_MODERATE  # 256 Mi
 
 
 class SuccessorFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a successor keeps."""
+    """The content of a successor's file."""
 
     run: Annotated[str, msgspec.Meta(max_length=64)]
     """The run's name."""
@@ -180,7 +180,7 @@ async def take_over(home: Home, successor: Successor) -> None:
 
 
 async def _bring(client: RunClient, place: Place, stage: int, owner: Identity) -> None:
-    """Fetch the last state of a stage and keep it. Rounds go on meanwhile: then the next one is tried."""
+    """Fetch the last state of a stage and keep it. If a round ends meanwhile, the next state is tried."""
     failure = NetworkError("no peer of the run proves and holds its weights: start a member, then try again")
     for attempt in range(TRIES):
         if attempt:

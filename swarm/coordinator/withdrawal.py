@@ -1,8 +1,8 @@
-"""What the operator takes back with `peer coordinate`: a peer, all that came by one invite, the invite printed so far.
+"""Withdrawals by the operator (`peer coordinate`): a peer, all that came by one invite, the invite printed so far.
 
 A ban of a peer takes its guests as well, and theirs, but for those that the operator names: they may be keys of that
-peer. The printed invite keeps the guests that are there: members of a last head, and peers with a record. A key that
-came once is not there.
+peer. The printed invite keeps its present guests: members of a last head, and peers with a record. A key that came once
+is not present.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LOOK_S: Final = 0.25
 
 @dataclass(frozen=True)
 class NamedBans:
-    """What `--ban` and `--keep` name."""
+    """The peers that `--ban` and `--keep` name."""
 
     peers: frozenset[str]
     withdrawn: Mapping[bytes, frozenset[bytes]]
@@ -77,9 +77,9 @@ async def withdraw_printed(
     groups: Sequence[CoordinatedGroup],
     kept: Iterable[str],
 ) -> None:
-    """Withdraw the invite printed so far: of the peers that came by it those stay that are there, and those `kept`.
+    """Withdraw the invite printed so far: of the peers that came by it, the present ones and those `kept` stay.
 
-    Tells whom it keeps. It takes some seconds, in which the peers come back to a coordinator that was away."""
+    Reports which peers it keeps. It takes some seconds, in which the peers come back to a coordinator that was away."""
     host, home, manifest = place.host, place.home, place.manifest
     named, told = kept_keys(kept), list[str]()
     dropped = 0
@@ -103,7 +103,7 @@ async def withdraw_printed(
 async def _seen(
     membership: Membership[MemberRecord], groups: Sequence[CoordinatedGroup], met: bool
 ) -> dict[str, MemberRecord]:
-    """Return the records of the peers that are there. `met`: whether guests of the invite have been here."""
+    """Return the records of the present peers. `met`: whether guests of the invite have connected."""
     seen: dict[str, MemberRecord] = {}
     with trio.move_on_after(TTL_S + REFRESH_S):
         while True:

@@ -44,7 +44,7 @@ _PAGE: Final = Path(__file__).parent / "page"
 
 @dataclass(frozen=True)
 class Gateway:
-    """What requests are answered with."""
+    """The backend that answers requests."""
 
     model: ModelClient
     template: ChatTemplate

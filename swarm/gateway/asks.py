@@ -1,4 +1,4 @@
-"""What clients ask for: the bodies of OpenAI's two requests, checked. What is not supported is refused by name.
+"""Requests of clients: the bodies of OpenAI's two requests, checked. Unsupported parameters are refused by name.
 
 A parameter that is null counts as absent. One with the value that changes nothing is ignored, and the response says so.
 """
@@ -38,7 +38,7 @@ _EMPTY_IN_MESSAGES: Final[tuple[Any, ...]] = (None, False, [], {}, "")
 
 
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a stream has beside the answer."""
+    """Parts of a stream beside the answer."""
 
     include_usage: bool = False
 

@@ -26,7 +26,7 @@ class Total:
     failovers: int = 0
 
     def add(self, answer: TextAnswer, failovers: int) -> None:
-        """Add an answer, for which so many servers were replaced."""
+        """Add an answer, for which this many servers were replaced."""
         self.answers += 1
         self.tokens += answer.tokens
         self.timed += max(0, answer.tokens - 1)
@@ -52,7 +52,7 @@ class Conversation:
         self._session: RemoteSession | None = None
 
     async def answer(self, text: str) -> AsyncGenerator[str, None]:
-        """Say `text` and yield the answer. What came of it counts as said, should the caller stop early; a message
+        """Say `text` and yield the answer. A partial answer counts as said, should the caller stop early; a message
         without an answer does not. Raises ConfigError, NetworkError.
 
         Use it with `aclosing`.
@@ -85,7 +85,7 @@ class Conversation:
         return 0 if self._session is None else len(self._session.tokens)
 
     def _continued(self, ids: Sequence[int]) -> tuple[RemoteSession, Sequence[int]]:
-        """Return the session to go on with, and the tokens that it does not have."""
+        """Return the session to continue with, and the tokens that it does not have."""
         held = self._session
         if held is not None and len(held.tokens) < len(ids) and list(ids[: len(held.tokens)]) == held.tokens:
             return held, ids[len(held.tokens) :]

@@ -1,4 +1,4 @@
-"""Errors as OpenAI's interface tells them: a status, and a JSON body with message, type, parameter and code."""
+"""Errors as OpenAI's interface reports them: a status, and a JSON body with message, type, parameter and code."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class ApiError(Exception):
 
 
 def as_api_error(error: BarnraiseError) -> ApiError:
-    """Return what a client is told of an error of the servers, the network or the conversation."""
+    """Return the reply to a client for an error of the servers, the network or the conversation."""
     if isinstance(error, TemplateFailed):
         return ApiError(400, str(error), code="chat_template_failed", param="messages")
     if isinstance(error, ConfigError):

@@ -1,4 +1,4 @@
-"""Who may ask, and how much: API keys, requests a minute and requests at once of each key."""
+"""Limits of requests: API keys, and each key's requests a minute and requests at once."""
 
 from __future__ import annotations
 

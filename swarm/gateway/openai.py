@@ -20,7 +20,7 @@ DONE: Final = b"data: [DONE]\n\n"
 
 class AnswerFormat:
     """The format of the answers to one request. `is_bytes`: a token is a byte. `logprobs`: how many of the likeliest
-    tokens are told; None: none. `hidden`: tokens that are not in the text."""
+    tokens are reported; None: none. `hidden`: tokens that are not in the text."""
 
     def __init__(
         self, kind: Kind, model: str, is_bytes: bool, logprobs: int | None, hidden: Collection[int] = ()
@@ -110,7 +110,7 @@ class AnswerFormat:
         return {**told, _name(drawn.token, words): drawn.logprob}
 
     def _bytes(self, token: int, word: str) -> list[int] | None:
-        """Return a token's bytes; None where they are a part of a letter, which the tokenizer does not tell."""
+        """Return a token's bytes; None where they are a part of a letter, which the tokenizer does not reveal."""
         if self._is_bytes:
             return [token] if token < 256 else None
         return None if _UNFINISHED in word else list(word.encode())

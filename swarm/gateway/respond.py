@@ -35,8 +35,8 @@ class ClientGone(Exception):
 
 
 async def read_body(receive: Receive, take: Callable[[int], None]) -> bytes:
-    """Return the body of a request; `take` is told of each part's bytes, and may raise. Raises ApiError for one that is
-    too large or slow, ClientGone."""
+    """Return the body of a request; `take` receives each part's size in bytes, and may raise. Raises ApiError for one
+    that is too large or slow, ClientGone."""
     too_large = ApiError(413, f"the body has more than {BODY_BYTES_MAX} bytes: send less", code="body_too_large")
     body, size = bytearray(), 0
     with trio.move_on_after(BODY_S):

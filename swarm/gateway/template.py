@@ -89,5 +89,5 @@ def plain_conversation(messages: Sequence[ChatMessage]) -> str:
 
 
 def _spaced(content: str) -> str:
-    """Return a text with a space before it. An answer mostly begins with one, and stays the tokens that it was."""
+    """Return a text with a space before it. An answer usually begins with one, and keeps its tokens that way."""
     return content if content[:1].isspace() else f" {content}"

@@ -1,4 +1,4 @@
-"""What a peer needs to take part in a gossip run, and what the run's manifest fixes."""
+"""Context of a peer in a gossip run, and the settings fixed by the run's manifest."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from swarm.state.snapshots import SnapshotStore
 
 @dataclass(frozen=True)
 class GossipRules:
-    """What the manifest of a gossip run fixes."""
+    """Settings fixed by the manifest of a gossip run."""
 
     run_id: str
     genesis: bytes
@@ -70,7 +70,7 @@ class GossipTrainer(Protocol):
 
 
 class GossipListener(Protocol):
-    """Knows the other peers, and is told of each step (`swarm.gossip.peer`)."""
+    """Knows the other peers, and receives each step (`swarm.gossip.peer`)."""
 
     def others(self) -> Mapping[str, PeerView]:
         """Return the other live members of the run, as their records say."""
@@ -87,7 +87,7 @@ class GossipListener(Protocol):
 
 @dataclass(frozen=True)
 class GossipContext:
-    """What one peer takes part in a gossip run with."""
+    """The parts with which one peer takes part in a gossip run."""
 
     me: Member
     host: Host

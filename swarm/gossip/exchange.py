@@ -27,7 +27,7 @@ CALLS: Final = 3  # hides the round trip of a fast link
 
 @dataclass(frozen=True)
 class Terms:
-    """What a proposal and its answer settled."""
+    """The terms that a proposal and its answer settled."""
 
     id: bytes
     partner: str
@@ -58,7 +58,7 @@ class PairExchange:
         self._owed = {(half, index) for half in msg.HALVES for index in range(outgoing.coding.count)}
 
     async def run(self) -> None:
-        """Run until the partner's update is here, or the exchange fails."""
+        """Run until the partner's update has arrived, or the exchange fails."""
         try:
             with self._scope:
                 async with trio.open_nursery() as nursery:
@@ -74,7 +74,7 @@ class PairExchange:
             self.over.set()
 
     async def leave(self) -> None:
-        """End the exchange, and tell the partner if it can be reached."""
+        """End the exchange, and notify the partner if it can be reached."""
         self._scope.cancel()
         message = msg.Leave(self.terms.id)
         try:

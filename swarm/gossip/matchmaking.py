@@ -2,8 +2,8 @@
 
 A peer that has done its inner steps proposes to others at random. A peer agrees if it is ready too or will be in time,
 and refuses other proposals from then on; there is no queue. Where two propose to each other at once, the proposal of
-the lower peer id stands. After a partner that fails another is asked; with none left, or at its deadline, the peer goes
-on alone.
+the lower peer id wins. After a partner that fails another is asked; with none left, or at its deadline, the peer
+continues alone.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ Examine = Callable[[PairExchange], Awaitable[None]]
 
 
 class Matchmaker:
-    """Finds partners, and runs exchanges in `tasks`. `heard` collects the rounds that peers told, newer than their
-    records; at most `MEMBERS_MAX` that were not asked."""
+    """Finds partners, and runs exchanges in `tasks`. `heard` collects the rounds that peers reported, newer than their
+    records; at most `MEMBERS_MAX` of peers that were not asked."""
 
     def __init__(
         self, host: Host, timeouts: AdaptiveTimeouts, events: EventLog, tasks: trio.Nursery, heard: dict[str, int]

@@ -1,7 +1,7 @@
-"""Bounds on the norms of a partner's update: from what this peer itself has seen lately, never from claims.
+"""Bounds on the norms of a partner's update: from this peer's own recent measurements, never from claims.
 
 A delta is compared with this peer's own deltas: NoLoCo's peers train alike. A phi is compared with this peer's phi:
-replicas stay within a few steps of each other, and the distances of earlier exchanges say how far that is.
+replicas stay within a few steps of each other, and the distances of earlier exchanges show how far that is.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STRAYED_AT: Final = 3  # different partners in a row whose weights were too far 
 
 
 class NormHistory:
-    """The norms that one peer has seen lately. `steps`: H, the most inner steps of a round."""
+    """The norms that one peer has seen recently. `steps`: H, the most inner steps of a round."""
 
     def __init__(self, steps: int) -> None:
         self._steps = steps

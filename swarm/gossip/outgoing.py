@@ -42,7 +42,7 @@ class OutgoingUpdate:
         return await trio.to_thread.run_sync(self.coding.delta_norm, self._delta)
 
     async def half(self, which: Half) -> Packed:
-        """Return one half, when it is there. Raises RoundDiscarded if it never will be."""
+        """Return one half, once it exists. Raises RoundDiscarded if it never will."""
         if which == "phi":
             return await self.phi()
         await self.delta_ready.wait()
@@ -59,7 +59,7 @@ class OutgoingUpdate:
             await trio.to_thread.run_sync(self.coding.restore_residual, self._delta)
 
     async def close(self) -> None:
-        """Encode no more: theta is about to change. What is encoded already can still be fetched."""
+        """Encode no more: theta is about to change. Already encoded parts can still be fetched."""
         async with self._packing:
             self._closed = True
             self.delta_ready.set()

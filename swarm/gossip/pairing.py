@@ -19,7 +19,7 @@ CLAIM_MAX: Final = 4.0  # no peer counts as faster than this many times the medi
 
 @dataclass(frozen=True)
 class PeerView:
-    """What is known of another live peer."""
+    """This peer's view of another live peer."""
 
     round: int
     speed: float = 0.0

@@ -1,6 +1,6 @@
 """One volunteer's peer in a gossip run: what `swarm.training.replica` is to other runs.
 
-Checkpoints hold this peer's own weights and momentum, as there are no common ones. After a restart the peer goes on
+Checkpoints hold this peer's own weights and momentum, as there are no common ones. After a restart the peer continues
 from them or, if the others are too far ahead by then, from the weights of another peer.
 """
 
@@ -125,7 +125,7 @@ class _GossipParticipant:
         self._membership = Membership(context.node, host, MEMBERS, manifest.run_id, self._describe)
 
     async def run(self) -> None:
-        """Raises ResourceError if the state is lost, as the disk is full and no other peer is there."""
+        """Raises ResourceError if the state is lost, as the disk is full and there is no other peer."""
         try:
             async with self._upkeep.open(lambda: self._engine.head) as tasks:
                 tasks.start_soon(self._membership.run)
@@ -193,7 +193,7 @@ class _GossipParticipant:
 
     async def _save_last(self, head: Head) -> None:
         """Save the state of a peer that leaves, if it has learned anything. Each peer's weights are its own, but any
-        will do for the run: none waits for room while another peer is there, whose id is less so that not all rely on
+        will do for the run: none waits for room while there is another peer with a lower id, so that not all rely on
         each other."""
         home, events = self._context.home.path, self._context.host.events
 

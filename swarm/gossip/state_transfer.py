@@ -1,8 +1,8 @@
 """State transfer in a gossip run: a peer serves its own state, and fetches another's when it joins late or strays.
 
-No quorum stands behind a state here, as no two peers hold the same. A joiner takes one peer's weights, checked against
-the hash that this peer named. Of its round no more is believed than the group bears out: the median of the others'
-records, and the median of the peers that answered.
+No quorum certifies a state, as no two peers hold the same. A joiner takes one peer's weights, checked against the hash
+that this peer named. Its round is believed only as far as the group confirms it: the median of the others' records, and
+the median of the peers that answered.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What a client of a served model needs: its servers' records, routes through them, and sessions. No torch."""
+"""Inference for a client of a served model: servers' records, routes through them, and sessions. No torch."""

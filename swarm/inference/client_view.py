@@ -1,4 +1,4 @@
-"""What a client knows of the servers: their records, the measured ways to them, and those that have failed it."""
+"""A client's view of the servers: their records, the measured ways to them, and those that have failed it."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ class Patience:
     """How long the sessions of a client wait for servers that are missing."""
 
     wait_s: float = TOLD_S
-    """Then the answer fails, and may go on later."""
+    """Then the answer fails, and may continue later."""
     tell: Callable[[str], None] = _untold
-    """Is told what is missing, once each time."""
+    """Called with what is missing, once each time."""
     comes_back: Callable[[], bool] = _unknown
     """Whether a server that is missing is known to come back: it is waited for as long as that is so."""
 
 
 class NoServers(NetworkError):
-    """Some block of the model has no server now. The session is as it was, and can go on later."""
+    """Some block of the model has no server now. The session is unchanged, and can continue later."""
 
 
 class ServersView:
@@ -69,7 +69,7 @@ class ServersView:
         self._patience, self._told = patience or Patience(), float("-inf")
 
     async def refresh(self, age_s: float = FRESH_S) -> None:
-        """Read the records, unless they were read less than `age_s` ago. What cannot be read stays as it is."""
+        """Read the records, unless they were read less than `age_s` ago. Unreadable records stay as they are."""
         async with self._reading:
             if trio.current_time() - self._read_at < age_s:
                 return
@@ -129,8 +129,8 @@ class ServersView:
         wire: WireType | None = None,
         also: Iterable[str] = (),
     ) -> Route | None:
-        """Return a route that keeps these hops and fills the gaps, or None. `avoids`: the servers to do without, beside
-        `also`. `commit`: of which all servers are. `wire`: the type of hidden states, which they take."""
+        """Return a route that keeps these hops and fills the gaps, or None. `avoids`: the servers to avoid, beside
+        `also`. `commit`: the one that all servers have. `wire`: the type of hidden states, which they take."""
         served = {peer: record for peer, record in self.records.items() if record.has(commit) and record.takes(wire)}
         view = self._view(served)
         without = {*also, *self.conduct.without(avoids), *(hop.peer for hop in kept)}

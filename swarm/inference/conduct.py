@@ -1,7 +1,7 @@
-"""How servers have behaved towards one client: whom it does without, for how long, and how slow they truly were.
+"""Conduct of servers towards one client: which ones it avoids, for how long, and how slow they truly were.
 
-A server's word about itself is taken: that it is full, or about to leave. Its word about another one is a claim, and
-either of the two may be at fault; so are their figures of speed. What counts is what this client has seen.
+A server is believed about itself: that it is full, or about to leave. Its report about another one is a claim, and
+either of the two may be at fault; so are their figures of speed. Only this client's own measurements count.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Avoids = Literal["all", "bad", "absent", "none"]
 
 
 class ServerConduct:
-    """What one client remembers of the servers of one model."""
+    """One client's memory of the servers of one model."""
 
     def __init__(self, clock: Callable[[], float] = trio.current_time) -> None:
         self._clock = clock
@@ -89,7 +89,7 @@ class ServerConduct:
 
     def measured(self, peers: Iterable[str], excess_ms: float) -> None:
         """Note how much longer than foretold a token took that these servers computed together. Which one was slow
-        shows when they work with others: of each the least counts that was seen lately."""
+        shows when they work with others: each server's lowest recent value counts."""
         now = self._clock()
         if len(self._excess) > CLAIMS_MAX:
             self._excess = {peer: seen for peer, seen in self._excess.items() if now - seen[1] < SLOW_S}

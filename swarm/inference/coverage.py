@@ -1,4 +1,4 @@
-"""Who holds which blocks, and what is wrong where a block has no server that takes sessions. Pure."""
+"""The servers of each block, and the fault where a block has no server that takes sessions. Pure."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _BEST_FIRST: Final[tuple[BlockState, ...]] = ("held", "full", "silent", "arrivin
 
 
 def server_state(record: ServerRecord, now: float, full: bool = False, silent: bool = False) -> BlockState:
-    """Return what a server is for new sessions. `full`: it has refused one for want of room; `silent`: it has failed
-    this client lately."""
+    """Return a server's state for new sessions. `full`: it has refused one for lack of room; `silent`: it has recently
+    failed this client."""
     if record.leaving:
         return "leaving"
     if not record.serves(now):

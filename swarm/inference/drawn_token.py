@@ -1,4 +1,4 @@
-"""What a session yields."""
+"""The tokens that a session yields."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which server of a route is done without, after what it said, or did not say, in one answer."""
+"""Choice of the server to replace in a route, by the messages that it sent, or failed to send, during one answer."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class RouteJudge:
         return 0.0 if self._tries <= 2 else min(PAUSE_S * 2.0 ** (self._tries - 3), PAUSE_MAX_S)
 
     def patience_s(self, route: Route, tokens: int) -> float:
-        """Return how long to wait for the next token of a route that has so many to compute first."""
+        """Return how long to wait for the next token of a route that must compute this many first."""
         usual_s = max(REPLACED_S, FORETOLD_TIMES * self._servers.foretold_ms(route) / 1000)
         return min(usual_s * 2.0**self.stalls, STALL_S) + TOKEN_S * tokens
 
@@ -79,7 +79,7 @@ class RouteJudge:
         return peer
 
     def refused(self, route: Route, place: int, message: SessionRefused, prefix: str) -> str | None:
-        """A server, which is seen at an address prefix, refuses to go on."""
+        """A server, seen at an address prefix, refuses to continue."""
         peer, cause = route[place].peer, message.cause
         self._refusals[peer] += 1
         too_often = self._refusals[peer] >= REFUSALS_MAX

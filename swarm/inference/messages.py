@@ -1,11 +1,11 @@
-"""What block servers and clients say to each other over flows (`peer.net.flow`).
+"""Messages between block servers and clients over flows (`peer.net.flow`).
 
     client -> server    StartSession, PassTokens (to the first), Replay, Rewind, Allow, EndSession
     server -> client    SessionStarted, SessionRefused, TokenDrawn, NeighbourLost
     server -> server    PassTokens, with hidden states as the payload; from the last to the first the drawn token
 
-A session is the client's: it starts the session at each server of its route, and says to each from which peer tokens
-come and to which they go. A server takes tokens of a session from that peer or the client, and from no other.
+A session is the client's: it starts the session at each server of its route, and names to each the peers that send it
+tokens and receive its own. A server takes tokens of a session from that peer or the client, and from no other.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Cause = Literal["gap", "full", "shape", "value", "not_finite", "unknown", "span"
 
 
 class StartSession(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """Begins a session at a server, or wires one that is there again."""
+    """Begins a session at a server, or rewires an existing one."""
 
     session: SessionId
     revision: Revision
@@ -69,11 +69,11 @@ class SessionStarted(msgspec.Struct, frozen=True, array_like=True, tag=2):
     session: SessionId
     revision: Revision
     have: Position
-    """The positions that are here."""
+    """The positions that this server has."""
 
 
 class SessionRefused(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """The server cannot begin the session, or cannot go on with it."""
+    """The server cannot begin the session, or cannot continue it."""
 
     session: SessionId
     revision: Revision
@@ -83,7 +83,7 @@ class SessionRefused(msgspec.Struct, frozen=True, array_like=True, tag=3):
 
 
 class PassTokens(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """The next tokens of a session; behind the first server with their hidden states (count, C) as the payload."""
+    """The next tokens of a session; after the first server with their hidden states (count, C) as the payload."""
 
     session: SessionId
     position: Position
@@ -93,7 +93,7 @@ class PassTokens(msgspec.Struct, frozen=True, array_like=True, tag=4):
 
 
 class Replay(msgspec.Struct, frozen=True, array_like=True, tag=5):
-    """Asks a server to send again what it has sent of a session, from a position on."""
+    """Asks a server to resend a session's output from a position on."""
 
     session: SessionId
     revision: Revision
@@ -103,7 +103,7 @@ class Replay(msgspec.Struct, frozen=True, array_like=True, tag=5):
 
 
 class Rewind(msgspec.Struct, frozen=True, array_like=True, tag=6):
-    """Has a server forget what a session has at and behind a position."""
+    """Has a server forget a session's tokens from a position on."""
 
     session: SessionId
     position: Position

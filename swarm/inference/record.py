@@ -108,7 +108,7 @@ class ServerRecord(msgspec.Struct, frozen=True, kw_only=True):
         return wire is None or wire in self.wire
 
     def span(self, of: int) -> Span | None:
-        """Return its blocks, of a model of so many; None if it has none of these."""
+        """Return its blocks, of a model with this many; None if it has none of these."""
         return Span(self.first, min(self.end, of), of) if self.first < of else None
 
 

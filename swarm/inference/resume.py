@@ -1,4 +1,4 @@
-"""How a session goes on after a revision: which server forgets, sends again, or is fed, and from where. Pure."""
+"""Resuming a session after a revision: which server forgets, resends, or is fed, and from which position. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ GAPS_MAX: Final = 3
 
 @dataclass(frozen=True)
 class Resumption:
-    """What the servers of a route, numbered in order, are told."""
+    """Instructions to the servers of a route, numbered in order."""
 
     rewinds: dict[int, int]
     """The position at and behind which a server forgets."""

@@ -1,4 +1,4 @@
-"""Which servers a session goes through: the quickest way from block 0 to the last one. Pure.
+"""The route of a session through servers: the quickest way from block 0 to the last one. Pure.
 
 The borders between blocks are the nodes of a graph, and each server's blocks, or their end, an edge. An edge costs the
 way to the server, the tokens that wait there, and its measured time for these blocks (Dijkstra 1959). Each cost is
@@ -39,7 +39,7 @@ Route = tuple[Hop, ...]
 
 @dataclass(frozen=True)
 class RouteView:
-    """What a client knows of the servers."""
+    """A client's view of the servers."""
 
     blocks: int
     """Of the model."""
@@ -49,7 +49,7 @@ class RouteView:
     way_ms: Callable[[str], float | None]
     """The measured one-way time to a server; None if there is none."""
     penalty_ms: Callable[[str], float] = lambda peer: 0.0
-    """What this client adds to a server's cost, from its own experience."""
+    """The cost that this client adds to a server's, from its own experience."""
 
 
 def find_route(

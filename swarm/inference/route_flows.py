@@ -15,7 +15,7 @@ from swarm.inference.server_flows import ServerFlows
 
 
 class RouteFlows:
-    """What a session says to its servers goes through here."""
+    """All messages of a session to its servers pass through this object."""
 
     def __init__(self, server_flows: ServerFlows) -> None:
         self._server_flows = server_flows
@@ -53,7 +53,7 @@ class RouteFlows:
         return [hop for hop in route if hop.peer not in self._flows or not self._flows[hop.peer].is_open]
 
     def say(self, peer: str, message: ServingMessage) -> bool:
-        """Send a message. Return whether the flow was there."""
+        """Send a message. Return whether the flow existed."""
         try:
             self._flows[peer].send(message)
         except (ConnectionLost, KeyError):

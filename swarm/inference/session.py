@@ -1,8 +1,8 @@
 """A client's session: one text that grows, computed by a chain of servers, any of which can be replaced.
 
-The client has the tokens, so it can have everything computed again. Mostly it need not: a server that is replaced gets
-what the server before it had sent, and the others go on where they are. The same tokens come out, because the noise of
-sampling depends on seed and position alone.
+The client has the tokens, so it can have everything computed again. That is rarely needed: a replacement server gets
+the output of the server before it, and the others continue where they are. The same tokens come out, because the noise
+of sampling depends on seed and position alone.
 """
 
 from __future__ import annotations
@@ -116,8 +116,8 @@ class RemoteSession:
     # -- generating ----------------------------------------------------------------------------------------------------
 
     async def generate(self, prompt: Sequence[int], count: int) -> AsyncGenerator[DrawnToken, None]:
-        """Append `prompt` to the session and yield up to `count` tokens that follow; ends early behind a stop token,
-        which is yielded, too. An empty prompt goes on where an error ended the last answer.
+        """Append `prompt` to the session and yield up to `count` tokens that follow; ends early after a stop token,
+        which is yielded, too. An empty prompt continues where an error ended the last answer.
 
         Raises ConfigError for a text that is too long, NoServers, NetworkError."""
         check_text(self._model, len(self.tokens), prompt, count)
@@ -387,7 +387,7 @@ class RemoteSession:
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End the session at all its servers. It may go on later: then all is computed again."""
+        """End the session at all its servers. It may continue later: then all is computed again."""
         self._server_flows.remove(self)
         self._flows.close(self.id)
         self._wired = False

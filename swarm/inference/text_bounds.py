@@ -1,4 +1,4 @@
-"""What a client checks before it asks: a server that refuses a text all the same is at fault."""
+"""A client's checks before it sends a text: a server that still refuses the text is at fault."""
 
 from __future__ import annotations
 

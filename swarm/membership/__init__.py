@@ -1,1 +1,1 @@
-"""Who is in the run: member records, bans, and whether a peer can be reached."""
+"""Membership of the run: member records, bans, and whether a peer can be reached."""

@@ -1,10 +1,10 @@
 """The end of a run: no peer is left alone with less than the last round, and the last state is kept.
 
-Joiners and other stages reach the last commit later. A peer that all holders of it had left would go on from an earlier
-round, so peers stay until joiners, the other groups and the coordinator have it, for a limited time. The coordinator
-has it once the state of every stage is on its disk, from where it serves it after all have left; until then it
-publishes the phase `FETCHING` or `WANTING`. The last measurement needs all stages, too: the peer that makes it
-publishes the phase `MEASURING`. A peer that comes too late for a state that no peer serves is told so.
+Joiners and other stages reach the last commit later. If all its holders left, such a peer would continue from an
+earlier round, so peers stay until joiners, the other groups and the coordinator have it, for a limited time. The
+coordinator has it once the state of every stage is on its disk, from where it serves it after all have left; until then
+it publishes the phase `FETCHING` or `WANTING`. The last measurement needs all stages, too: the peer that makes it
+publishes the phase `MEASURING`. A peer that comes too late for a state that no peer serves receives that answer.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ async def run_is_over(
     membership: Membership[MemberRecord], rounds: int, trains: bool, authority: str | None = None
 ) -> None:
     """Return when all other peers have the last of `rounds` and none measures any more. `authority`: the coordinator,
-    of which something is to be read first; for `ARRIVAL_S` at most, since it may be gone for good.
+    whose record must be read first; for `ARRIVAL_S` at most, since it may be gone permanently.
 
     `trains`: this peer is a replica and has the last round. A feeder waits until at least one other peer is there, and
     until one has the last round the regular readings of `membership` are new enough for it. A peer that is missing from
-    a reading counts as there while its record may live, unless it has said goodbye: a store that stood still lacks it.
+    a reading counts as there while its record may live, unless it has said goodbye: a store that was frozen lacks it.
     """
     read: dict[str, tuple[float, MemberRecord]] = {}  # when each record was first read: an old one expires
     has_left, looked_at = membership.has_left, trio.current_time()

@@ -20,12 +20,12 @@ PAGE_S: Final = 10.0  # for one answer
 async def ask_history(
     host: Host, head: Head, peers: Sequence[str], *, after: bytes = b"", heads_max: int = 4096
 ) -> list[Head]:
-    """Return the heads that led to the proved `head`, oldest first and without it, from behind the head whose hash is
-    `after` (empty: all that are kept), at most `heads_max`.
+    """Return the heads that led to the proved `head`, oldest first and without it, starting after the head whose hash
+    is `after` (empty: all that are kept), at most `heads_max`.
 
-    Peers are asked in turn until one leads to `after` or to the first head of all. If none does, the first head that is
-    returned is not the one behind `after`: no peer that answers keeps what lies between. An answer that is no part
-    of the chain is told as the event `peer_penalized`, and the next peer is asked."""
+    Peers are asked in turn until one leads to `after` or to the first head of all. If none does, the first returned
+    head is not the successor of `after`: no peer that answers keeps the heads between. An answer that is no part of the
+    chain is reported as the event `peer_penalized`, and the next peer is asked."""
     found = [head]
     for peer in dict.fromkeys(peers):
         try:

@@ -53,7 +53,7 @@ async def living(
     records: Mapping[str, PeerRecord], own: Sequence[str], named: Sequence[str], answers: Answers
 ) -> tuple[str, ...]:
     """Return full addresses of at most `NAMED_MAX` members that are reached as far as `own` or farther: first those
-    `named` before. One behind a relay is named only if there is no other."""
+    `named` before. A relayed member is named only if there is no other."""
     least = max((reach_of(address) for address in own if not is_circuit(address)), default=0)
     before = [address.rpartition("/p2p/")[2] for address in named]
     steady = sorted(records, key=lambda peer: (peer not in before, peer))

@@ -1,7 +1,7 @@
 """The record that a peer of a training run publishes of itself.
 
-Joiners find the group through these records, `peer status` and the monitor read them. They are shown to people and
-guide routing and placement; no round trusts them.
+Joiners find the group through these records, `peer status` and the monitor read them. They are for display, routing and
+placement; no round trusts them.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class MemberRecord(msgspec.Struct, frozen=True, kw_only=True):
     """In a closed run, what makes the peer a member."""
 
     def __post_init__(self) -> None:
-        """Check what types cannot say: people read the texts, and a hash is whole or absent."""
+        """Check what types cannot express: texts are for display, and a hash is whole or absent."""
         for text in (self.session, self.name, self.version, self.phase, *self.addresses):
             if not text.isprintable():
                 raise ValueError(
@@ -174,7 +174,7 @@ def installed_version() -> str:
 def member_record(
     host: Host, head: Head, *, session: str, name: str, role: MemberRole, phase: str, joined_at: float
 ) -> MemberRecord:
-    """Return the record of a peer that stands at `head`, now; what it has measured is for the caller to fill in."""
+    """Return the present record of a peer at `head`; the caller fills in its measurements."""
     return MemberRecord(
         session=session,
         name="".join(letter if letter.isprintable() else "?" for letter in name[:NAME_CHARS_MAX]),
@@ -200,7 +200,7 @@ def member_record(
 
 
 class _Measured(Protocol):
-    """What `swarm.rounds.trainers.upkeep.ReplicaTrainer` has of a peer's own training."""
+    """Figures of a peer's own training, from `swarm.rounds.trainers.upkeep.ReplicaTrainer`."""
 
     speed: float
     trained: TrainedRounds

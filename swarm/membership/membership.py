@@ -24,7 +24,7 @@ LOOK_AGAIN_S: Final = 0.5
 
 
 class PeerRecord(Protocol):
-    """What every record of a peer has: a name for people, what the peer does, and the multiaddrs to dial."""
+    """Fields of every record of a peer: a name for display, the peer's activity, and the multiaddrs to dial."""
 
     @property
     def name(self) -> str: ...
@@ -64,7 +64,7 @@ class Membership(Generic[RecordT]):
         describe: Callable[[], RecordT],
         events: EventLog | None = None,
     ) -> None:
-        """`events`: where it tells who comes and goes; None: in the host's."""
+        """`events`: log for peers that come and go; None: the host's."""
         self._node, self._host, self._schema, self._key = node, host, schema, key
         self._describe = describe
         self._events = host.events if events is None else events
@@ -73,7 +73,7 @@ class Membership(Generic[RecordT]):
         self._looking, self._looked_at = trio.Lock(), float("-inf")
 
     async def run(self) -> None:
-        """Publish and read until cancelled. A network failure is told as `membership_stale`, and tried again."""
+        """Publish and read until cancelled. A network failure is reported as `membership_stale`, and retried."""
         while True:
             await self.announce()
             with self._failures_told():

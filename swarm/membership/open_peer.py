@@ -1,4 +1,4 @@
-"""What every peer of a run opens: its home, then a host, the run's gate, and a DHT node for the run's records."""
+"""Opening a peer of a run: its home, then a host, the run's gate, and a DHT node for the run's records."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def open_home(path: Path, watch: Watcher | None = None) -> Iterator[OpenHome]:
 
 @dataclass(frozen=True)
 class OpenPeer(Generic[ManifestT]):
-    """What is open for as long as a peer is in a run."""
+    """Resources open for as long as a peer is in a run."""
 
     host: Host
     run: EnteredRun[ManifestT]

@@ -1,8 +1,8 @@
-"""Which heads of a group are proved, and which peers hold their states: for those that look and have no vote there.
+"""Proved heads of a group, and the peers that hold their states: for observers without a vote in the group.
 
 One honest answer is enough, since a head counts by its proof (`swarm.protocol.agreement.proof`) and not by how many
-report it. A lie is told as the event `peer_penalized`, and changes nothing else. What no peer can prove is that there
-is no later head.
+report it. A lie is reported as the event `peer_penalized`, and changes nothing else. No peer can prove that there is no
+later head.
 
 The keys of members that have left can still sign a second history after an old head. So the coordinator's last word
 counts, which is its answer or what it has signed in any proof: later heads have to lead on from there.
@@ -166,7 +166,7 @@ class _Poll:
         return sorted(found, key=lambda proven: position_of(proven.head), reverse=True)
 
     def _last_word(self) -> Head:
-        """Return the furthest head that the coordinator stands at, or has signed in a proof."""
+        """Return the furthest head that the coordinator is at, or has signed in a proof."""
         signed = [proven.links[0].head for proven in self._book.proven.values() if proven.links]
         said = [self._genesis, *signed] if self._word is None else [self._genesis, *signed, self._word]
         word: Head = max(said, key=position_of)

@@ -39,7 +39,7 @@ class DialBackRequest(msgspec.Struct, frozen=True):
 
 
 class DialBackReply(msgspec.Struct, frozen=True):
-    """What came of each port."""
+    """The result for each port."""
 
     seen_at: Annotated[str, msgspec.Meta(max_length=64)]
     """The caller's IP address as the answerer sees it, empty if they are connected through a relay."""

@@ -1,4 +1,4 @@
-"""What a peer tells others of its own events: phases, rounds and troubles, for a monitor's log.
+"""Events that a peer reports to others about itself: phases, rounds and troubles, for a monitor's log.
 
 A peer keeps the last thousand of them, numbered. They are claims of that peer. Only the events and fields named here
 leave the machine: no address, no path and no text of an error of this machine is among them.
@@ -76,7 +76,7 @@ Value = (
 
 
 class ToldEvent(msgspec.Struct, frozen=True):
-    """One event as it is told."""
+    """One event as it is reported."""
 
     at: UnixTime
     name: Name
@@ -84,7 +84,7 @@ class ToldEvent(msgspec.Struct, frozen=True):
 
 
 class AskEvents(msgspec.Struct, frozen=True):
-    """A request for the events behind a cursor."""
+    """A request for the events after a cursor."""
 
     session: Name = ""
     """Of the answer that the cursor is from: each process numbers its own. Empty: from the oldest one."""
@@ -93,7 +93,7 @@ class AskEvents(msgspec.Struct, frozen=True):
 
 
 class EventPage(msgspec.Struct, frozen=True):
-    """Events in order; the next request goes on behind them."""
+    """Events in order; the next request continues after them."""
 
     session: Name
     events: Annotated[tuple[ToldEvent, ...], msgspec.Meta(max_length=PAGE_MAX)]
@@ -107,7 +107,7 @@ EVENTS: Final = Method("events.since", AskEvents, EventPage, access="client")
 
 
 class ToldEvents:
-    """The last events of this process that are told. Thread-safe."""
+    """The last reported events of this process. Thread-safe."""
 
     def __init__(self) -> None:
         self._session = secrets.token_hex(8)
@@ -116,7 +116,7 @@ class ToldEvents:
         self._lock = threading.Lock()
 
     def note(self, event: Event) -> None:
-        """Keep an event if it is one that is told."""
+        """Keep an event if it is one that is reported."""
         names = TOLD.get(event.name)
         if names is None:
             return
@@ -126,7 +126,7 @@ class ToldEvents:
             self._last += 1
 
     def since(self, asked: AskEvents) -> EventPage:
-        """Return the next page behind the cursor."""
+        """Return the next page after the cursor."""
         with self._lock:
             first = self._last - len(self._kept)  # the number of the last one that is kept no more
             begins = asked.after if asked.session == self._session else 0

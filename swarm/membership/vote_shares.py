@@ -1,4 +1,4 @@
-"""How many votes of a head one invite or one address prefix holds: identities are free, so these may be one person's.
+"""Votes of a head per invite and per address prefix: identities are free, so these may all be one operator's.
 
 Where the coordinator is a witness, a majority of the members' keys is the run: it can sign other rounds after the
 head, also later, when it has left. A peer cannot tell one person's machines from those of several, so people are told.
@@ -81,14 +81,14 @@ def vote_shares(
 
 
 def alarms(shares: Iterable[VoteShare]) -> list[VoteShare]:
-    """Return the shares to warn of: those beside which another invite or prefix has members. A group that came by one
-    invite is told of it once by its coordinator, and by `peer status --guests`."""
+    """Return the shares to warn of: those beside which another invite or prefix has members. For a group that came by
+    one invite, its coordinator warns once, and so does `peer status --guests`."""
     return [share for share in shares if not share.is_only]
 
 
 def prefixes_told(records: Mapping[str, MemberRecord]) -> dict[str, str]:
-    """Return the prefix of each peer that says at which addresses it is: a public one, or that of its network where it
-    names no other. Peers behind a relay say too little."""
+    """Return the prefix of each peer that publishes its addresses: a public one, or that of its network where it names
+    no other. Peers behind a relay publish too little."""
     found: dict[str, str] = {}
     for peer, record in records.items():
         direct = tuple(address for address in record.addresses if not is_circuit(address))

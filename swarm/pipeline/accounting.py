@@ -1,8 +1,8 @@
-"""Which micro-batches one replica may count, and which it has counted. Pure: no clock, no I/O.
+"""Accounting of one replica: the micro-batches that it may count, and has counted. Pure: no clock, no I/O.
 
-A micro-batch counts at most once in a group. What the group has merged is no longer free in the ledger of its head;
-what this replica has counted and not yet merged is kept here. The decision is made at the backward (`begin`), not at
-the forward: of two copies in flight at one replica the first to come back counts, and the other passes through.
+A micro-batch counts at most once in a group. Merged samples are no longer free in the ledger of the group's head; this
+class keeps those that its replica has counted and not yet merged. The decision is made at the backward (`begin`), not
+at the forward: of two copies in flight at one replica the first to come back counts, and the other passes through.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ class SampleAccounting:
         self._at.discard(samples[0])
 
     def capture(self, ranges: Iterable[Range] | None = None) -> tuple[Range, ...]:
-        """Move what was counted so far, or the `ranges` that the worker says, into a contribution. Return everything
-        that is captured now. What is captured twice is in both contributions."""
+        """Move the samples counted so far, or the worker's `ranges`, into a contribution. Return all that are captured
+        now. Samples captured twice are in both contributions."""
         firsts = (
             {first for first, _ in micro_batches_of(ranges, self.micro_batch)}
             if ranges is not None
@@ -115,9 +115,9 @@ class SampleAccounting:
         return self._ranges(self._captured)
 
     def reset(self, head: Head) -> tuple[Range, ...]:
-        """Move to `head`, which the group has committed: what was captured is merged, or free again. What was counted
-        since stays counted; in a synchronous run it is forgotten, as its weights are gone. Return the part of it that
-        others have merged, so that a contribution with it would count twice."""
+        """Move to `head`, which the group has committed: captured samples are merged, or free again. Later ones stay
+        counted; in a synchronous run they are forgotten, as their weights are gone. Return the part of it that others
+        have merged, so that a contribution with it would count twice."""
         self.epoch, self._cursor = head.round, head.ledger.cursor
         self._free = self._free_in(head.ledger)
         self._captured = set()

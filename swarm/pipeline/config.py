@@ -12,7 +12,7 @@ STALENESS: Final = 1  # epochs that the weights of two stages may be apart
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineSettings:
-    """What all replicas of a pipeline share, derived from the manifest."""
+    """Settings shared by all replicas of a pipeline, derived from the manifest."""
 
     run_id: str
     groups: tuple[str, ...]

@@ -1,8 +1,8 @@
 """Token ids from feeders: machines that have text and no accelerator. A stage-0 replica asks them first, and reads its
 own corpus where none answers.
 
-What a feeder sends cannot be checked without the text, except that ids lie in the vocabulary. A feeder that sends other
-ids is penalized and not asked again.
+A feeder's data cannot be checked without the text, except that ids lie in the vocabulary. A feeder that sends other ids
+is penalized and not asked again.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ SUSPICIONS_PER_PEER: Final = 2  # a retry asks when it begins and before it is c
 class DuplicateCheck:
     """Decides before the backward of one micro-batch whether it is still to be counted.
 
-    The sender may have given it up: this process stood still, was cut off, or took long. Another peer may have asked
+    The sender may have abandoned it: this process was frozen, was cut off, or took long. Another peer may have asked
     for its holder in order to send it elsewhere. In these cases `confirm` is called; without a `confirm` nothing is
     asked.
     """

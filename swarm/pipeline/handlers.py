@@ -68,7 +68,7 @@ class ForwardHandler:
         self._changed.notify()
 
     def drain(self) -> None:
-        """Answer "elsewhere" to new calls from now on; those in progress go on."""
+        """Answer "elsewhere" to new calls from now on; those in progress continue."""
         self._draining = True
 
     @property

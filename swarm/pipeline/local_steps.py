@@ -1,9 +1,9 @@
 """Local steps (DiLoCo, SparseLoCo): a replica makes an inner step whenever it has counted a batch, and the group merges
-what the replicas have learned (arXiv 2311.08105, a stage at a time).
+the replicas' updates (arXiv 2311.08105, a stage at a time).
 
 Stage 0 dispatches the samples of its assignment; its round ends when all have come back. A later stage's round ends
-when a micro-batch of the next epoch comes: the stages before it have committed. Replicas go on learning while the
-exchange runs, and a commit puts that on top of the new weights.
+when a micro-batch of the next epoch comes: the stages before it have committed. Replicas continue learning while the
+exchange runs, and a commit adds that to the new weights.
 
 When stage 0 has finished the run, only what a later stage has lost comes once more (`swarm.pipeline.recovery`). Its
 last round ends when all that stage 0 has merged is counted, or does not come any more; the rounds that it lacks have
@@ -37,8 +37,8 @@ GRACE_S: Final = 4.0  # for micro-batches in flight at the end of a round
 class LocalSteps(StageTrainer):
     """The trainer of a run whose replicas make inner steps. Event `inner_step` at every step.
 
-    `first_round()`: the round that the replicas of stage 0 say they have committed, None if none says so. At the end of
-    the run no micro-batch tells a later stage that a round is over. `lost`: at a later stage of a run that ends.
+    `first_round()`: the round that the replicas of stage 0 report as committed, None if none does. At the end of the
+    run no micro-batch shows a later stage that a round is over. `lost`: at a later stage of a run that ends.
     """
 
     def __init__(
@@ -211,7 +211,7 @@ class LocalSteps(StageTrainer):
         self._stepped_at = now
 
     async def _capture(self, request: TrainRequest) -> TrainResult:
-        """Capture everything since the last commit. What was counted and is in no step makes a last, smaller step."""
+        """Capture everything since the last commit. Counted samples that are in no step make a last, smaller step."""
         generation, head = self._worker_group.generation, self.head
         assert head is not None
         if self._pending:

@@ -112,7 +112,7 @@ class AskCounted(msgspec.Struct, frozen=True):
 
 
 class Counted(msgspec.Struct, frozen=True):
-    """What a replica has counted, and on stage 0 what it is dispatching."""
+    """The samples that a replica has counted, and on stage 0 those that it is dispatching."""
 
     ranges: Annotated[tuple[Range, ...], msgspec.Meta(max_length=RANGES_MAX)]
     """Empty where the replica is in another epoch."""

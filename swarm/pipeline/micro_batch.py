@@ -1,4 +1,4 @@
-"""One micro-batch on its way through a stage: the task, and what became of it."""
+"""One micro-batch on its way through a stage: the task, and its outcome."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class MicroBatchTask:
 
 @dataclass(frozen=True)
 class MicroBatchResult:
-    """What became of a micro-batch, here and at all later stages."""
+    """The outcome of a micro-batch, at this and all later stages."""
 
     outcome: ForwardOutcome
     """Whether its gradient (for an evaluation, its loss) came back: "done" or why not."""

@@ -1,4 +1,4 @@
-"""Which replica of the next stage gets the next micro-batch: weighted fair queueing over virtual runtimes.
+"""Choice of the next stage's replica for a micro-batch: weighted fair queueing over virtual runtimes.
 
 SWARM parallelism (arXiv 2301.11913, algorithm 1): every replica has a virtual runtime; the smallest is chosen, and the
 choice advances it by the time this micro-batch is expected to take there. Shares come out inversely proportional to
@@ -49,7 +49,7 @@ class RouterConfig:
 
 @dataclass
 class _Replica:
-    """What this sender knows of one replica. Times in seconds; `own_s` and `answer_s` are for a unit of work."""
+    """This sender's view of one replica. Times in seconds; `own_s` and `answer_s` are for a unit of work."""
 
     name: str
     runtime: float  # virtual; the one that is valid in the heap
@@ -175,7 +175,7 @@ class ReplicaRouter:
             known.probe_at_s = max(known.probe_at_s, now_s + (known.own_s or TINY_S) * outstanding[1])
 
     def cancelled(self, replica: str, micro_batch: object) -> None:
-        """Note a call that the sender gave up for reasons of its own; it tells nothing about the replica."""
+        """Note a call that the sender abandoned for reasons of its own; it says nothing about the replica."""
         if known := self._replicas.get(replica):
             known.sent.pop(micro_batch, None)
 

@@ -45,9 +45,9 @@ class MicroBatchRunner:
         on_counted: Callable[[Range, int, float], None],
         on_lost: Callable[[tuple[Range, ...]], None],
     ) -> None:
-        """`stood_still_until()`: when our event loop last stood still, in trio's time. `on_counted(samples, tokens,
+        """`stood_still_until()`: when our event loop was last frozen, in trio's time. `on_counted(samples, tokens,
         loss)` is called for each counted micro-batch, with the loss in nats summed over the tokens; `on_lost(ranges)`
-        when the worker was lost, and with it all that it had counted."""
+        when the worker was lost, with all its counted samples."""
         self.stage: Final = stage
         self.compute: Final = compute
         self.accounting: Final = accounting
@@ -253,7 +253,7 @@ def _not_done(answer: ForwardReply) -> MicroBatchResult:
 
 
 def _give_up(until: float) -> float:
-    """Return when a hop must be given up, so that our caller still hears of it."""
+    """Return when a hop must be abandoned, so that our caller still learns of it."""
     now = trio.current_time()
     return until if math.isinf(until) else now + (1 - OWN_RESERVE) * (until - now)
 

@@ -1,6 +1,6 @@
 """One hop of a micro-batch: to a live replica of the next stage, and back with the gradient.
 
-Deadlines nest. What is left of our caller's time must cover a second try at another replica, so no call gets more than
+Deadlines nest. The rest of our caller's time must cover a second try at another replica, so no call gets more than
 `SHARE` of it. A replica that fails or answers garbage gets this micro-batch again only after all others failed, too.
 From then on the micro-batch may have been counted, so a retry first asks the replicas which of them has it.
 """
@@ -120,7 +120,7 @@ class Sender:
         own caller whether it still waits. If `accept` raises ProtocolViolation (the answer is garbage) or StageRefused
         ("not_finite": it is unusable), there is a retry; any other error ends `send`.
 
-        The result is the accepted answer, or else what to tell our own caller; its `retried` includes the calls that
+        The result is the accepted answer, or else the reply to our own caller; its `retried` includes the calls that
         were repeated on this hop.
         """
         attempt = _Attempt(request.again, until, confirm)

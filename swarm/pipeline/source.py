@@ -1,7 +1,7 @@
 """The source of micro-batches at a stage-0 replica.
 
-Each micro-batch begins here and ends when its gradient has come back. Only so many are in flight as keep the slowest
-stage busy (`swarm.pipeline.window`): more would wait in queues.
+Each micro-batch begins here and ends when its gradient has come back. The number in flight is just enough to keep the
+slowest stage busy (`swarm.pipeline.window`): more would wait in queues.
 """
 
 from __future__ import annotations
@@ -133,8 +133,8 @@ class MicroBatchSource:
     async def dispatch_one(
         self, samples: Range, tokens: Tensor, again: bool = False, epoch: int | None = None
     ) -> MicroBatchResult:
-        """Take `tokens` (micro_batch, seq_len + 1) int64 through all stages, with retries, until there is a gradient
-        or no point in going on. The cause is then "stale" (the round is over) or that of repeated refusals. If
+        """Take `tokens` (micro_batch, seq_len + 1) int64 through all stages, with retries, until there is a gradient or
+        no point in continuing. The cause is then "stale" (the round is over) or that of repeated refusals. If
         cancelled, it is given up at all stages. `epoch`: the one to dispatch for, where a later stage of a synchronous
         run is behind."""
         runner, accounting = self._runner, self._runner.accounting

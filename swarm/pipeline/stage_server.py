@@ -44,7 +44,7 @@ from swarm.protocol.messages import Done
 
 
 class StageListener(Protocol):
-    """The part of a stage's trainer that hears of events at the stage."""
+    """The part of a stage's trainer that receives events at the stage."""
 
     def counted(self, samples: Range, tokens: int, loss: float) -> None:
         """A micro-batch was counted here; `loss` in nats, summed over its tokens."""
@@ -155,8 +155,8 @@ class StageServer:
         return LoadReport(float(compute.waiting), compute.service_s)
 
     def moved(self, head: Head) -> tuple[Range, ...]:
-        """The group has committed `head`; call this just before the worker is told to import its weights. Return what
-        was counted here since the capture and merged by others (see `SampleAccounting.reset`)."""
+        """The group has committed `head`; call this just before the worker is told to import its weights. Return the
+        samples counted here since the capture and merged by others (see `SampleAccounting.reset`)."""
         self.runner.notice_loss()
         conflicts = self.accounting.reset(head)
         self._handlers.moved()
@@ -168,7 +168,7 @@ class StageServer:
 
     @asynccontextmanager
     async def open(self, listener: StageListener | None = None) -> AsyncIterator[None]:
-        """Serve inside the block, and tell `listener` what happens."""
+        """Serve inside the block, and report events to `listener`."""
         if listener is not None:
             self._listener = listener
         rpc = self.host.rpc

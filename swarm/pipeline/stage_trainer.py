@@ -1,9 +1,9 @@
-"""The trainer of a pipeline's stage: what rounds ask of a replica that trains on the micro-batches passing through.
+"""The trainer of a pipeline's stage: the rounds of a replica that trains on passing micro-batches.
 
     plan --train--> micro-batches (stage 0 dispatches its own) --> enough, says the mode --> captured in a contribution
 
-The worker says what a contribution is made of, not what we have heard of so far. This file has what the two modes
-share: `swarm.pipeline.local_steps` and `swarm.pipeline.synchronous`. The worker's weights are the base class's.
+The worker's report, not our own count so far, determines what is in a contribution. This file has the common part of
+both modes: `swarm.pipeline.local_steps` and `swarm.pipeline.synchronous`. The worker's weights are the base class's.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LATE: Final = 8.0  # or so many times the usual latency of a micro-batch, if tha
 
 @dataclass(frozen=True)
 class HeldOut:
-    """What stage 0 measures the held-out loss on."""
+    """The text on which stage 0 measures the held-out loss."""
 
     batches: Callable[[], Awaitable[Sequence[torch.Tensor]]]
     """Each batch is (B, T + 1) int64."""

@@ -2,7 +2,7 @@
 sample of a round's batch exactly once; weights change at commits only.
 
 The router decides which replica counts a sample, so no replica knows when the batch is complete. The group's leader
-asks the members what they have counted, has missing micro-batches dispatched again, and ends the round.
+asks the members for their counted samples, has missing micro-batches dispatched again, and ends the round.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class Synchronous(StageTrainer):
                 self.trained.note(request.round_info.round, assigned, assigned, None)
 
     async def _capture(self, request: TrainRequest) -> TrainResult:
-        """Capture all that was counted since the last commit, in any plan; the worker goes on adding to it."""
+        """Capture all that was counted since the last commit, in any plan; the worker continues adding to it."""
         head = self.head
         assert head is not None
         try:

@@ -1,1 +1,1 @@
-"""Which peer takes which stage: cuts of the model, load, choices and moves."""
+"""Placement of peers on stages: cuts of the model, load, choices and moves."""

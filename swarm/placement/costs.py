@@ -1,4 +1,4 @@
-"""What a run asks of a machine: where its model is cut, what a stage costs, and a peer's footprint. Without torch."""
+"""Costs of a run for a machine: the cuts of its model, the cost of a stage, and a peer's footprint. Without torch."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class RunShape:
         return cls(m.model, m.data, m.inner, m.outer, m.codec, m.pipeline, m.cuts)
 
     def workload(self, stage: int, peers: int, device: DeviceKind = "cpu", bf16: bool = False) -> Workload:
-        """Return the part of one peer in a stage whose group has so many `peers`."""
+        """Return the part of one peer in a stage whose group has that many `peers`."""
         blocks, staged = range(*self.cuts[stage]), len(self.cuts) > 1
         return Workload(
             model=self.model,

@@ -20,12 +20,12 @@ CLAIM_MAX: Final = 4.0  # times the median is the most that a speed counts as: a
 
 @dataclass(frozen=True)
 class StageCost:
-    """What a stage costs a replica."""
+    """The cost of a stage to a replica."""
 
     work: float
     """Work units for a micro-batch."""
     state_bytes: float = 0.0
-    """What a new replica downloads."""
+    """The bytes that a new replica downloads."""
     memory_bytes: float = 0.0
     needs_text: bool = False
     """It reads the run's text, as the first stage does."""

@@ -1,4 +1,4 @@
-"""What a run would take of a machine, and how fast it would go there. Pure, without torch."""
+"""A run's demands on a machine, and its pace there. Pure, without torch."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def plan_for(
     compute_s_max: float = 3600.0,
     max_peers: int = 64,
 ) -> MachinePlan:
-    """Return what the run takes of `machine`, and its pace with so many `peers` like it. `tokens`: to train on; None
+    """Return the run's demands on `machine`, and its pace with that many `peers` like it. `tokens`: to train on; None
     for as many as are worth it. `compute_s_max` and `max_peers`: the run's limits of a round and a group."""
     stages, group = len(shape.cuts), max(1, peers // len(shape.cuts))
     layout = _layout(shape, machine, group)

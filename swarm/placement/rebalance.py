@@ -1,4 +1,4 @@
-"""Which peer moves to which stage: a pure decision from published load, the same for all peers with the same view.
+"""Moves of peers between stages: a pure decision from published load, the same for all peers with the same view.
 
 The aim is the throughput of the slowest stage. A move takes the best fitting peer, the slower one of two that fit
 alike, from the fastest stage to the slowest. Each move must leave the slower of both stages above the level of the

@@ -1,4 +1,4 @@
-"""Which stage a peer takes, and when it moves to another: from all records, the same for all peers with the same
+"""The choice of a peer's stage, and of its moves to another: from all records, the same for all peers with the same
 records.
 
 Pure. Joiners publish that they have not chosen yet, and look again a moment later. So those that choose at the same

@@ -1,6 +1,6 @@
 """The commits of a run that one host serves at a time: a block server each, behind one handler of flows.
 
-An answer keeps the commit with which it began. So while a newer commit takes the new sessions, the one before goes on
+An answer keeps the commit with which it began. So while a newer commit takes the new sessions, the one before stays
 until its own have ended.
 """
 
@@ -27,7 +27,7 @@ class CommitServers:
 
     @property
     def commits(self) -> tuple[ServedCommit, ...]:
-        """What is served, newest first."""
+        """The served commits, newest first."""
         return tuple(commit for commit, _ in reversed(self._servers.values()))
 
     @property

@@ -57,7 +57,7 @@ class CreatedModel:
 
 @dataclass(frozen=True)
 class FoundedModel:
-    """What the founder of a model asks for."""
+    """The options of a model's founder."""
 
     name: str
     is_open: bool

@@ -16,7 +16,7 @@ from swarm.serving.server import BlockServer
 
 
 class ServerDescription:
-    """What does not change about a server, and its load."""
+    """The constant facts about a server, and its load."""
 
     def __init__(self, host: Host, gate: Gate, config: ServeConfig) -> None:
         self._host, self._gate, self._config = host, gate, config

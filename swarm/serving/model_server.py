@@ -39,7 +39,7 @@ LEAVE_S: Final = 5.0
 
 
 class ModelServer:
-    """What is open while a peer serves a model."""
+    """Resources open while a peer serves a model."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What a server has sent of a session: kept, so that the server behind it can be replaced."""
+"""A server's output in a session: kept, so that the server after it can be replaced."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class SentTokens:
 
     @property
     def end(self) -> int:
-        """The position behind the last one."""
+        """The position after the last one."""
         return self.position + len(self.ids)
 
     def after(self, position: int) -> SentTokens:
@@ -45,7 +45,7 @@ class OutputLog:
 
     @property
     def end(self) -> int:
-        """The position behind the last output."""
+        """The position after the last output."""
         return self._sent[-1].end if self._sent else self.base
 
     def append(self, sent: SentTokens) -> None:
@@ -68,7 +68,7 @@ class OutputLog:
             self.base = oldest.end
 
     def rewind(self, position: int) -> None:
-        """Forget what is at and behind a position."""
+        """Forget the outputs from a position on."""
         while self._sent and self._sent[-1].end > position:
             last = self._sent.pop()
             self._size -= len(last.payload)
@@ -82,8 +82,8 @@ class OutputLog:
 
     def since(self, position: int, known: int, count_max: int) -> Iterator[SentTokens]:
         """Yield the outputs from a position on, joined to at most `count_max` tokens each, but not over a place where a
-        token is to be drawn that the client does not have (`known`). ValueError if the log begins later, or what it
-        has was sent again too often."""
+        token is to be drawn that the client does not have (`known`). ValueError if the log begins later, or its outputs
+        were resent too often."""
         if position < self.base:
             raise ValueError(f"what was sent of this session is kept from {self.base} on, not from {position}")
         size = sum(len(sent.payload) for sent in self._sent if sent.end > position)

@@ -93,7 +93,7 @@ class PartStore:
 
     @property
     def roots(self) -> frozenset[bytes]:
-        """The hashes of the parts that are here."""
+        """The hashes of the parts that this peer has."""
         return frozenset(self._parts)
 
     def add(
@@ -103,8 +103,8 @@ class PartStore:
         hashed: Callable[[int], None] | None = None,
         tree: StateTree | None = None,
     ) -> bool:
-        """Serve a part from now on, if the files hold what the manifest names. Blocks while it is hashed, and tells
-        `hashed` of the bytes that are done. With `tree` it has just been hashed."""
+        """Serve a part from now on, if the files match the manifest. Blocks while it is hashed, and reports the hashed
+        bytes to `hashed`. With `tree` it has just been hashed."""
         manifest, span = self._manifest, part_spans(self._manifest)[number]
         tensors = part_tensors(files, manifest.model, manifest.dtype, span)
         tree = tree or hash_state(tensors, hashed)
@@ -153,7 +153,7 @@ async def fetch_part(
     folder: Path,
     events: EventLog,
 ) -> None:
-    """Fetch a part from peers that have it into its file. What has arrived stays for the next attempt if this fails.
+    """Fetch a part from peers that have it into its file. If this fails, the received bytes stay for the next attempt.
     Raises NetworkError, ResourceError. Events: state_progress."""
     span = part_spans(manifest)[number]
     size, root = part_bytes(manifest.model, manifest.dtype, span), manifest.checkpoint[number]

@@ -1,4 +1,4 @@
-"""Which blocks a server takes, and when it moves to others. Pure.
+"""Placement of a server: the blocks that it takes, and when it moves to others. Pure.
 
 A server takes the blocks that are served worst: of all windows that it has room for, the one whose rates, sorted, come
 first (as in Petals, 2209.01188). It moves where fewer blocks are then without a server, or where the worst block gains
@@ -31,7 +31,7 @@ SPARES_MIN: Final = 2
 
 @dataclass(frozen=True)
 class PlacementView:
-    """What a server knows of the others."""
+    """A server's view of the others."""
 
     blocks: int
     """Of the model."""
@@ -55,7 +55,7 @@ def block_rates(view: PlacementView) -> list[float]:
 
 
 def choose_blocks(view: PlacementView, room: int, chance: Callable[[], float]) -> Span:
-    """Return the blocks for a server that has room for so many. `chance` gives numbers in [0, 1) and decides between
+    """Return the blocks for a server with room for `room` of them. `chance` gives numbers in [0, 1) and decides between
     equals."""
     count = max(view.step, min(room, view.blocks) // view.step * view.step)
     if count >= view.blocks:

@@ -94,8 +94,8 @@ class CommitFiles:
         self._folder, self._client, self._events = folder, client, events
 
     async def fetch(self, commit: RunCommit, span: Span) -> Path:
-        """Have the weights of a commit on disk, those of a span, from the peers that hold them; return their folder.
-        Raises NetworkError, also where those peers have gone on, and ResourceError."""
+        """Fetch a span's weights of a commit to disk from the peers that hold them; return their folder. Raises
+        NetworkError, also if those peers have moved on, and ResourceError."""
         target = self._folder / commit.served.name.hex()
         self._folder.mkdir(parents=True, exist_ok=True)
         stages = spans_of(self._client.training.cuts)

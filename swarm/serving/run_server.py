@@ -1,4 +1,4 @@
-"""A server of a training run: it serves the last commit, and goes on to the next one between answers.
+"""A server of a training run: it serves the last commit, and moves to the next one between answers.
 
 members --proved heads--> follow --weights--> a worker and a block server a commit --> flows
 """
@@ -75,7 +75,7 @@ class RunWeights:
 
 
 class RunServer:
-    """What is open while a peer serves a run."""
+    """Resources open while a peer serves a run."""
 
     def __init__(self, config: ServeConfig, home: Home, peer: OpenPeer[ManifestT], manifest: Manifest) -> None:
         """Raises ConfigError for a run that has no commits, or blocks that it has not, and ResourceError."""
@@ -138,7 +138,7 @@ class RunServer:
 
     async def run(self, ready: Callable[[Span], None]) -> None:
         """Serve the last commit until cancelled; `ready` is called when the first one is served, and after each move to
-        other blocks. Then clients get time to go on with other servers."""
+        other blocks. Then clients get time to continue with other servers."""
         self._plan(await self._first_span())
         self._host.flows.serve(self._servers)
         try:
@@ -219,7 +219,7 @@ class RunServer:
 
     async def _serve(self, commit: RunCommit, tried: trio.Event) -> None:
         """Serve a commit until a newer one does and its own answers have ended. `tried` is set once it is served, or
-        cannot be: the peers have gone on, or its weights are NaN. The next one may do."""
+        cannot be: the peers have moved on, or its weights are NaN. The next one may succeed."""
         served = commit.served
         failure: BarnraiseError | None = None
         try:

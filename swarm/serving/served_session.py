@@ -97,8 +97,8 @@ class ServedSession:
             self.held = None
 
     def set_target(self, flow: Flow | None) -> None:
-        """Send tokens there from now on, and watch whether that peer is alive. What waits to be sent is dropped, also
-        what one that has frozen is in the midst of taking."""
+        """Send tokens to that peer from now on, and watch whether it is alive. Output that waits to be sent is dropped,
+        even if a frozen peer has received it in part."""
         self._send_queue.clear()
         if self._draining is not None:
             self._draining.cancel()
@@ -126,7 +126,7 @@ class ServedSession:
         self.tell(SessionStarted(self.id, self.start.revision, self.received))
 
     def refuse(self, cause: Cause, reason: str, have: int | None = None) -> None:
-        """Tell the client that it cannot go on like this."""
+        """Report to the client that the session cannot continue like this."""
         at = self.received if have is None else have
         self.tell(SessionRefused(self.id, self.start.revision, cause, reason[:REASON_CHARS], at))
 

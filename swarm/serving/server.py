@@ -61,7 +61,7 @@ _SWEEP_S: Final = 0.5
 
 @dataclass(frozen=True)
 class ServedSpan:
-    """What a server computes."""
+    """The span that a server computes."""
 
     span: Span
     hidden_size: int
@@ -121,7 +121,7 @@ class BlockServer:
 
     @property
     def worker_load(self) -> WorkerLoad | None:
-        """What the worker reported last."""
+        """The worker's last report."""
         return self._worker.load
 
     # -- from the flows ------------------------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ class BlockServer:
         return None
 
     async def _open(self, session: ServedSession) -> None:
-        """Have the worker begin a session; its answer goes on with `_wire`."""
+        """Have the worker begin a session; its answer continues in `_wire`."""
         start = session.start
         blocks, wire = (start.first, start.end), session.wire_type
         opening = OpenSession(
@@ -195,7 +195,7 @@ class BlockServer:
         await self._to_worker(opening, b"", session)
 
     async def _wire(self, session: ServedSession) -> None:
-        """Open the flow to the next peer, then tell the client that the session is wired."""
+        """Open the flow to the next peer, then report to the client that the session is wired."""
         session.connecting.cancel()  # for an earlier revision
         revision, target = session.start.revision, session.start.target
         if not session.opened:
@@ -261,7 +261,7 @@ class BlockServer:
         await self._end(session, "shape", f"{wrong}, where one takes {width}")
 
     async def _compute(self, session: ServedSession, message: PassTokens, payload: bytes) -> None:
-        """Give tokens to the worker. What is here already is dropped, and a gap is told to the client."""
+        """Give tokens to the worker. Tokens that it already has are dropped, and a gap is reported to the client."""
         end = message.position + len(message.ids)
         if message.position > session.received:
             session.refuse("gap", f"position {message.position} comes before {session.received}")
@@ -291,7 +291,7 @@ class BlockServer:
                 return
 
     async def _end(self, session: ServedSession, cause: Cause | None = None, reason: str = "") -> None:
-        """End a session. `cause`: what its client is told, if it has not asked for it."""
+        """End a session. `cause`: reported to its client, unless the client asked for the end."""
         if not self._sessions.remove(session):
             return
         if cause is not None:

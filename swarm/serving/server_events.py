@@ -36,7 +36,7 @@ async def tell_load(events: EventLog, look: Callable[[], tuple[ServerRecord, int
 
 
 def arriving(events: EventLog, reach: Callable[[int], None]) -> EventLog:
-    """Return a log for a fetch: `reach` gets the bytes that have arrived, `events` what else it tells."""
+    """Return a log for a fetch: `reach` gets the bytes that have arrived, `events` all other events."""
 
     def tell(event: Event) -> None:
         if event.name == "state_progress":

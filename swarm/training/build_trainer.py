@@ -150,7 +150,7 @@ def settings_of(manifest: Manifest) -> PipelineSettings:
 
 
 def spec_of(manifest: Manifest, stage: int) -> StageSpec:
-    """Return what the worker of a stage is told."""
+    """Return the first message to the worker of a stage."""
     synchronous = manifest.synchronous
     return StageSpec(
         span=spans_of(manifest.cuts)[stage],
@@ -175,8 +175,8 @@ def _held_out(corpus: CorpusReader, micro_batch: int) -> HeldOut:
 
 
 def first_round(records: Mapping[str, MemberRecord], now_s: float) -> int | None:
-    """Return the latest round that most replicas at work in the first stage say they have committed; None where most
-    have no state yet, or none is there."""
+    """Return the latest round that most replicas at work in the first stage report as committed; None where most have
+    no state yet, or there is none."""
     rounds = [record.round for record in at_work(0, records, now_s).values()]
     latest = median_low(rounds) if rounds else -1
     return latest if latest >= 0 else None

@@ -57,7 +57,7 @@ class LocalCheckpoint:
     @classmethod
     async def open(cls, context: PeerContext, stage: int) -> LocalCheckpoint:
         """Load the last checkpoint, or make the run's initial weights. Where these come out differently on this machine
-        (or the run began from a checkpoint), round -1 stands for "no state yet", and the peer fetches one."""
+        (or the run began from a checkpoint), round -1 means "no state yet", and the peer fetches one."""
         manifest, host = context.manifest, context.host
         home, layout = context.home.stage(stage, manifest.stages), layout_of(manifest, stage)
         store = open_store(context.home, manifest, stage, host.identity, host.events)

@@ -1,4 +1,4 @@
-"""A peer that comes to a complete run: it is told so at once, and gets the last state where it can hold the model.
+"""A peer that joins a complete run: it learns so at once, and gets the last state if it can hold the model.
 
 The coordinator says so by the proof of each stage's last commit, and serves their states. Of a pipeline a peer takes
 none: it could not say which stage its user wants, and `peer export INVITE` fetches them all. Of a gossip run there is

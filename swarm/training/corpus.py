@@ -35,8 +35,8 @@ class CorpusReader:
 
 
 async def open_corpus(context: PeerContext) -> CorpusReader:
-    """Read and tokenize the run's text; event `corpus_read` tells its sizes. Raises ConfigError where this machine has
-    too little of it, WorkerError."""
+    """Read and tokenize the run's text; event `corpus_read` reports its sizes. Raises ConfigError where this machine
+    has too little of it, WorkerError."""
     config = worker_config(context)
     corpus = await read_corpus_apart(config)
     context.host.events.emit("corpus_read", **corpus.facts.event_fields())

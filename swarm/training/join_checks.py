@@ -1,4 +1,4 @@
-"""What is checked before a peer takes part: the run has a place for it, and this machine has room for the run.
+"""Checks before a peer takes part: the run has a place for it, and this machine has room for the run.
 
 A stranger wrote the run's rules. So their need is compared with this machine before any of it is allocated, and the
 text to train on is what this machine's user has named.
@@ -64,9 +64,9 @@ def check_text(config: JoinConfig, manifest: Manifest) -> None:
 
 
 def check_memory(config: JoinConfig, manifest: Manifest) -> None:
-    """Raise an error if this peer's stage, or every stage, needs more of the machine's memory than there is:
-    ConfigError for the user's limit, which counts where it is given, ResourceError for what is free. What a GPU has
-    room for the worker finds out."""
+    """Raise an error if this peer's stage, or every stage, needs more memory than the machine has: ConfigError for the
+    user's limit, which counts where it is given, ResourceError for what is free. The worker finds out what fits on a
+    GPU."""
     found = Accelerator.of(config.compute.device, manifest.inner)
     needs = memory_needs(manifest, found, layout_of(config, manifest), may_lie_on_disk(config, manifest))
     limit = host_limit(config, found.kind)
@@ -91,7 +91,7 @@ def check_memory(config: JoinConfig, manifest: Manifest) -> None:
 
 def check_disk(config: JoinConfig, manifest: Manifest) -> None:
     """Raise ResourceError if the home's disk has too little room for all that this peer writes, in its stage or in the
-    smallest one. What the home holds already counts as room."""
+    smallest one. The home's present files count as room."""
     needs = disk_needs(manifest, config.text.folder, stages_in_files(config, manifest))
     needed = min(needs) if config.stage is None else needs[config.stage]
     if config.role == "feeder":
@@ -158,7 +158,7 @@ def footprints(
 
 def room_for_stages(config: JoinConfig, manifest: Manifest) -> float:
     """Return the bytes of this machine's memory that a stage may take, as all peers count them: on one device, with
-    states in files. What several devices, or states in memory, take beyond that is not there for a stage."""
+    states in files. The further memory of several devices, or of states in memory, is not available to a stage."""
     found = Accelerator.of(config.compute.device, manifest.inner)
     counted = memory_needs(manifest, found, on_disk=manifest.outer.has_common_state)
     taken = memory_needs(manifest, found, layout_of(config, manifest), may_lie_on_disk(config, manifest))

@@ -66,7 +66,7 @@ class PeerLifecycle:
 
     async def _stay(self, stage: int) -> bool:
         """Serve `stage` as `_serve` does. A peer that moved to the first stage and has too little text goes back; one
-        whose training has diverged tells the other stages."""
+        whose training has diverged informs the other stages."""
         try:
             return await self._serve(stage)
         except BaseExceptionGroup as group:

@@ -1,4 +1,4 @@
-"""What this machine's memory allows a peer: what its user has said, else what is free."""
+"""This machine's memory for a peer: its user's limit, else the free memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from swarm.run.peer_context import JoinConfig
 
 @dataclass(frozen=True)
 class Accelerator:
-    """What computes: the kind of device, whether its products are in bf16, and a GPU's memory."""
+    """The computing device: its kind, whether its products are in bf16, and a GPU's memory."""
 
     kind: DeviceKind
     bf16: bool
@@ -86,7 +86,7 @@ def least_work(work: Workload, layout: Layout) -> Workload:
 
 
 def step_size(config: JoinConfig, manifest: Manifest) -> StepSize:
-    """Return how much of a step of a whole model is on a device at a time, by arithmetic. Of one GPU the whole batch,
+    """Return how much of a step of a whole model is on a device at a time, by arithmetic. For one GPU the whole batch,
     since the worker sees its device and this process does not. Raises ConfigError for the devices."""
     found, shape = Accelerator.of(config.compute.device, manifest.inner), RunShape.of(manifest)
     layout, whole = layout_of(config, manifest), StepSize(manifest.inner.batch_size)

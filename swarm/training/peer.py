@@ -33,7 +33,7 @@ from swarm.training.worker_config import worker_config
 __all__ = ["JoinConfig", "run_participant"]
 
 Beside = Callable[[OpenPeer[Manifest], Home], Awaitable[None]]
-"""What a peer does while it trains; cancelled when its training has ended."""
+"""A task that a peer runs while it trains; cancelled when its training has ended."""
 
 
 async def run_participant(config: JoinConfig, watch: Watcher | None = None, beside: Beside | None = None) -> None:

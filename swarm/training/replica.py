@@ -96,7 +96,7 @@ def group_of(manifest: Manifest, stage: int, known: MemberView) -> dict[str, Mem
 
 
 class StageReplica:
-    """Applies what the group commits: hands weights to the trainer, tells of commits, saves checkpoints.
+    """Applies what the group commits: hands weights to the trainer, reports commits, saves checkpoints.
 
     Implements `swarm.rounds.replica_actor.CommitListener`.
     """
@@ -160,7 +160,7 @@ class StageReplica:
 
     @property
     def head(self) -> Head:
-        """The last commit whose weights are here."""
+        """The last commit whose weights this replica has."""
         return self.driver.head
 
     @property
@@ -198,8 +198,8 @@ class StageReplica:
         return self._built.load()
 
     async def drain(self) -> None:
-        """Before a move, take no more micro-batches, and stay until the group has merged what was counted here. Stage 0
-        dispatches again what it has not merged, and so does a synchronous round."""
+        """Before a move, take no more micro-batches, and stay until the group has merged this replica's samples. Stage
+        0 dispatches its unmerged samples again, and so does a synchronous round."""
         server, until = self._built.server, self.head.round + DRAIN_ROUNDS
         if server is None or self.stage == 0 or self._manifest.synchronous:
             return
@@ -224,8 +224,8 @@ class StageReplica:
         await self._committed.until(lambda: training.update is None, DRAIN_S)
 
     def tell_unmerged(self) -> None:
-        """Tell what this peer leaves uncounted as it moves to another stage: what it has counted since the last commit.
-        The first stage dispatches its own samples again, and so does a synchronous round."""
+        """Report the samples that a move to another stage leaves uncounted: those counted since the last commit. The
+        first stage dispatches its own samples again, and so does a synchronous round."""
         if self.stage > 0 and not self._manifest.synchronous and self._built.unmerged:
             self._host.events.emit("pipeline_lost", samples=self._built.unmerged, reason="left the stage")
 

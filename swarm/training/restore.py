@@ -1,8 +1,8 @@
 """Restoring a stage without replicas: from the newest commit of it on this peer's disk or at a backup holder.
 
 A commit counts by its proof, so one honest backup holder (`swarm.training.stage_backup`) is enough. Best is the state
-where the authority stands, from which it goes on at once, next the highest commit. Backup holders come and go: the peer
-asks again for a limited time, while one cannot answer yet or none has what the authority goes on from.
+that the authority is at, from which it continues at once, next the highest commit. Backup holders come and go: the peer
+asks again for a limited time, while one cannot answer yet or none has the state from which the authority continues.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ASKED_MAX: Final = 16
 async def restore(context: PeerContext, stage: int, known: MemberView) -> None:
     """Bring to this disk the best backup of a stage without replicas.
 
-    Where there is none the peer begins with what it has. Returns at once where the stage has a replica at work.
+    Where there is none the peer begins with its own state. Returns at once where the stage has a replica at work.
     """
     if context.manifest.stages == 1:
         return
@@ -111,7 +111,7 @@ async def _ask_backup_holders(
 
 
 async def _ask_authority(context: PeerContext, stage: int) -> Head | None:
-    """Return the head where the authority stands, which tells how far the group was; None if it does not answer."""
+    """Return the authority's head, which shows how far the group was; None if it does not answer."""
     manifest = context.manifest
     config = agreement_config(manifest, stage, context.host.peer_id)
     found = await ask_proven_heads(context.host, config, [manifest.authority], AUTHORITY_S)

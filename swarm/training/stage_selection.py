@@ -1,4 +1,4 @@
-"""Which stage this peer serves, when it moves to another one, and what it publishes about that.
+"""Selection of this peer's stage, the time of a move to another one, and what the peer publishes about that.
 
 A peer that moves publishes its new stage and when it expects to be at work there: no messages, no votes
 (`swarm.placement.rebalance`). The last replica of a stage stays. A stage that has lost all of its replicas is taken by
@@ -260,8 +260,8 @@ class StageSelection:
         self._host.events.emit("move_started", source=target, target=source, gain=0.0, reason="no peer serves it")
 
     def _note_missing(self) -> None:
-        """Tell which stages no peer serves: training waits for them, unless they have left with their last commit, of
-        which the coordinator may hear a moment later."""
+        """Report which stages no peer serves: training waits for them, unless they have left with their last commit, of
+        which the coordinator may learn a moment later."""
         now, records = time.time(), self.membership.view
         self._finished |= {record.stage for record in records.values() if self._has_last_round(record)}
         needed = () if self._is_over or self._all_have_ended() else range(self._manifest.stages)
@@ -283,7 +283,7 @@ class StageSelection:
         return self._all_have_ended()
 
     def _all_have_ended(self) -> bool:
-        """Whether this peer has its stage's last commit, and records have told of those of all others."""
+        """Whether this peer has its stage's last commit, and records have reported those of all others."""
         done = self._replica is not None and 0 < self._manifest.run.rounds <= self._replica.head.round
         return done and self._finished | {self._place.stage} >= set(range(self._manifest.stages))
 

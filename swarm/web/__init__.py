@@ -1,1 +1,1 @@
-"""What our web servers share: HTTP on trio, a page's files, requests of this machine alone. No torch."""
+"""Common parts of our web servers: HTTP on trio, a page's files, requests of this machine alone. No torch."""

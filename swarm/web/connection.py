@@ -61,7 +61,7 @@ class BoundedStream:
 
 
 class HttpConnection(TCPServer):
-    """What is read and sent on one connection, and when it rests."""
+    """Reading and sending on one connection, and the times when it rests."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class HttpConnection(TCPServer):
 
 
 class _Http1(H11Protocol):
-    """HTTP/1.1 that stays HTTP/1.1: a request to go on in another protocol is answered as if it did not ask."""
+    """HTTP/1.1 that stays HTTP/1.1: a request to switch to another protocol is answered as if it did not ask."""
 
     async def _check_protocol(self, event: h11.Request) -> None:
         pass  # hypercorn leaves for HTTP/2 here
@@ -121,8 +121,8 @@ class _Http1(H11Protocol):
 
 
 class Door:
-    """The application, for requests that are well formed. What it sends on a connection that its client has spoilt is
-    lost."""
+    """The application, for requests that are well formed. Data that it sends on a connection that its client has spoilt
+    is lost."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

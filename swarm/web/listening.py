@@ -1,4 +1,4 @@
-"""The web server: where it listens, and its connections. An error of ours ends it, where hypercorn's own goes on."""
+"""The web server: where it listens, and its connections. An error of ours ends it, where hypercorn's own continues."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ class _Server:
 
 
 class _BugLog(Logger):
-    """A log that tells nothing, and raises again what a handler has raised: our own bug ends this process."""
+    """A log that writes nothing, and re-raises a handler's exception: our own bug ends this process."""
 
     found_bug = False
 

@@ -1,4 +1,4 @@
-"""What requests name as their host: whether it is one, and whether it is this machine.
+"""The host that a request names: whether it is one, and whether it is this machine.
 
 A page of another site can send a request to 127.0.0.1 from the user's browser, and by a name of its own that leads
 there it can also read the answer (DNS rebinding). Such a request names that site as its host.

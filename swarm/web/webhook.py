@@ -1,4 +1,4 @@
-"""Tells a person's web service what calls for a person (`--notify URL` of the coordinator and of the monitor)."""
+"""Notifies an operator's web service of events that need attention (`--notify URL` of coordinator and monitor)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WAITING_MAX: Final = 64
 
 
 class Webhook:
-    """POSTs small JSON objects to an address, one after the other, and follows no redirect. A failure is told to
+    """POSTs small JSON objects to an address, one after the other, and follows no redirect. A failure is passed to
     `on_failure(event, reason)`, and nothing more."""
 
     def __init__(self, url: str, on_failure: Callable[[str, str], None]) -> None:
@@ -54,7 +54,7 @@ class Webhook:
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """The address that a person gave, and no other."""
+    """The address that the operator gave, and no other."""
 
     def redirect_request(self, *answer: Any) -> None:
         return None

@@ -1,7 +1,7 @@
-"""What a later stage has lost while the first one has merged it: it is asked for again, and at the end accounted for.
+"""Samples that a later stage has lost and the first one merged: requested again, and accounted for at the end.
 
-A replica that dies, or is left out of a roster, takes along what it has counted since its last commit. Stage 0 has
-merged those samples, so it dispatches them only if it is asked to; a stage that has merged them passes them through.
+A replica that dies, or is left out of a roster, loses the samples counted since its last commit. Stage 0 has merged
+those samples, so it dispatches them only if it is asked to; a stage that has merged them passes them through.
 
     in a round      samples that two heads in a row have returned; one member asks, in turn
     at the end      all that stage 0's last head has settled and this stage has not; what does not come then is lost

@@ -1,4 +1,4 @@
-"""Asks the replicas of a stage what they have counted, and those of stage 0 to dispatch what is missing again."""
+"""Asks the replicas of a stage for their counted samples, and those of stage 0 to dispatch the missing ones again."""
 
 from __future__ import annotations
 
