@@ -25,8 +25,8 @@ class _Memory(NamedTuple):
 
 
 class BufferPool:
-    """Takes back the memory of its buffers when nothing refers to them any more, for those to come. What is free for
-    longer than `KEPT_S` goes back to the system at the next `take`."""
+    """Takes back the memory of its buffers when nothing refers to them any more, for reuse. Memory free for longer than
+    `KEPT_S` is returned to the system at the next `take`."""
 
     def __init__(self) -> None:
         self._recycled: deque[_Memory] = deque()  # filled by the garbage collector, in any thread: no lock

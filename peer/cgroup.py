@@ -1,7 +1,7 @@
-"""What the control groups of this process allow it: memory and CPU time, in a container or a unit of systemd.
+"""Limits by the control groups of this process: memory and CPU time, in a container or a unit of systemd.
 
-Both versions are read, in any nesting: of a group and all above it the smallest limit counts. `root` is the folder that
-stands for `/`, so that made-up trees can be read. What cannot be read limits nothing.
+Both versions are read, in any nesting: the smallest limit of a group and all above it counts. `root` is the folder that
+replaces `/`, so that made-up trees can be read. An unreadable limit counts as none.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class MemoryLimit:
 
     limit_bytes: int
     free_bytes: int
-    """What is left of it, with the cache of files that were read once, which the kernel drops first."""
+    """The rest of it, with the cache of files that were read once, which the kernel drops first."""
     path: str
     """The file that sets it."""
 
@@ -40,7 +40,7 @@ class CpuLimit:
 
 
 def memory_limit(root: Path = ROOT) -> MemoryLimit | None:
-    """Return the limit of which the least is left; None without one."""
+    """Return the limit with the least left; None without one."""
     return min(_memory_limits(root), key=lambda limit: limit.free_bytes, default=None)
 
 

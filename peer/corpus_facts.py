@@ -1,4 +1,4 @@
-"""What was read of a machine's text, as the worker tells the network process."""
+"""Facts about a machine's text, as the worker reports them to the network process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class CorpusFacts(msgspec.Struct, frozen=True, kw_only=True):
     truncated: bool
     """Whether the limit of bytes left out any text."""
     account: Annotated[str, msgspec.Meta(max_length=2048)]
-    """For people: files, sizes, what was skipped by kind and count, and the suffixes read if a file has another."""
+    """For display: files, sizes, what was skipped by kind and count, and the suffixes read if a file has another."""
 
     def event_fields(self) -> dict[str, Any]:
         """Return the fields of an event, with the account in pieces that an event does not cut."""

@@ -34,7 +34,7 @@ def told(error: Exception) -> str:
 
 
 def decode_json(content: bytes, kind: Any) -> Any:
-    """Decode a JSON file as people's programs write them: also with a byte-order mark, NaN or Infinity. Raises
+    """Decode a JSON file as common programs write it: also with a byte-order mark, NaN or Infinity. Raises
     MALFORMED."""
     content = content.removeprefix(_MARK)
     try:

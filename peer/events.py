@@ -124,7 +124,7 @@ class EventLog:
 
 
 class _Penalties:
-    """What one peer's line will say next."""
+    """The next content of one peer's line."""
 
     def __init__(self) -> None:
         self.told_at = -math.inf

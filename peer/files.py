@@ -26,7 +26,7 @@ def is_full(error: OSError) -> bool:
 
 
 def unwritable(path: Path, error: OSError) -> ResourceError:
-    """Return what tells a user that a file could not be written, and what helps."""
+    """Return the error for a file that could not be written, with the remedy."""
     return ResourceError(f"cannot write {path} ({error.strerror}): free some space or choose another --home")
 
 

@@ -1,4 +1,4 @@
-"""How far the reading of many bytes has come, told by a bounded number of events.
+"""Progress of reading many bytes, reported by a bounded number of events.
 
 Before a peer serves it reads, hashes, fetches and loads gigabytes. Each such phase is `loading_begun`, some
 `loading_progress` and `loading_ended`, in this process or in a worker's.
@@ -39,12 +39,12 @@ class Loading:
         self._lock = threading.Lock()
 
     def add(self, count: int) -> None:
-        """Note that so many more bytes are done."""
+        """Note that this many more bytes are done."""
         with self._lock:
             self._note(self._done + count)
 
     def reach(self, done_bytes: int) -> None:
-        """Note that so many bytes are done in all."""
+        """Note that this many bytes are done in all."""
         with self._lock:
             self._note(done_bytes)
 
@@ -59,7 +59,7 @@ class Loading:
 
 @contextmanager
 def loading(emit: EmitsEvents, phase: Phase, size_bytes: int) -> Iterator[Loading]:
-    """Tell of a phase that is the block; its end is told unless it fails."""
+    """Report a phase, which is the block; its end is reported unless it fails."""
     began = time.monotonic()
     emit("loading_begun", phase=phase, size_bytes=size_bytes)
     yield Loading(emit, phase, size_bytes)

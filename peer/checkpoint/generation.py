@@ -2,7 +2,7 @@
 
 A generation is written once. From then on it is only read, and it lasts for as long as anything refers to it: the
 replica whose state it is, those that read it for a joiner, a checkpoint that is being written. So no reader copies it
-or holds up a round. What is built next gets another one from the same room.
+or holds up a round. The next state gets another one from the same room.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ place of the one before, so a worker that is killed at any moment leaves the old
 
 The state may be older than the weights that a new worker begins with. That does no harm: moments are means over the
 last steps (some tens, and some hundreds, of AdamW), and a state from a few minutes ago is much nearer to them than zero
-is. The same holds after a restart of the peer, so it goes on with them, too.
+is. The same holds after a restart of the peer, so it continues with them, too.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ def identity_of(run: str, model: ModelConfig, span: Span, optimizer: str) -> byt
 
 
 class InnerStateFile:
-    """The state of `size_bytes` of what `of` names (`identity_of`), in `folder`.
+    """A state of `size_bytes` in `folder`; `of` is its identity (`identity_of`).
 
     All ranks of a group call the same methods in the same order: `sum` adds up over them, `group` is a name of their
-    own. A disk that fails or is full costs only the file: an event says so, and training goes on.
+    own. A disk that fails or is full costs only the file: an event reports it, and training continues.
     """
 
     def __init__(

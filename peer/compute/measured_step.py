@@ -53,7 +53,7 @@ def hold_to(device: torch.device, limit_bytes: float) -> int:
 
 
 def _peak_bytes(trainer: InnerTrainer, size: StepSize, seq_len: int) -> int:
-    """Return what a step of that size takes beside what is there already; more than any device has where it fails."""
+    """Return the further memory that a step of that size takes; if it fails, more than any device has."""
     device = trainer.device.torch
     trainer.resize(size)
     free_cached(device)

@@ -1,4 +1,4 @@
-"""What a worker asks of a model that it trains, on one device or as one rank of several.
+"""The interface of a model that a worker trains, on one device or as one rank of several.
 
 P: parameters of the model, the length of the flat vectors that workers share. n: values of `local` and `gradient`.
 """
@@ -35,8 +35,8 @@ class ModelTrainer(ABC):
     """Weights and gradient as this process holds them (`local` and `gradient`, flat vectors of n fp32 values), and
     their inner `optimizer`.
 
-    A batch goes through the device in micro-batches of `step_size`, whose gradients are added up. Where memory runs out
-    the step is repeated with smaller ones, and `on_smaller` is told. All ranks of a group call the same methods with
+    A batch goes through the device in micro-batches of `step_size`, whose gradients are added up. If memory runs out,
+    the step is repeated with smaller ones, and `on_smaller` is called. All ranks of a group call the same methods with
     the same arguments, in the same order.
     """
 

@@ -149,7 +149,7 @@ class CutForwardBackward:
 
 
 def _tells(of: Tensor, held: HeldMicroBatch) -> bool:
-    """Whether the gradient of this tensor tells of all: a value that is not finite spreads backward through every norm
+    """Whether the gradient of this tensor reveals all: a value that is not finite spreads backward through every norm
     layer before it, and the few values of these show it."""
     return of is held.x or of.dim() == 1
 

@@ -1,1 +1,1 @@
-"""What a process of ours can still do after a fault in a library has given it to an attacker."""
+"""Confinement: limits on a process of ours after a fault in a library has given it to an attacker."""

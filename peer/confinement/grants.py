@@ -1,5 +1,4 @@
-"""What a worker may still use once it is confined: the paths of Python, of its libraries and of the devices, and its
-own."""
+"""Grants to a confined worker: the paths of Python, of its libraries and of the devices, and its own."""
 
 from __future__ import annotations
 
@@ -60,7 +59,7 @@ _MODPROBE_S: Final = 10.0
 
 @dataclass(frozen=True)
 class Grants:
-    """What a worker is given beside Python, its libraries and the devices."""
+    """Grants to a worker beside Python, its libraries and the devices."""
 
     private: str
     """The one folder that it may write."""

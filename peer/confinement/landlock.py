@@ -1,6 +1,6 @@
 """Landlock: the files that this process and its children may still open, and the processes they may signal.
 
-What the kernel knows depends on the version of its interface (ABI). A right that it does not know is not restricted.
+The kernel's set of rights depends on the version of its interface (ABI). A right that it lacks is not restricted.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ _MAKE_S: Final = 20.0
 
 @dataclass(frozen=True)
 class PrivateNetwork:
-    """What the ranks of a group inherit to enter their network, in this order: empty where there is none."""
+    """Descriptors that a group's ranks inherit to enter their network, in this order: empty where there is none."""
 
     fds: tuple[int, ...] = ()
     trouble: str = ""

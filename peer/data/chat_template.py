@@ -1,6 +1,6 @@
 """Chat templates: strangers' programs in Jinja2, run in its sandbox. Only a confined worker runs them.
 
-What a template is given is what `transformers` gives it, so that checkpoints' templates work unchanged.
+A template gets the same variables as in `transformers`, so that checkpoints' templates work unchanged.
 """
 
 from __future__ import annotations

@@ -166,7 +166,7 @@ def check_source(config: DataConfig, folder: str) -> None:
 
 
 def within_memory(config: DataConfig, memory_bytes: float) -> DataConfig:
-    """Return the run's settings for a machine of so much memory: it reads less of a large folder than the run allows,
+    """Return the run's settings for a machine of this much memory: it reads less of a large folder than the run allows,
     at most a sixteenth of its memory. The bytes that it reads are the first of what other machines read."""
     most = max(1, int(min(memory_bytes / _MEMORY_SHARE, config.max_bytes)))
     return msgspec.structs.replace(config, max_bytes=most)
@@ -174,7 +174,7 @@ def within_memory(config: DataConfig, memory_bytes: float) -> DataConfig:
 
 def token_cache_bytes(config: DataConfig, folder: str = "") -> int:
     """Return the bytes that `cache` of `load_corpus` takes: four for each id, of which a text has at most one for two
-    bytes; tokenizers commonly make it one for four. Reads no text. What cannot be examined counts as none."""
+    bytes; tokenizers commonly make it one for four. Reads no text. Unreadable files count as none."""
     if config.source == "folder" and not folder:
         return 0
     size_bytes = sum(file.size_bytes * (RATIO if is_packed(file.path) else 1) for file in find_files(_source(folder)))
@@ -202,7 +202,7 @@ def _source(folder: str, text_field: str = "") -> TextSource:
 
 def _check_field(source: TextSource, texts: Texts, *, is_named: bool) -> None:
     """Raise ConfigError if no file has the field that holds the text, where the user has named it or nothing else was
-    read. What others call their fields is cut, and shown without control characters."""
+    read. Field names in the error are cut, and shown without control characters."""
     if texts.has_field or texts.truncated or not (is_named or (texts.lacks_field and not texts.files)):
         return
     names = [repr(plain(name, _FIELD_CHARS_MAX)) for name in sorted(texts.other_fields)[:_FIELDS_SHOWN]]

@@ -1,7 +1,7 @@
-"""Which files of a folder hold text: by their names, and without opening one. The others are counted by kind.
+"""The files of a folder that hold text: chosen by their names, without opening one. The others are counted by kind.
 
-A folder of a user's holds what tools keep beside the text: copies, caches, histories. Their names say so. They are
-passed over below the folder that the user names, not above it or in its own name.
+A user's folder also holds files that tools keep beside the text: copies, caches, histories. Their names say so. They
+are passed over below the folder that the user names, not above it or in its own name.
 """
 
 from __future__ import annotations

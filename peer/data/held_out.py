@@ -1,4 +1,4 @@
-"""Which part of the text is held out: blocks of files, by a hash of the file's path and the block's number.
+"""The held-out part of the text: blocks of files, by a hash of the file's path and the block's number.
 
 Whether a block is held out depends on its file alone. So a file more in the folder moves no block of another, machines
 with the same files agree, and no choice of names makes a whole large file held out. The numbers of a file's blocks step
@@ -110,8 +110,8 @@ def _character(text: bytearray, at: int) -> int:
 
 
 def _joined(files: list[FileText], blocks: Iterable[TextBlock], separator: bytes) -> bytes:
-    """Join blocks in the order of the text. Windows go across what was joined, as they go from file to file: the
-    separator tells the model that a text ends, and no text is lost to short rests."""
+    """Join blocks in the order of the text. Windows cross the joints, as they cross from file to file: the separator
+    marks the end of a text, and no text is lost to short rests."""
     pieces = list[bytes | memoryview]()
     file, stop = -1, 0
     for block in sorted(blocks, key=lambda block: (block.file, block.start)):

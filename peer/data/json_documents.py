@@ -1,7 +1,7 @@
 """The documents of a JSON file: JSON lines, an array of objects, or objects printed over several lines.
 
-The content decides, not the name. A document is a field of an object that stands alone, or in the outermost array. Each
-object is decoded by itself. What Python reads is read, also NaN, infinity and halves of surrogate pairs.
+The content decides, not the name. A document is a field of an object at the top level, or in the outermost array. Each
+object is decoded by itself. All that Python reads is accepted, also NaN, infinity and halves of surrogate pairs.
 """
 
 from __future__ import annotations

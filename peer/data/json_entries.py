@@ -37,8 +37,8 @@ def lines(pieces: Iterator[bytes], is_cut: Callable[[], bool]) -> Iterator[bytes
 
 
 def entries(pieces: Iterator[bytes], is_cut: Callable[[], bool]) -> Iterator[bytes | bytearray]:
-    """Yield each outermost value, and in place of an outermost array each of its elements. Only objects are whole: of
-    an array in an array the beginning stands for it, and of a string its quotes. An object that does not end is left
+    """Yield each outermost value, and in place of an outermost array each of its elements. Only objects are whole: an
+    array in an array is represented by its beginning, and a string by its quotes. An object that does not end is left
     out if the pieces end before the text does."""
     scanner = _Scanner()
     for piece in pieces:
@@ -110,7 +110,7 @@ class _Scanner:
             raise NoText("JSON nested too deeply")
 
     def _pass_string(self, piece: bytes, at: int) -> tuple[int, bool]:
-        """Return where the piece goes on after the string, or its end where the string goes on; and which."""
+        """Return where the piece continues after the string, or its end if the string continues; and which."""
         at += self._escaped
         self._escaped = False
         while at < len(piece):

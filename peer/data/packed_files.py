@@ -1,7 +1,7 @@
 """Text that is compressed (gzip, Zstandard), and tables with a column of texts (Parquet).
 
-Others make these files. What they unpack to comes in pieces that the reader asks for, so that a small file that unpacks
-to terabytes costs no more than the limit of what is read; and only a worker that is confined parses them.
+Strangers make these files. They are unpacked in pieces, as the reader asks for them, so that a small file that unpacks
+to terabytes costs no more than the reading limit; and only a confined worker parses them.
 """
 
 from __future__ import annotations

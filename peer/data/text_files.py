@@ -1,6 +1,6 @@
 """The text of a folder's files, or of one file: in which order they are read, and how their bytes become UTF-8.
 
-A folder of a user's holds anything: pipes, pictures, names and text in other encodings. What cannot be read as text is
+A user's folder holds anything: pipes, pictures, names and text in other encodings. Files that are not readable text are
 counted by kind, and never an error. A file that has two names is read once: held-out text would else be trained on.
 """
 

@@ -1,7 +1,7 @@
 """Text to token ids and back: raw bytes by default, or a Hugging Face `tokenizer.json` of known cost.
 
-The library behind it is Rust. A panic there arrives as an exception outside of Python's `Exception`, and becomes a
-ConfigError here.
+The library is Rust. A panic there arrives as an exception outside of Python's `Exception`, and becomes a ConfigError
+here.
 """
 
 from __future__ import annotations

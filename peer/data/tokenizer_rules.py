@@ -1,4 +1,4 @@
-"""What a `tokenizer.json` may hold, checked before the parser of the `tokenizers` library sees it.
+"""Rules for a `tokenizer.json`, checked before the parser of the `tokenizers` library sees it.
 
 A run brings its tokenizer, and every peer runs it over its own text. That must cost time and memory in
 proportion to the text: a pattern such as `(a+)+$` panics the library with 29 bytes of text, padding to 2**31 tokens

@@ -1,7 +1,7 @@
 """The bytes of training on one device, with one micro-batch on it at a time.
 
-What autograd saves of a block is counted tensor by tensor (`peer.model.decoder`); tests compare it with what torch
-saves. B/P below means bytes a parameter.
+Autograd's saved tensors of a block are counted one by one (`peer.model.decoder`); tests compare the sum with torch. B/P
+below means bytes a parameter.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def device_items(work: Workload) -> dict[str, float]:
 
 
 def step_bytes(work: Workload) -> float:
-    """Return what of `device_items` is there only during a step."""
+    """Return the part of `device_items` that exists only during a step."""
     return (1 + FRAGMENTATION[work.device]) * sum(_step_items(work).values())
 
 
@@ -101,8 +101,8 @@ def _input_bytes_a_token(work: Workload) -> float:
 
 
 def _products_bytes_a_token(work: Workload) -> float:
-    """Return the bytes of a token that a block keeps of which all but matrix products and the attention is recomputed:
-    its input, q, k, v, the attention and its sum of exponentials, and the outputs of the other four products."""
+    """Return the bytes of a token kept by a block that recomputes all but matrix products and the attention: its input,
+    q, k, v, the attention and its sum of exponentials, and the outputs of the other four products."""
     model, narrow = work.model, 2 if work.bf16 else FLOAT_BYTES
     query, key = model.heads * model.head_size, model.kv_heads * model.head_size
     products = 2 * query + 2 * key + 2 * model.hidden_size + 2 * model.intermediate_size
@@ -132,8 +132,8 @@ def _head_bytes(work: Workload) -> float:
 
 
 def _cast_bytes(work: Workload) -> float:
-    """Return the bf16 copies of the blocks' matrices that are there at a time: all until the backward ends, or those of
-    the block that is computed."""
+    """Return the bf16 copies of the blocks' matrices that exist at a time: all until the backward ends, or those of the
+    block that is computed."""
     if work.recompute != "none":
         return 2.0 * _block_matrices(work)
     shapes = [shape for name, shape in work.shapes if len(shape) == 2 and ".layers." in name]

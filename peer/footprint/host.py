@@ -31,8 +31,8 @@ def footprint(work: Workload, token_cache_bytes: float = 0.0, next_stage_bytes: 
 
 
 def host_items(work: Workload) -> dict[str, float]:
-    """Return the bytes in the machine's memory beside the device's, once a run has gone on for some rounds, by item.
-    Files are not counted: memory caches them as far as it has room."""
+    """Return the bytes in the machine's memory beside the device's, after some rounds of a run, by item. Files are not
+    counted: memory caches them as far as it has room."""
     exchange, vector, state = work.exchange, float(work.vector_bytes), float(work.state_bytes)
     moved, result = _exchange_bytes(work)
     own = exchange.private_vectors + exchange.is_merged_whole

@@ -1,4 +1,4 @@
-"""What computes on one machine, and how its devices share a model."""
+"""Computing devices of one machine, and how they share a model."""
 
 from __future__ import annotations
 

@@ -53,5 +53,5 @@ def coded_names(shapes: Iterable[tuple[str, Shape]]) -> frozenset[str]:
 
 
 def scale_bytes(size: int, is_coded: bool) -> int:
-    """Return the bytes of the fp32 values that one moment of adamw8bit takes for a parameter of so many values."""
+    """Return the bytes of the fp32 values that one moment of adamw8bit takes for a parameter of this many values."""
     return 4 * (-(-size // BLOCK) if is_coded else size)

@@ -15,7 +15,7 @@ DAY_S: Final = 86400.0
 
 @dataclass(frozen=True)
 class Pace:
-    """The pace of a peer with `link_bits_s`, as fast up as down, in a run of peers like it. What a CPU does for a round
+    """The pace of a peer with `link_bits_s`, as fast up as down, in a run of peers like it. The CPU's work for a round
     (code, merge, hash) is left out: on a link of 100 Mbit/s it is a few percent."""
 
     exchange: ExchangeSize
@@ -29,7 +29,7 @@ class Pace:
 
     @property
     def exchange_bytes(self) -> float:
-        """What a peer sends for one fragment, and receives."""
+        """The bytes that a peer sends for one fragment, and receives."""
         return self.exchange.traffic * self.parameters / self.exchange.fragments
 
     @property
@@ -70,7 +70,7 @@ class Pace:
         return self.exchange_bytes * self.exchange.fragments * self.rounds_a_day
 
     def days(self, tokens: float) -> float:
-        """Return the days until all peers together have trained on so many tokens."""
+        """Return the days until all peers together have trained on this many tokens."""
         return tokens / self.tokens_a_day
 
     @property
@@ -96,5 +96,5 @@ class Pace:
 
 
 def steps_in(seconds: float, step_s: float) -> int:
-    """Return the whole steps that fit in so many seconds."""
+    """Return the whole steps that fit in this many seconds."""
     return math.floor(seconds / step_s)

@@ -1,4 +1,4 @@
-"""What is asked of a machine, and the answer: bytes by item."""
+"""The demands on a machine, and the answer: bytes by item."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ block."""
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangeSize:
-    """What a method keeps and sends. P: parameters; m: values of one message, P / fragments."""
+    """A method's memory and messages. P: parameters; m: values of one message, P / fragments."""
 
     state_vectors: int
     """Vectors (P,) that all members hold: theta and the method's own."""

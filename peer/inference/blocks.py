@@ -38,7 +38,7 @@ class Segment:
 @dataclass(frozen=True)
 class _Block:
     """The parameters of one block, those that are multiplied with the same input in one matrix. Where a norm's gain is
-    None, the matrix behind it has it, times sqrt(C)."""
+    None, the matrix after it has it, times sqrt(C)."""
 
     attention_norm: Tensor | None
     qkv: Tensor
@@ -77,8 +77,8 @@ class _Block:
 
 
 def _folded(gain: Tensor, weight: Tensor) -> tuple[Tensor | None, Tensor]:
-    """Return what is left of a norm's gain, and the matrix (M, C) behind it. In fp32 the matrix takes the gain; in
-    shorter types it would be rounded once more."""
+    """Return the rest of a norm's gain, and the matrix (M, C) after it. In fp32 the matrix takes the gain; in shorter
+    types it would be rounded once more."""
     if weight.dtype != torch.float32:
         return gain, weight
     return None, weight * (gain * len(gain) ** 0.5)
@@ -168,7 +168,7 @@ class SpanBlocks:
 
     @torch.inference_mode()
     def logits(self, x: Tensor) -> Tensor:
-        """Return the logits (N, V), fp32, of hidden states (N, C) behind the last block."""
+        """Return the logits (N, V), fp32, of hidden states (N, C) after the last block."""
         assert self._head is not None
         return _times(self._normed(x, self._norm), self._head).float()
 

@@ -1,9 +1,9 @@
 """Keys and values of sessions, with room that is counted in pages before it is taken.
 
 Each session has one contiguous stretch a layer, because gathering small pages costs two to four times the attention on
-a CPU. It grows by doubling. Pages are the unit of the account: what all sessions hold, and what is kept of ended ones
-for the next session of its owner with the same beginning, never exceeds the budget. What is kept gives way to who needs
-room.
+a CPU. It grows by doubling. Pages are the unit of the account: the pages of all sessions, and those kept of ended ones
+for their owner's next session with the same beginning, never exceed the budget. Kept pages are evicted when a session
+needs room.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class CacheFull(Exception):
 
 
 def pages_of(tokens: int) -> int:
-    """Return the pages that so many tokens take."""
+    """Return the pages that this many tokens take."""
     return -(-tokens // PAGE_TOKENS)
 
 
@@ -41,7 +41,7 @@ class CacheShape:
 
     @property
     def page_bytes(self) -> int:
-        """What one page takes, in bytes."""
+        """The size of one page, in bytes."""
         return 2 * self.layers * self.kv_heads * self.head_size * PAGE_TOKENS * self.dtype.itemsize
 
     def room(self, pages: int) -> Tensor:
@@ -66,7 +66,7 @@ class SessionCache:
 
 @dataclass
 class _Kept:
-    """What is left of an ended session: whole pages, what their owner called them, and who that is."""
+    """The rest of an ended session: whole pages, the names that their owner gave them, and the owner."""
 
     cache: SessionCache
     names: tuple[bytes, ...]
@@ -105,7 +105,7 @@ class CachePool:
         return cache
 
     def grow(self, cache: SessionCache, tokens: int) -> None:
-        """Make room for so many tokens in all. Raises CacheFull; the cache is then as before."""
+        """Make room for this many tokens in all. Raises CacheFull; the cache is then as before."""
         needed = pages_of(tokens)
         if needed <= cache.pages:
             return

@@ -1,9 +1,9 @@
 """The engine of one span: sessions, continuous batches, chunked prompts.
 
-A step takes what is there: one token of each session that generates, up to a number of rows, then a chunk of one
+A step takes the waiting tokens: one token of each session that generates, up to a number of rows, then a chunk of one
 session's prompt, up to a number of tokens. Nothing waits for a batch to fill, and no prompt holds up a session that
 generates for longer than a chunk. Address prefixes take turns, and so do the clients of each, and their sessions: one
-person may have many keys. A step serves sessions that use the same blocks.
+user may have many keys. A step serves sessions that use the same blocks.
 
 A prefix, and of one prefix a client, may have all pages while no other one needs them. Then sessions of the one that
 holds more than its share end, the one first that has rested longest; its last one only once it rests for a while.
@@ -45,7 +45,7 @@ class StepRefused(Exception):
 
 @dataclass(frozen=True)
 class StepOutput:
-    """What a step gives of one session."""
+    """A step's output for one session."""
 
     session: int
     position: int
@@ -111,7 +111,7 @@ class _Session:
         return len(self.cache.ids)
 
     def cut(self, position: int) -> None:
-        """Forget what waits, and what is at and behind a position."""
+        """Forget the waiting tokens, and all from a position on."""
         self.waiting.clear()
         self.cache.length = min(self.cache.length, position)
         del self.cache.ids[self.cache.length :]
@@ -166,7 +166,7 @@ class Engine:
         return sum(len(tokens.ids) for session in self._sessions.values() for tokens in session.waiting)
 
     def have(self, id: int) -> int:
-        """Return how many positions of a session are here, what waits included."""
+        """Return how many positions of a session are here, waiting ones included."""
         return self._sessions[id].expected if id in self._sessions else 0
 
     def open(
@@ -226,7 +226,7 @@ class Engine:
         )
 
     def _end_of(self, held: Counter[_Key], mine: _Key, pages: int, share: int) -> bool:
-        """The same among those that hold so many pages, and have the same share."""
+        """The same among those that hold this many pages, and have the same share."""
         greedy = max(held, key=lambda name: held[name])
         if held[mine] + pages > share or held[greedy] <= share:
             return False
@@ -240,15 +240,15 @@ class Engine:
         return True
 
     def rewind(self, id: int, position: int) -> None:
-        """Forget what a session has at and behind a position. Raises StepRefused."""
+        """Forget a session's positions from this one on. Raises StepRefused."""
         session = self._session(id)
         if not 0 <= position <= session.expected:
             raise StepRefused("gap", f"session {id} has {session.expected} positions", session.expected)
         session.cut(position)
 
     def submit(self, id: int, position: int, ids: Sequence[int], hidden: Tensor | None, samples: bool) -> None:
-        """Add a session's next tokens, and unless it uses the first block, their hidden states (count, C). What it has
-        already is dropped. Raises StepRefused; the session is then as before."""
+        """Add a session's next tokens, and unless it uses the first block, their hidden states (count, C). Tokens that
+        it already has are dropped. Raises StepRefused; the session is then as before."""
         session = self._session(id)
         tokens = _Tokens(position, ids, hidden, samples)
         self._check(session, tokens)
@@ -318,8 +318,8 @@ class Engine:
         ]
 
     def _logits(self, plan: Sequence[_Turn], rows: Sequence[Tensor], part: Span) -> dict[int, Tensor]:
-        """Return the logits (V,) behind the last token of each session that draws one, by session: the head is read
-        once for all."""
+        """Return the logits (V,) after the last token of each session that draws one, by session: the head is read once
+        for all."""
         if not part.is_last:
             return {}
         drawing = [(turn[0], found[-1:]) for turn, found in zip(plan, rows, strict=True) if turn[2].samples]
@@ -329,8 +329,8 @@ class Engine:
         return {id: logits[number] for number, (id, _) in enumerate(drawing)}
 
     def _plan(self) -> list[_Turn]:
-        """Take what comes next: of those that generate, then a part of one prompt. Who has had a turn comes last: a
-        client before its sessions."""
+        """Take what comes next: of those that generate, then a part of one prompt. After its turn, a client or session
+        goes to the end: a client before its sessions."""
         ready = [(id, session) for id, session in self._sessions.items() if session.waiting]
         if not ready:
             return []

@@ -20,9 +20,8 @@ class ClientTurns(Generic[Waiting]):
         self._turns = 0
 
     def ordered(self, waiting: Sequence[Waiting]) -> list[Waiting]:
-        """Return what waits in the order in which it is to be taken: one of each prefix, the one first that has waited
-        longest; then a second one of each. Of one prefix the clients take turns alike. What comes first of one client
-        stays first."""
+        """Return the waiting items in the order in which to take them: one of each prefix, the longest waiting first;
+        then a second one of each. The clients of one prefix take turns alike. One client's items keep their order."""
         by_clients = self._round(waiting, self._owner_of)
         return self._round(by_clients, lambda one: self._owner_of(one)[:1])
 

@@ -28,8 +28,8 @@ def rows_to(hidden: Tensor, wire: WireType | None) -> memoryview:
 
 
 def rows_from(payload: memoryview, width: int, wire: WireType, dtype: torch.dtype) -> Tensor:
-    """Return a copy of the hidden states (count, C) in `payload`, whole rows of `width` values. What is not finite on
-    the wire is not finite here."""
+    """Return a copy of the hidden states (count, C) in `payload`, whole rows of `width` values. Values that are not
+    finite on the wire stay so."""
     raw = torch.frombuffer(payload, dtype=torch.uint8)
     if wire == "int8":
         return _from_int8(raw.view(-1, row_bytes(width, wire)), width).to(dtype)

@@ -1,1 +1,1 @@
-"""What both ends of a worker's socket share: messages, frames, shared memory."""
+"""Common parts of both ends of a worker's socket: messages, frames, shared memory."""

@@ -1,11 +1,11 @@
-"""What the network process and the worker of a span of blocks say to each other: the worker's first message, and the
-records of their two rings (`peer.ipc.ring`).
+"""Messages between the network process and the worker of a span of blocks: the worker's first message, and the records
+of their two rings (`peer.ipc.ring`).
 
     record    u32 bytes of the head, little endian | the head, a tagged msgpack array | the payload
 
 A payload holds hidden states (count, C), little endian, in the type that the session has chosen for the wire. The
 worker refuses what makes no sense to its engine (`StepRefusal`). The network process does not trust the worker, which
-computes on numbers of strangers: what comes from there has bounds, and a malformed record ends it. Imports no torch.
+computes on numbers of strangers: the worker's records have bounds, and a malformed one ends it. Imports no torch.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ class OpenSession(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 
 class ComputeTokens(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """The next tokens of a session, and unless it uses the first block, their hidden states as the payload. What the
-    session has already is dropped. The answers are SpanOutputs, in pieces of any size, or one StepRefusal."""
+    """The next tokens of a session, and unless it uses the first block, their hidden states as the payload. Tokens that
+    the session already has are dropped. The answers are SpanOutputs, in pieces of any size, or one StepRefusal."""
 
     session: Number
     position: Number
@@ -117,7 +117,7 @@ class ComputeTokens(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
 
 class RewindSession(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """Has a session forget what it has at and behind a position. There is no answer, unless it is refused."""
+    """Has a session forget its positions from one on. There is no answer, unless it is refused."""
 
     session: Number
     position: Number
@@ -137,12 +137,12 @@ class SessionOpened(msgspec.Struct, frozen=True, array_like=True, tag=5):
 
     session: Number
     have: Position
-    """The positions that are here already."""
+    """The positions already present."""
 
 
 class SpanOutput(msgspec.Struct, frozen=True, array_like=True, tag=6):
-    """What a step gives of one session. The payload holds the hidden states behind its blocks; it is empty behind the
-    last one."""
+    """A step's output for one session. The payload holds the hidden states after its blocks; it is empty after the last
+    one."""
 
     session: Number
     position: Position
@@ -167,11 +167,11 @@ class StepRefusal(msgspec.Struct, frozen=True, array_like=True, tag=7):
     cause: RefusalCause
     message: Reason
     have: Position = 0
-    """The positions of the session that are here, or wait for their turn."""
+    """The positions of the session that are computed, or wait for their turn."""
 
 
 class WorkerLoad(msgspec.Struct, frozen=True, array_like=True, tag=8):
-    """What the worker has to do; sent at most every half second, when it has changed."""
+    """The worker's load; sent at most every half second, when it has changed."""
 
     pages_free: Number
     sessions: Number
@@ -203,7 +203,7 @@ def unpack_to_worker(record: memoryview) -> tuple[ToBlocks, memoryview]:
 
 
 def unpack_from_worker(record: memoryview, load: LoadBlocks) -> tuple[FromBlocks, bytes]:
-    """Return the message of a record from the worker that was told `load`, and a copy of its payload. Raises
+    """Return the message of a record from the worker that received `load`, and a copy of its payload. Raises
     ValueError."""
     head, rest = _parts(record)
     try:

@@ -33,7 +33,7 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
     """Logits of tokens seen before are divided by this where positive, multiplied where not (1909.05858)."""
     seed: Annotated[int, msgspec.Meta(ge=0)] = 0  # msgspec reads no number of more than 64 bits
     logprobs: Annotated[int, msgspec.Meta(ge=0, le=LIKELIEST_MAX)] = 0
-    """How many of the likeliest tokens are told with their log-probabilities."""
+    """How many of the likeliest tokens are reported with their log-probabilities."""
 
     def __post_init__(self) -> None:
         """Check what a caller gives, as its types check what another peer sends."""

@@ -40,7 +40,7 @@ class SharedBuffer:
         cls, directory: Path, numel: int, dtype: torch.dtype = torch.float32, in_file: bool = False
     ) -> SharedBuffer:
         """Create the memory, or a file in `directory` that is unlinked at once. It is a file, too, if the system has no
-        anonymous shared memory. Who attaches to a file can cut it off, unless it was mapped by
+        anonymous shared memory. A process that attaches to a file can cut it off, unless it was mapped by
         `peer.ipc.early_maps`. Raises ResourceError."""
         size = numel * dtype.itemsize
         fd = -1

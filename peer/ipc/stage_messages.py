@@ -1,4 +1,4 @@
-"""What the "stage" program, which holds one stage of a pipeline, is told first, its commands, and their results.
+"""Messages of the "stage" program, which holds one stage of a pipeline: the first one, commands, and results.
 
 Micro-batches lie in numbered slots of shared memory (`peer.ipc.stage_slots`), weights in `outer`, gradients and
 products in `delta`.
@@ -62,8 +62,8 @@ class RunBackward(Command, frozen=True, tag="stage_backward"):
 
 
 class DropMicroBatch(Command, frozen=True, tag="stage_drop"):
-    """Drop what is held of this pass, and refuse ("cancelled") its commands that wait. Overtakes all other commands.
-    The result tells whether anything was held or waiting."""
+    """Drop the data held for this pass, and refuse ("cancelled") its waiting commands. Overtakes all other commands.
+    The result: whether anything was held or waiting."""
 
     key: PassKey
 

@@ -41,7 +41,7 @@ class EncodeText(Command, frozen=True, tag="encode"):
 
     text: str
     special: bool
-    """With what the tokenizer puts before and behind a text, such as a token for its beginning."""
+    """With the tokens that the tokenizer adds around a text, such as one for its beginning."""
 
 
 class DecodeTokens(Command, frozen=True, tag="decode"):

@@ -1,4 +1,4 @@
-"""What the "train" program, which holds a whole model, is told first, its commands, and their results."""
+"""Messages of the "train" program, which holds a whole model: the first one, commands, and results."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ class RunEvaluate(Command, frozen=True, tag="evaluate"):
 
 
 class RunEvaluateDelta(Command, frozen=True, tag="evaluate_delta"):
-    """Evaluate the weights that stand in `delta` on held-out text. The result is a list of losses in nats a token, of
-    one batch each."""
+    """Evaluate the weights in `delta` on held-out text. The result is a list of losses in nats a token, of one batch
+    each."""
 
     max_batches: int
 

@@ -194,7 +194,7 @@ class Decoder(nn.Module):
         return x if self.norm is None else F.linear(x, self.head)
 
     def hidden(self, x: Tensor) -> Tensor:
-        """Return the hidden state (B, T, C) behind the last block of the span, of the last span normalized."""
+        """Return the hidden state (B, T, C) after the last block of the span, of the last span normalized."""
         length = x.shape[1]
         if length > self.config.max_seq_len:
             raise ValueError(f"{length} tokens exceed max_seq_len ({self.config.max_seq_len}): send fewer")

@@ -1,4 +1,4 @@
-"""config.json of a Hugging Face checkpoint, in and out. What it may hold is typed and bounded: others write it."""
+"""config.json of a Hugging Face checkpoint, in and out. Its content is typed and bounded: strangers write it."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ _DEFAULTS: Final[dict[str, dict[str, Any]]] = {
     "qwen2": _QWEN,
     "qwen3": {**_QWEN, "head_dim": 128},
 }
-"""What a config.json means that leaves a field out: the defaults of the families' classes in transformers."""
+"""The meaning of a field that config.json leaves out: the defaults of the families' classes in transformers."""
 
 
 class _Kind(msgspec.Struct):
-    """What is looked at first: a model of another family has other fields."""
+    """The part decoded first: a model of another family has other fields."""
 
     model_type: str = ""
     auto_map: Any = None

@@ -40,7 +40,7 @@ class ParameterFiles:
 
     @property
     def names(self) -> frozenset[str]:
-        """The parameters that are here."""
+        """The parameters in these files."""
         return frozenset(self._places) | ({HEAD} if EMBEDDING in self._places else frozenset())
 
     @property

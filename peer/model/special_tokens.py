@@ -24,7 +24,7 @@ _SHAPING: Final = ("bos", "eos")  # these are part of texts and end answers, the
 
 
 class _TokenizerConfig(msgspec.Struct):
-    """What tokenizer_config.json and special_tokens_map.json say of texts, as far as it is read."""
+    """The fields read from tokenizer_config.json and special_tokens_map.json."""
 
     bos_token: Any = None
     eos_token: Any = None
@@ -36,7 +36,7 @@ class _TokenizerConfig(msgspec.Struct):
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """What the files beside tokenizer.json say."""
+    """The content of the files beside tokenizer.json."""
 
     bos: str = ""
     eos: str = ""

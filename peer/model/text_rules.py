@@ -1,4 +1,4 @@
-"""What a Hugging Face checkpoint says of texts, beside its tokenizer.json: special tokens, chat template, sampling.
+"""Text rules of a Hugging Face checkpoint, beside its tokenizer.json: special tokens, chat template, sampling.
 
 It is typed and bounded, travels with a run, and is written back by an export.
 """
@@ -68,7 +68,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TextRules(msgspec.Struct, frozen=True, kw_only=True):
-    """What a checkpoint says of texts: where an answer ends, and how a conversation is written."""
+    """A checkpoint's rules for texts: where an answer ends, and how a conversation is written."""
 
     stops: Annotated[tuple[_TokenId, ...], msgspec.Meta(max_length=STOPS_MAX)] = ()
     """Tokens that end an answer."""
@@ -107,7 +107,7 @@ class TextRules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Ids(msgspec.Struct):
-    """What config.json says of special tokens."""
+    """The special tokens of config.json."""
 
     eos_token_id: Any = None
     bos_token_id: Any = None
@@ -116,8 +116,8 @@ class _Ids(msgspec.Struct):
 
 
 def read_text_rules(folder: Path) -> TextRules:
-    """Return what the checkpoint in `folder` says. What is only advice and out of bounds is left out, as ids that the
-    model does not have are. Raises CheckpointError for files that are malformed, ConfigError for too many stops."""
+    """Return the rules of the checkpoint in `folder`. Mere advice that is out of bounds is left out, as are ids that
+    the model does not have. Raises CheckpointError for files that are malformed, ConfigError for too many stops."""
     ids: _Ids = read_checkpoint_json(folder / _CONFIG, _Ids)
     generation: dict[str, Any] = read_checkpoint_json(folder / _GENERATION, dict[str, Any])
     tokens = read_special_tokens(folder)
@@ -179,8 +179,8 @@ def special_ids(text: TextRules) -> dict[str, Any]:
 
 
 def write_text_rules(folder: Path, text: TextRules) -> None:
-    """Write generation_config.json and the chat template, and add the special tokens to tokenizer_config.json. What
-    another checkpoint has left of these is removed. Raises OSError."""
+    """Write generation_config.json and the chat template, and add the special tokens to tokenizer_config.json. Another
+    checkpoint's leftovers of these are removed. Raises OSError."""
     drawn = {name: getattr(text.generation, name) for name in Generation.__struct_fields__}
     said = {name: value for name, value in (special_ids(text) | drawn).items() if value is not None}
     _write_or_remove(folder / _GENERATION, json.dumps(said, indent=2) + "\n" if said else "")

@@ -41,8 +41,8 @@ class _Index(msgspec.Struct):
 
 
 def listed_files(folder: Path) -> list[Path]:
-    """Return the files that a checkpoint's weights are in: the single file, those of the index, whether each is there
-    or not, or the numbered shards that are there without one. Empty if it has none of these. Raises CheckpointError."""
+    """Return the files that a checkpoint's weights are in: the single file, those of the index, whether each exists or
+    not, or the numbered shards found without one. Empty if it has none of these. Raises CheckpointError."""
     if (folder / WEIGHTS).is_file():
         return [folder / WEIGHTS]  # then shards beside it are those of another download
     if (folder / INDEX).is_file():
@@ -175,7 +175,7 @@ def _indexed(path: Path) -> list[str]:
 
 
 def _without_weights(folder: Path) -> str:
-    """Return why a folder has no weights to read, with the remedy for what it has."""
+    """Return why a folder has no weights to read, with the remedy for its content."""
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else set[str]()
     here = json.dumps(str(folder))
     if "adapter_config.json" in names:
