@@ -17,7 +17,7 @@ class DhtConfig:
     """Defaults suit records that live 9-30 s in a swarm of a few to a few hundred peers across the internet."""
 
     replicas: int = 64
-    """Up to so many nodes known alive, ourselves among them, each keeps every record, and no lookup is made."""
+    """Up to this many nodes known alive, ourselves among them, each keeps every record, and no lookup is made."""
     stores: int = 6
     """In a larger network, Kademlia's k: how many nodes keep a record. A record is lost only if all of them die between
     two refreshes, which are a few seconds apart. Each store costs about 2 ms of CPU a put, both sides together."""
@@ -57,7 +57,7 @@ DEFAULT_TUNING: Final = DhtConfig()
 
 @dataclass(frozen=True)
 class NodeConfig:
-    """What one node needs to join the DHT of a run."""
+    """Everything that one node needs to join the DHT of a run."""
 
     namespace: str
     """The run id. Nodes of other namespaces refuse our calls."""

@@ -68,7 +68,7 @@ class Node:
         self._refusals: dict[tuple[str, str], frozenset[str]] = {}
 
     def has_left(self, peer: str) -> bool:
-        """Return whether a peer has said goodbye and has not been heard from since."""
+        """Return whether a peer has said goodbye and sent nothing since."""
         return self._router.has_left(peer)
 
     @property
@@ -200,7 +200,7 @@ async def open_node(
     """Join the DHT of a run over `host` and take part in it until the block ends.
 
     The block begins once a peer has answered or all have failed; the first node of a run just starts. A node that
-    reaches no peer, now or later, goes on trying in the background. `wall` is this machine's clock, in Unix time.
+    reaches no peer, now or later, keeps trying in the background. `wall` is this machine's clock, in Unix time.
 
     Raises DialError, with each address and why it failed, if `config.required` and no peer answered.
     """

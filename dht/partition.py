@@ -15,7 +15,7 @@ Change = Literal["suspected", "healed"]
 
 
 class SplitWatch:
-    """The peers lost lately, and whether they are too many. Times are monotonic seconds."""
+    """The recently lost peers, and whether they are too many. Times are monotonic seconds."""
 
     def __init__(self, window_s: float = 600.0) -> None:
         self._window_s = window_s
@@ -34,7 +34,7 @@ class SplitWatch:
             del self._lost[next(iter(self._lost))]
 
     def peer_back(self, peer: str) -> None:
-        """Drop a peer that was heard from, or that said goodbye."""
+        """Drop a peer that has answered, or that said goodbye."""
         self._lost.pop(peer, None)
 
     def judge(self, alive: int, now: float) -> Change | None:

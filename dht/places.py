@@ -1,4 +1,4 @@
-"""Which nodes keep the records of a key, and which of them a read asks.
+"""Places of a key: the nodes that keep its records, and those of them that a read asks.
 
 In a network of up to `replicas` nodes every node keeps every record, and nothing is looked up. In a larger one those do
 that are trusted, if they are not too many, and the nearest to the key. Positions near a key can be ground by hashing,

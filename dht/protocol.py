@@ -70,7 +70,7 @@ class StoreRequest(msgspec.Struct, frozen=True):
 
 
 class StoreReply(msgspec.Struct, frozen=True):
-    """What became of a record."""
+    """The outcome for a record."""
 
     kept: bool
     newest_us: IssuedUs

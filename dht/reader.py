@@ -51,7 +51,7 @@ CHECKS_PER_TURN: Final = 32  # signatures checked before other tasks may run (54
 
 
 class _StrangersRoom:
-    """What one reading takes of signers that are not trusted."""
+    """The limits of one reading for signers that are not trusted."""
 
     def __init__(self, size_bytes: float) -> None:
         self._size_bytes: dict[str, int] = {}
@@ -169,8 +169,8 @@ class Reader:
         return True
 
     async def _fetch(self, digest: bytes) -> list[tuple[str, Reply[FetchReply]]]:
-        """Return the pages of a key's stores. If none answers, a machine stands still, perhaps ours: they are asked
-        once more, for as long as a probe. A reading without an answer would show an empty run."""
+        """Return the pages of a key's stores. If none answers, a machine is frozen, perhaps ours: they are asked once
+        more, for as long as a probe. A reading without an answer would show an empty run."""
         tuning = self._router.tuning
         pages: list[tuple[str, Reply[FetchReply]]] = []
         for timeout_s in (tuning.reply_timeout_s, tuning.probe_timeout_s):

@@ -86,7 +86,7 @@ class Router:
     # -- the view ------------------------------------------------------------------------------------------------
 
     def addresses(self) -> tuple[str, ...]:
-        """Return our own addresses, as told to others. A node without any cannot be dialled, and no peer lists it."""
+        """Return our own addresses, as sent to others. A node without any cannot be dialled, and no peer lists it."""
         now = trio.current_time()
         if now >= self._addresses_until:
             self._addresses = self.host.addresses[:ADDRESSES_MAX]
@@ -94,7 +94,7 @@ class Router:
         return self._addresses
 
     def called(self, peer: str, addresses: Iterable[str]) -> None:
-        """Note that a peer has called us, and the addresses that it told."""
+        """Note that a peer has called us, and the addresses that it sent."""
         if not self.left_since(peer, trio.current_time() - GOODBYE_S):
             self._learn_own_claim(peer, tuple(addresses))
             self._heard(peer)
@@ -145,7 +145,7 @@ class Router:
             self.judge_split()
 
     def has_left(self, peer: str) -> bool:
-        """Return whether a peer has said goodbye and has not been heard from since."""
+        """Return whether a peer has said goodbye and sent nothing since."""
         return peer in self._left_at
 
     def left_since(self, peer: str, time_s: float) -> bool:
@@ -306,7 +306,7 @@ class Router:
             self.suspect(peer)
 
     async def _greet_named(self) -> None:
-        """Ask peers of which others have told, until we know as many as keep every record."""
+        """Ask peers that others have named, until we know as many as keep every record."""
         limit = trio.CapacityLimiter(GREETINGS_AT_ONCE)
 
         async def greet(peer: str) -> None:
@@ -321,9 +321,9 @@ class Router:
         self._named.clear()
 
     async def verify_strangers(self) -> None:
-        """Dial back strangers that stay, one after another, so that others may be told of them. Runs until cancelled.
+        """Dial back strangers that stay, one after another, so that others may learn of them. Runs until cancelled.
 
-        Most identities of a flood do not stay so long, and a failure closes their address (`UnprovenDials`)."""
+        Most identities of a flood do not stay that long, and a failure closes their address (`UnprovenDials`)."""
         while True:
             await trio.sleep(VERIFY_AFTER_S / 5)
             now = trio.current_time()
@@ -352,7 +352,7 @@ class Router:
         return tuple(Contact(peer, found[:ADDRESSES_MAX]) for peer in peers if (found := addresses(peer)))
 
     def _wants_address(self, peer: str) -> bool:
-        """Return whether to note addresses told by a third peer: only if the book has none, or only claims, or those it
+        """Return whether to note addresses sent by a third peer: only if the book has none, or only claims, or those it
         has do not work. So no peer can crowd out good addresses.
         """
         return not self.host.book.get(peer) or peer in self._down or not self._is_known(peer)

@@ -98,7 +98,7 @@ class RoutingTable:
         return nearest(target, self, count)
 
     def silent_since(self, before: float) -> list[str]:
-        """Return the peers last heard before a time, longest silent first."""
+        """Return the peers that have sent nothing since a time, longest silent first."""
         silent = [(entry.heard_at, peer) for bucket in self._buckets.values() for peer, entry in bucket.items()]
         return [peer for heard_at, peer in sorted(silent) if heard_at < before]
 

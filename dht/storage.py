@@ -63,7 +63,7 @@ class Stored:
 
 @dataclass
 class _Usage:
-    """What one signer, or the strangers of one prefix, hold."""
+    """The records that one signer, or the strangers of one prefix, hold."""
 
     size_bytes: int = 0
     slots: dict[tuple[bytes, str], None] = field(default_factory=dict)  # refreshed longest ago first

@@ -1,8 +1,8 @@
 """Runs of a message's slices that are committed to, owned and certified together.
 
 A message has as many slices as its length asks for, of at most 2^21 values each: 3,340 with 7 billion. They are coded,
-sent, merged and applied one by one. What a contributor commits to, and an owner signs, is a hash a bundle, of which a
-message has at most 240, so that one roster holds the contributions of 64 peers at any size of the model.
+sent, merged and applied one by one. A contributor commits to, and an owner signs, one hash a bundle. A message has at
+most 240 bundles, so that one roster holds the contributions of 64 peers at any size of the model.
 
 A bundle of one slice has that slice's hash and squared norm. One of several has blake3 of its slices' hashes, one after
 the other, and the sum of their squared norms.

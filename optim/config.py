@@ -158,7 +158,7 @@ class EagerConfig(OuterStepConfig, frozen=True, kw_only=True, tag="eager"):
     momentum: float = 0.5
 
     def caution(self, peers: int) -> str:
-        """Return a warning for so many peers, or an empty string."""
+        """Return a warning for this many peers, or an empty string."""
         if peers >= EAGER_PEERS and self.momentum > EAGER_MOMENTUM:
             return (
                 f"eager updates are unstable with {peers} peers and momentum {self.momentum}: lower momentum to"

@@ -1,4 +1,4 @@
-"""What the methods and codecs of a manifest send and keep, by arithmetic and without torch. Tests hold it to the
+"""Sizes that the methods and codecs of a manifest send and keep, by arithmetic and without torch. Tests hold it to the
 messages themselves."""
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LGRECO_BITS: Final = BITS["int8"]  # at most: it chooses less for most slices
 def exchange_of(
     method: config.OuterConfig, codec: config.CodecConfig, shapes: Iterable[tuple[str, Shape]], peers: int
 ) -> ExchangeSize:
-    """Return what a run with that method exchanges among so many peers; `shapes` are those of the parameters."""
+    """Return what a run with that method exchanges among this many peers; `shapes` are those of the parameters."""
     match method:
         case config.DemoConfig():
             return _gathered(_tile_bits(shapes, method.chunk, method.topk, 32), peers, "gradient")
@@ -52,8 +52,8 @@ def exchange_of(
 
 
 def slices_of(values: float) -> int:
-    """Return how many slices a message of so many values has, where these are of equal length; about so many where they
-    are whole parameters."""
+    """Return how many slices a message of this many values has: exactly where they are of equal length; about, where
+    they are whole parameters."""
     length = min(max(math.ceil(values / SLICES_WANTED), SLICE_VALUES_MIN), SLICE_VALUES_MAX)
     return math.ceil(values / length)
 

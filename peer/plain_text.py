@@ -1,4 +1,4 @@
-"""What others wrote, made harmless at the sink: text of bounded length that a terminal only shows, or ASCII JSON."""
+"""Text by strangers, made harmless at the sink: of bounded length that a terminal only shows, or ASCII JSON."""
 
 from __future__ import annotations
 

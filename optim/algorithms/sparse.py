@@ -26,7 +26,7 @@ class Scheme(ABC):
 
     @abstractmethod
     def kept(self, elements: int) -> int:
-        """Return how many coefficients of a tile of so many elements are sent."""
+        """Return how many coefficients of a tile of this many elements are sent."""
 
     @abstractmethod
     def remember(self, memory: torch.Tensor, product: torch.Tensor, lr: float) -> None:

@@ -16,9 +16,9 @@ from peer.model.layout import FlatLayout
 class Streaming(Diloco):
     """DiLoCo with one of F fragments exchanged at a time: every H / F inner steps (a slot) the next fragment moves.
 
-    The fragment's delta is taken `tau` steps before the end of its slot and travels while training goes on. At the end
-    of the slot the global copy moves, and local <- alpha * local + (1 - alpha) * global. The next delta is taken
-    against the global copy, so it contains what was kept of the local weights. With one fragment, tau 0 and alpha 0
+    The fragment's delta is taken `tau` steps before the end of its slot and travels while training continues. At the
+    end of the slot the global copy moves, and local <- alpha * local + (1 - alpha) * global. The next delta is taken
+    against the global copy, so it contains the kept part of the local weights. With one fragment, tau 0 and alpha 0
     this is `Diloco` to the bit.
 
     `incoming` selects the next fragment. A discarded round is therefore retried with the same fragment, whose global

@@ -44,8 +44,8 @@ def tally_bytes(numel: int, senders: int) -> int:
 
 
 def pack_tally(sums: torch.Tensor, senders: int) -> torch.Tensor:
-    """Encode sums of the votes of so many senders, (n,) fp32, to uint8: sum + senders, a number of
-    ceil(log2(2 senders + 1)) bits, in as many planes of n bits, low bits first."""
+    """Encode sums of the votes of `senders`, (n,) fp32, to uint8: sum + senders, a number of ceil(log2(2 senders + 1))
+    bits, in as many planes of n bits, low bits first."""
     numbers = (sums + senders).to(torch.int32).numpy().astype(np.uint16)
     planes = [np.packbits((numbers >> bit) & 1, bitorder="little") for bit in range(_planes(senders))]
     return torch.from_numpy(np.concatenate(planes))

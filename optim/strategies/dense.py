@@ -24,7 +24,7 @@ CHUNK: Final = 1 << 16  # values; the update and a few pieces of state stay in o
 
 
 def slice_length(numel: int) -> int:
-    """Return the slice length of a message of so many values."""
+    """Return the slice length of a message of this many values."""
     return min(max(-(-numel // SLICES_WANTED), SLICE_VALUES_MIN), SLICE_VALUES_MAX)
 
 

@@ -30,7 +30,7 @@ Check = Callable[[], None]
 
 
 def go_on() -> None:
-    """Let a computation go on to its end."""
+    """Let a computation continue to its end."""
 
 
 def in_memory(numel: int) -> torch.Tensor:
@@ -74,7 +74,7 @@ class Coding(ABC):
 
     @abstractmethod
     def result_bytes(self, index: int, senders: int) -> int:
-        """Return the size in bytes of a result of so many contributors."""
+        """Return the size in bytes of a result of this many contributors."""
 
     @abstractmethod
     def check_result(self, indices: Sequence[int], results: Sequence[Buffer], sent: Sequence[Sent]) -> None:

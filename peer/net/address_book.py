@@ -1,7 +1,7 @@
 """The last known addresses of peers. The library's own book forgets them after two minutes.
 
 Addresses are multiaddrs without the trailing `/p2p/<id>` of their peer: freshest first, direct before relayed. Those
-that a peer tells of itself are *claims* until a dial has found the peer there: else any identity could have us dial
+that a peer reports of itself are *claims* until a dial has found the peer there: else any identity could have us dial
 third parties. `peer.net.strangers.claims` limits how often a claim is dialled.
 """
 

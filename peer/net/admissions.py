@@ -1,4 +1,4 @@
-"""What each peer is to this host: a stranger, a client or a member, and which peers are trusted beyond that.
+"""Admissions of peers to this host, as stranger, client or member, and the peers that are trusted beyond that.
 
 A host of no run serves every peer. Once a run guards it, a peer may call a method, and be called by one, only if the
 method is open or the peer has proved what it is while it was connected (`swarm.run.gate`). Trust is scarce, access is
@@ -15,7 +15,7 @@ from typing import Final, Literal
 from peer.errors import NotAdmitted
 
 Access = Literal["open", "client", "member"]
-"""What a peer must be: anything, one that may read, or one that takes part."""
+"""The access that a peer needs: none, to read, or to take part."""
 
 _RANK: Final[dict[Access, int]] = {"open": 0, "client": 1, "member": 2}
 
@@ -100,14 +100,13 @@ class Admissions:
         return self._has_proved(peer) or self.is_anchor(peer)
 
     def is_anchor(self, peer: str) -> bool:
-        """Whether a peer is trusted for what the run says of it (`trust`), not for what it has proved itself; where
-        nothing says it, for that."""
+        """Whether the run trusts a peer (`trust`). The peer's own proof counts only where `proof_is_enough`."""
         if peer in self._barred:
             return False
         return self.is_named(peer) or (self.proof_is_enough and self._has_proved(peer))
 
     def is_named(self, peer: str) -> bool:
-        """Whether the run says of a peer that it is trusted: what it tells of others counts as well."""
+        """Whether the run names a peer as trusted: its reports about others count as well."""
         return peer not in self._barred and any(peer in peers for peers in self._trusted.values())
 
     def _has_proved(self, peer: str) -> bool:

@@ -1,4 +1,4 @@
-"""What one host holds of connections, and what it refuses because a cap of ours is reached, as events."""
+"""Counts of one host's connections, and of those that it refuses at a cap of ours, as events."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ class Connections:
         return await self.dial(peer, self._book.get(peer))
 
     async def verify(self, peer: str) -> bool:
-        """Dial a peer, though it is connected, at the addresses that it claims. Returns whether it was there."""
+        """Dial a peer, though it is connected, at the addresses that it claims. Returns whether it answered."""
         claims = tuple(address for address in self._book.get(peer) if self._book.is_claim(peer, address))
         try:
             connection = await self._race(peer, claims)

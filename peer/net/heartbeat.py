@@ -42,7 +42,7 @@ _CLOCK: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # ru
 
 
 class LagMeter:
-    """How long our own event loop has stood still: stopped, starved, or the machine asleep."""
+    """How long our own event loop has been frozen: stopped, starved, or the machine asleep."""
 
     def __init__(self) -> None:
         self._lost = 0.0
@@ -56,7 +56,7 @@ class LagMeter:
 
     @property
     def stood_still_until(self) -> float:
-        """When the loop last stood still for half a second or more, in trio's time. That may be now."""
+        """When the loop was last frozen for half a second or more, in trio's time. That may be now."""
         return trio.current_time() if self._late_s >= _STANDSTILL_S else self._stood_still_until
 
     @property
@@ -97,7 +97,7 @@ class Heartbeat:
 
     @property
     def stood_still_until(self) -> float:
-        """When our own event loop last stood still (see `LagMeter`)."""
+        """When our own event loop was last frozen (see `LagMeter`)."""
         return self._lag.stood_still_until
 
     async def wait_suspect(self, peer: str) -> None:

@@ -1,4 +1,4 @@
-"""The greeting of two peers that have just connected: each tells where it can be dialled."""
+"""The greeting of two peers that have just connected: each sends its addresses for dialling."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ _GOODBYE_S: Final = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class HostConfig:
-    """What a host needs to run."""
+    """The parts that a host needs to run."""
 
     identity: Identity
     events: EventLog
@@ -192,12 +192,12 @@ class Host:
         raise _too_slow(address, timeout_s)
 
     def learn(self, peer_id: str, addresses: Iterable[str], *, told_by: str) -> None:
-        """Note addresses of a peer that a peer has told: as vouched for, as claims, or not at all.
+        """Note addresses of a peer that a peer has reported: as vouched for, as claims, or not at all.
 
-        The peers that the run names are believed, and other anchors about themselves; of others these tell claims, if
-        we know no better. In a run, others may tell only of themselves: a guest that has proved a scarce credential as
-        it likes, as claims; strangers only the IP address at which we see them. What is seen through a relay, or not
-        connected, must not lead into a network of ours that is not theirs.
+        The peers that the run names are believed, and other anchors about themselves; about others these report claims,
+        if we know no better. In a run, other peers may report only themselves: a guest that has proved a scarce
+        credential any address, as claims; strangers only the IP address at which we see them. Peers seen through a
+        relay, or not connected, must not lead us into a network of ours that is not theirs.
         """
         if peer_id == self.peer_id:
             return
@@ -226,7 +226,7 @@ class Host:
         return {ip for ip in ips if ip is not None}
 
     async def verify(self, peer_id: str) -> bool:
-        """Dial a connected peer at the addresses that it claims. Returns whether it was there; then others may know."""
+        """Dial a connected peer at the addresses that it claims. Returns whether it answered; then others may know."""
         return await self._connections.verify(peer_id)
 
     async def disconnect(self, peer_id: str) -> None:
@@ -248,7 +248,7 @@ class Host:
 
     @property
     def stood_still_until(self) -> float:
-        """When our own event loop last stood still for half a second or more, in trio's time; -inf if never.
+        """When our own event loop was last frozen for half a second or more, in trio's time; -inf if never.
 
         Other peers may have given us up meanwhile, and their message about it may be on its way."""
         return self._heartbeat.stood_still_until

@@ -118,7 +118,7 @@ class ByteBudget:
         return self._free
 
     def crowded(self, peer: str) -> bool:
-        """Whether so many claims of a peer wait that the next must be refused: its bytes wait somewhere, too."""
+        """Whether a peer has too many waiting claims to accept the next: its bytes wait somewhere, too."""
         stranger = self._admissions.guarded and not self._admissions.is_trusted(peer)
         return sum(claim.peer == peer for claim in self._queue) >= (_STRANGER_WAITING_MAX if stranger else _WAITING_MAX)
 
@@ -176,7 +176,7 @@ class ByteBudget:
             del self._held[claim.peer]
 
     def _admit(self) -> None:
-        """Admit what fits. A claim that does not fit holds back those behind it, unless they may use the reserve."""
+        """Admit the claims that fit. One that does not holds back the later ones, unless they may use the reserve."""
         if not self._queue:
             return
         is_blocked = False

@@ -112,7 +112,7 @@ class Meter:
         traffic.heard_at = trio.current_time()
 
     def read(self, peer: str, size_bytes: int, seconds: float) -> None:
-        """Count what came of a payload while it was read."""
+        """Count the received bytes of a payload while it was read."""
         traffic = self.traffic(peer)
         traffic.payload_bytes += size_bytes
         traffic.payload_s += seconds

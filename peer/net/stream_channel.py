@@ -13,7 +13,7 @@ from peer.net.wire import Buffer, Channel
 
 PROTOCOL: Final = "/barnraise/1/rpc"
 LOST: Final = (BaseLibp2pError, OSError, trio.BrokenResourceError, trio.ClosedResourceError)
-"""What the library raises when a stream or its connection has ended."""
+"""Exceptions of the library when a stream or its connection has ended."""
 
 
 def _line(text: str) -> bytes:

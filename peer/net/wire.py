@@ -45,7 +45,7 @@ class RequestHeader(msgspec.Struct, frozen=True, array_like=True):
     method: Annotated[str, msgspec.Meta(max_length=128)]
     payload_bytes: PayloadBytes
     timeout_ms: Annotated[int, msgspec.Meta(ge=-(1 << 62), le=1 << 62)]
-    """What is left of the caller's deadline: clocks are never compared."""
+    """The rest of the caller's deadline: clocks are never compared."""
     body: msgspec.Raw
 
 
@@ -92,7 +92,7 @@ class Channel(ABC):
 
     @abstractmethod
     async def receive_into(self, view: memoryview) -> int:
-        """Fill `view` from the front and return the count, at least 1. The caller goes on until `view` is full.
+        """Fill `view` from the front and return the count, at least 1. The caller continues until `view` is full.
 
         Raises as `receive`.
         """
@@ -230,7 +230,7 @@ class Frames:
             return
 
     async def _read_ahead(self, size_bytes: int) -> None:
-        """Read at least so many bytes. Only the first read may take more: bytes ahead are memory of no budget."""
+        """Read at least this many bytes. Only the first read may take more: bytes ahead are memory of no budget."""
         while len(self._ahead) < size_bytes:
             self._ahead += await self._receive(size_bytes - len(self._ahead) if self._ahead else HEADER_BYTES)
 

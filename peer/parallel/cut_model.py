@@ -1,4 +1,4 @@
-"""A model of which this rank holds a part: TP, then FSDP2, over storage that is the rank's own flat vectors.
+"""A model in parts, one a rank: TP, then FSDP2, over storage that is the rank's own flat vectors.
 
 Imported only where weights are cut: torch's part for it takes a second and tens of megabytes.
 """

@@ -117,8 +117,8 @@ class LocalPieces:
         return cls(pieces, FlatLayout(slots, at), whole.numel)
 
     def strips(self, ranges: Iterable[tuple[int, int]] | None = None, owned: bool = False) -> Iterator[Strip]:
-        """Yield what this rank holds, or with `owned` exports, of the elements of the flat vector in `ranges` (None:
-        all). What all ranks own covers each element exactly once."""
+        """Yield this rank's elements (with `owned`, those that it exports) of the flat vector in `ranges` (None: all).
+        The elements owned by all ranks cover the vector exactly once."""
         for start, stop in ((0, self.numel),) if ranges is None else ranges:
             for piece in self.pieces.values():
                 yield from piece.strips(start, stop, owned)

@@ -55,7 +55,7 @@ class RankModel:
 
     @property
     def recompute(self) -> Recompute:
-        """What a block computes a second time for the backward pass."""
+        """The part of a block that is computed a second time for the backward pass."""
         return self._loss.decoder.recompute
 
     @recompute.setter

@@ -32,7 +32,7 @@ class Ranks:
 
     @property
     def batch_rank(self) -> int:
-        """Which of the `layout.batches` this rank has; the ranks of a tensor group have one together."""
+        """This rank's one of the `layout.batches`; the ranks of a tensor group share one."""
         return self.rank // self.layout.tensor
 
     def submesh(self, axis: str) -> DeviceMesh:

@@ -1,4 +1,4 @@
-"""What one rank has of a stage: pieces of its flat vectors, and rows of each micro-batch.
+"""One rank's share of a stage: pieces of its flat vectors, and rows of each micro-batch.
 
 Shapes: B rows of a micro-batch, P parameters of the stage, n values that this rank holds.
 """
@@ -41,7 +41,7 @@ class StageShare:
             torch.sub(strip.of_flat(flat), strip.of_local(local).cpu(), out=strip.of_flat(out))
 
     def norm(self, local: Tensor) -> float:
-        """Return the norm of the whole vector of which each rank has `local` (n,): the same at all ranks."""
+        """Return the norm of the whole vector, given each rank's part `local` (n,): the same at all ranks."""
         (square,) = self.ranks.sum((float(local.norm()) ** 2,))
         return math.sqrt(square / self.ranks.layout.replicate)
 

@@ -43,7 +43,7 @@ _STARTS_MAX: Final = 5  # some 8 s plus the starts: clients expect a server's pa
 
 @dataclass(frozen=True, kw_only=True)
 class BlockConfig:
-    """What a worker serves, and on what."""
+    """The blocks that a worker serves, and its device."""
 
     model: ModelConfig
     span: Span
@@ -86,10 +86,10 @@ class _Rings(NamedTuple):
 class BlockWorkerGroup:
     """Sessions in the worker of a span of blocks; from `open`. One task receives.
 
-    A worker that crashes, hangs or sends what is malformed is replaced at once, and all its sessions are gone:
-    `generation` has grown, and `receive` raises WorkerError, once. What was sent before was for the lost worker; until
-    then `send` raises WorkerError, and afterwards until the new worker has loaded. So no record of a lost session
-    reaches the new worker.
+    A worker that crashes, hangs or sends a malformed record is replaced at once, and all its sessions are gone:
+    `generation` has grown, and `receive` raises WorkerError, once. Earlier records were for the lost worker; until then
+    `send` raises WorkerError, and afterwards until the new worker has loaded. So no record of a lost session reaches
+    the new worker.
     """
 
     def __init__(self, config: BlockConfig) -> None:

@@ -165,7 +165,7 @@ class BlockWorker:
         self._rows += weight * (rows - self._rows)
 
     def _report(self) -> None:
-        """Tell the load, if it has changed and was not told just now."""
+        """Report the load, if it has changed and was not just reported."""
         now = time.monotonic()
         if now - self._reported_at < _REPORT_S:
             return
@@ -235,7 +235,7 @@ def loaded_bytes(load: LoadBlocks) -> int:
 
 
 def _counted(source: TensorSource, loaded: Loading) -> TensorSource:
-    """Return the source, which tells of what has been taken from it."""
+    """Return the source, which reports the bytes taken from it."""
 
     def counted(name: str) -> Tensor:
         tensor = source(name)

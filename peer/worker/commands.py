@@ -88,7 +88,7 @@ class WorkerCommands(ABC):
 
     @property
     def loaded(self) -> ModelLoaded | None:
-        """What rank 0 reported when it had loaded."""
+        """Rank 0's report after loading."""
         return self._supervisor.loaded
 
     @property
@@ -107,8 +107,8 @@ class WorkerCommands(ABC):
         return self._supervisor.generation
 
     async def suspend(self) -> None:
-        """End the workers, which frees their devices, and start no others before `resume`. What the vectors hold stays.
-        Until then every command fails with WorkerError."""
+        """End the workers, which frees their devices, and start no others before `resume`. The vectors keep their
+        values. Until then every command fails with WorkerError."""
         await self._supervisor.suspend()
 
     async def resume(self) -> None:
@@ -128,7 +128,7 @@ class WorkerCommands(ABC):
         return pending.results(kind)
 
     async def cancel(self, id: int) -> None:
-        """Have the workers end command `id` at its next step. Cannot be cancelled: a worker that is not told would
+        """Have the workers end command `id` at its next step. Cannot be cancelled: a worker without the message would
         compute on."""
         await self._supervisor.tell(Stop(id))
 
@@ -143,4 +143,4 @@ class WorkerCommands(ABC):
 
     @abstractmethod
     def _first_message(self, rank: int) -> FirstMessage:
-        """Return what a worker of the group is told first."""
+        """Return the first message to a worker of the group."""

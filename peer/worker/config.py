@@ -22,7 +22,7 @@ from peer.worker.launch import BEHIND_THE_NETWORK
 
 @dataclass(frozen=True)
 class WorkerConfig:
-    """What a worker group computes, and on what."""
+    """A worker group's computation, and its devices."""
 
     model: ModelConfig
     data: DataConfig
@@ -72,7 +72,7 @@ class WorkerConfig:
         return self.directory.absolute() / "corpus"
 
     def load_corpus(self, folder: Path) -> LoadCorpus:
-        """Return what a worker that reads the text is told; `folder` is the one that it may write."""
+        """Return the first message to a worker that reads the text; `folder` is the one that it may write."""
         vocabulary = self.model.vocab_size
         return LoadCorpus(
             data=self.data, tokenizer=self.tokenizer, vocab_size=vocabulary, text=self.text, directory=str(folder)
@@ -98,7 +98,7 @@ class WorkerBuffers:
 
     @property
     def vectors(self) -> VectorFds:
-        """The descriptors as a worker is told them."""
+        """The descriptors as sent to a worker."""
         return VectorFds(self.outer.fd, self.delta.fd)
 
     @classmethod

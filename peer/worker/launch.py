@@ -16,7 +16,7 @@ BEHIND_THE_NETWORK: Final = 10
 
 @dataclass(frozen=True)
 class WorkerLaunch:
-    """What a supervisor needs to know of its workers."""
+    """A supervisor's knowledge of its workers."""
 
     directory: Path
     """Takes worker.log."""

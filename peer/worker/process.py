@@ -110,7 +110,7 @@ class WorkerProcess:
             return None
 
     def condemn(self, error: Exception) -> None:
-        """Kill the worker for what it has sent by other ways than its socket; `receive` then tells of its end."""
+        """Kill the worker for data that it sent by other ways than its socket; `receive` then reports its end."""
         self._end_for(error)
         self._process.kill()
 
@@ -194,7 +194,7 @@ def _environment(private: Path, threads: int) -> dict[str, str]:
 async def handshake(
     worker: WorkerProcess, load: FirstMessage, timeout_s: float, events: EventLog | None = None
 ) -> ModelLoaded | Rejected:
-    """Send the configuration and wait until the worker is ready; `events` gets what it tells meanwhile. Raises
+    """Send the configuration and wait until the worker is ready; `events` gets its events meanwhile. Raises
     WorkerError; the worker is then gone."""
     await worker.send(load)
     message: FromWorker | None = Beat(0)

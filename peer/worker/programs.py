@@ -40,7 +40,7 @@ class Program(Protocol):
 
 @dataclass(frozen=True)
 class ProgramEntry:
-    """What is known of a program before it is imported."""
+    """Facts about a program before it is imported."""
 
     find: Callable[[], type[Program]]
     """Imports it."""

@@ -149,8 +149,8 @@ class StageWorkerGroup(WorkerCommands):
         return await self._compute(command, slot, counts=micro_batch.count)
 
     async def drop(self, micro_batch: MicroBatch) -> bool:
-        """Drop this pass of a micro-batch (its id and attempt tell), and have its waiting calls refused ("cancelled").
-        Returns whether there was anything. What is counted stays counted."""
+        """Drop this pass of a micro-batch (by its id and attempt), and have its waiting calls refused ("cancelled").
+        Returns whether there was anything. Counted samples stay counted."""
         if not self._supervisor.workers:
             return False  # it was lost with its worker
         return await self.ask(DropMicroBatch(next(self._ids), micro_batch.key), bool)

@@ -2,7 +2,7 @@
 
 Commands arrive while others run, so the device never waits for the network process between two micro-batches. Of
 several ranks each computes its share of every command. None writes to a slot before all have read it: the sum that
-tells whether a result is finite stands between.
+checks whether a result is finite comes between.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from peer.worker.stage_queue import StageTurns
 
 
 class StageWorker:
-    """Loads once, then runs commands, backward first. It has no weights until it is told to import them."""
+    """Loads once, then runs commands, backward first. It has no weights until a command to import them."""
 
     commands: ClassVar[Any] = StageCommand
 

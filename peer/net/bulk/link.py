@@ -9,8 +9,8 @@ one payload at a time. It stays warm while there is work, and every payload arri
 Data is never empty, and a piece that gives a call up always is.
 
 Small pieces are read at once, up to 64 KiB a call. A big piece stays on the connection until its call reads it,
-straight into its final buffer. All pieces behind it wait, so payloads take no memory that their calls have not claimed.
-A payload is sent without interruption, so no half-read one waits behind another. A call that reads nothing for
+straight into its final buffer. All later pieces wait, so payloads take no memory that their calls have not claimed. A
+payload is sent without interruption, so no half-read one waits behind another. A call that reads nothing for
 `STANDSTILL_S`, because there is no memory for it, is given up, so that it no longer delays the others.
 """
 
@@ -203,7 +203,7 @@ class BulkConnection:
             self.close()
 
     def forget(self, number: int) -> None:
-        """Drop a call that is over on our side. What still arrives for it is thrown away."""
+        """Drop a call that is over on our side. Data that still arrives for it is discarded."""
         if self._calls.pop(number, None) is not None:
             self._fewer.unpark_all()
             if not self._calls:

@@ -176,7 +176,7 @@ class TlsSocket:
             await self._readable()
 
     def acked_bytes(self) -> int:
-        """Return the bytes that the other side's kernel has, of those sent; 0 where the system does not tell."""
+        """Return the bytes that the other side's kernel has, of those sent; 0 where the system does not report it."""
         if sys.platform != "linux" or self._closed:
             return 0
         with suppress(OSError, struct.error):  # a kernel before 4.1 tells less

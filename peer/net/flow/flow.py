@@ -74,7 +74,7 @@ class FlowHandler(Protocol):
 
 @dataclass(frozen=True)
 class FlowParts:
-    """What all flows of a host share."""
+    """State shared by all flows of a host."""
 
     meter: Meter
     budget: ByteBudget
@@ -394,7 +394,7 @@ class Flow:
             self.close("the connection passes nothing any more")
 
     def _forgive(self, late_s: float) -> bool:
-        """Do not count time in which our own loop stood still. Return whether it did."""
+        """Do not count time in which our own loop was frozen. Return whether it was."""
         if late_s > _LATE_S:
             self._heard_at = min(trio.current_time(), self._heard_at + late_s)
         return late_s > _LATE_S

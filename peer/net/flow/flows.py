@@ -112,7 +112,7 @@ class Flows:
                 del self._opened[flow.peer]
 
     async def end_if_dead(self, flow: Flow, silent_s: float, answer_s: float) -> None:
-        """End a flow that nothing has come over for so long, unless its peer answers a ping in time."""
+        """End a flow that has been silent for this long, unless its peer answers a ping in time."""
         if flow.silent_s > silent_s and not await self._parts.ping(flow.peer, answer_s) and flow.silent_s > silent_s:
             flow.close("it does not answer")
 

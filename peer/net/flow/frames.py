@@ -56,12 +56,12 @@ class FrameBuffer:
         return self._view[self._end :]
 
     def filled(self, size_bytes: int) -> None:
-        """Note that so many bytes have come."""
+        """Note that this many bytes have arrived."""
         self._end += size_bytes
 
     def next(self) -> Frame | None:
         """Return the next frame that is whole. It is valid until `room` is called. Raises `ProtocolViolation` for one
-        that no peer may send, as soon as its first bytes are here."""
+        that no peer may send, as soon as its first bytes arrive."""
         if self._end - self._start < PREFIX.size:
             return None
         kind, head_bytes, payload_bytes = PREFIX.unpack_from(self._view, self._start)

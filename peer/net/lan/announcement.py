@@ -1,4 +1,4 @@
-"""What a peer says of itself on its local network: the name of a DNS-SD service, and addresses there.
+"""A peer's announcement on its local network: the name of a DNS-SD service, and addresses there.
 
     12D3KooW...-<tag>._barnraise._tcp.local.
 

@@ -1,8 +1,8 @@
 """Finding peers of one run on the local networks of this machine, and being found there.
 
-Others on the network may say what they like: of a name with the right tag (`peer.net.lan.announcement`) the addresses
-are dialled, one at a time, as claims are, but with failures of their own: no machine here can use up those of the
-run. Who answers proves its id by Noise and its membership by the run's gate, as everywhere.
+Other machines may announce anything: the addresses of a name with the right tag (`peer.net.lan.announcement`) are
+dialled, one at a time, as claims are, but with failures of their own: no machine here can use up those of the run. A
+peer that answers proves its id by Noise and its membership by the run's gate, as everywhere.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Lan:
                 await _in_thread(responder.close, CLOSE_S)
 
     async def meet(self, host: Host, own: tuple[str, ...], resolve: Callable[[str], tuple[list[str], int]]) -> None:
-        """Connect to those that are known, and tell of each, until cancelled."""
+        """Connect to the known peers, and report each, until cancelled."""
         while True:
             self._news = trio.Event()
             for peer in tuple(self._known):

@@ -1,8 +1,8 @@
-"""The `zeroconf` library as we use it: announce one service, and tell of others.
+"""The `zeroconf` library as we use it: announce one service, and report others.
 
 py-libp2p brings discovery of its own on top of this library, which we do not use: it announces to every libp2p program
-without telling runs apart, opens its sockets in a constructor, blocks the event loop while it registers, resolves each
-name in a thread that sleeps between tries, and notes whatever it is told, without a bound.
+without separating runs, opens its sockets in a constructor, blocks the event loop while it registers, resolves each
+name in a thread that sleeps between tries, and notes all that it receives, without a bound.
 
 The library has threads of its own; all calls here block, and belong into another one of ours. It keeps at most 10,000
 records of others.
@@ -59,7 +59,7 @@ class MulticastResponder:
                 ) from error
 
     def resolve(self, name: str) -> tuple[list[str], int]:
-        """Return the IP addresses and the port of a name; nothing and 0 if no machine tells them in time."""
+        """Return the IP addresses and the port of a name; nothing and 0 if no machine answers in time."""
         info = ServiceInfo(SERVICE, name)
         try:
             known = self._zeroconf is not None and info.request(self._zeroconf, RESOLVE_MS)

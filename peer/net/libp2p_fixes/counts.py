@@ -1,7 +1,7 @@
 """Counts: one of connections, ours, and nothing that stays counted because its end was cancelled.
 
-Stock 0.8.1 counts connections a second time, in a resource manager of 1000. What it does when a handshake, a dial or a
-connection ends awaits something before it counts down, and there a cancelled task stops for good. Our oldest handshake
+Stock 0.8.1 counts connections a second time, in a resource manager of 1000. When a handshake, a dial or a connection
+ends, it awaits something before it counts down, and there a cancelled task stops without counting. Our oldest handshake
 is cancelled for a newer one, and a dial that loses a race or takes too long is cancelled too. So a thousand sockets
 that said nothing, or dials to peers that were gone, left a node that closed every socket and dialled no peer until it
 was started again. Here the caps are those of `inbound_limits`, `shares` and `NetLimits.connections`, and what ends is

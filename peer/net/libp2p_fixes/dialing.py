@@ -1,9 +1,9 @@
 """Dialling by peer id, as the library's own parts do it. Our calls use `peer.net.dialing`.
 
-Stock 0.8.1 tries only the first TCP address of a peer. It waits a quarter of a second even if a dial succeeds
-at once, and refuses for a minute to dial a peer again that could not be reached. It stores a thousand
-addresses of any peer that tells them, comparing each with each, every time. And it lets through all exceptions that the
-Noise library raises on a handshake of garbage.
+Stock 0.8.1 tries only the first TCP address of a peer. It waits a quarter of a second even if a dial succeeds at once,
+and refuses for a minute to dial a peer again that could not be reached. It stores a thousand addresses of any peer that
+sends them, comparing each with each, every time. And it lets through all exceptions that the Noise library raises on a
+handshake of garbage.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ATTEMPT_S: Final = 5.0
 _STAGGER_S: Final = 0.25
 
 GARBLED: Final = (ValueError, EOFError, InvalidTag, NoiseHandshakeError, NoiseInvalidMessage, NoiseValueError)
-"""What a handshake raises, besides the library's own errors, if the other side sends garbage."""
+"""Exceptions of a handshake, besides the library's own errors, if the other side sends garbage."""
 
 
 def apply() -> None:
@@ -59,7 +59,7 @@ async def dial_peer(self: Swarm, peer_id: ID) -> list[INetConn]:
 
 
 def _add_addresses(self: PeerData, addrs: Sequence[Multiaddr]) -> None:
-    """Keep the first `KEPT_MAX` addresses that a peer tells, then older ones as far as there is room."""
+    """Keep the first `KEPT_MAX` addresses that a peer reports, then older ones as far as there is room."""
     told = list(dict.fromkeys(addrs[:KEPT_MAX]))
     self.addrs = [*told, *(known for known in self.addrs if known not in told)][:KEPT_MAX]
 

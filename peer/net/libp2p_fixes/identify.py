@@ -1,9 +1,9 @@
 """Identify: served by relays only, not pushed, and asked of relays only.
 
 Stock 0.8.1 asks every peer to identify itself, and takes what any peer pushes: messages of 1 MiB, with a public key, a
-thousand addresses that a cache of the process keeps for ever, and any number of protocols. Our peers tell each other
-their addresses by `net/hello`. One fact is left that only identify tells: the address at which a relay, which speaks
-none of our protocols, sees us. Hole punching needs it.
+thousand addresses that a cache of the process never drops, and any number of protocols. Our peers exchange their
+addresses by `net/hello`. One fact is left that only identify provides: the address at which a relay, which speaks none
+of our protocols, sees us. Hole punching needs it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Dead links: the kernel notices a silent peer, and a connection stuck in a write can be dropped by force.
 
 Stock 0.8.1 sets no keepalive, so a pulled cable hangs every read and write without end. Its orderly `close()` first
-writes a GO_AWAY, which waits behind the write that is stuck.
+writes a GO_AWAY, which waits for the stuck write.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ A caller of ours sends its greeting, two lines of multistream-select, together w
 with exactly these bytes goes straight to its handler, which owes the same greeting with its first answer. Any other
 stream goes the library's way, with nothing taken from it.
 
-The swarm sees these streams no more. What it needs of them is here: the number of streams of a connection, which its
-pruner spares while it has any, and a bound on those of all connections, in place of the resource manager's.
+The swarm no longer sees these streams. This module keeps what it needs of them: the number of streams of a connection,
+which its pruner spares while it has any, and a bound on those of all connections, in place of the resource manager's.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _stock_handle: Final = SwarmConn._handle_muxed_stream
 
 @dataclass(eq=False)
 class _ShortWay:
-    """What a swarm does with streams that begin with `greeting`."""
+    """A swarm's handling of streams that begin with `greeting`."""
 
     greeting: bytes
     serve: Callable[[YamuxStream], Awaitable[None]]
@@ -51,7 +51,7 @@ def apply() -> None:
 def serve_greeted(network: Any, greeting: bytes, serve: Callable[[YamuxStream], Awaitable[None]]) -> None:
     """Give streams that begin with `greeting` to `serve`, which ends them and owes the greeting in return.
 
-    What `serve` raises ends its stream, not the node.
+    An exception of `serve` ends its stream, not the node.
     """
     network._short_way = _ShortWay(greeting, serve)
 

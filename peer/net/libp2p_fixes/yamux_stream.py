@@ -32,7 +32,7 @@ _NO_CHUNKS: Final[deque[memoryview | bytearray]] = deque()  # of all silent stre
 
 
 class FrameSink(Protocol):
-    """What a stream calls on its connection. None of it waits."""
+    """The methods that a stream calls on its connection. None of them waits."""
 
     send_queue: SendQueue
 
@@ -149,7 +149,7 @@ class YamuxStream(IMuxedStream):
         return True
 
     async def close_write(self) -> None:
-        """Finish writing: the peer reads EOF. Reading may go on."""
+        """Finish writing: the peer reads EOF. Reading may continue."""
         self._finish_writing()
         await trio.lowlevel.checkpoint()
 

@@ -47,7 +47,7 @@ class CircuitRefused(BaseLibp2pError):
 
 @dataclass(frozen=True)
 class Reservation:
-    """What a relay grants."""
+    """The limits that a relay grants."""
 
     held_s: float
     """How long the reservation lasts, in seconds."""

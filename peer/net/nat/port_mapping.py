@@ -1,9 +1,9 @@
 """A port of this machine, opened on its router by UPnP for as long as the host runs.
 
 The library blocks, so it works in threads, each with a limit of time; the host starts without waiting. All that it
-raises is `Exception` itself, so nothing narrower can be caught. The router forgets the port after a lease that is
-renewed, and is told to at the end. A router that is itself behind NAT, or whose port another machine has, opens nothing
-that others could dial.
+raises is `Exception` itself, so nothing narrower can be caught. The router forgets the port when its lease, which is
+renewed, lapses, and is asked to at the end. A router that is itself behind NAT, or whose port another machine has,
+opens no port that others could dial.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NAME: Final = "barnraise"
 
 
 def port_to_map(addresses: Iterable[str]) -> int | None:
-    """Return the port of the first address in a network behind a router; None if there is none."""
+    """Return the port of the first address in a router's private network; None if there is none."""
     for address in addresses:
         _, kind, host, _, port = address.split("/")[:5]
         if kind == "ip4" and ip_address(host).is_private and not ip_address(host).is_loopback:
@@ -59,7 +59,7 @@ async def keep_mapped(port: int, events: EventLog, opened: Callable[[str], None]
 
 
 async def _in_thread(work: Callable[[Any, int], str], router: Any, port: int, *, limit_s: float) -> str:
-    """Raises NetworkError, also where the router takes too long. What it opens then ends with its lease."""
+    """Raises NetworkError, also where the router takes too long. A port that it then opens ends with its lease."""
     with trio.move_on_after(limit_s):
         return await trio.to_thread.run_sync(work, router, port, abandon_on_cancel=True)  # type: ignore[call-arg]
     raise NetworkError(f"the router did not answer within {limit_s:.0f} s: forward the port by hand")
@@ -81,7 +81,7 @@ def _open(router: Any, port: int) -> str:
 
 
 def _forward(router: Any, port: int) -> str:
-    """Have the router forward the port; without a lease, until it is told otherwise, if it knows none."""
+    """Have the router forward the port; if it supports no leases, until the mapping is removed."""
     refusal: Exception | None = None
     for lease_s in (LEASE_S, 0):
         try:

@@ -21,7 +21,7 @@ class Reachability:
 
 
 class Connector(Protocol):
-    """What `probe` needs of a host."""
+    """The methods of a host that `probe` needs."""
 
     @property
     def traversal(self) -> Traversal: ...

@@ -46,7 +46,7 @@ _REFUSALS: Final[dict[str, tuple[DialReason, str]]] = {
 
 
 class Dialer(Protocol):
-    """What traversal needs of the host's connections."""
+    """The methods of the host's connections that traversal needs."""
 
     async def dial(self, peer: str, addresses: tuple[str, ...]) -> Connection: ...
 
@@ -91,7 +91,7 @@ class Traversal:
         return self._is_client and not self._reserved and not self.mapped
 
     def direct(self, announced: tuple[str, ...], listening: Sequence[str]) -> tuple[str, ...]:
-        """Return the addresses to announce, of those the user names and those where the host listens."""
+        """Return the addresses to announce, from those that the user names and those where the host listens."""
         return () if self.is_client else announced or (*self.mapped, *listening)
 
     def set_client(self, is_client: bool) -> None:

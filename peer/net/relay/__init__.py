@@ -1,1 +1,1 @@
-"""A relay: connections between peers of which one cannot be dialled, within caps that its owner sets."""
+"""A relay: connections to peers that cannot be dialled, within caps that its owner sets."""

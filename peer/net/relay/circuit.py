@@ -23,7 +23,7 @@ _FAIR_PIECE_BYTES: Final = 16 << 10
 
 @dataclass
 class RelayCounts:
-    """What a relay does now and has done since its start."""
+    """A relay's present work, and its totals since its start."""
 
     reservations: int = 0
     circuits: int = 0

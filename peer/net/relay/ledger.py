@@ -1,4 +1,4 @@
-"""What a relay has promised to whom: reservations and circuits, counted by peer, by address prefix and in all.
+"""Promises of a relay to peers: reservations and circuits, counted by peer, by address prefix and in all.
 
 One machine has as many identities as it likes, but few address prefixes. So a prefix has a share of everything.
 """

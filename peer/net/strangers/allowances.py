@@ -8,9 +8,9 @@ handshake.
 
 Calls are counted by peer and by network (`shares.address_group`), and only those of peers that are neither admitted nor
 trusted. The last of a network's calls are kept for peers that have called little, so that a few strangers that call
-without pause keep no newcomer out. Connections are counted by network only, since who dials is not known yet: beside a
-flood from its own network an honest peer may have to dial more than once, or to be dialled. What is connected already
-stays connected. At a host of no run every peer is a stranger, and there are no limits.
+without pause keep no newcomer out. Connections are counted by network only, since the dialler is not known yet: beside
+a flood from its own network an honest peer may have to dial more than once, or to be dialled. Existing connections
+stay. At a host of no run every peer is a stranger, and there are no limits.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Clock = Callable[[], float]
 
 
 class Remote(Protocol):
-    """A connection, as far as it tells who is at its other end."""
+    """A connection, as far as it identifies its other end."""
 
     @property
     def peer_id(self) -> ID: ...

@@ -24,9 +24,9 @@ class UnprovenDials:
     after a failure.
 
     A dial that finds its peer costs nothing, so honest peers behind one address are dialled one after another. One that
-    does not may have disturbed a third party. In a run such a failure at what is only claimed closes the IP address for
-    a minute, and ten close all. Elsewhere it closes the port, for a second at first: at a host of no run, and where a
-    peer that the run trusts has told it. Of these twenty in a minute close their IP address.
+    does not may have disturbed a third party. In a run such a failure at a claimed address closes the IP address for a
+    minute, and ten close all. Elsewhere it closes the port, for a second at first: at a host of no run, and where a
+    peer that the run trusts has reported it. Twenty of these in a minute close their IP address.
     """
 
     def __init__(self, is_guarded: Callable[[], bool]) -> None:

@@ -92,7 +92,7 @@ class IdleTurns:
 
 
 class TurnedConnection(RawConnection):
-    """An inbound connection. What arrives on it waits for its turn."""
+    """An inbound connection. Its received data waits for its turn."""
 
     def __init__(self, stream: Any, turns: IdleTurns, group: str) -> None:
         super().__init__(stream, False)
