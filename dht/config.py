@@ -30,7 +30,7 @@ class DhtConfig:
     hedge_s: float = 0.25
     """After this much silence one more peer is asked."""
     lookup_budget_s: float = 1.2
-    """A lookup returns what it has by then."""
+    """A lookup returns the records that it has by then."""
     probe_timeout_s: float = 5.0
     """A peer that does not answer within this is dead."""
     bootstrap_timeout_s: float = 5.0

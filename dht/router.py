@@ -52,7 +52,7 @@ GOODBYE_S: Final = 1.0  # a call that arrives so soon after its caller's goodbye
 ADDRESSES_FRESH_S: Final = 2.0  # how old our view of our own addresses may be: a relay may add one
 
 PeerFault = (NetworkError, ProtocolViolation)
-"""What a call may raise through the fault of the peer called."""
+"""Exceptions of a call that are the called peer's fault."""
 
 
 class Router:

@@ -37,7 +37,7 @@ class StorageLimits:
     size_bytes: int = 32 << 20
     records_per_key: int = 1024
     bytes_per_key: int = 64 << 10
-    """Of strangers. What trusted peers store is bounded by their number and the schema."""
+    """Of strangers. Trusted peers' records are bounded by their number and the schema."""
     prefix_records_per_key: int = 4
     prefix_bytes_per_key: int = 16 << 10
     prefix_records: int = 256

@@ -133,7 +133,7 @@ class StreamingConfig(MergedStepConfig, frozen=True, kw_only=True, tag="streamin
     fragments: int = 2
     """One of these is exchanged every steps / fragments inner steps."""
     tau: int = 1
-    """Inner steps between sending a fragment and using its result; training goes on meanwhile."""
+    """Inner steps between sending a fragment and using its result; training continues meanwhile."""
     mix: float = 0.0
     """With a result, local <- mix * local + (1 - mix) * outer. The paper's value is 0.5; small models learn better with
     0 (RESULTS.md)."""
@@ -269,8 +269,8 @@ METHODS: Final[dict[str, type[Any]]] = {
 DENSE: Final = (DilocoConfig, StreamingConfig, EagerConfig, AllReduceConfig, GossipConfig)
 """Methods whose messages are vectors, which any codec carries. The other methods pack their own messages."""
 ONE_MESSAGE: Final = ("fp32", "fp16", "bf16", "int8", "int8_6sigma", "int4", "nf4", "fp4_e3m0")
-"""Up codecs whose single message is close to the update. Of the others a message is mostly zeros or noise, and only the
-sum over peers and rounds is right: trimming would cut off what they are about to repay."""
+"""Up codecs whose single message is close to the update. Of the others a message is largely zeros or noise, and only
+the sum over peers and rounds is right: trimming would cut off what they are about to repay."""
 MEAN_ONLY: Final = {
     "eager": "its peers step with their own update beforehand, at the weight that it has in a mean",
     "demo": "a coefficient is averaged over the few peers that chose it",

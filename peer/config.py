@@ -70,7 +70,7 @@ class RopeScaling(msgspec.Struct, frozen=True, kw_only=True):
     beta_slow: float = 1.0
     """Pairs with fewer turns are divided by `factor`."""
     attention_factor: float | None = None
-    """What cosine and sine are multiplied by. None: 0.1 ln(factor) + 1."""
+    """The factor of cosine and sine. None: 0.1 ln(factor) + 1."""
     truncate: bool = True
     """Whether the blend begins and ends at whole pairs."""
 
@@ -196,7 +196,7 @@ class DataConfig(msgspec.Struct, frozen=True, kw_only=True):
     validation_share: float = 0.05
     """The part of the text that is held out, in (0, 1)."""
     max_bytes: int = 256 << 20
-    """The limit of what is read into memory, in bytes of files; of a larger folder, the first so many in the order of
+    """The limit of text read into memory, in bytes of files; of a larger folder, the first of them in the order of
     paths, up to a line's end. A machine of little memory reads less."""
     end_of_text: Annotated[str, msgspec.Meta(max_length=64)] | None = None
     """The special token of the run's tokenizer that stands where a text ends, such as "</s>"; "" for an empty line.

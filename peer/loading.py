@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from typing import Final, Literal, Protocol
 
 Phase = Literal["read", "check", "fetch", "load"]
-"""read: a checkpoint that is founded, its values and hashes. check: the hashes of files that are here. fetch: weights
-from other peers. load: into the worker."""
+"""read: a checkpoint that is founded, its values and hashes. check: the hashes of local files. fetch: weights from
+other peers. load: into the worker."""
 STEPS_MAX: Final = 200
 """Events of progress in one phase at most,"""
 STEP_S: Final = 0.25

@@ -18,7 +18,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 OWN_CHARS_MAX: Final = 64 << 10
-"""What a template may write beside the messages themselves."""
+"""The characters that a template may write beside the messages themselves."""
 _FAULT_CHARS_MAX: Final = 300
 
 

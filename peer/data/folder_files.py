@@ -36,7 +36,7 @@ class TextSource:
     is_users: bool
     """Whether the user named it: hidden files are then passed over, and each file that is not read is counted."""
     field: str = TEXT
-    """What holds the text in a JSON or .parquet file."""
+    """The field that holds the text in a JSON or .parquet file."""
 
 
 @dataclass(frozen=True)

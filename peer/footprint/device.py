@@ -14,7 +14,7 @@ from peer.footprint.optimizer_state import state_bytes
 from peer.footprint.workload import FLOAT_BYTES, DeviceKind, Workload
 
 CONTEXT_BYTES: Final[Mapping[DeviceKind, float]] = {"cpu": 0.0, "cuda": 0.8e9, "mps": 0.5e9}
-"""What the device's libraries take before any tensor is there. Of GPUs an estimate."""
+"""The memory that a device's libraries take before the first tensor. For GPUs an estimate."""
 FRAGMENTATION: Final[Mapping[DeviceKind, float]] = {"cpu": 0.0, "cuda": 0.05, "mps": 0.05}
 """The share of all tensors that an allocator holds beside them. Of GPUs an estimate."""
 TOKEN_BYTES: Final = 8  # int64

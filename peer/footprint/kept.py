@@ -24,8 +24,7 @@ CHECKPOINT_S: Final = 10.0
 """Checkpoints are begun no more often."""
 INNER_STATE_S: Final = 300.0
 """Nor is the state of the inner optimizer written, where it is large: 8 bytes a parameter of AdamW, which a billion
-parameters make 8 GB, or 2.3 TB a day. What is lost with a worker is a small part of what moments remember in
-training."""
+parameters make 8 GB, or 2.3 TB a day. A lost worker loses a small part of what moments remember in training."""
 
 
 def snapshots(state_bytes: float) -> int:

@@ -15,8 +15,8 @@ FLOAT_BYTES: Final = 4
 DeviceKind = Literal["cpu", "cuda", "mps"]
 Product = Literal["delta", "gradient"]
 Recompute = Literal["none", "selective", "full"]
-"""What is computed a second time for the backward pass: nothing, all but matrix products and the attention, or all of a
-block."""
+"""The part computed a second time for the backward pass: nothing, all but matrix products and the attention, or all of
+a block."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class ExchangeSize:
     product: Product = "delta"
     fragments: int = 1
     overlap_steps: float = 0.0
-    """Inner steps that go on while an exchange lasts."""
+    """Inner steps made while an exchange lasts."""
     is_common: bool = True
     """Whether there is one state, voted on; the next one is built beside the current one."""
 

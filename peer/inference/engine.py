@@ -30,7 +30,7 @@ from peer.ipc.span import Span
 
 LATELY_STEPS: Final = 16
 REST_S: Final = 10.0
-"""A client's last session may end for another client once it rests for so long."""
+"""A client's last session may end for another client once it has rested this long."""
 
 
 class StepRefused(Exception):
@@ -53,7 +53,7 @@ class StepOutput:
     ids: Sequence[int]
     """Of the tokens that went in."""
     hidden: Tensor | None = None
-    """(count, C) behind the session's blocks, on the CPU; None behind the last one."""
+    """(count, C) after the session's blocks, on the CPU; None after the last one."""
     token: int | None = None
     """The next token, where one was asked for."""
     logprob: float = 0.0

@@ -26,7 +26,7 @@ PAGE_TOKENS: Final = 16
 """Of a page, the unit in which keys and values are counted and shared."""
 CHUNK_TOKENS: Final = 256
 LOGPROB_MIN: Final = -1e9
-"""Lower log-probabilities are told as this one."""
+"""Lower log-probabilities are reported as this one."""
 REASON_MAX: Final = 300
 _HEAD: Final = struct.Struct("<I")
 _RING_BYTES_MIN: Final = 1 << 20
@@ -149,7 +149,7 @@ class SpanOutput(msgspec.Struct, frozen=True, array_like=True, tag=6):
     """Of the first token that went in."""
     count: Position
     token: TokenId | None
-    """The token behind them, where one was asked for."""
+    """The token after them, where one was asked for."""
     logprob: Logprob
     """Of that token, if the session asks for log-probabilities."""
     likeliest: Annotated[tuple[tuple[TokenId, Logprob], ...], msgspec.Meta(max_length=LIKELIEST_MAX)]

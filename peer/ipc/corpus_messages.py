@@ -13,7 +13,7 @@ class OwnText(msgspec.Struct, frozen=True):
     folder: str = ""
     """A folder or file; "" for none."""
     field: str = ""
-    """What holds the text in .jsonl and .parquet files; "" for `text`."""
+    """The field with the text in .jsonl and .parquet files; "" for `text`."""
 
 
 class LoadCorpus(msgspec.Struct, frozen=True, tag="load_corpus", kw_only=True):

@@ -14,7 +14,7 @@ from peer.config import check_range
 
 SEED_MAX: Final = (1 << 64) - 1
 LIKELIEST_MAX: Final = 20
-"""The most tokens that are told with their log-probabilities."""
+"""The most tokens that are reported with their log-probabilities."""
 _SEED_BITS: Final = 53  # so that JSON readers that hold numbers as floats get it right
 
 

@@ -15,7 +15,7 @@ from peer.ipc.inner_options import InnerRunOptions
 from peer.ipc.messages import Command, VectorFds
 
 SMALLER: Final = "micro_batch_halved"
-"""The event of a worker whose memory ran out, with the fields of the StepSize that it goes on with."""
+"""The event of a worker whose memory ran out, with the fields of the StepSize that it continues with."""
 
 
 class LoadTrain(msgspec.Struct, frozen=True, tag="load_train", kw_only=True):

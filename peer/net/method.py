@@ -25,7 +25,7 @@ class Method(Generic[Req, Rep]):
     request_payload_max: int = 0
     reply_payload_max: int = 0
     access: Access = "member"
-    """What a peer must have proved to be, to call it and to be called by it (`peer.net.admissions`)."""
+    """The access that a peer must have proved, to call it and to be called by it (`peer.net.admissions`)."""
     replies_bounded: bool = False
     """Whether its handler bounds the memory of its replies itself, or sends views of what is held anyway."""
     header_bytes: int = HEADER_BYTES

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from peer.data.tokenizer import Tokenizer
 
 RENDER_CPU_S: Final = 1.0
-"""What one conversation may take of the processor; the kernel ends the process then, even within one long step."""
+"""CPU time for one conversation; then the kernel ends the process, even within one long step."""
 
 
 class TextWorker:

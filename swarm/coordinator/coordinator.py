@@ -76,7 +76,7 @@ class CoordinatorConfig:
     restored: bool = False
     """Whether the home was put back from a backup: then the coordinator does nothing before the operator's regroup."""
     notify: str = ""
-    """The http(s) URL that is told of what calls for the operator; empty for none."""
+    """The http(s) URL to notify of events that need the operator; empty for none."""
     successor: Successor | None = None
     """Takes over the run of a coordinator that is lost."""
 

@@ -46,7 +46,7 @@ class GroupOutcome(msgspec.Struct, frozen=True):
     outcome: Outcome
     """`begun`: its first term has begun meanwhile. `withdrawn`: the group continues by itself. `would_undo`: nothing
     was done, since rounds would be undone. `silent`: no peer has answered that holds a state. `unnamed`: nothing was
-    done, since members do not answer that the operator has not named. `unbegun`: too few peers are there to begin."""
+    done, since members do not answer that the operator has not named. `unbegun`: too few peers to begin."""
     stage: int | None
     round: int
     """The last committed one; of a new term, the one from which it continues."""

@@ -27,7 +27,7 @@ class AnswerPart:
     finish: Finish | None = None
     """In the last piece, why it is the last."""
     words: Mapping[int, str] = field(default_factory=dict)
-    """Where log-probabilities are told, the text of each token that is named."""
+    """Where log-probabilities are reported, the text of each token that is named."""
 
 
 class TextAnswer:

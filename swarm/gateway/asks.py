@@ -91,7 +91,7 @@ class GenerationAsk:
     stream: bool
     include_usage: bool
     logprobs: int | None
-    """How many of the likeliest tokens are told for each; None: no log-probabilities at all."""
+    """How many of the likeliest tokens are reported for each; None: no log-probabilities at all."""
     special: bool = False
     """Whether special tokens are shown in the text of an answer."""
     ignored: tuple[str, ...] = ()

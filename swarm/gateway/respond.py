@@ -25,7 +25,7 @@ from swarm.gateway.openai import DONE, AnswerFormat, usage_of
 BODY_S: Final = 10.0
 _DISCARDED_BYTES_MAX: Final = 16 << 20
 SEND_S: Final = 40.0
-"""A client that takes nothing for so long is gone. The stream below gives up sooner, if it is TCP's own buffer."""
+"""A client that takes nothing for this long is gone. The stream below gives up sooner, if it is TCP's own buffer."""
 DISCONNECTED: Final = "disconnected"
 ROUTE_HEADER: Final = "X-Barnraise-Route"
 

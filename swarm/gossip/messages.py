@@ -14,7 +14,7 @@ SLICE_BYTES_MAX: Final = 9 << 20  # one slice at 32 bits a value, with room for 
 
 Half = Literal["phi", "delta"]
 HALVES: Final[tuple[Half, Half]] = ("phi", "delta")
-"""The two halves of an update, in the order in which they are exchanged: phi is there before the inner steps end."""
+"""The two halves of an update, in the order in which they are exchanged: phi exists before the inner steps end."""
 
 Verdict = Literal["come", "busy", "apart", "done"]
 Id = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]

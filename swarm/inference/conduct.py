@@ -15,20 +15,20 @@ import trio
 from peer.net.backoff import Backoff
 
 ABSENT_S: Final = 20.0
-"""A server that is gone or full is not chosen for so long, unless no other has its blocks."""
+"""A server that is gone or full is not chosen for this long, unless no other has its blocks."""
 BAD_S, BAD_MAX_S, BAD_FACTOR = 60.0, 3600.0, 4.0
-"""One that has misbehaved: for so long the first time, then for so many times as long."""
+"""A server that has misbehaved: first, longest and growth factor of its exclusion."""
 CLAIMS_S: Final = 600.0
 CLAIMS_MAX: Final = 1024
 SLOW_S: Final = 120.0
 """So long counts how slow a server was."""
 LATE_MS, LATE_TIMES = 1500.0, 10.0
-"""A route is replaced within an answer if its tokens took so much longer than foretold, and so many times as long."""
+"""A route is replaced within an answer if its tokens took this much, and this many times, longer than foretold."""
 NOISE_MS: Final = 20.0
 """So much more than foretold is not held against a server."""
 
 Avoids = Literal["all", "bad", "absent", "none"]
-"""Which servers a route does without: those that are bad, those that are gone or full, both, or none."""
+"""The servers that a route avoids: the bad ones, those that are gone or full, both, or none."""
 
 
 class ServerConduct:

@@ -13,21 +13,21 @@ from swarm.inference.messages import NeighbourLost, SessionRefused
 from swarm.inference.route import Route
 
 STALL_S: Final = 20.0
-"""Without a token for so long, the servers send again what the next one lacks; after as long again, it is an error."""
+"""After this long without a token, servers resend what the next one lacks; after twice as long, it is an error."""
 REPLACED_S: Final = 5.0
-"""Without a token for so long, a server that can be done without is replaced; twice as long the next time."""
+"""After this long without a token, a dispensable server is replaced; the next time, after twice as long."""
 FORETOLD_TIMES: Final = 4.0
-"""A chain of many or distant servers has so many times what they foretell of a token, if that is longer."""
+"""A chain of many or distant servers has this many times their foretold time of a token, if that is longer."""
 TOKEN_S: Final = 0.02
-"""Each token that is to be computed lengthens these by so much."""
+"""Each token that is to be computed lengthens these by this much."""
 REFUSALS_MAX: Final = 3
-"""A server that has refused so often in one answer is at fault, or the one before it."""
+"""A server with this many refusals in one answer is at fault, or the one before it."""
 FRUITLESS_MAX: Final = 12
 """So many routes in a row that give no token end an answer."""
 PAUSE_S, PAUSE_MAX_S = 0.25, 2.0
 """Before the third route in a row, and at most."""
 LATE_GAIN: Final = 3.0
-"""Another server of late tokens' blocks must have been so many times less late."""
+"""Another server of late tokens' blocks must have been this many times less late."""
 _OF_WHAT_CAME: Final = ("shape", "value", "not_finite", "gap")
 
 

@@ -40,7 +40,7 @@ class StartSession(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
     session: SessionId
     revision: Revision
-    """Grows with each revision of the session, so that answers tell which one they belong to."""
+    """Grows with each revision of the session, so that answers show which one they belong to."""
     first: Block
     """The blocks to use are those from `first` to before `end`: the server's own."""
     end: Block
@@ -99,7 +99,7 @@ class Replay(msgspec.Struct, frozen=True, array_like=True, tag=5):
     revision: Revision
     position: Position
     known: Position
-    """Positions whose tokens the client has: what is to be drawn behind them is sent apart."""
+    """Positions whose tokens the client has: those to be drawn after them are sent apart."""
 
 
 class Rewind(msgspec.Struct, frozen=True, array_like=True, tag=6):

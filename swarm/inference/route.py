@@ -18,11 +18,11 @@ SPREAD: Final = 0.1
 BLOCK_MS: Final = 0.5
 """The time of a block at a server that has not measured it."""
 LEAD_MAX: Final = 4.0
-"""No server counts as more than so many times as fast as the median."""
+"""No server counts as more than this many times as fast as the median."""
 HOP_MS: Final = 1.0
-"""What a hop costs where the way to the server was not measured."""
+"""The cost of a hop where the way to the server was not measured."""
 FULL_MS: Final = 1000.0
-"""What a server costs more that has no free pages now."""
+"""The extra cost of a server without free pages now."""
 
 
 @dataclass(frozen=True)

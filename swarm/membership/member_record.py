@@ -83,11 +83,11 @@ class MemberRecord(msgspec.Struct, frozen=True, kw_only=True):
     service_s: Amount = 0.0
     """Seconds of the peer's own work on one micro-batch, smoothed."""
     rate: Amount = 0.0
-    """Micro-batches a second that were counted there lately."""
+    """Micro-batches a second that were recently counted there."""
     download_bytes_s: Amount = 0.0
     """Measured."""
     memory_bytes: Amount = 0.0
-    """What the peer has for a stage."""
+    """The memory that the peer has for a stage."""
     since: Amount = 0.0
     """When the peer chose `stage`."""
     ready_at: Amount = 0.0
@@ -101,7 +101,7 @@ class MemberRecord(msgspec.Struct, frozen=True, kw_only=True):
     skipped: Steps = 0
     """Of these the ones whose loss or gradient was NaN or infinite: they have changed nothing."""
     val_round: Round = -1
-    """The round of `val_loss`: most rounds are not measured. -1: not told."""
+    """The round of `val_loss`: most rounds are not measured. -1: not reported."""
     client: bool = False
     """Whether no other peer can dial this one, so that it merges nothing."""
     credential: Chain = ()

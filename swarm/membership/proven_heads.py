@@ -40,10 +40,10 @@ class ProvenHead:
     head: Head
     links: tuple[ChainLink, ...]
     holders: tuple[str, ...] = ()
-    """The peers that stand at this head or the one after it: both hold its state, as they say. The coordinator holds
-    only the first state of all and, of a complete run, the last."""
+    """The peers at this head or the one after it: both hold its state, as they report. The coordinator holds only the
+    first state of all and, of a complete run, the last."""
     near: tuple[Member, ...] = ()
-    """All that stand at this head, the one before or the one after: some hear of a commit a moment later."""
+    """All peers at this head, the one before or the one after: some learn of a commit a moment later."""
 
     def leads_from(self, head: Head) -> bool:
         """Return whether the proof shows that this head is, or follows, `head` or a later one that the coordinator has

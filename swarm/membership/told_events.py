@@ -64,7 +64,7 @@ TOLD: Final[dict[str, tuple[str, ...]]] = {
     "worker_died": (),
     "worker_failed": ("round",),
 }
-"""The fields that are told of each event."""
+"""The reported fields of each event."""
 
 Value = (
     bool
@@ -100,7 +100,7 @@ class EventPage(msgspec.Struct, frozen=True):
     last: Number
     """The number of the last of them; without any, of the last event there was."""
     lost: Number = 0
-    """How many behind the cursor are kept no more."""
+    """How many events after the cursor are no longer kept."""
 
 
 EVENTS: Final = Method("events.since", AskEvents, EventPage, access="client")

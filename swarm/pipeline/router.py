@@ -38,9 +38,9 @@ class RouterConfig:
     """After a failure, until the replica gets one probe; doubled at each further failure up to `probe_max_s`."""
     probe_max_s: float = 60.0
     enter_s: float = 2.0
-    """Senders first try a new replica within so many seconds, spread at random."""
+    """Senders first try a new replica within this many seconds, spread at random."""
     overdue: float = 2.5
-    """An answer outstanding for so many times the usual makes its replica a second choice."""
+    """An answer outstanding for this many times the usual makes its replica a second choice."""
     deadline_first_s: float = 30.0
     """The deadline while nothing was measured."""
     deadline_min_s: float = 0.5

@@ -82,7 +82,7 @@ class MachinePlan(msgspec.Struct, frozen=True, kw_only=True):
     """Sequences on the device at a time: of a pipeline as the run has them, else those that fit, of at most the step's;
     1 if not even one does."""
     recompute: Recompute
-    """What is computed a second time to make them fit."""
+    """The part computed a second time to make them fit."""
     step_s: float
     steps: int
     steps_wanted: int
@@ -103,7 +103,7 @@ class MachinePlan(msgspec.Struct, frozen=True, kw_only=True):
     """The size of the group whose leader is counted: `max_peers`, or `group_most` if that is less; 0 where rounds are
     each peer's own."""
     leader_bytes: float
-    """What that leader sends in a round besides its exchange."""
+    """The bytes that this leader sends in a round besides its exchange."""
     leader_bits_s: float
     """`leader_bytes` over the round's time, bits a second."""
     bottleneck: str

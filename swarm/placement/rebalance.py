@@ -42,9 +42,9 @@ class RebalanceConfig:
     noise: float = 0.1
     """Relative error of one measured speed, at most."""
     stay_s: float = 120.0
-    """A peer stays at its stage for so long, unless a stage is empty."""
+    """A peer stays at its stage for at least this long, unless a stage is empty."""
     peers_a_flight: int = 256
-    """One move in flight at once for so many peers, and at least one. More did not help on preemption traces: every
+    """One move in flight at once for this many peers, and at least one. More did not help on preemption traces: every
     mover is out for a while."""
     period_min_s: float = 20.0
 

@@ -41,7 +41,7 @@ class Absence(msgspec.Struct, frozen=True, order=True):
 
     member: Member
     rounds: Count
-    """Such rounds in a row, of which each had another leader than the one before."""
+    """Such rounds in a row, each with another leader than the one before."""
     leader: Member
     """The leader of the last of them."""
 

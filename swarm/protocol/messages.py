@@ -63,7 +63,7 @@ class HeadReport(msgspec.Struct, frozen=True):
     member: Member
     phase: Text
     links: HeadProof = ()
-    """What proves the head (`swarm.protocol.agreement.proof`); empty where there is no proof, or none that fits into a
+    """The proof of the head (`swarm.protocol.agreement.proof`); empty where there is none, or none that fits into a
     reply."""
     kept: bool = False
     """Of the coordinator's: whether it serves the state of that head, which it does at a run's two ends."""

@@ -48,7 +48,7 @@ class Assignment(msgspec.Struct, frozen=True):
     ahead: Ranges = ()
     """Samples promised for the next round, to train on while this round's exchange is in flight."""
     reset: bool = False
-    """The member must forget what it has counted since the last commit, because others have counted the same."""
+    """The member must forget the samples counted since the last commit, because others have counted the same ones."""
 
 
 class WorkPlan(msgspec.Struct, frozen=True):

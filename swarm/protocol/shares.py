@@ -35,7 +35,7 @@ _CODE_ONE: Final = 1000.0  # bytes/s of code 1
 CODES_EACH: Final = 2  # up and down
 UNKNOWN: Final = bytes(CODES_EACH)
 TELLERS_MIN: Final = 3
-"""Of a link, where there are so many other members: of two, one could lie."""
+"""Of a link, where there are this many other members: of two, one could lie."""
 
 
 @dataclass(frozen=True)

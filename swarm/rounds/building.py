@@ -28,7 +28,7 @@ from swarm.state.fetch import Fetched
 CANDIDATES_MAX: Final = 4  # the accepted state and a candidate, and what a restart has found
 
 ResultSource = Callable[[int], Awaitable[tuple[bytes, Sequence[memoryview]]]]
-"""Returns the hash of a bundle's encoded results, and these, once they are here. Raises `NetworkError`."""
+"""Returns the hash of a bundle's encoded results, and these, once they have arrived. Raises `NetworkError`."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class _NextState:
     applied: dict[int, bytes] = field(default_factory=dict)
     """The hash of the results that each bundle was built from."""
     candidate: Candidate | None = None
-    """Which state it is, once all bundles were applied and its hash is known; None after a change."""
+    """The next state, once all bundles were applied and its hash is known; None after a change."""
 
 
 class StateBuilder:

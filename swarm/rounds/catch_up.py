@@ -31,7 +31,7 @@ CALL_S: Final = 15.0
 MOVED_S: Final = 5.0  # for the node to take a replayed head
 
 Moved = Callable[[bytes, float], Awaitable[Head]]
-"""Wait until the replica stands at the state with that hash, so many seconds at most; return its head."""
+"""Wait until the replica is at the state with that hash, at most this many seconds; return its head."""
 
 
 class CatchUp:

@@ -58,7 +58,7 @@ REPORT_BYTES_MAX: Final = LARGE_HEADER_BYTES - (4 << 10)  # room for the rest of
 
 
 Tell = Callable[[str, dict[str, Field]], None]
-"""Tells people and logs of an event, by name and fields."""
+"""Reports an event, by name and fields, to the operator and the logs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ class DriverOptions:
     restored: bool = False
     """As `events.Started`."""
     per_prefix: int = MEMBERS_MAX
-    """Members of one address prefix in a head at most: further newcomers are not heard."""
+    """Members of one address prefix in a head at most: further newcomers are ignored."""
     tell: Tell | None = None
     """In place of the host's event log."""
     keeps: Callable[[bytes], bool] = lambda state_hash: False

@@ -35,7 +35,7 @@ _REPLACED: Final = {
     "addresses.json", "agreement", "backup.part", "checkpoints", "complete", "corpus", "fetched", "listening", "living",
     "loss.png", "replaced", "replica", "results", "state.part", "tokenizer.json", "worker",
 }  # fmt: skip
-"""What a peer writes or empties in its home. Not the files that a person may put there before its first start."""
+"""The files that a peer writes or empties in its home. Not those that a user may put there before its first start."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ UPLOADED: Final = (
     "special_tokens_map.json",
     "model.safetensors",
 )
-"""What an export writes; other files in its folder stay there."""
+"""The files that an export writes; other files in its folder stay."""
 _LOGIN: Final = "log in with `hf auth login`, or set HF_TOKEN"
 
 

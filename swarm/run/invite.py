@@ -50,7 +50,7 @@ _CHECKSUM_BYTES: Final = 4
 _KEY_BYTES: Final = 32
 _ADDRESS_BYTES_MAX: Final = 512
 _P2P: Final = b"\xa5\x03" + bytes([len(MULTIHASH_PREFIX) + _KEY_BYTES]) + MULTIHASH_PREFIX
-"""What stands before the public key in the binary form of /p2p/<peer id>."""
+"""The prefix of the public key in the binary form of /p2p/<peer id>."""
 _KINDS: Final[tuple[LinkKind, ...]] = ("invite", "member", "client")
 _REMEDY: Final = "copy it again from where `peer coordinate` printed it, from its first letter to its last"
 

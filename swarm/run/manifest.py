@@ -51,7 +51,7 @@ OUTPUT_BIAS: Final = "output_bias"
 BUNDLES: Final = "bundles"
 SHARES: Final = "shares_by_link"
 FEATURES: Final = frozenset({COMPUTE_CEILING, END_OF_TEXT, ROPE_KIND, OUTPUT_BIAS, BUNDLES, SHARES})
-"""What a manifest may require (`CommonManifest.requires`)."""
+"""Features that a manifest may require (`CommonManifest.requires`)."""
 FEATURES_MAX: Final = 16
 _KIND: Final = "manifest"
 _TAG_FIELD: Final = "kind"
@@ -236,7 +236,7 @@ def fit_templates(manifest: FittedManifest) -> FittedManifest:
 
 
 AnyManifest = Manifest | ServedModelManifest
-"""Either kind. On the wire and on disk the field `kind` tells them apart."""
+"""Either kind. On the wire and on disk the field `kind` distinguishes them."""
 
 
 def sign_manifest(identity: Identity, manifest: AnyManifest) -> Signed:

@@ -30,7 +30,7 @@ class Readings:
     programs: frozenset[str] = frozenset()
     """The names of running programs."""
     idle_s: float | None = None
-    """For how long no key was pressed, as far as can be read; None where nothing tells."""
+    """How long no key was pressed, as far as can be read; None where unknown."""
     on_battery: bool = False
     minute: int = 0
     """Of the day, in local time."""

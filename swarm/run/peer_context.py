@@ -50,7 +50,7 @@ class JoinConfig:
     pause_when: tuple[PauseCondition, ...] = ()
     """While one of these holds, the peer rests."""
     choices: bytes = b""
-    """What `Home.choices` is to hold once the peer is in the run; empty for nothing."""
+    """The content for `Home.choices` once the peer is in the run; empty for none."""
 
 
 @dataclass(frozen=True)

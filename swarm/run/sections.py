@@ -47,11 +47,11 @@ class RunRules(msgspec.Struct, frozen=True, kw_only=True):
     compute_s_max: float = COMPUTE_S
     """Seconds after which the training of any round ends, however much of it is done."""
     coordinator: Literal["auto", "witness", "required"] = "auto"
-    """Whether rounds go on without the coordinator ("witness"), or need its vote and it regroups without a person
-    ("required"). "auto": required in an open run, where one person may be the majority, and in a pipeline, whose small
-    groups often lose theirs; else witness."""
+    """Whether rounds continue without the coordinator ("witness"), or need its vote and it regroups without the
+    operator ("required"). "auto": required in an open run, where one operator may be the majority, and in a pipeline,
+    whose small groups often lose theirs; else witness."""
     lone_survivor: bool = False
-    """Whether a required coordinator goes on by itself where of three members or more one is left, or only newcomers
+    """Whether a required coordinator continues by itself where of three members or more one is left, or only newcomers
     answer. They may lie."""
     license: str = ""
     """Of the model, as the Hugging Face Hub abbreviates it, such as "apache-2.0": an export names it."""

@@ -31,9 +31,9 @@ class ServeConfig:
     beside_training: bool = False
     """Whether this peer also trains in the run that it serves: its trainer goes first."""
     template: str | None = None
-    """What conversations with a model that is founded are written with (`TextRules.founded_with`); None: the template
-    of its checkpoint by rule."""
+    """The chat template of a model that is founded (`TextRules.founded_with`); None: the one of its checkpoint by
+    rule."""
     dtype: HiddenType | None = None
-    """What a model that is founded is served in; None: what its checkpoint is in."""
+    """The type in which a founded model is served; None: that of its checkpoint."""
     choices: bytes = b""
-    """What the next start from `home` takes over, as the command wrote it; empty: nothing is kept."""
+    """The choices that the next start from `home` takes over, as the command wrote them; empty: none."""

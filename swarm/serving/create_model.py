@@ -62,7 +62,7 @@ class FoundedModel:
     name: str
     is_open: bool
     dtype: HiddenType | None = None
-    """What it is served in; None: what its checkpoint is in."""
+    """The type in which it is served; None: that of its checkpoint."""
     template: str | None = None
     """The chat template, as `TextRules.founded_with` takes it; None: that of the checkpoint by rule."""
 

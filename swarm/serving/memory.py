@@ -12,7 +12,7 @@ from swarm.serving.parts import Weights, part_bytes, part_spans
 
 FREE_SHARE: Final = 0.6
 CACHE_SHARE: Final = 0.25
-"""Of the memory, at least so much is for keys and values."""
+"""At least this share of the memory is for keys and values."""
 PAGES_MAX: Final = 1 << 16
 SESSIONS_WANTED: Final = 64
 """More pages than these sessions can fill are of no use."""

@@ -35,7 +35,7 @@ from swarm.serving.server import BlockServer, ServedSpan
 from swarm.serving.server_events import arriving, tell_load
 
 LEAVE_S: Final = 5.0
-"""What clients get to replace a server that leaves."""
+"""The time that clients get to replace a server that leaves."""
 
 
 class ModelServer:

@@ -16,17 +16,17 @@ from swarm.inference.record import ServerRecord
 from swarm.inference.route import BLOCK_MS
 
 STAY_S: Final = 120.0
-"""A server stays at its blocks for so long."""
+"""A server stays at its blocks for at least this long."""
 LOOK_S: Final = 4.0
 """Between two looks at whether other blocks need a server more."""
 GAIN_MIN: Final = 1.2
 """A move must raise the rate of the worst block by this factor, unless it covers blocks that no server has."""
 MOVE_SHARE: Final = 0.1
-"""Of the servers that see the same reason to move at the same time, so many do."""
+"""This share of the servers that see the same reason to move at the same time do so."""
 URGENT_SHARE: Final = 0.5
 """So many do where blocks have no server."""
 SPARES_MIN: Final = 2
-"""Blocks that a server leaves for better ones have so many others."""
+"""Blocks that a server leaves for better ones have this many other servers."""
 
 
 @dataclass(frozen=True)

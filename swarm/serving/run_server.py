@@ -49,13 +49,13 @@ from swarm.serving.server_events import tell_load
 
 LOOK_S: Final = 2.0
 IDLE_S: Final = 5.0
-"""Sessions of an older commit that have computed nothing for so long are between two answers: they are ended, and their
-clients go on with the newest."""
+"""Sessions of an older commit that have computed nothing for this long are between two answers: they are ended, and
+their clients continue with the newest."""
 _AHEAD_S: Final = 3600.0
 _OF_SERVING: Final = frozenset(
     {"member_joined", "member_left", "loading_begun", "loading_progress", "loading_ended", "load_changed"}
 )
-"""Events that a peer which trains does not tell of its server: its own have these names, or tell more."""
+"""Events that a training peer does not report of its server: its own have these names, or say more."""
 
 
 @dataclass(frozen=True)

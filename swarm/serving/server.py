@@ -50,9 +50,9 @@ from swarm.serving.session_table import SessionTable
 from swarm.serving.uplink import UplinkRate
 
 CLIENT_GRACE_S: Final = 5.0
-"""A session whose client is gone ends after so long."""
+"""A session whose client is gone ends after this long."""
 CLIENT_SILENT_S: Final = 1.5
-"""After so long without a beat a client is pinged,"""
+"""After this long without a beat a client is pinged,"""
 CLIENT_ANSWER_S: Final = 1.0
 """and without an answer in this time it is gone."""
 _ROOM_S: Final = 0.002

@@ -49,7 +49,7 @@ class SnapshotLimits:
     lease_max_s: float = 1800.0
     """No snapshot is kept longer for its readers."""
     lease_readers: int = 16
-    """Of more readers at a time, only so many hold a snapshot."""
+    """At most this many readers hold a snapshot at a time."""
     rate: float | None = None
     """Outside of exchanges; None: as fast as the link takes it (the host's upload cap applies)."""
     share_in_exchange: float = 0.05

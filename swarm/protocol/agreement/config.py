@@ -10,7 +10,7 @@ from swarm.protocol.head import Head
 from swarm.protocol.roster_room import ROSTER_BYTES_MAX
 
 Mode = Literal["witness", "required"]
-"""Which votes make a certificate.
+"""The votes that make a certificate.
 
 - `witness`: a majority of the members, of which an even number has the coordinator as one more voter. A liar among
   them can make two histories.
@@ -28,10 +28,10 @@ class AgreementConfig:
     coordinator: str
     """The coordinator's peer id."""
     credential: bytes = b""
-    """What admits this peer to a closed run."""
+    """The credential that admits this peer to a closed run."""
     mode: Mode = "witness"
     lone_survivor: bool = False
-    """Whether a required coordinator goes on by itself with one member of a group that had three or more."""
+    """Whether a required coordinator continues by itself with one member of a group that had three or more."""
     rounds: int = 0
     """The run is complete after this many; 0: it has no end."""
     min_peers: int = 1
@@ -52,13 +52,13 @@ class AgreementConfig:
     ask_s: float = 2.0
     """The coordinator waits this long for answers before it starts a term."""
     begin_s: float = 0.0
-    """The coordinator of a group without a head waits this long for peers that have one, before it begins the group:
-    if its disk was put back from a backup, they tell it."""
+    """The coordinator of a group without a head waits this long for peers that have one, before it begins the group: if
+    its disk was restored from a backup, they report theirs."""
     lost_s: float = 30.0
     """A quorum that has not answered the coordinator for this long, or three rounds if that is less, is lost."""
     stalled_s: float = 600.0
-    """Nothing was committed for this long, though members answer: the operator is told; a required coordinator starts a
-    term. At least ten rounds; doubled while that does not help."""
+    """Nothing was committed for this long, though members answer: the operator is warned; a required coordinator starts
+    a term. At least ten rounds; doubled while that does not help."""
     undo_s: float = 600.0
     """No peer has brought the last state for this long: a required coordinator starts a term from an older one. Doubled
     while that does not help."""

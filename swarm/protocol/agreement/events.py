@@ -16,7 +16,7 @@ class Started(msgspec.Struct, frozen=True):
     """The process has started. The first event of every node, once."""
 
     records: dict[str, bytes]
-    """What `Persist` has put on disk, by key; empty on a new disk."""
+    """The records on disk from `Persist`, by key; empty on a new disk."""
     states: tuple[bytes, ...]
     """Hashes of the states that the disk holds or can rebuild: the genesis state, a committed or an accepted one."""
     session: str
@@ -56,7 +56,7 @@ class Submitted(msgspec.Struct, frozen=True):
 
 
 class LinksMeasured(msgspec.Struct, frozen=True):
-    """What this peer has measured of the links of others, by peer: the codes of `swarm.protocol.shares.links_of`."""
+    """This peer's measurements of the links of others, by peer: the codes of `swarm.protocol.shares.links_of`."""
 
     rates: dict[str, bytes]
 

@@ -24,7 +24,7 @@ LINKS_MAX: Final = 64  # in one message
 SIGNED_MAX: Final = MEMBERS_MAX
 
 Rates = Annotated[bytes, msgspec.Meta(max_length=CODES_EACH * MEMBERS_MAX)] | msgspec.UnsetType
-"""What a voter has measured of the links of the members of a head, in order (`swarm.protocol.shares.links_of`)."""
+"""A voter's measurements of the links of the members of a head, in order (`swarm.protocol.shares.links_of`)."""
 SignedBodies = Annotated[tuple[Signed, ...], msgspec.Meta(max_length=SIGNED_MAX)]
 Position = tuple[Count, Count, Count]
 """(term, boot, round) of a head: the higher one supersedes the lower one."""
@@ -133,7 +133,7 @@ class JoinBody(msgspec.Struct, frozen=True):
     head: Hash
     member: Member
     credential: Annotated[bytes, msgspec.Meta(max_length=CREDENTIAL_BYTES_MAX)] = b""
-    """What admits the peer, checked by the run's rules (`work.Work.sponsors`). Empty in an open run."""
+    """The peer's credential, checked by the run's rules (`work.Work.sponsors`). Empty in an open run."""
 
 
 class WitnessBody(msgspec.Struct, frozen=True):
@@ -345,7 +345,7 @@ class ReportMessage(msgspec.Struct, frozen=True, tag="told"):
     links: Annotated[tuple[ChainLink, ...], msgspec.Meta(max_length=LINKS_MAX)] = ()
     """The chain from the coordinator's head to the sender's, which proves a higher position."""
     credential: Annotated[bytes, msgspec.Meta(max_length=CREDENTIAL_BYTES_MAX)] = b""
-    """What admits the sender (`JoinBody`), should a term begin with newcomers."""
+    """The sender's credential (`JoinBody`), should a term begin with newcomers."""
 
 
 class ProofMessage(msgspec.Struct, frozen=True, tag="proof"):

@@ -31,7 +31,7 @@ from swarm.protocol.head import Head, Member
 POLL_TIMER: Final = "poll"
 STOOD_STILL_POLLS: Final = 4.0  # without a step, since the process or its machine was frozen
 WITNESS_SESSION: Final = "coordinator"
-"""The coordinator's incarnation where it is a required voter: one for ever, since its votes are its commits."""
+"""The coordinator's incarnation where it is a required voter: always the same one, since its votes are its commits."""
 
 
 class AgreementNode:

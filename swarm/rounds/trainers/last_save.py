@@ -12,7 +12,7 @@ import trio
 from peer.events import EventLog
 
 LAST_SAVE_S: Final = 300.0
-"""For so long the last holder of a state waits for room on its disk."""
+"""How long the last holder of a state waits for room on its disk."""
 _LAST_PAUSES_S: Final = (1.0, 2.0, 5.0, 10.0, 30.0)
 
 

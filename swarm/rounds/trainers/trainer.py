@@ -37,7 +37,7 @@ class TrainResult:
     receipts: tuple[Signed, ...] = ()
     """Of the stage before, for the samples counted."""
     stage_before: StageProof = ()
-    """What proves that their signers are in the stage before."""
+    """The proof that their signers are in the stage before."""
     first_stage: StageProof = ()
     """In the last round of a later stage: what proves the first stage's last head."""
 
@@ -56,7 +56,7 @@ class TrainRequest:
     deadline_s: float
     """Seconds after which training ends at a step boundary."""
     cut_short: bool = False
-    """Return what there is already; the other peers have finished."""
+    """Return the work done so far; the other peers have finished."""
 
 
 class Trainer(Protocol):

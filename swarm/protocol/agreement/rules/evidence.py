@@ -40,7 +40,7 @@ ONE_AN_ATTEMPT: Final[dict[str, type[msgspec.Struct]]] = {
     VOTE: msg.VoteBody,
     PLAN_KIND: WorkPlan,
 }
-"""Bodies of which one signer may make one for a (head, attempt)."""
+"""Bodies that one signer may make only once for a (head, attempt)."""
 
 
 class Evidence:
