@@ -4,8 +4,8 @@
     server -> client    SessionStarted, SessionRefused, TokenDrawn, NeighbourLost
     server -> server    PassTokens, with hidden states as the payload; from the last to the first the drawn token
 
-A session is the client's: it starts the session at each server of its route, and names to each the peers that send it
-tokens and receive its own. A server takes tokens of a session from that peer or the client, and from no other.
+A session is the client's: it starts the session at each server of its route, and names to each the peers that tokens
+come from and go to. A server takes tokens of a session from that peer or the client, and from no other.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     plan --train--> micro-batches (stage 0 dispatches its own) --> enough, says the mode --> captured in a contribution
 
-The worker's report, not our own count so far, determines what is in a contribution. This file has the common part of
-both modes: `swarm.pipeline.local_steps` and `swarm.pipeline.synchronous`. The worker's weights are the base class's.
+The worker's report, not our own count, determines what is in a contribution. This file has the common part of both
+modes: `swarm.pipeline.local_steps` and `swarm.pipeline.synchronous`. The worker's weights are the base class's.
 """
 
 from __future__ import annotations

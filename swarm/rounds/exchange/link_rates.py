@@ -1,8 +1,8 @@
 """What this peer measures, in exchanges, of the links of others: for the shares of `swarm.protocol.shares`.
 
-A peer's link carries as many times the rate of one flow as it has flows. Another peer's upload speed is its rate of
-arrival here, times the number of flows that it reports, which is capped. Results go to all at once: another peer's
-download speed is the rate at which it takes this one's, if it takes less than others do, times the owners.
+A peer's link carries as many times the rate of one flow as it has flows. Another peer's upload speed is the rate at
+which its data arrives here, times its reported number of flows, which is capped. Results go to all at once: another
+peer's download speed is the rate at which it takes this one's, if it takes less than others do, times the owners.
 """
 
 from __future__ import annotations
