@@ -96,10 +96,12 @@ class DialWatch:
     async def is_open(self) -> bool | None:
         """Ask some members to dial this peer. Return whether one of them could; None if too few have tried: two, where
         two are connected. Strangers and clients are not asked: their keys cost nothing, and they could make any peer a
-        client. Nor are members of the same home, where others are connected: they pass no router."""
+        client. Nor are members of the same home, where two others are connected: they pass no router. One other may be
+        the coordinator, which merges nothing: members that are all in one home need none but each other."""
         ports = tcp_ports(self._host.listening())
         members, tried = sorted(filter(self._host.admissions.is_anchor, self._host.connected)), 0
-        members = [peer for peer in members if not self._is_near(peer)] or members
+        far = [peer for peer in members if not self._is_near(peer)]
+        members = far if len(far) > 1 else members
         for peer in random.sample(members, min(ASKED_MAX, len(members))):
             try:
                 reply = await self._host.rpc.call(peer, DIAL_BACK, DialBackRequest(ports), timeout_s=2 * CONNECT_S)

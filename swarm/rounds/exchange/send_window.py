@@ -18,7 +18,8 @@ from peer.notifier import Notifier
 WINDOW_MIN: Final = 4 << 20  # bytes: two of the longest slices at 8 bits, one sent while one is answered
 QUICK_S: Final = 0.5  # what arrives sooner widens the window
 SLOW_S: Final = 1.0
-PATIENCE_S: Final = 3.0  # a delivery that takes longer holds no other back: its owner may be frozen
+PATIENCE_S: Final = 3.0
+"""A delivery that takes longer, and twice as long as the last, holds no other back: its owner may be frozen."""
 SENDS_PER_OWNER: Final = 2  # keeps a link busy while a call waits for its answer, and leaves room for other peers
 
 Send = Callable[[str, int], Awaitable[bool]]
@@ -38,6 +39,7 @@ class SendWindow:
     def __init__(self) -> None:
         self.size_bytes = WINDOW_MIN
         self._under_way: set[_Delivery] = set()
+        self._patience_s = PATIENCE_S
         self._ended = Notifier()
 
     async def send_all(self, parts: Mapping[str, Sequence[int]], sizes: Sequence[int], send: Send) -> None:
@@ -46,8 +48,7 @@ class SendWindow:
         waiting = [item for item in chain.from_iterable(rounds) if item is not None]
         async with trio.open_nursery() as nursery:
             while waiting:
-                fits = (at for at, (owner, index) in enumerate(waiting) if self._has_room(owner, sizes[index]))
-                if (at := next(fits, None)) is None:
+                if (at := self._next(waiting, sizes)) is None:
                     await self._ended.wait(PATIENCE_S / 2)
                     continue
                 owner, index = waiting.pop(at)
@@ -55,25 +56,32 @@ class SendWindow:
                 self._under_way.add(delivery)
                 nursery.start_soon(self._deliver, delivery, index, send)
 
-    def _has_room(self, owner: str, size_bytes: int) -> bool:
-        """Return whether a delivery fits. No owner has more than half of the window, or a single slice."""
-        since = trio.current_time() - PATIENCE_S
+    def _next(self, waiting: Sequence[tuple[str, int]], sizes: Sequence[int]) -> int | None:
+        """Return the place of the first slice that fits. No owner has more than half of the window, or a single
+        slice."""
+        since = trio.current_time() - self._patience_s
         counted = sum(each.size_bytes for each in self._under_way if each.began_at > since)
-        theirs = [each.size_bytes for each in self._under_way if each.owner == owner]
-        return (
-            (not counted or counted + size_bytes <= self.size_bytes)
-            and (not theirs or 2 * (sum(theirs) + size_bytes) <= self.size_bytes)
-            and len(theirs) < SENDS_PER_OWNER
-        )
+        theirs: dict[str, list[int]] = {}
+        for each in self._under_way:
+            theirs.setdefault(each.owner, []).append(each.size_bytes)
+        for place, (owner, index) in enumerate(waiting):
+            size, before = sizes[index], theirs.get(owner, ())
+            if counted and counted + size > self.size_bytes:
+                continue
+            if not before or (len(before) < SENDS_PER_OWNER and 2 * (sum(before) + size) <= self.size_bytes):
+                return place
+        return None
 
     async def _deliver(self, delivery: _Delivery, index: int, send: Send) -> None:
+        used = sum(each.size_bytes for each in self._under_way)
         try:
             taken = await send(delivery.owner, index)
         finally:
             self._under_way.discard(delivery)
             self._ended.notify()
         seconds = trio.current_time() - delivery.began_at
-        if taken and seconds < QUICK_S:
+        self._patience_s = max(PATIENCE_S, 2 * seconds)
+        if taken and seconds < QUICK_S and 2 * used >= self.size_bytes:  # a window that is not used grows no further
             self.size_bytes += delivery.size_bytes
         elif seconds > SLOW_S:
-            self.size_bytes = max(WINDOW_MIN, self.size_bytes - delivery.size_bytes)
+            self.size_bytes = max(WINDOW_MIN, self.size_bytes // 2)

@@ -96,7 +96,9 @@ async def test_one_that_can_dial_it_is_enough_and_one_of_two_that_cannot_is_not(
         assert await DialWatch(host).is_open() is is_open
 
 
-async def test_a_neighbour_counts_only_where_no_other_member_is_connected(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_neighbour_counts_only_where_fewer_than_two_others_are_connected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """It dials within the home, so a peer behind a NAT took turns as a client and as one that merges."""
     async with peers(["open", "timeout", "timeout"]) as (host, _):
         assert await DialWatch(host).is_open() is True, "all are neighbours"
@@ -105,6 +107,9 @@ async def test_a_neighbour_counts_only_where_no_other_member_is_connected(monkey
         near = next(peer for peer, reply in replies.items() if reply.body.outcomes[0][1] == "open")
         monkeypatch.setattr(host, "remote_ip", lambda peer: "192.168.1.7" if peer == near else "203.0.113.9")
         assert await DialWatch(host).is_open() is False
+        coordinator = next(peer for peer in others if peer != near)
+        monkeypatch.setattr(host, "remote_ip", lambda peer: "203.0.113.9" if peer == coordinator else "192.168.1.7")
+        assert await DialWatch(host).is_open() is True, "all members are in one home, the coordinator is not"
 
 
 async def test_strangers_make_no_peer_a_client() -> None:

@@ -65,11 +65,31 @@ async def test_a_quick_link_soon_sends_all_at_once(autojump_clock: MockClock) ->
     link, window = Link(1000 * MB), SendWindow()
     await link.carry(window, parts_of("abc", 30))
     assert link.most == 3 * SENDS_PER_OWNER
-    widest = window.size_bytes
-    assert widest > 10 * WINDOW_MIN
+    assert window.size_bytes > 2 * WINDOW_MIN
     slow = Link(2 * MB)
     await slow.carry(window, parts_of("abc", 90))
     assert window.size_bytes == WINDOW_MIN, "the link has become slow"
+
+
+async def test_a_link_on_which_a_slice_takes_long_still_sends_few_at_a_time(autojump_clock: MockClock) -> None:
+    """At 3 Mbit/s two slices take longer than the patience with a frozen owner, so all were soon under way."""
+    link, window = Link(0.4 * MB), SendWindow()
+    await link.carry(window, parts_of("abcdef", 12))
+    assert link.most <= 6, "it learns how long a slice takes"
+    again = Link(0.4 * MB)
+    await again.carry(window, parts_of("abcdef", 12))
+    assert again.most == 2, "it knows"
+
+
+async def test_a_window_grows_no_further_than_it_is_used(autojump_clock: MockClock) -> None:
+    """After a thousand quick exchanges a link that has become slow would narrow it for hours."""
+    link, window = Link(1000 * MB), SendWindow()
+    for _ in range(100):
+        await link.carry(window, parts_of("abc", 9))
+    assert window.size_bytes <= 2 * 6 * 2 * MB + 2 * MB
+    slow = Link(2 * MB)
+    await slow.carry(window, parts_of("abc", 9))
+    assert window.size_bytes == WINDOW_MIN
 
 
 async def test_short_slices_go_at_once(autojump_clock: MockClock) -> None:
