@@ -30,7 +30,7 @@ _FILES: Final = 4096  # more than the host has connections
 
 @click.command()
 @reach_options("/ip4/0.0.0.0/tcp/4001")
-@amount_option("--rate", "MBIT", "Forward at most so many Mbit/s, all peers together.")
+@amount_option("--rate", "MBIT", "The most that it forwards for all peers together, in Mbit/s.")
 @click.option(
     "--reservations",
     type=click.IntRange(1, _RESERVATIONS_MAX),
