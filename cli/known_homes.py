@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Final
 
 from cli.homes import default_home
-from cli.terminal.figures import quoted
 from peer.errors import BarnraiseError, ConfigError
+from peer.figures import quoted
 from peer.files import read_bounded, write_atomically
 from peer.plain_text import plain
 from swarm.run.invite import Invite, read_saved_invite

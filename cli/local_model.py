@@ -25,6 +25,8 @@ from cli.demo.cluster import LOOPBACK
 from cli.options import checkpoint_folder, dtype_option, read_invite, threads_option
 from cli.run import leaves, stopping_by_signal
 from cli.terminal.lines import is_terminal, say
+from peer.catalogue.machine import WorkerDied, WorkerReady
+from peer.catalogue.serving import BlocksServed
 from peer.errors import BarnraiseError, CheckpointError, ConfigError, NetworkError, ResourceError, WorkerError
 from peer.files import read_bounded, temporary_folder
 from swarm.run.home import Home
@@ -59,12 +61,12 @@ class _Server:
 
     def look(self) -> None:
         """Take what it has told since the last look."""
-        for _, event, fields in self.child.events.poll():
-            self.serves |= event == "blocks_served"
-            if event == "worker_died":
-                self.losses.append(str(fields.get("cause", "")))
+        for _, event in self.child.events.heard():
+            self.serves |= isinstance(event, BlocksServed)
+            if isinstance(event, WorkerDied):
+                self.losses.append(event.cause)
                 self._back_at = math.inf
-            elif event == "worker_ready" and self.losses:
+            elif isinstance(event, WorkerReady) and self.losses:
                 self._back_at = time.monotonic()
 
     def comes_back(self) -> bool:

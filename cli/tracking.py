@@ -19,6 +19,16 @@ from typing import Final, Protocol
 import click
 import msgspec
 
+from peer.catalogue.machine import TrackingFailed
+from peer.catalogue.rounds import (
+    GossipAlone,
+    GossipMet,
+    HeadSeen,
+    InnerStep,
+    RoundCommitted,
+    RoundTrained,
+    ValEvaluated,
+)
 from peer.errors import ConfigError
 from peer.events import Event, Watcher
 from peer.files import write_atomically
@@ -51,13 +61,13 @@ _TRAINED: Final = {
     "skipped": "train/skipped_steps",
 }
 _CURVES: Final[dict[str, dict[str, str]]] = {  # by event: the curve of each field
-    "gossip_alone": _COMMIT | _TRAINED,
-    "gossip_met": _COMMIT | _TRAINED,
-    "head_seen": _COMMIT,
-    "inner_step": {"lr": "step/learning_rate", "tokens_per_s": "step/tokens_per_second"},
-    "round_committed": _COMMIT | _TRAINED,
-    "round_trained": {"busy_s": "train/busy_seconds", "idle_s": "train/idle_seconds"},
-    "val_evaluated": {"loss": "held_out/loss"},
+    GossipAlone.event_name(): _COMMIT | _TRAINED,
+    GossipMet.event_name(): _COMMIT | _TRAINED,
+    HeadSeen.event_name(): _COMMIT,
+    InnerStep.event_name(): {"lr": "step/learning_rate", "tokens_per_s": "step/tokens_per_second"},
+    RoundCommitted.event_name(): _COMMIT | _TRAINED,
+    RoundTrained.event_name(): {"busy_s": "train/busy_seconds", "idle_s": "train/idle_seconds"},
+    ValEvaluated.event_name(): {"loss": "held_out/loss"},
 }
 
 
@@ -73,7 +83,7 @@ class Point(msgspec.Struct, frozen=True):
 def point_of(event: Event) -> Point | None:
     """Return what an event adds to the curves: nothing where it has no number of a round or step."""
     curves = _CURVES.get(event.name)
-    axis = "step" if event.name == "inner_step" else "round"
+    axis = "step" if event.name == InnerStep.event_name() else "round"
     number = event.fields.get(axis)
     if curves is None or not isinstance(number, int):
         return None
@@ -214,7 +224,8 @@ def tracked(kind: str | None, home: Path, run_id: str, name: str, watch: Watcher
         return
 
     def failed(reason: str) -> None:
-        watch(Event(at=time.time(), name="tracking_failed", fields={"reason": reason}))
+        name, fields = TrackingFailed(reason=reason).stream_form()
+        watch(Event(at=time.time(), name=name, fields=fields))
 
     tracker = Tracker(open_sink(kind, home, run_id, name), failed)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import msgspec
 
 from peer.bounds import Number
+from peer.catalogue.machine import CorpusRead
 
 _PIECE_CHARS: Final = 250  # less than what an event keeps of one string
 
@@ -30,14 +30,13 @@ class CorpusFacts(msgspec.Struct, frozen=True, kw_only=True):
     account: Annotated[str, msgspec.Meta(max_length=2048)]
     """For display: files, sizes, what was skipped by kind and count, and the suffixes read if a file has another."""
 
-    def event_fields(self) -> dict[str, Any]:
-        """Return the fields of an event, with the account in pieces that an event does not cut."""
+    def event(self) -> CorpusRead:
+        """Return the event, with the account in pieces that an event does not cut."""
         starts = range(0, len(self.account), _PIECE_CHARS)
-        pieces = [self.account[start : start + _PIECE_CHARS] for start in starts]
-        return msgspec.structs.asdict(self) | {"account": pieces}
+        pieces = tuple(self.account[start : start + _PIECE_CHARS] for start in starts)
+        return CorpusRead(**msgspec.structs.asdict(self) | {"account": pieces})
 
-
-def account_in(fields: Mapping[str, Any]) -> str:
-    """Return the account of what was read from the fields of an event; empty for a field of another form."""
-    pieces = fields.get("account")
-    return "".join(map(str, pieces)) if isinstance(pieces, (list, tuple)) else ""
+    @classmethod
+    def of(cls, event: CorpusRead) -> CorpusFacts:
+        """Return what an event tells. Raises `msgspec.ValidationError` for values out of their bounds."""
+        return msgspec.convert({**event.as_fields(), "account": "".join(event.account)}, cls)

@@ -19,6 +19,8 @@ from typing import Final
 
 import msgspec
 
+from peer.catalogue.groups import PeerPenalized
+from peer.catalogue.happening import Happening
 from peer.errors import ResourceError
 from peer.plain_text import json_line
 
@@ -71,16 +73,17 @@ class EventLog:
                     f"{path} cannot be written ({error.strerror}): check who owns it, or choose another --home"
                 ) from error
 
-    def emit(self, name: str, /, **fields: Field) -> None:
-        """Record an event now."""
-        event = Event(at=time.time(), name=name, fields=fields)
-        line = json_line({"at": round(event.at, 3), "event": name, **fields}).encode() + b"\n"
+    def emit(self, event: str | Happening, /, **fields: Field) -> None:
+        """Record an event now: one of the catalogue, or by name one that only this log has."""
+        name, fields = (event, fields) if isinstance(event, str) else event.stream_form()
+        emitted = Event(at=time.time(), name=name, fields=fields)
+        line = json_line({"at": round(emitted.at, 3), "event": name, **fields}).encode() + b"\n"
         with self._lock:
             if self._fd is not None:
                 self._append(line)
             subscribers = tuple(self._subscribers)
         for subscriber in subscribers:
-            subscriber(event)
+            subscriber(emitted)
 
     def subscribe(self, subscriber: Watcher) -> None:
         """Call `subscriber` with every event from now on (in the emitting thread; it must return soon)."""
@@ -158,4 +161,4 @@ class PenaltyLog:
         if not trusted:
             self._told.append(now)
         count, known.told_at, known.untold = known.untold, now, 0
-        self._events.emit("peer_penalized", peer=peer, reason=reason, count=count)
+        self._events.emit(PeerPenalized(peer=peer, reason=reason, count=count))

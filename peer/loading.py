@@ -12,6 +12,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final, Literal, Protocol
 
+from peer.catalogue.happening import Happening
+from peer.catalogue.serving import LoadingBegun, LoadingEnded, LoadingProgress
+
 Phase = Literal["read", "check", "fetch", "load"]
 """read: a checkpoint that is founded, its values and hashes. check: the hashes of local files. fetch: weights from
 other peers. load: into the worker."""
@@ -24,7 +27,7 @@ STEP_S: Final = 0.25
 class EmitsEvents(Protocol):
     """Records an event: `EventLog.emit`, or a worker's `ControlLink.emit`."""
 
-    def __call__(self, name: str, /, **fields: str | int | float | bool | None) -> None: ...
+    def __call__(self, event: Happening, /) -> None: ...
 
 
 class Loading:
@@ -54,13 +57,13 @@ class Loading:
         if now - self._told_at < STEP_S or (done_bytes - self._told) * STEPS_MAX < self._size_bytes:
             return
         self._told, self._told_at = done_bytes, now
-        self._emit("loading_progress", phase=self._phase, done_bytes=done_bytes, size_bytes=self._size_bytes)
+        self._emit(LoadingProgress(phase=self._phase, done_bytes=done_bytes, size_bytes=self._size_bytes))
 
 
 @contextmanager
 def loading(emit: EmitsEvents, phase: Phase, size_bytes: int) -> Iterator[Loading]:
     """Report a phase, which is the block; its end is reported unless it fails."""
     began = time.monotonic()
-    emit("loading_begun", phase=phase, size_bytes=size_bytes)
+    emit(LoadingBegun(phase=phase, size_bytes=size_bytes))
     yield Loading(emit, phase, size_bytes)
-    emit("loading_ended", phase=phase, size_bytes=size_bytes, seconds=round(time.monotonic() - began, 3))
+    emit(LoadingEnded(phase=phase, size_bytes=size_bytes, seconds=round(time.monotonic() - began, 3)))

@@ -26,8 +26,10 @@ import trio
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.common.options import add_json, write_results
+from peer.catalogue.machine import CheckpointSaved
+from peer.catalogue.reading import Heard
+from peer.catalogue.rounds import AttemptBegun, PhaseEntered, RoundPlanned, RoundTrained
 from swarm.membership.member_record import MemberRecord
-from swarm.membership.told_events import ToldEvent
 from swarm.monitor.app import encoded
 from swarm.monitor.collector import EVERY_S
 from swarm.monitor.history.memory import SPANS, History, open_history
@@ -47,8 +49,6 @@ from tests.swarm.status.scenes import NOW, WATCH, chain_of, finite, heads_of, pe
 
 ROUND_S, SCRAPE_S = 20.0, 15.0
 PARTS = ("records", "state", "history", "stream", "metrics", "publish")
-MORE: dict[str, Any] = {"attempt": 0, "phase": "compute", "loss": 2.0, "steps": 50, "members": 9}
-EVENTS = ("round_planned", "attempt_begun", "phase_entered", "round_trained", "checkpoint_saved")
 
 
 class Load:
@@ -61,7 +61,7 @@ class Load:
         self._manifest = finite(rounds=0)
         first, begun, *self._heads = heads_of(self._manifest, self.names, rounds)
         self._chain = chain_of([first, begun])
-        self._told: dict[str, list[ToldEvent]] = {name: [] for name in self.names}
+        self._told: dict[str, list[Heard]] = {name: [] for name in self.names}
         self._records, self._alerts, self._counts = RecordHistory(), Alerts(), ToldCounts(NOW)
         self.cpu_s = dict.fromkeys(PARTS, 0.0)
         self.sizes: dict[str, int] = {}
@@ -101,7 +101,14 @@ class Load:
         self._chain.advance(self._heads.pop(0), [], at)
         number = self._chain.heads[-1].round
         for name in self.names:
-            told = [ToldEvent(at, event, {"round": number, **MORE}) for event in EVENTS]
+            events = (
+                RoundPlanned(round=number, members=9),
+                AttemptBegun(round=number, attempt=0),
+                PhaseEntered(round=number, phase="compute"),
+                RoundTrained(round=number, steps=50, loss=2.0),
+                CheckpointSaved(round=number),
+            )
+            told = [Heard(at, event) for event in events]
             self._told[name] = [*self._told[name], *told][-KEPT_MAX:]
             for event in told:
                 self._counts.take(name, event)

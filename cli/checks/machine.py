@@ -16,8 +16,8 @@ from typing import Final, Literal
 import msgspec
 
 from peer.cgroup import ROOT, cpu_limit, memory_limit
-from peer.cores import usable_cores
 from peer.errors import BarnraiseError, ConfigError, IdentityError, ResourceError
+from peer.machine import usable_cores
 from peer.native import SWITCH, is_switched_off
 
 State = Literal["ok", "warning", "failure"]

@@ -15,12 +15,12 @@ from libp2p.utils.address_validation import get_available_interfaces
 from cli.checks.machine import Finding, State, disk_finding, disk_speed_finding, failure, memory_finding
 from cli.checks.served_model import model_findings
 from cli.checks.text import text_finding
-from cli.terminal.figures import duration_text, several, size_text
 from optim.config import StreamingConfig
 from peer.errors import BarnraiseError, DialError
+from peer.figures import duration_text, several, size_text
 from peer.footprint.layout import Layout
 from peer.footprint.pace import WAITING
-from peer.free_memory import free_memory_bytes
+from peer.machine import free_memory_bytes
 from peer.net.address_book import is_circuit
 from peer.net.host import Host, open_host
 from peer.net.nat.reachability import Reachability, probe

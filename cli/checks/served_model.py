@@ -11,8 +11,8 @@ from typing import Final
 import trio
 
 from cli.checks.machine import Finding, failure
-from cli.terminal.figures import several
 from peer.errors import BarnraiseError
+from peer.figures import several
 from peer.ipc.sampling_options import Sampling
 from peer.net.flow.flow import BEAT_S, Flow
 from swarm.client.session import RunClient

@@ -10,8 +10,8 @@ from peer.data.corpus import within_memory
 from peer.data.tokenizer import ByteTokenizer
 from peer.errors import BarnraiseError
 from peer.files import temporary_folder
-from peer.free_memory import memory_bytes
 from peer.ipc.corpus_messages import LoadCorpus, OwnText
+from peer.machine import memory_bytes
 from peer.worker.corpus_client import read_text_apart
 from swarm.run.manifest import Manifest
 from swarm.run.manifest_transfer import TOKENIZER_FILE

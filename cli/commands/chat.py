@@ -18,12 +18,12 @@ from cli.combinations import refuse_without
 from cli.local_model import NamedModel, invite_to, local_model_options
 from cli.options import Number, invite_argument, template_option, wait_option, wire_option
 from cli.run import Stopped, run_until_stopped
-from cli.terminal.figures import several
 from cli.terminal.lines import say
 from cli.terminal.messages import MARK, LineMessages, Messages, can_edit
 from cli.terminal.stream import write_text
 from cli.terminal.usage import nearest
 from peer.errors import BarnraiseError, ConfigError
+from peer.figures import several
 from peer.plain_text import plain
 
 if TYPE_CHECKING:

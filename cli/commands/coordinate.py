@@ -22,7 +22,6 @@ from cli.progress.event_feed import EventFeed
 from cli.progress.progress import Progress
 from cli.run import run_until_stopped
 from cli.templates import template, with_settings
-from cli.terminal.figures import quoted
 from cli.terminal.lines import say, say_json
 from cli.terminal.passphrase import ask_passphrase
 from cli.tracking import track_option, tracked
@@ -30,6 +29,7 @@ from cli.views.live import follow, read_tails
 from cli.views.loss_picture import leave_picture
 from optim.config import EagerConfig
 from peer.errors import ConfigError, ResourceError
+from peer.figures import quoted
 from peer.net.reach import Reach
 from swarm.run.config import RunConfig, read_run_config
 from swarm.run.home import Home
@@ -273,6 +273,6 @@ def _farewell(progress: Progress, home: Path) -> str:
         export = f"`peer export {Home(home).option} --out DIR`"
         return f"The run is complete. It is kept in {home}; {export} writes the model."
     restart = f"Restart with: peer coordinate {Home(home).option}"
-    if not any(group.members for group in progress.groups.values()):
+    if not any(group.facts and group.facts.members for group in progress.groups.values()):
         return f"The run is kept in {home}. {restart}"
     return f"The run is kept in {home}; its members go on training, or wait where they need its vote. {restart}"

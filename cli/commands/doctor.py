@@ -27,9 +27,9 @@ from cli.options import (
     text_options,
 )
 from cli.run import run_until_stopped
-from cli.terminal.figures import several
 from cli.terminal.lines import LINE_MAX, say, say_json
 from cli.terminal.screen import screen
+from peer.figures import several
 from peer.footprint.layout import Compute
 from peer.ipc.corpus_messages import OwnText
 from peer.net.reach import Reach

@@ -17,13 +17,15 @@ from cli.combinations import check_one_source
 from cli.options import invite_argument, read_invite
 from cli.progress.event_tail import EventTail
 from cli.run import run_until_stopped
-from cli.terminal.figures import several
 from cli.terminal.lines import say
 from peer.bounds import Loss
+from peer.catalogue.machine import CorpusRead
+from peer.catalogue.rounds import ValEvaluated
 from peer.config import WeightType
-from peer.corpus_facts import CorpusFacts, account_in
+from peer.corpus_facts import CorpusFacts
 from peer.decoding import MALFORMED
 from peer.errors import CheckpointError, ConfigError, ResourceError
+from peer.figures import several
 from peer.files import read_bounded
 from peer.plain_text import plain
 from swarm.run.home import Home
@@ -260,12 +262,13 @@ def _noted(events: Path, number: int) -> tuple[float | None, CorpusFacts | None]
     loss: float | None = None
     corpus: CorpusFacts | None = None
     tail = EventTail(events)
-    for _, name, fields in tail.poll():
+    for _, event in tail.heard():
         with suppress(msgspec.ValidationError):
-            if name == "corpus_read":
-                corpus = msgspec.convert({**fields, "account": account_in(fields)}, CorpusFacts)
-            elif name == "val_evaluated" and fields.get("round") == number:
-                loss = msgspec.convert(fields.get("loss"), Loss | None)
+            match event:
+                case CorpusRead():
+                    corpus = CorpusFacts.of(event)
+                case ValEvaluated(round=at, loss=measured) if at == number:
+                    loss = msgspec.convert(measured, Loss | None)
     tail.close()
     return loss, corpus
 

@@ -16,11 +16,11 @@ from cli.combinations import refuse_without
 from cli.local_model import NamedModel, invite_to, local_model_options
 from cli.options import Number, template_option, wait_option, wire_option
 from cli.run import run_until_stopped
-from cli.terminal.figures import size_text
 from cli.terminal.lines import is_terminal, say, say_json
 from cli.terminal.stream import write_text
 from cli.terminal.typed_lines import whole_input
 from peer.errors import ConfigError
+from peer.figures import size_text
 
 if TYPE_CHECKING:
     from peer.ipc.block_messages import HiddenType, WireType

@@ -29,16 +29,16 @@ from cli.options import (
 from cli.progress.event_feed import EventFeed
 from cli.progress.progress import Progress
 from cli.run import leaves, run_until_stopped
-from cli.terminal.figures import several
 from cli.terminal.lines import say
 from cli.tracking import track_option, tracked
 from cli.views.live import follow, read_tails
 from cli.views.loss_picture import leave_picture
+from peer.catalogue.happening import LOWER_RATE
 from peer.errors import Diverged, NotAdmitted
+from peer.figures import several
 from peer.footprint.layout import Compute
 from peer.ipc.corpus_messages import OwnText
 from peer.net.reach import Reach
-from swarm.rounds.trainers.trained_rounds import REMEDY
 from swarm.run.home import Home
 
 if TYPE_CHECKING:
@@ -211,39 +211,40 @@ def farewell(progress: Progress) -> str:
     """Return what a run that is over has come to, as far as this peer's own steps tell; empty if a note has said it."""
     rounds = progress.rounds
     over = f"complete: round {rounds} of {rounds}" if rounds else "The run is complete"
-    row = next(iter(progress.rows.values()), None)
-    if row is None or not 0 < row.useless_round == row.round:
+    peer = next(iter(progress.peers.values()), None)
+    if peer is None or not 0 < peer.useless_round == peer.round:
         if progress.told_complete:
             return ""
         return over if rounds else f"{over}."
     return (
         f"{over}, but no step of its last round was of any use here, as their loss or gradient was NaN or infinite:"
-        f" {REMEDY}."
+        f" {LOWER_RATE}."
     )
 
 
 def what_was_kept(progress: Progress, home: Path) -> str:
     """Return what was saved, for a user who leaves; empty if there is nothing to report."""
-    row = next(iter(progress.rows.values()), None)
+    peer = next(iter(progress.peers.values()), None)
     again = f"`peer join {Home(home).option}`"
     over = progress.complete or progress.left_complete or progress.left_for_good
-    if row is not None and row.fed is not None:
-        peers = several(len(row.fed.peers), "peer")
-        read = f"Read {several(row.fed.micro_batches, 'micro-batch')} for {peers}. A feeder saves nothing."
+    if peer is not None and peer.fed is not None:
+        fed = peer.fed[1]
+        readers = several(len(fed.peers), "peer")
+        read = f"Read {several(fed.micro_batches, 'micro-batch')} for {readers}. A feeder saves nothing."
         return read if over else f"{read} Join again: {again}."
     if progress.saved is None and (progress.left_unsaved or over or not os.path.exists(Home(home).invite)):
         return ""  # an error says it, or there is nothing to join again
     if progress.saved is None:
         after = f"after round {progress.round}" if progress.round else "before the first commit of this peer"
         return f"Left {after}. No checkpoint was written: joining again ({again}) fetches the state from peers."
-    saved = progress.saved
+    saved, stage = progress.saved
     of, options, also = "", Home(home).option, ""
-    if saved.stage is not None:
-        of, options, also = f" of stage {saved.stage}", f"{options} ...", ", with a --home of each other stage,"
+    if stage is not None:
+        of, options, also = f" of stage {stage}", f"{options} ...", ", with a --home of each other stage,"
     what = f"Saved: round {saved.round}{of} in {saved.path}"
     export = f"`peer export {options} --out DIR`{also} writes a model from it."
-    if row is not None and row.stage != saved.stage:
-        return f"{what}. Nothing is saved yet of stage {row.stage}, where this peer moved. {export}"
+    if peer is not None and peer.claims.stage != stage:
+        return f"{what}. Nothing is saved yet of stage {peer.claims.stage}, where this peer moved. {export}"
     if over:
         return f"{what}. {export}"
     return f"{what}. Join again to continue from there: {again}. {export}"

@@ -20,7 +20,7 @@ from peer.config import DataConfig, InnerConfig, ModelConfig
 from peer.errors import ConfigError
 from peer.footprint.cards import CARDS
 from peer.footprint.layout import Layout
-from peer.free_memory import memory_bytes
+from peer.machine import memory_bytes
 from swarm.run.invite import PREFIX
 
 if TYPE_CHECKING:

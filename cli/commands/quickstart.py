@@ -29,11 +29,11 @@ from cli.packages import check_monitor_packages
 from cli.progress.progress import Progress
 from cli.run import stopping_by_signal
 from cli.templates import template, with_settings
-from cli.terminal.figures import number_text, quoted, several, size_text
 from cli.terminal.lines import say
 from cli.views.live import shown
 from cli.views.loss_picture import PICTURE, draw_losses
 from peer.errors import ConfigError, ResourceError, RoundError
+from peer.figures import number_text, quoted, several, size_text
 from swarm.run.config import parse_run_config
 from swarm.run.home import Home
 

@@ -13,9 +13,9 @@ import click
 
 from cli.homes import coordinator_home
 from cli.options import home_option
-from cli.terminal.figures import several
 from cli.terminal.lines import say
 from peer.errors import ConfigError, NoQuorum
+from peer.figures import several
 from swarm.run.home import Home
 
 if TYPE_CHECKING:

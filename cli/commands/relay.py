@@ -15,8 +15,8 @@ from cli.homes import default_home
 from cli.known_homes import note_home
 from cli.options import Number, amount_option, home_option, reach_options
 from cli.run import run_until_stopped
-from cli.terminal.figures import several, size_text
 from cli.terminal.lines import say, say_json
+from peer.figures import several, size_text
 from peer.net.reach import Reach
 
 if TYPE_CHECKING:

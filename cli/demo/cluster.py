@@ -67,13 +67,13 @@ class LocalCluster:
         """Start the peer with that number."""
         name = f"peer-{number}"
         arguments = ["join", str(self._invite), "--name", name, "--device", "cpu", "--threads", "1", *LOOPBACK]
-        self.progress.row(name)
+        self.progress.peer(name)
         return self._group.start(name, self._home / name, arguments, threads=1)
 
     def kill(self, victim: ChildPeer) -> None:
         """Send SIGKILL."""
         victim.kill()
-        self.progress.row(victim.name).gone = "killed"
+        self.progress.peer(victim.name).gone = "killed"
         self._mark("killed", victim, " (SIGKILL)")
 
     def add(self, number: int) -> ChildPeer:
@@ -107,8 +107,8 @@ class LocalCluster:
 
     def choose_victim(self, children: Sequence[ChildPeer]) -> ChildPeer:
         """Choose a replica of the stage that has most of these children."""
-        stages = Counter(self.progress.row(child.name).stage for child in children)
-        return max(children, key=lambda child: (stages[self.progress.row(child.name).stage], child.name))
+        stages = Counter(self.progress.peer(child.name).claims.stage for child in children)
+        return max(children, key=lambda child: (stages[self.progress.peer(child.name).claims.stage], child.name))
 
     def rounds_from_now(self, count: int) -> Callable[[], bool]:
         wanted = min(self.progress.round + count, self.rounds)

@@ -8,10 +8,10 @@ from typing import Final
 
 import msgspec
 
-from cli.progress.facts import CommitRow
 from cli.progress.micro_batch_audit import MicroBatches
-from cli.terminal.figures import number_text, several
+from peer.catalogue.rounds import RoundCommitted
 from peer.errors import ResourceError
+from peer.figures import number_text, several
 
 TRAFFIC_FACTOR_MIN: Final = 50.0
 
@@ -97,7 +97,7 @@ def ddp_bytes(parameters: int, inner_steps: int, peers: int) -> int:
 
 
 def broken_invariants(
-    commits: Mapping[str, Mapping[int, CommitRow]],
+    commits: Mapping[str, Mapping[int, RoundCommitted]],
     ended: Mapping[str, int],
     rounds: int,
     killed: Sequence[str],
@@ -135,7 +135,7 @@ def broken_invariants(
 
 
 def broken_in_pipeline(
-    commits: Iterable[CommitRow],
+    commits: Iterable[RoundCommitted],
     ended: Mapping[str, int],
     rounds: int,
     faults: Mapping[str, Sequence[str]],

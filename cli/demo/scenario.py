@@ -39,7 +39,7 @@ def play_whole(cluster: LocalCluster, peers: int) -> Scenario:
     added = _add_early(cluster, peers)
 
     def all_have_it() -> bool:  # of two members, one that dies as it commits takes that round with it
-        return progress.round > fault_round or all(progress.row(child.name).round >= fault_round for child in started)
+        return progress.round > fault_round or all(progress.peer(child.name).round >= fault_round for child in started)
 
     cluster.wait(None, f"round {fault_round} is committed", all_have_it)
     victim = started[1]
@@ -56,7 +56,7 @@ def play_pipeline(cluster: LocalCluster, peers: int) -> Scenario:
     near_end = cluster.rounds - AWAKE_AT_THE_END
 
     def stage_of(child: ChildPeer) -> int | None:
-        return progress.row(child.name).stage
+        return progress.peer(child.name).claims.stage
 
     def over(seconds: float) -> Callable[[], bool]:
         ends_at = time.monotonic() + seconds

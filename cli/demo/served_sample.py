@@ -20,6 +20,7 @@ from cli.demo.child_processes import ChildPeer, Children, children
 from cli.demo.cluster import LOOPBACK
 from cli.terminal.lines import is_terminal, say
 from cli.terminal.stream import write_text
+from peer.catalogue.serving import BlocksServed
 from peer.decoding import MALFORMED
 from peer.errors import RoundError
 from swarm.gateway.template import ChatMessage, plain_conversation
@@ -76,7 +77,7 @@ def _start(group: Children, home: Path, model: Path, layers: int, kills: bool) -
 
 def _wait_serving(server: ChildPeer) -> None:
     deadline = time.monotonic() + START_S
-    while not any(event == "blocks_served" for _, event, _ in server.events.poll()):
+    while not any(isinstance(event, BlocksServed) for _, event in server.events.heard()):
         if not server.alive or time.monotonic() > deadline:
             raise RoundError(f"{server.name} does not serve ({server.log_tail()}): read {server.home}.log")
         time.sleep(POLL_S)

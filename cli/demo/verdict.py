@@ -21,9 +21,10 @@ from cli.demo.report import (
     ddp_bytes,
 )
 from cli.demo.scenario import Scenario
+from cli.progress.losses import finite
 from cli.progress.micro_batch_audit import MicroBatches, audit
 from cli.progress.state import ViewState
-from cli.terminal.figures import several
+from peer.figures import several
 from swarm.protocol.ledger import count, without
 
 if TYPE_CHECKING:
@@ -66,9 +67,8 @@ def train_losses(view: ViewState) -> dict[int, float]:
     by_round: dict[int, list[float]] = {}
     for seen in view.commits.values():
         for number, commit in seen.items():
-            loss = commit.fields.get("loss")
-            if isinstance(loss, int | float) and math.isfinite(loss):
-                by_round.setdefault(number, []).append(float(loss))
+            if (loss := finite(commit.loss)) is not None:
+                by_round.setdefault(number, []).append(loss)
     return {number: fmean(values) for number, values in sorted(by_round.items())}
 
 
@@ -103,7 +103,7 @@ def _judge_pipeline(outcome: _Outcome) -> Report:
                 stage=stage,
                 round=head.round,
                 state_hash=head.state_hash.hex(),
-                replicas=[ids[name] for name in scenario.survivors if view.rows[name].stage == stage],
+                replicas=[ids[name] for name in scenario.survivors if view.peers[name].claims.stage == stage],
                 merged=head.tokens // manifest.data.seq_len // manifest.micro_batch,
                 lost=-(-head.ledger.lost // manifest.micro_batch),
                 uncounted=uncounted[stage],
@@ -112,14 +112,14 @@ def _judge_pipeline(outcome: _Outcome) -> Report:
         ],
         moves=[
             MoveReport(
-                peer=ids[move.name],
-                at=round(move.at - outcome.began, 3),
+                peer=ids[name],
+                at=round(at - outcome.began, 3),
                 source=move.source,
                 target=move.target,
                 reason=move.reason,
                 gain=move.gain,
             )
-            for move in view.moves
+            for name, at, move in view.moves
         ],
     )
 
@@ -160,12 +160,12 @@ def _ddp_bytes(outcome: _Outcome) -> int:
 def _traffic_factor(outcome: _Outcome) -> float:
     """Return how many times less the busiest peer sent than in an fp32 all-reduce after every inner step."""
     view = outcome.view
-    return _ddp_bytes(outcome) / max(1, *(view.rows[name].bytes_up for name in view.commits))
+    return _ddp_bytes(outcome) / max(1, *(view.peers[name].claims.bytes_up for name in view.commits))
 
 
 def _last_rounds(outcome: _Outcome) -> dict[str, int]:
     """Return each surviving peer's last round, whether it merged that round or adopted it."""
-    return {name: outcome.view.rows[name].round for name in outcome.scenario.survivors}
+    return {name: outcome.view.peers[name].round for name in outcome.scenario.survivors}
 
 
 def _audit_micro_batches(
@@ -216,8 +216,8 @@ def _broken_states(outcome: _Outcome) -> list[str]:
         of = f" of stage {stage}" if len(heads) > 1 else ""
         if part.tree.root != head.state_hash:
             broken.append(f"the checkpoint{of} on disk is not the state that was committed")
-        rows = [outcome.view.rows[name] for name in outcome.scenario.survivors]
-        final = {row.state_hash for row in rows if len(heads) == 1 or row.stage == stage} | {part.tree.root.hex()}
+        said = [outcome.view.peers[name].claims for name in outcome.scenario.survivors]
+        final = {of.state_hash for of in said if len(heads) == 1 or of.stage == stage} | {part.tree.root.hex()}
         if len(final) > 1:
             broken.append(f"the surviving peers{of} ended with {len(final)} different states")
     return broken
@@ -225,16 +225,16 @@ def _broken_states(outcome: _Outcome) -> list[str]:
 
 def _peer(outcome: _Outcome, name: str) -> PeerReport:
     scenario, view, began = outcome.scenario, outcome.view, outcome.began
-    child, row = scenario.children[name], view.rows[name]
+    child, says = scenario.children[name], view.peers[name].claims
     return PeerReport(
         name=name,
         joined=round(child.since - began, 3),
         left=None if name in scenario.survivors or child.until is None else round(child.until - began, 3),
         rounds=len(view.commits.get(name, ())),
-        state_hash=row.state_hash,
-        bytes_up=row.bytes_up,
-        bytes_down=row.bytes_down,
-        stage=row.stage,
+        state_hash=says.state_hash,
+        bytes_up=says.bytes_up,
+        bytes_down=says.bytes_down,
+        stage=says.stage,
     )
 
 

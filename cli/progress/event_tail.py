@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
+from peer.catalogue.reading import Heard, heard
 from peer.decoding import MALFORMED
 
 _CHUNK_BYTES: Final = 1 << 20
@@ -45,6 +46,12 @@ class EventTail:
             if not rotated:
                 return
             self.close()
+
+    def heard(self) -> Iterator[Heard]:
+        """Yield those of the catalogue."""
+        for at, name, fields in self.poll():
+            if (found := heard(at, name, fields)) is not None:
+                yield found
 
     def close(self) -> None:
         if self._fd is not None:

@@ -13,10 +13,13 @@ from msgspec.structs import replace
 from cli.homes import choices_in
 from cli.progress.event_tail import events_kept
 from cli.progress.losses import Losses
+from cli.progress.progress import plain_fields
+from peer.catalogue.groups import MemberJoined
+from peer.catalogue.reading import Heard, heard
+from peer.catalogue.rounds import GossipAlone, HeadAdopted, HeadSeen
 from peer.errors import BarnraiseError, ProtocolViolation
 from peer.identity import Identity
 from peer.plain_text import plain
-from swarm.membership.told_events import ToldEvent
 from swarm.protocol.agreement.proof import ProofChecker
 from swarm.protocol.agreement.records import links_in
 from swarm.protocol.head import Head
@@ -26,7 +29,7 @@ from swarm.run.agreement import agreement_config
 from swarm.run.home import Home
 from swarm.run.manifest import Manifest
 from swarm.run.manifest_transfer import load_manifest
-from swarm.status.event_words import WORDED, log_lines
+from swarm.status.event_words import log_lines
 from swarm.status.state import KeptHead, KeptHome, LossPoint
 
 _LOSSES_SHOWN: Final = 240
@@ -35,7 +38,6 @@ _EVENTS_READ: Final = 200
 _NAMES_MAX: Final = 1024
 _NAME_CHARS: Final = 64
 _HEADS_TRIED: Final = 4
-_ROUNDS: Final = ("round_committed", "head_adopted", "head_seen", "gossip_met", "gossip_alone")
 
 
 def kept_home(path: Path, run_id: str, now: float) -> KeptHome | None:
@@ -52,8 +54,8 @@ def kept_home(path: Path, run_id: str, now: float) -> KeptHome | None:
     log = _Log()
     own = identity.peer_id
     log.names[own] = "the coordinator" if manifest.authority == own else _own_name(path)
-    for at, event, fields in events_kept(path):
-        log.take(at, event, fields)
+    for at, name, fields in events_kept(path):
+        log.take(at, name, plain_fields(fields))
     is_run = isinstance(manifest, Manifest)
     heads = tuple(
         _kept(stage, head, log)
@@ -82,26 +84,29 @@ class _Log:
 
     def __init__(self) -> None:
         self.names: dict[str, str] = {}
-        self.events: deque[ToldEvent] = deque(maxlen=_EVENTS_READ)
+        self.events: deque[Heard] = deque(maxlen=_EVENTS_READ)
         self.came: dict[tuple[int, int], float] = {}
         """When each round of a stage came."""
         self.last_at: float | None = None
         self.last_round: int | None = None
         self._losses = Losses()
 
-    def take(self, at: float, event: str, fields: dict[str, object]) -> None:
+    def take(self, at: float, name: str, fields: dict[str, object]) -> None:
         if not math.isfinite(at):
             return
         self.last_at = at
-        self._losses.take(event, fields)
-        number, stage = fields.get("round"), fields.get("stage")
-        if event in _ROUNDS and isinstance(number, int):
-            self.came.setdefault((stage if isinstance(stage, int) else 0, number), at)
-            self.last_round = number
-        if event == "member_joined" and len(self.names) < _NAMES_MAX:
-            self.names[str(fields.get("peer"))] = plain(str(fields.get("name")), _NAME_CHARS)
-        if event in WORDED:
-            self.events.append(ToldEvent(at, event, fields))  # type: ignore[arg-type]  # words take any value
+        if (found := heard(at, name, fields)) is None:
+            return
+        event = found.event
+        self._losses.take(event)
+        if isinstance(event, HeadAdopted | HeadSeen | GossipAlone):
+            stage = None if isinstance(event, GossipAlone) else event.stage
+            self.came.setdefault((stage or 0, event.round), at)
+            self.last_round = event.round
+        if isinstance(event, MemberJoined) and len(self.names) < _NAMES_MAX:
+            self.names[event.peer] = plain(event.name, _NAME_CHARS)
+        if event.words(str):
+            self.events.append(found)
 
     @property
     def points(self) -> tuple[LossPoint, ...]:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
 
 from cli.progress.event_tail import events_kept
-from cli.progress.facts import finite
+from peer.catalogue.groups import MembersTold, RunEntered
+from peer.catalogue.happening import Happening
+from peer.catalogue.reading import heard
+from peer.catalogue.rounds import GossipAlone, RoundCommitted, ValEvaluated
 
-_TRAINED: Final = ("round_committed", "gossip_met", "gossip_alone", "members_told")
+
+def finite(value: float | None) -> float | None:
+    """Return a number; None for one that is none: the log has null for NaN."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 @dataclass
@@ -24,20 +29,17 @@ class Losses:
     in_bytes: bool = True
     """Whether the run reads text as bytes, so that both are in the same unit."""
 
-    def take(self, event: str, fields: Mapping[str, Any]) -> None:
+    def take(self, event: Happening) -> None:
         """Take in an event."""
-        if event == "run_entered":
-            self.run = str(fields.get("name", ""))
-            self.in_bytes = fields.get("tokenizer", "bytes") == "bytes"
-        number = fields.get("round")
-        if not isinstance(number, int):
-            return
-        if event in _TRAINED and (loss := finite(fields.get("loss"))) is not None:
-            self.training[number] = loss
-        held_out = fields.get("loss") if event == "val_evaluated" else fields.get("val_loss")
-        measured = fields.get("val_round", number)  # what a coordinator is told may be of an earlier round
-        if (loss := finite(held_out)) is not None and isinstance(measured, int):
-            self.held_out[measured] = loss
+        if isinstance(event, RunEntered):
+            self.run, self.in_bytes = event.name, event.tokenizer in ("", "bytes")
+        if isinstance(event, RoundCommitted | GossipAlone | MembersTold) and (loss := finite(event.loss)) is not None:
+            self.training[event.round] = loss
+        if isinstance(event, ValEvaluated) and (loss := finite(event.loss)) is not None:
+            self.held_out[event.round] = loss
+        if isinstance(event, MembersTold) and (loss := finite(event.val_loss)) is not None:
+            of = event.round if event.val_round is None else event.val_round  # it may be of an earlier round
+            self.held_out[of] = loss
 
     def __bool__(self) -> bool:
         return bool(self.training or self.held_out)
@@ -46,6 +48,7 @@ class Losses:
 def losses_in(home: Path) -> Losses:
     """Return what the event log in `home` tells of the losses, in all sessions that it still holds."""
     losses = Losses()
-    for _, event, fields in events_kept(home):
-        losses.take(event, fields)
+    for at, name, fields in events_kept(home):
+        if (found := heard(at, name, fields)) is not None:
+            losses.take(found.event)
     return losses

@@ -5,17 +5,18 @@ This is the one place where a view meets an event. Whatever a field holds, the p
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
-from cli.progress.facts import Fields
 from cli.progress.groups import GROUP_EVENTS
 from cli.progress.peers import PEER_EVENTS
-from cli.progress.pipeline import PIPELINE_EVENTS
 from cli.progress.state import ViewState
+from peer.catalogue.reading import happening
 from peer.plain_text import plain
 
-_HANDLERS: Final = {**PEER_EVENTS, **GROUP_EVENTS, **PIPELINE_EVENTS}
+_HANDLERS: Final = {**PEER_EVENTS, **GROUP_EVENTS}
+_NOTE_CHARS_MAX: Final = 2048  # the account of a corpus is long
 
 
 @dataclass
@@ -25,28 +26,27 @@ class Progress(ViewState):
     odd: set[str] = field(default_factory=set)
     """The names of events that could not be shown."""
 
-    def apply(self, name: str, event: str, at: float, fields: Fields) -> None:
-        """Take in one event of the peer called `name`, its texts as plain ones. Unknown events are ignored, and so is
-        one whose fields are not what it should have, with a note the first time."""
-        row = self.row(plain(name))
-        handler = _HANDLERS.get(event)
-        if handler is None:
-            return
+    def apply(self, name: str, event: str, at: float, fields: Mapping[str, Any]) -> None:
+        """Take in one event of the peer called `name`, its texts as plain ones. Events that are not in the catalogue
+        are ignored, and so is one whose fields are not what it should have, with a note the first time."""
+        peer = self.peer(plain(name))
         try:
-            handler(self, row, at, _plain_fields(fields))
+            found = happening(event, plain_fields(fields))
+            if found is None:
+                return
+            handler = _HANDLERS.get(type(found))
+            is_news = handler(self, peer, at, found) if handler is not None else not found.in_log_only
+            if is_news and (sentence := found.sentence(peer.name, self.name_of)):
+                self.note(plain(sentence, _NOTE_CHARS_MAX))
         except OSError:
             raise  # the terminal is gone
         except Exception as error:  # noqa: BLE001  a fault of a view must not end the peer
             if event not in self.odd:
                 self.odd.add(event)
                 what = plain(f"{type(error).__name__}: {error}")
-                self.note(f"{row.name}: its event {event!r} cannot be shown ({what}); it goes on without")
+                self.note(f"{peer.name}: its event {event!r} cannot be shown ({what}); it goes on without")
 
 
-def _plain_fields(fields: Fields) -> Fields:
-    """Return the fields with plain texts. Raises ValueError for a stage that is none: rows and groups have it as a
-    key."""
-    stage = fields.get("stage")
-    if stage is not None and (not isinstance(stage, int) or isinstance(stage, bool)):
-        raise ValueError(f"{stage!r} is no stage")
+def plain_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields with plain texts."""
     return {key: plain(value) if isinstance(value, str) else value for key, value in fields.items()}

@@ -4,14 +4,27 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from cli.progress.facts import Fields
-from cli.terminal.figures import NOTHING, duration_text, size_text
-from peer.plain_text import plain
+from cli.progress.progress import plain_fields
+from peer.catalogue.happening import Happening
+from peer.catalogue.machine import WorkerDied, WorkerReady
+from peer.catalogue.reading import happening
+from peer.catalogue.serving import (
+    BlocksServed,
+    CommitServed,
+    CommitUnserved,
+    LoadChanged,
+    LoadingBegun,
+    LoadingEnded,
+    LoadingProgress,
+    ModelEntered,
+    ServerMoves,
+)
+from peer.figures import duration_text, size_text
 
 SECONDS: Final = 5.0
 """The time of which the rate of tokens is."""
@@ -21,13 +34,6 @@ _DOING: Final = {
     "check": ("Checking the weights", "Checked the weights"),
     "fetch": ("Fetching the weights", "Fetched the weights"),
     "load": ("Loading the blocks", "Loaded the blocks"),
-}
-_NOTES: Final = {
-    "model_entered": "{chat_template}",
-    "worker_died": "The worker has died ({cause}); a new one starts.",
-    "commit_served": "Serving the commit of round {round}.",
-    "commit_unserved": "The commit of round {round} cannot be served ({reason}): waiting for the next one.",
-    "server_moves": "Other blocks need this machine more: moving to {first} to {end}.",
 }
 
 
@@ -79,8 +85,8 @@ class ServedBlocks:
     """The blocks that are served now, first and the one behind the last."""
     served_at: float | None = None
     """When it began to serve, Unix time; None before."""
-    load: dict[str, float] = field(default_factory=dict)
-    """The last `load_changed`."""
+    load: LoadChanged = field(default_factory=LoadChanged)
+    """What it told of its load last."""
     loading: LoadingRow | None = None
     moves: int = 0
     address: str = ""
@@ -92,30 +98,38 @@ class ServedBlocks:
     _counts: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_COUNTS_MAX))
     """Tokens by the time when they were counted."""
 
-    def apply(self, name: str, event: str, at: float, fields: Fields) -> None:
+    def apply(self, name: str, event: str, at: float, fields: Mapping[str, Any]) -> None:
         """Take in one event. Those of no interest to a person are ignored, and so is one whose fields are not what it
         should have: a worker has sent some of them."""
-        with suppress(ArithmeticError, KeyError, TypeError, ValueError):
-            self._apply(event, at, fields)
+        with suppress(ArithmeticError, ValueError):
+            self._apply(happening(event, plain_fields(fields)), at)
 
-    def _apply(self, event: str, at: float, fields: Fields) -> None:
-        fields = {key: plain(value) if isinstance(value, str) else value for key, value in fields.items()}
-        if event in _NOTES:
-            self.note(_NOTES[event].format_map(_Fields(fields)))
-        if event == "model_entered":
-            self.name, self.blocks = str(fields.get("name", "")), int(fields.get("blocks") or 0)
-        elif event == "blocks_served":
-            self.span, self.loading = (int(fields["first"]), int(fields["end"])), None
-            self.served_at = self.served_at or at
-        elif event == "server_moves":
-            self.span, self.moves = None, self.moves + 1
-        elif event == "load_changed":
-            self.load = {key: float(value) for key, value in fields.items()}
-            self._counts.append((at, self.load.get("tokens", 0.0)))
-        elif event.startswith("loading_"):
-            self._follow(event, at, fields)
-        elif event == "worker_ready" and self.loading is not None and not self.loading.has_begun:
-            self.loading = None
+    def _apply(self, event: Happening | None, at: float) -> None:
+        match event:
+            case ModelEntered():
+                self.note(event.chat_template)
+                self.name, self.blocks = event.name, event.blocks
+            case WorkerDied():
+                self.note(f"The worker has died ({event.cause}); a new one starts.")
+            case CommitServed():
+                self.note(f"Serving the commit of round {event.round}.")
+            case CommitUnserved():
+                self.note(
+                    f"The commit of round {event.round} cannot be served ({event.reason}): waiting for the next one."
+                )
+            case BlocksServed():
+                self.span, self.loading = (event.first, event.end), None
+                self.served_at = self.served_at or at
+            case ServerMoves():
+                self.note(f"Other blocks need this machine more: moving to {event.first} to {event.end}.")
+                self.span, self.moves = None, self.moves + 1
+            case LoadChanged():
+                self.load = event
+                self._counts.append((at, event.tokens))
+            case LoadingBegun() | LoadingProgress() | LoadingEnded():
+                self._follow(event, at)
+            case WorkerReady() if self.loading is not None and not self.loading.has_begun:
+                self.loading = None
 
     @property
     def tokens_per_s(self) -> float:
@@ -126,31 +140,24 @@ class ServedBlocks:
             return 0.0
         return max(0.0, self._counts[-1][1] - (before[-1] if before else self._counts[0][1])) / SECONDS
 
-    def _follow(self, event: str, at: float, fields: Fields) -> None:
-        phase, size_bytes = str(fields.get("phase", "")), int(fields.get("size_bytes") or 0)
-        if event == "loading_ended":
+    def _follow(self, event: LoadingBegun | LoadingProgress | LoadingEnded, at: float) -> None:
+        phase, size_bytes = event.phase, event.size_bytes
+        if isinstance(event, LoadingEnded):
             if self.loading is not None:
-                took = duration_text(round(float(fields.get("seconds") or 0.0), 1))
+                took = duration_text(round(event.seconds, 1))
                 self._tell(f"{_DOING.get(phase, (phase, phase))[1]}: {size_text(size_bytes)} in {took}.")
             self.loading = None
             return
         if self.loading is None or self.loading.phase != phase:
             self.loading = LoadingRow(phase, size_bytes, at)
-        if event == "loading_begun":
+        if isinstance(event, LoadingBegun):
             self.loading.has_begun = True
             self._tell(f"{self.loading.doing}: {size_text(size_bytes)} ...")
         else:
-            self.loading.done_bytes, self.loading.at = int(fields.get("done_bytes") or 0), at
+            self.loading.done_bytes, self.loading.at = event.done_bytes, at
             self.loading.size_bytes = size_bytes
 
     def _tell(self, line: str) -> None:
         """Say a line about a phase, unless blocks are served meanwhile: a run has a commit every few seconds."""
         if self.say is not None and self.span is None:
             self.say(line)
-
-
-class _Fields(dict[str, Any]):
-    """An event's fields; one that is missing is shown as such."""
-
-    def __missing__(self, key: str) -> str:
-        return NOTHING

@@ -10,15 +10,25 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
+from msgspec.structs import replace
+
 from cli.progress.curve import LossCurve
-from cli.progress.facts import CommitRow, Fields, GroupRow, MoveRow, Row, Saved
+from cli.progress.live_peer import LivePeer
 from cli.progress.micro_batch_audit import AuditTrail
+from peer.catalogue.machine import CheckpointSaved
+from peer.catalogue.rounds import RoundCommitted
+from peer.catalogue.stages import MoveStarted
 from swarm.run.home import Home
+from swarm.status.state import StageClaims, StageFacts, StageSeen, StageState
 
 NOTES_MAX: Final = 6
 ROUNDS_MAX: Final = 64  # of a run that may last months
 PEERS_MAX: Final = 1024
 _REMEMBERED: Final = 8  # rounds
+COMPLETE: Final = "complete"
+"""The phase of a group whose last round is committed."""
+WAITING: Final = "waiting for peers"
+"""The phase of one that has not begun."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +82,7 @@ class RoundPace:
 
 @dataclass
 class ViewState:
-    """Rows, groups, commits and notes of a run.
+    """Peers, groups, commits and notes of a run.
 
     Only the last rounds are kept, unless `keeps_all` asks for all of them, as a report needs.
     """
@@ -82,19 +92,20 @@ class ViewState:
     stages: int = 1
     rounds: int = 0
     """How many the run has; 0: no end, or not known yet."""
-    rows: dict[str, Row] = field(default_factory=dict)
-    """Peers by name."""
-    groups: dict[int | None, GroupRow] = field(default_factory=dict)
-    """Groups by stage, as the coordinator sees them."""
-    commits: dict[str, dict[int, CommitRow]] = field(default_factory=dict)
-    """Commits by peer name and round."""
+    peers: dict[str, LivePeer] = field(default_factory=dict)
+    """By name."""
+    groups: dict[int | None, StageState] = field(default_factory=dict)
+    """By stage, None for a group of the whole model: as the coordinator sees them."""
+    commits: dict[str, dict[int, RoundCommitted]] = field(default_factory=dict)
+    """By peer name and round."""
     val_losses: dict[int, float] = field(default_factory=dict)
     """Held-out loss by round, nats per byte or token; NaN where it was no number. The first report of a round
     is kept."""
     discarded: dict[tuple[int | None, int], str] = field(default_factory=dict)
     """Reasons by (stage, round)."""
     notes: deque[str] = field(default_factory=lambda: deque(maxlen=NOTES_MAX))
-    saved: Saved | None = None
+    saved: tuple[CheckpointSaved, int | None] | None = None
+    """The last checkpoint on disk, and the stage that it is of."""
     left_unsaved: bool = False
     """Whether a peer that no other peer could stand in for left without a checkpoint of its last commit."""
     told_complete: bool = False
@@ -111,15 +122,18 @@ class ViewState:
     loss_curve: LossCurve = field(default_factory=LossCurve)
     """Of the training loss by round, of the peer that told of it first."""
     homes: dict[str, Path] = field(default_factory=dict)
-    """Of peers by the name of their row, as far as they are of this machine and known."""
+    """Of peers by name, as far as they are of this machine and known."""
     names: dict[str, str] = field(default_factory=dict)
     """Names by peer id."""
-    moves: list[MoveRow] = field(default_factory=list)
+    moves: list[tuple[str, float, MoveStarted]] = field(default_factory=list)
+    """Who moves, and since when, Unix time."""
     audit_trail: AuditTrail = field(default_factory=AuditTrail)
     reached: dict[int, int] = field(default_factory=dict)
     """Newest round by stage."""
     missed: set[str] = field(default_factory=set)
     """Ids of peers that another peer no longer hears."""
+    fullest: dict[int | None, int] = field(default_factory=dict)
+    """By group: contributions for which the fullest roster so far had no room."""
     pinned: str = ""
     """A line that stands above the table, where the view is never cut."""
     now: Callable[[], float] = time.time
@@ -127,22 +141,29 @@ class ViewState:
     say: Callable[[str], None] | None = None
     """Called with each note as a plain line where there is no terminal to redraw."""
 
-    def row(self, name: str) -> Row:
-        return self.rows.setdefault(name, Row(name))
+    def peer(self, name: str) -> LivePeer:
+        if name not in self.peers:
+            self.peers[name] = LivePeer(name)
+        return self.peers[name]
 
     def name_of(self, peer: str) -> str:
         """Return the peer's name, or the end of its id."""
         return self.names.get(peer) or peer[-8:]
 
-    def home_option(self, row: Row) -> str:
+    def home_option(self, peer: LivePeer) -> str:
         """Return what names the peer's home in a command."""
-        home = self.homes.get(row.name)
+        home = self.homes.get(peer.name)
         return "--home DIR" if home is None else Home(home).option
 
-    def group_of(self, fields: Fields) -> GroupRow:
-        """Return the group that an event is about."""
-        stage = fields.get("stage")
-        return self.groups.setdefault(stage, GroupRow(stage))
+    def group(self, stage: int | None, phase: str = "", **facts: int) -> StageState:
+        """Return the group of a stage, after changes to its phase and facts."""
+        group = self.groups.get(stage) or _not_begun(stage)
+        if phase:
+            group = replace(group, claims=replace(group.claims, phase=phase))
+        if facts:
+            group = replace(group, facts=replace(group.facts or _NO_FACTS, **facts))
+        self.groups[stage] = group
+        return group
 
     def note(self, text: str) -> None:
         """Add a line under the table."""
@@ -162,15 +183,15 @@ class ViewState:
         """The newest round of any peer; with several `stages`, the newest that every stage has committed."""
         if self.stages > 1:
             return min(self.reached.get(stage, 0) for stage in range(self.stages))
-        return max((row.round for row in self.rows.values()), default=0)
+        return max((peer.round for peer in self.peers.values()), default=0)
 
     @property
     def complete(self) -> bool:
         """Whether the coordinator has seen the last round of every group."""
-        return bool(self.groups) and all(group.complete for group in self.groups.values())
+        return bool(self.groups) and all(group.claims.phase == COMPLETE for group in self.groups.values())
 
-    def keep_move(self, move: MoveRow) -> None:
-        self.moves.append(move)
+    def keep_move(self, name: str, at: float, move: MoveStarted) -> None:
+        self.moves.append((name, at, move))
         if not self.keeps_all:
             del self.moves[:-ROUNDS_MAX]
 
@@ -178,3 +199,17 @@ class ViewState:
         """Drop the oldest rounds."""
         while len(by_round) > ROUNDS_MAX and not self.keeps_all:
             del by_round[next(iter(by_round))]
+
+
+_NO_FACTS: Final = StageFacts(round=0, term=0, tokens=0, state_hash="", members=0, quorum=0, absent=0, learners=0)
+
+
+def _not_begun(stage: int | None) -> StageState:
+    return StageState(
+        stage=stage or 0,
+        first=0,
+        end=0,
+        facts=None,
+        seen=StageSeen(answering=0, margin=None, commit_age_s=None, round_s=None),
+        claims=StageClaims(replicas=0, arriving=0, rate=0.0, queue=None, phase=WAITING),
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cli.terminal.figures import NOTHING, duration_text, held_out_text, number_text
+from peer.figures import NOTHING, duration_text, held_out_text, number_text
 from peer.plain_text import plain
 
 if TYPE_CHECKING:

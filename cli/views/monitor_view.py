@@ -10,11 +10,11 @@ from rich.cells import cell_len
 from rich.console import Group
 from rich.text import Text
 
-from cli.terminal.figures import NOTHING, held_out_text, number_text, several, size_text
 from cli.views.kept_home import kept_lines
 from cli.views.table import fitting
+from peer.catalogue.happening import LOWER_RATE
+from peer.figures import NOTHING, held_out_text, number_text, several, size_text
 from peer.plain_text import plain
-from swarm.rounds.trainers.trained_rounds import REMEDY
 
 if TYPE_CHECKING:
     from swarm.status.state import MemberClaims, MemberState, MonitorState, RoundState, Verdict
@@ -292,7 +292,7 @@ def _skipped_text(name: str, claims: MemberClaims) -> str:
     which = "all" if claims.skipped == claims.steps else f"{claims.skipped} of"
     return (
         f"{name} skipped {which} {several(claims.steps, 'step')} of its last round, whose loss or gradient was NaN or"
-        f" infinite: {REMEDY}"
+        f" infinite: {LOWER_RATE}"
     )
 
 

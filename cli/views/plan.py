@@ -8,8 +8,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from cli.terminal.figures import several, size_text
 from cli.terminal.screen import table_screen
+from peer.figures import several, size_text
 
 if TYPE_CHECKING:
     from swarm.placement.machine_plan import MachinePlan, StageNeed

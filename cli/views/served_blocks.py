@@ -7,7 +7,7 @@ from rich.text import Text
 
 from cli.progress.served_blocks import LoadingRow, ServedBlocks
 from cli.terminal.fact_lines import FactLines, Part, bar
-from cli.terminal.figures import duration_text, several, size_text
+from peer.figures import duration_text, several, size_text
 
 
 def served_blocks_view(seen: ServedBlocks, width: int) -> RenderableType:
@@ -32,15 +32,13 @@ def served_blocks_lines(seen: ServedBlocks, ascii_only: bool = False) -> list[tu
         lines.append(("now", ["starting" if seen.served_at is None else "moving to other blocks"]))
     if seen.served_at is None:
         return lines
-    load = {name: int(value) for name, value in seen.load.items()}
-    waiting = load.get("waiting_tokens", 0)
-    users = [several(load.get("sessions", 0), "session"), several(load.get("clients", 0), "client")]
-    lines.append(("use", [*users, f"{several(waiting, 'token')} waiting"]))
-    speed: list[Part] = [f"{seen.tokens_per_s:,.1f} tokens/s", f"{load.get('tokens', 0):,} tokens so far"]
-    step_ms = seen.load.get("step_ms", 0.0)
-    lines.append(("speed", [*speed, f"{step_ms:.1f} ms a step"] if step_ms else speed))
-    if pages := load.get("pages", 0):
-        free = load.get("pages_free", 0)
+    load = seen.load
+    users = [several(load.sessions, "session"), several(load.clients, "client")]
+    lines.append(("use", [*users, f"{several(load.waiting_tokens, 'token')} waiting"]))
+    speed: list[Part] = [f"{seen.tokens_per_s:,.1f} tokens/s", f"{load.tokens:,} tokens so far"]
+    lines.append(("speed", [*speed, f"{load.step_ms:.1f} ms a step"] if load.step_ms else speed))
+    if pages := load.pages:
+        free = load.pages_free
         lines.append(("room", [f"{100 * free // pages} % free", f"{free:,} of {pages:,} pages of 16 tokens"]))
     up: list[Part] = [duration_text(float(int(seen.now() - seen.served_at)))]
     lines.append(("up", [*up, several(seen.moves, "move")] if seen.moves else up))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from rich.box import HEAVY_HEAD, SIMPLE_HEAD
@@ -10,10 +10,11 @@ from rich.console import Group, JustifyMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from cli.progress.facts import GroupRow, Row
+from cli.progress.live_peer import LivePeer
 from cli.progress.state import ViewState
-from cli.terminal.figures import NOTHING, held_out_text, number_text, size_text
 from cli.views.card import peer_card, run_card
+from peer.figures import NOTHING, held_out_text, number_text, size_text
+from swarm.status.state import StageState
 
 _WHOLE: Final = ("peer", "round", "members", "phase", "loss", "held out", "up", "down", "state")
 _PIPELINE: Final = ("peer", "stage", "round", "batch/s", "queue", "phase", "loss", "held out")  # 80 columns wide
@@ -32,23 +33,22 @@ _BESIDE: Final = 3  # a rule, and a space on either side of the text
 
 def live_view(view: ViewState, width: int) -> RenderableType:
     """Return the table for a terminal of `width` columns, the pinned line above it and the notes below."""
-    rows = list(view.rows.values())
-    if len(rows) == 1 and (rows[0].role != "coordinator" or view.groups.keys() <= {None}):
-        table: RenderableType = peer_card(view, rows[0])
+    shown = list(view.peers.values())
+    if len(shown) == 1 and (shown[0].claims.role != "coordinator" or view.groups.keys() <= {None}):
+        table: RenderableType = peer_card(view, shown[0])
     else:
-        peers = [row for row in rows if row.role != "coordinator"]
+        peers = [peer for peer in shown if peer.claims.role != "coordinator"]
         several = _peers(view.title, peers, width) if peers else _groups(view) if view.groups else Text(view.title)
         table = Group(several, run_card(view))
     pinned = [Text(view.pinned)] if view.pinned else []  # on top: a terminal that is too low cuts the end
     return Group(*pinned, table, *(Text(note, style="dim") for note in view.notes))
 
 
-def _peers(title: str, rows: Iterable[Row], width: int) -> Table:
+def _peers(title: str, peers: Sequence[LivePeer], width: int) -> Table:
     """Return a table with one line a peer, and as many columns as `width` has room for."""
-    rows = list(rows)
-    pipelined = any(row.pipelined for row in rows)
-    named = min(_LONGEST_NAME, max((len(row.name) for row in rows), default=0))
-    held_out = max((len(_cells(row)["held out"]) for row in rows), default=0)
+    pipelined = any(peer.pipelined for peer in peers)
+    named = min(_LONGEST_NAME, max(len(peer.name) for peer in peers))
+    held_out = max(len(_cells(peer)["held out"]) for peer in peers)
     least = {**_LEAST, "peer": max(_LEAST["peer"], named), "held out": max(_LEAST["held out"], held_out)}
     columns = fitting(_PIPELINE if pipelined else _WHOLE, least, width)
     table = Table(title=title, title_justify="left", expand=False, box=SIMPLE_HEAD if pipelined else HEAVY_HEAD)
@@ -56,9 +56,9 @@ def _peers(title: str, rows: Iterable[Row], width: int) -> Table:
         wraps = column in _WRAPPED
         justify: JustifyMethod = "left" if column in _LEFT else "right"
         table.add_column(column, justify=justify, no_wrap=not wraps, min_width=least[column] if wraps else None)
-    for row in rows:
-        cells = _cells(row)
-        table.add_row(*(cells[column] for column in columns), style="red" if row.gone else "")
+    for peer in peers:
+        cells = _cells(peer)
+        table.add_row(*(cells[column] for column in columns), style="red" if peer.gone else "")
     return table
 
 
@@ -81,48 +81,49 @@ def fitting(
 
 def _groups(view: ViewState) -> Table:
     """Return a table with one line a group."""
-    groups = sorted(view.groups.values(), key=lambda group: -1 if group.stage is None else group.stage)
-    columns = ("stage", "round", "members", "phase") if any(g.stage is not None for g in groups) else _WHOLE[1:4]
+    staged = any(stage is not None for stage in view.groups)
+    columns = ("stage", "round", "members", "phase") if staged else _WHOLE[1:4]
     table = Table(title=view.title, title_justify="left", expand=False, box=SIMPLE_HEAD)
     for column in columns:
         table.add_column(column, justify="left" if column in _LEFT else "right")
-    for group in groups:
+    for group in sorted(view.groups.values(), key=lambda group: group.stage):
         cells = _group_cells(group)
         table.add_row(*(cells[column] for column in columns))
     return table
 
 
-def _cells(row: Row) -> dict[str, str]:
+def _cells(peer: LivePeer) -> dict[str, str]:
     """Return the text of each column."""
-    known = row.round or row.state_hash  # round 0 counts
-    at_stage = row.stage is not None
+    says = peer.claims
+    at_stage, speed = says.stage is not None, says.speed or 0.0
     return {
-        "peer": row.name,
-        "stage": str(row.stage) if at_stage else NOTHING,
-        "batch/s": f"{row.rate:.1f}" if at_stage or row.role == "feeder" else NOTHING,
-        "queue": f"{row.queue:.0f}" if at_stage else NOTHING,
-        "round": str(row.round) if known else NOTHING,
-        "members": str(row.members or ""),
-        "phase": row.gone or _phase(row),
-        "loss": number_text(row.loss),
-        "held out": held_out_text(row.val_loss, row.val_round),
-        "up": size_text(row.bytes_up),
-        "down": size_text(row.bytes_down),
-        "state": row.state_hash[:8],
+        "peer": peer.name,
+        "stage": str(says.stage) if at_stage else NOTHING,
+        "batch/s": f"{speed:.1f}" if at_stage or says.role == "feeder" else NOTHING,
+        "queue": f"{says.queue or 0:.0f}" if at_stage else NOTHING,
+        "round": str(peer.round) if peer.round or says.state_hash else NOTHING,  # round 0 counts
+        "members": str(peer.members or ""),
+        "phase": peer.gone or _phase(peer),
+        "loss": number_text(says.loss),
+        "held out": held_out_text(says.val_loss, says.val_round),
+        "up": size_text(says.bytes_up),
+        "down": size_text(says.bytes_down),
+        "state": says.state_hash[:8],
     }
 
 
-def _phase(row: Row) -> str:
-    work = row.work
-    if work is None or not work.steps or row.doing != "training":
-        return row.doing
+def _phase(peer: LivePeer) -> str:
+    work = peer.work
+    if work is None or not work.steps or peer.doing != "training":
+        return peer.doing
     return f"step {work.done}/{work.steps}"
 
 
-def _group_cells(group: GroupRow) -> dict[str, str]:
+def _group_cells(group: StageState) -> dict[str, str]:
+    facts = group.facts
     return {
-        "stage": NOTHING if group.stage is None else str(group.stage),
-        "round": str(group.round),
-        "members": str(group.members),
-        "phase": group.phase,
+        "stage": str(group.stage),
+        "round": str(facts.round if facts else 0),
+        "members": str(facts.members if facts else 0),
+        "phase": group.claims.phase,
     }

@@ -18,7 +18,7 @@ from blake3 import blake3
 from torch import Tensor
 
 from peer.bounds import Hash, Number
-from peer.cores import usable_cores
+from peer.machine import usable_cores
 
 HASH_BYTES: Final = 32
 MIN_CHUNK: Final = 64 << 10

@@ -19,6 +19,7 @@ from typing import Final
 
 import trio
 
+from peer.catalogue.machine import CheckpointFailed, CheckpointSaved, CheckpointSkipped
 from peer.checkpoint.checkpoint_file import (
     MANIFEST,
     TEMPORARY,
@@ -123,7 +124,7 @@ class CheckpointStore:
                 return load_checkpoint(entry.path, self._run_id, self._identity.peer_id)
             except CheckpointError as error:
                 self._corrupt.add(entry.sequence)
-                self._events.emit("checkpoint_skipped", path=str(entry.path), reason=str(error))
+                self._events.emit(CheckpointSkipped(path=str(entry.path), reason=str(error)))
         return None
 
     def _write(self, round: int, head: bytes, state: StateGeneration, layout: FlatLayout) -> bool:
@@ -144,11 +145,11 @@ class CheckpointStore:
                     continue
                 sentence = _sentence(error, self._directory) if isinstance(error, OSError) else str(error)
                 reason = f"{sentence}; training continues without new checkpoints"
-                self._events.emit("checkpoint_failed", round=round, reason=reason)
+                self._events.emit(CheckpointFailed(round=round, reason=reason))
                 return False
         self._retire()
         seconds = time.monotonic() - started
-        self._events.emit("checkpoint_saved", round=round, path=str(path), size_bytes=size, seconds=seconds)
+        self._events.emit(CheckpointSaved(round=round, path=str(path), size_bytes=size, seconds=seconds))
         return True
 
     def _make_room(self, wanted_bytes: int) -> None:
@@ -179,7 +180,7 @@ class CheckpointStore:
             shutil.rmtree(trash)
         except OSError as error:
             reason = f"an old checkpoint cannot be deleted: {_sentence(error, self._directory)}"
-            self._events.emit("checkpoint_failed", round=entry.round, reason=reason)
+            self._events.emit(CheckpointFailed(round=entry.round, reason=reason))
             return False
         self._events.emit("checkpoint_deleted", round=entry.round, reason=reason)
         return True

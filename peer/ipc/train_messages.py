@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 import msgspec
 
 from peer.bounds import Number, Seconds
@@ -13,9 +11,6 @@ from peer.footprint.step_size import StepSize
 from peer.ipc.corpus_messages import LoadCorpus
 from peer.ipc.inner_options import InnerRunOptions
 from peer.ipc.messages import Command, VectorFds
-
-SMALLER: Final = "micro_batch_halved"
-"""The event of a worker whose memory ran out, with the fields of the StepSize that it continues with."""
 
 
 class LoadTrain(msgspec.Struct, frozen=True, tag="load_train", kw_only=True):

@@ -16,6 +16,7 @@ from typing import Final
 import msgspec
 import trio
 
+from peer.catalogue.groups import PeerRecovered, PeerSuspect
 from peer.errors import DeadlineExceeded, NetworkError, ProtocolViolation, RemoteError
 from peer.events import EventLog
 from peer.net.connections import Connections
@@ -189,14 +190,14 @@ class Heartbeat:
         if peer not in self._suspects:
             self._suspects.add(peer)
             self._announce()
-            self._events.emit("peer_suspect", peer=peer)
+            self._events.emit(PeerSuspect(peer=peer))
         await self._connections.abort(peer)
 
     def _recover(self, peer: str) -> None:
         if peer in self._suspects:
             self._suspects.discard(peer)
             self._announce()
-            self._events.emit("peer_recovered", peer=peer)
+            self._events.emit(PeerRecovered(peer=peer))
 
     def _announce(self) -> None:
         self._changed.notify()

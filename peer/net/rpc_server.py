@@ -17,6 +17,7 @@ import msgspec
 import trio
 
 from peer import faults
+from peer.catalogue.machine import Bug
 from peer.decoding import MALFORMED, told
 from peer.errors import BarnraiseError, ConnectionLost, NotAdmitted, ProtocolViolation, TooLarge
 from peer.events import EventLog, PenaltyLog
@@ -346,7 +347,7 @@ class RpcServer:
             return self._bug(method, repr(error), traceback.format_exc())
 
     def _bug(self, method: Method[Any, Any], error: str, trace: str) -> Outcome:
-        self._events.emit("bug", where=method.name, error=error, trace=trace.splitlines()[-_TRACE_LINES:])
+        self._events.emit(Bug(where=method.name, error=error, trace=tuple(trace.splitlines()[-_TRACE_LINES:])))
         return Outcome(INTERNAL, f"a bug in {method.name}; that peer's events have the details", None, _NOTHING)
 
     async def _refuse(self, frames: Frames, refused: _Refused) -> None:

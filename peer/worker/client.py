@@ -14,12 +14,13 @@ from typing import TypeVar
 import msgspec
 import trio
 
+from peer.catalogue.machine import MicroBatchHalved
 from peer.decoding import MALFORMED
 from peer.events import Event
 from peer.footprint.step_size import StepSize
 from peer.ipc.inner_options import InnerRunOptions
 from peer.ipc.messages import Command, Stop
-from peer.ipc.train_messages import SMALLER, InnerResult, LoadTrain, RunEvaluate, RunEvaluateDelta, RunInner
+from peer.ipc.train_messages import InnerResult, LoadTrain, RunEvaluate, RunEvaluateDelta, RunInner
 from peer.worker.commands import WorkerCommands
 from peer.worker.config import WorkerBuffers, WorkerConfig
 
@@ -137,7 +138,7 @@ class WorkerGroup(WorkerCommands):
 
     def _note(self, event: Event) -> None:
         """Let the next group begin with the micro-batches that this one has come to: it may have ended for them."""
-        if event.name == SMALLER:
+        if event.name == MicroBatchHalved.event_name():
             with suppress(*MALFORMED):  # a worker said so
                 self._step_size = msgspec.convert(event.fields, StepSize)
 

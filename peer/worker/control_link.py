@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from peer.catalogue.happening import Happening
 from peer.errors import StageReason
 from peer.ipc.first_message import FirstMessage
 from peer.ipc.messages import (
@@ -88,8 +89,9 @@ class ControlLink:
         """Answer the command with a refusal."""
         self.send(refusal_of(command, message, reason))
 
-    def emit(self, name: str, /, **fields: str | int | float | bool | None) -> None:
+    def emit(self, event: str | Happening, /, **fields: str | int | float | bool | None) -> None:
         """Have the network process emit an event."""
+        name, fields = (event, fields) if isinstance(event, str) else event.stream_form()
         self.send(WorkerEvent(name, fields))
 
     def send(self, message: FromWorker) -> None:

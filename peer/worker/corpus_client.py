@@ -7,13 +7,13 @@ from typing import Final
 
 import trio
 
-from peer.cores import usable_cores
 from peer.corpus_facts import CorpusFacts
 from peer.data.corpus import Corpus, has_packed_text, load_corpus, map_ids
 from peer.data.tokenizer import BYTES, ByteTokenizer, Ids
 from peer.errors import ConfigError, WorkerError
 from peer.ipc.corpus_messages import LoadCorpus
 from peer.ipc.messages import CorpusFiles, ModelLoaded
+from peer.machine import usable_cores
 from peer.worker.config import WorkerConfig
 from peer.worker.process import WorkerProcess, handshake, make_private
 

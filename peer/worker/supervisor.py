@@ -11,13 +11,13 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-import msgspec
 import trio
 
+from peer.catalogue.machine import WorkerDied, WorkerFailed, WorkerReady
 from peer.confinement.private_network import MACHINES, open_private_network
-from peer.cores import usable_cores
 from peer.errors import ConfigError, ResourceError, StageRefused, WorkerError
 from peer.ipc.messages import Beat, Command, ModelLoaded, Stop, WorkerEvent, WorkerReply
+from peer.machine import usable_cores
 from peer.worker.launch import WorkerLaunch
 from peer.worker.process import WorkerProcess, handshake
 
@@ -172,7 +172,7 @@ class Supervisor:
             if not self.workers:
                 await self._restart()
             worker, cause = await self._serve(self.workers)
-            self._launch.events.emit("worker_died", pid=worker.pid, cause=cause)
+            self._launch.events.emit(WorkerDied(pid=worker.pid, cause=cause))
             self._lose(WorkerError(f"the compute worker was lost: {cause}; a new one is starting"))
 
     async def _hold(self) -> None:
@@ -217,17 +217,19 @@ class Supervisor:
         self.loaded = answers[0]
         for worker, answer in zip(workers, answers, strict=True):
             launch.events.emit(
-                "worker_ready",
-                pid=worker.pid,
-                device=answer.device,
-                memory_bytes=answer.memory_bytes,
-                bf16=answer.bf16,
-                compiled=answer.compiled,
-                **({} if answer.step_size is None else msgspec.structs.asdict(answer.step_size)),
-                seconds=round(trio.current_time() - started, 3),
+                WorkerReady(
+                    pid=worker.pid,
+                    device=answer.device,
+                    memory_bytes=answer.memory_bytes,
+                    bf16=answer.bf16,
+                    compiled=answer.compiled,
+                    sequences=None if answer.step_size is None else answer.step_size.sequences,
+                    recompute=None if answer.step_size is None else answer.step_size.recompute,
+                    seconds=round(trio.current_time() - started, 3),
+                )
             )
         if self.loaded.corpus is not None:
-            launch.events.emit("corpus_read", **self.loaded.corpus.event_fields())
+            launch.events.emit(self.loaded.corpus.event())
         return tuple(workers)
 
     async def _load(self, workers: list[WorkerProcess]) -> list[ModelLoaded]:
@@ -262,7 +264,7 @@ class Supervisor:
                 self.workers, self._start_error = await self._start_group(), None
             except (WorkerError, ConfigError, ResourceError) as error:
                 self._start_error = WorkerError(str(error))
-                self._launch.events.emit("worker_failed", cause=str(error), retry_s=backoff_s)
+                self._launch.events.emit(WorkerFailed(cause=str(error), retry_s=backoff_s))
                 failed += 1
             self._started.set()
             starts_max = self._launch.starts_max

@@ -10,6 +10,8 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from peer.catalogue.machine import MicroBatchHalved
+from peer.catalogue.rounds import InnerStep
 from peer.checkpoint.inner_state import InnerStateFile, Sum, identity_of
 from peer.compute.device import Device, resolve_device, uses_bf16
 from peer.compute.lr_schedule import learning_rate
@@ -25,7 +27,6 @@ from peer.ipc.messages import MEETING, ModelLoaded
 from peer.ipc.shared_memory import SharedBuffer
 from peer.ipc.span import Span
 from peer.ipc.train_messages import (
-    SMALLER,
     InnerResult,
     LoadTrain,
     RunEvaluate,
@@ -150,12 +151,13 @@ class TrainWorker:
             now = time.monotonic()
             if self._load.rank == 0 and now - reported_at >= _PROGRESS_S:
                 self._link.emit(
-                    "inner_step",
-                    step=step,
-                    loss=None if outcome.skipped else round(outcome.loss, 4),
-                    lr=learning_rate(self._load.inner, step),
-                    tokens_per_s=round((so_far.tokens - reported_tokens) / (now - reported_at), 1),
-                    skipped=so_far.skipped,
+                    InnerStep(
+                        step=step,
+                        loss=None if outcome.skipped else round(outcome.loss, 4),
+                        lr=learning_rate(self._load.inner, step),
+                        tokens_per_s=round((so_far.tokens - reported_tokens) / (now - reported_at), 1),
+                        skipped=so_far.skipped,
+                    )
                 )
                 reported_at, reported_tokens = now, so_far.tokens
 
@@ -198,7 +200,7 @@ class TrainWorker:
 
     def _tell_smaller(self, size: StepSize) -> None:
         self._tick()
-        self._link.emit(SMALLER, sequences=size.sequences, recompute=size.recompute)
+        self._link.emit(MicroBatchHalved(sequences=size.sequences, recompute=size.recompute))
 
     def _evaluate(self, command: RunEvaluate) -> float:
         batches = self._corpus.held_out_batches(self._load.inner.batch_size, command.max_batches)

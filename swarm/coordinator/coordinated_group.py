@@ -19,6 +19,9 @@ import trio
 
 from optim.strategies.interface import OuterStrategy
 from optim.strategies.registry import build_strategy
+from peer.catalogue.groups import StageSetBack, VotesInOneHand
+from peer.catalogue.happening import Happening
+from peer.catalogue.rounds import HeadSeen, RunCompleted
 from peer.events import Field
 from peer.net.address_prefix import prefix_of
 from peer.net.host import Host
@@ -115,7 +118,7 @@ class CoordinatedGroup:
         """Note that the last state is kept: with that the group is complete."""
         self.kept = self.head.state_hash
         self._host.watch((), cause=self.group)  # its members may go
-        self.tell("run_completed", {"round": self.head.round})
+        self.tell(RunCompleted(round=self.head.round))
 
     @property
     def peers(self) -> int:
@@ -170,11 +173,14 @@ class CoordinatedGroup:
 
     def _hear(self, event: str, fields: dict[str, Field]) -> None:
         """Tell what the node says; that the run is complete waits for the last state."""
-        if event != "run_completed":
-            self.tell(event, fields)
+        if event != RunCompleted.event_name():
+            self._tell(event, fields)
 
-    def tell(self, event: str, fields: dict[str, Field]) -> None:
+    def tell(self, event: Happening) -> None:
         """Report an event of this group to the operator and the tasks that wait for `told`."""
+        self._tell(*event.stream_form())
+
+    def _tell(self, event: str, fields: dict[str, Field]) -> None:
         stage = {} if self.stage is None else {"stage": self.stage}
         self._host.events.emit(event, **fields, **stage)
         self.last_told[event] = fields
@@ -182,14 +188,15 @@ class CoordinatedGroup:
 
     def _tell_head(self) -> None:
         head = self.head
-        seen: dict[str, Field] = {"members": len(head.members), "absent": len(head.absent), "tokens": head.tokens}
-        self.tell("head_seen", {"round": head.round, **seen})
+        members, absent = len(head.members), len(head.absent)
+        self.tell(HeadSeen(round=head.round, members=members, absent=absent, tokens=head.tokens))
         prefixes = {member.peer: prefix_of(self._host.remote_ip(member.peer)) for member in self.head.members}
         for share in vote_shares(self._manifest, self.head, prefixes):
             if (cause := share.invite or share.prefix) not in self._told_shares and len(self._told_shares) < CAUSES_MAX:
                 self._told_shares.add(cause)
-                fields: dict[str, Field] = {"round": self.head.round, "votes": share.votes, "members": share.members}
-                self.tell("votes_in_one_hand", fields | {"invite": share.invite, "prefix": share.prefix})
+                votes, invite, prefix = share.votes, share.invite, share.prefix
+                number, of = self.head.round, share.members
+                self.tell(VotesInOneHand(round=number, votes=votes, members=of, invite=invite, prefix=prefix))
 
     # -- the other groups ----------------------------------------------------------------------------------------------
 
@@ -208,7 +215,7 @@ class CoordinatedGroup:
             return head
         fresh = self._progress.fast_forward(head)
         if fresh.round != head.round:
-            self.tell("stage_set_back", {"round": head.round, "goes_on_at": fresh.round})
+            self.tell(StageSetBack(round=head.round, goes_on_at=fresh.round))
         return fresh
 
 

@@ -17,6 +17,8 @@ from typing import Final
 import msgspec
 import trio
 
+from peer.catalogue.groups import QuorumLost, RunEntered, SecondProcess
+from peer.catalogue.rounds import RunCompleted
 from peer.checkpoint.generation import StateGeneration
 from peer.events import Event, EventLog, Watcher
 from peer.net.host import Host, HostConfig
@@ -54,7 +56,7 @@ from swarm.state.server import serve_snapshots
 from swarm.state.snapshots import SnapshotStore
 from swarm.web.webhook import Webhook
 
-NOTIFIED: Final = frozenset({"quorum_lost", "run_completed", "second_process"})
+NOTIFIED: Final = frozenset(kind.event_name() for kind in (QuorumLost, RunCompleted, SecondProcess))
 """The events that call for the operator. None of them can be caused by a member's claim alone."""
 
 
@@ -106,13 +108,14 @@ async def run_coordinator(
         manifest = open_manifest(run_files)
         rules, stages = manifest.run, manifest.stages
         events.emit(
-            "run_entered",
-            name=rules.name,
-            role="coordinator",
-            rounds=rules.rounds,
-            min_peers=rules.min_peers,
-            stages=stages,
-            tokenizer=manifest.tokenizer,
+            RunEntered(
+                name=rules.name,
+                role="coordinator",
+                rounds=rules.rounds,
+                min_peers=rules.min_peers,
+                stages=stages,
+                tokenizer=manifest.tokenizer,
+            )
         )
         others = () if config.successor is None else config.successor.others
         reach = replace(config.reach, bootstrap=(*config.reach.bootstrap, *others))

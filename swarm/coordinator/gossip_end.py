@@ -10,6 +10,8 @@ from collections.abc import Iterable
 
 import trio
 
+from peer.catalogue.machine import RecordsUnsaved
+from peer.catalogue.rounds import RunCompleted
 from peer.errors import ResourceError
 from peer.events import EventLog
 from peer.files import write_atomically
@@ -33,10 +35,10 @@ class GossipEnd:
                 try:
                     write_atomically(self._home.complete, str(self._rounds).encode())
                 except ResourceError as error:
-                    self._events.emit("records_unsaved", reason=str(error))
+                    self._events.emit(RecordsUnsaved(reason=str(error)))
             await trio.sleep(REFRESH_S / 2)
         if self._rounds:
-            self._events.emit("run_completed", round=self._rounds)
+            self._events.emit(RunCompleted(round=self._rounds))
 
     def sees(self, records: Iterable[MemberRecord]) -> bool:
         """Return whether the run is over, by these records of it: a peer has made its last round, and no present peer

@@ -15,8 +15,8 @@ from typing import Final
 
 import trio
 
+from peer.catalogue.groups import LastStateMissing
 from peer.errors import BarnraiseError, ResourceError
-from peer.events import Field
 from peer.net.host import Host
 from swarm.coordinator.coordinated_group import CoordinatedGroup
 from swarm.membership.completion import FETCHING, WANTING
@@ -60,7 +60,7 @@ class LastStates:
         self._fetching = 0
         self._one = trio.Lock()  # fetch at a time: a state is in memory until it is on disk
         self._patient_until: dict[int, float] = {}
-        self._told: dict[int, dict[str, Field]] = {}
+        self._told: dict[int, LastStateMissing] = {}
         for group, store in zip(groups, stores, strict=False):  # a gossip run has no groups
             group.keeps = partial(_serves, store)
 
@@ -134,10 +134,10 @@ class LastStates:
     def _tell_missing(self, stage: int, reason: str) -> None:
         """Tell the operator, once for each reason, that the last state is not kept."""
         group = self._groups[stage]
-        fields: dict[str, Field] = {"round": group.head.round, "reason": reason}
-        if self._told.get(stage) != fields:
-            self._told[stage] = fields
-            group.tell("last_state_missing", fields)
+        missing = LastStateMissing(round=group.head.round, reason=reason)
+        if self._told.get(stage) != missing:
+            self._told[stage] = missing
+            group.tell(missing)
 
 
 def _serves(store: SnapshotStore, state_hash: bytes) -> bool:

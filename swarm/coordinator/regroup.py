@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 import trio
 
+from peer.catalogue.groups import CoordinatorRestored, Regrouped
 from peer.errors import ResourceError
 from peer.events import EventLog, Field
 from peer.files import write_atomically
@@ -30,7 +31,7 @@ _DECIDED: Final[dict[str, Outcome]] = {
     "regroup_withdrawn": "withdrawn",
     "regroup_undoes": "would_undo",
     "regroup_failed": "failed",
-    "regrouped": "regrouped",
+    Regrouped.event_name(): "regrouped",
 }
 
 
@@ -104,7 +105,7 @@ async def regroup(group: CoordinatedGroup, request: RegroupRequest) -> GroupOutc
 async def _beginning(group: CoordinatedGroup) -> GroupOutcome:
     """Return the outcome for a group that has not begun. A restored coordinator lacks only the operator's word if
     enough peers are connected: then it begins at once."""
-    connected, restored = group.connected, "coordinator_restored" in group.last_told
+    connected, restored = group.connected, CoordinatorRestored.event_name() in group.last_told
     if connected and await group.told.until(lambda: bool(group.head.members), SPARE_S):
         head = group.head
         return GroupOutcome("begun", group.stage, head.round, head.term, len(head.members))

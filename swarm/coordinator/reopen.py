@@ -16,6 +16,7 @@ from typing import Final, Protocol
 import msgspec
 import trio
 
+from peer.catalogue.groups import RunReplaced
 from peer.errors import ConfigError, ResourceError
 from peer.events import EventLog
 from peer.files import write_atomically
@@ -55,7 +56,7 @@ def create_or_reopen(path: Path, run: RunConfig | None, identity: Identity, even
             raise ConfigError(differs)
         banned = banned_in(Home(path).bans, manifest)
         _set_aside(path)
-        events.emit("run_replaced", run_id=manifest.run_id, name=manifest.run.name)
+        events.emit(RunReplaced(run_id=manifest.run_id, name=manifest.run.name))
     if run is None:
         raise ConfigError(f"{path} holds no run yet: give a RUN.toml (`peer coordinate --init` writes one)")
     created = create_run(path, run, identity, events)

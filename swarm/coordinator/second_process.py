@@ -14,6 +14,7 @@ from typing import Annotated, Final
 import msgspec
 import trio
 
+from peer.catalogue.groups import SecondProcess
 from peer.errors import BarnraiseError, ProtocolViolation, ResourceError
 from peer.events import EventLog
 from peer.identity import Identity, sign_bytes, verify_bytes
@@ -31,7 +32,7 @@ DIAL_S: Final = 4.0
 _KIND: Final = "second process"
 
 
-class SecondProcess(msgspec.Struct, frozen=True):
+class SecondStarted(msgspec.Struct, frozen=True):
     """Says that another process with the callee's key has found it and stops."""
 
     signature: Annotated[bytes, msgspec.Meta(min_length=64, max_length=64)]
@@ -42,16 +43,16 @@ class Noted(msgspec.Struct, frozen=True):
     """Confirms that the operator is informed."""
 
 
-SECOND: Final = Method("coordinator.second", SecondProcess, Noted, access="open")
+SECOND: Final = Method("coordinator.second", SecondStarted, Noted, access="open")
 
 
 def serve_second(host: Host) -> None:
     """Tell of processes that were started with this host's key. Event: second_process."""
 
-    async def on_second(call: Call[SecondProcess]) -> Noted:
+    async def on_second(call: Call[SecondStarted]) -> Noted:
         if not verify_bytes(host.peer_id, _KIND, call.peer.encode(), call.body.signature):
             raise ProtocolViolation("a process that has not this coordinator's key says that it has")
-        host.events.emit("second_process", ip=host.remote_ip(call.peer) or "")
+        host.events.emit(SecondProcess(ip=host.remote_ip(call.peer) or ""))
         return Noted()
 
     host.rpc.register(SECOND, on_second)
@@ -77,7 +78,7 @@ async def refuse_second(home: Home, more: Sequence[str] = ()) -> None:
                     await host.connect_address(address, timeout_s=DIAL_S)
                     found.append(address.removesuffix(own))
                     signature = sign_bytes(identity, _KIND, host.peer_id.encode())
-                    await host.rpc.call(identity.peer_id, SECOND, SecondProcess(signature), timeout_s=DIAL_S)
+                    await host.rpc.call(identity.peer_id, SECOND, SecondStarted(signature), timeout_s=DIAL_S)
                 if found:
                     nursery.cancel_scope.cancel()
 

@@ -13,6 +13,7 @@ from typing import Final
 
 import trio
 
+from peer.catalogue.groups import InviteWithdrawn
 from peer.errors import ConfigError
 from peer.identity import is_peer_id, peer_id_of, public_key_of
 from swarm.coordinator.coordinated_group import CoordinatedGroup
@@ -97,7 +98,7 @@ async def withdraw_printed(
             gate.learn_bans(signed)
         dropped += len(came - stay)
         told += sorted(_name(peer_id_of(guest), seen) for guest in stay)
-    host.events.emit("invite_withdrawn", kept=told, dropped=dropped)
+    host.events.emit(InviteWithdrawn(kept=tuple(told), dropped=dropped))
 
 
 async def _seen(

@@ -15,6 +15,8 @@ import trio
 from blake3 import blake3
 
 from peer.bounds import finite_loss
+from peer.catalogue.machine import WorkerFailed
+from peer.catalogue.rounds import CatchUpFailed, GossipAlone, GossipMet, PhaseEntered
 from peer.errors import NetworkError, ProtocolViolation, WorkerError
 from peer.net.rpc import Call
 from swarm.gossip.coding import PairCoding, step_alone
@@ -106,7 +108,7 @@ class GossipEngine:
                 trained = trio.current_time()
                 self._compute_s.append(trained - began)
                 self.phase = "exchanging"
-                self._context.host.events.emit("phase_entered", round=self.replica.round + 1, phase="exchange")
+                self._context.host.events.emit(PhaseEntered(round=self.replica.round + 1, phase="exchange"))
                 self._norm_check.begin(outgoing, work.steps)
                 exchange = await match.meet(self._partners, self._wait_s(), self._norm_check)
             else:
@@ -139,13 +141,11 @@ class GossipEngine:
         samples = ((first, first + steps * rules.batch_size),)
         deadline_s = min(rules.compute_s_max, 2 * steps / speed + 5.0) if speed > 0 else rules.compute_s_max
         first_step = replica.round * rules.steps
-        context.host.events.emit(
-            "phase_entered", round=replica.round + 1, phase="compute", step=first_step, steps=steps
-        )
+        context.host.events.emit(PhaseEntered(round=replica.round + 1, phase="compute", step=first_step, steps=steps))
         try:
             work = await context.trainer.train(samples, first_step, steps, deadline_s)
         except WorkerError as error:
-            context.host.events.emit("worker_failed", round=replica.round, reason=str(error))
+            context.host.events.emit(WorkerFailed(round=replica.round, reason=str(error)))
             return None
         return work if work.steps else None
 
@@ -184,8 +184,7 @@ class GossipEngine:
     def _report(self, work: Trained, exchange: PairExchange | None, seconds: float, waited_s: float) -> None:
         compared = self._norm_check.compared if exchange is not None else None
         host = self._context.host
-        self._context.host.events.emit(
-            "gossip_alone" if exchange is None else "gossip_met",
+        told = (GossipAlone if exchange is None else GossipMet)(
             round=self.replica.round,
             partner="" if exchange is None else exchange.terms.partner,
             rounds_apart=0 if exchange is None else exchange.terms.rounds_apart,
@@ -202,6 +201,7 @@ class GossipEngine:
             seconds=round(seconds, 3),
             waited_s=round(waited_s, 3),
         )
+        host.events.emit(told)
 
     # -- joining late, straying ----------------------------------------------------------------------------------------
 
@@ -214,7 +214,7 @@ class GossipEngine:
         try:
             await self._state_server.fetch(self.others())
         except (NetworkError, ProtocolViolation) as error:
-            self._context.host.events.emit("catch_up_failed", round=self.replica.round, reason=str(error))
+            self._context.host.events.emit(CatchUpFailed(round=self.replica.round, reason=str(error)))
             await trio.sleep(RETRY_S)
             return
         self._context.trainer.adopt(self.replica.theta)

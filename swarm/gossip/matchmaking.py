@@ -17,6 +17,7 @@ from typing import Final
 import trio
 
 from peer.bounds import MEMBERS_MAX
+from peer.catalogue.groups import PeerPenalized
 from peer.errors import BarnraiseError, NetworkError, ProtocolViolation, RemoteError, RoundDiscarded
 from peer.events import EventLog
 from peer.net.host import Host
@@ -169,7 +170,7 @@ class Matchmaker:
     def _blame(self, peer: str, error: BarnraiseError) -> None:
         if isinstance(error, ProtocolViolation):
             self.scores.penalize(peer)
-            self._events.emit("peer_penalized", peer=peer, reason=str(error))
+            self._events.emit(PeerPenalized(peer=peer, reason=str(error)))
         elif isinstance(error, RemoteError) and error.code == RoundDiscarded.__name__:
             return  # the partner has gone on without this peer
         elif isinstance(error, NetworkError):

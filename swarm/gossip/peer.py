@@ -18,6 +18,7 @@ import trio
 from optim.codecs import get_codec
 from optim.config import GossipConfig
 from optim.strategies.interface import RoundInfo
+from peer.catalogue.machine import LastCheckpointFailed
 from peer.checkpoint.generation import StateGeneration
 from peer.checkpoint.hash_tree import hash_state
 from peer.checkpoint.store import CheckpointStore
@@ -207,7 +208,7 @@ class _GossipParticipant:
         on_disk = await trio.to_thread.run_sync(self._store.list)
         what = lost_round(head.round, home, on_disk[-1].round if on_disk else None)
         sentence = f"{what}; no other peer of the run was there, so these weights are lost: free some space"
-        events.emit("last_checkpoint_failed", round=head.round, lost=True, error=sentence)
+        events.emit(LastCheckpointFailed(round=head.round, lost=True, error=sentence))
         raise ResourceError(sentence)
 
 

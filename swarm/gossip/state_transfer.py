@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 import trio
 
+from peer.catalogue.rounds import FetchedState
 from peer.checkpoint.generation import MemoryRoom, StateGeneration
 from peer.errors import NetworkError
 from peer.net.rpc import Call, Rpc, ask_each
@@ -86,7 +87,7 @@ class GossipStateServer:
         )
         await trio.to_thread.run_sync(replica.replace, fetched.tensors[0], place.round)
         seconds = round(trio.current_time() - began, 3)
-        context.host.events.emit("state_fetched", round=replica.round, donors=1, replayed=False, seconds=seconds)
+        context.host.events.emit(FetchedState(round=replica.round, donors=1, replayed=False, seconds=seconds))
 
     async def _find_donor(self, others: dict[str, PeerView]) -> tuple[str, StateOffer]:
         middle = group_round(others)

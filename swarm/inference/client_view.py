@@ -12,6 +12,7 @@ from typing import Final
 import trio
 
 from dht.node import Node
+from peer.catalogue.groups import MembershipStale
 from peer.errors import BarnraiseError, NetworkError
 from peer.ipc.block_messages import HiddenType, WireType
 from peer.net.host import Host
@@ -77,7 +78,7 @@ class ServersView:
                 self.records = await read_records(self._node, self._host, SERVERS, self._key)
                 self._read_at = trio.current_time()
             except BarnraiseError as error:
-                self._host.events.emit("membership_stale", reason=str(error))
+                self._host.events.emit(MembershipStale(reason=str(error)))
 
     def measured(self, peer: str, rtt_s: float) -> None:
         """Note the round trip to a server."""

@@ -12,11 +12,11 @@ from typing import Final
 
 import trio
 
+from peer.catalogue.happening import LOWER_RATE
 from peer.errors import Diverged
 from swarm.membership.completion import LOOK_EVERY_S
 from swarm.membership.member_record import MemberRecord, MemberView
 from swarm.membership.membership import REFRESH_S, Membership
-from swarm.rounds.trainers.trained_rounds import REMEDY
 
 DIVERGED: Final = "diverged"
 TELL_S: Final = REFRESH_S + 1.0  # in which others read the phase
@@ -45,5 +45,5 @@ async def check_stages_converge(view: MemberView, stages: int, own: Callable[[],
             if stage in since and now - since[stage] >= UNSERVED_S:
                 raise Diverged(
                     f"training has diverged: the last peer of stage {stage} could use no step any more, and no other"
-                    f" peer has taken that stage since: {REMEDY}"
+                    f" peer has taken that stage since: {LOWER_RATE}"
                 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from peer.catalogue.groups import PeerPenalized
 from peer.errors import BarnraiseError, ProtocolViolation
 from peer.net.host import Host
 from swarm.protocol.head import Head
@@ -39,7 +40,7 @@ async def ask_history(
                         raise ProtocolViolation("heads that a peer shows are no chain")
                     found.append(older)
         except ProtocolViolation as error:
-            host.events.emit("peer_penalized", peer=peer, reason=str(error))
+            host.events.emit(PeerPenalized(peer=peer, reason=str(error)))
         except BarnraiseError:
             continue
     return found[:0:-1]

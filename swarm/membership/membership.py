@@ -14,6 +14,7 @@ import trio
 
 from dht.node import Node
 from dht.records import Schema
+from peer.catalogue.groups import MemberJoined, MemberLeft, MembershipStale
 from peer.errors import BarnraiseError
 from peer.events import EventLog
 from peer.net.host import Host
@@ -92,9 +93,9 @@ class Membership(Generic[RecordT]):
         self.view = await read_records(self._node, self._host, self._schema, self._key)
         for peer in self.view.keys() - before.keys():
             record = self.view[peer]
-            events.emit("member_joined", peer=peer, name=record.name, role=record.role)
+            events.emit(MemberJoined(peer=peer, name=record.name, role=record.role))
         for peer in before.keys() - self.view.keys():
-            events.emit("member_left", peer=peer, name=before[peer].name, role=before[peer].role)
+            events.emit(MemberLeft(peer=peer, name=before[peer].name, role=before[peer].role))
 
     def others(self) -> Mapping[str, RecordT]:
         """The records in `view` but this peer's own."""
@@ -123,4 +124,4 @@ class Membership(Generic[RecordT]):
         try:
             yield
         except BarnraiseError as error:
-            self._events.emit("membership_stale", reason=str(error))
+            self._events.emit(MembershipStale(reason=str(error)))

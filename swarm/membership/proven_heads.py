@@ -16,6 +16,7 @@ from typing import Final
 
 import trio
 
+from peer.catalogue.groups import PeerPenalized
 from peer.errors import BarnraiseError, ProtocolViolation, RemoteError
 from peer.identity import Identity
 from peer.net.host import Host
@@ -138,7 +139,7 @@ class _Poll:
                 if report.links:
                     await trio.to_thread.run_sync(self._book.add, head, report.links)
             except ProtocolViolation as error:
-                self._host.events.emit("peer_penalized", peer=peer, reason=str(error))
+                self._host.events.emit(PeerPenalized(peer=peer, reason=str(error)))
                 return
         self._said[report.member] = head.hash
         if peer == self._coordinator:

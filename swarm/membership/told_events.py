@@ -1,7 +1,7 @@
 """Events that a peer reports to others about itself: phases, rounds and troubles, for a monitor's log.
 
-A peer keeps the last thousand of them, numbered. They are claims of that peer. Only the events and fields named here
-leave the machine: no address, no path and no text of an error of this machine is among them.
+A peer keeps the last thousand of them, numbered. They are claims of that peer. Only the events and fields leave the
+machine that the catalogue (`peer.catalogue`) says are `told`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Annotated, Final
 import msgspec
 
 from peer.bounds import NUMBERS_END, Name, Number, Text, UnixTime
+from peer.catalogue.reading import CATALOGUE
 from peer.events import Event
 from peer.net.host import Host
 from peer.net.method import Call, Method
@@ -25,46 +26,6 @@ PAGE_MAX: Final = 64
 PAGE_BYTES: Final = HEADER_BYTES - (4 << 10)  # room for the rest of a header, and for the longest event
 FIELDS_MAX: Final = 8
 _TEXT_CHARS: Final = 128
-
-TOLD: Final[dict[str, tuple[str, ...]]] = {
-    "attempt_begun": ("round", "attempt", "stage"),
-    "attempt_failed": ("round", "attempt", "stage", "reason"),
-    "backup_saved": ("stage", "round"),
-    "catch_up_failed": ("round",),
-    "checkpoint_failed": ("round",),
-    "checkpoint_saved": ("round",),
-    "contribution_judged": ("round", "peer", "left_out"),
-    "group_full": ("round", "most", "stage"),
-    "member_joined": ("peer", "name"),
-    "member_left": ("peer", "name"),
-    "merge_failed": ("round",),
-    "move_finished": ("target", "seconds"),
-    "move_started": ("source", "target", "gain"),
-    "peer_penalized": ("peer", "reason", "count"),
-    "peer_recovered": ("peer",),
-    "peer_suspect": ("peer",),
-    "phase_entered": ("round", "phase"),
-    "pipeline_lost": ("samples",),
-    "pipeline_redispatched": ("samples", "round"),
-    "pipeline_resumed": ("stage",),
-    "pipeline_waiting": ("stage",),
-    "quorum_lost": ("round", "stage"),
-    "regrouped": ("term", "round", "members", "undone", "stage"),
-    "roster_full": ("round", "members", "bytes", "left_out", "stage"),
-    "round_discarded": ("round",),
-    "round_empty": ("round", "members"),
-    "round_planned": ("round", "members"),
-    "round_trained": ("round", "steps", "loss", "busy_s", "idle_s"),
-    "run_completed": ("round",),
-    "run_finished": ("round",),
-    "stage_restored": ("stage", "round"),
-    "state_fetched": ("round", "seconds", "replayed"),
-    "steps_skipped": ("round", "steps", "skipped"),
-    "val_evaluated": ("round", "loss"),
-    "worker_died": (),
-    "worker_failed": ("round",),
-}
-"""The reported fields of each event."""
 
 Value = (
     bool
@@ -117,10 +78,10 @@ class ToldEvents:
 
     def note(self, event: Event) -> None:
         """Keep an event if it is one that is reported."""
-        names = TOLD.get(event.name)
-        if names is None:
+        kind = CATALOGUE.get(event.name)
+        if kind is None or kind.told is None:
             return
-        fields = {name: _cut(event.fields[name]) for name in names if name in event.fields}
+        fields = {name: _cut(event.fields[name]) for name in kind.told if name in event.fields}
         with self._lock:
             self._kept.append(ToldEvent(event.at, event.name, fields))
             self._last += 1

@@ -16,6 +16,7 @@ from typing import Final
 import trio
 from msgspec.structs import replace
 
+from peer.catalogue.groups import PeerPenalized
 from peer.errors import BarnraiseError, DeadlineExceeded, DialError, NetworkError
 from peer.events import Event
 from swarm.client.session import RunClient, open_client
@@ -229,7 +230,7 @@ class MonitorCollector:
         self._turn = trio.Event()
 
     def _note(self, event: Event) -> None:
-        self._lies += event.name == "peer_penalized"
+        self._lies += event.name == PeerPenalized.event_name()
 
 
 def why_not(error: BarnraiseError) -> str:

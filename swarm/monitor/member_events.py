@@ -10,9 +10,11 @@ from typing import Final
 
 import trio
 
+from peer.catalogue.groups import PeerPenalized
+from peer.catalogue.reading import Heard, heard
 from peer.errors import BarnraiseError, ProtocolViolation
 from peer.net.host import Host
-from swarm.membership.told_events import EVENTS, AskEvents, EventPage, ToldEvent
+from swarm.membership.told_events import EVENTS, AskEvents, EventPage
 from swarm.monitor.told_counts import ToldCounts
 from swarm.status.state import Outcome
 
@@ -32,7 +34,7 @@ BACK_OFF_MAX_S: Final = 300.0
 @dataclass
 class _Followed:
     cursor: AskEvents = field(default_factory=AskEvents)
-    kept: deque[ToldEvent] = field(default_factory=lambda: deque(maxlen=KEPT_MAX))
+    kept: deque[Heard] = field(default_factory=lambda: deque(maxlen=KEPT_MAX))
     outcome: Outcome = "not asked"
     failures: int = 0
     again_at: float = 0.0
@@ -69,7 +71,7 @@ class MemberEvents:
         """Return what came of asking each peer the last time."""
         return {peer: state.outcome for peer, state in self._peers.items()}
 
-    def told(self) -> dict[str, tuple[ToldEvent, ...]]:
+    def told(self) -> dict[str, tuple[Heard, ...]]:
         """Return what each peer has told, oldest first."""
         return {peer: tuple(state.kept) for peer, state in self._peers.items()}
 
@@ -83,13 +85,15 @@ async def _ask(host: Host, peer: str, state: _Followed, now: float, counts: Told
             if page.session != state.cursor.session:
                 state.kept.clear()  # of the process before: this one's begin again
             state.cursor = AskEvents(page.session, page.last)
-            for event in page.events:
-                counts.take(peer, event)
-                state.kept.append(_not_later(event, now))
+            for told in page.events:
+                if (found := heard(told.at, told.name, told.fields)) is not None:
+                    counts.take(peer, found)
+                    # a clock that is ahead would stand on top for ever
+                    state.kept.append(found._replace(at=min(now, found.at)))
             if not page.events:
                 break
     except ProtocolViolation as error:
-        host.events.emit("peer_penalized", peer=peer, reason=str(error))
+        host.events.emit(PeerPenalized(peer=peer, reason=str(error)))
         _failed(state, "garbage")
     except BarnraiseError:
         _failed(state, "silent")
@@ -110,8 +114,3 @@ def _failed(state: _Followed, outcome: Outcome) -> None:
     wait_s = min(BACK_OFF_MAX_S, BACK_OFF_S * 2 ** min(state.failures, 8))
     state.failures += 1
     state.again_at = trio.current_time() + wait_s
-
-
-def _not_later(event: ToldEvent, now: float) -> ToldEvent:
-    """Return the event with a time that is not in the future: a clock that is ahead would stand on top for ever."""
-    return event if event.at <= now else ToldEvent(now, event.name, event.fields)

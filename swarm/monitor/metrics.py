@@ -10,6 +10,8 @@ from typing import Final
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
+from peer.catalogue.groups import PeerPenalized
+from peer.catalogue.stages import MoveFinished
 from swarm.membership.member_record import installed_version
 from swarm.monitor.told_counts import ToldCounts
 from swarm.status.head_chain import HeadChain
@@ -119,8 +121,8 @@ class _Families:
     def _counted_of_events(self) -> Iterator[Metric]:
         """Yield what members' events add up to, where a member has told one."""
         for event, name, about in (
-            ("peer_penalized", "penalties", "Answers that peers say they refused as false."),
-            ("move_finished", "moves", "Moves to another stage that peers say they ended."),
+            (PeerPenalized, "penalties", "Answers that peers say they refused as false."),
+            (MoveFinished, "moves", "Moves to another stage that peers say they ended."),
         ):
             if count := self._told.events[event]:
                 yield _counter(name, about, (), [((), count)])

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
-from swarm.membership.told_events import ToldEvent
+from peer.catalogue.groups import PeerPenalized
+from peer.catalogue.happening import Happening
+from peer.catalogue.reading import Heard
+from peer.catalogue.rounds import PhaseEntered
+from peer.catalogue.stages import MoveFinished
 from swarm.status.time_histogram import TimeHistogram
 
 PHASES: Final = ("compute", "submit", "exchange", "vote")
@@ -19,23 +23,24 @@ class ToldCounts:
 
     def __init__(self, since: float) -> None:
         self._since = since
-        self.events: Counter[str] = Counter()
-        """Of `move_finished` and `peer_penalized`."""
+        self.events: Counter[type[Happening]] = Counter()
+        """Of `MoveFinished` and `PeerPenalized`."""
         self.phases: dict[str, TimeHistogram] = {}
         """By phase; only those that were told."""
-        self._entered: dict[str, tuple[object, str, float]] = {}  # by peer: round, phase and when
+        self._entered: dict[str, tuple[int, str, float]] = {}  # by peer: round, phase and when
 
-    def take(self, peer: str, event: ToldEvent) -> None:
+    def take(self, peer: str, heard: Heard) -> None:
         """Count an event. Those of before are told when the monitor begins, and count nothing."""
-        if event.at < self._since:
+        if heard.at < self._since:
             return
-        if event.name in ("move_finished", "peer_penalized"):
-            self.events[event.name] += 1
-        elif event.name == "phase_entered":
-            self._enter(peer, event.fields.get("round"), event.fields.get("phase"), event.at)
+        match heard.event:
+            case MoveFinished() | PeerPenalized():
+                self.events[type(heard.event)] += 1
+            case PhaseEntered(round=number, phase=phase):
+                self._enter(peer, number, phase, heard.at)
 
-    def _enter(self, peer: str, number: object, phase: object, at: float) -> None:
-        last_round, last, since = self._entered.pop(peer, (None, "", at))
+    def _enter(self, peer: str, number: int, phase: str, at: float) -> None:
+        last_round, last, since = self._entered.pop(peer, (-1, "", at))
         if phase not in PHASES:
             return
         if last and number == last_round and PHASES.index(phase) == PHASES.index(last) + 1:

@@ -17,6 +17,7 @@ import torch
 import trio
 from torch import Tensor
 
+from peer.catalogue.stages import TextFed
 from peer.errors import NetworkError, ProtocolViolation
 from peer.events import EventLog
 from peer.net.host import Host
@@ -59,7 +60,7 @@ class FeederStats:
     def tell(self) -> None:
         """Send the event now."""
         self._told_at = trio.current_time()
-        self._events.emit("text_fed", micro_batches=self._samples // self._micro_batch, peers=list(self._askers))
+        self._events.emit(TextFed(micro_batches=self._samples // self._micro_batch, peers=tuple(self._askers)))
 
 
 def serve_tokens(

@@ -18,6 +18,7 @@ from typing import Final
 
 import trio
 
+from peer.catalogue.rounds import InnerStep
 from peer.compute.train_loop import learning_rate
 from peer.errors import StageRefused
 from swarm.pipeline.config import STALENESS
@@ -201,12 +202,13 @@ class LocalSteps(StageTrainer):
         if tokens:
             self._losses.append(math.fsum(loss for _, loss in known) / tokens)
             self._events.emit(
-                "inner_step",
-                step=number,
-                loss=round(self._losses[-1], 4),
-                lr=learning_rate(schedule.inner, number),
-                tokens_per_s=round(tokens / max(now - self._stepped_at, 1e-6), 1),
-                skipped=self._skipped,
+                InnerStep(
+                    step=number,
+                    loss=round(self._losses[-1], 4),
+                    lr=learning_rate(schedule.inner, number),
+                    tokens_per_s=round(tokens / max(now - self._stepped_at, 1e-6), 1),
+                    skipped=self._skipped,
+                )
             )
         self._stepped_at = now
 

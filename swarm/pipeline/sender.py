@@ -19,6 +19,7 @@ from typing import Final
 import msgspec
 import trio
 
+from peer.catalogue.stages import PipelineResumed, PipelineWaiting
 from peer.errors import DeadlineExceeded, NetworkError, ProtocolViolation, RemoteError, StageRefused
 from peer.net.host import Host
 from peer.net.rpc import Reply
@@ -274,7 +275,7 @@ class Sender:
         self._stranded += 1
         try:
             if self._stranded == 1:
-                self._host.events.emit("pipeline_waiting", stage=self.stage)
+                self._host.events.emit(PipelineWaiting(stage=self.stage))
             while not self.router.replicas:
                 left_s = attempt.until - trio.current_time()
                 if left_s < LEAST_S:
@@ -284,7 +285,7 @@ class Sender:
         finally:
             self._stranded -= 1
             if not self._stranded and self.router.replicas:
-                self._host.events.emit("pipeline_resumed", stage=self.stage)
+                self._host.events.emit(PipelineResumed(stage=self.stage))
 
     def _look(self) -> None:
         """Bring the router up to date with the records and with the heartbeat."""

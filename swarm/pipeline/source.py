@@ -16,6 +16,7 @@ from typing import Final
 import trio
 from torch import Tensor
 
+from peer.catalogue.stages import PipelineProgress, PipelineRefused
 from peer.errors import DeadlineExceeded, StageRefused, WorkerError
 from swarm.pipeline.accounting import micro_batches_of
 from swarm.pipeline.messages import SAMPLE_RANGES_MAX, Cause
@@ -235,12 +236,9 @@ class MicroBatchSource:
         self._refused_told_at = at
         first, last = samples
         self._events.emit(
-            "pipeline_refused",
-            first=first,
-            last=last,
-            cause=result.cause,
-            reason=result.reason,
-            synchronous=self._settings.synchronous,
+            PipelineRefused(
+                first=first, last=last, cause=result.cause, reason=result.reason, synchronous=self._settings.synchronous
+            )
         )
 
     def _tell(self, now: bool = False) -> None:
@@ -249,9 +247,10 @@ class MicroBatchSource:
             self._told_at = at
             totals = self.totals
             self._events.emit(
-                "pipeline_progress",
-                dispatched=totals.dispatched,
-                completed=totals.completed,
-                retried=totals.retried,
-                abandoned=totals.abandoned,
+                PipelineProgress(
+                    dispatched=totals.dispatched,
+                    completed=totals.completed,
+                    retried=totals.retried,
+                    abandoned=totals.abandoned,
+                )
             )

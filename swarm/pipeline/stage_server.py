@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Final, Protocol
 
+from peer.catalogue.stages import PipelineLost
 from peer.errors import ProtocolViolation
 from peer.net.host import Host
 from peer.net.method import Call
@@ -196,7 +197,7 @@ class StageServer:
         self._listener.counted(samples, tokens, loss)
 
     def _note_lost(self, ranges: tuple[Range, ...]) -> None:
-        self.host.events.emit("pipeline_lost", samples=sum(end - first for first, end in ranges))
+        self.host.events.emit(PipelineLost(samples=sum(end - first for first, end in ranges)))
         self._listener.worker_lost()
 
     async def _on_is_counted(self, call: Call[IsCountedQuery]) -> IsCountedReply:

@@ -19,6 +19,7 @@ import torch
 import trio
 
 from peer.bounds import finite_loss
+from peer.catalogue.rounds import ValEvaluated
 from peer.errors import BarnraiseError
 from swarm.pipeline.source import MicroBatchSource
 from swarm.pipeline.stage_server import StageServer
@@ -117,7 +118,7 @@ class StageTrainer(WeightSync):
         ended = trio.current_time()
         self._validates_from = ended + (ended - began) / VALIDATION_SHARE
         self.val_loss, self.val_round = math.fsum(losses) / len(losses) / self._held_out.bytes_per_token, number
-        self._events.emit("val_evaluated", round=number, loss=finite_loss(self.val_loss))
+        self._events.emit(ValEvaluated(round=number, loss=finite_loss(self.val_loss)))
 
     # -- events of the stage -----------------------------------------------------------------------------------------
 

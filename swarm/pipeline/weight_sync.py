@@ -17,6 +17,8 @@ from typing import Final
 import torch
 import trio
 
+from peer.catalogue.machine import WorkerFailed
+from peer.catalogue.stages import PipelineLost
 from peer.errors import StageRefused, WorkerError
 from peer.notifier import Notifier
 from swarm.pipeline.stage_server import StageServer
@@ -109,7 +111,7 @@ class WeightSync(ABC):
                 async with self._lock:
                     await self._catch_up()
             except (WorkerError, StageRefused) as error:
-                self._events.emit("worker_failed", reason=str(error))
+                self._events.emit(WorkerFailed(reason=str(error)))
                 await trio.sleep(WATCH_S)
 
     def _is_due(self) -> bool:
@@ -196,7 +198,7 @@ class WeightSync(ABC):
     # -- for the modes -----------------------------------------------------------------------------------------------
 
     def _tell_lost(self, reason: str, ranges: Iterable[Range]) -> None:
-        self._events.emit("pipeline_lost", samples=count(ranges), reason=reason)
+        self._events.emit(PipelineLost(samples=count(ranges), reason=reason))
 
     def _ranges(self, firsts: Iterable[int]) -> tuple[Range, ...]:
         """Return the samples of the micro-batches that begin with these samples."""

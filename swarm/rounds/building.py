@@ -16,6 +16,7 @@ import msgspec
 import trio
 
 from optim.bundles import Bundles
+from peer.catalogue.groups import PeerPenalized
 from peer.errors import BarnraiseError, ProtocolViolation, ResourceError
 from swarm.protocol.agreement.round.instance import name_build
 from swarm.protocol.head import Head
@@ -99,7 +100,7 @@ class StateBuilder:
 
         def failed(bundle: int, error: BarnraiseError) -> None:
             owner = exchange.owners[exchange.order.bundles.indices(bundle).start]
-            self._context.events.emit("peer_penalized", peer=owner, reason=str(error))
+            self._context.events.emit(PeerPenalized(peer=owner, reason=str(error)))
 
         return await self._build(exchange, exchange.any_result, failed)
 

@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 import trio
 
+from peer.catalogue.rounds import CatchUpFailed, FetchedState
 from peer.decoding import MALFORMED
 from peer.errors import BarnraiseError, ProtocolViolation
 from swarm.protocol.agreement import events
@@ -62,10 +63,10 @@ class CatchUp:
             replayed = near and await self._replay(action, mine, moved)
             ok = replayed or await self._whole(action)
         except BarnraiseError as error:
-            self._context.events.emit("catch_up_failed", round=action.head.round, reason=str(error))
+            self._context.events.emit(CatchUpFailed(round=action.head.round, reason=str(error)))
         if ok:
             took = round(trio.current_time() - began, 3)
-            self._context.events.emit("state_fetched", round=action.head.round, replayed=replayed, seconds=took)
+            self._context.events.emit(FetchedState(round=action.head.round, replayed=replayed, seconds=took))
         return ok
 
     # -- results -------------------------------------------------------------------------------------------------------

@@ -17,6 +17,9 @@ import msgspec
 import trio
 
 from peer.bounds import MEMBERS_MAX
+from peer.catalogue.groups import PeerPenalized, PrefixFull
+from peer.catalogue.machine import RecordsUnsaved
+from peer.catalogue.rounds import RunCompleted
 from peer.errors import BarnraiseError, ProtocolViolation, RoundError
 from peer.events import Field
 from peer.net.host import Host
@@ -242,8 +245,8 @@ class GroupDriver:
         let_in = self._newcomers.lets_in(peer, self.head)
         for prefix, waiting in self._newcomers.newly_full().items():
             most = self._options.per_prefix
-            fields: dict[str, Field] = {"round": self.head.round, "prefix": prefix, "waiting": waiting, "most": most}
-            self._tell("prefix_full", fields)
+            full = PrefixFull(round=self.head.round, prefix=prefix, waiting=waiting, most=most)
+            self._tell(*full.stream_form())
         return let_in
 
     def _sort(self, action: actions.Action) -> None:
@@ -299,12 +302,12 @@ class GroupDriver:
                     name: list(value) if isinstance(value, tuple) else value for name, value in action.fields.items()
                 }
                 self._tell(action.event, fields)
-                if action.event == "run_completed":
+                if action.event == RunCompleted.event_name():
                     self.completed.set()
                     self.changed.notify()
             case actions.Accuse():
                 proved = action.proof is not None
-                self._host.events.emit("peer_penalized", peer=action.peer, reason=action.reason, proved=proved)
+                self._host.events.emit(PeerPenalized(peer=action.peer, reason=action.reason, proved=proved))
             case actions.CommitHead():
                 self._sender.send(action.head.round, tasks)  # before what may take long
                 await actor.perform(action, tasks)
@@ -339,7 +342,7 @@ class GroupDriver:
                     await trio.to_thread.run_sync(self._records.write, records)
                 except BarnraiseError as error:  # nothing is promised meanwhile
                     self.unsaved = f"{UNSAVED}: {_why(error)}"
-                    self._host.events.emit("records_unsaved", reason=str(error))
+                    self._host.events.emit(RecordsUnsaved(reason=str(error)))
                     await trio.sleep(RETRY_S)
                     continue
                 self.unsaved = ""

@@ -9,8 +9,9 @@ from typing import Final, Protocol
 import trio
 
 from optim.strategies.interface import Coding
+from peer.catalogue.rounds import PhaseEntered
 from peer.errors import RoundDiscarded
-from peer.free_memory import free_memory_bytes
+from peer.machine import free_memory_bytes
 from peer.notifier import Notifier
 from swarm.protocol.agreement import actions, events
 from swarm.protocol.agreement.rules.opened_roster import OpenedRoster
@@ -124,7 +125,7 @@ class ReplicaActor:
             exchange.scope.cancel()
         exchange = self._exchange(roster)
         owned = exchange.owners.count(self.context.me.peer)
-        self.context.events.emit("phase_entered", round=self.head.round + 1, phase="exchange", owned=owned)
+        self.context.events.emit(PhaseEntered(round=self.head.round + 1, phase="exchange", owned=owned))
         self.context.links.begin(exchange.order.peers, exchange.owners, [m.peer for m in self.head.members])
         tasks.start_soon(exchange.run)
         tasks.start_soon(self._build_ahead, exchange, self.head)
@@ -162,7 +163,7 @@ class ReplicaActor:
             exchange.is_built = True
             self._measure()
             self.context.timeouts.note_exchange(trio.current_time() - exchange.began_at)
-            self.context.events.emit("phase_entered", round=self.head.round + 1, phase="vote")
+            self.context.events.emit(PhaseEntered(round=self.head.round + 1, phase="vote"))
         self._feed(events.Built(exchange.order.key, name, state_hash))
 
     def _measure(self) -> None:

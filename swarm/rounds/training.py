@@ -8,6 +8,7 @@ from typing import Final
 import trio
 
 from optim.strategies.interface import Coding
+from peer.catalogue.rounds import DiscardedRound, PhaseEntered
 from swarm.protocol.agreement import events
 from swarm.protocol.head import Head
 from swarm.protocol.plan import WorkPlan
@@ -52,7 +53,7 @@ class Training:
             self._scope.cancel()
         if self.update is not None:
             self._contributor.restore_residual(self.update)
-        self._context.events.emit("round_discarded", round=self.plan.round, reason=reason)
+        self._context.events.emit(DiscardedRound(round=self.plan.round, reason=reason))
         self.plan = self.update = self._scope = None
 
     def settle(self, merged: bool) -> None:
@@ -79,11 +80,12 @@ class Training:
             with scope:
                 round_info, assignment = context.schedule.round_info(head), plan.of(context.me)
                 context.events.emit(
-                    "phase_entered",
-                    round=plan.round,
-                    phase="compute",
-                    step=round_info.step,
-                    steps=assignment.steps if assignment is not None else 0,
+                    PhaseEntered(
+                        round=plan.round,
+                        phase="compute",
+                        step=round_info.step,
+                        steps=assignment.steps if assignment is not None else 0,
+                    )
                 )
                 signed, update = await self._contributor.contribute(plan, round_info, coding, cut_short)
                 if scope.cancel_called:  # while it was encoded, which cannot be interrupted
@@ -92,7 +94,7 @@ class Training:
                     return
                 self.update = update
                 self._note(plan)
-                context.events.emit("phase_entered", round=plan.round, phase="submit")
+                context.events.emit(PhaseEntered(round=plan.round, phase="submit"))
                 self._feed(events.Submitted(signed, context.trainer.speed))
         finally:
             idle.set()

@@ -8,6 +8,7 @@ from typing import Final, Generic, TypeVar
 
 import trio
 
+from peer.catalogue.machine import ContactFailed
 from peer.errors import BarnraiseError, DialError, DialReason, NetworkError, NotAdmitted, ProtocolViolation, RemoteError
 from peer.identity import Signed
 from peer.net.host import Host
@@ -79,12 +80,12 @@ async def enter_run(
             try:
                 return await entrance.enter_with(peer)
             except (NetworkError, ProtocolViolation) as error:
-                host.events.emit("contact_failed", address=peer, reason=str(error))
+                host.events.emit(ContactFailed(address=peer, reason=str(error)))
         for address in invite.addresses:
             try:
                 return await entrance.enter_at(address)
             except (NetworkError, ProtocolViolation) as error:
-                host.events.emit("contact_failed", address=address, reason=str(error))
+                host.events.emit(ContactFailed(address=address, reason=str(error)))
                 refused = isinstance(error, RemoteError) and error.code == NotAdmitted.__name__
                 failures.append(NotAdmitted(f"the peer at {address} refuses: {error}") if refused else error)
                 if refused and address.endswith(f"/p2p/{invite.authority}"):

@@ -15,6 +15,7 @@ from typing import Annotated, Final, Protocol
 import msgspec
 import trio
 
+from peer.catalogue.machine import PeerPaused, PeerResumed
 from peer.events import EventLog
 from peer.files import write_atomically
 from peer.notifier import Notifier
@@ -77,9 +78,9 @@ class OwnersPause:
         before, request = self.reason, read_request(self._file, time.time())
         self.reason = self._holds if request is None else _asked_for(request)
         if self.reason and self.reason != before:
-            self._events.emit("peer_paused", reason=self.reason)
+            self._events.emit(PeerPaused(reason=self.reason))
         elif before and not self.reason:
-            self._events.emit("peer_resumed")
+            self._events.emit(PeerResumed())
         if bool(before) != self.paused:
             self._changed.notify()
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from peer.free_memory import free_memory_bytes
+from peer.machine import free_memory_bytes
 from swarm.inference.record import check_commits
 from swarm.membership.open_peer import OpenPeer
 from swarm.placement.costs import USUAL_PEERS, RunShape

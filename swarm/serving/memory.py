@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from peer.errors import ConfigError, ResourceError
-from peer.free_memory import free_memory_bytes
 from peer.ipc.block_messages import HIDDEN_BYTES, PAGE_TOKENS
 from peer.ipc.span import Span
+from peer.machine import free_memory_bytes
 from swarm.serving.parts import Weights, part_bytes, part_spans
 
 FREE_SHARE: Final = 0.6

@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 import trio
 
+from peer.catalogue.serving import BlocksServed, ServerMoves
 from peer.checkpoint.hash_tree import StateTree
 from peer.errors import CheckpointError
 from peer.ipc.block_messages import CHUNK_TOKENS
@@ -102,7 +103,7 @@ class ModelServer:
             better = better_blocks(self._placement(), self._record(), room, time.time(), self._random.random)
             if better is not None:
                 moved.append(better)
-                self._host.events.emit("server_moves", first=better.first, end=better.end)
+                self._host.events.emit(ServerMoves(first=better.first, end=better.end))
                 scope.cancel()
                 return
 
@@ -206,7 +207,7 @@ class ModelServer:
             nursery.start_soon(server.run)
             self._ready_at = time.time()
             await self._membership.announce()
-            self._host.events.emit("blocks_served", first=span.first, end=span.end, pages=self._pages)
+            self._host.events.emit(BlocksServed(first=span.first, end=span.end, pages=self._pages))
             ready(span)
             with trio.CancelScope() as scope:
                 try:

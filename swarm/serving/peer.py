@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 import trio
 
+from peer.catalogue.serving import ModelEntered
 from peer.checkpoint.hash_tree import StateTree
 from peer.errors import ConfigError
 from peer.events import Watcher
@@ -65,7 +66,7 @@ async def run_server(config: ServeConfig, ready: Callable[[Invite, Span], None],
             entered = await _enter(config, home, host, created)
             manifest = entered.manifest
             said = manifest.text.choice(others=OTHERS).sentence
-            host.events.emit("model_entered", name=manifest.name, blocks=manifest.model.layers, chat_template=said)
+            host.events.emit(ModelEntered(name=manifest.name, blocks=manifest.model.layers, chat_template=said))
             return entered
 
         async with open_peer(host_config, home, enter, run_schemas) as peer:

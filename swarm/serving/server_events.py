@@ -8,6 +8,8 @@ from typing import Final
 
 import trio
 
+from peer.catalogue.rounds import StateProgress
+from peer.catalogue.serving import LoadChanged
 from peer.events import Event, EventLog
 from swarm.inference.record import ServerRecord
 
@@ -17,21 +19,21 @@ TELL_S: Final = 1.0
 async def tell_load(events: EventLog, look: Callable[[], tuple[ServerRecord, int]]) -> None:
     """Emit `load_changed` where the record or the number of clients that `look` returns has changed, until
     cancelled."""
-    told: dict[str, int | float] = {}
+    told: LoadChanged | None = None
     while True:
         record, clients = look()
-        load = {
-            "sessions": record.sessions,
-            "clients": clients,
-            "waiting_tokens": record.waiting_tokens,
-            "tokens": record.tokens,
-            "pages": record.pages,
-            "pages_free": record.pages_free,
-            "step_ms": record.step_ms,
-        }
+        load = LoadChanged(
+            sessions=record.sessions,
+            clients=clients,
+            waiting_tokens=record.waiting_tokens,
+            tokens=record.tokens,
+            pages=record.pages,
+            pages_free=record.pages_free,
+            step_ms=record.step_ms,
+        )
         if load != told:
             told = load
-            events.emit("load_changed", **load)
+            events.emit(load)
         await trio.sleep(TELL_S)
 
 
@@ -39,7 +41,7 @@ def arriving(events: EventLog, reach: Callable[[int], None]) -> EventLog:
     """Return a log for a fetch: `reach` gets the bytes that have arrived, `events` all other events."""
 
     def tell(event: Event) -> None:
-        if event.name == "state_progress":
+        if event.name == StateProgress.event_name():
             reach(int(str(event.fields["done_bytes"])))
         else:
             events.emit(event.name, **event.fields)

@@ -13,6 +13,8 @@ from typing import Final
 import trio
 
 from peer import faults
+from peer.catalogue.groups import PeerPenalized
+from peer.catalogue.rounds import StateProgress
 from peer.checkpoint.hash_tree import StateTree
 from peer.errors import NetworkError, ProtocolViolation, RemoteError, ResourceError
 from peer.events import EventLog
@@ -114,7 +116,7 @@ class ChunkFetch:
                 if now - reported_at >= _PROGRESS_EVERY_S:
                     reported_at = now
                     done = self.resumed_bytes + taken
-                    self._events.emit("state_progress", done_bytes=done, size_bytes=self._part.wanted_bytes)
+                    self._events.emit(StateProgress(done_bytes=done, size_bytes=self._part.wanted_bytes))
             if any(_may_deliver(donor) for donor in self.donors.values()) and not self._most_certain_refuse():
                 hopeful_at = now
             if now - hopeful_at > HOPELESS_S or self._all_refuse():
@@ -246,7 +248,7 @@ class ChunkFetch:
     def _penalize(self, donor: Donor, reason: str) -> None:
         """Drop this donor for the rest of the fetch: one that sent wrong bytes is not asked again."""
         donor.status = "bad"
-        self._events.emit("peer_penalized", peer=donor.peer, reason=reason)
+        self._events.emit(PeerPenalized(peer=donor.peer, reason=reason))
 
 
 def _pause_s(asked_s: float) -> float:

@@ -14,6 +14,7 @@ from typing import Final
 from msgspec import convert
 from msgspec.structs import asdict, replace
 
+from peer.catalogue.groups import RosterFull
 from swarm.status.model_state import blocks_served
 from swarm.status.state import Alert, MemberState, MonitorState, RoundState, StageState
 from swarm.status.verdict import AWAY_S, Condition, coordinator_away, quorum, replicas, run_stalled
@@ -203,7 +204,7 @@ def _roster_full(state: MonitorState) -> Iterator[Condition]:
     most = max((member.told.left_out for member in state.members), default=0)
     if most > 0:
         yield Condition(
-            name="roster_full",
+            name=RosterFull.event_name(),
             severity="warning",
             text=f"a round had no room for {most} of the updates, whose peers wait for their turn",
             remedy="give these another stage or run; create the next run with fewer [run] max_peers, or more stages",

@@ -6,33 +6,33 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from peer.catalogue.groups import PeerPenalized, RosterFull
+from peer.catalogue.machine import CheckpointFailed, CheckpointSaved, WorkerDied
+from peer.catalogue.reading import Heard
 from peer.plain_text import plain
-from swarm.membership.told_events import ToldEvent
 from swarm.status.state import MemberTold
 
 TOLD_S: Final = 600.0
 _REASON_MAX: Final = 120
 
 
-def members_told(told: Mapping[str, Sequence[ToldEvent]], now: float) -> dict[str, MemberTold]:
+def members_told(told: Mapping[str, Sequence[Heard]], now: float) -> dict[str, MemberTold]:
     """Return what was told in the last `TOLD_S` seconds, of those peers of which something was."""
     refusing: dict[str, dict[str, str]] = {}  # the reasons, by who refuses, of each refused peer
     saves, workers, left_out = Counter[str](), Counter[str](), Counter[str]()
     for teller, events in told.items():
-        for event in events:
-            if event.at < now - TOLD_S:
-                continue
-            if event.name == "peer_penalized":
-                reason = plain(str(event.fields.get("reason", "")), _REASON_MAX)
-                refusing.setdefault(str(event.fields.get("peer", "")), {})[teller] = reason
-            elif event.name == "checkpoint_failed":
-                saves[teller] += 1
-            elif event.name == "checkpoint_saved":
-                saves.pop(teller, None)
-            elif event.name == "worker_died":
-                workers[teller] += 1
-            elif event.name == "roster_full" and isinstance(count := event.fields.get("left_out"), int):
-                left_out[teller] = max(left_out[teller], count)
+        for event in (event for at, event in events if at >= now - TOLD_S):
+            match event:
+                case PeerPenalized():
+                    refusing.setdefault(event.peer, {})[teller] = plain(event.reason, _REASON_MAX)
+                case CheckpointFailed():
+                    saves[teller] += 1
+                case CheckpointSaved():
+                    saves.pop(teller, None)
+                case WorkerDied():
+                    workers[teller] += 1
+                case RosterFull():
+                    left_out[teller] = max(left_out[teller], event.left_out)
     return {
         peer: MemberTold(
             refused_by=len(refusing.get(peer, ())),

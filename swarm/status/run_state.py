@@ -11,10 +11,11 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from peer.catalogue.reading import Heard
+from peer.catalogue.rounds import AttemptFailed, RoundTrained, ValEvaluated
 from peer.plain_text import plain
 from swarm.inference.record import ServerRecord
 from swarm.membership.member_record import MemberRecord
-from swarm.membership.told_events import ToldEvent
 from swarm.membership.vote_shares import VoteShare, alarms, caution, invites_of
 from swarm.protocol.head import Head
 from swarm.run.manifest import Manifest
@@ -125,10 +126,10 @@ def last_failure(view: RunView) -> str:
     heads = [chain.last for chain in view.chains if chain.last]
     behind = min((head.round for head in heads), default=0)
     failed = [
-        (event.at, str(event.fields.get("reason", "")))
+        (at, event.reason)
         for events in view.collected.told.values()
-        for event in events
-        if event.name == "attempt_failed" and _number(event.fields.get("round")) > behind
+        for at, event in events
+        if isinstance(event, AttemptFailed) and event.round > behind
     ]
     return plain(max(failed)[1], 120) if failed else ""
 
@@ -309,18 +310,16 @@ def _round(view: RunView, stage: int, before: Head | None, head: Head, told: tup
     )
 
 
-def _told_of_rounds(told: Mapping[str, Sequence[ToldEvent]]) -> tuple[Trained, Failures]:
+def _told_of_rounds(told: Mapping[str, Sequence[Heard]]) -> tuple[Trained, Failures]:
     """Return when each peer ended its training of a round, and why attempts failed."""
     trained: Trained = {}
     failures: Failures = {}
     for peer, events in told.items():
-        for event in events:
-            number = _number(event.fields.get("round"))
-            if event.name == "round_trained":
-                trained.setdefault(number, {})[peer] = event.at
-            elif event.name == "attempt_failed":
-                reason = plain(str(event.fields.get("reason", "")), 120)
-                failures.setdefault((number, event.fields.get("stage")), []).append(reason)
+        for at, event in events:
+            if isinstance(event, RoundTrained):
+                trained.setdefault(event.round, {})[peer] = at
+            elif isinstance(event, AttemptFailed):
+                failures.setdefault((event.round, event.stage), []).append(plain(event.reason, 120))
     return trained, failures
 
 
@@ -331,16 +330,15 @@ def _losses(view: RunView) -> tuple[LossPoint, ...]:
     train = {number: dict(of) for number, of in view.collected.losses.items() if number <= last}
     held_out: dict[int, float] = {}
     for peer, events in view.collected.told.items():
-        for event in events:
-            loss, number = event.fields.get("loss"), _number(event.fields.get("round"))
-            if not isinstance(loss, int | float) or isinstance(loss, bool) or not math.isfinite(loss):
+        for _, event in events:
+            if not isinstance(event, RoundTrained | ValEvaluated) or not 0 <= event.round <= last:
                 continue
-            if number > last:
+            if event.loss is None or not math.isfinite(event.loss):
                 continue
-            if event.name == "round_trained":
-                train.setdefault(number, {})[peer] = float(loss)
-            elif event.name == "val_evaluated":
-                held_out[number] = float(loss)
+            if isinstance(event, RoundTrained):
+                train.setdefault(event.round, {})[peer] = event.loss
+            else:
+                held_out[event.round] = event.loss
     numbers = sorted(train.keys() | held_out.keys())[-LOSSES_SHOWN:]
     return tuple(
         LossPoint(
@@ -351,7 +349,3 @@ def _losses(view: RunView) -> tuple[LossPoint, ...]:
         )
         for number in numbers
     )
-
-
-def _number(value: object) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else -1

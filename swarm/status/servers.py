@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from peer.catalogue.reading import Heard
 from peer.net.address_book import is_circuit, relay_in
 from peer.plain_text import plain
 from swarm.inference.coverage import block_states, server_state, troubles
 from swarm.inference.record import ServedCommit, ServerRecord
 from swarm.inference.route import RouteView
-from swarm.membership.told_events import ToldEvent
 from swarm.status.member_told import members_told
 from swarm.status.state import Link, MemberClaims, MemberFacts, MemberSeen, MemberState, MemberTold, Outcome, Watch
 
@@ -25,7 +25,7 @@ class Collected:
     """What a monitor has collected over several readings."""
 
     watch: Watch
-    told: Mapping[str, Sequence[ToldEvent]] = field(default_factory=dict)
+    told: Mapping[str, Sequence[Heard]] = field(default_factory=dict)
     outcomes: Mapping[str, Outcome] = field(default_factory=dict)
     """What came of asking each peer for its events."""
     rates: Mapping[str, tuple[float, float]] = field(default_factory=dict)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from peer.catalogue.groups import QuorumLost
 from swarm.run.manifest import Manifest
 from swarm.status.reading import RunReading
 from swarm.status.state import Level, MonitorState, Problem, StageState, Verdict
@@ -208,7 +209,7 @@ def quorum(state: MonitorState) -> Iterator[Condition]:
             here = f"{answering} of {facts.members} members{of} answer and {facts.quorum} are needed"
             text = f"{here}: one more that falls silent stops it"
         yield Condition(
-            name="quorum_lost" if lost else "quorum_at_edge",
+            name=QuorumLost.event_name() if lost else "quorum_at_edge",
             subject=str(stage.stage),
             severity="critical" if lost else "warning",
             text=text,

@@ -12,6 +12,7 @@ import trio
 
 from optim.strategies.interface import OuterStrategy
 from optim.strategies.registry import build_strategy
+from peer.catalogue.machine import LastCheckpointFailed
 from peer.checkpoint.generation import FileRoom, MemoryRoom, StateGeneration, StateRoom
 from peer.checkpoint.store import CheckpointStore
 from peer.decoding import MALFORMED
@@ -90,7 +91,7 @@ class LocalCheckpoint:
 
         if not await save_or_wait(save, held_elsewhere, head.round, folder, events):
             lost, sentence = await trio.to_thread.run_sync(self._what_is_lost, head, log)
-            events.emit("last_checkpoint_failed", round=head.round, lost=lost, error=sentence)
+            events.emit(LastCheckpointFailed(round=head.round, lost=lost, error=sentence))
             raise ResourceError(sentence)
 
     def _is_due(self, head: Head) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import msgspec
 import trio
 
+from peer.catalogue.rounds import RunFoundComplete
 from peer.errors import NetworkError, ResourceError
 from swarm.membership.completion import COMPLETE
 from swarm.membership.member_record import MEMBERS
@@ -38,7 +39,7 @@ async def comes_too_late(context: PeerContext) -> bool:
     if any(proven is None or proven.head.round < rounds for proven in heads):
         return False
     kept = all(proven is not None and manifest.authority in proven.holders for proven in heads)
-    context.host.events.emit("run_found_complete", round=rounds, kept=kept, stages=stages, common=True)
+    context.host.events.emit(RunFoundComplete(round=rounds, kept=kept, stages=stages, common=True))
     if kept and stages == 1 and heads[0] is not None and context.config.role != "feeder":
         await _bring(context, heads[0])
     return kept
@@ -54,7 +55,7 @@ async def _is_gossip_over(context: PeerContext) -> bool:
     authority = records.get(manifest.authority)
     if authority is None or authority.phase != COMPLETE:
         return False
-    host.events.emit("run_found_complete", round=manifest.run.rounds, kept=True, stages=1, common=False)
+    host.events.emit(RunFoundComplete(round=manifest.run.rounds, kept=True, stages=1, common=False))
     return True
 
 

@@ -39,7 +39,7 @@ async def open_corpus(context: PeerContext) -> CorpusReader:
     has too little of it, WorkerError."""
     config = worker_config(context)
     corpus = await read_corpus_apart(config)
-    context.host.events.emit("corpus_read", **corpus.facts.event_fields())
+    context.host.events.emit(corpus.facts.event())
     return CorpusReader(corpus, config.seed)
 
 

@@ -17,7 +17,7 @@ from peer.errors import ConfigError, ResourceError
 from peer.footprint.host import written_in_a_day
 from peer.footprint.layout import ONE_DEVICE, Layout
 from peer.footprint.workload import Footprint
-from peer.free_memory import free_memory_bytes
+from peer.machine import free_memory_bytes
 from swarm.placement.costs import USUAL_PEERS, RunShape
 from swarm.run.manifest import Manifest
 from swarm.run.peer_context import JoinConfig

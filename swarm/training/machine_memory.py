@@ -12,7 +12,7 @@ from peer.files import can_reserve
 from peer.footprint.layout import Layout
 from peer.footprint.step_size import SMALLEST, StepSize, sized, step_that_fits
 from peer.footprint.workload import DeviceKind, Footprint, Workload
-from peer.free_memory import free_memory_bytes
+from peer.machine import free_memory_bytes
 from swarm.placement.costs import USUAL_PEERS, RunShape, of_each
 from swarm.run.manifest import Manifest
 from swarm.run.peer_context import JoinConfig

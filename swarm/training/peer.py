@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import trio
 
+from peer.catalogue.groups import RunEntered
 from peer.events import Watcher
 from peer.files import write_atomically
 from peer.net.host import Host, HostConfig
@@ -59,13 +60,14 @@ async def run_participant(config: JoinConfig, watch: Watcher | None = None, besi
             chain = config.invite.membership(opened.identity)
             entered = await enter_run(host, config.invite, home, chain, open_manifest, found=found)
             host.events.emit(
-                "run_entered",
-                name=entered.manifest.run.name,
-                role=config.role,
-                rounds=entered.manifest.run.rounds,
-                min_peers=entered.manifest.run.min_peers,
-                stages=entered.manifest.stages,
-                tokenizer=entered.manifest.tokenizer,
+                RunEntered(
+                    name=entered.manifest.run.name,
+                    role=config.role,
+                    rounds=entered.manifest.run.rounds,
+                    min_peers=entered.manifest.run.min_peers,
+                    stages=entered.manifest.stages,
+                    tokenizer=entered.manifest.tokenizer,
+                )
             )
             return entered
 

@@ -18,6 +18,8 @@ from typing import Final
 
 import trio
 
+from peer.catalogue.rounds import HeadAdopted, RoundCommitted, RoundEmpty
+from peer.catalogue.stages import PipelineLost
 from peer.notifier import Notifier
 from swarm.membership.member_record import MemberRecord, MemberView
 from swarm.pipeline.config import LoadReport
@@ -227,7 +229,7 @@ class StageReplica:
         """Report the samples that a move to another stage leaves uncounted: those counted since the last commit. The
         first stage dispatches its own samples again, and so does a synchronous round."""
         if self.stage > 0 and not self._manifest.synchronous and self._built.unmerged:
-            self._host.events.emit("pipeline_lost", samples=self._built.unmerged, reason="left the stage")
+            self._host.events.emit(PipelineLost(samples=self._built.unmerged, reason="left the stage"))
 
     # -- CommitListener ----------------------------------------------------------------------------------------------
 
@@ -239,10 +241,10 @@ class StageReplica:
         else:
             adopt()
         if merged is not None and not merged:
-            host.events.emit("round_empty", round=head.round, members=len(head.members))
+            host.events.emit(RoundEmpty(round=head.round, members=len(head.members)))
         now, trained = trio.current_time(), self.trainer.trained.of(head.round)
-        host.events.emit(
-            "round_committed" if merged is not None else "head_adopted",
+        pipelined = self._manifest.stages > 1
+        told = (RoundCommitted if merged is not None else HeadAdopted)(
             round=head.round,
             term=head.term,
             state_hash=head.state_hash.hex(),
@@ -257,8 +259,10 @@ class StageReplica:
             bytes_up=host.bytes_up,
             bytes_down=host.bytes_down,
             seconds=round(now - self._round_began, 3),
-            **self._of_stage(merged or ()),
+            stage=self.stage if pipelined else None,
+            counted=_listed(merged or ()) if pipelined else None,
         )
+        host.events.emit(told)
         self._round_began = now
         self._committed.notify()
         if not self.driver.actor.fetching:
@@ -271,19 +275,6 @@ class StageReplica:
         return first + [peer for peer, record in self._group().items() if record.state_hash == head.state_hash]
 
     # -- inside ------------------------------------------------------------------------------------------------------
-
-    def _of_stage(self, merged: Sequence[Contribution]) -> dict[str, int | list[str]]:
-        """Return a pipeline's fields of a commit's event: the samples of all contributions as "first-end,..."."""
-        if self._manifest.stages == 1:
-            return {}
-        return {
-            "stage": self.stage,
-            "counted": [
-                ",".join(f"{first}-{end}" for first, end in ranges[at : at + _RANGES_LISTED])
-                for ranges in (body.counted for body in merged)
-                for at in range(0, len(ranges), _RANGES_LISTED)
-            ],
-        }
 
     def _is_kept(self, head: Head) -> bool:
         """Whether another peer with that state stays until it has saved it: of all that have it the one with the least
@@ -304,3 +295,12 @@ class StageReplica:
     def _measures(self, head: Head) -> bool:
         """Whether this peer measures the held-out loss, for the whole group."""
         return bool(head.members) and head.members[0] == self.driver.me
+
+
+def _listed(merged: Sequence[Contribution]) -> tuple[str, ...]:
+    """Return the samples of all contributions as "first-end,...", in pieces that an event does not cut."""
+    return tuple(
+        ",".join(f"{first}-{end}" for first, end in ranges[at : at + _RANGES_LISTED])
+        for ranges in (body.counted for body in merged)
+        for at in range(0, len(ranges), _RANGES_LISTED)
+    )

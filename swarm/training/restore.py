@@ -15,6 +15,8 @@ from typing import Final
 import msgspec
 import trio
 
+from peer.catalogue.groups import PeerPenalized
+from peer.catalogue.stages import StageRestored
 from peer.errors import BarnraiseError, ProtocolViolation, RemoteError
 from peer.net.rpc_server import BUSY, UNKNOWN_METHOD
 from swarm.membership.member_record import MemberRecord, MemberView
@@ -98,7 +100,7 @@ async def _ask_backup_holders(
             async with checking:
                 await trio.to_thread.run_sync(proofs.add, held.head, held.links)
         except ProtocolViolation as error:
-            context.host.events.emit("peer_penalized", peer=peer, reason=str(error))
+            context.host.events.emit(PeerPenalized(peer=peer, reason=str(error)))
             return
         holders.setdefault(held.head.hash, []).append(peer)
 
@@ -128,7 +130,7 @@ async def _bring(context: PeerContext, stage: int, offer: ProvenHead) -> bool:
     except BarnraiseError as error:
         events.emit("backup_stale", stage=stage, reason=str(error))
         return False
-    events.emit("stage_restored", stage=stage, round=offer.head.round, donors=len(offer.holders))
+    events.emit(StageRestored(stage=stage, round=offer.head.round, donors=len(offer.holders)))
     return True
 
 

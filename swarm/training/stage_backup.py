@@ -15,6 +15,7 @@ import msgspec
 import trio
 from blake3 import blake3
 
+from peer.catalogue.stages import BackupSaved
 from peer.checkpoint.checkpoint_file import LoadedCheckpoint
 from peer.checkpoint.generation import StateGeneration
 from peer.errors import BarnraiseError
@@ -108,7 +109,7 @@ class StageBackup:
             self._held = None
             if await save_commit(self._context, self.of, found, fetched):
                 self._head, donors = found.head, len(found.holders)
-                self._host.events.emit("backup_saved", stage=self.of, round=found.head.round, donors=donors)
+                self._host.events.emit(BackupSaved(stage=self.of, round=found.head.round, donors=donors))
 
     def _on_disk(self) -> Head | None:
         """Return the head of the commit that a process before this one has left, if it can be proved."""

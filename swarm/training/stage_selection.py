@@ -17,6 +17,8 @@ import msgspec
 import trio
 
 from peer import faults
+from peer.catalogue.machine import TextMissing
+from peer.catalogue.stages import MoveFinished, MoveStarted, ReplicaOpened, StageLoad, StagesMissing
 from peer.errors import ConfigError, NetworkError
 from swarm.membership.completion import MEASURING, stages_over
 from swarm.membership.member_record import MEMBERS, MemberRecord, MemberRole, measured_record, member_record
@@ -119,7 +121,7 @@ class StageSelection:
         if self._manifest.stages > 1:
             note_stage(self._context, replica.stage)
             self._opened_at = trio.current_time()
-            self._host.events.emit("replica_opened", stage=replica.stage)
+            self._host.events.emit(ReplicaOpened(stage=replica.stage))
             faults.reach("arriving")
 
     def wake(self) -> None:
@@ -139,7 +141,7 @@ class StageSelection:
     def return_without_text(self, reason: str) -> None:
         """Go back to the stage that this peer came from: the first stage needs more text than this machine has."""
         self._has_text = False
-        self._host.events.emit("text_missing", reason=reason)
+        self._host.events.emit(TextMissing(reason=reason))
         self.go(self._place.source)
 
     # -- choosing ----------------------------------------------------------------------------------------------------
@@ -154,7 +156,7 @@ class StageSelection:
                 reason = (
                     "this machine has none of the run's text: it takes any stage but the first (--data names a folder)"
                 )
-                self._host.events.emit("text_missing", reason=reason)
+                self._host.events.emit(TextMissing(reason=reason))
         if stages == 1 or pinned is not None:
             self.go(pinned or 0)
             return
@@ -237,7 +239,7 @@ class StageSelection:
             await self.membership.announce()
             return False
         reason, gain = "no peer serves it" if empty else "it is the slowest", round(move.gain, 4)
-        self._host.events.emit("move_started", source=move.source, target=move.target, gain=gain, reason=reason)
+        self._host.events.emit(MoveStarted(source=move.source, target=move.target, gain=gain, reason=reason))
         return True
 
     async def _has_other_replica(self, stage: int) -> bool:
@@ -257,7 +259,7 @@ class StageSelection:
         target, source = self._place.stage, self._place.source
         self.go(source)
         await self.membership.announce()
-        self._host.events.emit("move_started", source=target, target=source, gain=0.0, reason="no peer serves it")
+        self._host.events.emit(MoveStarted(source=target, target=source, gain=0.0, reason="no peer serves it"))
 
     def _note_missing(self) -> None:
         """Report which stages no peer serves: training waits for them, unless they have left with their last commit, of
@@ -268,7 +270,7 @@ class StageSelection:
         missing = tuple(stage for stage in needed if not at_work(stage, records, now))
         if missing != self._missing:
             self._missing = missing
-            self._host.events.emit("stages_missing", stages=[str(stage) for stage in missing])
+            self._host.events.emit(StagesMissing(stages=tuple(map(str, missing))))
 
     def _has_last_round(self, record: MemberRecord) -> bool:
         return record.role == "stage" and 0 < self._manifest.run.rounds <= record.round
@@ -299,13 +301,9 @@ class StageSelection:
             self._passed = (replica.passed, now)
             self._rate = (replica.passed - passed) / (now - since) if now > since else 0.0
             load = replica.load()
-            self._host.events.emit(
-                "stage_load",
-                queue=load.queue,
-                service_s=round(load.service_s, 4),
-                rate=round(self._rate, 2),
-                phase=self._told_phase,
-            )
+            rate, service_s = round(self._rate, 2), round(load.service_s, 4)
+            told = StageLoad(queue=load.queue, service_s=service_s, rate=rate, phase=self._told_phase)
+            self._host.events.emit(told)
 
     @property
     def _is_arriving(self) -> bool:
@@ -342,7 +340,7 @@ class StageSelection:
         if not self._is_arriving and not place.arrived:
             place = self._place = replace(place, ready_at=min(place.ready_at, now), arrived=True)
             if place.source >= 0:
-                self._host.events.emit("move_finished", target=place.stage, seconds=round(now - place.since, 3))
+                self._host.events.emit(MoveFinished(target=place.stage, seconds=round(now - place.since, 3)))
         record = member_record(
             self._host,
             replica.head if replica else self._no_state,

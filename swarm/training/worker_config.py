@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from peer.data.corpus import within_memory
-from peer.free_memory import memory_bytes
 from peer.ipc.stage_spec import StageSpec
+from peer.machine import memory_bytes
 from peer.worker.client import WorkerConfig
 from swarm.run.manifest_transfer import TOKENIZER_FILE
 from swarm.run.peer_context import PeerContext

@@ -9,8 +9,7 @@ import pytest
 
 from cli.checks.machine import container_findings
 from peer.cgroup import CpuLimit, MemoryLimit, cpu_limit, memory_limit
-from peer.cores import usable_cores
-from peer.free_memory import free_memory_bytes, memory_bytes
+from peer.machine import free_memory_bytes, memory_bytes, usable_cores
 
 MB = 1_000_000
 UNLIMITED_V1 = str(0x7FFFFFFFFFFFF000)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from peer.catalogue.happening import Happening
 from peer.loading import STEP_S, STEPS_MAX, Loading, loading
 
 
@@ -15,8 +16,8 @@ class Told:
     def __init__(self) -> None:
         self.events: list[tuple[str, dict[str, Any]]] = []
 
-    def __call__(self, name: str, /, **fields: Any) -> None:
-        self.events.append((name, fields))
+    def __call__(self, event: Happening, /) -> None:
+        self.events.append(event.stream_form())
 
 
 @pytest.mark.parametrize("size_bytes", [1, 199, 1 << 34])

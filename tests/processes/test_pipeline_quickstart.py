@@ -78,7 +78,7 @@ def play(cluster: LocalCluster) -> Scenario:
 
 
 def stages_of(cluster: LocalCluster, children: Sequence[ChildPeer]) -> list[int | None]:
-    return [cluster.progress.row(child.name).stage for child in children]
+    return [cluster.progress.peer(child.name).claims.stage for child in children]
 
 
 def group_names(cluster: LocalCluster) -> list[str]:

@@ -36,9 +36,9 @@ def test_a_peer_of_another_stage_restores_one_that_lost_all_replicas(tmp_path: P
         progress = cluster.progress
         kept = lose(cluster, started, stage)
         cluster.wait(120, "a peer moves", lambda: bool(progress.moves))
-        (move,) = progress.moves
+        ((mover, _, move),) = progress.moves
         assert (move.source, move.target, move.reason) == (1 - stage, stage, "no peer serves it")
-        (stays,) = [child for child in kept if child.name != move.name]
+        (stays,) = [child for child in kept if child.name != mover]
         cluster.wait(30, "the other says what it waits for", lambda: waits_for(cluster, stays) == stage)
         cluster.wait(120, "rounds go on", cluster.rounds_from_now(3))
         assert len(progress.moves) == 1, "one peer moved, and the other stayed"
@@ -53,7 +53,7 @@ def test_a_newcomer_restores_a_synchronous_stage_that_lost_its_only_replica(tmp_
         assert not cluster.progress.moves, "the last replica of its stage"
         added = cluster.add(3)
         cluster.wait(180, "rounds go on", cluster.rounds_from_now(3))
-        assert cluster.progress.row(added.name).stage == LAST
+        assert cluster.progress.peer(added.name).claims.stage == LAST
         check(cluster)
 
 
@@ -75,7 +75,7 @@ def begun(home: Path, group: Children, outer: str, peers: int) -> tuple[LocalClu
 
 def lose(cluster: LocalCluster, started: list[ChildPeer], stage: int) -> list[ChildPeer]:
     """Kill all replicas of `stage`, once the others keep a commit of it; these."""
-    kept = [child for child in started if cluster.progress.row(child.name).stage != stage]
+    kept = [child for child in started if cluster.progress.peer(child.name).claims.stage != stage]
     cluster.wait(60, "the stage is kept by the other", lambda: all(_keeps(child, stage) for child in kept))
     for child in started:
         if child not in kept:
@@ -85,7 +85,7 @@ def lose(cluster: LocalCluster, started: list[ChildPeer], stage: int) -> list[Ch
 
 def waits_for(cluster: LocalCluster, child: ChildPeer) -> int | None:
     """The stage that it says it waits for."""
-    phase = cluster.progress.row(child.name).phase
+    phase = cluster.progress.peer(child.name).claims.phase
     return int(phase.removeprefix("waiting for stage ")) if phase.startswith("waiting for stage ") else None
 
 
@@ -95,7 +95,7 @@ def check(cluster: LocalCluster) -> None:
     heads: dict[tuple[int | None, int, int], set[str]] = {}
     for commits in cluster.progress.commits.values():
         for commit in commits.values():
-            heads.setdefault((commit.stage, commit.fields["term"], commit.round), set()).add(commit.state_hash)
+            heads.setdefault((commit.stage, commit.term, commit.round), set()).add(commit.state_hash)
     assert all(len(states) == 1 for states in heads.values()), "one state a stage and round"
 
 

@@ -16,6 +16,7 @@ from typing import Final, TypeVar
 
 import trio
 
+from peer.catalogue.machine import LanUnusable
 from peer.errors import DialError, NetworkError
 from peer.net.backoff import Backoff
 from peer.net.host import Host
@@ -70,7 +71,7 @@ class Lan:
         """Announce the host and dial others until cancelled; returns if this machine has no local network."""
         ips, port = local_addresses(host.listening())
         if not ips:
-            host.events.emit("lan_unusable", reason="this machine has no address in a private network: leave --lan out")
+            host.events.emit(LanUnusable(reason="this machine has no address in a private network: leave --lan out"))
             return
         responder = MulticastResponder(instance_name(self._run_id, host.peer_id), ips, port)
         token = trio.lowlevel.current_trio_token()
@@ -85,7 +86,7 @@ class Lan:
             host.events.emit("lan_announced", addresses=list(ips), port=port)
             await self.meet(host, ips, responder.resolve)
         except NetworkError as error:
-            host.events.emit("lan_unusable", reason=str(error))
+            host.events.emit(LanUnusable(reason=str(error)))
         finally:
             with trio.CancelScope(shield=True), suppress(NetworkError):
                 await _in_thread(responder.close, CLOSE_S)

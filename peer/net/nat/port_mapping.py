@@ -16,6 +16,7 @@ from typing import Any, Final
 import miniupnpc
 import trio
 
+from peer.catalogue.machine import PortMapped, PortNotMapped
 from peer.errors import NetworkError
 from peer.events import EventLog
 
@@ -42,9 +43,9 @@ async def keep_mapped(port: int, events: EventLog, opened: Callable[[str], None]
     try:
         address = await _in_thread(_open, router, port, limit_s=LIMIT_S)
     except NetworkError as error:
-        events.emit("port_not_mapped", port=port, reason=str(error))
+        events.emit(PortNotMapped(port=port, reason=str(error)))
         return
-    events.emit("port_mapped", port=port, address=address)
+    events.emit(PortMapped(port=port, address=address))
     opened(address)
     try:
         while True:
@@ -52,7 +53,7 @@ async def keep_mapped(port: int, events: EventLog, opened: Callable[[str], None]
             try:
                 await _in_thread(_forward, router, port, limit_s=LIMIT_S)
             except NetworkError as error:
-                events.emit("port_not_mapped", port=port, reason=str(error))
+                events.emit(PortNotMapped(port=port, reason=str(error)))
     finally:
         with trio.CancelScope(shield=True), trio.move_on_after(CLOSE_S):
             await trio.to_thread.run_sync(_close, router, port, abandon_on_cancel=True)  # type: ignore[call-arg]

@@ -17,6 +17,7 @@ from libp2p.connection_types import ConnectionType
 from libp2p.peer.id import ID
 from libp2p.tools.anyio_service import background_trio_service
 
+from peer.catalogue.machine import ClientMode, ClientModeEnded, RelayFailed, RelayReserved
 from peer.errors import DialError, DialReason
 from peer.events import EventLog
 from peer.net.address_book import split_address
@@ -98,7 +99,7 @@ class Traversal:
         """Note whether others can dial this host at an address of its own."""
         if is_client != self._is_client:
             self._is_client = is_client
-            self._events.emit("client_mode" if is_client else "client_mode_ended")
+            self._events.emit(ClientMode() if is_client else ClientModeEnded())
             self.changed()
 
     def is_relay(self, peer: str) -> bool:
@@ -200,7 +201,7 @@ class Traversal:
                 return reservation, connection
             except (DialError, *LOST) as error:
                 reason = str(error)
-        self._events.emit("relay_failed", relay=relay, reason=reason)
+        self._events.emit(RelayFailed(relay=relay, reason=reason))
         return None, None
 
     def _set_reserved(self, relay: str, reserved: bool) -> None:
@@ -210,7 +211,10 @@ class Traversal:
             self._reserved.append(relay)
         else:
             self._reserved.remove(relay)
-        self._events.emit("relay_reserved" if reserved else "relay_lost", relay=relay)
+        if reserved:
+            self._events.emit(RelayReserved(relay=relay))
+        else:
+            self._events.emit("relay_lost", relay=relay)
         self.changed()
 
     # -- peers that a relay connects to us -------------------------------------------------------------------------

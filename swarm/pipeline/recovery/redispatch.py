@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final
 
+from peer.catalogue.stages import PipelineRedispatched
 from peer.errors import BarnraiseError, RemoteError
 from peer.net.rpc import ask_each
 from peer.net.rpc_server import BUSY
@@ -71,7 +72,7 @@ class Redispatcher:
         ranges = [(first, first + self.micro_batch) for first in sorted(missing)]
         if not ranges or not sources:
             return len(missing) < len(firsts)
-        self._host.events.emit("pipeline_redispatched", samples=count(ranges), round=epoch + 1, reason=reason)
+        self._host.events.emit(PipelineRedispatched(samples=count(ranges), round=epoch + 1, reason=reason))
         self._next_source += 1
         for k, peer in enumerate(sources):
             part = tuple(ranges[(k + self._next_source) % len(sources) :: len(sources)][:SAMPLE_RANGES_MAX])

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from peer.catalogue.groups import GroupFull
 from peer.errors import ProtocolViolation
 from peer.identity import Signed
 from swarm.protocol.agreement import messages as msg
@@ -72,7 +73,7 @@ class Applicants:
         most, was = self._context.config.max_peers, self._waits
         self._waits = len(head.members) + len(head.learners) >= most
         if self._waits and not was:
-            self._context.out.emit("group_full", round=head.round, most=most)
+            self._context.out.emit(GroupFull(round=head.round, most=most))
 
     # -- others --------------------------------------------------------------------------------------------------------
 

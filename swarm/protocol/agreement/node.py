@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from peer.catalogue.rounds import RunCompleted
 from peer.errors import ProtocolViolation, RoundDiscarded
 from swarm.protocol.agreement import events
 from swarm.protocol.agreement import messages as msg
@@ -339,7 +340,7 @@ class AgreementNode:
         self._spread(link, before.instance)
         if self._config.rounds and link.head.round >= self._config.rounds and not self._completed:
             self._completed = True
-            context.out.emit("run_completed", round=link.head.round)
+            context.out.emit(RunCompleted(round=link.head.round))
         self._round.begin()
         self._request_join()
         for peer, message in self._early.take(self._chain.hash):

@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 
+from peer.catalogue.happening import Happening
 from swarm.protocol.agreement.actions import Accuse, Action, CancelTimer, Emit, Persist, Send, SetTimer
 from swarm.protocol.agreement.messages import Contradiction, Message
 from swarm.protocol.agreement.packing import Packer
@@ -44,8 +45,8 @@ class Output:
         """Send a message, packed if it is long and the peer takes that (`able`: as another peer says)."""
         self.add(Send(peer, self._packer.pack(message) if able or peer in self.able else message))
 
-    def emit(self, event: str, **fields: str | int | float | bool | tuple[str, ...]) -> None:
-        self.add(Emit(event, fields))
+    def emit(self, event: str | Happening, **fields: str | int | float | bool | tuple[str, ...]) -> None:
+        self.add(Emit(event, fields) if isinstance(event, str) else Emit(*event.stream_form()))
 
     def accuse(self, peer: str, reason: str, proof: Contradiction | None = None) -> None:
         self.add(Accuse(peer, reason, proof))

@@ -17,6 +17,7 @@ import trio
 from blake3 import blake3
 
 from peer.bounds import finite_loss
+from peer.catalogue.rounds import ContributionJudged
 from peer.errors import ProtocolViolation, WorkerError
 from peer.identity import sign_body
 from peer.net.method import Call
@@ -117,7 +118,7 @@ class LossChecks:
         gains = {"gain": finite_loss(check.gain), "own_gain": finite_loss(check.own_gain)}
         self._context.events.emit("contribution_checked", round=number, peer=peer, is_harmful=is_harmful, **gains)
         if is_harmful:
-            self._context.events.emit("contribution_judged", round=number, peer=peer, left_out=left_out, **gains)
+            self._context.events.emit(ContributionJudged(round=number, peer=peer, left_out=left_out, **gains))
 
 
 def move(out: torch.Tensor, before: torch.Tensor, order: MergeOrder, slices: Sequence[memoryview], way: float) -> None:

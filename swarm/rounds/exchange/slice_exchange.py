@@ -23,8 +23,9 @@ from blake3 import blake3
 
 from optim.bundles import bundle_hash
 from peer import faults
-from peer.cores import usable_cores
+from peer.catalogue.rounds import MergeFailed
 from peer.errors import BarnraiseError, NetworkError, ProtocolViolation, RemoteError, RoundDiscarded, RoundError
+from peer.machine import usable_cores
 from peer.net.rpc import Method
 from swarm.protocol.agreement import events
 from swarm.protocol.messages import CONTRIBUTION, FETCH_RESULT, RELAY, RESULT, Done, SliceOf
@@ -149,7 +150,7 @@ class SliceExchange:
         try:
             result, name = await trio.to_thread.run_sync(self._merge, index, limiter=self._mergers)
         except ProtocolViolation as error:  # the mean does not fit the codec: without a result the attempt times out
-            self._context.events.emit("merge_failed", round=self.order.round_info.round, reason=str(error))
+            self._context.events.emit(MergeFailed(round=self.order.round_info.round, reason=str(error)))
             return
         self._keep(index, name, result)
         bundle = self._bundles.of(index)

@@ -16,6 +16,7 @@ from blake3 import blake3
 from optim.strategies.interface import Coding, RoundInfo
 from peer.bounds import finite_loss
 from peer.buffers import allocate
+from peer.catalogue.machine import WorkerFailed
 from peer.errors import BarnraiseError, Diverged, ProtocolViolation, WorkerError
 from peer.identity import Signed, sign_body
 from swarm.protocol.plan import CONTRIBUTION_KIND, Contribution, WorkPlan
@@ -75,7 +76,7 @@ class Contributor:
             if work.steps:
                 update = await trio.to_thread.run_sync(self._encode, round_info, coding, work.product)
         except WorkerError as error:
-            context.events.emit("worker_failed", round=plan.round, reason=str(error))
+            context.events.emit(WorkerFailed(round=plan.round, reason=str(error)))
         except Diverged:
             raise
         except BarnraiseError as error:

@@ -9,6 +9,7 @@ from typing import Final
 
 import trio
 
+from peer.catalogue.machine import StateAtRisk
 from peer.events import EventLog
 
 LAST_SAVE_S: Final = 300.0
@@ -31,7 +32,7 @@ async def save_or_wait(
         if left_s <= 0:
             return False
         reason = f"no other peer keeps the state of round {round}: free some space under {folder}"
-        events.emit("state_at_risk", round=round, seconds_left=ceil(left_s), reason=reason)
+        events.emit(StateAtRisk(round=round, seconds_left=ceil(left_s), reason=reason))
         await trio.sleep(min(left_s, _LAST_PAUSES_S[min(tries, len(_LAST_PAUSES_S) - 1)]))
         tries += 1
     return True

@@ -21,6 +21,7 @@ from optim.algorithms.eager import EagerOffset
 from optim.algorithms.outer_step import DilocoOuter
 from optim.config import EagerConfig, OuterConfig, StreamingConfig
 from optim.strategies.interface import OuterStrategy
+from peer.catalogue.machine import WorkerFailed
 from peer.errors import WorkerError
 from peer.events import EventLog
 from peer.ipc.inner_options import ElementRange, InnerRunOptions
@@ -83,7 +84,7 @@ class OverlapTrainer(WorkerTrainer):
                 if not self.paused:
                     tail.result = await self._inner(tail.ranges, tail.first_step, math.inf, None, tail.options)
             except WorkerError as error:
-                self._events.emit("worker_failed", reason=str(error))
+                self._events.emit(WorkerFailed(reason=str(error)))
             finally:
                 tail.done.set()
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from peer.bounds import finite_loss
+from peer.catalogue.happening import LOWER_RATE
+from peer.catalogue.rounds import StepsSkipped
 from peer.errors import Diverged
 from peer.events import EventLog
 
@@ -19,7 +21,6 @@ DIVERGED_ATTEMPTS: Final = 8
 """The same for attempts at one round: more, as they may all be on the same few samples. A pipeline repeats a round from
 which nothing can be merged."""
 SPEED_MEMORY: Final = 0.7  # of the old value in the smoothed speed: other programs slow volunteers' machines at times
-REMEDY: Final = "lower [inner] lr in a new run"
 
 
 def smoothed_speed(speed: float, steps: int, seconds: float) -> float:
@@ -73,18 +74,16 @@ class TrainedRounds:
             where = f"in round {round}" if first == round else f"from round {first} to {round}"
             raise Diverged(
                 f"training has diverged: {where} every step of this peer gave a NaN or infinite loss or gradient, so it"
-                f" can learn nothing more: {REMEDY}"
+                f" can learn nothing more: {LOWER_RATE}"
             )
 
     def _tell(self, useless: TrainedRound) -> None:
         every = "the only step" if useless.steps == 1 else f"all {useless.steps} steps"
         what = f"{every} of round {useless.round} gave a NaN or infinite loss or gradient and changed nothing"
         self._events.emit(
-            "steps_skipped",
-            round=useless.round,
-            steps=useless.steps,
-            skipped=useless.skipped,
-            reason=f"{what}: {REMEDY}",
+            StepsSkipped(
+                round=useless.round, steps=useless.steps, skipped=useless.skipped, reason=f"{what}: {LOWER_RATE}"
+            )
         )
 
     def of(self, round: int) -> TrainedRound:

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import trio
 
+from peer.catalogue.rounds import RunFinished
 from peer.events import EventLog
 from peer.footprint.kept import CHECKPOINT_S
 from swarm.protocol.head import Head
@@ -69,4 +70,4 @@ class ReplicaUpkeep:
             self._trainer.validate_round = head.round
             await self._trainer.validate()
         self.finished = True
-        self._events.emit("run_finished", round=head.round, state_hash=head.state_hash.hex())
+        self._events.emit(RunFinished(round=head.round, state_hash=head.state_hash.hex()))

@@ -14,6 +14,8 @@ import trio
 
 from optim.strategies.interface import Product
 from peer.bounds import finite_loss
+from peer.catalogue.machine import WorkerFailed
+from peer.catalogue.rounds import RoundTrained, ValEvaluated
 from peer.errors import BarnraiseError, ProtocolViolation, WorkerError
 from peer.events import EventLog
 from peer.ipc.inner_options import ElementRange, InnerRunOptions
@@ -121,11 +123,11 @@ class WorkerTrainer:
             with self._at_work():
                 self.val_loss = await self._worker_group.evaluate(VALIDATION_BATCHES)
         except WorkerError as error:
-            self._events.emit("worker_failed", round=round_number, reason=str(error))
+            self._events.emit(WorkerFailed(round=round_number, reason=str(error)))
         else:
             ended, self.val_round = trio.current_time(), round_number
             self._validates_from = ended + (ended - began) / VALIDATION_SHARE
-            self._events.emit("val_evaluated", round=round_number, loss=finite_loss(self.val_loss))
+            self._events.emit(ValEvaluated(round=round_number, loss=finite_loss(self.val_loss)))
         if self.validate_round == round_number:  # not sooner: after a cancellation it must still be measured
             self.validate_round = None
 
@@ -212,14 +214,15 @@ class WorkerTrainer:
         """Tell what was trained in a round, of it `ahead` before it began. Raises Diverged."""
         number, steps, skipped = request.round_info.round, ahead.steps + result.steps, ahead.skipped + result.skipped
         self._events.emit(
-            "round_trained",
-            round=number,
-            steps_ahead=ahead.steps,
-            steps=steps,
-            skipped=skipped,
-            loss=finite_loss(loss),
-            idle_s=round(ahead.idle_s + result.idle_s, 4),
-            busy_s=round(ahead.seconds + result.seconds, 4),
+            RoundTrained(
+                round=number,
+                steps_ahead=ahead.steps,
+                steps=steps,
+                skipped=skipped,
+                loss=finite_loss(loss),
+                idle_s=round(ahead.idle_s + result.idle_s, 4),
+                busy_s=round(ahead.seconds + result.seconds, 4),
+            )
         )
         self.trained.note(number, steps, skipped, loss)
 

@@ -37,11 +37,11 @@ from cli.checks.network import (
     swarm_findings,
 )
 from cli.checks.text import text_finding
-from cli.terminal.figures import duration_text
 from optim.config import CodecConfig, GossipConfig
 from optim.kernels import codec_kernels
 from peer.confinement.confine import NOT_HERE, Restriction
 from peer.errors import ConfigError, NotAdmitted
+from peer.figures import duration_text
 from peer.footprint.layout import Compute
 from peer.identity import Identity
 from peer.ipc.corpus_messages import OwnText

@@ -17,8 +17,8 @@ from cli.commands.coordinate import _farewell as coordinator_farewell
 from cli.commands.join import what_was_kept
 from cli.main import group
 from cli.progress.progress import Progress
-from cli.terminal.figures import quoted
 from peer.errors import ConfigError
+from peer.figures import quoted
 from peer.identity import Identity
 from swarm.coordinator.regroup_files import ask_coordinator
 from swarm.run.home import Home

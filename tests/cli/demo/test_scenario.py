@@ -54,7 +54,7 @@ class Late(LocalCluster):
         return child
 
     def kill(self, victim: ChildPeer) -> None:
-        self.at_the_kill = [self.progress.row(name).stage for name in self.started[: len(self.arrivals)]]
+        self.at_the_kill = [self.progress.peer(name).claims.stage for name in self.started[: len(self.arrivals)]]
         super().kill(victim)
 
     def wait(self, limit_s: float | None, what: str, done: Callable[[], bool]) -> None:
@@ -102,7 +102,7 @@ class Many(Late):
 
     @contextmanager
     def slowed(self, slow: ChildPeer) -> Iterator[None]:
-        self.slow = (slow.name, self.progress.row(slow.name).stage)
+        self.slow = (slow.name, self.progress.peer(slow.name).claims.stage)
         with super().slowed(slow):
             yield
 

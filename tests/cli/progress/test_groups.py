@@ -207,7 +207,7 @@ def test_a_whole_model_is_one_group_without_stages() -> None:
 
 def test_the_coordinator_has_no_line_beside_peers() -> None:
     progress = Progress("a quickstart", stages=2)
-    progress.row("peer-1")
+    progress.peer("peer-1")
     tell(progress, "run_entered", name="big", role="coordinator", rounds=9, stages=2)
     progress.apply("peer-1", "round_committed", 1.0, committed(0, 1))
     tell(progress, "head_seen", stage=0, round=1, members=2)

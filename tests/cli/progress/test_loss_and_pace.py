@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cli.progress.curve import POINTS_MAX, LossCurve
 from cli.progress.state import RoundPace
-from cli.terminal.figures import duration_text
+from peer.figures import duration_text
 
 
 def curve_of(values: list[float | None]) -> LossCurve:

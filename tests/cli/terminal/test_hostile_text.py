@@ -7,14 +7,15 @@ import pkgutil
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_type_hints
 
 import msgspec
 import pytest
 import trio
+from msgspec import structs
 
 import swarm.run
-from cli.progress.progress import _HANDLERS
+from peer.catalogue.reading import CATALOGUE
 from peer.errors import NotAdmitted
 from peer.events import EventLog
 from peer.identity import Identity
@@ -148,35 +149,31 @@ def run_status(text: str, stages: int) -> dict[str, Any]:
     return built
 
 
-TEXTS = (
-    "phase reason cause error role name peer partner state_hash head previous path address remedy version prefix invite"
-)
-COUNTS = (
-    "round rounds step term alive goes_on_at donors source target stage stages micro_batches tokens waiting most votes"
-)
-AMOUNTS = "loss queue rate gain seconds distance bytes_up bytes_down dispatched completed retried abandoned"
-RANGES = {"synchronous": False, "first": 0, "last": 3, "members": 3, "done_bytes": 1, "size_bytes": 2, "counted": []}
-FIELDS: dict[str, Any] = {
-    **dict.fromkeys(TEXTS.split(), EVIL),
-    **dict.fromkeys(COUNTS.split(), 2),
-    **dict.fromkeys(AMOUNTS.split(), 2.0),
-    **RANGES,
-}
-"""Fields for any event that a view takes in."""
+SAMPLES: dict[Any, Any] = {str: EVIL, int: 2, float: 2.0, bool: False, tuple[str, ...]: [EVIL, EVIL]}
 SPECIAL: dict[str, dict[str, Any]] = {
-    "text_fed": {"peers": [EVIL, EVIL]},
-    "quorum_lost": {"away": [EVIL, EVIL]},
-    "stages_missing": {"stages": [EVIL]},
-    "run_found_complete": {"kept": False, "common": True},
+    "round_committed": {"counted": []},
+    "head_adopted": {"counted": []},
+    "quorum_lost": {"alone": True},
+    "worker_ready": {"recompute": "selective"},
 }
+
+
+def fields_of(name: str) -> dict[str, Any]:
+    """Return fields of an event of the catalogue; every text in them is `EVIL`."""
+    kinds = get_type_hints(CATALOGUE[name])
+    of = {field.name: get_args(kinds[field.name]) or (kinds[field.name],) for field in structs.fields(CATALOGUE[name])}
+    samples = {
+        field: SAMPLES[tuple[str, ...] if str in kinds and ... in kinds else kinds[0]] for field, kinds in of.items()
+    }
+    return {**samples, **SPECIAL.get(name, {})}
 
 
 def hostile_stream(path: Path) -> int:
     """Write each event that a view knows, twice, as a peer with no sink for its log would; return their number."""
-    names = [name for name in _HANDLERS for _ in range(2)]
+    names = [name for name in CATALOGUE for _ in range(2)]
     with path.open("w") as file:
         for at, name in enumerate(names):
-            fields = {**FIELDS, **SPECIAL.get(name, {}), "at": float(at), "event": name}
+            fields = {**fields_of(name), "at": float(at), "event": name}
             file.write(msgspec.json.encode(_encodable(fields)).decode() + "\n")
     return len(names)
 
@@ -217,4 +214,4 @@ async def test_views_show_every_field_as_text(tmp_path: Path, place: Place) -> N
     lines = [line for line in texts[1].splitlines() if line.startswith("{")]
     assert len(lines) == count and all(line.isascii() for line in lines)
     for line in lines:
-        assert msgspec.json.decode(line)["event"] in _HANDLERS
+        assert msgspec.json.decode(line)["event"] in CATALOGUE

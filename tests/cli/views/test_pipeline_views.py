@@ -12,11 +12,11 @@ from rich.console import Console
 from cli.commands.join import what_was_kept
 from cli.commands.quickstart import run_toml
 from cli.demo.report import broken_in_pipeline
-from cli.progress.facts import CommitRow
 from cli.progress.micro_batch_audit import MicroBatches
 from cli.progress.progress import Progress
 from cli.views.table import live_view
 from optim.config import DilocoConfig
+from peer.catalogue.rounds import RoundCommitted
 from peer.files import write_atomically
 from swarm.run.config import parse_run_config
 
@@ -80,7 +80,7 @@ def test_moves_are_noted_and_kept() -> None:
     progress.apply("a", "move_started", 1.0, move)
     progress.apply("a", "move_finished", 9.0, {"target": 1, "seconds": 8.2})
     progress.apply("a", "stages_missing", 9.0, {"stages": ["1"]})
-    assert [(m.name, m.source, m.target, m.gain) for m in progress.moves] == [("a", 0, 1, 1.5)]
+    assert [(name, m.source, m.target, m.gain) for name, _, m in progress.moves] == [("a", 0, 1, 1.5)]
     assert told(progress) == [
         "a moves from stage 0 to 1: it has no replica",
         "a works in stage 1 after 8 s",
@@ -93,7 +93,7 @@ def test_refused_samples_are_noted_with_the_remedy() -> None:
     refused = {"first": 8, "last": 12, "cause": "not_finite", "reason": "the output holds NaN.", "synchronous": True}
     for changes in ({}, {"cause": "value", "reason": "no\x1b ids"}, {"synchronous": False}):
         progress.apply("a", "pipeline_refused", 1.0, refused | changes)
-    batch = "the batch cannot be completed while every replica refuses samples 8 to 11"
+    batch = "a: the batch cannot be completed while every replica refuses samples 8 to 11"
     assert told(progress) == [
         f"{batch} (the output holds NaN): lower [inner] lr, or continue from an earlier checkpoint",
         f"{batch} (no? ids)",
@@ -173,7 +173,7 @@ def test_a_feeder_names_its_peers_and_totals() -> None:
     assert "waiting for requests" in shown(progress)
     progress.apply("f", "text_fed", 3.0, {"micro_batches": 1, "peers": ["12D3KooWverylong"]})
     for at in (13.0, 73.0):
-        progress.apply("f", "text_fed", at, {"micro_batches": 41 + at, "peers": ["12D3KooWverylong"]})
+        progress.apply("f", "text_fed", at, {"micro_batches": 41 + int(at), "peers": ["12D3KooWverylong"]})
     assert told(progress) == [
         "f is a feeder: it reads text for the replicas of the first stage and holds no weights",
         "f feeds ann?[2J",
@@ -182,8 +182,12 @@ def test_a_feeder_names_its_peers_and_totals() -> None:
     assert "feeding 1 peer" in shown(progress) and "1.0 micro-batches/s" in shown(progress)
 
 
+def commit(state_hash: str, stage: int, term: int = 1) -> RoundCommitted:
+    return RoundCommitted(round=1, state_hash=state_hash, stage=stage, term=term)
+
+
 GOOD: dict[str, Any] = {
-    "commits": [CommitRow(1, 0.0, "x", {"stage": 0}), CommitRow(1, 0.0, "y", {"stage": 1})],
+    "commits": [commit("x", 0), commit("y", 1)],
     "ended": {"a": 4, "b": 4},
     "rounds": 4,
     "faults": {"killed": ["c"], "frozen": ["d"], "added": ["e"]},
@@ -198,14 +202,14 @@ def counts(**changes: int) -> dict[str, Any]:
 
 def test_a_good_pipeline_breaks_no_invariant() -> None:
     assert broken_in_pipeline(**GOOD) == []
-    made_again = [*GOOD["commits"], CommitRow(1, 0.0, "z", {"stage": 1, "term": 2})]  # after a regroup: no fork
+    made_again = [*GOOD["commits"], commit("z", 1, term=2)]  # after a regroup: no fork
     assert broken_in_pipeline(**{**GOOD, "commits": made_again}) == []
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"commits": [*GOOD["commits"], CommitRow(1, 0.0, "z", {"stage": 1})]}, "stage 1 held 2 different states"),
+        ({"commits": [*GOOD["commits"], commit("z", 1)]}, "stage 1 held 2 different states"),
         ({"ended": {"a": 4, "b": 3}}, "b ended at round 3 instead of 4"),
         ({"faults": {"killed": ["c"], "frozen": [], "added": ["e"]}}, "no peer was frozen"),
         ({"losses": {1: 3.0}}, "not measured"),

@@ -12,13 +12,13 @@ from rich.console import Console
 
 from cli.demo.report import broken_invariants, ddp_bytes
 from cli.progress.event_tail import EventTail
-from cli.progress.facts import CommitRow
 from cli.progress.progress import Progress
-from cli.terminal.figures import size_text
 from cli.views.table import live_view
 from optim.config import GossipConfig
+from peer.catalogue.rounds import RoundCommitted
 from peer.corpus_facts import CorpusFacts
 from peer.events import EventLog
+from peer.figures import size_text
 from tests.swarm.membership.test_bans import record
 from tests.swarm.placement.test_stages import manifest_of
 from tests.swarm.status.test_reading import shown as shown_status
@@ -65,8 +65,8 @@ def test_a_lost_peer_is_noted_once_by_name() -> None:
         progress.apply(name, "peer_suspect", 2.0, {"peer": "12D3KooWverylong"})
     progress.apply("c", "peer_recovered", 3.0, {"peer": "12D3KooWverylong"})
     assert [note.split("  ", 1)[1] for note in progress.notes] == [
-        "a no longer hears b",
-        "c hears b again",
+        "b is not heard",
+        "b is heard again",
     ]
 
 
@@ -79,7 +79,7 @@ def test_long_work_shows_its_progress() -> None:
     progress.now = lambda: 21.0
     for words in ("step 10 of 50", "30 s left", "3.250", "5,000 tokens/s"):
         assert words in shown(progress)
-    progress.row("b")
+    progress.peer("b")
     assert "step 10/50" in shown(progress)
 
 
@@ -142,7 +142,7 @@ def test_a_long_account_of_what_was_read_is_noted_whole(tmp_path: Path) -> None:
         files=1, train_bytes=1, held_out_bytes=1, train_tokens=1, held_out_tokens=1, truncated=False, account=account
     )
     log, progress = EventLog(tmp_path / "events.jsonl"), Progress("a run")
-    log.emit("corpus_read", **facts.event_fields())
+    log.emit(facts.event())
     log.close()
     (line,) = (tmp_path / "events.jsonl").read_text().splitlines()
     progress.apply("a", "corpus_read", 1.0, json.loads(line))
@@ -186,9 +186,9 @@ def test_a_tail_may_start_at_the_end(tmp_path: Path) -> None:
     tail.close()
 
 
-def commits(term: int = 1, /, **by_name: dict[int, str]) -> dict[str, dict[int, CommitRow]]:
+def commits(term: int = 1, /, **by_name: dict[int, str]) -> dict[str, dict[int, RoundCommitted]]:
     return {
-        name: {number: CommitRow(number, 0.0, state, {"term": term}) for number, state in rounds.items()}
+        name: {number: RoundCommitted(round=number, state_hash=state, term=term) for number, state in rounds.items()}
         for name, rounds in by_name.items()
     }
 

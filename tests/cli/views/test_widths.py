@@ -29,7 +29,9 @@ def whole() -> Progress:
     for name, loss, skipped in (("ann-desktop", 2.5, 0), ("b", None, 100)):
         view.apply(name, "val_evaluated", 1.0, {"round": 0, "loss": 5.5 if loss else None})
         fields = {"round": 123, "members": 12, "state_hash": "abcdef0123", "steps": 100, "skipped": skipped}
-        view.apply(name, "round_committed", 1.0, {**fields, "loss": loss, "bytes_up": 1.5e9, "bytes_down": 2e8})
+        view.apply(
+            name, "round_committed", 1.0, {**fields, "loss": loss, "bytes_up": 1_500_000_000, "bytes_down": 200_000_000}
+        )
     view.apply("b", "state_progress", 1.0, {"done_bytes": 1, "size_bytes": 4})
     return view
 
@@ -58,7 +60,13 @@ def waiting() -> Progress:
     view.apply("ann", "run_entered", 1.0, {"name": "r", "role": "auto", "rounds": 500, "stages": 1, "min_peers": 3})
     view.apply("ann", "member_joined", 1.0, {"peer": "x", "name": "ann", "role": "full"})
     view.apply("ann", "member_joined", 1.0, {"peer": "y", "name": "coordinator", "role": "coordinator"})
-    gpu = {"device": "NVIDIA RTX 4090", "memory_bytes": 25.3e9, "bf16": True, "sequences": 16, "recompute": "full"}
+    gpu = {
+        "device": "NVIDIA RTX 4090",
+        "memory_bytes": 25_300_000_000,
+        "bf16": True,
+        "sequences": 16,
+        "recompute": "full",
+    }
     view.apply("ann", "worker_ready", 1.0, gpu)
     return view
 
@@ -68,7 +76,7 @@ def training() -> Progress:
     view = waiting()
     for number in range(120, 124):
         fields = {"round": number, "members": 12, "state_hash": "abcdef0123", "loss": 3.0 - 0.01 * number}
-        sent = {"bytes_up": 4e8 * number, "bytes_down": 3e8 * number, "tokens": number * 500_000_000}
+        sent = {"bytes_up": 400_000_000 * number, "bytes_down": 300_000_000 * number, "tokens": number * 500_000_000}
         view.apply("ann", "round_committed", number * 3600.0, {**fields, **sent})
     view.apply("ann", "val_evaluated", 442800.0, {"round": 120, "loss": 1.7})
     view.apply("ann", "phase_entered", 442800.0, {"round": 124, "phase": "compute", "step": 61500, "steps": 500})
@@ -93,8 +101,10 @@ def coordinating() -> Progress:
             "val_round": 120,
             "peers": 12,
             "steps_per_s": 1.5,
+            "bytes_up": 5_400_000_000_000,
+            "bytes_down": 5_300_000_000_000,
         }
-        view.apply("c", "members_told", number * 3600.0, {**said, "bytes_up": 5.4e12, "bytes_down": 5.3e12})
+        view.apply("c", "members_told", number * 3600.0, said)
     view.now = lambda: 442800.0 + 1800
     return view
 

@@ -19,10 +19,11 @@ import pytest
 import torch
 import trio
 
+from peer.catalogue.reading import heard
 from peer.compute.device import resolve_device
 from peer.compute.train_loop import InnerTrainer
 from peer.config import DataConfig
-from peer.corpus_facts import account_in
+from peer.corpus_facts import CorpusFacts
 from peer.data.corpus import load_corpus
 from peer.data.tokenizer import ByteTokenizer
 from peer.errors import ConfigError, WorkerError
@@ -72,7 +73,8 @@ async def test_it_tells_what_text_it_has_read(tmp_path: Path, text: Path) -> Non
             pass
     (fields,) = (event.fields for event in told if event.name == "corpus_read")
     here = load_corpus(config.data, ByteTokenizer(), str(folder)).facts
-    assert fields == here.event_fields() and account_in(fields) == here.account and here.files == 21
+    read = heard(1.0, "corpus_read", fields)
+    assert read is not None and read.event == here.event() and CorpusFacts.of(here.event()) == here and here.files == 21
     assert "skipped 1 .docx, 1 not regular" in here.account
 
 

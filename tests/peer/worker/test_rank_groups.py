@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
+from peer.catalogue.machine import MicroBatchHalved
 from peer.footprint.layout import Layout
 from peer.footprint.step_size import StepSize
 from peer.ipc.inner_options import InnerRunOptions
-from peer.ipc.train_messages import SMALLER
 from peer.model.layout import init_flat
 from peer.worker.client import InnerResult, WorkerGroup
 from tests.peer.support.worker_harness import HOUR_S, MODEL, Log, freeze, hit, open_test_worker_group, state_file
@@ -78,7 +78,7 @@ async def test_two_ranks_make_what_one_does(tmp_path: Path, text: Path) -> None:
         """With the state of one device, and the micro-batches that the group had come to."""
         state_file(group).write_bytes(states[0])
         smaller = StepSize(1, "full")
-        log.emit(SMALLER, **asdict(smaller))
+        log.emit(MicroBatchHalved(sequences=smaller.sequences, recompute=smaller.recompute))
         assert "silent for 6 s" in await hit(group, log, freeze, rank=1)
         await group.evaluate(1)
         assert group.loaded is not None and group.loaded.step_size == smaller

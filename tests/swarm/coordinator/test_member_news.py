@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from peer.catalogue.groups import MembersTold
 from peer.errors import ResourceError
 from swarm.coordinator.member_news import news_since, summed_up, unsaved
 from tests.swarm.coordinator.run_scene import open_run
@@ -22,18 +23,20 @@ def test_the_newest_round_is_summed_up_over_those_that_stand_there() -> None:
     behind = msgspec.structs.replace(at_four, round=3, loss=9.0, val_loss=1.0)
     coordinator = msgspec.structs.replace(at_four, role="coordinator", round=5, loss=None)
     news = summed_up({"a": at_four, "b": other, "c": behind, "d": coordinator})
-    assert (news["round"], news["loss"], news["val_loss"]) == (4, 2.5, 2.5)
-    assert news["val_round"] is None
+    assert news is not None
+    assert (news.round, news.loss, news.val_loss) == (4, 2.5, 2.5)
+    assert news.val_round is None
     late, early = (msgspec.structs.replace(at_four, val_loss=loss, val_round=n) for loss, n in ((3.0, 4), (2.5, 2)))
     latest = summed_up({"a": late, "b": early})
-    assert (latest["val_loss"], latest["val_round"]) == (3.0, 4)
-    assert (news["peers"], news["steps_per_s"], news["bytes_up"]) == (3, 6.0, 30)
+    assert latest is not None and (latest.val_loss, latest.val_round) == (3.0, 4)
+    assert (news.peers, news.steps_per_s, news.bytes_up) == (3, 6.0, 30)
 
 
 def test_before_the_first_round_there_is_no_news_and_a_loss_may_be_missing() -> None:
     waiting = msgspec.structs.replace(record("a"), role="full", round=0, loss=None)
-    assert summed_up({"a": waiting}) == {} == summed_up({})
-    assert summed_up({"a": msgspec.structs.replace(waiting, round=1)})["loss"] is None
+    assert summed_up({"a": waiting}) is None and summed_up({}) is None
+    news = summed_up({"a": msgspec.structs.replace(waiting, round=1)})
+    assert news is not None and news.loss is None
 
 
 def test_who_cannot_write_its_disk_is_named() -> None:
@@ -42,10 +45,11 @@ def test_who_cannot_write_its_disk_is_named() -> None:
 
 
 def test_a_held_out_loss_is_told_once() -> None:
-    news = {"round": 4, "loss": 2.5, "val_loss": 2.6}
-    assert news_since({}, news) == news and news_since(news, news) == {} == news_since(news, {})
-    assert news_since(news, {**news, "round": 5}) == {"round": 5, "loss": 2.5, "val_loss": None}
-    assert news_since(news, {**news, "val_loss": 2.4}) == {**news, "val_loss": 2.4}
+    news = MembersTold(round=4, loss=2.5, val_loss=2.6, peers=2, steps_per_s=1.0, bytes_up=0, bytes_down=0)
+    assert news_since(None, news) == news and news_since(news, news) is None is news_since(news, None)
+    later, better = msgspec.structs.replace(news, round=5), msgspec.structs.replace(news, val_loss=2.4)
+    assert news_since(news, later) == msgspec.structs.replace(later, val_loss=None)
+    assert news_since(news, better) == better
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from peer.identity import Identity, sign_bytes
 from peer.net.host import HostConfig, open_host
 from peer.net.reach import LOCAL
 from swarm.coordinator.coordinator import CoordinatorConfig, run_coordinator
-from swarm.coordinator.second_process import SECOND, SecondProcess, refuse_second, serve_second
+from swarm.coordinator.second_process import SECOND, SecondStarted, refuse_second, serve_second
 from swarm.run.config import parse_run_config
 from swarm.run.home import Home
 from swarm.run.invite import Invite
@@ -67,7 +67,7 @@ async def test_only_a_process_with_the_key_is_believed(tmp_path: Path) -> None:
         replayed = sign_bytes(identity, "second process", host.peer_id.encode())
         for signature in (forged, replayed):
             with pytest.raises((ProtocolViolation, RemoteError), match="has not this coordinator's key"):
-                await other.rpc.call(host.peer_id, SECOND, SecondProcess(signature), timeout_s=10)
+                await other.rpc.call(host.peer_id, SECOND, SecondStarted(signature), timeout_s=10)
     assert not [event for event in seen if event.name == "second_process"]
 
 

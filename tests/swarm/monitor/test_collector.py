@@ -127,7 +127,7 @@ async def test_a_run_with_members_that_answer_nonsense_or_nothing(monkeypatch: p
         claims = members[liar.peer_id].claims
         assert claims is not None and claims.name == NAME and members[liar.peer_id].facts.membership == "member"
         assert [stage.facts.members for stage in state.stages if stage.facts] == [2]
-        assert "the group has no majority after round 0" in [line.text for line in state.log]
+        assert "the run cannot go on from round 0" in [line.text for line in state.log]
         text = msgspec.json.encode(state).decode()
         assert "127.0.0.1" not in text and "10.1.2.3" not in text, "no address is told"
         async with open_monitor(collector) as site:

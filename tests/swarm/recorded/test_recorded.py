@@ -144,4 +144,4 @@ def test_the_events(recorded: Recorded) -> None:
         progress.apply("first", name, at, fields)
         seen.add(name)
     assert sorted(seen) == recorded.facts["events"] and not progress.odd
-    assert progress.row("first").round >= recorded.facts["checkpoint_round"]
+    assert progress.peer("first").round >= recorded.facts["checkpoint_round"]

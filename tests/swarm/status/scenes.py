@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
+from peer.catalogue.reading import Heard, heard
 from swarm.inference.record import ServerRecord
 from swarm.membership.member_record import MemberRecord
 from swarm.membership.proven_heads import ProvenHead
-from swarm.membership.told_events import ToldEvent
 from swarm.protocol.head import Absence, Head, Learner, Member
 from swarm.run.manifest import Manifest
 from swarm.status.head_chain import HeadChain
@@ -83,8 +83,10 @@ def shown(
     return run_state(RunView(reading, chains, Collected(WATCH, **{"names": names, **more})))
 
 
-def told(name: str, at: float = NOW - 5, **fields: Any) -> ToldEvent:
-    return ToldEvent(at, name, fields)
+def told(name: str, at: float = NOW - 5, **fields: Any) -> Heard:
+    found = heard(at, name, fields)
+    assert found is not None, f"{name} with {fields} is no event of the catalogue"
+    return found
 
 
 def server(first: int, end: int, **changes: Any) -> ServerRecord:

@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 from blake3 import blake3
 
+from peer.catalogue.groups import CoordinatorRestored, Regrouped
 from peer.errors import ProtocolViolation
 from swarm.protocol.agreement import events
 from swarm.protocol.agreement import messages as msg
@@ -66,7 +67,7 @@ class Coordinator:
         if event.restored:
             self._set_mute(True)
         if self._context.mute:
-            self._context.out.emit("coordinator_restored")
+            self._context.out.emit(CoordinatorRestored())
 
     def woke(self) -> None:
         """Note that this process was frozen for some time: judge nothing before other peers have answered again."""
@@ -169,7 +170,7 @@ class Coordinator:
             if signed and unknown and stops and not self._context.mute:
                 self._context.evidence.require_signed_by(self._context.config.peer, link)
                 self._set_mute(True)
-                self._context.out.emit("coordinator_restored", round=link.head.round, term=link.head.term)
+                self._context.out.emit(CoordinatorRestored(round=link.head.round, term=link.head.term))
 
     def committed(self) -> None:
         """Note that this node is at a new head. Endorse every sixteenth, so that newcomers may begin at it."""
@@ -377,7 +378,7 @@ class Coordinator:
         signed = self._context.signer.sign(evidence.START, body)
         undone = found.rounds if found is not None else 0
         told = {"term": head.term, "round": head.round, "members": len(head.members), "undone": undone}
-        self._context.out.emit("regrouped", **told)
+        self._context.out.emit(Regrouped(**told))
         self._set_mute(False)
         self._offered = None
         self.watch.started()

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Collection, Iterable
 from typing import Final
 
+from peer.catalogue.groups import QuorumLost
 from swarm.protocol.agreement import messages as msg
 from swarm.protocol.agreement.chain import Chain, position_of
 from swarm.protocol.agreement.context import AgreementContext
@@ -191,7 +192,7 @@ class GroupWatch:
             return
         self._told_lost[reason] = (now, named.union(away))
         alone = len(away) == len(head.members)
-        self._context.out.emit("quorum_lost", round=head.round, reason=reason, away=tuple(away), alone=alone)
+        self._context.out.emit(QuorumLost(round=head.round, reason=reason, away=tuple(away), alone=alone))
 
     # -- what a start may do without the operator ----------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from peer.catalogue.groups import RosterFull
 from peer.errors import ProtocolViolation
 from peer.identity import Signed
 from swarm.protocol.agreement import events
@@ -88,12 +89,13 @@ class Exchanges:
             left_out |= set() if fits else {context.me}
         if left_out:
             context.out.emit(
-                "roster_full",
-                round=opened.next.round,
-                members=len(opened.contributions),
-                bytes=opened.size,
-                left_out=len(left_out),
-                peers=tuple(sorted(member.peer for member in left_out)),
+                RosterFull(
+                    round=opened.next.round,
+                    members=len(opened.contributions),
+                    bytes=opened.size,
+                    left_out=len(left_out),
+                    peers=tuple(sorted(member.peer for member in left_out)),
+                )
             )
 
     def merged(self, event: events.SliceResult) -> None:

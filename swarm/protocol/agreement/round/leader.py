@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from peer.catalogue.rounds import AttemptBegun, AttemptFailed
 from peer.errors import ProtocolViolation, RoundDiscarded
 from swarm.protocol.agreement import events
 from swarm.protocol.agreement import messages as msg
@@ -77,7 +78,7 @@ class AttemptLeader:
         learners = [learner.member for learner in head.learners]
         asked = (*context.electorate.voters(head), *learners, *attempt.joins)
         attempt.asked = tuple(dict.fromkeys(member.peer for member in asked))
-        context.out.emit("attempt_begun", round=head.round + 1, attempt=attempt.number)
+        context.out.emit(AttemptBegun(round=head.round + 1, attempt=attempt.number))
         if self._goes_without_promises(attempt):
             here = {**(self._instance.here or {}), context.me: self._applicants.measured(head)}
             attempt.phase, attempt.present = Phase.ASSEMBLE, {m: here[m] for m in head.members if m in here}
@@ -381,7 +382,7 @@ class AttemptLeader:
         attempt = self._attempt
         assert attempt is not None
         self._context.out.emit(
-            "attempt_failed", round=self._instance.head.round + 1, attempt=attempt.number, reason=reason
+            AttemptFailed(round=self._instance.head.round + 1, attempt=attempt.number, reason=reason)
         )
         self._attempt = None
         self._tries += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from peer.catalogue.rounds import RoundPlanned
 from peer.errors import ProtocolViolation
 from swarm.protocol.agreement import events
 from swarm.protocol.agreement import messages as msg
@@ -128,7 +129,7 @@ class Participant:
             return
         instance.plan, instance.signed_plan, instance.planned_at = plan, order.plan, context.now
         self.inform(peer)
-        context.out.emit("round_planned", round=plan.round, members=len(plan.assignments))
+        context.out.emit(RoundPlanned(round=plan.round, members=len(plan.assignments)))
         if plan.of(context.me) is not None:
             context.out.add(Train(plan, order.finish_early))
 

@@ -1,0 +1,112 @@
+"""What a live view knows of one process: what it says of itself, and what only its own machine hears."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from msgspec.structs import replace
+
+from cli.progress.curve import LossCurve
+from peer.catalogue.stages import TextFed
+from swarm.run.owners_pause import PAUSED
+from swarm.status.state import MemberClaims, MemberFacts, MemberSeen, MemberState
+
+STARTING: Final = "starting the worker"
+"""The phase of a peer that is in the run and whose worker is not ready yet."""
+
+
+@dataclass
+class ComputePhase:
+    """The local steps of one round. Times are Unix times."""
+
+    first: int
+    """The number of the first one in the run."""
+    steps: int
+    began_at: float
+    done: int = 0
+    at: float = 0.0
+    """When the last one was told."""
+    tokens_per_s: float = 0.0
+
+    @property
+    def share(self) -> float:
+        return min(1.0, self.done / self.steps) if self.steps else 0.0
+
+    def left_s(self, now: float) -> float | None:
+        """Return the seconds that the rest takes at the pace so far; None before the first step."""
+        if not self.done or self.at <= self.began_at:
+            return None
+        ends_at = self.began_at + (self.at - self.began_at) * self.steps / self.done
+        return max(0.0, ends_at - now)
+
+
+def _unknown(name: str) -> MemberState:
+    return MemberState(
+        peer="",
+        facts=MemberFacts(membership="none", merged=0, missed=0),
+        seen=MemberSeen(answers=True, events="told", link="unknown"),
+        claims=MemberClaims(name=name, role="", version="", phase="connecting", age_s=0.0, bytes_up=0, bytes_down=0),
+    )
+
+
+class LivePeer:
+    """One peer, or the coordinator."""
+
+    def __init__(self, name: str) -> None:
+        self.member = _unknown(name)
+        self.work: ComputePhase | None = None
+        """The local steps of the round that it trains or trained last."""
+        self.members = 0
+        """Of its group, itself included."""
+        self.curve = LossCurve()
+        """Of the training loss, since this process began."""
+        self.device: tuple[str, ...] = ()
+        """Where its worker computes, and how."""
+        self.paused = False
+        """Whether its owner has paused it."""
+        self.pipelined = False
+        """Whether it takes part in a pipeline."""
+        self.gone = ""
+        """Why the process has ended."""
+        self.round_bytes_up = 0
+        """What it sent in its last round."""
+        self.useless_round = 0
+        """The last round of which it could use no step; 0: none."""
+        self.fed: tuple[float, TextFed, float] | None = None
+        """What a feeder has told: when, what, and when a note last showed it."""
+        self.catches_up_until = 0.0
+        """At a coordinator that was started again: Unix time until which it learns of rounds committed before."""
+        self.told_round = 0
+        """At a coordinator: the last round of which members have told."""
+        self.said: dict[str, str] = {}
+        """What notes have said last, by topic."""
+
+    @property
+    def claims(self) -> MemberClaims:
+        assert self.member.claims is not None
+        return self.member.claims
+
+    @property
+    def name(self) -> str:
+        return self.claims.name
+
+    @property
+    def round(self) -> int:
+        return self.claims.round or 0
+
+    def claim(self, **changes: Any) -> None:
+        """Take in what it says of itself: fields of `MemberClaims`."""
+        self.member = replace(self.member, claims=replace(self.claims, **changes))
+
+    def is_news(self, topic: str, text: str, most: int) -> bool:
+        """Return whether a note on that topic is news, and remember it; of more than `most` topics none is."""
+        if self.said.get(topic) == text or (topic not in self.said and len(self.said) >= most):
+            return False
+        self.said[topic] = text
+        return True
+
+    @property
+    def doing(self) -> str:
+        """What it does: under its owner's pause nothing, whatever its group does."""
+        return PAUSED if self.paused else self.claims.phase
